@@ -1,0 +1,1 @@
+"""gemm-tuner: generate, prove, time, choose and serve CPU matrix-multiplication kernels."""

@@ -1,0 +1,1 @@
+"""The nouns: frozen values without input or output, on the standard library alone."""

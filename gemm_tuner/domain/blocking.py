@@ -1,0 +1,45 @@
+"""Blocking: how the loops around a micro-kernel are cut, ordered and shared."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gemm_tuner.errors import InvalidCandidate
+
+
+class LoopOrder(StrEnum):
+    """The four loops around the micro-kernel, outermost first.
+
+    jc walks blocks of nc columns, ic blocks of mc rows, jr panels of nr columns and ir tiles of mr
+    rows. The loop over blocks of kc stands between the outer and the inner pair.
+    """
+
+    JC_IC_JR_IR = "jc_ic_jr_ir"  # a panel of w stays in L1, rows of x stream
+    JC_IC_IR_JR = "jc_ic_ir_jr"  # a tile of x stays in L1, panels of w stream
+    IC_JC_JR_IR = "ic_jc_jr_ir"
+    IC_JC_IR_JR = "ic_jc_ir_jr"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocking:
+    """Cache blocks in elements, the order of the loops, and what is done beside the arithmetic.
+
+    `pack_x` copies each block of x to contiguous rows. `prefetch_w_bytes` is how far ahead of
+    their use packed weights are fetched; 0 leaves it to the hardware. `k_unroll` steps of k stand
+    in one turn of the inner loop. `grid_m` x `grid_n` parts can run at the same time.
+    """
+
+    mc: int
+    nc: int
+    kc: int
+    loop_order: LoopOrder = LoopOrder.JC_IC_JR_IR
+    pack_x: bool = False
+    prefetch_w_bytes: int = 0
+    k_unroll: int = 1
+    grid_m: int = 1
+    grid_n: int = 1
+
+    def __post_init__(self) -> None:
+        """Check that no count is zero."""
+        counts = (self.mc, self.nc, self.kc, self.k_unroll, self.grid_m, self.grid_n)
+        if min(counts) < 1 or self.prefetch_w_bytes < 0:
+            raise InvalidCandidate(f"blocking {self} has an empty block.")

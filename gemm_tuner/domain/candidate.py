@@ -1,0 +1,79 @@
+"""A candidate: one micro-kernel under one blocking, a kernel that could be generated."""
+
+import re
+from dataclasses import dataclass
+
+from gemm_tuner.domain.blocking import Blocking, LoopOrder
+from gemm_tuner.domain.micro_kernel import MicroKernel
+from gemm_tuner.errors import InvalidCandidate
+
+_ORDERS = "|".join(order.value for order in LoopOrder)
+_TEXT = re.compile(
+    r"(?P<micro_kernel>\w+) mc(?P<mc>\d+)_nc(?P<nc>\d+)_kc(?P<kc>\d+) "
+    rf"(?P<loop_order>{_ORDERS})(?P<pack_x> pack_x)?(?: pf(?P<prefetch>\d+))?"
+    r"(?: u(?P<k_unroll>\d+))?(?: grid(?P<grid_m>\d+)x(?P<grid_n>\d+))?"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way to compute a problem.
+
+    The text form is `avx512_f32_8x48 mc128_nc768_kc256 jc_ic_jr_ir pack_x pf4096 u4 grid1x2`;
+    words that say nothing special (no packing, no prefetch, no unrolling, one part) are left out.
+    """
+
+    micro_kernel: MicroKernel
+    blocking: Blocking
+
+    @property
+    def text(self) -> str:
+        """Return the text form, which `parse` reads back."""
+        blocking = self.blocking
+        words = [
+            self.micro_kernel.text,
+            f"mc{blocking.mc}_nc{blocking.nc}_kc{blocking.kc}",
+            blocking.loop_order.value,
+        ]
+        if blocking.pack_x:
+            words.append("pack_x")
+        if blocking.prefetch_w_bytes:
+            words.append(f"pf{blocking.prefetch_w_bytes}")
+        if blocking.k_unroll > 1:
+            words.append(f"u{blocking.k_unroll}")
+        if self.parts > 1:
+            words.append(f"grid{blocking.grid_m}x{blocking.grid_n}")
+        return " ".join(words)
+
+    @property
+    def parts(self) -> int:
+        """Return into how many parts a call can be cut."""
+        return self.blocking.grid_m * self.blocking.grid_n
+
+    @classmethod
+    def parse(cls, text: str) -> "Candidate":
+        """Return the candidate written in the text form.
+
+        Raises:
+            InvalidCandidate: the text does not have this form.
+        """
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise InvalidCandidate(
+                f"candidate {text!r} is not understood; write it as "
+                "'avx512_f32_8x48 mc128_nc768_kc256 jc_ic_jr_ir pf4096'."
+            )
+        return cls(
+            micro_kernel=MicroKernel.parse(match["micro_kernel"]),
+            blocking=Blocking(
+                mc=int(match["mc"]),
+                nc=int(match["nc"]),
+                kc=int(match["kc"]),
+                loop_order=LoopOrder(match["loop_order"]),
+                pack_x=match["pack_x"] is not None,
+                prefetch_w_bytes=int(match["prefetch"] or 0),
+                k_unroll=int(match["k_unroll"] or 1),
+                grid_m=int(match["grid_m"] or 1),
+                grid_n=int(match["grid_n"] or 1),
+            ),
+        )

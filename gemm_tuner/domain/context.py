@@ -1,0 +1,46 @@
+"""The conditions of use that belong to a verdict's key."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gemm_tuner.errors import InvalidSetting
+
+MAX_THREADS = 1024
+
+
+class Regime(StrEnum):
+    """What is in the caches when a kernel is called."""
+
+    HOT = "hot"  # the same buffers again and again
+    COLD_WEIGHTS = "cold_weights"  # weights come from memory, activations are warm
+
+    @classmethod
+    def parse_choice(cls, text: str) -> tuple["Regime", ...]:
+        """Return the regimes meant by `hot`, `cold_weights` or `both`.
+
+        Raises:
+            InvalidSetting: `text` is none of them.
+        """
+        if text == "both":
+            return tuple(cls)
+        try:
+            return (cls(text),)
+        except ValueError:
+            raise InvalidSetting(
+                f"regime {text!r} is not known; use 'hot', 'cold_weights' or 'both'."
+            ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionContext:
+    """How many threads call a kernel, and in which cache regime."""
+
+    threads: int = 1
+    regime: Regime = Regime.HOT
+
+    def __post_init__(self) -> None:
+        """Check the number of threads."""
+        if not 1 <= self.threads <= MAX_THREADS:
+            raise InvalidSetting(
+                f"threads = {self.threads} is out of range; use 1 to {MAX_THREADS}."
+            )

@@ -1,0 +1,99 @@
+"""Times of a candidate beside its baseline, and what they allow one to say."""
+
+from dataclasses import dataclass
+from math import comb
+from statistics import median
+
+from gemm_tuner.errors import InvalidRecord
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """A speed over another speed: the median of paired samples with its confidence interval.
+
+    `of_minimums` is the same ratio taken from the fastest sample of each side.
+    """
+
+    median: float
+    low: float
+    high: float
+    of_minimums: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Raw samples of one callee: each is the time of `calls_per_sample` calls, in ns."""
+
+    calls_per_sample: int
+    samples_ns: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Check that there is something to speak of."""
+        if self.calls_per_sample < 1 or not self.samples_ns or min(self.samples_ns) < 1:
+            raise InvalidRecord("a timing needs at least one call and positive samples.")
+
+    @property
+    def minimum_ns(self) -> float:
+        """Return the time of one call in the fastest sample, in ns."""
+        return min(self.samples_ns) / self.calls_per_sample
+
+    @property
+    def median_ns(self) -> float:
+        """Return the time of one call in the median sample, in ns."""
+        return median(self.samples_ns) / self.calls_per_sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Samples of a candidate and of its baseline, taken in alternation: pair i is one A and one B.
+
+    `baseline` names the library and its version.
+    """
+
+    candidate: Timing
+    baseline: str
+    baseline_timing: Timing
+
+    def __post_init__(self) -> None:
+        """Check that the samples pair up."""
+        if len(self.candidate.samples_ns) != len(self.baseline_timing.samples_ns):
+            raise InvalidRecord("interleaved samples of candidate and baseline must pair up.")
+
+    @property
+    def ratio(self) -> Ratio:
+        """Return the speed of the candidate over the speed of the baseline."""
+        return paired_speed_ratio(self.candidate, self.baseline_timing)
+
+
+def paired_speed_ratio(subject: Timing, reference: Timing) -> Ratio:
+    """Return how many times faster `subject` is than `reference`, from paired samples.
+
+    The interval is the distribution-free one for a median, from order statistics.
+
+    Source: Hahn and Meeker, Statistical Intervals, section 5.2.
+    """
+    scale = subject.calls_per_sample / reference.calls_per_sample
+    ratios = sorted(
+        scale * theirs / ours
+        for ours, theirs in zip(subject.samples_ns, reference.samples_ns, strict=True)
+    )
+    outer = _order_of_interval(len(ratios))
+    return Ratio(
+        median=median(ratios),
+        low=ratios[outer],
+        high=ratios[-1 - outer],
+        of_minimums=reference.minimum_ns / subject.minimum_ns,
+    )
+
+
+def _order_of_interval(count: int) -> int:
+    """Return how many samples to drop at each end for the wanted confidence."""
+    tail, order = 0.0, 0
+    while order < (count - 1) // 2:
+        tail += comb(count, order) / 2**count
+        if 2 * tail > 1 - CONFIDENCE:
+            return max(0, order - 1) if order else 0
+        order += 1
+    return max(0, order - 1)

@@ -1,0 +1,68 @@
+"""Micro-kernels: the innermost register tile, as rows of a table."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.dtype import OperandTypes
+from gemm_tuner.errors import InvalidCandidate
+
+
+class PackedLayout(StrEnum):
+    """How packed weights lie in memory; see docs/kernels.md for pictures."""
+
+    PANELS = "panels"  # blocks of kc; in each, panels of nr columns, k-major
+    COLUMNS = "columns"  # each column of w contiguous, padded to whole vectors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroKernelFamily:
+    """One row of the catalog: a template and the register tiles it makes.
+
+    `vector_bytes` is the width of a vector register, 0 where the code is scalar. `registers` is
+    how many the family may fill. `tiles` are the (mr, nr) pairs on offer.
+    """
+
+    name: str
+    types: OperandTypes
+    isa: frozenset[IsaFeature]
+    template: str
+    vector_part: str
+    lanes: int
+    registers: int
+    layout: PackedLayout
+    tiles: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroKernel:
+    """One register tile of a family: `mr` rows of x by `nr` columns of w."""
+
+    family: str
+    mr: int
+    nr: int
+
+    def __post_init__(self) -> None:
+        """Check the tile."""
+        if self.mr < 1 or self.nr < 1:
+            raise InvalidCandidate(f"register tile {self.mr}x{self.nr} is empty.")
+
+    @property
+    def text(self) -> str:
+        """Return the text form: `avx512_f32_8x48`."""
+        return f"{self.family}_{self.mr}x{self.nr}"
+
+    @classmethod
+    def parse(cls, text: str) -> "MicroKernel":
+        """Return the micro-kernel written as `avx512_f32_8x48`.
+
+        Raises:
+            InvalidCandidate: the text does not have this form.
+        """
+        family, _underscore, tile = text.rpartition("_")
+        mr, _x, nr = tile.partition("x")
+        if not (family and mr.isdecimal() and nr.isdecimal()):
+            raise InvalidCandidate(
+                f"micro-kernel {text!r} is not understood; write it as 'avx512_f32_8x48'."
+            )
+        return cls(family=family, mr=int(mr), nr=int(nr))

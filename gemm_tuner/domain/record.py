@@ -1,0 +1,70 @@
+"""Records: what was tried, under which conditions, and what came of it."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from gemm_tuner.domain.artifact import Artifact
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.measurement import Measurement
+from gemm_tuner.domain.problem import Problem
+
+
+class Outcome(StrEnum):
+    """What came of one trial. A failure is a record like any other."""
+
+    CORRECT = "correct"  # verified; timed if the record has a measurement
+    COMPILE_FAILED = "compile_failed"
+    LOAD_FAILED = "load_failed"
+    CRASHED = "crashed"  # a signal other than an access to a guard page
+    HUNG = "hung"
+    OUT_OF_BOUNDS = "out_of_bounds"  # touched a guard page or changed padding
+    WRONG = "wrong"
+    NOT_ENOUGH_MEMORY = "not_enough_memory"
+
+
+class Stage(StrEnum):
+    """How carefully a trial was timed."""
+
+    RACE = "race"  # a few samples, to drop what is surely slower
+    FINAL = "final"  # many interleaved pairs in an isolated process: verdicts rest on these
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What surrounded a measurement and could have changed it.
+
+    `peak_flop_per_s` was measured beside the trial by a loop of independent multiply-adds on one
+    core. `noise` is the relative spread (interquartile range over median) of the baseline's samples.
+    """
+
+    peak_flop_per_s: float
+    noise: float
+    huge_pages: str
+    kernel_release: str
+    microcode: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One candidate tried once for one problem, CPU and context. Trials are never changed.
+
+    `generator` identifies the templates and the package version that made the source. `detail`
+    says in words what went wrong, empty when nothing did.
+    """
+
+    created_at: datetime
+    problem: Problem
+    cpu: Cpu
+    context: ExecutionContext
+    candidate: Candidate
+    toolchain: str
+    generator: str
+    stage: Stage
+    outcome: Outcome
+    detail: str = ""
+    artifact: Artifact | None = None
+    measurement: Measurement | None = None
+    conditions: Conditions | None = None

@@ -1,0 +1,66 @@
+"""The answer to "which kernel should run this problem here?"."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gemm_tuner.domain.artifact import Artifact
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.measurement import Measurement, Ratio
+from gemm_tuner.domain.problem import Problem
+
+TUNED_ABOVE = 1.02
+BASELINE_BELOW = 0.98
+
+
+class Decision(StrEnum):
+    """Who should run the problem."""
+
+    TUNED = "tuned"  # the kernel is faster than the baseline
+    TIE = "tie"  # neither is shown to be faster
+    BASELINE = "baseline"  # the baseline is faster, or nothing was measured
+
+
+class Basis(StrEnum):
+    """What a verdict rests on."""
+
+    MEASURED = "measured"  # this problem on this CPU
+    SIBLING = "sibling"  # this problem on the same micro-architecture class
+    BUCKET = "bucket"  # a kernel tuned for a range of m that holds this m
+    NONE = "none"  # nothing known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A decision for one problem, CPU and context, with the kernel it names and why.
+
+    `complete` is false when the sweep behind it was stopped by its budget or by the user.
+    """
+
+    problem: Problem
+    cpu_key: str
+    context: ExecutionContext
+    decision: Decision
+    basis: Basis
+    complete: bool
+    candidate: Candidate | None = None
+    artifact: Artifact | None = None
+    measurement: Measurement | None = None
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """Return the speed of the kernel over that of the baseline, if measured."""
+        return self.measurement.ratio if self.measurement else None
+
+
+def decide(ratio: Ratio) -> Decision:
+    """Return what a ratio to the baseline allows one to claim.
+
+    `tuned` needs the whole interval above 1.02 and the fastest samples to agree; `baseline` needs
+    the interval below 0.98; all else is a `tie`.
+    """
+    if ratio.low > TUNED_ABOVE and ratio.of_minimums > TUNED_ABOVE:
+        return Decision.TUNED
+    if ratio.high < BASELINE_BELOW:
+        return Decision.BASELINE
+    return Decision.TIE

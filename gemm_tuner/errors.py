@@ -1,0 +1,126 @@
+"""The exceptions of gemm-tuner, one tree.
+
+A message says what happened, with which value, and what to do. What is expected in a sweep (a
+candidate that does not compile, crashes or is wrong) is an `Outcome` in a record, not an exception.
+
+    GemmTunerError
+    ├── InvalidInput                    (also a ValueError)
+    │   ├── InvalidProblem
+    │   ├── InvalidEpilogue
+    │   ├── InvalidCandidate
+    │   ├── InvalidArray
+    │   ├── InvalidRecord
+    │   └── InvalidSetting
+    ├── MissingCapability               the machine or an installation lacks something
+    │   ├── ToolchainMissing
+    │   ├── BaselineMissing
+    │   ├── IsaNotUsable
+    │   ├── NoKernelFamily
+    │   └── NotEnoughMemory
+    ├── CompilationFailed
+    ├── KernelRejected                  an artifact that must not be called
+    │   ├── DigestMismatch
+    │   ├── SignatureInvalid
+    │   ├── VerdictExpired
+    │   └── AbiMismatch
+    ├── StoreFailed
+    ├── ServiceFailed
+    │   └── ServiceUnreachable
+    └── TrialFailed                     the machinery around a trial broke, not the candidate
+"""
+
+
+class GemmTunerError(Exception):
+    """Every error that gemm-tuner raises on purpose."""
+
+
+class InvalidInput(GemmTunerError, ValueError):
+    """A value given by the caller cannot be used."""
+
+
+class InvalidProblem(InvalidInput):
+    """A problem's sizes, types or layout cannot be used."""
+
+
+class InvalidEpilogue(InvalidInput):
+    """An epilogue names an unknown step or has unusable parameters."""
+
+
+class InvalidCandidate(InvalidInput):
+    """A candidate's text or numbers do not describe a kernel."""
+
+
+class InvalidArray(InvalidInput):
+    """An array has the wrong type, shape, layout or device."""
+
+
+class InvalidRecord(InvalidInput):
+    """A stored or imported record does not follow the schema."""
+
+
+class InvalidSetting(InvalidInput):
+    """An option or environment variable has an unusable value."""
+
+
+class MissingCapability(GemmTunerError):
+    """The machine or the installation lacks what the call needs."""
+
+
+class ToolchainMissing(MissingCapability):
+    """No usable compiler was found."""
+
+
+class BaselineMissing(MissingCapability):
+    """A baseline library is not installed or does not load."""
+
+
+class IsaNotUsable(MissingCapability):
+    """A kernel needs CPU features that are not usable here."""
+
+
+class NoKernelFamily(MissingCapability):
+    """No kernel family covers the problem on this CPU."""
+
+
+class NotEnoughMemory(MissingCapability):
+    """The operands of a problem do not fit into this machine."""
+
+
+class CompilationFailed(GemmTunerError):
+    """The compiler refused a generated source."""
+
+
+class KernelRejected(GemmTunerError):
+    """An artifact was not loaded because it cannot be trusted or used."""
+
+
+class DigestMismatch(KernelRejected):
+    """An artifact's bytes are not those its name promises."""
+
+
+class SignatureInvalid(KernelRejected):
+    """A verdict is unsigned, or its signature is not by a pinned key."""
+
+
+class VerdictExpired(KernelRejected):
+    """A signed verdict is past its expiry."""
+
+
+class AbiMismatch(KernelRejected):
+    """An artifact was built for another version of the kernel ABI."""
+
+
+class StoreFailed(GemmTunerError):
+    """The database cannot be opened, read or written."""
+
+
+class ServiceFailed(GemmTunerError):
+    """The service answered with an error."""
+
+
+class ServiceUnreachable(ServiceFailed):
+    """The service did not answer."""
+
+
+class TrialFailed(GemmTunerError):
+    """The process that runs trials could not be started or broke its protocol."""

@@ -1,0 +1,83 @@
+/* The interface of a gemm-tuner kernel library, in plain C.
+ *
+ * One library holds one kernel: y = epilogue(x @ w), with n and k fixed when it was built.
+ * It needs no other library, starts no threads and allocates nothing. To call it:
+ *
+ *   1. check gemm_tuner_abi_version() == GEMM_TUNER_ABI_VERSION;
+ *   2. pack the weights once: allocate gemm_tuner_packed_weight_bytes() bytes, aligned to
+ *      GEMM_TUNER_ALIGNMENT, and call gemm_tuner_pack_weights();
+ *   3. allocate gemm_tuner_workspace_bytes(parts) bytes with the same alignment (may be 0);
+ *   4. for each phase from 0 to gemm_tuner_phases() - 1: call gemm_tuner_run(args, phase, part,
+ *      parts) for every part from 0 to parts - 1, on any threads, and wait for all of them.
+ *
+ * The result depends on `parts` alone, never on the order or the threads in which they ran.
+ * Lengths and leading dimensions are in elements; a leading dimension is the distance between
+ * the starts of two rows.
+ */
+#ifndef GEMM_TUNER_H
+#define GEMM_TUNER_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define GEMM_TUNER_ABI_VERSION 1
+#define GEMM_TUNER_ALIGNMENT 64
+
+/* What a call returns. */
+#define GEMM_TUNER_OK 0
+#define GEMM_TUNER_BAD_ARGS 1 /* size_bytes, m, operand_count, phase, part or parts */
+
+/* An array that the epilogue reads, in the order of the epilogue's steps.
+ *   scalar      one element; the leading dimension is ignored
+ *   row vector  n elements; the leading dimension is ignored
+ *   matrix      m rows of n elements */
+typedef struct gemm_tuner_operand {
+    const void *elements;
+    int64_t leading_dimension;
+} gemm_tuner_operand;
+
+typedef struct gemm_tuner_args {
+    uint64_t size_bytes; /* sizeof(gemm_tuner_args) of the caller */
+    int64_t m;           /* rows of x and y */
+    const void *x;       /* (m, k) */
+    int64_t x_leading_dimension;
+    const void *packed_w; /* from gemm_tuner_pack_weights */
+    void *y;              /* (m, n), must not overlap x; may be an epilogue operand */
+    int64_t y_leading_dimension;
+    const gemm_tuner_operand *operands;
+    uint64_t operand_count;
+    void *workspace; /* gemm_tuner_workspace_bytes(parts) bytes, or NULL if that is 0 */
+} gemm_tuner_args;
+
+/* The version of this interface that the library was built for. */
+uint32_t gemm_tuner_abi_version(void);
+
+/* The problem, the candidate and the required CPU features, as JSON. */
+const char *gemm_tuner_describe(void);
+
+/* The size of the packed weights, in bytes. */
+uint64_t gemm_tuner_packed_weight_bytes(void);
+
+/* Pack w, whose rows are leading_dimension apart, in the layout (nk or kn) of the problem. */
+void gemm_tuner_pack_weights(const void *w, int64_t leading_dimension, void *packed_w);
+
+/* The size of the workspace for a call in this many parts, in bytes. */
+uint64_t gemm_tuner_workspace_bytes(int32_t parts);
+
+/* The number of parts that the kernel was tuned for; any positive number works. */
+int32_t gemm_tuner_preferred_parts(void);
+
+/* The number of phases of a call. */
+int32_t gemm_tuner_phases(void);
+
+/* Compute one part of one phase. Returns GEMM_TUNER_OK, or GEMM_TUNER_BAD_ARGS and does nothing. */
+int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part, int32_t parts);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
