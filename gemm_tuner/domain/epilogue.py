@@ -94,7 +94,8 @@ STEP_KINDS: dict[str, StepKind] = {kind.name: kind for kind in (
              reference=lambda xp, value, _operand, low, high:
                  xp.minimum(xp.maximum(value, low), high),
              check=lambda low, high: low <= high, rule="low must not be above high"),
-    StepKind(name="hardswish",  cpp="value * minimum(maximum(value + 3.0f, 0.0f), 6.0f) * (1.0f / 6.0f)",
+    StepKind(name="hardswish",
+             cpp="value * minimum(maximum(value + 3.0f, 0.0f), 6.0f) * (1.0f / 6.0f)",
              reference=lambda xp, value, _operand:
                  value * xp.minimum(xp.maximum(value + 3.0, 0.0), 6.0) / 6.0,
              error=_lipschitz(1.5), ulp=4.0, absolute=1e-6),
@@ -190,7 +191,8 @@ class Epilogue:
         """Check the length of the chain."""
         if len(self.steps) > MAX_STEPS:
             raise InvalidEpilogue(
-                f"an epilogue of {len(self.steps)} steps is too long; at most {MAX_STEPS} can be fused."
+                f"an epilogue of {len(self.steps)} steps is too long; "
+                f"at most {MAX_STEPS} can be fused."
             )
 
     @property

@@ -37,7 +37,7 @@ class Conditions:
     """What surrounded a measurement and could have changed it.
 
     `peak_flop_per_s` was measured beside the trial by a loop of independent multiply-adds on one
-    core. `noise` is the relative spread (interquartile range over median) of the baseline's samples.
+    core. `noise` is the relative spread of the baseline's samples: interquartile range over median.
     """
 
     peak_flop_per_s: float
