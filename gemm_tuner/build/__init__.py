@@ -1,0 +1,1 @@
+"""From a generated source to a binary named by its content."""

@@ -1,0 +1,236 @@
+"""Compile sources: kernels, freestanding and bit-reproducible, and hosted C drivers."""
+
+import os
+import re
+import resource
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from gemm_tuner.build.cache import build_cache_dir, write_atomically
+from gemm_tuner.build.toolchain import Toolchain
+from gemm_tuner.domain.artifact import ABI_VERSION, Artifact
+from gemm_tuner.domain.canonical import identity
+from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.source import Source
+from gemm_tuner.errors import CompilationFailed
+
+COMPILE_TIMEOUT_S = 120
+_MEMORY_LIMIT_BYTES = 8 << 30
+
+# Features are named one by one: -march=native would tie the binary to what one compiler version
+# believes of one machine.
+_FEATURE_FLAGS = {
+    IsaFeature.FMA: "-mfma",
+    IsaFeature.AVX2: "-mavx2",
+    IsaFeature.AVX512F: "-mavx512f",
+    IsaFeature.AVX512VL: "-mavx512vl",
+    IsaFeature.AVX512BW: "-mavx512bw",
+    IsaFeature.AVX512DQ: "-mavx512dq",
+    IsaFeature.AVX512_BF16: "-mavx512bf16",
+    IsaFeature.AVX512_VNNI: "-mavx512vnni",
+    IsaFeature.AVX512_FP16: "-mavx512fp16",
+    IsaFeature.AVX_VNNI: "-mavxvnni",
+    IsaFeature.AMX_TILE: "-mamx-tile",
+    IsaFeature.AMX_BF16: "-mamx-bf16",
+    IsaFeature.AMX_INT8: "-mamx-int8",
+}
+
+_KERNEL_FLAGS = (
+    "-std=c++17",
+    "-O2",
+    "-ffreestanding",
+    "-fno-builtin",
+    "-nostdlib",
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-stack-protector",
+    "-fno-asynchronous-unwind-tables",
+    "-fcf-protection=none",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fno-ident",
+    "-Wl,--build-id=none",
+    "-Wl,-z,defs",
+    "-Wl,-z,noexecstack",
+)
+_TOOLCHAIN_FLAGS = {
+    # gcc would turn the packing loops into calls of memcpy, which a freestanding library lacks.
+    "gcc": ("-fno-tree-loop-distribute-patterns", "-Wno-psabi"),
+    "clang": ("-Wno-psabi",),
+    "zig": ("-target", "x86_64-linux-musl", "-Wno-psabi", "-s", "-fno-sanitize=undefined"),
+}
+_HOSTED_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-Wall", "-Wextra", "-Wno-psabi")
+_HOSTED_LINK_FLAGS = {
+    "gcc": ("-lpthread", "-ldl"),
+    "clang": ("-lpthread", "-ldl"),
+    # The process that loads the library has libc already; zig would spend 40 s on building one.
+    "zig": ("-nostdlib",),
+}
+_HOSTED_TARGET_FLAGS = {
+    "gcc": (),
+    "clang": (),
+    "zig": ("-target", "x86_64-linux-gnu.2.28", "-fno-sanitize=undefined"),
+}
+
+_DIAGNOSTIC = re.compile(r"kernel\.c(?:pp)?:(?P<line>\d+):\d+: (?:fatal )?error: (?P<message>.*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """A compiled kernel: what is known of it, its source and its bytes."""
+
+    artifact: Artifact
+    source: Source
+    binary: bytes
+
+
+def compile_kernel(source: Source, *, isa: frozenset[IsaFeature], toolchain: Toolchain) -> Build:
+    """Compile a generated kernel for exactly the features in `isa`, or take it from the cache.
+
+    The same source, features and toolchain give the same bytes on every machine.
+
+    Raises:
+        CompilationFailed: the compiler refused the source, crashed or ran too long.
+        StoreFailed: the build cache is not writable.
+    """
+    flags = [
+        *_KERNEL_FLAGS,
+        *_TOOLCHAIN_FLAGS[toolchain.name],
+        *sorted(_FEATURE_FLAGS[feature] for feature in isa),
+    ]
+    command = [*toolchain.command, "-x", "c++", *flags, "-o", "kernel.so", "kernel.cpp"]
+    binary = _build_cached(source.text, "kernel.cpp", [command], toolchain).read_bytes()
+    artifact = Artifact(
+        sha256=sha256(binary).hexdigest(),
+        size_bytes=len(binary),
+        abi_version=ABI_VERSION,
+        required_isa=isa,
+        toolchain=toolchain.text,
+        source_sha256=source.sha256,
+    )
+    return Build(artifact=artifact, source=source, binary=binary)
+
+
+def compile_kernels(
+    sources: Iterable[tuple[Source, frozenset[IsaFeature]]], *, toolchain: Toolchain
+) -> list[Build | CompilationFailed]:
+    """Compile several kernels at once, one process on each usable core, in the given order.
+
+    A source that does not compile has its error in its place.
+    """
+
+    def attempt(item: tuple[Source, frozenset[IsaFeature]]) -> Build | CompilationFailed:
+        source, isa = item
+        try:
+            return compile_kernel(source, isa=isa, toolchain=toolchain)
+        except CompilationFailed as failure:
+            return failure
+
+    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(attempt, sources))
+
+
+def compile_hosted(
+    source_text: str,
+    *,
+    name: str,
+    toolchain: Toolchain,
+    isa: frozenset[IsaFeature] = frozenset(),
+) -> Path:
+    """Compile a C source that uses libc, threads and dlopen; return the path of the library.
+
+    Raises:
+        CompilationFailed: the compiler refused the source.
+        StoreFailed: the build cache is not writable.
+    """
+    target = _HOSTED_TARGET_FLAGS[toolchain.name]
+    features = sorted(_FEATURE_FLAGS[feature] for feature in isa)
+    compiler = [*toolchain.command, *target]
+    commands = [
+        [*compiler, "-x", "c", *_HOSTED_FLAGS, *features, "-c", "-o", "kernel.o", "kernel.c"],
+        [*compiler, "-shared", "-o", "kernel.so", "kernel.o", *_HOSTED_LINK_FLAGS[toolchain.name]],
+    ]
+    return _build_cached(source_text, "kernel.c", commands, toolchain, label=name)
+
+
+def _build_cached(
+    text: str,
+    file_name: str,
+    commands: list[list[str]],
+    toolchain: Toolchain,
+    label: str = "kernel",
+) -> Path:
+    arguments = [command[len(toolchain.command) :] for command in commands]
+    key = identity([text, arguments, toolchain.text])
+    target = build_cache_dir() / f"{label}-{key}.so"
+    if not target.exists():
+        write_atomically(target, _build(text, file_name, commands, toolchain))
+    return target
+
+
+def _build(text: str, file_name: str, commands: list[list[str]], toolchain: Toolchain) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="gemm-tuner-") as folder:
+        work = Path(folder)
+        (work / file_name).write_text(text)
+        for command in commands:
+            result = _run(command, work, toolchain)
+            if result.returncode != 0:
+                raise CompilationFailed(_explain(result.stderr, text, toolchain))
+        return (work / "kernel.so").read_bytes()
+
+
+def _run(command: list[str], work: Path, toolchain: Toolchain) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            cwd=work,
+            env=_scrubbed_environment(work),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_TIMEOUT_S,
+            check=False,
+            preexec_fn=_limit_memory,
+        )
+    except subprocess.TimeoutExpired:
+        raise CompilationFailed(
+            f"{toolchain.text} did not finish within {COMPILE_TIMEOUT_S} s; try another compiler."
+        ) from None
+    except OSError as error:
+        raise CompilationFailed(f"{toolchain.text} could not be run: {error}.") from error
+
+
+def _scrubbed_environment(work: Path) -> dict[str, str]:
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TMPDIR": str(work)}
+    zig_cache = str(build_cache_dir() / "zig")
+    environment["ZIG_GLOBAL_CACHE_DIR"] = zig_cache
+    environment["ZIG_LOCAL_CACHE_DIR"] = str(work / "zig")
+    return environment
+
+
+def _limit_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_LIMIT_BYTES, _MEMORY_LIMIT_BYTES))
+
+
+def _explain(diagnostics: str, text: str, toolchain: Toolchain) -> str:
+    """Return the first error beside the line of the generated source that it speaks of."""
+    match = _DIAGNOSTIC.search(diagnostics)
+    if match is None:
+        tail = "\n".join(diagnostics.strip().splitlines()[-5:])
+        return f"{toolchain.text} failed:\n{tail}"
+    number = int(match["line"])
+    lines = text.splitlines()
+    around = range(max(1, number - 2), min(len(lines), number + 2) + 1)
+    excerpt = "\n".join(
+        f"{'>' if shown == number else ' '} {shown:5} | {lines[shown - 1]}" for shown in around
+    )
+    return f"{toolchain.text}: {match['message']} at line {number} of the source:\n{excerpt}"
