@@ -1,0 +1,1 @@
+"""From a problem and a candidate to C++."""

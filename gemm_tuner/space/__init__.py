@@ -1,0 +1,1 @@
+"""The search space: which kernels exist, which can work, and which look fast."""

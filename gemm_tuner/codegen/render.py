@@ -1,0 +1,92 @@
+"""Render the C++ source of one candidate for one problem."""
+
+import json
+import re
+from dataclasses import dataclass
+
+from gemm_tuner.codegen.environment import environment
+from gemm_tuner.domain.artifact import ABI_VERSION
+from gemm_tuner.domain.blocking import LoopOrder
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.canonical import canonical_json
+from gemm_tuner.domain.epilogue import EpilogueOperand, Step
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.source import Source
+
+_SELECTIONS = re.compile(r"\b(maximum|minimum|select_negative)\(")
+_TRANSCENDENTALS = re.compile(r"\b(logistic|hyperbolic_tangent|gelu_tanh|normal_cdf)\(")
+_BLANK_LINES = re.compile(r"\n{3,}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RenderedStep:
+    """A step as the epilogue template sees it."""
+
+    cpp: str
+    operand: EpilogueOperand | None
+    parameters: tuple[tuple[str, str], ...]
+
+
+def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> Source:
+    """Return the C++ of `candidate`, whose micro-kernel is of `family`, for `problem`."""
+    blocking = candidate.blocking
+    mr = candidate.micro_kernel.mr
+    steps = _rendered_steps(problem)
+    code = " ".join(step.cpp for step in steps)
+    needs_transcendental = _TRANSCENDENTALS.search(code) is not None
+    exact_rest = problem.m.exact % mr if problem.m.exact is not None else 0
+    is_dynamic = problem.m.exact is None
+    text = (
+        environment()
+        .get_template("gemm.cpp.j2")
+        .render(
+            problem=problem,
+            candidate=candidate,
+            family=family,
+            micro_kernel=candidate.micro_kernel,
+            blocking=blocking,
+            steps=steps,
+            operands=problem.epilogue.operands,
+            needs_transcendental=needs_transcendental,
+            needs_select=needs_transcendental or _SELECTIONS.search(code) is not None,
+            # Long epilogues run in a loop over stored sums: unrolled, they would be most of the code.
+            loop_over_epilogue=needs_transcendental,
+            exact_rest=exact_rest,
+            rest_steps=[step for step in (8, 4, 2, 1) if is_dynamic and step < mr],
+            is_jc_outer=blocking.loop_order in {LoopOrder.JC_IC_JR_IR, LoopOrder.JC_IC_IR_JR},
+            is_ir_outer=blocking.loop_order in {LoopOrder.JC_IC_IR_JR, LoopOrder.IC_JC_IR_JR},
+            description=json.dumps(_describe(problem, candidate, family)),
+        )
+    )
+    return Source(text=_BLANK_LINES.sub("\n\n", text))
+
+
+def _rendered_steps(problem: Problem) -> list[_RenderedStep]:
+    operands = iter(problem.epilogue.operands)
+    return [
+        _RenderedStep(
+            cpp=step.kind.cpp,
+            operand=next(operands) if step.kind.operand != "none" else None,
+            parameters=_rendered_parameters(step),
+        )
+        for step in problem.epilogue.steps
+    ]
+
+
+def _rendered_parameters(step: Step) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (name, f"{value:.9g}" + ("f" if "." in f"{value:.9g}" or "e" in f"{value:.9g}" else ".0f"))
+        for (name, _default), value in zip(step.kind.parameters, step.parameters, strict=True)
+    )
+
+
+def _describe(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> str:
+    return canonical_json(
+        {
+            "abi_version": ABI_VERSION,
+            "candidate": candidate.text,
+            "problem": problem.text,
+            "required_isa": sorted(feature.value for feature in family.isa),
+        }
+    )

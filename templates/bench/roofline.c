@@ -1,0 +1,70 @@
+/* What one core can do at most: independent multiply-adds, and reads of a block of memory.
+ *
+ * The text of sample.h stands before this one. It is compiled for the widest vectors usable. */
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+
+typedef float vector __attribute__((vector_size(VECTOR_BYTES)));
+
+enum { LANES = VECTOR_BYTES / 4, CHAINS = 12 }; /* 12: more than latency times units, in 16 registers */
+
+static volatile float sink; /* keeps results alive */
+
+/* Do `rounds` rounds of 12 independent multiply-adds. Returns the floating-point operations. */
+int64_t roofline_multiply_add(int64_t rounds, bench_sample *sample) {
+    vector factor = {0}, term = {0};
+    vector c0 = term, c1 = term, c2 = term, c3 = term, c4 = term, c5 = term;
+    vector c6 = term, c7 = term, c8 = term, c9 = term, c10 = term, c11 = term;
+    factor += 0.5f + sink;
+    term += 1.0f + sink;
+    bench_sample begin = bench_begin();
+    for (int64_t i = 0; i < rounds; i++) {
+        c0 = c0 * factor + term;
+        c1 = c1 * factor + term;
+        c2 = c2 * factor + term;
+        c3 = c3 * factor + term;
+        c4 = c4 * factor + term;
+        c5 = c5 * factor + term;
+        c6 = c6 * factor + term;
+        c7 = c7 * factor + term;
+        c8 = c8 * factor + term;
+        c9 = c9 * factor + term;
+        c10 = c10 * factor + term;
+        c11 = c11 * factor + term;
+        /* Equal chains would be merged; the compiler must not see that they are. */
+        __asm__ volatile("" : "+x"(c0), "+x"(c1), "+x"(c2), "+x"(c3), "+x"(c4), "+x"(c5));
+        __asm__ volatile("" : "+x"(c6), "+x"(c7), "+x"(c8), "+x"(c9), "+x"(c10), "+x"(c11));
+    }
+    *sample = bench_end(begin);
+    vector sum = c0 + c1 + c2 + c3 + c4 + c5 + c6 + c7 + c8 + c9 + c10 + c11;
+    sink = sum[0] * 0.0f;
+    return rounds * CHAINS * LANES * 2;
+}
+
+/* Read `bytes` bytes, a multiple of eight vectors, `rounds` times. */
+void roofline_read(const void *memory, int64_t bytes, int64_t rounds, bench_sample *sample) {
+    const vector *vectors = memory;
+    int64_t count = bytes / VECTOR_BYTES;
+    vector s0 = {0}, s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;
+    bench_sample begin = bench_begin();
+    for (int64_t round = 0; round < rounds; round++) {
+        for (int64_t i = 0; i + 8 <= count; i += 8) {
+            s0 += vectors[i];
+            s1 += vectors[i + 1];
+            s2 += vectors[i + 2];
+            s3 += vectors[i + 3];
+            s4 += vectors[i + 4];
+            s5 += vectors[i + 5];
+            s6 += vectors[i + 6];
+            s7 += vectors[i + 7];
+        }
+    }
+    *sample = bench_end(begin);
+    vector sum = s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7;
+    sink = sum[0] * 0.0f;
+}
