@@ -1,1 +1,33 @@
-"""gemm-tuner: generate, prove, time, choose and serve CPU matrix-multiplication kernels."""
+"""gemm-tuner: generate, prove, time, choose and serve CPU matrix-multiplication kernels.
+
+The names below are loaded when they are first used, so that importing the package costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gemm_tuner import errors as errors
+    from gemm_tuner.client.client import Client as Client
+    from gemm_tuner.domain.problem import Problem as Problem
+    from gemm_tuner.tuning.tune import tune as tune
+
+_HOMES = {
+    "Client": "gemm_tuner.client.client",
+    "Problem": "gemm_tuner.domain.problem",
+    "tune": "gemm_tuner.tuning.tune",
+}
+
+__all__ = ["Client", "Problem", "errors", "tune"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "errors":
+        return import_module("gemm_tuner.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gemm_tuner' has no attribute {name!r}.")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

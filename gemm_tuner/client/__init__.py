@@ -1,0 +1,1 @@
+"""The client: from a problem to a callable kernel, through a cache and a service."""

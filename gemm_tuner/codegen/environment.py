@@ -19,7 +19,7 @@ def environment() -> SandboxedEnvironment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - the output is C++, and no text of a user reaches it
+        autoescape=False,
     )
 
 

@@ -50,7 +50,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             operands=problem.epilogue.operands,
             needs_transcendental=needs_transcendental,
             needs_select=needs_transcendental or _SELECTIONS.search(code) is not None,
-            # Long epilogues run in a loop over stored sums: unrolled, they would be most of the code.
+            # Unrolled over the sums, a long epilogue would be most of the code.
             loop_over_epilogue=needs_transcendental,
             exact_rest=exact_rest,
             rest_steps=[step for step in (8, 4, 2, 1) if is_dynamic and step < mr],

@@ -1,8 +1,10 @@
 """A compiled kernel, named by the sha256 of its bytes."""
 
 from dataclasses import dataclass
+from hashlib import sha256
 
-from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.cpu import IsaFeature, isa_text
+from gemm_tuner.errors import AbiMismatch, DigestMismatch, IsaNotUsable
 
 ABI_VERSION = 1
 
@@ -21,3 +23,29 @@ class Artifact:
     required_isa: frozenset[IsaFeature]
     toolchain: str
     source_sha256: str
+
+    def check(self, binary: bytes, usable: frozenset[IsaFeature]) -> None:
+        """Check that `binary` is this artifact and may be loaded where `usable` is usable.
+
+        Raises:
+            DigestMismatch: the bytes are not those that the artifact is named after.
+            IsaNotUsable: the kernel needs features that are not usable.
+            AbiMismatch: the kernel has another version of the ABI than this package.
+        """
+        digest = sha256(binary).hexdigest()
+        if digest != self.sha256:
+            raise DigestMismatch(
+                f"the artifact has the sha256 {digest}, not {self.sha256}; "
+                "nothing was loaded: delete the copy and fetch it again."
+            )
+        missing = self.required_isa - usable
+        if missing:
+            raise IsaNotUsable(
+                f"kernel {self.sha256[:12]} needs {isa_text(missing)}, which this CPU lacks; "
+                'run "gemm-tuner cpu" to see what it has.'
+            )
+        if self.abi_version != ABI_VERSION:
+            raise AbiMismatch(
+                f"kernel {self.sha256[:12]} has version {self.abi_version} of the kernel ABI, "
+                f"but this package calls version {ABI_VERSION}; tune or resolve the problem again."
+            )

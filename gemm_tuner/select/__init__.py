@@ -1,0 +1,1 @@
+"""Selection: from the trials in the store to a verdict and its reasons."""

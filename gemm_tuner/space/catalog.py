@@ -26,9 +26,7 @@ def _outer_tiles(lanes: int, registers: int, widths: range) -> tuple[tuple[int, 
 
 def _dot_tiles(registers: int, widths: range) -> tuple[tuple[int, int], ...]:
     """Return the tiles of dot products whose sums, weights and one vector of x fit."""
-    return tuple(
-        (mr, nr) for nr in widths for mr in range(1, 17) if mr * nr + nr + 1 <= registers
-    )
+    return tuple((mr, nr) for nr in widths for mr in range(1, 17) if mr * nr + nr + 1 <= registers)
 
 
 # fmt: off

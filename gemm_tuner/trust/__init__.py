@@ -1,0 +1,1 @@
+"""Trust: signed verdicts, checked before anything they name is fetched or loaded."""

@@ -1,0 +1,1 @@
+"""Sweeps: search the candidates of a problem, keep every trial, end in verdicts."""

@@ -45,7 +45,7 @@ typedef struct gemm_tuner_args {
     const void *x;       /* (m, k) */
     int64_t x_leading_dimension;
     const void *packed_w; /* from gemm_tuner_pack_weights */
-    void *y;              /* (m, n), must not overlap x; may be an epilogue operand */
+    void *y;              /* (m, n), must not overlap x or an operand */
     int64_t y_leading_dimension;
     const gemm_tuner_operand *operands;
     uint64_t operand_count;

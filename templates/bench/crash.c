@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { REGIONS = 64, REGION_NAME_BYTES = 64, SIGNAL_STACK_BYTES = 1 << 16 };
+enum { REGIONS = 128, REGION_NAME_BYTES = 64, SIGNAL_STACK_BYTES = 1 << 16 };
 
 typedef struct crash_report {
     int32_t signal;

@@ -16,7 +16,7 @@ enum {
     DNNL_ARG_WEIGHTS = 33,
     DNNL_ARG_BIAS = 41,
     DNNL_ARG_SCRATCHPAD = 80,
-    DNNL_ARG_POST_OP = 16384, /* times the number of the post-op, counted from one */
+    DNNL_ARG_POST_OP = 32768, /* times the number of the post-op, counted from one */
 };
 
 typedef struct dnnl_engine *engine_t;

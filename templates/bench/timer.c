@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { SPINS_BEFORE_YIELD = 1 << 14 };
+enum { SPINS_BEFORE_YIELD = 1 << 11 };
 
 typedef int32_t (*run_function)(const gemm_tuner_args *, int32_t phase, int32_t part,
                                 int32_t parts);

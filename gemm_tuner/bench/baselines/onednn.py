@@ -1,0 +1,211 @@
+"""oneDNN, loaded from its wheel and called through its C API."""
+
+import ctypes
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
+from gemm_tuner.bench.workload import Workload
+from gemm_tuner.domain.epilogue import OperandShape, Step
+from gemm_tuner.domain.problem import WeightLayout
+from gemm_tuner.errors import BaselineMissing
+from gemm_tuner.runtime.memory import address_of
+
+_WHEEL = "onednn-cpu-gomp"
+_LIBRARY = "libdnnl.so.3"
+
+# Algorithms of oneDNN by their number in its C API, version 3.
+_RELU = 0x20
+_TANH = 0x21
+_LINEAR = 0x26
+_LOGISTIC = 0x29
+_GELU_TANH = 0x2B
+_SWISH = 0x2C
+_CLIP = 0x2E
+_GELU_ERF = 0x31
+_HARDSWISH = 0x34
+_BINARY_ADD = 0x1FFF0
+_BINARY_MUL = 0x1FFF1
+
+# The element-wise function of a step: algorithm, then alpha and beta, which are the parameters of
+# the step if it has any.
+_ELEMENTWISE: dict[str, tuple[int, tuple[float, ...]]] = {
+    "relu": (_RELU, (0.0, 0.0)),
+    "leaky_relu": (_RELU, ()),
+    "clamp": (_CLIP, ()),
+    "hardswish": (_HARDSWISH, (1.0 / 6.0, 0.5)),
+    "sigmoid": (_LOGISTIC, (0.0, 0.0)),
+    "silu": (_SWISH, (1.0, 0.0)),
+    "tanh": (_TANH, (0.0, 0.0)),
+    "gelu_tanh": (_GELU_TANH, (0.0, 0.0)),
+    "gelu_erf": (_GELU_ERF, (0.0, 0.0)),
+}
+_BINARY = {"bias": _BINARY_ADD, "add": _BINARY_ADD, "mul": _BINARY_MUL}
+
+
+class _StepStruct(ctypes.Structure):
+    """`onednn_step` of templates/bench/onednn.c."""
+
+    _fields_ = (
+        ("algorithm", ctypes.c_int32),
+        ("alpha", ctypes.c_float),
+        ("beta", ctypes.c_float),
+        ("operand_rows", ctypes.c_int32),
+        ("operand", ctypes.c_void_p),
+    )
+
+
+class _DescriptionStruct(ctypes.Structure):
+    """`onednn_layer_description` of templates/bench/onednn.c."""
+
+    _fields_ = (
+        ("m", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        ("k", ctypes.c_int64),
+        ("w_k_stride", ctypes.c_int64),
+        ("w_n_stride", ctypes.c_int64),
+        ("x", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("steps", ctypes.POINTER(_StepStruct)),
+        ("step_count", ctypes.c_int32),
+    )
+
+
+class OneDnn:
+    """oneDNN with weights reordered once and the epilogue fused.
+
+    Its threads are those of OpenMP: OMP_NUM_THREADS must be set before it is loaded.
+    """
+
+    fuses_epilogue = True
+
+    def __init__(self, driver: Path) -> None:
+        """Load the library and its driver.
+
+        Raises:
+            BaselineMissing: the wheel is not installed, or its library does not load.
+        """
+        try:
+            ctypes.CDLL(str(_find_library()), mode=ctypes.RTLD_GLOBAL)
+            self._driver = ctypes.CDLL(str(driver))
+        except OSError as error:
+            raise BaselineMissing(
+                f'oneDNN does not load: {error}; run: pip install "gemm-tuner[onednn]".'
+            ) from error
+        self._driver.onednn_create.restype = ctypes.c_void_p
+        self._driver.onednn_packed_weight_bytes.restype = ctypes.c_uint64
+        numbers = (ctypes.c_int32 * 3)()
+        self._driver.onednn_version(numbers)
+        self.text = "onednn " + ".".join(str(number) for number in numbers)
+
+    def prepare(self, workload: Workload) -> "_OneDnnCallee":
+        """Return a callee that works on `workload`.
+
+        Raises:
+            BaselineMissing: oneDNN refuses the problem.
+        """
+        return _OneDnnCallee(self._driver, workload)
+
+
+class _OneDnnCallee:
+    def __init__(self, driver: ctypes.CDLL, workload: Workload) -> None:
+        self._driver = driver
+        self._workload = workload
+        status = ctypes.c_int32()
+        description = _describe(workload)
+        layer = driver.onednn_create(ctypes.byref(description), ctypes.byref(status))
+        if not layer:
+            raise BaselineMissing(
+                f"oneDNN refuses {workload.problem.text} with status {status.value}; "
+                "choose another baseline."
+            )
+        self._layer = ctypes.c_void_p(layer)
+
+    @property
+    def packed_weight_bytes(self) -> int:
+        size: int = self._driver.onednn_packed_weight_bytes(self._layer)
+        return size
+
+    def pack(self, address: int) -> None:
+        w = ctypes.c_void_p(address_of(self._workload.w))
+        status = self._driver.onednn_pack_weights(self._layer, w, ctypes.c_void_p(address))
+        _check_status("reorder", status)
+
+    def sample(
+        self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
+    ) -> SampleStruct:
+        sample = SampleStruct()
+        status = self._driver.onednn_time(
+            self._layer,
+            ctypes.byref(weights),
+            ctypes.c_int64(warm_up_calls),
+            ctypes.c_int64(timed_calls),
+            ctypes.byref(sample),
+        )
+        _check_status("matmul", status)
+        return sample
+
+
+def _find_library() -> Path:
+    try:
+        installed = files(_WHEEL) or []
+    except PackageNotFoundError:
+        installed = []
+    for file in installed:
+        path = Path(str(file.locate())).resolve()
+        if file.name == _LIBRARY and path.is_file():
+            return path
+    raise BaselineMissing(
+        f"oneDNN is not installed ({_LIBRARY} was not found); "
+        'run: pip install "gemm-tuner[onednn]".'
+    )
+
+
+def _describe(workload: Workload) -> _DescriptionStruct:
+    problem = workload.problem
+    is_nk = problem.w_layout is WeightLayout.NK
+    operands = iter(workload.operands.values())
+    steps = list(problem.epilogue.steps)
+    # A bias at the head of the chain is an argument of the primitive: it costs least there.
+    has_bias = bool(steps) and steps[0].kind.name == "bias"
+    bias = address_of(next(operands)) if has_bias else None
+    structs = []
+    for step in steps[1:] if has_bias else steps:
+        reads = step.kind.operand is not OperandShape.NONE
+        structs.append(_describe_step(step, next(operands) if reads else None, workload.rows))
+    return _DescriptionStruct(
+        workload.rows,
+        problem.n,
+        problem.k,
+        1 if is_nk else problem.n,
+        problem.k if is_nk else 1,
+        address_of(workload.x),
+        address_of(workload.y),
+        bias,
+        (_StepStruct * len(structs))(*structs),
+        len(structs),
+    )
+
+
+def _describe_step(step: Step, operand: NDArray[np.float32] | None, rows: int) -> _StepStruct:
+    name = step.kind.name
+    if operand is None:
+        algorithm, constants = _ELEMENTWISE[name]
+        alpha, beta = (*step.parameters, *constants, 0.0)[:2]
+        return _StepStruct(algorithm, alpha, beta, 0, None)
+    if step.kind.operand is OperandShape.SCALAR:
+        # Known when the primitive is made, which gives oneDNN a constant instead of an operand.
+        return _StepStruct(_LINEAR, float(operand[0]), 0.0, 0, None)
+    operand_rows = rows if step.kind.operand is OperandShape.MATRIX else 1
+    return _StepStruct(_BINARY[name], 0.0, 0.0, operand_rows, address_of(operand))
+
+
+def _check_status(verb: str, status: int) -> None:
+    if status != 0:
+        raise BaselineMissing(
+            f"{verb} of oneDNN failed with status {status}; choose another baseline."
+        )

@@ -1,0 +1,102 @@
+"""The OpenBLAS that NumPy brings along: the product alone, which is an advantage to it."""
+
+import ctypes
+import re
+from pathlib import Path
+
+import numpy as np
+
+from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
+from gemm_tuner.bench.workload import Workload
+from gemm_tuner.domain.problem import WeightLayout
+from gemm_tuner.errors import BaselineMissing
+from gemm_tuner.runtime.memory import address_of
+
+
+class _LayerStruct(ctypes.Structure):
+    """`openblas_layer` of templates/bench/openblas.c."""
+
+    _fields_ = (
+        ("m", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        ("k", ctypes.c_int64),
+        ("w_leading_dimension", ctypes.c_int64),
+        ("w_is_transposed", ctypes.c_int32),
+        ("x", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+    )
+
+
+class OpenBlas:
+    """OpenBLAS, which packs the weights in each call and leaves the epilogue to the caller."""
+
+    fuses_epilogue = False
+
+    def __init__(self, driver: Path) -> None:
+        """Find the library that NumPy uses and load its driver.
+
+        Raises:
+            BaselineMissing: this NumPy uses another library, or it does not load.
+        """
+        path = _find_library()
+        try:
+            self._library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+            self._driver = ctypes.CDLL(str(driver))
+            self._library.scipy_openblas_get_config64_.restype = ctypes.c_char_p
+            config = self._library.scipy_openblas_get_config64_().decode()
+        except (OSError, AttributeError) as error:
+            raise BaselineMissing(
+                f"the OpenBLAS of NumPy does not load: {error}; install NumPy from its wheel."
+            ) from error
+        version = re.search(r"\d+\.\d+\.\d+", config)
+        self.text = f"openblas {version[0] if version else 'unknown'}"
+
+    def prepare(self, workload: Workload) -> "_OpenBlasCallee":
+        """Return a callee that works on `workload`."""
+        self._library.scipy_openblas_set_num_threads64_(ctypes.c_int(workload.threads))
+        return _OpenBlasCallee(self._driver, workload)
+
+
+class _OpenBlasCallee:
+    def __init__(self, driver: ctypes.CDLL, workload: Workload) -> None:
+        problem = workload.problem
+        self._driver = driver
+        self._w = workload.w
+        self._layer = _LayerStruct(
+            workload.rows,
+            problem.n,
+            problem.k,
+            max(1, workload.w.shape[1]),
+            problem.w_layout is WeightLayout.NK,
+            address_of(workload.x),
+            address_of(workload.y),
+        )
+
+    @property
+    def packed_weight_bytes(self) -> int:
+        return self._w.nbytes
+
+    def pack(self, address: int) -> None:
+        ctypes.memmove(address, address_of(self._w), self._w.nbytes)
+
+    def sample(
+        self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
+    ) -> SampleStruct:
+        sample = SampleStruct()
+        self._driver.openblas_time(
+            ctypes.byref(self._layer),
+            ctypes.byref(weights),
+            ctypes.c_int64(warm_up_calls),
+            ctypes.c_int64(timed_calls),
+            ctypes.byref(sample),
+        )
+        return sample
+
+
+def _find_library() -> Path:
+    folder = Path(np.__file__).parent.parent / "numpy.libs"
+    for path in folder.glob("libscipy_openblas64_*.so"):
+        return path
+    raise BaselineMissing(
+        f"no OpenBLAS lies beside NumPy ({folder}); install NumPy from its wheel."
+    )

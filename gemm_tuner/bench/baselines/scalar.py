@@ -1,0 +1,29 @@
+"""A kernel of the scalar family, for machines that have no library to compare with."""
+
+from pathlib import Path
+
+from gemm_tuner.bench.kernel_callee import KernelCallee
+from gemm_tuner.bench.workload import Workload
+from gemm_tuner.build.compile import Build
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.runtime.load import load_kernel
+
+
+class ScalarKernel:
+    """One kernel in portable C++."""
+
+    fuses_epilogue = True
+
+    def __init__(self, build: Build, cpu: Cpu, timer: Path) -> None:
+        """Load the kernel.
+
+        Raises:
+            KernelRejected: it cannot be loaded.
+        """
+        self._kernel = load_kernel(build.binary, artifact=build.artifact, cpu=cpu)
+        self._timer = timer
+        self.text = f"scalar {build.artifact.sha256[:12]}"
+
+    def prepare(self, workload: Workload) -> KernelCallee:
+        """Return a callee that works on `workload`."""
+        return KernelCallee(self._kernel.library, workload, self._timer)

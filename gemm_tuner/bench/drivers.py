@@ -1,0 +1,73 @@
+"""The small C programs of templates/bench: built where a trial starts, loaded where it runs."""
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemm_tuner.build.compile import compile_hosted
+from gemm_tuner.build.toolchain import Toolchain
+from gemm_tuner.domain.cpu import Cpu, IsaFeature
+from gemm_tuner.resources import templates_dir
+
+
+class SampleStruct(ctypes.Structure):
+    """`bench_sample`: the time of a number of calls, and what disturbed it."""
+
+    _fields_ = (("elapsed_ns", ctypes.c_int64), ("involuntary_switches", ctypes.c_int64))
+
+
+class WeightsStruct(ctypes.Structure):
+    """`bench_weights`: the copies of the weights that calls rotate over."""
+
+    _fields_ = (
+        ("copies", ctypes.POINTER(ctypes.c_void_p)),
+        ("count", ctypes.c_int64),
+        ("next", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drivers:
+    """The built libraries of the drivers that trials need."""
+
+    crash: Path
+    timer: Path
+    onednn: Path
+    openblas: Path
+    roofline: Path
+
+
+def build_drivers(toolchain: Toolchain, cpu: Cpu) -> Drivers:
+    """Build the drivers, or take them from the cache.
+
+    Raises:
+        CompilationFailed: the compiler refused a driver.
+        StoreFailed: the build cache is not writable.
+    """
+    return Drivers(
+        crash=build_driver("crash", toolchain),
+        timer=build_driver("timer", toolchain, "abi/gemm_tuner.h", "bench/sample.h"),
+        onednn=build_driver("onednn", toolchain, "bench/sample.h"),
+        openblas=build_driver("openblas", toolchain, "bench/sample.h"),
+        roofline=build_driver("roofline", toolchain, "bench/sample.h", isa=widest_vectors(cpu.isa)),
+    )
+
+
+def widest_vectors(usable: frozenset[IsaFeature]) -> frozenset[IsaFeature]:
+    """Return the features to compile a loop for that shall do as much as possible."""
+    for wanted in ({IsaFeature.AVX512F, IsaFeature.FMA}, {IsaFeature.AVX2, IsaFeature.FMA}):
+        if wanted <= usable:
+            return frozenset(wanted)
+    return frozenset()
+
+
+def build_driver(
+    name: str,
+    toolchain: Toolchain,
+    *headers: str,
+    isa: frozenset[IsaFeature] = frozenset(),
+) -> Path:
+    """Build templates/bench/`name`.c after the texts of its headers; return the library's path."""
+    files = (*headers, f"bench/{name}.c")
+    text = "\n".join((templates_dir() / file).read_text() for file in files)
+    return compile_hosted(text, name=f"bench-{name}", toolchain=toolchain, isa=isa)

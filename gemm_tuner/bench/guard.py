@@ -1,0 +1,132 @@
+"""Arrays between guard pages: whoever reads or writes beside them, or changes them, is caught."""
+
+import ctypes
+import mmap
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemm_tuner.runtime.memory import HUGE_PAGE_BYTES
+
+GUARD_BYTES = 1 << 16
+
+# A NaN that no computation makes: what it stands in was never written.
+CANARY = np.uint32(0x7FC0DEAD)
+
+_PROT_NONE = 0
+_PROT_READ = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class Flush(StrEnum):
+    """Which end of an array touches its guard page."""
+
+    START = "start"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Addresses that must not be touched, or not be written."""
+
+    name: str
+    begin: int
+    end: int
+
+
+class GuardedMemory:
+    """Memory between pages that nobody may touch, filled with NaN."""
+
+    def __init__(self, name: str, size_bytes: int, *, flush: Flush, alignment_bytes: int) -> None:
+        """Reserve the memory; `flush` chooses the end that lies at the guard page.
+
+        With `flush` at the end, up to `alignment_bytes` - 1 bytes lie between.
+        """
+        page = mmap.PAGESIZE
+        pages_bytes = (max(size_bytes, 1) + page - 1) // page * page
+        self._name = name
+        self._mapping = mmap.mmap(-1, pages_bytes + 2 * GUARD_BYTES, flags=mmap.MAP_PRIVATE)
+        if pages_bytes >= HUGE_PAGE_BYTES:
+            self._mapping.madvise(mmap.MADV_HUGEPAGE)
+        everything = np.frombuffer(self._mapping, np.uint8)
+        base = int(everything.__array_interface__["data"][0])
+        self._begin = base + GUARD_BYTES
+        self._end = self._begin + pages_bytes
+        slack = pages_bytes - size_bytes if flush is Flush.END else 0
+        offset = GUARD_BYTES + slack // alignment_bytes * alignment_bytes
+        self.memory: NDArray[np.uint8] = everything[offset : offset + size_bytes]
+        self.regions = [
+            Region(name=f"the guard page before {name}", begin=base, end=self._begin),
+            Region(
+                name=f"the guard page after {name}", begin=self._end, end=self._end + GUARD_BYTES
+            ),
+        ]
+        self.memory[:] = 0xFF
+        _protect(base, GUARD_BYTES, _PROT_NONE)
+        _protect(self._end, GUARD_BYTES, _PROT_NONE)
+
+    @property
+    def address(self) -> int:
+        """Return the address of the first byte."""
+        return int(self.memory.__array_interface__["data"][0])
+
+    def forbid_writing(self) -> None:
+        """Make a write to the memory a fault from now on."""
+        _protect(self._begin, self._end - self._begin, _PROT_READ)
+        self.regions.append(
+            Region(name=f"{self._name}, which is an input", begin=self._begin, end=self._end)
+        )
+
+
+class GuardedMatrix:
+    """A float32 matrix between guard pages, its rows `padding` elements apart.
+
+    All of it is filled with canaries first.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, int], *, padding: int, flush: Flush) -> None:
+        """Reserve the matrix; the last row has no padding, so that its end can touch the guard."""
+        rows, columns = shape
+        self.name = name
+        self.leading_dimension = columns + padding
+        elements = max(0, rows - 1) * self.leading_dimension + columns if rows else 0
+        self._guarded = GuardedMemory(name, elements * 4, flush=flush, alignment_bytes=4)
+        self._bits = self._guarded.memory.view(np.uint32)
+        self._bits[:] = CANARY
+        floats = self._guarded.memory.view(np.float32)
+        strides = (self.leading_dimension * 4, 4)
+        self.values: NDArray[np.float32] = np.lib.stride_tricks.as_strided(floats, shape, strides)
+
+    @property
+    def address(self) -> int:
+        """Return the address of the first element."""
+        return self._guarded.address
+
+    @property
+    def regions(self) -> list[Region]:
+        """Return the addresses that must not be touched."""
+        return self._guarded.regions
+
+    def set_input(self, values: NDArray[np.float32]) -> None:
+        """Fill the matrix, and make a write to it a fault from now on."""
+        self.values[...] = values
+        self._guarded.forbid_writing()
+
+    def padding_is_unchanged(self) -> bool:
+        """Say whether no element between the rows was written."""
+        rows, columns = self.values.shape
+        padding = self.leading_dimension - columns
+        if padding == 0 or rows < 2:
+            return True
+        between = np.lib.stride_tricks.as_strided(
+            self._bits[columns:], (rows - 1, padding), (self.leading_dimension * 4, 4)
+        )
+        return bool(np.all(between == CANARY))
+
+
+def _protect(address: int, size_bytes: int, protection: int) -> None:
+    if _libc.mprotect(address, size_bytes, protection) != 0:
+        raise OSError(ctypes.get_errno(), "mprotect failed")

@@ -1,0 +1,175 @@
+"""Run trials in processes that may die: a crash or a hang there is an outcome here."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Self, TypeVar
+
+from gemm_tuner.bench.baselines.choose import AUTO
+from gemm_tuner.bench.drivers import build_drivers
+from gemm_tuner.bench.finding import Finding, TimedFinding
+from gemm_tuner.bench.session import Setup, TimeRequest, VerifyRequest
+from gemm_tuner.build.compile import Build
+from gemm_tuner.build.toolchain import Toolchain
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import GemmTunerError, InvalidSetting, TrialFailed
+from gemm_tuner.runtime.detect import detect_cpu
+
+Answer = TypeVar("Answer")
+
+# A candidate that does nothing for this long, beside the time its arithmetic takes at the rate of
+# a slow scalar loop, hangs.
+_STALL_TIMEOUT_S = 5.0
+_SLOWEST_FLOP_PER_S = 2e8
+
+
+class TrialHost:
+    """A server process in which candidates of one problem are verified and timed.
+
+    It prepares inputs, exact results and the baseline once. Each request runs in a child that the
+    server forks, so that a candidate can end nothing but its own trial. Use it in a `with`
+    statement.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        threads: int,
+        baseline: str = AUTO,
+        toolchain: Toolchain,
+        seed: int,
+        scalar_build: Build,
+        stall_timeout_s: float = _STALL_TIMEOUT_S,
+    ) -> None:
+        """Start the server and wait until it is ready.
+
+        Args:
+            problem: what candidates compute.
+            threads: how many threads call them and the baseline.
+            baseline: `auto`, `onednn`, `openblas` or `scalar`.
+            toolchain: compiles the drivers.
+            seed: of the random inputs.
+            scalar_build: the baseline if there is no library.
+            stall_timeout_s: how long a candidate may run without progress, besides the time that
+                its arithmetic takes.
+
+        Raises:
+            BaselineMissing: the baseline is not installed or computes something else.
+            NotEnoughMemory: the operands do not fit into this machine.
+            TrialFailed: the server could not be started.
+        """
+        self._threads = threads
+        setup = Setup(
+            problem_text=problem.text,
+            threads=threads,
+            baseline=baseline,
+            drivers=build_drivers(toolchain, detect_cpu()),
+            seed=seed,
+            scalar_build=scalar_build,
+            stall_timeout_s=stall_timeout_s + problem.flop(problem.m.high) / _SLOWEST_FLOP_PER_S,
+        )
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gemm_tuner.bench.trial_server", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=_environment(threads),
+                start_new_session=True,  # Ctrl-C is for the host alone
+            )
+        self._connection = Connection(ours.detach())
+        try:
+            self.baseline_text = self._ask(setup, str)
+        except BaseException:
+            self.close()
+            raise
+
+    def verify(self, build: Build) -> Finding:
+        """Return whether a build computes what it should and touches nothing else.
+
+        Raises:
+            TrialFailed: the server broke.
+        """
+        return self._ask(VerifyRequest(build=build), Finding)
+
+    def time(
+        self,
+        builds: Sequence[Build],
+        *,
+        context: ExecutionContext,
+        pairs: int,
+        sample_ns: int,
+    ) -> tuple[TimedFinding, ...]:
+        """Return the measurements of verified builds, timed in rotation with the baseline.
+
+        Args:
+            builds: what to time, at least one.
+            context: its regime; the threads must be those of this host.
+            pairs: how many samples are taken of each.
+            sample_ns: how long a sample takes at least, in ns; a longer call is one sample.
+
+        Raises:
+            InvalidSetting: the context has other threads than this host.
+            NotEnoughMemory: the copies of the weights do not fit into this machine.
+            TrialFailed: the server or the baseline broke.
+        """
+        if context.threads != self._threads:
+            raise InvalidSetting(
+                f"threads = {context.threads}, but this host was started for {self._threads}; "
+                "start another one."
+            )
+        request = TimeRequest(
+            builds=tuple(builds), regime=context.regime, pairs=pairs, sample_ns=sample_ns
+        )
+        return self._ask(request, tuple)
+
+    def close(self) -> None:
+        """End the server, and with it the child that may be running."""
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _ask(self, request: object, wanted: type[Answer]) -> Answer:
+        try:
+            self._connection.send(request)
+            answer = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise TrialFailed(
+                f"the trial server ended with status {self._process.poll()}; start it again."
+            ) from error
+        if isinstance(answer, GemmTunerError):
+            raise answer
+        if not isinstance(answer, wanted):
+            raise TrialFailed(f"the trial server answered {answer!r}; please report this.")
+        return answer
+
+
+def _environment(threads: int) -> dict[str, str]:
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        # NumPy in the server must start no threads: they would not survive a fork.
+        "OPENBLAS_NUM_THREADS": "1",
+        # A library's idle threads must soon stop spinning, or they would slow down the callee that
+        # is timed next; between two calls of a loop they still spin.
+        "GOMP_SPINCOUNT": "20000",
+        "OPENBLAS_THREAD_TIMEOUT": "16",
+    }

@@ -1,0 +1,84 @@
+"""A kernel library as a callee: templates/bench/timer.c calls it in a loop."""
+
+import ctypes
+from pathlib import Path
+
+from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
+from gemm_tuner.bench.workload import Workload
+from gemm_tuner.domain.epilogue import OperandShape
+from gemm_tuner.errors import TrialFailed
+from gemm_tuner.runtime.abi import ArgsStruct, KernelLibrary, make_args
+from gemm_tuner.runtime.memory import address_of, allocate_aligned
+
+
+class _KernelCallsStruct(ctypes.Structure):
+    """`kernel_calls` of templates/bench/timer.c."""
+
+    _fields_ = (
+        ("run", ctypes.c_void_p),
+        ("args", ArgsStruct),
+        ("phases", ctypes.c_int32),
+        ("parts", ctypes.c_int32),
+    )
+
+
+class KernelCallee:
+    """A kernel that runs in as many parts as the workload has threads."""
+
+    def __init__(self, library: KernelLibrary, workload: Workload, timer: Path) -> None:
+        """Prepare the arguments of all calls."""
+        parts = workload.threads
+        self._library = library
+        self._workload = workload
+        self._workspace = allocate_aligned(library.workspace_bytes(parts))
+        self._time = ctypes.CDLL(str(timer)).bench_time_kernel
+        self._calls = _KernelCallsStruct(
+            library.run_address, self._make_args(), library.phases, parts
+        )
+
+    @property
+    def packed_weight_bytes(self) -> int:
+        """Return the size of the packed weights, in bytes."""
+        return self._library.packed_weight_bytes
+
+    def pack(self, address: int) -> None:
+        """Pack the weights of the workload into the memory at `address`."""
+        w = self._workload.w
+        self._library.pack_weights(address_of(w), max(1, w.shape[1]), address)
+
+    def sample(
+        self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
+    ) -> SampleStruct:
+        """Return the time of `timed_calls` calls after some that do not count."""
+        sample = SampleStruct()
+        status = self._time(
+            ctypes.byref(self._calls),
+            ctypes.byref(weights),
+            ctypes.c_int64(warm_up_calls),
+            ctypes.c_int64(timed_calls),
+            ctypes.byref(sample),
+        )
+        if status != 0:
+            raise TrialFailed(
+                f"{self._workload.threads} threads could not be started; use fewer threads."
+            )
+        return sample
+
+    def _make_args(self) -> ArgsStruct:
+        workload = self._workload
+        n = max(1, workload.problem.n)
+        leading_dimensions = {
+            operand.name: n if operand.shape is OperandShape.MATRIX else 0
+            for operand in workload.problem.epilogue.operands
+        }
+        return make_args(
+            m=workload.rows,
+            x=(address_of(workload.x), max(1, workload.problem.k)),
+            packed_w=0,
+            y=(address_of(workload.y), n),
+            operands=[
+                (address_of(array), leading_dimensions[name])
+                for name, array in workload.operands.items()
+            ],
+            workspace=address_of(self._workspace),
+        )

@@ -1,0 +1,47 @@
+"""The result of a problem in float64, with the error that float32 allows."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemm_tuner.bench.inputs import Inputs
+from gemm_tuner.bench.tolerance import ULP, Expected, flush_bound, summation_bound
+from gemm_tuner.domain.epilogue import OperandShape
+from gemm_tuner.domain.problem import Problem, WeightLayout
+
+
+def compute_expected(problem: Problem, inputs: Inputs) -> Expected:
+    """Return `epilogue(x @ w)` in float64 with its error bounds.
+
+    The error of the product is passed through the chain: each step widens it by its own slope and
+    adds its own rounding, as its row in the table of steps says.
+    """
+    x = inputs.x.astype(np.float64)
+    w = inputs.w.astype(np.float64)
+    w = w.T if problem.w_layout is WeightLayout.NK else w
+    with np.errstate(all="ignore"):
+        values = x @ w
+        bounds = np.full(values.shape, flush_bound(problem.k))
+        if not inputs.product_is_exact:
+            bounds += summation_bound(problem.k) * (np.abs(x) @ np.abs(w))
+        return _apply_epilogue(problem, inputs, Expected(values=values, bounds=bounds))
+
+
+def _apply_epilogue(problem: Problem, inputs: Inputs, product: Expected) -> Expected:
+    values, bounds = product.values, _only_finite(product.values, product.bounds)
+    operands = iter(inputs.operands.values())
+    for step in problem.epilogue.steps:
+        kind = step.kind
+        operand: NDArray[np.float64] | None = None
+        if kind.operand is not OperandShape.NONE:
+            operand = next(operands).astype(np.float64)
+        bounds = kind.error(np, bounds, values, operand)
+        values = kind.reference(np, values, operand, *step.parameters)
+        own_error = kind.ulp * ULP * np.abs(values) + kind.absolute + flush_bound(0)
+        bounds = bounds + own_error
+        bounds = _only_finite(values, bounds)
+    return Expected(values=values, bounds=bounds)
+
+
+def _only_finite(values: NDArray[np.float64], bounds: NDArray[np.float64]) -> NDArray[np.float64]:
+    # NaN and infinities are exact: their bound must not spread to what is computed from them.
+    return np.where(np.isfinite(values), bounds, 0.0)

@@ -1,0 +1,94 @@
+"""What this CPU can do at most: multiply-adds on one core, and reads of a block of memory."""
+
+import ctypes
+from pathlib import Path
+
+from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
+from gemm_tuner.domain.epilogue import OperandShape
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.runtime.memory import address_of, allocate_aligned
+
+_ROUNDS_PER_CALL = 1000
+_READ_SAMPLE_NS = 20_000_000
+_READ_SAMPLES = 5
+_READ_UNIT_BYTES = 512  # eight of the widest vectors
+
+
+class PeakLoop:
+    """A loop of independent multiply-adds on one core, to be timed like a kernel."""
+
+    packed_weight_bytes = 0
+
+    def __init__(self, driver: Path) -> None:
+        """Load the driver, templates/bench/roofline.c."""
+        self._multiply_add = ctypes.CDLL(str(driver)).roofline_multiply_add
+        self._multiply_add.restype = ctypes.c_int64
+        self.flop_per_call: int = self._run(1)[0]
+
+    def pack(self, address: int) -> None:
+        """Do nothing: there are no weights."""
+
+    def sample(
+        self, _weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
+    ) -> SampleStruct:
+        """Return the time of `timed_calls` calls after some that do not count."""
+        self._run(warm_up_calls)
+        return self._run(timed_calls)[1]
+
+    def _run(self, calls: int) -> tuple[int, SampleStruct]:
+        sample = SampleStruct()
+        rounds = ctypes.c_int64(calls * _ROUNDS_PER_CALL)
+        flop: int = self._multiply_add(rounds, ctypes.byref(sample))
+        return flop, sample
+
+
+def measure_read_bytes_per_s(driver: Path, footprint_bytes: int) -> float:
+    """Return how fast one core reads a block of this size again and again, at its best."""
+    read = ctypes.CDLL(str(driver)).roofline_read
+    size_bytes = max(1, footprint_bytes // _READ_UNIT_BYTES) * _READ_UNIT_BYTES
+    memory = allocate_aligned(size_bytes)
+    memory[:] = 0
+
+    def elapsed_ns(rounds: int) -> int:
+        sample = SampleStruct()
+        read(
+            ctypes.c_void_p(address_of(memory)),
+            ctypes.c_int64(size_bytes),
+            ctypes.c_int64(rounds),
+            ctypes.byref(sample),
+        )
+        return max(1, int(sample.elapsed_ns))
+
+    elapsed_ns(1)
+    rounds = max(1, _READ_SAMPLE_NS // elapsed_ns(1))
+    fastest_ns = min(elapsed_ns(rounds) for _sample in range(_READ_SAMPLES))
+    return 1e9 * rounds * size_bytes / fastest_ns
+
+
+def footprint_bytes(problem: Problem, rows: int) -> int:
+    """Return how many bytes a call must touch: x, w, y and what the epilogue reads, each once."""
+    operand_elements = {
+        OperandShape.NONE: 0,
+        OperandShape.SCALAR: 1,
+        OperandShape.ROW_VECTOR: problem.n,
+        OperandShape.MATRIX: rows * problem.n,
+    }
+    operands = sum(operand_elements[operand.shape] for operand in problem.epilogue.operands)
+    types = problem.types
+    return (
+        rows * problem.k * types.x.size_bytes
+        + problem.w_bytes
+        + (rows * problem.n + operands) * types.y.size_bytes
+    )
+
+
+def roofline_ns(
+    problem: Problem, rows: int, *, peak_flop_per_s: float, read_bytes_per_s: float
+) -> float:
+    """Return the time below which no call can be, in ns: the longer of arithmetic and reading.
+
+    Source: Williams, Waterman and Patterson, Roofline, Communications of the ACM 52(4), 2009.
+    """
+    compute_s = problem.flop(rows) / peak_flop_per_s
+    memory_s = footprint_bytes(problem, rows) / read_bytes_per_s
+    return 1e9 * max(compute_s, memory_s)

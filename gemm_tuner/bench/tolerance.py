@@ -1,0 +1,72 @@
+"""How far a correct kernel may be from the exact result, and where a result is farther."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNIT_ROUNDOFF = 2.0**-24
+ULP = 2.0**-23
+
+# A product or sum below the smallest normal number may be flushed to zero. It loses 2^-126, times
+# an input of at most 2^6, in each of k terms.
+_FLUSHED = 2.0**-120
+
+Float64Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """The exact result, and the largest absolute error each element may have: (m, n), float64."""
+
+    values: Float64Array
+    bounds: Float64Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the rows and columns."""
+        rows, columns = self.values.shape
+        return rows, columns
+
+    def first_rows(self, rows: int) -> "Expected":
+        """Return the first rows, which do not depend on the others."""
+        return Expected(values=self.values[:rows], bounds=self.bounds[:rows])
+
+
+def summation_bound(k: int) -> float:
+    """Return the largest error of a sum of k products, relative to the sum of their magnitudes.
+
+    The bound is gamma_k = k*u / (1 - k*u), u the unit roundoff of float32, with two roundings more
+    for partial sums that are added at the end. It holds for every order of summation.
+
+    Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1.
+    """
+    roundings = (k + 2) * UNIT_ROUNDOFF
+    return roundings / (1.0 - roundings)
+
+
+def flush_bound(k: int) -> float:
+    """Return the largest absolute error that flushing subnormal numbers adds to k products."""
+    return (k + 1) * _FLUSHED
+
+
+def find_error(expected: Expected, actual: NDArray[np.float32]) -> str | None:
+    """Return in words which element of `actual` is farthest out of its bound, None if none is.
+
+    Where the exact result is NaN or infinite, the element must be the same.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance = np.abs(actual.astype(np.float64) - expected.values)
+        excess = distance - expected.bounds
+        same = (actual == expected.values) | (np.isnan(actual) & np.isnan(expected.values))
+        is_wrong = ~((excess <= 0) | same)
+    count = int(np.count_nonzero(is_wrong))
+    if count == 0:
+        return None
+    severity = np.where(is_wrong, np.nan_to_num(excess, nan=np.inf, posinf=np.inf), -np.inf)
+    row, column = (int(i) for i in np.unravel_index(np.argmax(severity), actual.shape))
+    return (
+        f"{count} of {actual.size} elements are wrong; y[{row}, {column}] is "
+        f"{actual[row, column]:.9g}, but {expected.values[row, column]:.9g} "
+        f"+- {expected.bounds[row, column]:.2g} is right"
+    )

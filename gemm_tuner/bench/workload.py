@@ -1,0 +1,66 @@
+"""The buffers that a timing works on, the same for every callee, and what a callee is."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
+from gemm_tuner.bench.inputs import Inputs
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.runtime.memory import allocate_aligned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A problem with the largest number of rows: dense, aligned arrays, large ones in huge pages.
+
+    x: (m, k). w: as the problem's layout says. y: (m, n). operands: by name.
+    """
+
+    problem: Problem
+    threads: int
+    x: NDArray[np.float32]
+    w: NDArray[np.float32]
+    y: NDArray[np.float32]
+    operands: dict[str, NDArray[np.float32]]
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows of x and y."""
+        return self.problem.m.high
+
+
+class Callee(Protocol):
+    """A kernel or a baseline that is ready to be timed on a workload."""
+
+    @property
+    def packed_weight_bytes(self) -> int:
+        """Return the size of the weights in the callee's own layout, in bytes."""
+
+    def pack(self, address: int) -> None:
+        """Write the weights of the workload, in the callee's layout, to `address`."""
+
+    def sample(
+        self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
+    ) -> SampleStruct:
+        """Return the time of `timed_calls` calls after some that do not count."""
+
+
+def make_workload(problem: Problem, inputs: Inputs, *, threads: int) -> Workload:
+    """Return a workload that holds copies of `inputs`."""
+    return Workload(
+        problem=problem,
+        threads=threads,
+        x=_aligned_copy(inputs.x),
+        w=_aligned_copy(inputs.w),
+        y=_aligned_copy(np.zeros((problem.m.high, problem.n), np.float32)),
+        operands={name: _aligned_copy(array) for name, array in inputs.operands.items()},
+    )
+
+
+def _aligned_copy(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    copy = allocate_aligned(array.nbytes).view(np.float32).reshape(array.shape)
+    copy[...] = array
+    return copy

@@ -1,0 +1,77 @@
+"""`gemm-tuner cpu`: what this machine offers, and what keeps the rest from being used."""
+
+import os
+from typing import Any
+
+from gemm_tuner.cli import options
+from gemm_tuner.cli.output import print_json, print_line, print_table
+from gemm_tuner.domain.cpu import Cpu, IsaFeature, isa_text
+from gemm_tuner.runtime.detect import ISA_VARIABLE, detect_cpu
+from gemm_tuner.space.catalog import CATALOG
+
+_EXTENSIONS = {
+    "AVX2": frozenset({IsaFeature.AVX2, IsaFeature.FMA}),
+    "AVX-512": frozenset(
+        {IsaFeature.AVX512F, IsaFeature.AVX512VL, IsaFeature.AVX512BW, IsaFeature.AVX512DQ}
+    ),
+    "AMX": frozenset({IsaFeature.AMX_TILE}),
+}
+
+
+def cpu(*, as_json: options.AsJson = False) -> None:
+    """Print the detected CPU, and which kernel families can run on it."""
+    detected = detect_cpu()
+    if as_json:
+        print_json(_facts(detected))
+        return
+    caches = detected.caches
+    print_line(detected.brand)
+    print_line(f"key: {detected.exact_key}")
+    print_line(f"cores this process may use: {detected.physical_cores}")
+    print_line(
+        f"caches: L1d {caches.l1d_bytes >> 10} KiB, L2 {caches.l2_bytes >> 10} KiB, "
+        f"L3 {caches.l3_bytes >> 10} KiB"
+    )
+    print_line(f"usable features: {isa_text(detected.isa)}\n")
+    print_table(
+        "Vector extensions",
+        ("extension", "usable", "why not"),
+        [(name, *_usability(needed, detected)) for name, needed in _EXTENSIONS.items()],
+    )
+    print_line("")
+    print_table(
+        "Kernel families",
+        ("family", "usable", "why not"),
+        [(family.name, *_usability(family.isa, detected)) for family in CATALOG.values()],
+    )
+
+
+def _usability(needed: frozenset[IsaFeature], detected: Cpu) -> tuple[str, str]:
+    missing = needed - detected.isa
+    if not missing:
+        return ("yes", "")
+    if ISA_VARIABLE in os.environ:
+        cause = f"not among the features that {ISA_VARIABLE} leaves, {os.environ[ISA_VARIABLE]}"
+    else:
+        cause = "the CPU lacks it, or its hypervisor, firmware or kernel does not enable it"
+    return ("no", f"{isa_text(missing)}: {cause}")
+
+
+def _facts(detected: Cpu) -> dict[str, Any]:
+    return {
+        "vendor": detected.vendor,
+        "brand": detected.brand,
+        "family": detected.family,
+        "model": detected.model,
+        "stepping": detected.stepping,
+        "key": detected.exact_key,
+        "isa": sorted(feature.value for feature in detected.isa),
+        "l1d_bytes": detected.caches.l1d_bytes,
+        "l2_bytes": detected.caches.l2_bytes,
+        "l3_bytes": detected.caches.l3_bytes,
+        "physical_cores": detected.physical_cores,
+        "families": [
+            {"name": family.name, "missing": sorted(family.isa - detected.isa)}
+            for family in CATALOG.values()
+        ],
+    }

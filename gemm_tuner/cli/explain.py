@@ -1,0 +1,44 @@
+"""`gemm-tuner explain`: say why a problem gets the kernel it gets."""
+
+from gemm_tuner.cli import options
+from gemm_tuner.cli.output import print_json, print_line
+from gemm_tuner.cli.report import verdict_facts
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.select.choose import choose
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
+
+
+def explain(
+    m: options.Rows,
+    n: options.Columns,
+    k: options.Depth,
+    *,
+    dtype: options.DTypeName = "f32",
+    epilogue: options.EpilogueText = "none",
+    w_layout: options.LayoutName = "nk",
+    threads: options.Threads = 1,
+    regime: options.RegimeName = "hot",
+    db: options.DatabaseUrl = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Print each step of the lookup ladder for a layer, and what it rests on."""
+    problem = Problem.create(m, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue)
+    context = options.execution_context(threads, regime)
+    repository = Repository(open_database(db))
+    cpu = detect_cpu()
+    match = choose(repository, problem, cpu=cpu, context=context)
+    tried = repository.trials(problem=problem, cpu_key=cpu.exact_key, context=context)
+    outcomes: dict[str, int] = {}
+    for trial in tried:
+        outcomes[trial.outcome.value] = outcomes.get(trial.outcome.value, 0) + 1
+
+    if as_json:
+        facts = {"explain": list(match.explain), "trials": outcomes}
+        print_json({**verdict_facts(match.verdict), **facts})
+        return
+    for step in match.explain:
+        print_line(f"- {step}")
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "none"
+    print_line(f"trials here: {counts}")

@@ -1,0 +1,36 @@
+"""Ctrl-C: the first asks a sweep to stop and keep what it has, the second aborts."""
+
+import signal
+from types import FrameType, TracebackType
+from typing import Self
+
+from gemm_tuner.cli.output import print_message
+
+
+class StopOnInterrupt:
+    """Turn the first SIGINT into a flag while the context is open."""
+
+    def __init__(self) -> None:
+        self._is_stopped = False
+
+    def __enter__(self) -> Self:
+        signal.signal(signal.SIGINT, self._stop)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def is_stopped(self) -> bool:
+        """Return whether the user asked to stop."""
+        return self._is_stopped
+
+    def _stop(self, _signal: int, _frame: FrameType | None) -> None:
+        if self._is_stopped:
+            raise KeyboardInterrupt
+        self._is_stopped = True
+        print_message("Stopping after the trial in flight; press Ctrl-C again to abort it.")

@@ -1,0 +1,86 @@
+"""The layers a command works on: one from its arguments, or many from a CSV file."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import InvalidInput, InvalidSetting
+
+_REQUIRED = ("name", "m", "n", "k")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A problem with the name its user knows it by."""
+
+    name: str
+    problem: Problem
+
+
+def layers_of(
+    *,
+    m: str | None,
+    n: int | None,
+    k: int | None,
+    shapes: Path | None,
+    dtype: str,
+    epilogue: str,
+    w_layout: str,
+) -> tuple[Layer, ...]:
+    """Return the layers meant by the arguments M N K or by the option `--shapes`.
+
+    In a file, an empty or absent epilogue means the one of the option `--epilogue`.
+
+    Raises:
+        InvalidSetting: both or neither are given, or the file cannot be read.
+        InvalidInput: a size, dtype, layout or epilogue cannot be used.
+    """
+    if (m is None) == (shapes is None):
+        raise InvalidSetting("which layers is not clear; give either M N K or --shapes FILE.")
+    if shapes is not None:
+        return _read_layers(shapes, dtype=dtype, epilogue=epilogue, w_layout=w_layout)
+    if m is None or n is None or k is None:
+        raise InvalidSetting(f"sizes {m} {n or ''} are not complete; give M, N and K.")
+    problem = Problem.create(m, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue)
+    return (Layer(name=problem.sizes_text, problem=problem),)
+
+
+def _read_layers(path: Path, *, dtype: str, epilogue: str, w_layout: str) -> tuple[Layer, ...]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            columns = reader.fieldnames or ()
+            rows = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidSetting(f"file {path} cannot be read: {error}; give a CSV file.") from None
+    missing = [name for name in _REQUIRED if name not in columns]
+    if missing:
+        raise InvalidSetting(
+            f"file {path} has no column {', '.join(missing)}; its first line must name the "
+            f"columns {', '.join(_REQUIRED)} and may name epilogue and from."
+        )
+    if not rows:
+        raise InvalidSetting(f"file {path} has no layer; add a line below the column names.")
+    layers = []
+    for line, row in rows:
+        try:
+            problem = Problem.create(
+                row["m"] or "",
+                _integer("n", row["n"]),
+                _integer("k", row["k"]),
+                dtype=dtype,
+                w_layout=w_layout,
+                epilogue=row.get("epilogue") or epilogue,
+            )
+        except InvalidInput as error:
+            raise type(error)(f"{path}, line {line}: {error}") from None
+        layers.append(Layer(name=row["name"] or problem.sizes_text, problem=problem))
+    return tuple(layers)
+
+
+def _integer(name: str, text: str | None) -> int:
+    try:
+        return int(text or "")
+    except ValueError:
+        raise InvalidSetting(f"{name} = {text!r} is not a whole number; correct it.") from None

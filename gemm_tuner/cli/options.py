@@ -1,0 +1,74 @@
+"""The options that commands share, and what their texts mean."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.errors import InvalidSetting
+
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h)?")
+_UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+# fmt: off
+Rows = Annotated[str, typer.Argument(metavar="M", help="Rows of x: a number, or low..high")]
+Columns = Annotated[int, typer.Argument(metavar="N", help="Columns of y")]
+Depth = Annotated[int, typer.Argument(metavar="K", help="Columns of x, summed over")]
+OptionalRows = Annotated[
+    str | None, typer.Argument(metavar="M", help="Rows of x: a number, or low..high")]
+OptionalColumns = Annotated[int | None, typer.Argument(metavar="N", help="Columns of y")]
+OptionalDepth = Annotated[
+    int | None, typer.Argument(metavar="K", help="Columns of x, summed over")]
+Shapes = Annotated[
+    Path | None, typer.Option(metavar="FILE.csv", help="Take the layers from a file with the "
+                              "columns name, m, n, k and, if you like, epilogue and from")]
+DTypeName = Annotated[str, typer.Option("--dtype", help="Element type of x, w and y")]
+EpilogueText = Annotated[
+    str, typer.Option("--epilogue", help="Steps after the product, such as bias+relu")]
+LayoutName = Annotated[
+    str, typer.Option("--w-layout", help="How w is stored: nk as PyTorch's Linear, or kn")]
+Threads = Annotated[int, typer.Option("--threads", help="Threads that share one call")]
+RegimeName = Annotated[str, typer.Option("--regime", help="hot or cold_weights")]
+RegimeChoice = Annotated[str, typer.Option("--regime", help="hot, cold_weights or both")]
+Budget = Annotated[str, typer.Option("--budget", help="Longest time per layer, such as 30s or 2m")]
+DatabaseUrl = Annotated[
+    str | None, typer.Option("--db", metavar="URL", help="Database; by default SQLite in your "
+                             "data directory, or what GEMM_TUNER_DB says")]
+Compiler = Annotated[
+    str | None, typer.Option("--compiler", help="gcc, clang or zig; by default the first found")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the same facts as JSON")]
+# fmt: on
+
+
+def parse_duration_s(text: str) -> float:
+    """Return the seconds written as `30s`, `2m`, `500ms`, `1h` or `30`.
+
+    Raises:
+        InvalidSetting: `text` is not a positive duration.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    seconds = float(match["number"]) * _UNIT_S[match["unit"] or "s"] if match else 0.0
+    if seconds <= 0:
+        raise InvalidSetting(f"duration {text!r} is not understood; write it as '30s' or '2m'.")
+    return seconds
+
+
+def execution_contexts(threads: int, regime: str) -> tuple[ExecutionContext, ...]:
+    """Return the contexts meant by the options `--threads` and `--regime`."""
+    return tuple(
+        ExecutionContext(threads=threads, regime=chosen) for chosen in Regime.parse_choice(regime)
+    )
+
+
+def execution_context(threads: int, regime: str) -> ExecutionContext:
+    """Return the one context meant by the options `--threads` and `--regime`.
+
+    Raises:
+        InvalidSetting: `regime` is not one regime.
+    """
+    contexts = execution_contexts(threads, regime)
+    if len(contexts) != 1:
+        raise InvalidSetting(f"regime {regime!r} names two; use 'hot' or 'cold_weights' here.")
+    return contexts[0]

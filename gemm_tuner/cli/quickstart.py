@@ -1,0 +1,150 @@
+"""`gemm-tuner quickstart`: the whole path on three real layers, in a few minutes."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import typer
+
+from gemm_tuner.bench.inputs import InputKind, make_inputs
+from gemm_tuner.bench.reference import compute_expected
+from gemm_tuner.bench.tolerance import find_error
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.cli import options
+from gemm_tuner.cli.layers import Layer
+from gemm_tuner.cli.output import print_line, print_message, time_text
+from gemm_tuner.cli.sweep import sweep_layers
+from gemm_tuner.client.client import Client
+from gemm_tuner.client.fallback import FallbackKernel
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import isa_text
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import ServiceUnreachable
+from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.store.database import default_database_url, open_database
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.sweep import SweepResult, SweepSettings
+
+_LAYERS = tuple(
+    Layer(name=name, problem=Problem.parse(text))
+    for name, text in (
+        ("a small layer", "f32 64x32x16 nk bias+relu"),
+        ("BERT base feed-forward up", "f32 128x3072x768 nk bias+gelu_erf"),
+        ("a decoder's projection", "f32 1x4096x4096 nk none"),
+    )
+)
+_START_TIMEOUT_S = 30.0
+_TIMED_S = 0.5
+_SEED = 1
+
+
+def quickstart(budget: options.Budget = "20s", db: options.DatabaseUrl = None) -> None:
+    """Tune three real layers against oneDNN, serve them, fetch a kernel and call it."""
+    cpu = detect_cpu()
+    toolchain = find_toolchain()
+    print_line(f"CPU: {cpu.brand}, {isa_text(cpu.isa)}")
+    print_line(f"compiler: {toolchain.text}\n")
+
+    url = db or default_database_url()
+    settings = SweepSettings(budget_s=options.parse_duration_s(budget), toolchain=toolchain)
+    found, is_stopped = sweep_layers(
+        _LAYERS,
+        contexts=(ExecutionContext(),),
+        cpu=cpu,
+        repository=Repository(open_database(url)),
+        settings=settings,
+        is_quiet=False,
+    )
+    if is_stopped:
+        print_message("Stopped; what was found is kept: run quickstart again to resume.")
+        raise typer.Exit(1)
+
+    with _service(url) as address:
+        print_line(f"The service is up at {address}; fetching a kernel through the client.")
+        _call(Client(address), _most_telling(found))
+    print_line(
+        "\nNext: gemm-tuner sweep M N K --epilogue bias+relu   tune a layer of yours\n"
+        "      gemm-tuner serve                               share what was found\n"
+        "      README.md                                      call kernels from Python and C"
+    )
+
+
+def _most_telling(found: list[tuple[Layer, SweepResult]]) -> Problem:
+    """Return the largest problem that has a kernel: its calls are the least diluted by Python."""
+    verdicts = [result.verdict for _layer, result in found]
+    served = [verdict for verdict in verdicts if verdict.artifact is not None] or verdicts
+    problems = [verdict.problem for verdict in served]
+    return max(problems, key=lambda problem: problem.flop(problem.m.high))
+
+
+def _call(client: Client, problem: Problem) -> None:
+    """Fetch the kernel for a problem, call it, check the result and print its speed."""
+    kernel = client.kernel(problem)
+    if isinstance(kernel, FallbackKernel):
+        print_line(f"NumPy computes {problem.text}: {kernel.reason}")
+    else:
+        print_line(f"{problem.text}: {kernel.candidate.text}, sha256 {kernel.artifact.sha256[:12]}")
+    inputs = make_inputs(problem, InputKind.NORMAL, _SEED)
+    packed: Any = kernel.pack(inputs.w)  # each kind of kernel has its own packed weights
+    operands: dict[str, Any] = {**inputs.operands}  # names and arrays: mypy sees `threads` in them
+    y = np.empty((problem.m.high, problem.n), np.float32)
+    kernel(inputs.x, packed, out=y, **operands)
+
+    fault = find_error(compute_expected(problem, inputs), y)
+    if fault is not None:
+        print_message(f"Error: the result is wrong: {fault}.")
+        raise typer.Exit(1)
+    print_line("checked against NumPy in float64: every element is within its error bound")
+
+    calls = 0
+    begin_ns = time.perf_counter_ns()
+    while (elapsed_ns := time.perf_counter_ns() - begin_ns) < _TIMED_S * 1e9:
+        kernel(inputs.x, packed, out=y, **operands)
+        calls += 1
+    call_ns = elapsed_ns / calls
+    rate = problem.flop(problem.m.high) / call_ns
+    print_line(f"called from Python: {time_text(call_ns)} a call, {rate:.1f} GFLOP/s")
+
+
+@contextmanager
+def _service(database_url: str) -> Iterator[str]:
+    """Run the service in a child process on a free port of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-P", "-m", "gemm_tuner", "serve", "--port", str(port)]
+    child = subprocess.Popen(
+        command,
+        # Not an argument: a URL may hold a password, and arguments can be read by everyone.
+        env={**os.environ, "GEMM_TUNER_DB": database_url},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _wait_until_ready(address, child)
+        yield address
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def _wait_until_ready(address: str, child: subprocess.Popen[bytes]) -> None:
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    while child.poll() is None and time.monotonic() < deadline_s:
+        try:
+            if httpx.get(f"{address}/readyz", trust_env=False).is_success:
+                return
+        except httpx.TransportError:
+            time.sleep(0.05)
+    raise ServiceUnreachable(
+        f"the service did not come up at {address}; "
+        'run "gemm-tuner serve" to see why, then run quickstart again.'
+    )

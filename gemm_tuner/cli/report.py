@@ -1,0 +1,180 @@
+"""What a sweep found, as JSON facts and as the tables a person reads."""
+
+from collections.abc import Sequence
+from statistics import geometric_mean
+from typing import Any
+
+from gemm_tuner.cli.layers import Layer
+from gemm_tuner.cli.output import print_line, print_table, time_text
+from gemm_tuner.domain.artifact import Artifact
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import isa_text
+from gemm_tuner.domain.measurement import CONFIDENCE, Measurement, Ratio
+from gemm_tuner.domain.record import Trial
+from gemm_tuner.domain.verdict import Verdict
+from gemm_tuner.tuning.sweep import SweepResult
+
+
+def context_text(context: ExecutionContext) -> str:
+    """Return a context as words: `hot, 1 thread`."""
+    plural = "" if context.threads == 1 else "s"
+    return f"{context.regime.value}, {context.threads} thread{plural}"
+
+
+def interval_text(ratio: Ratio) -> str:
+    """Return the interval of a ratio: `95 % interval 1.19 to 1.23`."""
+    return f"{CONFIDENCE * 100:.0f} % interval {ratio.low:.3f} to {ratio.high:.3f}"
+
+
+def decision_text(verdict: Verdict) -> str:
+    """Return the decision with what it rests on, as one line."""
+    measurement = verdict.measurement
+    if measurement is None:
+        return f"{verdict.decision.value}: nothing was measured for this problem"
+    ratio = measurement.ratio
+    line = (
+        f"{verdict.decision.value}: {ratio.median:.3f} times the speed of {measurement.baseline} "
+        f"({interval_text(ratio)}), basis {verdict.basis.value}"
+    )
+    return line if verdict.complete else f"{line}; the search was cut short"
+
+
+def ratio_facts(ratio: Ratio) -> dict[str, float]:
+    """Return a ratio as JSON facts."""
+    return {
+        "median": ratio.median,
+        "low": ratio.low,
+        "high": ratio.high,
+        "of_minimums": ratio.of_minimums,
+    }
+
+
+def artifact_facts(artifact: Artifact) -> dict[str, Any]:
+    """Return an artifact as JSON facts."""
+    return {
+        "sha256": artifact.sha256,
+        "size_bytes": artifact.size_bytes,
+        "abi_version": artifact.abi_version,
+        "required_isa": isa_text(artifact.required_isa),
+        "toolchain": artifact.toolchain,
+        "source_sha256": artifact.source_sha256,
+    }
+
+
+def verdict_facts(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as JSON facts."""
+    return {
+        "problem": verdict.problem.text,
+        "cpu": verdict.cpu_key,
+        "threads": verdict.context.threads,
+        "regime": verdict.context.regime.value,
+        "decision": verdict.decision.value,
+        "basis": verdict.basis.value,
+        "complete": verdict.complete,
+        "candidate": verdict.candidate.text if verdict.candidate else None,
+        "artifact": artifact_facts(verdict.artifact) if verdict.artifact else None,
+        "ratio": ratio_facts(verdict.ratio) if verdict.ratio else None,
+    }
+
+
+def result_facts(layer: Layer, result: SweepResult) -> dict[str, Any]:
+    """Return what a sweep found for one layer in one context, as JSON facts."""
+    rows = _finalist_rows(result)
+    best_ns = min((time_ns for _name, time_ns, _role in rows), default=0.0)
+    return {
+        "name": layer.name,
+        **verdict_facts(result.verdict),
+        "finalists": [
+            {"name": name, "median_ns": time_ns, "share_of_best": best_ns / time_ns, "role": role}
+            for name, time_ns, role in rows
+        ],
+        "tried": result.tried,
+        "failed": result.failed,
+        "resumed": result.resumed,
+    }
+
+
+def print_result(result: SweepResult) -> None:
+    """Print the autotuning table of one layer in one context, and the decision."""
+    verdict = result.verdict
+    rows = _finalist_rows(result)
+    if rows:
+        best_ns = min(time_ns for _name, time_ns, _role in rows)
+        print_table(
+            f"{verdict.problem.text}, {context_text(verdict.context)}",
+            ("candidate", ">time per call", ">share of best", "role"),
+            [
+                (name, time_text(time_ns), f"{best_ns / time_ns:.1%}", role)
+                for name, time_ns, role in rows
+            ],
+        )
+    print_line(decision_text(verdict))
+    print_line(f"{result.tried} candidates tried, {result.failed} failed\n")
+
+
+def print_summary(found: Sequence[tuple[Layer, SweepResult]]) -> None:
+    """Print one row per layer and context, and the geometric mean of the ratios."""
+    print_table(
+        "Summary",
+        ("layer", "problem", "context", ">kernel", ">baseline", ">ratio", "decision"),
+        [
+            (
+                layer.name,
+                result.verdict.problem.text,
+                context_text(result.verdict.context),
+                *_measurement_cells(result.verdict.measurement),
+                result.verdict.decision.value,
+            )
+            for layer, result in found
+        ],
+    )
+    for context, mean in geometric_means([result.verdict for _layer, result in found]).items():
+        print_line(
+            f"geometric mean, {context_text(context)}: {mean:.3f} times the speed of the baseline"
+        )
+
+
+def geometric_means(verdicts: Sequence[Verdict]) -> dict[ExecutionContext, float]:
+    """Return, for each context, the geometric mean of the kernels' speeds over the baseline's."""
+    ratios: dict[ExecutionContext, list[float]] = {}
+    for verdict in verdicts:
+        if verdict.ratio is not None:
+            ratios.setdefault(verdict.context, []).append(verdict.ratio.median)
+    return {context: geometric_mean(values) for context, values in ratios.items()}
+
+
+def summary_facts(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+    """Return the geometric means as JSON facts."""
+    return [
+        {"threads": context.threads, "regime": context.regime.value, "geometric_mean": mean}
+        for context, mean in geometric_means(verdicts).items()
+    ]
+
+
+def _measurement_cells(measurement: Measurement | None) -> tuple[str, str, str]:
+    if measurement is None:
+        return ("-", "-", "-")
+    return (
+        time_text(measurement.candidate.median_ns),
+        time_text(measurement.baseline_timing.median_ns),
+        f"{measurement.ratio.median:.3f}",
+    )
+
+
+def _finalist_rows(result: SweepResult) -> list[tuple[str, float, str]]:
+    """Return name, median time of a call in ns and role, fastest first, the baseline among them."""
+    measured = [
+        (trial, trial.measurement) for trial in result.finalists if trial.measurement is not None
+    ]
+    rows = [
+        (trial.candidate.text, measurement.candidate.median_ns, _role(trial, result.verdict))
+        for trial, measurement in measured
+    ]
+    beside = result.verdict.measurement or (measured[0][1] if measured else None)
+    if beside is not None:
+        rows.append((beside.baseline, beside.baseline_timing.median_ns, "baseline"))
+    return sorted(rows, key=lambda row: row[1])
+
+
+def _role(trial: Trial, verdict: Verdict) -> str:
+    return "winner" if trial.candidate == verdict.candidate else "finalist"

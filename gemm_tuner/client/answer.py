@@ -1,0 +1,41 @@
+"""What a service answers to a question for a kernel."""
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gemm_tuner.errors import SignatureInvalid
+from gemm_tuner.trust.sign import SignedVerdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A signed verdict, not yet checked, the service's reasons, and the document they came in."""
+
+    document: bytes
+    envelope: SignedVerdict
+    explain: tuple[str, ...]
+
+
+class _ResolveDocument(BaseModel):
+    # Whatever else the document says is for people: only the envelope is believed.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    signed: SignedVerdict
+    explain: tuple[str, ...]
+
+
+def parse_answer(document: bytes) -> Answer:
+    """Return the answer in a JSON document.
+
+    Raises:
+        SignatureInvalid: it holds no signed verdict.
+    """
+    try:
+        parsed = _ResolveDocument.model_validate_json(document)
+    except ValidationError as error:
+        raise SignatureInvalid(
+            f"the answer holds no signed verdict ({error.error_count()} faults); "
+            "nothing was loaded: check the address of the service."
+        ) from None
+    return Answer(document=document, envelope=parsed.signed, explain=parsed.explain)

@@ -1,0 +1,108 @@
+"""What runs when no kernel is served: the same calls as a kernel, on NumPy."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemm_tuner.domain.epilogue import OperandShape
+from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.errors import InvalidArray
+from gemm_tuner.runtime.arrays import check_overlap, view_matrix, view_operand, view_output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FallbackWeights:
+    """Weights as NumPy multiplies them: (k, n)."""
+
+    matrix: NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FallbackKernel:
+    """A problem computed by NumPy in float32, and the reason why no kernel does it.
+
+    It is called like a `Kernel`: pack the weights once, then call.
+    """
+
+    problem: Problem
+    reason: str
+
+    def pack(self, w: NDArray[np.generic]) -> FallbackWeights:
+        """Return a copy of the weights, ready to be multiplied.
+
+        Args:
+            w: (n, k) or (k, n), as the problem's layout says; rows at any distance.
+
+        Raises:
+            InvalidArray: the type, shape or strides of `w` cannot be used.
+        """
+        problem = self.problem
+        is_nk = problem.w_layout is WeightLayout.NK
+        shape = (problem.n, problem.k) if is_nk else (problem.k, problem.n)
+        view_matrix("w", w, shape, problem.types.w)
+        copied = w.copy()
+        return FallbackWeights(matrix=copied.T if is_nk else copied)
+
+    def __call__(
+        self,
+        x: NDArray[np.generic],
+        packed: FallbackWeights,
+        *,
+        out: NDArray[np.generic] | None = None,
+        threads: int = 1,  # noqa: ARG002 - NumPy chooses its threads itself
+        **operands: object,
+    ) -> NDArray[np.generic]:
+        """Return `epilogue(x @ w)`; the arguments are those of `Kernel`.
+
+        Raises:
+            InvalidArray: an array is missing, or its type, shape or strides cannot be used.
+        """
+        problem = self.problem
+        if not isinstance(x, np.ndarray) or x.ndim != 2 or x.shape[0] not in problem.m:
+            raise InvalidArray(
+                f"x has the shape {np.shape(x)}, but ({problem.m.text}, {problem.k}) is needed; "
+                "ask for a kernel of its size."
+            )
+        shape = (x.shape[0], problem.n)
+        view_matrix("x", x, (shape[0], problem.k), problem.types.x)
+        arrays = self._operand_arrays(operands, shape)
+        if out is not None:
+            view_output(out, shape, problem.types.y)
+            check_overlap(out, "x", x, may_be_same=False)
+        # A kernel computes with infinities in silence, and so does its substitute.
+        with np.errstate(all="ignore"):
+            y = self._epilogue(np.matmul(x, packed.matrix), arrays)
+        if out is None:
+            return y
+        out[...] = y
+        return out
+
+    def _operand_arrays(
+        self, operands: dict[str, object], shape: tuple[int, int]
+    ) -> list[NDArray[np.generic]]:
+        epilogue = self.problem.epilogue
+        names = [operand.name for operand in epilogue.operands]
+        if set(names) != set(operands):
+            raise InvalidArray(
+                f"the epilogue {epilogue.text} reads {', '.join(names) or 'no operands'}, but got "
+                f"{', '.join(operands) or 'none'}: pass each by its name."
+            )
+        return [
+            view_operand(
+                wanted.name, operands[wanted.name], wanted.shape, shape, self.problem.types.y
+            )[1]
+            for wanted in epilogue.operands
+        ]
+
+    def _epilogue(
+        self, value: NDArray[np.generic], arrays: list[NDArray[np.generic]]
+    ) -> NDArray[np.generic]:
+        remaining = iter(arrays)
+        for step in self.problem.epilogue.steps:
+            has_operand = step.kind.operand is not OperandShape.NONE
+            operand = next(remaining) if has_operand else None
+            value = np.asarray(
+                step.kind.reference(np, value, operand, *step.parameters), dtype=value.dtype
+            )
+        return value

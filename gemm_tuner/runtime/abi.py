@@ -1,0 +1,130 @@
+"""The kernel ABI of templates/abi/gemm_tuner.h, for ctypes."""
+
+import ctypes
+import os
+from collections.abc import Sequence
+
+from gemm_tuner.domain.artifact import ABI_VERSION
+from gemm_tuner.errors import AbiMismatch, KernelRejected
+
+ALIGNMENT_BYTES = 64
+OK = 0
+
+
+class OperandStruct(ctypes.Structure):
+    """`gemm_tuner_operand`: an array that the epilogue reads."""
+
+    _fields_ = (("elements", ctypes.c_void_p), ("leading_dimension", ctypes.c_int64))
+
+
+class ArgsStruct(ctypes.Structure):
+    """`gemm_tuner_args`: what a call works on."""
+
+    _fields_ = (
+        ("size_bytes", ctypes.c_uint64),
+        ("m", ctypes.c_int64),
+        ("x", ctypes.c_void_p),
+        ("x_leading_dimension", ctypes.c_int64),
+        ("packed_w", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("y_leading_dimension", ctypes.c_int64),
+        ("operands", ctypes.POINTER(OperandStruct)),
+        ("operand_count", ctypes.c_uint64),
+        ("workspace", ctypes.c_void_p),
+    )
+
+
+# Functions of the library, their results and their arguments.
+# fmt: off
+_SIGNATURES: tuple[tuple[str, type | None, Sequence[type]], ...] = (
+    ("gemm_tuner_abi_version",         ctypes.c_uint32, ()),
+    ("gemm_tuner_describe",            ctypes.c_char_p, ()),
+    ("gemm_tuner_packed_weight_bytes", ctypes.c_uint64, ()),
+    ("gemm_tuner_pack_weights",        None,
+     (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)),
+    ("gemm_tuner_workspace_bytes",     ctypes.c_uint64, (ctypes.c_int32,)),
+    ("gemm_tuner_preferred_parts",     ctypes.c_int32,  ()),
+    ("gemm_tuner_phases",              ctypes.c_int32,  ()),
+    ("gemm_tuner_run",                 ctypes.c_int32,
+     (ctypes.POINTER(ArgsStruct), ctypes.c_int32, ctypes.c_int32, ctypes.c_int32)),
+)
+# fmt: on
+
+
+class KernelLibrary:
+    """The functions of one kernel library, loaded into this process.
+
+    A library is never unloaded: a kernel may still be running in another thread.
+    """
+
+    def __init__(self, binary: bytes) -> None:
+        """Load the library from memory.
+
+        Raises:
+            KernelRejected: the system cannot load it, or a function is missing.
+            AbiMismatch: it was built for another version of the ABI.
+        """
+        # The descriptor stays open: the loader knows a library by its path, and another kernel
+        # under the number of a closed one would be taken for the first.
+        descriptor = os.memfd_create("gemm-tuner-kernel")
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(binary)
+        try:
+            self._library = ctypes.CDLL(f"/proc/self/fd/{descriptor}", mode=os.RTLD_NOW)
+            for name, result, arguments in _SIGNATURES:
+                function = getattr(self._library, name)
+                function.restype = result
+                function.argtypes = tuple(arguments)
+        except (OSError, AttributeError) as error:
+            raise KernelRejected(
+                f"the kernel library cannot be loaded: {error}; build or fetch it again."
+            ) from error
+        version = self._library.gemm_tuner_abi_version()
+        if version != ABI_VERSION:
+            raise AbiMismatch(
+                f"the kernel library says version {version} of the kernel ABI, but this package "
+                f"calls version {ABI_VERSION}; tune or resolve the problem again."
+            )
+        self.phases: int = self._library.gemm_tuner_phases()
+        self.preferred_parts: int = self._library.gemm_tuner_preferred_parts()
+        self.packed_weight_bytes: int = self._library.gemm_tuner_packed_weight_bytes()
+
+    @property
+    def run_address(self) -> int:
+        """Return the address of `gemm_tuner_run`, for callers in C."""
+        return ctypes.cast(self._library.gemm_tuner_run, ctypes.c_void_p).value or 0
+
+    def describe(self) -> str:
+        """Return the library's description of itself, as JSON."""
+        description: bytes = self._library.gemm_tuner_describe()
+        return description.decode()
+
+    def workspace_bytes(self, parts: int) -> int:
+        """Return the size of the workspace for a call in `parts` parts, in bytes."""
+        size: int = self._library.gemm_tuner_workspace_bytes(parts)
+        return size
+
+    def pack_weights(self, w: int, leading_dimension: int, packed_w: int) -> None:
+        """Pack the weights at address `w` into the memory at address `packed_w`."""
+        self._library.gemm_tuner_pack_weights(w, leading_dimension, packed_w)
+
+    def run(self, args: ArgsStruct, phase: int, part: int, parts: int) -> int:
+        """Compute one part of one phase and return the status."""
+        status: int = self._library.gemm_tuner_run(ctypes.byref(args), phase, part, parts)
+        return status
+
+
+def make_args(
+    *,
+    m: int,
+    x: tuple[int, int],
+    packed_w: int,
+    y: tuple[int, int],
+    operands: Sequence[tuple[int, int]],
+    workspace: int,
+) -> ArgsStruct:
+    """Return the arguments of a call; arrays are given as address and leading dimension."""
+    table = (OperandStruct * len(operands))(*(OperandStruct(*operand) for operand in operands))
+    return ArgsStruct(
+        ctypes.sizeof(ArgsStruct), m, *x, packed_w, *y, table, len(operands), workspace or None
+    )

@@ -1,0 +1,135 @@
+"""Check NumPy arrays before their addresses are given to a kernel."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.epilogue import OperandShape
+from gemm_tuner.errors import InvalidArray
+from gemm_tuner.runtime.memory import address_of
+
+NUMPY_TYPES: dict[DType, type[np.generic]] = {DType.F32: np.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayView:
+    """Where an array lies: its address, and the distance between its rows in elements."""
+
+    address: int
+    leading_dimension: int
+
+
+def view_matrix(name: str, array: object, shape: tuple[int, int], dtype: DType) -> ArrayView:
+    """Return where a matrix lies, whose rows are contiguous and at any distance.
+
+    Raises:
+        InvalidArray: it is no array, or its type, shape or strides cannot be used.
+    """
+    matrix = _check_array(name, array, shape, dtype)
+    rows, columns = shape
+    row_stride, column_stride = matrix.strides
+    if columns > 1 and column_stride != dtype.size_bytes:
+        raise InvalidArray(
+            f"{name} has elements {column_stride} bytes apart in a row, but they must be "
+            f"contiguous ({dtype.size_bytes} bytes): pass numpy.ascontiguousarray({name})."
+        )
+    if rows <= 1 or columns == 0:
+        return ArrayView(address_of(matrix), max(1, columns))
+    if row_stride < columns * dtype.size_bytes or row_stride % dtype.size_bytes:
+        raise InvalidArray(
+            f"{name} has rows {row_stride} bytes apart, but a row of {columns} elements takes "
+            f"{columns * dtype.size_bytes} bytes: pass numpy.ascontiguousarray({name})."
+        )
+    return ArrayView(address_of(matrix), row_stride // dtype.size_bytes)
+
+
+def view_output(array: object, shape: tuple[int, int], dtype: DType) -> ArrayView:
+    """Return where the result goes, an array made by the caller.
+
+    Raises:
+        InvalidArray: it cannot be used, or may not be written.
+    """
+    view = view_matrix("out", array, shape, dtype)
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise InvalidArray("out is read-only, but the result is written to it: pass a copy.")
+    return view
+
+
+def view_operand(
+    name: str, value: object, kind: OperandShape, shape: tuple[int, int], dtype: DType
+) -> tuple[ArrayView, NDArray[np.generic]]:
+    """Return where an epilogue operand lies, and the array that holds it.
+
+    A scalar may be given as a number; `shape` is that of y.
+
+    Raises:
+        InvalidArray: the operand cannot be used.
+    """
+    if kind is OperandShape.SCALAR:
+        scalar = _scalar(name, value, dtype)
+        return ArrayView(address_of(scalar), 0), scalar
+    if kind is OperandShape.ROW_VECTOR:
+        vector = _check_array(name, value, shape[1:], dtype)
+        if shape[1] > 1 and vector.strides[0] != dtype.size_bytes:
+            raise InvalidArray(
+                f"{name} has elements {vector.strides[0]} bytes apart, but they must be "
+                f"contiguous ({dtype.size_bytes} bytes): pass numpy.ascontiguousarray({name})."
+            )
+        return ArrayView(address_of(vector), 0), vector
+    view = view_matrix(name, value, shape, dtype)
+    assert isinstance(value, np.ndarray)
+    return view, value
+
+
+def check_overlap(
+    out: NDArray[np.generic], name: str, array: NDArray[np.generic], *, may_be_same: bool
+) -> None:
+    """Check that `out` shares no memory with an input, or is the very same matrix if it may be.
+
+    Raises:
+        InvalidArray: they overlap.
+    """
+    if not np.may_share_memory(out, array) or not np.shares_memory(out, array):
+        return
+    is_same = address_of(out) == address_of(array) and out.strides == array.strides
+    if may_be_same and is_same and out.shape == array.shape:
+        return
+    raise InvalidArray(
+        f"out overlaps {name} in memory, which would be changed while it is read: "
+        "pass another array."
+    )
+
+
+def _check_array(
+    name: str, array: object, shape: tuple[int, ...], dtype: DType
+) -> NDArray[np.generic]:
+    wanted = NUMPY_TYPES[dtype]
+    if not isinstance(array, np.ndarray):
+        raise InvalidArray(
+            f"{name} is a {type(array).__name__}, not a numpy.ndarray: pass numpy.asarray({name})."
+        )
+    if array.dtype != wanted:
+        raise InvalidArray(
+            f"{name} has the dtype {array.dtype}, but the kernel computes in "
+            f"{np.dtype(wanted).name}: pass {name}.astype(numpy.{np.dtype(wanted).name})."
+        )
+    if array.shape != shape:
+        raise InvalidArray(
+            f"{name} has the shape {array.shape}, but {shape} is needed; "
+            "check the array, or ask for a kernel of its size."
+        )
+    if array.size and array.__array_interface__["data"][0] % dtype.size_bytes:
+        raise InvalidArray(
+            f"{name} does not start at a multiple of {dtype.size_bytes} bytes: pass {name}.copy()."
+        )
+    return array
+
+
+def _scalar(name: str, value: object, dtype: DType) -> NDArray[np.generic]:
+    if isinstance(value, int | float | np.number):
+        return np.array([value], NUMPY_TYPES[dtype])
+    if isinstance(value, np.ndarray) and value.size == 1:
+        return np.ascontiguousarray(_check_array(name, value, value.shape, dtype)).reshape(1)
+    raise InvalidArray(f"{name} is {value!r}, but one number is needed: pass a float.")

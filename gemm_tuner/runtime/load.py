@@ -1,0 +1,189 @@
+"""Load a kernel and call it on NumPy arrays."""
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemm_tuner.domain.artifact import Artifact
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import MAX_THREADS
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.errors import InvalidArray, InvalidSetting, KernelRejected
+from gemm_tuner.runtime.abi import OK, ArgsStruct, KernelLibrary, make_args
+from gemm_tuner.runtime.arrays import (
+    NUMPY_TYPES,
+    ArrayView,
+    check_overlap,
+    view_matrix,
+    view_operand,
+    view_output,
+)
+from gemm_tuner.runtime.memory import address_of, allocate_aligned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedWeights:
+    """Weights in the layout of one kernel, in aligned memory."""
+
+    artifact_sha256: str
+    memory: NDArray[np.uint8]
+
+
+class Kernel:
+    """A loaded kernel: `y = epilogue(x @ w)` for one n and k.
+
+    It can be called from any number of threads at the same time.
+    """
+
+    def __init__(self, library: KernelLibrary, artifact: Artifact) -> None:
+        """Wrap a loaded library; use `load_kernel` to get a checked one."""
+        description = json.loads(library.describe())
+        self.library = library
+        self.artifact = artifact
+        self.problem = Problem.parse(description["problem"])
+        self.candidate = Candidate.parse(description["candidate"])
+        self._y_type = NUMPY_TYPES[self.problem.types.y]
+
+    def pack(self, w: NDArray[np.generic]) -> PackedWeights:
+        """Return the weights in the layout of this kernel.
+
+        Args:
+            w: (n, k) or (k, n), as the problem's layout says; rows at any distance.
+
+        Raises:
+            InvalidArray: the type, shape or strides of `w` cannot be used.
+        """
+        problem = self.problem
+        is_nk = problem.w_layout is WeightLayout.NK
+        shape = (problem.n, problem.k) if is_nk else (problem.k, problem.n)
+        view = view_matrix("w", w, shape, problem.types.w)
+        memory = allocate_aligned(self.library.packed_weight_bytes)
+        self.library.pack_weights(view.address, view.leading_dimension, address_of(memory))
+        return PackedWeights(artifact_sha256=self.artifact.sha256, memory=memory)
+
+    def __call__(
+        self,
+        x: NDArray[np.generic],
+        packed: PackedWeights,
+        *,
+        out: NDArray[np.generic] | None = None,
+        threads: int = 1,
+        **operands: object,
+    ) -> NDArray[np.generic]:
+        """Return `epilogue(x @ w)`.
+
+        Args:
+            x: (m, k), rows at any distance.
+            packed: what `pack` returned.
+            out: where the result goes, (m, n); made if not given. It may be one of the matrices
+                that the epilogue reads, but share no other memory with an input.
+            threads: how many threads compute. The result may depend on this number in the last
+                bits, but never on their order.
+            **operands: what the epilogue reads, by the names in `problem.epilogue.operands`.
+
+        Raises:
+            InvalidArray: an array is missing, or its type, shape or strides cannot be used.
+            InvalidSetting: `threads` is out of range.
+        """
+        if packed.artifact_sha256 != self.artifact.sha256:
+            raise InvalidArray(
+                f"packed was made by kernel {packed.artifact_sha256[:12]}, but this is "
+                f"{self.artifact.sha256[:12]}: pack the weights with this kernel."
+            )
+        if not 1 <= threads <= MAX_THREADS:
+            raise InvalidSetting(f"threads = {threads} is out of range; use 1 to {MAX_THREADS}.")
+        rows = self._rows_of(x)
+        types, shape = self.problem.types, (rows, self.problem.n)
+        x_view = view_matrix("x", x, (rows, self.problem.k), types.x)
+        y = np.empty(shape, self._y_type) if out is None else out
+        y_view = view_output(y, shape, types.y)
+        views, kept = self._view_operands(operands, shape)
+        if out is not None:
+            check_overlap(out, "x", x, may_be_same=False)
+            for name, array in kept.items():
+                check_overlap(out, name, array, may_be_same=True)
+        workspace_bytes = self.library.workspace_bytes(threads)
+        workspace = allocate_aligned(workspace_bytes) if workspace_bytes else None
+        args = make_args(
+            m=rows,
+            x=(x_view.address, x_view.leading_dimension),
+            packed_w=address_of(packed.memory),
+            y=(y_view.address, y_view.leading_dimension),
+            operands=[(view.address, view.leading_dimension) for view in views],
+            workspace=0 if workspace is None else address_of(workspace),
+        )
+        self._run(args, threads)
+        return y
+
+    def _rows_of(self, x: NDArray[np.generic]) -> int:
+        if not isinstance(x, np.ndarray) or x.ndim != 2:
+            raise InvalidArray("x must be a numpy.ndarray of two dimensions, (m, k).")
+        rows = len(x)
+        if rows not in self.problem.m:
+            raise InvalidArray(
+                f"x has {rows} rows, but the kernel is made for m = {self.problem.m.text}; "
+                "ask for a kernel of this size, or of a range of m."
+            )
+        return rows
+
+    def _view_operands(
+        self, operands: Mapping[str, object], shape: tuple[int, int]
+    ) -> tuple[list[ArrayView], dict[str, NDArray[np.generic]]]:
+        wanted = self.problem.epilogue.operands
+        names = [operand.name for operand in wanted]
+        if set(names) != set(operands):
+            raise InvalidArray(
+                f"the epilogue {self.problem.epilogue.text} reads "
+                f"{', '.join(names) or 'no operands'}, but got "
+                f"{', '.join(operands) or 'none'}: pass each by its name."
+            )
+        views, kept = [], {}
+        for operand in wanted:
+            view, array = view_operand(
+                operand.name, operands[operand.name], operand.shape, shape, self.problem.types.y
+            )
+            views.append(view)
+            kept[operand.name] = array
+        return views, kept
+
+    def _run(self, args: ArgsStruct, threads: int) -> None:
+        for phase in range(self.library.phases):
+            if threads == 1:
+                statuses = [self.library.run(args, phase, 0, 1)]
+            else:
+                parts = range(threads)
+                statuses = list(
+                    _pool(threads).map(
+                        lambda part, phase=phase: self.library.run(args, phase, part, threads),
+                        parts,
+                    )
+                )
+            if any(status != OK for status in statuses):
+                raise KernelRejected(
+                    f"kernel {self.artifact.sha256[:12]} refused its arguments "
+                    f"(m = {args.m}, {threads} parts); build or fetch it again."
+                )
+
+
+def load_kernel(binary: bytes, *, artifact: Artifact, cpu: Cpu) -> Kernel:
+    """Check an artifact, load it into this process, and return it as a kernel.
+
+    Raises:
+        DigestMismatch: the bytes are not those that the artifact is named after.
+        IsaNotUsable: the kernel needs features that are not usable here.
+        AbiMismatch: the kernel has another version of the ABI than this package.
+        KernelRejected: the system cannot load it.
+    """
+    artifact.check(binary, cpu.isa)
+    return Kernel(KernelLibrary(binary), artifact)
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=threads, thread_name_prefix="gemm-tuner")

@@ -1,0 +1,31 @@
+"""Memory aligned for vectors, in huge pages where it is large."""
+
+import mmap
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemm_tuner.runtime.abi import ALIGNMENT_BYTES
+
+HUGE_PAGE_BYTES = 2 << 20
+
+
+def allocate_aligned(size_bytes: int) -> NDArray[np.uint8]:
+    """Return zeroed memory that starts at a cache line, or at a huge page if it fills one."""
+    if size_bytes < HUGE_PAGE_BYTES:
+        return _from_boundary(np.zeros(size_bytes + ALIGNMENT_BYTES, np.uint8), ALIGNMENT_BYTES)[
+            :size_bytes
+        ]
+    mapping = mmap.mmap(-1, size_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE)
+    mapping.madvise(mmap.MADV_HUGEPAGE)
+    return _from_boundary(np.frombuffer(mapping, np.uint8), HUGE_PAGE_BYTES)[:size_bytes]
+
+
+def address_of(array: NDArray[np.generic]) -> int:
+    """Return the address of the first element."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _from_boundary(memory: NDArray[np.uint8], boundary_bytes: int) -> NDArray[np.uint8]:
+    return memory[-address_of(memory) % boundary_bytes :]

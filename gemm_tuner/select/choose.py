@@ -1,0 +1,53 @@
+"""The lookup ladder: from a question to a verdict with its reasons."""
+
+from dataclasses import dataclass
+
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.verdict import Verdict
+from gemm_tuner.select.bucket import bucket
+from gemm_tuner.select.derive import no_verdict
+from gemm_tuner.select.exact import exact, sibling
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.tables import Origin
+
+_LADDER = (exact, sibling, bucket)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """A verdict, and one sentence for each rung of the ladder that was tried."""
+
+    verdict: Verdict
+    explain: tuple[str, ...]
+
+
+def choose(
+    repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
+) -> Match:
+    """Return the best-founded verdict for `problem` on `cpu` in `context`."""
+    explain: list[str] = []
+    for look in _LADDER:
+        rung = look(repository, problem, cpu=cpu, context=context)
+        explain.append(rung.reason)
+        if rung.verdict is not None:
+            return Match(verdict=rung.verdict, explain=(*explain, _say(rung.verdict)))
+    imported = len(repository.trials(problem=problem, origin=Origin.IMPORTED))
+    if imported:
+        explain.append(
+            f"imported: {imported} records from elsewhere are not served before a sweep here."
+        )
+    explain.append('baseline: nothing is known; run "gemm-tuner sweep" to tune it here.')
+    verdict = no_verdict(problem, cpu_key=cpu.exact_key, context=context)
+    return Match(verdict=verdict, explain=tuple(explain))
+
+
+def _say(verdict: Verdict) -> str:
+    ratio = verdict.ratio
+    assert ratio is not None, "a verdict of a rung rests on a measurement"
+    return (
+        f"{verdict.decision.value}: {ratio.median:.3f} times the speed of the baseline, "
+        f"95 % interval {ratio.low:.3f} to {ratio.high:.3f}"
+        f"{'' if verdict.complete else '; the sweep did not come to its end'}."
+    )

@@ -1,0 +1,64 @@
+"""From trials to a verdict."""
+
+from collections.abc import Sequence
+
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.measurement import Measurement
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.domain.verdict import Basis, Decision, Verdict, decide
+
+
+def derive_verdict(
+    trials: Sequence[Trial],
+    *,
+    problem: Problem,
+    cpu_key: str,
+    context: ExecutionContext,
+    complete: bool,
+    basis: Basis = Basis.MEASURED,
+) -> Verdict:
+    """Return the verdict that the final trials among `trials`, all of one generator, allow.
+
+    The candidate with the smallest median time stands against the baseline; of several trials of
+    one candidate the latest counts. A verdict for the baseline keeps the measurement that it rests
+    on, but names no artifact.
+    """
+    latest: dict[str, tuple[Trial, Measurement]] = {}
+    for trial in trials:
+        if (
+            trial.stage is Stage.FINAL
+            and trial.outcome is Outcome.CORRECT
+            and trial.measurement is not None
+        ):
+            latest[trial.candidate.text] = (trial, trial.measurement)
+    if not latest:
+        return no_verdict(problem, cpu_key=cpu_key, context=context)
+
+    _name, (best, measurement) = min(
+        latest.items(), key=lambda item: (item[1][1].candidate.median_ns, item[0])
+    )
+    decision = decide(measurement.ratio)
+    return Verdict(
+        problem=problem,
+        cpu_key=cpu_key,
+        context=context,
+        decision=decision,
+        basis=basis,
+        complete=complete,
+        candidate=best.candidate,
+        artifact=None if decision is Decision.BASELINE else best.artifact,
+        measurement=measurement,
+    )
+
+
+def no_verdict(problem: Problem, *, cpu_key: str, context: ExecutionContext) -> Verdict:
+    """Return the verdict when nothing is known: the baseline."""
+    return Verdict(
+        problem=problem,
+        cpu_key=cpu_key,
+        context=context,
+        decision=Decision.BASELINE,
+        basis=Basis.NONE,
+        complete=False,
+    )

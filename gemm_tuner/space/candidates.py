@@ -1,0 +1,255 @@
+"""The candidates for a problem on a CPU: every choice, and the neighbours of one.
+
+A candidate is a register tile and one value on each axis below. The search starts from the default
+of a tile and moves along one axis at a time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from itertools import product
+from math import ceil
+
+from gemm_tuner.domain.blocking import Blocking, LoopOrder
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import NoKernelFamily
+from gemm_tuner.space.catalog import CATALOG, family_named
+from gemm_tuner.space.limits import is_possible
+
+_KC_TARGETS = (256, 512, 1024)
+_UNROLLS = (1, 2, 4)
+_PREFETCHES_BYTES = (0, 4096, 8192, 16384)
+
+
+class Residence(Enum):
+    """What the cache blocks keep in L2, and so which loops are cut."""
+
+    NOTHING_JR = auto()  # no cut; each panel of w meets all rows
+    NOTHING_IR = auto()  # no cut; each tile of rows meets all panels
+    X = auto()  # blocks of rows of x
+    W = auto()  # blocks of columns of w
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A point of the space: a tile and one value on each axis."""
+
+    family: MicroKernelFamily
+    mr: int
+    nr: int
+    kc: int
+    residence: Residence
+    pack_x: bool
+    prefetch_w_bytes: int
+    k_unroll: int
+    grid: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """Everything that could be generated for a problem on a CPU with a number of threads."""
+
+    problem: Problem
+    cpu: Cpu
+    threads: int = 1
+
+    def tiles(self) -> Iterator[tuple[MicroKernelFamily, int, int]]:
+        """Yield the register tiles that no limit speaks against."""
+        for family in CATALOG.values():
+            for mr, nr in family.tiles:
+                if is_possible(self.problem, self.cpu, family, mr, nr):
+                    yield family, mr, nr
+
+    def defaults(self) -> list[Candidate]:
+        """Return, for each tile, the blocking to try first.
+
+        Raises:
+            NoKernelFamily: no family of the catalog covers the problem on this CPU.
+        """
+        found = [self.candidate(self._default(*tile)) for tile in self.tiles()]
+        if not found:
+            raise NoKernelFamily(
+                f"no kernel family covers {self.problem.text!r} on {self.cpu.brand}; "
+                'run "gemm-tuner cpu" to see what there is.'
+            )
+        return found
+
+    def neighbours(self, candidate: Candidate) -> list[Candidate]:
+        """Return the candidates that differ from `candidate` in one choice, each once."""
+        found: dict[str, Candidate] = {}
+        for choice in self._choices_like(candidate):
+            for other in self._moves(choice):
+                neighbour = self.candidate(other)
+                found[neighbour.text] = neighbour
+        found.pop(candidate.text, None)
+        return list(found.values())
+
+    def all(self) -> Iterator[Candidate]:
+        """Yield every candidate, each once."""
+        seen = set()
+        for family, mr, nr in self.tiles():
+            for choice in self._choices_of(family, mr, nr):
+                candidate = self.candidate(choice)
+                if candidate.text not in seen:
+                    seen.add(candidate.text)
+                    yield candidate
+
+    def candidate(self, choice: Choice) -> Candidate:
+        """Return the candidate that a choice stands for."""
+        mr, nr, kc = choice.mr, choice.nr, choice.kc
+        mc, nc, order = self._blocks(choice)
+        return Candidate(
+            micro_kernel=MicroKernel(family=choice.family.name, mr=mr, nr=nr),
+            blocking=Blocking(
+                mc=mc,
+                nc=nc,
+                kc=kc,
+                loop_order=order,
+                pack_x=choice.pack_x,
+                prefetch_w_bytes=choice.prefetch_w_bytes,
+                k_unroll=choice.k_unroll,
+                grid_m=choice.grid[0],
+                grid_n=choice.grid[1],
+            ),
+        )
+
+    def _blocks(self, choice: Choice) -> tuple[int, int, LoopOrder]:
+        all_rows = _round_up(max(1, self.problem.m.high), choice.mr)
+        all_columns = _round_up(max(1, self.problem.n), choice.nr)
+        half_l2 = self.cpu.caches.l2_bytes // 2 or 256 << 10
+        depth_bytes = choice.kc * self.problem.types.w.size_bytes
+        fitting_rows = max(choice.mr, half_l2 // depth_bytes // choice.mr * choice.mr)
+        fitting_columns = max(choice.nr, half_l2 // depth_bytes // choice.nr * choice.nr)
+        match choice.residence:
+            case Residence.NOTHING_JR:
+                return all_rows, all_columns, LoopOrder.JC_IC_JR_IR
+            case Residence.NOTHING_IR:
+                return all_rows, all_columns, LoopOrder.JC_IC_IR_JR
+            case Residence.X:
+                return min(all_rows, fitting_rows), all_columns, LoopOrder.IC_JC_JR_IR
+            case Residence.W:
+                return all_rows, min(all_columns, fitting_columns), LoopOrder.JC_IC_IR_JR
+
+    def _default(self, family: MicroKernelFamily, mr: int, nr: int) -> Choice:
+        streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
+        kc = self._kcs(family)[0]
+        x_bytes = self.problem.m.high * kc * self.problem.types.x.size_bytes
+        if x_bytes <= self.cpu.caches.l2_bytes // 2:
+            residence = Residence.NOTHING_JR
+        else:
+            residence = Residence.X if streams_weights else Residence.NOTHING_IR
+        return Choice(
+            family=family,
+            mr=mr,
+            nr=nr,
+            kc=kc,
+            residence=residence,
+            pack_x=False,
+            prefetch_w_bytes=8192 if streams_weights and self.problem.m.high > 1 else 0,
+            k_unroll=1 if mr * nr >= 8 * family.lanes else 4,
+            grid=self._grids(mr, nr)[0],
+        )
+
+    def _choices_of(self, family: MicroKernelFamily, mr: int, nr: int) -> Iterator[Choice]:
+        for kc, residence, pack_x, prefetch, k_unroll, grid in product(
+            self._kcs(family),
+            Residence,
+            (False, True),
+            self._prefetches(),
+            _UNROLLS,
+            self._grids(mr, nr),
+        ):
+            yield Choice(
+                family=family,
+                mr=mr,
+                nr=nr,
+                kc=kc,
+                residence=residence,
+                pack_x=pack_x,
+                prefetch_w_bytes=prefetch,
+                k_unroll=k_unroll,
+                grid=grid,
+            )
+
+    def _choices_like(self, candidate: Candidate) -> Iterator[Choice]:
+        """Yield the choices that stand for `candidate`; several residences may coincide."""
+        tile, blocking = candidate.micro_kernel, candidate.blocking
+        for residence in Residence:
+            choice = Choice(
+                family=family_named(tile.family),
+                mr=tile.mr,
+                nr=tile.nr,
+                kc=blocking.kc,
+                residence=residence,
+                pack_x=blocking.pack_x,
+                prefetch_w_bytes=blocking.prefetch_w_bytes,
+                k_unroll=blocking.k_unroll,
+                grid=(blocking.grid_m, blocking.grid_n),
+            )
+            if self.candidate(choice) == candidate:
+                yield choice
+
+    def _moves(self, choice: Choice) -> Iterator[Choice]:
+        for residence in Residence:
+            yield replace(choice, residence=residence)
+        for kc in self._kcs(choice.family):
+            yield replace(choice, kc=kc)
+        yield replace(choice, pack_x=not choice.pack_x)
+        for prefetch in self._prefetches():
+            yield replace(choice, prefetch_w_bytes=prefetch)
+        for k_unroll in _UNROLLS:
+            yield replace(choice, k_unroll=k_unroll)
+        for grid in self._grids(choice.mr, choice.nr):
+            yield replace(choice, grid=grid)
+        for mr, nr in self._tiles_beside(choice):
+            grids = self._grids(mr, nr)
+            grid = choice.grid if choice.grid in grids else grids[0]
+            yield replace(choice, mr=mr, nr=nr, grid=grid)
+
+    def _tiles_beside(self, choice: Choice) -> Iterator[tuple[int, int]]:
+        """Yield the family's tiles one row higher or lower, and the tallest one vector off."""
+        family = choice.family
+        possible = [
+            tile for tile in family.tiles if is_possible(self.problem, self.cpu, family, *tile)
+        ]
+        step = 1 if family.layout is PackedLayout.COLUMNS else family.lanes
+        for mr, nr in possible:
+            if nr == choice.nr and abs(mr - choice.mr) == 1:
+                yield mr, nr
+        for nr in (choice.nr - step, choice.nr + step):
+            heights = [height for height, width in possible if width == nr]
+            if heights:
+                yield max(heights), nr
+
+    def _kcs(self, family: MicroKernelFamily) -> tuple[int, ...]:
+        """Return the depths of a block of k, the first to be tried first."""
+        k = max(1, self.problem.k)
+        if family.layout is PackedLayout.COLUMNS:
+            return (k,)
+        # Blocks of even depth, so that the last is not a sliver.
+        even = [_round_up(ceil(k / ceil(k / target)), 16) for target in _KC_TARGETS if target < k]
+        first = [k] if k <= 512 else [_round_up(ceil(k / ceil(k / 512)), 16), k]
+        return tuple(dict.fromkeys([*first, *even]))
+
+    def _prefetches(self) -> tuple[int, ...]:
+        fits = self.problem.w_bytes <= self.cpu.caches.l1d_bytes
+        return _PREFETCHES_BYTES[:1] if fits else _PREFETCHES_BYTES
+
+    def _grids(self, mr: int, nr: int) -> tuple[tuple[int, int], ...]:
+        """Return the ways to cut a call: all threads first, one part last."""
+        tiles = ceil(self.problem.m.high / mr)
+        panels = ceil(self.problem.n / nr)
+        cuts = [
+            (self.threads // columns, columns)
+            for columns in range(self.threads, 0, -1)
+            if self.threads % columns == 0
+        ]
+        fitting = [(m, n) for m, n in cuts if m <= tiles and n <= panels]
+        return tuple(dict.fromkeys([*fitting, (1, 1)]))
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return ceil(value / multiple) * multiple

@@ -1,0 +1,62 @@
+"""Why a register tile cannot work for a problem, or cannot be the best: one predicate a reason."""
+
+from collections.abc import Callable
+
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.problem import Problem
+
+Limit = Callable[[Problem, Cpu, MicroKernelFamily, int, int], bool]
+
+
+def has_other_types(
+    problem: Problem, _cpu: Cpu, family: MicroKernelFamily, _mr: int, _nr: int
+) -> bool:
+    """Return whether the family computes other element types."""
+    return family.types != problem.types
+
+
+def needs_missing_isa(
+    _problem: Problem, cpu: Cpu, family: MicroKernelFamily, _mr: int, _nr: int
+) -> bool:
+    """Return whether the CPU lacks an instruction set that the family needs."""
+    return not family.isa <= cpu.isa
+
+
+def has_rows_to_spare(
+    problem: Problem, _cpu: Cpu, _family: MicroKernelFamily, mr: int, _nr: int
+) -> bool:
+    """Return whether the tile is taller than x ever is."""
+    return mr > max(1, problem.m.high)
+
+
+def has_columns_to_spare(
+    problem: Problem, _cpu: Cpu, family: MicroKernelFamily, _mr: int, nr: int
+) -> bool:
+    """Return whether the tile is wider than w, beyond what whole vectors need."""
+    if family.layout is PackedLayout.COLUMNS:
+        return nr > max(1, problem.n)
+    return nr >= max(1, problem.n) + family.lanes
+
+
+def wastes_short_sums(
+    problem: Problem, _cpu: Cpu, family: MicroKernelFamily, _mr: int, _nr: int
+) -> bool:
+    """Return whether vectors along k would be mostly empty, or reduced for too many columns."""
+    if family.layout is not PackedLayout.COLUMNS:
+        return False
+    return problem.k < family.lanes or (problem.m.high > 1 and problem.n >= family.lanes)
+
+
+LIMITS: tuple[Limit, ...] = (
+    has_other_types,
+    needs_missing_isa,
+    has_rows_to_spare,
+    has_columns_to_spare,
+    wastes_short_sums,
+)
+
+
+def is_possible(problem: Problem, cpu: Cpu, family: MicroKernelFamily, mr: int, nr: int) -> bool:
+    """Return whether no limit speaks against the tile."""
+    return not any(limit(problem, cpu, family, mr, nr) for limit in LIMITS)

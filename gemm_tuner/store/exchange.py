@@ -1,0 +1,78 @@
+"""Exchange of records as JSON Lines. Binaries are not part of it: they are rebuilt where needed."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TextIO
+
+from gemm_tuner.domain.record import Trial
+from gemm_tuner.errors import InvalidRecord
+from gemm_tuner.resources import tuning_db_dir
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.wire import dump_record, parse_record
+
+PAGE = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedLine:
+    """A line that is not a record, counted from 1, and why."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportReport:
+    """What an import did: records that were new, records already there, and lines left out."""
+
+    added: int
+    known: int
+    rejected: tuple[RejectedLine, ...]
+
+
+def export_records(repository: Repository, stream: TextIO) -> int:
+    """Write every trial that was run into the store, one a line, and return how many."""
+    count, after = 0, 0
+    while True:
+        page = repository.page(after=after, limit=PAGE)
+        stream.writelines(dump_record(trial) + "\n" for trial in page.trials)
+        count += len(page.trials)
+        if page.next_after is None:
+            return count
+        after = page.next_after
+
+
+def import_records(repository: Repository, lines: Iterable[str]) -> ImportReport:
+    """Add the records in `lines`; a line that is not a record is reported and left out.
+
+    Importing the same lines again changes nothing.
+    """
+    trials: list[Trial] = []
+    rejected: list[RejectedLine] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            trials.append(parse_record(line))
+        except InvalidRecord as error:
+            rejected.append(RejectedLine(number=number, reason=str(error)))
+    added = repository.add_imported(trials)
+    return ImportReport(added=added, known=len(trials) - added, rejected=tuple(rejected))
+
+
+def import_shipped(repository: Repository) -> ImportReport:
+    """Add the records that ship with the package."""
+    trials = tuple(shipped_records())
+    added = repository.add_imported(trials)
+    return ImportReport(added=added, known=len(trials) - added, rejected=())
+
+
+def shipped_records() -> Iterator[Trial]:
+    """Yield the records that ship with the package, one file for each CPU.
+
+    Raises:
+        InvalidRecord: a line of a shipped file is not a record.
+    """
+    for path in sorted(tuning_db_dir().glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            yield parse_record(line)

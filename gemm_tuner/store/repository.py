@@ -1,0 +1,353 @@
+"""Reading and writing the store: the only module that knows SQL statements."""
+
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TypeVarTuple
+
+from sqlalchemy import Connection, Engine, Row, Select, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+
+from gemm_tuner.domain.artifact import Artifact
+from gemm_tuner.domain.canonical import canonical_json, identity
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Stage, Trial
+from gemm_tuner.errors import InvalidRecord, StoreFailed
+from gemm_tuner.store.database import writing
+from gemm_tuner.store.tables import (
+    ArtifactRow,
+    Base,
+    CompleteSweepRow,
+    CpuRow,
+    Origin,
+    ProblemRow,
+    SourceRow,
+    TrialRow,
+)
+from gemm_tuner.store.wire import WireArtifact, WireCpu, dump_record, parse_record
+
+_INSERTS: dict[str, Callable[[type[Base]], sqlite.Insert | postgresql.Insert]] = {
+    "sqlite": sqlite.insert,
+    "postgresql": postgresql.insert,
+}
+
+Columns = TypeVarTuple("Columns")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Some trials in the order of insertion, and where the next page begins, if there is one."""
+
+    trials: tuple[Trial, ...]
+    next_after: int | None
+
+
+class Repository:
+    """The trials, artifacts and completed sweeps of one database.
+
+    Every method raises `StoreFailed` when the database does not answer or holds a row that does
+    not match its key.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._writer = writing(engine)
+
+    def add_trial(self, trial: Trial) -> None:
+        """Append `trial`; when this returns, it is on the disk. A trial already there stays."""
+        with self._writing() as connection:
+            _append(connection, trial, Origin.MEASURED)
+
+    def add_imported(self, trials: Iterable[Trial]) -> int:
+        """Append trials from elsewhere and return how many were not known."""
+        with self._writing() as connection:
+            return sum(_append(connection, trial, Origin.IMPORTED) for trial in trials)
+
+    def add_build(self, artifact: Artifact, *, binary: bytes, source_text: str) -> None:
+        """Keep a binary and its source. What is already there stays.
+
+        Raises:
+            StoreFailed: the bytes are not those that `artifact` names.
+        """
+        _check_digest("artifact", artifact.sha256, binary)
+        _check_digest("source", artifact.source_sha256, source_text.encode())
+        with self._writing() as connection:
+            _insert_new(
+                connection,
+                SourceRow,
+                sha256=artifact.source_sha256,
+                compressed_text=zlib.compress(source_text.encode()),
+            )
+            _insert_new(
+                connection,
+                ArtifactRow,
+                sha256=artifact.sha256,
+                document=canonical_json(WireArtifact.of(artifact).model_dump(mode="json")),
+                source_sha256=artifact.source_sha256,
+                compressed_binary=zlib.compress(binary),
+            )
+
+    def trials(
+        self,
+        *,
+        problem: Problem | None = None,
+        cpu_key: str | None = None,
+        class_key: str | None = None,
+        context: ExecutionContext | None = None,
+        generator: str | None = None,
+        stage: Stage | None = None,
+        origin: Origin | None = Origin.MEASURED,
+    ) -> tuple[Trial, ...]:
+        """Return the trials that match every given value, in the order of insertion.
+
+        Only trials that were run into this store are returned unless `origin` says otherwise;
+        None stands for any.
+        """
+        query = select(TrialRow.id, TrialRow.document).order_by(TrialRow.sequence)
+        if problem is not None:
+            query = query.where(TrialRow.problem_id == _problem_id(problem))
+        if cpu_key is not None or class_key is not None:
+            query = query.join(CpuRow, CpuRow.id == TrialRow.cpu_id)
+        if cpu_key is not None:
+            query = query.where(CpuRow.exact_key == cpu_key)
+        if class_key is not None:
+            query = query.where(CpuRow.class_key == class_key)
+        if context is not None:
+            query = query.where(
+                TrialRow.threads == context.threads, TrialRow.regime == context.regime.value
+            )
+        if generator is not None:
+            query = query.where(TrialRow.generator == generator)
+        if stage is not None:
+            query = query.where(TrialRow.stage == stage.value)
+        if origin is not None:
+            query = query.where(TrialRow.origin == origin.value)
+        with self._reading() as connection:
+            return tuple(_read_trial(key, text) for key, text in connection.execute(query))
+
+    def page(self, *, after: int = 0, limit: int = 100) -> Page:
+        """Return at most `limit` trials that were run into this store, those behind `after`."""
+        query = (
+            select(TrialRow.sequence, TrialRow.id, TrialRow.document)
+            .where(TrialRow.sequence > after, TrialRow.origin == Origin.MEASURED.value)
+            .order_by(TrialRow.sequence)
+            .limit(limit + 1)
+        )
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return Page(
+            trials=tuple(_read_trial(key, document) for _, key, document in rows[:limit]),
+            next_after=rows[limit - 1][0] if len(rows) > limit else None,
+        )
+
+    def ranges_of(self, problem: Problem) -> tuple[Problem, ...]:
+        """Return the known problems for a range of m that differ from `problem` in m alone."""
+        query = select(ProblemRow.id, ProblemRow.document).where(
+            ProblemRow.n == problem.n,
+            ProblemRow.k == problem.k,
+            ProblemRow.types == problem.types.text,
+            ProblemRow.w_layout == problem.w_layout.value,
+            ProblemRow.epilogue == problem.epilogue.text,
+        )
+        with self._reading() as connection:
+            known = tuple(_read_problem(key, text) for key, text in connection.execute(query))
+        return tuple(each for each in known if each.m.exact is None and each != problem)
+
+    def cpu(self, exact_key: str) -> Cpu | None:
+        """Return a CPU known by this key."""
+        query = select(CpuRow.id, CpuRow.document).where(CpuRow.exact_key == exact_key).limit(1)
+        row = self._first(query)
+        if row is None:
+            return None
+        _check_digest("CPU", row[0], row[1].encode())
+        return WireCpu.model_validate_json(row[1]).to_domain()
+
+    def artifact(self, sha256: str) -> Artifact | None:
+        """Return what is known of the binary with this digest."""
+        row = self._first(select(ArtifactRow.document).where(ArtifactRow.sha256 == sha256))
+        return None if row is None else WireArtifact.model_validate_json(row[0]).to_domain()
+
+    def held_artifacts(self, digests: Collection[str]) -> frozenset[str]:
+        """Return those of `digests` whose binaries are in the store."""
+        if not digests:
+            return frozenset()
+        query = select(ArtifactRow.sha256).where(ArtifactRow.sha256.in_(digests))
+        with self._reading() as connection:
+            return frozenset(connection.scalars(query))
+
+    def binary(self, sha256: str) -> bytes | None:
+        """Return the binary with this digest."""
+        row = self._first(select(ArtifactRow.compressed_binary).where(ArtifactRow.sha256 == sha256))
+        return None if row is None else _decompress("artifact", sha256, row[0])
+
+    def source_text(self, sha256: str) -> str | None:
+        """Return the source of the binary with this digest."""
+        row = self._first(
+            select(SourceRow.sha256, SourceRow.compressed_text)
+            .join(ArtifactRow, ArtifactRow.source_sha256 == SourceRow.sha256)
+            .where(ArtifactRow.sha256 == sha256)
+        )
+        return None if row is None else _decompress("source", row[0], row[1]).decode()
+
+    def mark_complete(
+        self,
+        problem: Problem,
+        cpu_key: str,
+        context: ExecutionContext,
+        *,
+        toolchain: str,
+        generator: str,
+    ) -> None:
+        """Note that a sweep came to its end."""
+        with self._writing() as connection:
+            _insert_problem(connection, problem)
+            _insert_new(
+                connection,
+                CompleteSweepRow,
+                problem_id=_problem_id(problem),
+                cpu_key=cpu_key,
+                threads=context.threads,
+                regime=context.regime.value,
+                toolchain=toolchain,
+                generator=generator,
+            )
+
+    def is_complete(
+        self,
+        problem: Problem,
+        cpu_key: str,
+        context: ExecutionContext,
+        *,
+        toolchain: str,
+        generator: str,
+    ) -> bool:
+        """Return whether such a sweep came to its end."""
+        query = select(CompleteSweepRow.problem_id).where(
+            CompleteSweepRow.problem_id == _problem_id(problem),
+            CompleteSweepRow.cpu_key == cpu_key,
+            CompleteSweepRow.threads == context.threads,
+            CompleteSweepRow.regime == context.regime.value,
+            CompleteSweepRow.toolchain == toolchain,
+            CompleteSweepRow.generator == generator,
+        )
+        return self._first(query) is not None
+
+    def _first(self, query: Select[*Columns]) -> Row[*Columns] | None:
+        with self._reading() as connection:
+            return connection.execute(query).first()
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with _translated_errors(), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with _translated_errors(), self._writer.begin() as connection:
+            yield connection
+
+
+@contextmanager
+def _translated_errors() -> Iterator[None]:
+    try:
+        yield
+    except SQLAlchemyError as error:
+        reason = getattr(error, "orig", None) or error
+        raise StoreFailed(
+            f"the database did not do what was asked: {reason}; "
+            "check its disk, permissions and other processes, then try again."
+        ) from error
+
+
+def _append(connection: Connection, trial: Trial, origin: Origin) -> bool:
+    _insert_problem(connection, trial.problem)
+    cpu_document = canonical_json(WireCpu.of(trial.cpu).model_dump(mode="json"))
+    cpu_id = _digest(cpu_document)
+    _insert_new(
+        connection,
+        CpuRow,
+        id=cpu_id,
+        document=cpu_document,
+        exact_key=trial.cpu.exact_key,
+        class_key=trial.cpu.class_key,
+    )
+    document = dump_record(trial)
+    return _insert_new(
+        connection,
+        TrialRow,
+        id=_digest(document),
+        document=document,
+        origin=origin.value,
+        problem_id=_problem_id(trial.problem),
+        cpu_id=cpu_id,
+        threads=trial.context.threads,
+        regime=trial.context.regime.value,
+        generator=trial.generator,
+        stage=trial.stage.value,
+    )
+
+
+def _insert_problem(connection: Connection, problem: Problem) -> None:
+    _insert_new(
+        connection,
+        ProblemRow,
+        id=_problem_id(problem),
+        document=canonical_json(problem.text),
+        n=problem.n,
+        k=problem.k,
+        types=problem.types.text,
+        w_layout=problem.w_layout.value,
+        epilogue=problem.epilogue.text,
+    )
+
+
+def _insert_new(connection: Connection, table: type[Base], **values: str | int | bytes) -> bool:
+    """Insert a row unless its key is there, and return whether it was inserted."""
+    insert = _INSERTS[connection.dialect.name](table)
+    return connection.execute(insert.values(values).on_conflict_do_nothing()).rowcount == 1
+
+
+def _problem_id(problem: Problem) -> str:
+    return identity(problem.text)
+
+
+def _digest(document: str) -> str:
+    return sha256(document.encode()).hexdigest()
+
+
+def _read_trial(key: str, document: str) -> Trial:
+    _check_digest("trial", key, document.encode())
+    try:
+        return parse_record(document)
+    except InvalidRecord as error:
+        raise StoreFailed(
+            f"trial {key[:12]} in the database cannot be read: {error}; update gemm-tuner."
+        ) from error
+
+
+def _read_problem(key: str, document: str) -> Problem:
+    _check_digest("problem", key, document.encode())
+    return Problem.parse(document.strip('"'))
+
+
+def _decompress(kind: str, key: str, compressed: bytes) -> bytes:
+    try:
+        content = zlib.decompress(compressed)
+    except zlib.error:
+        content = b""
+    _check_digest(kind, key, content)
+    return content
+
+
+def _check_digest(kind: str, key: str, content: bytes) -> None:
+    digest = sha256(content).hexdigest()
+    if digest != key:
+        raise StoreFailed(
+            f"the {kind} {key[:12]} has bytes with the sha256 {digest[:12]}: it was damaged; "
+            "restore the database from a backup, or start a new one with --db."
+        )

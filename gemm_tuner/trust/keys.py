@@ -1,0 +1,98 @@
+"""The key pair of a service, made at its first start."""
+
+import os
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Self
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from gemm_tuner.errors import InvalidSetting
+
+KEY_ID_LENGTH = 16
+
+
+def key_id_of(public_key: bytes) -> str:
+    """Return the name of a raw public key: the start of its hex sha256."""
+    return sha256(public_key).hexdigest()[:KEY_ID_LENGTH]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPair:
+    """An Ed25519 key pair."""
+
+    private_key: Ed25519PrivateKey
+
+    @property
+    def public_key(self) -> bytes:
+        """Return the raw public key, 32 bytes, which clients pin."""
+        return self.private_key.public_key().public_bytes_raw()
+
+    @property
+    def key_id(self) -> str:
+        """Return the name of the public key."""
+        return key_id_of(self.public_key)
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Self:
+        """Return the key pair in the PEM file `path`, which is made if it is missing.
+
+        Only its owner can read the file. Processes that start at once get the same key.
+
+        Raises:
+            InvalidSetting: the file cannot be made, or is not a private key kept private.
+        """
+        try:
+            if not path.exists():
+                _create(path)
+            return cls(private_key=_load(path))
+        except OSError as error:
+            raise InvalidSetting(
+                f"the signing key {path} cannot be read or made: {error}; "
+                "name a file in a folder of yours."
+            ) from error
+
+
+def _create(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    text = Ed25519PrivateKey.generate().private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    )
+    with NamedTemporaryFile(dir=path.parent) as file:  # made with mode 0600
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+        try:
+            os.link(file.name, path)
+        except FileExistsError:
+            return  # another process was first: its key is the key
+
+
+def _load(path: Path) -> Ed25519PrivateKey:
+    if path.stat().st_mode & 0o077:
+        raise InvalidSetting(
+            f"the signing key {path} can be read by other users; "
+            f"replace the key if they may have it, and run: chmod 600 {path}"
+        )
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InvalidSetting(
+            f"the signing key {path} is not an unencrypted PEM private key ({error}); "
+            "restore it, or move it away to have a new one made."
+        ) from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise InvalidSetting(
+            f"the signing key {path} is not an Ed25519 key; "
+            "restore it, or move it away to have a new one made."
+        )
+    return key

@@ -1,0 +1,118 @@
+"""What a signature covers: the verdict in bytes, when it was issued and until when it holds."""
+
+from datetime import datetime
+from typing import Annotated, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from gemm_tuner.domain.artifact import Artifact
+from gemm_tuner.domain.canonical import canonical_json, identity
+from gemm_tuner.domain.context import Regime
+from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.measurement import Ratio
+from gemm_tuner.domain.verdict import Basis, Decision, Verdict
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class PayloadModel(BaseModel):
+    """The parent of the models: strict, closed and finite."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class SignedArtifact(PayloadModel):
+    """The kernel that a verdict names."""
+
+    sha256: Sha256
+    size_bytes: int
+    abi_version: int
+    required_isa: tuple[IsaFeature, ...]
+    toolchain: str
+    source_sha256: Sha256
+
+    @classmethod
+    def of(cls, artifact: Artifact) -> Self:
+        """Return the signed form of `artifact`."""
+        return cls(
+            sha256=artifact.sha256,
+            size_bytes=artifact.size_bytes,
+            abi_version=artifact.abi_version,
+            required_isa=tuple(sorted(artifact.required_isa)),
+            toolchain=artifact.toolchain,
+            source_sha256=artifact.source_sha256,
+        )
+
+    def to_domain(self) -> Artifact:
+        """Return the artifact."""
+        return Artifact(
+            sha256=self.sha256,
+            size_bytes=self.size_bytes,
+            abi_version=self.abi_version,
+            required_isa=frozenset(self.required_isa),
+            toolchain=self.toolchain,
+            source_sha256=self.source_sha256,
+        )
+
+
+class SignedRatio(PayloadModel):
+    """The speed of the kernel over that of the baseline."""
+
+    median: float
+    low: float
+    high: float
+    of_minimums: float
+
+    @classmethod
+    def of(cls, ratio: Ratio) -> Self:
+        """Return the signed form of `ratio`."""
+        return cls(
+            median=ratio.median, low=ratio.low, high=ratio.high, of_minimums=ratio.of_minimums
+        )
+
+
+class VerdictPayload(PayloadModel):
+    """A verdict as it is signed. `problem` and `candidate` are text forms.
+
+    `serial` names this very payload, so that it can be revoked.
+    """
+
+    problem: str
+    cpu_key: str
+    threads: int
+    regime: Regime
+    decision: Decision
+    basis: Basis
+    complete: bool
+    candidate: str | None
+    ratio: SignedRatio | None
+    artifact: SignedArtifact | None
+    issued_at: AwareDatetime
+    expires_at: AwareDatetime
+    serial: str
+
+    @classmethod
+    def of(cls, verdict: Verdict, *, issued_at: datetime, expires_at: datetime) -> Self:
+        """Return the payload of `verdict`; the same arguments give the same payload."""
+        artifact, ratio = verdict.artifact, verdict.ratio
+        unnamed = cls(
+            problem=verdict.problem.text,
+            cpu_key=verdict.cpu_key,
+            threads=verdict.context.threads,
+            regime=verdict.context.regime,
+            decision=verdict.decision,
+            basis=verdict.basis,
+            complete=verdict.complete,
+            candidate=verdict.candidate.text if verdict.candidate else None,
+            ratio=SignedRatio.of(ratio) if ratio else None,
+            artifact=SignedArtifact.of(artifact) if artifact else None,
+            issued_at=issued_at,
+            expires_at=expires_at,
+            serial="",
+        )
+        serial = identity(unnamed.model_dump(mode="json"))[:32]
+        return unnamed.model_copy(update={"serial": serial})
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical JSON that is signed."""
+        return canonical_json(self.model_dump(mode="json")).encode()

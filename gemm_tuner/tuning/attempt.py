@@ -1,0 +1,144 @@
+"""One whole trial: render, compile, prove, time, record. The only module that knows all of it."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from gemm_tuner.bench.finding import Finding
+from gemm_tuner.bench.isolate import TrialHost
+from gemm_tuner.build.compile import Build, compile_kernels
+from gemm_tuner.build.toolchain import Toolchain
+from gemm_tuner.codegen.environment import generator_version
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu, IsaFeature
+from gemm_tuner.domain.measurement import Measurement
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.domain.source import Source
+from gemm_tuner.errors import CompilationFailed
+from gemm_tuner.space.catalog import family_named
+from gemm_tuner.store.repository import Repository
+
+logger = logging.getLogger(__name__)
+
+Render = Callable[[Problem, Candidate, MicroKernelFamily], Source]
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempts:
+    """Tries candidates for one problem and keeps each outcome the moment it is known.
+
+    `render` makes the source of a candidate; tests put broken kernels in its place.
+    """
+
+    problem: Problem
+    cpu: Cpu
+    host: TrialHost
+    repository: Repository
+    toolchain: Toolchain
+    render: Render = render
+    _proven: dict[Candidate, Build] = field(default_factory=dict)
+    _failed: set[Candidate] = field(default_factory=set)
+
+    def prove(
+        self, candidates: Sequence[Candidate], context: ExecutionContext, *, known: frozenset[str]
+    ) -> list[Candidate]:
+        """Return the candidates that compile and compute the right result here.
+
+        Artifacts whose digests are in `known` were proven on this CPU by an earlier sweep.
+        """
+        new = [one for one in candidates if one not in self._proven and one not in self._failed]
+        sources = [self._source(candidate) for candidate in new]
+        builds = compile_kernels(sources, toolchain=self.toolchain)
+        for candidate, build in zip(new, builds, strict=True):
+            if isinstance(build, CompilationFailed):
+                failure = Finding(outcome=Outcome.COMPILE_FAILED, detail=str(build))
+                self._record_failure(candidate, context, failure, None)
+                continue
+            finding = (
+                Finding(outcome=Outcome.CORRECT)
+                if build.artifact.sha256 in known
+                else self.host.verify(build)
+            )
+            if finding.outcome is Outcome.CORRECT:
+                self._proven[candidate] = build
+            else:
+                self._record_failure(candidate, context, finding, build)
+        return [candidate for candidate in candidates if candidate in self._proven]
+
+    def time(
+        self,
+        candidates: Sequence[Candidate],
+        context: ExecutionContext,
+        *,
+        stage: Stage,
+        pairs: int,
+        sample_ns: int,
+    ) -> list[Trial]:
+        """Time proven candidates and the baseline in rotation, and return the recorded trials."""
+        builds = [self._proven[candidate] for candidate in candidates]
+        found = self.host.time(builds, context=context, pairs=pairs, sample_ns=sample_ns)
+        trials = []
+        for candidate, build, timed in zip(candidates, builds, found, strict=True):
+            if timed.finding.outcome is not Outcome.CORRECT:
+                self._record_failure(candidate, context, timed.finding, build)
+                continue
+            trial = self._trial(candidate, context, build)
+            trials.append(self._record_measurement(trial, stage, timed.measurement, build))
+        return trials
+
+    @property
+    def failed_count(self) -> int:
+        """Return how many candidates failed so far."""
+        return len(self._failed)
+
+    def skip(self, candidate: Candidate) -> None:
+        """Treat a candidate as failed without trying it: an earlier sweep has seen it fail."""
+        self._failed.add(candidate)
+
+    def _source(self, candidate: Candidate) -> tuple[Source, frozenset[IsaFeature]]:
+        family = family_named(candidate.micro_kernel.family)
+        return self.render(self.problem, candidate, family), family.isa
+
+    def _record_failure(
+        self,
+        candidate: Candidate,
+        context: ExecutionContext,
+        finding: Finding,
+        build: Build | None,
+    ) -> None:
+        logger.info("%s: %s %s", candidate.text, finding.outcome.value, finding.detail)
+        self._failed.add(candidate)
+        self._proven.pop(candidate, None)
+        trial = self._trial(candidate, context, build)
+        self.repository.add_trial(replace(trial, outcome=finding.outcome, detail=finding.detail))
+
+    def _record_measurement(
+        self, trial: Trial, stage: Stage, measurement: Measurement | None, build: Build
+    ) -> Trial:
+        self.repository.add_build(
+            build.artifact, binary=build.binary, source_text=build.source.text
+        )
+        conditions = self.host.conditions(measurement) if measurement else None
+        measured = replace(trial, stage=stage, measurement=measurement, conditions=conditions)
+        self.repository.add_trial(measured)
+        return measured
+
+    def _trial(self, candidate: Candidate, context: ExecutionContext, build: Build | None) -> Trial:
+        """Return a trial of a candidate of which nothing bad is known."""
+        return Trial(
+            created_at=datetime.now(UTC),
+            problem=self.problem,
+            cpu=self.cpu,
+            context=context,
+            candidate=candidate,
+            toolchain=self.toolchain.text,
+            generator=generator_version(),
+            stage=Stage.RACE,
+            outcome=Outcome.CORRECT,
+            artifact=build.artifact if build else None,
+        )

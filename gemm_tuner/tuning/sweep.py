@@ -1,0 +1,342 @@
+"""A sweep: search the candidates of one problem, in each context, within a budget."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gemm_tuner.bench.isolate import TrialHost
+from gemm_tuner.build.compile import compile_kernel
+from gemm_tuner.build.toolchain import Toolchain
+from gemm_tuner.codegen.environment import generator_version
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.domain.verdict import Verdict
+from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.select.derive import derive_verdict
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.catalog import family_named
+from gemm_tuner.space.model import NOMINAL_CLOCK_HZ, predict_cycles
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.attempt import Attempts, Render
+from gemm_tuner.tuning.budget import Budget
+from gemm_tuner.tuning.search import FAVOURITES, LocalSearch
+
+RACE_PAIRS = 5
+RACE_SAMPLE_NS = 400_000
+FINALISTS = 4
+FINAL_PAIRS = 15
+FINAL_SAMPLE_NS = 2_000_000
+CONFIRM_PAIRS = 21
+SEEDS_FROM_OTHER_REGIME = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSettings:
+    """How to sweep: the time for one problem, all contexts together, and with what."""
+
+    toolchain: Toolchain
+    budget_s: float = 30.0
+    seed: int = 0
+    baseline: str = "auto"
+    render: Render = field(default=render)
+
+    def __post_init__(self) -> None:
+        """Check the budget."""
+        if not self.budget_s > 0:
+            raise InvalidSetting(
+                f"budget {self.budget_s} s cannot be used; give a positive time such as 30s."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a sweep is: `done` of about `total` candidates, the best speed over the baseline's."""
+
+    stage: str
+    done: int
+    total: int
+    best_ratio: float | None
+    remaining_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """The verdict for one context and the trials it rests on; counts are of candidates."""
+
+    verdict: Verdict
+    finalists: tuple[Trial, ...]
+    tried: int
+    failed: int
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a sweep would do: candidates in the space, and the longest time in seconds."""
+
+    candidates: int
+    seconds: float
+
+
+def estimate(
+    problem: Problem, contexts: Sequence[ExecutionContext], cpu: Cpu, settings: SweepSettings
+) -> Estimate:
+    """Return the size of the search space and the longest time of a sweep, without running it.
+
+    The end of a sweep, where finalists are confirmed, may exceed the budget of a slow problem.
+    """
+    space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads)
+    count = sum(1 for _candidate in space.all())
+    fastest = min(
+        predict_cycles(problem, one, family_named(one.micro_kernel.family), cpu)
+        for one in space.defaults()
+    )
+    call_s = fastest / NOMINAL_CLOCK_HZ
+    confirming_s = call_s * (FINAL_PAIRS * (FINALISTS + 1) + CONFIRM_PAIRS * 2) * len(contexts)
+    return Estimate(candidates=count, seconds=settings.budget_s + confirming_s)
+
+
+def sweep(
+    problem: Problem,
+    *,
+    contexts: Sequence[ExecutionContext],
+    cpu: Cpu,
+    repository: Repository,
+    settings: SweepSettings,
+    on_progress: Callable[[Progress], None],
+    is_stopped: Callable[[], bool],
+) -> tuple[SweepResult, ...]:
+    """Tune one problem and return a result for each context, in order.
+
+    Every trial is in the repository before the next begins. A sweep that came to its end is not
+    run again; one that was stopped goes on with what it knows.
+
+    Raises:
+        NoKernelFamily: no family covers the problem on this CPU.
+        NotEnoughMemory: the operands do not fit.
+        BaselineMissing: the chosen baseline is not available.
+    """
+    found = {
+        context: _finished(problem, context, cpu, repository, settings) for context in contexts
+    }
+    if any(result is None for result in found.values()):
+        budget = Budget(seconds=settings.budget_s)
+        space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads)
+        with _start_host(problem, space, settings) as host:
+            attempts = Attempts(
+                problem=problem,
+                cpu=cpu,
+                host=host,
+                repository=repository,
+                toolchain=settings.toolchain,
+                render=settings.render,
+            )
+            seeds: Sequence[Candidate] = ()
+            unfinished = [context for context in contexts if found[context] is None]
+            for position, context in enumerate(unfinished):
+                share = budget.share(len(unfinished) - position)
+                one = _ContextSweep(attempts, space, context, share, on_progress, is_stopped)
+                found[context] = one.run(seeds)
+                seeds = one.ranked()[:SEEDS_FROM_OTHER_REGIME]
+    return tuple(result for result in found.values() if result is not None)
+
+
+def _start_host(problem: Problem, space: Space, settings: SweepSettings) -> TrialHost:
+    scalar = next(one for one in space.defaults() if one.micro_kernel.family.startswith("scalar"))
+    family = family_named(scalar.micro_kernel.family)
+    return TrialHost(
+        problem,
+        threads=space.threads,
+        baseline=settings.baseline,
+        toolchain=settings.toolchain,
+        seed=settings.seed,
+        scalar_build=compile_kernel(
+            render(problem, scalar, family), isa=family.isa, toolchain=settings.toolchain
+        ),
+    )
+
+
+def _finished(
+    problem: Problem,
+    context: ExecutionContext,
+    cpu: Cpu,
+    repository: Repository,
+    settings: SweepSettings,
+) -> SweepResult | None:
+    """Return the result of an earlier sweep that came to its end, if there is one."""
+    generator = generator_version()
+    if not repository.is_complete(
+        problem, cpu.exact_key, context, toolchain=settings.toolchain.text, generator=generator
+    ):
+        return None
+    trials = _earlier_trials(repository, problem, cpu, context, settings.toolchain)
+    return _result(problem, cpu, context, trials, complete=True, resumed=True)
+
+
+def _earlier_trials(
+    repository: Repository,
+    problem: Problem,
+    cpu: Cpu,
+    context: ExecutionContext,
+    toolchain: Toolchain,
+) -> list[Trial]:
+    trials = repository.trials(
+        problem=problem, cpu_key=cpu.exact_key, context=context, generator=generator_version()
+    )
+    return [trial for trial in trials if trial.toolchain == toolchain.text]
+
+
+def _result(
+    problem: Problem,
+    cpu: Cpu,
+    context: ExecutionContext,
+    trials: Sequence[Trial],
+    *,
+    complete: bool,
+    resumed: bool,
+) -> SweepResult:
+    finals = {
+        trial.candidate: trial
+        for trial in trials
+        if trial.stage is Stage.FINAL and trial.outcome is Outcome.CORRECT
+    }
+    failed = {trial.candidate for trial in trials if trial.outcome is not Outcome.CORRECT}
+    return SweepResult(
+        verdict=derive_verdict(
+            trials, problem=problem, cpu_key=cpu.exact_key, context=context, complete=complete
+        ),
+        finalists=tuple(finals.values()),
+        tried=len({trial.candidate for trial in trials}),
+        failed=len(failed),
+        resumed=resumed,
+    )
+
+
+@dataclass(slots=True)
+class _ContextSweep:
+    """The search in one context, from the first race to the confirmed winner."""
+
+    _attempts: Attempts
+    _space: Space
+    _context: ExecutionContext
+    _budget: Budget
+    _on_progress: Callable[[Progress], None]
+    _is_stopped: Callable[[], bool]
+    _speeds: dict[Candidate, float] = field(default_factory=dict)
+    _trials: list[Trial] = field(default_factory=list)
+    _slowest_pair_s: float = 0.0
+
+    def run(self, seeds: Sequence[Candidate]) -> SweepResult:
+        """Search until it is over, the budget is spent or the user stops it; then confirm."""
+        resumed = self._recall()
+        is_exhausted = self._search(seeds)
+        if self._speeds and not self._is_stopped():
+            self._confirm()
+        problem, cpu = self._space.problem, self._space.cpu
+        if not self._is_stopped():
+            self._attempts.repository.mark_complete(
+                problem,
+                cpu.exact_key,
+                self._context,
+                toolchain=self._attempts.toolchain.text,
+                generator=generator_version(),
+            )
+        return _result(
+            problem, cpu, self._context, self._trials, complete=is_exhausted, resumed=resumed
+        )
+
+    def ranked(self) -> list[Candidate]:
+        """Return the candidates that were timed, fastest first."""
+        return sorted(self._speeds, key=lambda one: (-self._speeds[one], one.text))
+
+    def _recall(self) -> bool:
+        """Take over what earlier, stopped sweeps have found; return whether there was anything."""
+        attempts = self._attempts
+        self._trials = _earlier_trials(
+            attempts.repository,
+            self._space.problem,
+            self._space.cpu,
+            self._context,
+            attempts.toolchain,
+        )
+        for trial in self._trials:
+            if trial.outcome is not Outcome.CORRECT:
+                attempts.skip(trial.candidate)
+            elif trial.measurement is not None:
+                self._speeds[trial.candidate] = trial.measurement.ratio.median
+        return bool(self._trials)
+
+    def _search(self, seeds: Sequence[Candidate]) -> bool:
+        """Race batch after batch; return whether the search came to its end by itself."""
+        strategy = LocalSearch(self._space, seeds=seeds)
+        while batch := strategy.next_batch(self._speeds):
+            if self._is_stopped() or self._budget.remaining_s <= self._confirming_s():
+                return False
+            self._race([one for one in batch if one not in self._speeds])
+            self._report("searching", strategy.pending)
+        return True
+
+    def _race(self, batch: list[Candidate]) -> None:
+        known = frozenset(
+            trial.artifact.sha256
+            for trial in self._trials
+            if trial.artifact and trial.outcome is Outcome.CORRECT
+        )
+        proven = self._attempts.prove(batch, self._context, known=known)
+        if proven:
+            self._time(proven, Stage.RACE, pairs=RACE_PAIRS, sample_ns=RACE_SAMPLE_NS)
+
+    def _confirm(self) -> None:
+        """Time the best few carefully, then the winner once more on its own."""
+        self._report("confirming", 0)
+        finalists = self._attempts.prove(
+            self.ranked()[:FINALISTS], self._context, known=frozenset()
+        )
+        trials = self._time(finalists, Stage.FINAL, pairs=FINAL_PAIRS, sample_ns=FINAL_SAMPLE_NS)
+        winner = _result(
+            self._space.problem,
+            self._space.cpu,
+            self._context,
+            trials,
+            complete=True,
+            resumed=False,
+        ).verdict.candidate
+        if winner is not None and not self._is_stopped():
+            self._time([winner], Stage.FINAL, pairs=CONFIRM_PAIRS, sample_ns=FINAL_SAMPLE_NS)
+
+    def _time(
+        self, candidates: Sequence[Candidate], stage: Stage, *, pairs: int, sample_ns: int
+    ) -> list[Trial]:
+        trials = self._attempts.time(
+            candidates, self._context, stage=stage, pairs=pairs, sample_ns=sample_ns
+        )
+        self._trials += trials
+        for trial in trials:
+            measurement = trial.measurement
+            if measurement is not None:
+                self._speeds[trial.candidate] = measurement.ratio.median
+                pair_ns = max(
+                    measurement.candidate.median_ns, measurement.baseline_timing.median_ns
+                )
+                self._slowest_pair_s = max(self._slowest_pair_s, pair_ns / 1e9)
+        return trials
+
+    def _confirming_s(self) -> float:
+        """Return how long confirming would take, in seconds."""
+        sample_s = max(self._slowest_pair_s, FINAL_SAMPLE_NS / 1e9)
+        return sample_s * (FINAL_PAIRS * (FINALISTS + 1) + CONFIRM_PAIRS * 2)
+
+    def _report(self, stage: str, pending: int) -> None:
+        tried = len(self._speeds) + self._attempts.failed_count
+        self._on_progress(
+            Progress(
+                stage=f"{self._context.regime.value}, {stage}",
+                done=tried,
+                total=max(tried + pending, FAVOURITES),
+                best_ratio=max(self._speeds.values(), default=None),
+                remaining_s=self._budget.remaining_s,
+            )
+        )

@@ -1,0 +1,56 @@
+"""The application: settings in, endpoints out."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.trust.keys import KeyPair
+from gemm_tuner_service.dependencies import RunningService
+from gemm_tuner_service.limits import BodyLimit
+from gemm_tuner_service.problems import RESPONSES, install_handlers
+from gemm_tuner_service.routes import artifacts, health, home, kernels, records, resolve
+from gemm_tuner_service.settings import Settings
+
+_DESCRIPTION = (
+    "Which kernel should run y = epilogue(x @ w) on this CPU? The answer is a signed verdict that "
+    "names a binary by its sha256, or says that the baseline is faster. Errors are "
+    "application/problem+json."
+)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Return the service; it opens its database and key when it is started.
+
+    Raises at the start:
+        StoreFailed: the database cannot be opened.
+        InvalidSetting: the database's URL or the signing key cannot be used.
+    """
+
+    @asynccontextmanager
+    async def running(app: FastAPI) -> AsyncIterator[None]:
+        engine = open_database(settings.database_url)
+        app.state.service = RunningService(
+            settings=settings,
+            engine=engine,
+            repository=Repository(engine),
+            key_pair=KeyPair.load_or_create(settings.signing_key_path),
+        )
+        yield
+        engine.dispose()
+
+    app = FastAPI(
+        title="gemm-tuner",
+        version=version("gemm-tuner"),
+        description=_DESCRIPTION,
+        lifespan=running,
+        responses=RESPONSES,
+    )
+    app.add_middleware(BodyLimit)
+    install_handlers(app)
+    for routes in (kernels, resolve, artifacts, records, health, home):
+        app.include_router(routes.router)
+    return app

@@ -1,0 +1,144 @@
+"""Errors as RFC 9457 problem documents: one table from what happened to what is answered."""
+
+import logging
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from gemm_tuner.domain.canonical import canonical_json
+from gemm_tuner.errors import (
+    GemmTunerError,
+    InvalidEpilogue,
+    InvalidInput,
+    InvalidProblem,
+    InvalidSetting,
+    StoreFailed,
+)
+
+MEDIA_TYPE = "application/problem+json"
+
+_LOGGER = logging.getLogger(__name__)
+
+# fmt: off
+_STATUS: tuple[tuple[type[GemmTunerError], HTTPStatus, str], ...] = (
+    # the first row whose class fits
+    (InvalidProblem,  HTTPStatus.UNPROCESSABLE_ENTITY,  "invalid-problem"),
+    (InvalidEpilogue, HTTPStatus.UNPROCESSABLE_ENTITY,  "invalid-epilogue"),
+    (InvalidSetting,  HTTPStatus.UNPROCESSABLE_ENTITY,  "invalid-setting"),
+    (InvalidInput,    HTTPStatus.UNPROCESSABLE_ENTITY,  "invalid-input"),
+    (StoreFailed,     HTTPStatus.SERVICE_UNAVAILABLE,   "store-failed"),
+    (GemmTunerError,  HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error"),
+)
+# fmt: on
+
+
+class Fault(BaseModel):
+    """One fault of a request: a JSON pointer to the place, and what is wrong there."""
+
+    pointer: str
+    detail: str
+
+
+class ProblemDocument(BaseModel):
+    """An error as RFC 9457 describes it. `type` is stable; `detail` is for people."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[Fault] = []
+
+
+_HTTP_NAMES = {
+    HTTPStatus.BAD_REQUEST: "bad-request",
+    HTTPStatus.NOT_FOUND: "not-found",
+    HTTPStatus.METHOD_NOT_ALLOWED: "method-not-allowed",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "content-too-large",
+}
+
+# What the OpenAPI document says of errors, for every route.
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {
+        "description": "What was asked cannot be answered",
+        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}},
+    },
+}
+
+
+def describe(error: GemmTunerError) -> ProblemDocument:
+    """Return the problem document of an error."""
+    status, name = next((status, name) for kind, status, name in _STATUS if isinstance(error, kind))
+    return _document(status, name, str(error))
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Make every error that leaves `app` a problem document."""
+    app.add_exception_handler(GemmTunerError, _answer_own)
+    app.add_exception_handler(RequestValidationError, _answer_validation)
+    app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(Exception, _answer_unexpected)
+
+
+def _document(status: HTTPStatus, name: str, detail: str, *faults: Fault) -> ProblemDocument:
+    return ProblemDocument(
+        type=f"urn:gemm-tuner:problem:{name}",
+        title=name.replace("-", " ").capitalize(),
+        status=status,
+        detail=detail,
+        errors=list(faults),
+    )
+
+
+def _response(document: ProblemDocument, headers: dict[str, str] | None = None) -> Response:
+    # canonical JSON is ASCII: what a caller sent may hold text that has no UTF-8 form
+    return Response(
+        canonical_json(document.model_dump(exclude_defaults=True)),
+        status_code=document.status,
+        headers=headers,
+        media_type=MEDIA_TYPE,
+    )
+
+
+def _answer_own(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, GemmTunerError)
+    document = describe(error)
+    if document.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        _LOGGER.error("answered %d: %s", document.status, error)
+    return _response(document)
+
+
+def _answer_validation(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    faults = [
+        Fault(pointer=_pointer(fault["type"], fault["loc"]), detail=str(fault["msg"]))
+        for fault in error.errors()
+    ]
+    place = faults[0].pointer or "request"
+    detail = f"{place}: {faults[0].detail}; see /openapi.json for what is accepted."
+    return _response(_document(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, *faults))
+
+
+def _answer_http(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    name = _HTTP_NAMES.get(status, "http-error")
+    return _response(_document(status, name, error.detail), dict(error.headers or {}))
+
+
+def _answer_unexpected(request: Request, error: Exception) -> Response:
+    _LOGGER.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    detail = "the service met an error of its own; its log has the cause: please report it."
+    return _response(_document(HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error", detail))
+
+
+def _pointer(kind: str, location: Sequence[str | int]) -> str:
+    if kind == "json_invalid":
+        return ""  # its location is a place in the text, and there is no document to point into
+    # the first part says where the value was: query, path or body
+    parts = (str(part).replace("~", "~0").replace("/", "~1") for part in location[1:])
+    return "".join(f"/{part}" for part in parts)

@@ -1,0 +1,43 @@
+"""Whether the service lives, is ready, what it is, and which keys it signs with."""
+
+from base64 import b64encode
+from http import HTTPStatus
+from importlib.metadata import version
+
+from fastapi import APIRouter, Response
+
+from gemm_tuner.domain.artifact import ABI_VERSION
+from gemm_tuner.store.database import is_current
+from gemm_tuner_service.dependencies import Service
+from gemm_tuner_service.schemas import Health, PublicKeys, PublicKeyView, Version
+
+router = APIRouter(tags=["service"])
+
+
+@router.get("/healthz")
+def read_health() -> Health:
+    """Say that the process answers."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", responses={503: {"model": Health, "description": "Not ready"}})
+def read_readiness(service: Service, response: Response) -> Health:
+    """Say whether the database answers and has the newest schema."""
+    if is_current(service.engine):
+        return Health(status="ok")
+    response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+    return Health(status="the database does not answer, or has another schema")
+
+
+@router.get("/version")
+def read_version() -> Version:
+    """Return the versions of the package, of this interface and of the kernel ABI."""
+    return Version(gemm_tuner=version("gemm-tuner"), api="v1", abi_version=ABI_VERSION)
+
+
+@router.get("/v1/keys")
+def list_keys(service: Service) -> PublicKeys:
+    """Return the public keys that clients can pin."""
+    key_pair = service.key_pair
+    view = PublicKeyView(key_id=key_pair.key_id, public_key=b64encode(key_pair.public_key).decode())
+    return PublicKeys(keys=[view])

@@ -1,0 +1,25 @@
+"""`GET /v1/records`: what was tried and what came of it, failures included."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from gemm_tuner.store.wire import WireRecord
+from gemm_tuner_service.dependencies import Service
+from gemm_tuner_service.limits import MAX_PAGE
+from gemm_tuner_service.schemas import RecordsPage
+
+router = APIRouter(tags=["records"])
+
+
+@router.get("/v1/records")
+def list_records(
+    service: Service,
+    cursor: Annotated[int, Query(ge=0, lt=2**31)] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+) -> RecordsPage:
+    """Return records in the order they were made, a page at a time."""
+    page = service.repository.page(after=cursor, limit=limit)
+    return RecordsPage(
+        records=[WireRecord.of(trial) for trial in page.trials], next_cursor=page.next_after
+    )

@@ -1,0 +1,65 @@
+"""`POST /v1/resolve` and its batch: the form of the question for programs."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Response
+
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import InvalidInput
+from gemm_tuner_service.caching import tagged
+from gemm_tuner_service.dependencies import RunningService, Service
+from gemm_tuner_service.problems import describe
+from gemm_tuner_service.schemas import (
+    BatchItem,
+    BatchRequest,
+    BatchResolution,
+    Resolution,
+    ResolveRequest,
+)
+
+router = APIRouter(tags=["kernels"])
+
+
+@router.post(
+    "/v1/resolve", response_model=Resolution, responses={304: {"description": "Unchanged"}}
+)
+def resolve(
+    question: ResolveRequest,
+    service: Service,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Say which kernel should run a problem. Nothing is tuned by asking."""
+    resolution = service.resolve(
+        question.to_problem(),
+        cpu=service.described_cpu(question.cpu),
+        context=question.to_context(),
+        now=datetime.now(UTC),
+    )
+    return tagged(resolution, if_none_match)
+
+
+@router.post("/v1/resolve:batch")
+def resolve_batch(batch: BatchRequest, service: Service) -> BatchResolution:
+    """Say which kernels should run many problems on one CPU."""
+    cpu, context = service.described_cpu(batch.cpu), batch.to_context()
+    now = datetime.now(UTC)
+    return BatchResolution(
+        results=[
+            _resolve_item(service, text, cpu=cpu, context=context, now=now)
+            for text in batch.problems
+        ]
+    )
+
+
+def _resolve_item(
+    service: RunningService, text: str, *, cpu: Cpu, context: ExecutionContext, now: datetime
+) -> BatchItem:
+    try:
+        problem = Problem.parse(text)
+    except InvalidInput as error:
+        return BatchItem(problem=text, error=describe(error))
+    resolution = service.resolve(problem, cpu=cpu, context=context, now=now)
+    return BatchItem(problem=text, resolution=resolution)

@@ -1,0 +1,304 @@
+"""What requests and answers look like."""
+
+from typing import Annotated, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from gemm_tuner.domain.artifact import Artifact
+from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.cpu import Caches, Cpu, parse_isa
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.verdict import Basis, Decision, Verdict
+from gemm_tuner.store.wire import WireRecord
+from gemm_tuner.trust.sign import SignedVerdict
+from gemm_tuner_service.limits import MAX_BATCH
+from gemm_tuner_service.problems import ProblemDocument
+
+
+def _number_to_text(value: object) -> object:
+    return str(value) if type(value) is int else value
+
+
+Text = Annotated[str, Field(max_length=1000)]
+Integer = Annotated[int, Field(strict=True)]
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
+Rows = Annotated[
+    str,
+    BeforeValidator(_number_to_text, json_schema_input_type=int | str),
+    Field(max_length=32, description="a number, or a range such as 1..64"),
+]
+
+
+class RequestModel(BaseModel):
+    """The parent of what callers send: a name that is not known is a fault."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class KernelQuery(RequestModel):
+    """The query of `GET /v1/kernels`.
+
+    `cpu` is the exact key of a CPU in the store; without it the service's own CPU is meant. `isa`
+    names the only features that may be used, joined by commas.
+    """
+
+    m: Rows
+    n: int
+    k: int
+    dtype: Text = "f32"
+    epilogue: Text = "none"
+    w_layout: Text = "nk"
+    cpu: Text | None = None
+    isa: Text | None = None
+    threads: int = 1
+    regime: Regime = Regime.HOT
+
+    def to_problem(self) -> Problem:
+        """Return the problem asked for; a `+` that was decoded to a space is read as a `+`."""
+        return Problem.create(
+            self.m,
+            self.n,
+            self.k,
+            dtype=self.dtype,
+            w_layout=self.w_layout,
+            epilogue="+".join(self.epilogue.replace("+", " ").split()),
+        )
+
+
+class CachesDescription(RequestModel):
+    """Sizes of the data caches."""
+
+    l1d_bytes: Count = 0
+    l2_bytes: Count = 0
+    l3_bytes: Count = 0
+
+
+class CpuDescription(RequestModel):
+    """A CPU and the features usable on it; features that gemm-tuner does not use are ignored."""
+
+    vendor: Annotated[str, Field(pattern=r"^[A-Za-z0-9_. -]{1,64}$")]
+    brand: Text = ""
+    family: Annotated[Count, Field(lt=2**31)]
+    model: Annotated[Count, Field(lt=2**31)]
+    stepping: Annotated[Count, Field(lt=2**31)]
+    isa: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=1000)]
+    caches: CachesDescription = CachesDescription()
+    physical_cores: Annotated[Count, Field(ge=1)] = 1
+
+    def to_domain(self) -> Cpu:
+        """Return the CPU."""
+        return Cpu(
+            vendor=self.vendor,
+            brand=self.brand,
+            family=self.family,
+            model=self.model,
+            stepping=self.stepping,
+            isa=parse_isa(self.isa),
+            caches=Caches(
+                l1d_bytes=self.caches.l1d_bytes,
+                l2_bytes=self.caches.l2_bytes,
+                l3_bytes=self.caches.l3_bytes,
+            ),
+            physical_cores=self.physical_cores,
+        )
+
+
+class ContextFields(RequestModel):
+    """Where a kernel is to run; without `cpu` the service's own CPU is meant."""
+
+    cpu: CpuDescription | None = None
+    threads: Integer = 1
+    regime: Regime = Regime.HOT
+
+    def to_context(self) -> ExecutionContext:
+        """Return the context asked for."""
+        return ExecutionContext(threads=self.threads, regime=self.regime)
+
+
+class ResolveRequest(ContextFields):
+    """The problem as text, such as `f32 128x3072x768 nk bias+gelu_erf`, or as m, n and k."""
+
+    problem: Text | None = None
+    m: Rows | None = None
+    n: Integer | None = None
+    k: Integer | None = None
+    dtype: Text = "f32"
+    epilogue: Text = "none"
+    w_layout: Text = "nk"
+
+    @model_validator(mode="after")
+    def _check_that_one_form_is_used(self) -> Self:
+        text_alone = self.problem is not None and not self.model_fields_set & {
+            "m", "n", "k", "dtype", "epilogue", "w_layout"
+        }  # fmt: skip
+        fields_alone = self.problem is None and None not in (self.m, self.n, self.k)
+        if not (text_alone or fields_alone):
+            raise ValueError("give either problem, or m, n and k")
+        return self
+
+    def to_problem(self) -> Problem:
+        """Return the problem asked for."""
+        if self.problem is not None:
+            return Problem.parse(self.problem)
+        assert self.m is not None
+        assert self.n is not None
+        assert self.k is not None
+        return Problem.create(
+            self.m,
+            self.n,
+            self.k,
+            dtype=self.dtype,
+            w_layout=self.w_layout,
+            epilogue=self.epilogue,
+        )
+
+
+class BatchRequest(ContextFields):
+    """Many problems, as text, for one CPU and context."""
+
+    problems: Annotated[list[Text], Field(min_length=1, max_length=MAX_BATCH)]
+
+
+class ArtifactView(BaseModel):
+    """Where a kernel binary and its source are, and what is needed to run it."""
+
+    url: str
+    source_url: str
+    sha256: str
+    size_bytes: int
+    abi_version: int
+    required_isa: list[str]
+    toolchain: str
+    source_sha256: str
+
+    @classmethod
+    def of(cls, artifact: Artifact) -> Self:
+        """Return the view of `artifact`."""
+        url = f"/v1/artifacts/sha256/{artifact.sha256}"
+        return cls(
+            url=url,
+            source_url=f"{url}/source",
+            sha256=artifact.sha256,
+            size_bytes=artifact.size_bytes,
+            abi_version=artifact.abi_version,
+            required_isa=sorted(artifact.required_isa),
+            toolchain=artifact.toolchain,
+            source_sha256=artifact.source_sha256,
+        )
+
+
+class MeasurementView(BaseModel):
+    """Times of one call, and the speed over the baseline with its 95 % interval."""
+
+    candidate_median_ns: float
+    baseline: str
+    baseline_median_ns: float
+    speed_ratio: float
+    speed_ratio_low: float
+    speed_ratio_high: float
+
+
+class VerdictView(BaseModel):
+    """Who should run the problem, and why.
+
+    A `candidate` and its `measurement` without an `artifact` say that the baseline was faster.
+    """
+
+    problem: str
+    cpu_key: str
+    threads: int
+    regime: Regime
+    decision: Decision
+    basis: Basis
+    complete: bool
+    candidate: str | None
+    measurement: MeasurementView | None
+    artifact: ArtifactView | None
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> Self:
+        """Return the view of `verdict`."""
+        return cls(
+            problem=verdict.problem.text,
+            cpu_key=verdict.cpu_key,
+            threads=verdict.context.threads,
+            regime=verdict.context.regime,
+            decision=verdict.decision,
+            basis=verdict.basis,
+            complete=verdict.complete,
+            candidate=verdict.candidate.text if verdict.candidate else None,
+            measurement=_measurement_view(verdict),
+            artifact=ArtifactView.of(verdict.artifact) if verdict.artifact else None,
+        )
+
+
+class Resolution(BaseModel):
+    """The answer to one question: signed for programs, readable for people, and explained."""
+
+    signed: SignedVerdict
+    verdict: VerdictView
+    explain: list[str]
+
+
+class BatchItem(BaseModel):
+    """The answer to one problem of a batch: a resolution, or the error it met."""
+
+    problem: str
+    resolution: Resolution | None = None
+    error: ProblemDocument | None = None
+
+
+class BatchResolution(BaseModel):
+    """The answers to a batch, in the order of its problems."""
+
+    results: list[BatchItem]
+
+
+class RecordsPage(BaseModel):
+    """Some records in the order they were made; `next_cursor` asks for those after them."""
+
+    records: list[WireRecord]
+    next_cursor: int | None
+
+
+class PublicKeyView(BaseModel):
+    """A key that signs verdicts: 32 raw bytes in base64."""
+
+    key_id: str
+    algorithm: str = "ed25519"
+    public_key: str
+
+
+class PublicKeys(BaseModel):
+    """The keys that sign verdicts now, to be pinned by clients."""
+
+    keys: list[PublicKeyView]
+
+
+class Health(BaseModel):
+    """Whether the service works."""
+
+    status: str
+
+
+class Version(BaseModel):
+    """What is running."""
+
+    gemm_tuner: str
+    api: str
+    abi_version: int
+
+
+def _measurement_view(verdict: Verdict) -> MeasurementView | None:
+    measurement = verdict.measurement
+    if measurement is None:
+        return None
+    ratio = measurement.ratio
+    return MeasurementView(
+        candidate_median_ns=measurement.candidate.median_ns,
+        baseline=measurement.baseline,
+        baseline_median_ns=measurement.baseline_timing.median_ns,
+        speed_ratio=ratio.median,
+        speed_ratio_low=ratio.low,
+        speed_ratio_high=ratio.high,
+    )

@@ -1,0 +1,39 @@
+"""A real kernel in a real store, in directories of the test's own."""
+
+from pathlib import Path
+
+import pytest
+from served import CANDIDATE, PROBLEM, Site, keep_trial
+
+from gemm_tuner.build.compile import Build, compile_kernel
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.codegen.render import render
+from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.space.catalog import family_named
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
+
+
+@pytest.fixture(autouse=True)
+def private_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the database and the keys below the test's own folder."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    for variable in ("GEMM_TUNER_DB", "GEMM_TUNER_KEYS", "GEMM_TUNER_COMPILER", "GEMM_TUNER_ISA"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture(scope="session")
+def build() -> Build:
+    """Return a kernel for `PROBLEM` that any CPU can run."""
+    family = family_named(CANDIDATE.micro_kernel.family)
+    source = render(PROBLEM, CANDIDATE, family)
+    return compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
+
+
+@pytest.fixture
+def site(tmp_path: Path, build: Build) -> Site:
+    """Return a place whose store says that `build` is ten times faster than the baseline."""
+    url = f"sqlite:///{tmp_path}/site/gemm-tuner.sqlite3"
+    repository = Repository(open_database(url))
+    keep_trial(repository, build, cpu=detect_cpu(), speed=10)
+    return Site.at(url, tmp_path / "site" / "key.pem", repository)

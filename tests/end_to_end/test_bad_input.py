@@ -1,0 +1,125 @@
+"""Wrong input at the command line: the exit code, one clear line, and never a traceback."""
+
+from pathlib import Path
+
+import pytest
+
+from gemm_tuner.cli.main import run
+
+WRONG_USAGE = 2
+SOMETHING_IS_MISSING = 3
+
+# fmt: off
+WRONG = [
+    # arguments,                                          part of the message
+    (["sweep", "-1", "64", "64"],                         "-1 is out of range"),
+    (["sweep", "--", "-1", "64", "64"],                   "-1 is out of range"),
+    (["sweep", "64", "64", "1000000000000"],              "k = 1000000000000 is out of range"),
+    (["sweep", "64", "64", "sixty"],                      "value for 'K'"),
+    (["sweep", "64", "64"],                               "give M, N and K"),
+    (["sweep"],                                           "give either M N K or --shapes"),
+    (["sweep", "9..3", "64", "64"],                       "9..3"),
+    (["sweep", "2000000000", "2000000000", "1"],          "split the problem"),
+    (["sweep", "64", "64", "64", "--dtype", "f31"],       "dtype 'f31' is not known"),
+    (["sweep", "64", "64", "64", "--epilogue", "rleu"],   "epilogue step 'rleu' is not known"),
+    (["sweep", "64", "64", "64", "--w-layout", "mn"],     "weight layout 'mn' is not known"),
+    (["sweep", "64", "64", "64", "--threads", "0"],       "threads = 0 is out of range"),
+    (["sweep", "64", "64", "64", "--regime", "warm"],     "regime 'warm' is not known"),
+    (["sweep", "64", "64", "64", "--budget", "soon"],     "duration 'soon' is not understood"),
+    (["sweep", "64", "64", "64", "--compiler", "tcc"],    "compiler 'tcc' is not known"),
+    (["sweep", "64", "64", "64", "--db", "nonsense"],     "database URL"),
+    (["sweep", "--shapes", "absent.csv"],                 "absent.csv cannot be read"),
+    (["explain", "64", "64", "64", "--regime", "both"],   "regime 'both' names two"),
+    (["source", "64", "64", "64", "--candidate", "fast"], "candidate 'fast' is not understood"),
+    (["records", "import"],                               "give either a FILE or --shipped"),
+    (["records", "import", "absent.jsonl"],               "absent.jsonl cannot be read"),
+    (["resolve", "64", "64", "64", "--url", "ftp://x"],   "service address 'ftp://x'"),
+    (["swep"],                                            "swep"),
+    (["sweep", "64", "64", "64", "--bugdet", "3s"],       "--bugdet"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=str)
+def test_wrong_usage_is_one_clear_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(arguments)
+
+    captured = capsys.readouterr()
+    assert code == WRONG_USAGE
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("Error: ")
+    assert message in captured.err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name,m,n\na,1,2\n", "no column k"),
+        ("name,m,n,k\n", "no layer"),
+        ("", "no column name, m, n, k"),
+        ("name,m,n,k\na,1,2,3\nb,1,two,3\n", "line 3: n = 'two'"),
+        ("name,m,n,k,epilogue\na,1,2,3,bais\n", "line 2: epilogue step 'bais'"),
+        ("name,m,n,k\na,1\n", "line 2: n = None"),
+    ],
+)
+def test_a_wrong_shapes_file_names_the_line(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = tmp_path / "shapes.csv"
+    shapes.write_text(text)
+
+    code = run(["sweep", "--shapes", str(shapes), "--dry-run"])
+
+    captured = capsys.readouterr()
+    assert code == WRONG_USAGE
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_an_unwritable_database_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+
+    code = run(["explain", "64", "64", "64", "--db", f"sqlite:///{tmp_path}/file/db.sqlite3"])
+
+    captured = capsys.readouterr()
+    assert code == SOMETHING_IS_MISSING
+    assert captured.err.count("\n") == 1
+    assert "cannot be opened for writing" in captured.err
+
+
+def test_a_missing_service_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["resolve", "64", "64", "64", "--url", "http://127.0.0.1:9"])
+
+    captured = capsys.readouterr()
+    assert code == SOMETHING_IS_MISSING
+    assert captured.err.count("\n") == 1
+    assert "http://127.0.0.1:9 does not answer" in captured.err
+
+
+def test_an_unexpected_error_is_one_line_that_says_where_to_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def explode() -> None:
+        raise RuntimeError("the moon is full")
+
+    monkeypatch.setattr("gemm_tuner.cli.explain.detect_cpu", explode)
+
+    code = run(["explain", "64", "64", "64"])
+
+    captured = capsys.readouterr()
+    assert code == SOMETHING_IS_MISSING
+    assert captured.err.count("\n") == 1
+    assert "RuntimeError: the moon is full" in captured.err
+    assert "report it" in captured.err
+
+
+def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code = run([])
+
+    assert code == 0
+    assert "quickstart" in capsys.readouterr().out

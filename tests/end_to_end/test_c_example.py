@@ -1,0 +1,64 @@
+"""A C program loads a kernel with no Python, calls it and checks the result."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from served import PROBLEM
+
+from gemm_tuner.build.compile import Build
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.resources import templates_dir
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "c" / "call_kernel.c"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the example, compiled as strict C."""
+    path = tmp_path_factory.mktemp("example") / "call_kernel"
+    # The C++ drivers compile C too when they are told the language.
+    flags = ["-x", "c", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
+    include = ["-I", str(templates_dir() / "abi")]
+    subprocess.run(
+        [*find_toolchain().command, *flags, *include, str(EXAMPLE), "-o", str(path), "-ldl", "-lm"],
+        check=True,
+    )
+    return path
+
+
+def _call(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_result_is_right(program: Path, build: Build, tmp_path: Path) -> None:
+    library = tmp_path / "kernel.so"
+    library.write_bytes(build.binary)
+
+    completed = _call(program, str(library), str(PROBLEM.m.high), str(PROBLEM.n), str(PROBLEM.k))
+
+    assert completed.returncode == 0, completed.stderr
+    assert PROBLEM.text in completed.stdout
+    assert "largest error: 0." in completed.stdout
+
+
+def test_a_library_that_is_no_kernel_is_refused(program: Path, tmp_path: Path) -> None:
+    library = tmp_path / "kernel.so"
+    library.write_text("not a library")
+
+    completed = _call(program, str(library), "1", "1", "1")
+
+    assert completed.returncode == 1
+    assert "does not load" in completed.stderr
+
+
+def test_rows_that_the_kernel_does_not_take_are_refused(
+    program: Path, build: Build, tmp_path: Path
+) -> None:
+    library = tmp_path / "kernel.so"
+    library.write_bytes(build.binary)
+
+    completed = _call(program, str(library), "9", str(PROBLEM.n), str(PROBLEM.k))
+
+    assert completed.returncode == 1
+    assert "refused its arguments" in completed.stderr

@@ -1,0 +1,302 @@
+"""From a problem to a called kernel, over real HTTP, and every way in which that is refused."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from served import PROBLEM, Edit, Site, keep_trial
+
+from gemm_tuner import Client
+from gemm_tuner.bench.inputs import InputKind, make_inputs
+from gemm_tuner.bench.reference import compute_expected
+from gemm_tuner.bench.tolerance import find_error
+from gemm_tuner.build.compile import Build
+from gemm_tuner.client.fallback import FallbackKernel
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.verdict import Basis, Decision, Verdict
+from gemm_tuner.errors import (
+    AbiMismatch,
+    DigestMismatch,
+    InvalidProblem,
+    InvalidSetting,
+    IsaNotUsable,
+    ServiceFailed,
+    SignatureInvalid,
+    StoreFailed,
+)
+from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.runtime.load import Kernel
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.trust.keys import KeyPair
+from gemm_tuner.trust.payload import VerdictPayload
+from gemm_tuner.trust.sign import sign_verdict
+
+SEED = 7
+
+
+def _assert_computes(kernel: Kernel | FallbackKernel, problem: Problem) -> None:
+    inputs = make_inputs(problem, InputKind.NORMAL, SEED)
+    out = np.empty((problem.m.high, problem.n), np.float32)
+
+    packed: Any = kernel.pack(inputs.w)  # each kind of kernel has its own packed weights
+    operands: dict[str, Any] = {**inputs.operands}
+
+    y = kernel(inputs.x, packed, out=out, **operands)
+
+    assert y is out
+    assert find_error(compute_expected(problem, inputs), out) is None
+
+
+def test_a_served_kernel_computes_the_layer(site: Site, build: Build, tmp_path: Path) -> None:
+    with site.serving() as address:
+        client = Client(address, cache_dir=tmp_path / "cache")
+        kernel = client.kernel(PROBLEM.text)
+
+        assert isinstance(kernel, Kernel)
+        assert kernel.artifact == build.artifact
+        _assert_computes(kernel, PROBLEM)
+        assert client.kernel(PROBLEM) is kernel
+
+
+def test_kernels_come_from_the_cache_when_the_service_is_away(site: Site, tmp_path: Path) -> None:
+    with site.serving() as address:
+        Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    kernel = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    assert isinstance(kernel, Kernel)
+    _assert_computes(kernel, PROBLEM)
+
+
+def test_without_service_and_cache_numpy_computes_and_says_why(tmp_path: Path) -> None:
+    kernel = Client("http://127.0.0.1:9", cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    assert isinstance(kernel, FallbackKernel)
+    assert "http://127.0.0.1:9 does not answer" in kernel.reason
+    _assert_computes(kernel, PROBLEM)
+
+
+def test_an_untuned_problem_falls_back_with_the_reason(site: Site, tmp_path: Path) -> None:
+    with site.serving() as address:
+        kernel = Client(address, cache_dir=tmp_path / "cache").kernel("f32 3x5x7")
+
+    assert isinstance(kernel, FallbackKernel)
+    assert "nothing was tuned for 'f32 3x5x7 nk none'" in kernel.reason
+
+
+def test_a_faster_baseline_falls_back_with_the_ratio(build: Build, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/slow.sqlite3"
+    repository = Repository(open_database(url))
+    keep_trial(repository, build, cpu=detect_cpu(), speed=0.5)
+    slow = Site.at(url, tmp_path / "key.pem", repository)
+
+    with slow.serving() as address:
+        kernel = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    assert isinstance(kernel, FallbackKernel)
+    assert "0.500 times its speed" in kernel.reason
+
+
+@pytest.mark.parametrize("folder", ["artifacts", "answers"])
+def test_a_damaged_cache_entry_is_fetched_again(folder: str, site: Site, tmp_path: Path) -> None:
+    with site.serving() as address:
+        Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+        for path in (tmp_path / "cache" / folder).iterdir():
+            path.write_bytes(b"\0" * 100)
+
+        kernel = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+        assert isinstance(kernel, Kernel)
+    offline = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+    assert isinstance(offline, Kernel)
+
+
+def test_a_cache_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+
+    with pytest.raises(StoreFailed, match="can be written by others"):
+        Client("http://127.0.0.1:9", cache_dir=tmp_path / "cache")
+
+
+def test_a_remote_service_without_a_pinned_key_is_refused(tmp_path: Path) -> None:
+    client = Client("http://192.0.2.1:8000", cache_dir=tmp_path / "cache")
+
+    with pytest.raises(SignatureInvalid, match="GEMM_TUNER_KEYS"):
+        client.kernel(PROBLEM)
+
+
+def test_another_pinned_key_is_refused(site: Site, tmp_path: Path) -> None:
+    other = KeyPair.load_or_create(tmp_path / "other.pem").public_key
+
+    with site.serving() as address:
+        client = Client(address, public_keys=[other], cache_dir=tmp_path / "cache")
+        with pytest.raises(SignatureInvalid, match="not pinned"):
+            client.kernel(PROBLEM)
+
+    _assert_nothing_was_kept(tmp_path)
+
+
+def test_keys_are_pinned_by_a_file(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = KeyPair.load_or_create(tmp_path / "other.pem")
+    elsewhere = Site.at(site.settings.database_url, tmp_path / "other.pem", site.repository)
+    with elsewhere.serving() as address:
+        document = Client(address, cache_dir=tmp_path / "cache")._transport.keys()
+    keys = tmp_path / "keys.json"
+    keys.write_bytes(document)
+    monkeypatch.setenv("GEMM_TUNER_KEYS", str(keys))
+
+    with site.serving() as address:
+        client = Client(address, cache_dir=tmp_path / "cache")
+        with pytest.raises(SignatureInvalid, match="not pinned"):
+            client.kernel(PROBLEM)
+    assert other.key_id in document.decode()
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", '{"keys": [{"public_key": "AAAA"}]}'])
+def test_a_file_without_keys_is_named(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys.json"
+    if text is not None:
+        keys.write_text(text)
+    monkeypatch.setenv("GEMM_TUNER_KEYS", str(keys))
+
+    with pytest.raises(InvalidSetting, match="which holds no public keys"):
+        Client("http://127.0.0.1:9", cache_dir=tmp_path / "cache")
+
+
+def _flip_artifact(_site: Site, _build: Build) -> Edit:
+    return lambda path, body: body[:-1] + b"\1" if "/artifacts/" in path else body
+
+
+def _flip_signature(_site: Site, _build: Build) -> Edit:
+    def edit(document: dict[str, dict[str, str]]) -> None:
+        signature = document["signed"]["signature"]
+        document["signed"]["signature"] = ("B" if signature[0] == "A" else "A") + signature[1:]
+
+    return _edit_answer(edit)
+
+
+def _drop_signature(_site: Site, _build: Build) -> Edit:
+    return _edit_answer(lambda document: document.pop("signed"))
+
+
+def _needs_other_cpu(site: Site, build: Build) -> Edit:
+    unusable = frozenset(IsaFeature) - detect_cpu().isa
+    artifact = replace(build.artifact, required_isa=unusable)
+    return _sign_anew(site, replace(_verdict(build), artifact=artifact))
+
+
+def _other_abi(site: Site, build: Build) -> Edit:
+    return _sign_anew(
+        site, replace(_verdict(build), artifact=replace(build.artifact, abi_version=99))
+    )
+
+
+def _other_problem(site: Site, build: Build) -> Edit:
+    return _sign_anew(site, replace(_verdict(build), problem=Problem.parse("f32 8x32x17")))
+
+
+def _other_bytes(site: Site, build: Build) -> Edit:
+    """Return what a thief of the key could do: sign a binary that is not the one served."""
+    lie = replace(build.artifact, sha256="0" * 64)
+    resign = _sign_anew(site, replace(_verdict(build), artifact=lie))
+    return lambda path, body: build.binary if "/artifacts/" in path else resign(path, body)
+
+
+def _verdict(build: Build) -> Verdict:
+    return Verdict(
+        problem=PROBLEM,
+        cpu_key=detect_cpu().exact_key,
+        context=ExecutionContext(),
+        decision=Decision.TUNED,
+        basis=Basis.MEASURED,
+        complete=True,
+        artifact=build.artifact,
+    )
+
+
+def _sign_anew(site: Site, verdict: Verdict) -> Edit:
+    now = datetime.now(UTC)
+    payload = VerdictPayload.of(verdict, issued_at=now, expires_at=now + timedelta(days=1))
+    signed = sign_verdict(payload.to_bytes(), site.key_pair).model_dump()
+    return _edit_answer(lambda document: document.update(signed=signed))
+
+
+def _edit_answer(change: Callable[[dict[str, dict[str, str]]], object]) -> Edit:
+    def edit(path: str, body: bytes) -> bytes:
+        if path != "/v1/resolve":
+            return body
+        document = json.loads(body)
+        change(document)
+        return json.dumps(document).encode()
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("make_edit", "error"),
+    [
+        (_flip_artifact, DigestMismatch),
+        (_other_bytes, DigestMismatch),
+        (_flip_signature, SignatureInvalid),
+        (_drop_signature, SignatureInvalid),
+        (_other_problem, SignatureInvalid),
+        (_needs_other_cpu, IsaNotUsable),
+        (_other_abi, AbiMismatch),
+    ],
+)
+def test_what_cannot_be_trusted_or_used_is_refused_by_its_own_error(
+    make_edit: Callable[[Site, Build], Edit],
+    error: type[Exception],
+    site: Site,
+    build: Build,
+    tmp_path: Path,
+) -> None:
+    with site.serving(make_edit(site, build)) as address:
+        client = Client(address, cache_dir=tmp_path / "cache")
+        with pytest.raises(error):
+            client.kernel(PROBLEM)
+
+    _assert_nothing_was_kept(tmp_path)
+
+
+def _assert_nothing_was_kept(tmp_path: Path) -> None:
+    assert list((tmp_path / "cache" / "artifacts").iterdir()) == []
+
+
+def test_an_error_of_the_service_is_told(site: Site, tmp_path: Path) -> None:
+    with site.serving() as address:
+        client = Client(f"{address}/elsewhere", cache_dir=tmp_path / "cache")
+
+        with pytest.raises(ServiceFailed, match=r"404: Not found: "):
+            client.kernel(PROBLEM)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"problem": "f32 -1x2x3"}, InvalidProblem),
+        ({"problem": "nonsense"}, InvalidProblem),
+        ({"problem": PROBLEM, "threads": 0}, InvalidSetting),
+        ({"problem": PROBLEM, "regime": "both"}, InvalidSetting),
+    ],
+)
+def test_a_wrong_question_is_refused_before_it_is_sent(
+    arguments: dict[str, object], error: type[Exception], tmp_path: Path
+) -> None:
+    client = Client("http://127.0.0.1:9", cache_dir=tmp_path / "cache")
+
+    with pytest.raises(error):
+        client.kernel(**arguments)  # type: ignore[arg-type]  # wrong on purpose

@@ -1,0 +1,38 @@
+"""Generated sources, kept to be read and reviewed. UPDATE_GOLDEN=1 writes them anew."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.space.catalog import family_named
+
+FOLDER = Path(__file__).parent
+SOURCES = {
+    "avx512_gelu": (
+        "f32 128x3072x768 nk bias+gelu_erf",
+        "avx512_f32_12x32 mc132_nc3072_kc768 jc_ic_jr_ir pf16384",
+    ),
+    "avx512_packed_x_two_parts": (
+        "f32 1..64x1000x2048 kn bias+clamp:0:6+add",
+        "avx512_f32_8x48 mc64_nc1008_kc512 ic_jc_ir_jr pack_x u2 grid1x2",
+    ),
+    "avx2_dot": ("f32 1x100x300 nk scale", "avx2_f32_dot_1x4 mc1_nc100_kc300 jc_ic_jr_ir u4"),
+    "scalar": ("f32 5x7x3 nk none", "scalar_f32_2x4 mc6_nc8_kc3 jc_ic_jr_ir"),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_source_is_as_reviewed(name: str) -> None:
+    problem, text = SOURCES[name]
+    candidate = Candidate.parse(text)
+    golden = FOLDER / f"{name}.cpp"
+
+    source = render(Problem.parse(problem), candidate, family_named(candidate.micro_kernel.family))
+
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(source.text)
+    assert source.text == golden.read_text()

@@ -1,0 +1,76 @@
+"""Compile candidates and put each through the full proof, many problems in one process."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Pipe
+
+from gemm_tuner.bench.crash import Report
+from gemm_tuner.bench.drivers import build_driver
+from gemm_tuner.bench.finding import Finding
+from gemm_tuner.bench.forked import Death, run_in_child
+from gemm_tuner.bench.inputs import InputKind
+from gemm_tuner.bench.verify import Case, verify
+from gemm_tuner.build.compile import Build, compile_kernels
+from gemm_tuner.build.toolchain import Toolchain
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome
+from gemm_tuner.errors import CompilationFailed
+from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.runtime.load import load_kernel
+from gemm_tuner.space.catalog import family_named
+
+SEED = 20_260
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A problem and the candidate that should compute it, in their text forms."""
+
+    problem: str
+    candidate: str
+
+
+def prove_all(subjects: Iterable[Subject], toolchain: Toolchain) -> dict[Subject, Finding]:
+    """Return what the proof finds for each subject that is not correct."""
+    asked = tuple(subjects)
+    sources = []
+    for subject in asked:
+        candidate = Candidate.parse(subject.candidate)
+        family = family_named(candidate.micro_kernel.family)
+        sources.append((render(Problem.parse(subject.problem), candidate, family), family.isa))
+    report = Report(build_driver("crash", toolchain))
+    cases: dict[str, dict[InputKind, Case]] = {}
+    findings = {}
+    for subject, build in zip(asked, compile_kernels(sources, toolchain=toolchain), strict=True):
+        problem = Problem.parse(subject.problem)
+        if subject.problem not in cases:
+            cases[subject.problem] = {kind: Case(problem, kind, SEED) for kind in InputKind}
+        findings[subject] = _prove(problem, build, cases[subject.problem], report)
+    return {
+        subject: finding
+        for subject, finding in findings.items()
+        if finding.outcome is not Outcome.CORRECT
+    }
+
+
+def _prove(
+    problem: Problem,
+    build: Build | CompilationFailed,
+    cases: dict[InputKind, Case],
+    report: Report,
+) -> Finding:
+    if isinstance(build, CompilationFailed):
+        return Finding(outcome=Outcome.COMPILE_FAILED, detail=str(build))
+
+    def task() -> Finding:
+        kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
+        return verify(kernel.library, problem, cases, report)
+
+    ours, theirs = Pipe()
+    with ours, theirs:
+        result = run_in_child(task, report=report, stall_timeout_s=20.0, owner=ours)
+    if isinstance(result, Death):
+        return Finding(outcome=result.outcome, detail=result.detail)
+    return result

@@ -1,0 +1,85 @@
+"""Sample nouns for the tests of the store, the selection, the trust and the service."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+
+from gemm_tuner.domain.artifact import ABI_VERSION, Artifact
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature
+from gemm_tuner.domain.measurement import Measurement, Timing
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Conditions, Outcome, Stage, Trial
+from gemm_tuner.store.repository import Repository
+
+PROBLEM = Problem.parse("f32 128x3072x768 nk bias+gelu_erf")
+CONTEXT = ExecutionContext()
+CPU = Cpu(
+    vendor="AuthenticAMD",
+    brand="AMD EPYC 9B45",
+    family=26,
+    model=2,
+    stepping=1,
+    isa=frozenset({IsaFeature.FMA, IsaFeature.AVX2, IsaFeature.AVX512F}),
+    caches=Caches(l1d_bytes=48 << 10, l2_bytes=1 << 20, l3_bytes=32 << 20),
+    physical_cores=2,
+)
+SIBLING_CPU = replace(CPU, stepping=2)
+SOURCE_TEXT = "// a kernel\n"
+BASELINE_NS = 1000
+
+
+def make_artifact(binary: bytes = b"\x7fELF sample", **changes: object) -> Artifact:
+    """Return the artifact of `binary`."""
+    artifact = Artifact(
+        sha256=sha256(binary).hexdigest(),
+        size_bytes=len(binary),
+        abi_version=ABI_VERSION,
+        required_isa=frozenset({IsaFeature.AVX512F}),
+        toolchain="gcc 12.2.0 -O3",
+        source_sha256=sha256(SOURCE_TEXT.encode()).hexdigest(),
+    )
+    return replace(artifact, **changes)  # type: ignore[arg-type]  # fields by name
+
+
+def make_trial(*, call_ns: int = 800, nr: int = 48, minute: int = 0, **changes: object) -> Trial:
+    """Return a final trial of a kernel whose calls take `call_ns`, beside a baseline of 1000 ns."""
+    baseline = Timing(calls_per_sample=10, samples_ns=(BASELINE_NS * 10,) * 12)
+    trial = Trial(
+        created_at=datetime(2026, 11, 20, 12, 0, tzinfo=UTC) + timedelta(minutes=minute),
+        problem=PROBLEM,
+        cpu=CPU,
+        context=CONTEXT,
+        candidate=Candidate.parse(f"avx512_f32_8x{nr} mc128_nc768_kc256 jc_ic_jr_ir pf4096"),
+        toolchain="gcc 12.2.0 -O3",
+        generator="0.1.0-aaaa",
+        stage=Stage.FINAL,
+        outcome=Outcome.CORRECT,
+        artifact=make_artifact(),
+        measurement=Measurement(
+            candidate=Timing(calls_per_sample=10, samples_ns=(call_ns * 10,) * 12),
+            baseline="onednn 3.2.0",
+            baseline_timing=baseline,
+        ),
+        conditions=Conditions(
+            peak_flop_per_s=2.5e11,
+            noise=0.01,
+            huge_pages="madvise",
+            kernel_release="6.1.0",
+            microcode="0xb002116",
+        ),
+    )
+    return replace(trial, **changes)  # type: ignore[arg-type]  # fields by name
+
+
+def make_failed_trial(*, minute: int = 0) -> Trial:
+    """Return a trial of a kernel that crashed."""
+    return make_trial(minute=minute, outcome=Outcome.CRASHED, measurement=None, detail="SIGILL")
+
+
+def add_build(repository: Repository, binary: bytes = b"\x7fELF sample") -> Artifact:
+    """Keep `binary` in the store, and return its artifact."""
+    artifact = make_artifact(binary)
+    repository.add_build(artifact, binary=binary, source_text=SOURCE_TEXT)
+    return artifact

@@ -1,0 +1,131 @@
+"""A real kernel in a real store, served over real HTTP."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import uvicorn
+from gemm_tuner_service.app import create_app
+from gemm_tuner_service.settings import Settings
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gemm_tuner.build.compile import Build
+from gemm_tuner.codegen.environment import generator_version
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.measurement import Measurement, Timing
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.trust.keys import KeyPair
+
+PROBLEM = Problem.parse("f32 8x32x16 nk bias+relu")
+CANDIDATE = Candidate.parse("scalar_f32_2x4 mc8_nc32_kc16 jc_ic_jr_ir")
+
+# Changes the body of an answer on its way, given the path of the request.
+Edit = Callable[[str, bytes], bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A place where a service lives: its database and its key."""
+
+    settings: Settings
+    repository: Repository
+
+    @classmethod
+    def at(cls, url: str, key_path: Path, repository: Repository) -> "Site":
+        """Return a place with this database and key."""
+        settings = Settings(database_url=url, signing_key_path=key_path)
+        return cls(settings=settings, repository=repository)
+
+    @property
+    def key_pair(self) -> KeyPair:
+        """Return the key of the service."""
+        return KeyPair.load_or_create(self.settings.signing_key_path)
+
+    @contextmanager
+    def serving(self, edit: Edit | None = None) -> Iterator[str]:
+        """Run the service on a free port, with someone in the middle who edits its answers."""
+        app = create_app(self.settings)
+        config = uvicorn.Config(
+            _edited(app, edit) if edit else app, log_level="error", timeout_graceful_shutdown=1
+        )
+        server = uvicorn.Server(config)
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            thread = threading.Thread(target=server.run, args=([listener],))
+            # Connections queue from here on, so that nobody has to wait for the start.
+            listener.listen()
+            thread.start()
+            try:
+                httpx.get(f"{address}/healthz", timeout=30, trust_env=False).raise_for_status()
+                yield address
+            finally:
+                server.should_exit = True
+                thread.join()
+
+
+def keep_trial(repository: Repository, build: Build, *, cpu: Cpu, speed: float) -> None:
+    """Store a trial of `PROBLEM` in which the kernel was `speed` times as fast as the baseline."""
+    text = build.source.text
+    repository.add_build(build.artifact, binary=build.binary, source_text=text)
+    repository.add_trial(
+        Trial(
+            created_at=datetime.now(UTC),
+            problem=PROBLEM,
+            cpu=cpu,
+            context=ExecutionContext(),
+            candidate=CANDIDATE,
+            toolchain=build.artifact.toolchain,
+            generator=generator_version(),
+            stage=Stage.FINAL,
+            outcome=Outcome.CORRECT,
+            artifact=build.artifact,
+            measurement=Measurement(
+                candidate=Timing(calls_per_sample=1, samples_ns=(round(10_000 / speed),) * 20),
+                baseline="onednn 3.2.0",
+                baseline_timing=Timing(calls_per_sample=1, samples_ns=(10_000,) * 20),
+            ),
+        )
+    )
+
+
+def _edited(app: ASGIApp, edit: Edit) -> ASGIApp:
+    """Return `app` behind someone who changes the bodies of its answers."""
+
+    async def middle(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        start: list[Message] = []
+        body = bytearray()
+
+        async def hold(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                start.append(message)
+                return
+            body.extend(message.get("body", b""))
+            if message.get("more_body", False):
+                return
+            changed = edit(scope["path"], bytes(body))
+            headers = [each for each in start[0]["headers"] if each[0] != b"content-length"]
+            await send(
+                {
+                    **start[0],
+                    "status": 200 if changed != bytes(body) else start[0]["status"],
+                    "headers": headers,
+                }
+            )
+            await send({"type": "http.response.body", "body": changed})
+
+        await app(scope, receive, hold)
+
+    return middle

@@ -1,0 +1,265 @@
+import asyncio
+import json
+import re
+from base64 import b64decode
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from gemm_tuner_service.app import create_app
+from gemm_tuner_service.settings import Settings
+from samples import CPU, PROBLEM, SIBLING_CPU, SOURCE_TEXT, make_artifact, make_trial
+from serving import served
+from sqlalchemy import Engine
+
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.verdict import Basis, Decision
+from gemm_tuner.errors import StoreFailed
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.wire import WireCpu, parse_record
+from gemm_tuner.trust.sign import SignedVerdict
+from gemm_tuner.trust.verify import open_verdict
+
+OPENAPI = Path(__file__).parents[2] / "docs" / "openapi.json"
+SIZES = {"m": 128, "n": 3072, "k": 768}
+BINARY = b"\x7fELF sample"
+ARTIFACT_URL = f"/v1/artifacts/sha256/{make_artifact().sha256}"
+
+
+def described(cpu: Cpu) -> dict[str, object]:
+    description: dict[str, object] = WireCpu.of(cpu).model_dump(mode="json")
+    return description
+
+
+def test_the_committed_openapi_document_is_that_of_the_code(settings: Settings) -> None:
+    document = json.dumps(create_app(settings).openapi(), indent=2) + "\n"
+
+    assert OPENAPI.read_text() == document, (
+        "write it anew: python -c 'import json; from pathlib import Path; "
+        "from gemm_tuner_service.app import create_app; "
+        "from gemm_tuner_service.settings import Settings; "
+        'settings = Settings(database_url="", signing_key_path=Path()); '
+        "print(json.dumps(create_app(settings).openapi(), indent=2))' > docs/openapi.json"
+    )
+
+
+def test_a_tuned_problem_is_answered(client: httpx.Client) -> None:
+    answer = client.get("/v1/kernels", params={**SIZES, "epilogue": "bias+gelu_erf"})
+
+    assert answer.status_code == 200
+    verdict = answer.json()["verdict"]
+    assert verdict["decision"] == "tuned"
+    assert verdict["basis"] == "measured"
+    assert verdict["artifact"]["url"] == ARTIFACT_URL
+    assert verdict["artifact"]["required_isa"] == ["avx512f"]
+    assert verdict["measurement"]["speed_ratio"] == pytest.approx(1.25)
+    assert answer.json()["explain"][0].startswith("exact: measured")
+
+
+@pytest.mark.parametrize(
+    "epilogue", ["bias+gelu_erf", "bias%2Bgelu_erf", "bias%20gelu_erf", "bias%20%2B%20gelu_erf"]
+)
+def test_a_plus_sign_may_arrive_as_a_space(client: httpx.Client, epilogue: str) -> None:
+    answer = client.get(f"/v1/kernels?m=128&n=3072&k=768&epilogue={epilogue}")
+
+    assert answer.json()["verdict"]["problem"] == PROBLEM.text
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"problem": PROBLEM.text},
+        {**SIZES, "epilogue": "bias+gelu_erf"},
+        {**SIZES, "m": "128", "dtype": "f32", "w_layout": "nk", "epilogue": "bias+gelu_erf"},
+    ],
+)
+def test_a_question_has_two_forms(client: httpx.Client, question: dict[str, object]) -> None:
+    answer = client.post("/v1/resolve", json={**question, "cpu": described(CPU)})
+
+    assert answer.status_code == 200
+    assert answer.json()["verdict"]["artifact"]["sha256"] == make_artifact().sha256
+
+
+def test_the_answer_is_signed_with_a_published_key(client: httpx.Client) -> None:
+    keys = client.get("/v1/keys").json()["keys"]
+    pinned = {key["key_id"]: b64decode(key["public_key"]) for key in keys}
+    answer = client.post("/v1/resolve", json={"problem": PROBLEM.text}).json()
+
+    payload = open_verdict(SignedVerdict(**answer["signed"]), pinned, datetime.now(UTC))
+
+    assert payload.problem == PROBLEM.text
+    assert payload.cpu_key == CPU.exact_key
+    assert payload.artifact is not None
+    assert payload.artifact.to_domain() == make_artifact()
+    assert payload.expires_at - payload.issued_at == timedelta(days=30)
+
+
+def test_the_key_stays_when_the_service_starts_again(settings: Settings) -> None:
+    answers = []
+    for _start in range(2):
+        with served(settings) as client:
+            answers.append(client.get("/v1/keys").json())
+
+    assert answers[0] == answers[1]
+
+
+def test_a_sibling_and_an_unknown_cpu_are_told_apart(client: httpx.Client) -> None:
+    other = described(CPU) | {"vendor": "GenuineIntel"}
+
+    bases = [
+        client.post("/v1/resolve", json={"problem": PROBLEM.text, "cpu": cpu}).json()["verdict"][
+            "basis"
+        ]
+        for cpu in (described(SIBLING_CPU), other)
+    ]
+
+    assert bases == [Basis.SIBLING, Basis.NONE]
+
+
+def test_features_that_are_not_known_are_ignored_in_a_description(client: httpx.Client) -> None:
+    cpu = described(CPU) | {"isa": ["fma", "avx2", "avx512f", "sse4_2", "svm"]}
+
+    answer = client.post("/v1/resolve", json={"problem": PROBLEM.text, "cpu": cpu})
+
+    assert answer.json()["verdict"]["basis"] == "measured"
+
+
+def test_a_cpu_can_be_named_and_cut_down(client: httpx.Client) -> None:
+    query: dict[str, str | int] = {
+        **SIZES,
+        "epilogue": "bias+gelu_erf",
+        "cpu": CPU.exact_key,
+    }
+
+    whole = client.get("/v1/kernels", params=query).json()["verdict"]
+    cut_down = client.get("/v1/kernels", params={**query, "isa": "avx2,fma"}).json()["verdict"]
+
+    assert whole["artifact"] is not None
+    assert cut_down["artifact"] is None
+    assert "avx2" in cut_down["cpu_key"]
+
+
+def test_an_unchanged_answer_is_not_sent_again(client: httpx.Client) -> None:
+    first = client.post("/v1/resolve", json={"problem": PROBLEM.text})
+
+    again = client.post(
+        "/v1/resolve",
+        json={"problem": PROBLEM.text},
+        headers={"If-None-Match": first.headers["ETag"]},
+    )
+    other = client.get(
+        "/v1/kernels", params=SIZES, headers={"If-None-Match": first.headers["ETag"]}
+    )
+
+    assert (again.status_code, again.content) == (304, b"")
+    assert other.status_code == 200
+
+
+def test_a_batch_is_answered_in_order_with_its_faults(client: httpx.Client) -> None:
+    problems = [PROBLEM.text, "f32 -1x2x3", "f32 1x2x3 nk none"]
+
+    results = client.post("/v1/resolve:batch", json={"problems": problems}).json()["results"]
+
+    assert [result["problem"] for result in results] == problems
+    assert results[0]["resolution"]["verdict"]["decision"] == "tuned"
+    assert results[1]["error"]["type"] == "urn:gemm-tuner:problem:invalid-problem"
+    assert results[2]["resolution"]["verdict"]["decision"] == "baseline"
+
+
+def test_the_largest_batch_is_answered(client: httpx.Client) -> None:
+    problems = [f"f32 {m}x64x64" for m in range(1000)]
+
+    answer = client.post("/v1/resolve:batch", json={"problems": problems})
+
+    assert len(answer.json()["results"]) == 1000
+
+
+def test_a_binary_is_immutable(client: httpx.Client) -> None:
+    answer = client.get(ARTIFACT_URL)
+
+    assert answer.content == BINARY
+    assert answer.headers["Content-Type"] == "application/octet-stream"
+    assert "immutable" in answer.headers["Cache-Control"]
+    assert answer.headers["ETag"] == f'"{make_artifact().sha256}"'
+
+    again = client.get(ARTIFACT_URL, headers={"If-None-Match": answer.headers["ETag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_a_binary_can_be_asked_for_without_its_bytes(client: httpx.Client) -> None:
+    answer = client.head(ARTIFACT_URL)
+
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["Content-Length"] == str(len(BINARY))
+
+
+def test_the_source_is_beside_the_binary(client: httpx.Client) -> None:
+    answer = client.get(f"{ARTIFACT_URL}/source")
+
+    assert answer.text == SOURCE_TEXT
+    assert answer.headers["Content-Type"].startswith("text/x-c++src")
+    assert client.head(f"{ARTIFACT_URL}/source").status_code == 200
+
+
+def test_records_come_in_pages(own_client: httpx.Client, repository: Repository) -> None:
+    for minute in (1, 2):
+        repository.add_trial(make_trial(minute=minute))
+
+    first = own_client.get("/v1/records", params={"limit": 2}).json()
+    second = own_client.get("/v1/records", params={"cursor": first["next_cursor"]}).json()
+
+    trials = [parse_record(json.dumps(each)) for each in first["records"] + second["records"]]
+    assert trials == [make_trial(minute=minute) for minute in range(3)]
+    assert second["next_cursor"] is None
+
+
+def test_health_is_told(client: httpx.Client) -> None:
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/readyz").json() == {"status": "ok"}
+    assert client.get("/version").json()["abi_version"] == 1
+
+
+def test_an_old_schema_is_not_ready(own_client: httpx.Client, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM alembic_version")
+
+    assert own_client.get("/readyz").status_code == 503
+    assert own_client.get("/healthz").status_code == 200
+
+
+def test_a_service_does_not_start_on_an_unwritable_database(tmp_path: Path) -> None:
+    settings = Settings(
+        database_url="sqlite:////proc/none/store.sqlite3", signing_key_path=tmp_path / "key.pem"
+    )
+
+    app = create_app(settings)
+
+    async def start() -> None:
+        async with app.router.lifespan_context(app):
+            pass
+
+    with pytest.raises(StoreFailed):
+        asyncio.run(start())
+
+
+def test_a_faster_baseline_is_said(own_client: httpx.Client, repository: Repository) -> None:
+    repository.add_trial(make_trial(call_ns=2000, minute=5))
+
+    verdict = own_client.get("/v1/kernels", params={**SIZES, "epilogue": "bias+gelu_erf"}).json()[
+        "verdict"
+    ]
+
+    assert verdict["decision"] == Decision.BASELINE
+    assert verdict["artifact"] is None
+    assert verdict["measurement"]["speed_ratio"] == pytest.approx(0.5)
+
+
+def test_a_person_gets_a_page_whose_question_works(client: httpx.Client) -> None:
+    page = client.get("/")
+    fields = dict(re.findall(r'<input name="(\w+)" value="([^"]*)"', page.text))
+
+    answer = client.get("/v1/kernels", params=fields)
+
+    assert page.headers["Content-Type"].startswith("text/html")
+    assert answer.json()["verdict"]["problem"] == PROBLEM.text

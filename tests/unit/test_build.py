@@ -1,0 +1,100 @@
+import ctypes
+import os
+from pathlib import Path
+
+import pytest
+
+from gemm_tuner.build.compile import compile_hosted, compile_kernel
+from gemm_tuner.build.toolchain import Toolchain, find_toolchain
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.source import Source
+from gemm_tuner.errors import CompilationFailed, InvalidSetting, StoreFailed, ToolchainMissing
+from gemm_tuner.space.catalog import family_named
+
+COMPILERS = ("gcc", "clang", "zig")
+
+
+@pytest.fixture(params=COMPILERS)
+def toolchain(request: pytest.FixtureRequest) -> Toolchain:
+    try:
+        return find_toolchain(request.param)
+    except ToolchainMissing as missing:
+        pytest.skip(str(missing))
+
+
+def kernel_source() -> Source:
+    candidate = Candidate.parse("avx512_f32_8x48 mc64_nc48_kc64 jc_ic_jr_ir")
+    problem = Problem.parse("f32 64x48x64 nk bias+gelu_erf")
+    return render(problem, candidate, family_named("avx512_f32"))
+
+
+def test_same_source_gives_the_same_bytes(
+    toolchain: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    isa = family_named("avx512_f32").isa
+    digests = set()
+    for name in ("one", "another-folder"):
+        monkeypatch.setenv("GEMM_TUNER_CACHE", str(tmp_path / name))
+        digests.add(compile_kernel(kernel_source(), isa=isa, toolchain=toolchain).artifact.sha256)
+
+    assert len(digests) == 1
+
+
+def test_binary_names_no_path_and_needs_no_library(toolchain: Toolchain) -> None:
+    binary = compile_kernel(
+        kernel_source(), isa=family_named("avx512_f32").isa, toolchain=toolchain
+    ).binary
+
+    assert os.fsencode(os.path.expanduser("~")) not in binary  # noqa: PTH111 - bytes are searched
+    assert b"/tmp" not in binary
+    assert b"libc.so" not in binary
+    assert b"GLIBC" not in binary
+
+
+def test_error_shows_the_line_of_the_source(toolchain: Toolchain) -> None:
+    broken = Source(text="int fine;\nint f() { return missing_name; }\nint also_fine;\n")
+
+    with pytest.raises(CompilationFailed, match=r"missing_name.*line 2") as failure:
+        compile_kernel(broken, isa=frozenset(), toolchain=toolchain)
+
+    assert ">     2 | int f() { return missing_name; }" in str(failure.value)
+
+
+def test_kernel_that_needs_a_library_is_refused(toolchain: Toolchain) -> None:
+    needy = Source(text="void *malloc(unsigned long); void *f() { return malloc(8); }")
+
+    with pytest.raises(CompilationFailed, match="malloc"):
+        compile_kernel(needy, isa=frozenset(), toolchain=toolchain)
+
+
+def test_hosted_library_uses_libc(toolchain: Toolchain) -> None:
+    text = "#include <string.h>\nint length(const char *t) { return (int)strlen(t); }\n"
+
+    library = ctypes.CDLL(str(compile_hosted(text, name="length", toolchain=toolchain)))
+
+    assert library.length(b"four") == 4
+
+
+def test_unknown_compiler_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="'icc'"):
+        find_toolchain("icc")
+
+
+def test_missing_compiler_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(ToolchainMissing, match="gcc"):
+        find_toolchain("gcc")
+
+
+def test_unwritable_cache_is_a_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("GEMM_TUNER_CACHE", str(blocked / "cache"))
+
+    with pytest.raises(StoreFailed, match="GEMM_TUNER_CACHE"):
+        compile_kernel(kernel_source(), isa=frozenset(), toolchain=find_toolchain())

@@ -1,0 +1,71 @@
+"""What the texts of options mean, and how numbers are printed."""
+
+from pathlib import Path
+
+import pytest
+
+from gemm_tuner.cli.layers import layers_of
+from gemm_tuner.cli.options import execution_contexts, parse_duration_s
+from gemm_tuner.cli.output import duration_text, print_table, time_text
+from gemm_tuner.domain.context import Regime
+from gemm_tuner.errors import InvalidSetting
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30s", 30), ("2m", 120), ("500ms", 0.5), ("1h", 3600), ("1.5", 1.5)]
+)
+def test_durations_are_read_with_their_unit(text: str, seconds: float) -> None:
+    assert parse_duration_s(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "0s", "-3s", "3 days", "s", "nan"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSetting, match="not understood"):
+        parse_duration_s(text)
+
+
+def test_both_regimes_make_two_contexts() -> None:
+    contexts = execution_contexts(2, "both")
+
+    assert [context.regime for context in contexts] == [Regime.HOT, Regime.COLD_WEIGHTS]
+    assert {context.threads for context in contexts} == {2}
+
+
+def test_a_file_of_layers_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "layers.csv"
+    path.write_text("name,m,n,k,epilogue,from\nup,128,3072,768,bias+gelu_erf,BERT\n,1..64,8,9,,\n")
+
+    layers = layers_of(
+        m=None, n=None, k=None, shapes=path, dtype="f32", epilogue="relu", w_layout="kn"
+    )
+
+    assert [(layer.name, layer.problem.text) for layer in layers] == [
+        ("up", "f32 128x3072x768 kn bias+gelu_erf"),
+        ("1..64x8x9", "f32 1..64x8x9 kn relu"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "text"),
+    [(0.5, "0.5 ns"), (412, "412 ns"), (999.6, "1 µs"), (1240, "1.24 µs"), (3.02e6, "3.02 ms"),
+     (2e9, "2 s")],
+)  # fmt: skip
+def test_times_have_a_fitting_unit(time_ns: float, text: str) -> None:
+    assert time_text(time_ns) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.85, "850 ms"), (12, "12 s"), (200, "3 min 20 s"), (59.7, "1 min 0 s"), (7260, "2 h 1 min")],
+)
+def test_durations_are_printed_as_people_write_them(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+def test_tables_are_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("Title", ("name", ">time"), [("a" * 200, "1 ns"), ("b", "100 ns")])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Title"
+    assert lines[2] == f"  {'a' * 200}     1 ns"
+    assert lines[3] == f"  b{' ' * 199}   100 ns"

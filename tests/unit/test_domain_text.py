@@ -1,0 +1,186 @@
+"""Every text form parses back to what it was made of, and bad text is refused by name."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemm_tuner.domain.blocking import Blocking, LoopOrder
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.epilogue import STEP_KINDS, Epilogue, Step
+from gemm_tuner.domain.measurement import Measurement, Ratio, Timing
+from gemm_tuner.domain.micro_kernel import MicroKernel
+from gemm_tuner.domain.problem import Problem, Rows, WeightLayout
+from gemm_tuner.domain.verdict import Decision, decide
+from gemm_tuner.errors import (
+    InvalidCandidate,
+    InvalidEpilogue,
+    InvalidProblem,
+    InvalidRecord,
+    InvalidSetting,
+)
+
+sizes = st.integers(min_value=0, max_value=5000)
+counts = st.integers(min_value=1, max_value=5000)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    name = draw(st.sampled_from(sorted(STEP_KINDS)))
+    if name == "clamp":
+        low = draw(st.floats(-8, 8, width=32))
+        return Step.parse(f"clamp:{low:.9g}:{draw(st.floats(low, 9, width=32)):.9g}")
+    if name == "leaky_relu":
+        return Step.parse(f"leaky_relu:{draw(st.floats(-1, 1, width=32)):.9g}")
+    return Step.parse(name)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    low = draw(sizes)
+    return Problem(
+        m=Rows(low=low, high=draw(st.one_of(st.just(low), st.integers(low, low + 100)))),
+        n=draw(sizes),
+        k=draw(sizes),
+        w_layout=draw(st.sampled_from(WeightLayout)),
+        epilogue=Epilogue(steps=tuple(draw(st.lists(steps(), max_size=4)))),
+    )
+
+
+@st.composite
+def candidates(draw: st.DrawFn) -> Candidate:
+    return Candidate(
+        micro_kernel=MicroKernel(family="avx512_f32", mr=draw(counts), nr=draw(counts)),
+        blocking=Blocking(
+            mc=draw(counts),
+            nc=draw(counts),
+            kc=draw(counts),
+            loop_order=draw(st.sampled_from(LoopOrder)),
+            pack_x=draw(st.booleans()),
+            prefetch_w_bytes=draw(sizes),
+            k_unroll=draw(counts),
+            grid_m=draw(counts),
+            grid_n=draw(counts),
+        ),
+    )
+
+
+@given(problem=problems())
+def test_problem_text_parses_back(problem: Problem) -> None:
+    assert Problem.parse(problem.text) == problem
+
+
+@given(candidate=candidates())
+def test_candidate_text_parses_back(candidate: Candidate) -> None:
+    assert Candidate.parse(candidate.text) == candidate
+
+
+def test_problem_text_may_leave_out_layout_and_epilogue() -> None:
+    assert Problem.parse("f32 1x2x3").text == "f32 1x2x3 nk none"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("f32 -1x2x3", "m = '-1'|m = -1"),
+        ("f32 4x-2x3", "n = -2"),
+        ("f32 1x2x1000000000000", "k = 1000000000000"),
+        ("f32 2000000000x2000000000x1", "split the problem"),
+        ("f99 1x2x3", "'f99'"),
+        ("f32_f32 1x2x3", "f32_f32"),
+        ("f32 5..2x2x3", "empty range"),
+        ("f32 1x2x3 mn none", "'mn'"),
+        ("f32 1x2", "not understood"),
+        ("", "not understood"),
+    ],
+)
+def test_bad_problem_is_refused_with_its_value(text: str, named: str) -> None:
+    with pytest.raises(InvalidProblem, match=named):
+        Problem.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("gellu", "'gellu'"),
+        ("bias++relu", "''"),
+        ("relu:1", "takes: none"),
+        ("clamp:1", "takes: low, high"),
+        ("clamp:2:1", "low must not be above high"),
+        ("clamp:a:b", "not a number"),
+        ("clamp:nan:1", "finite"),
+        ("leaky_relu:7", "slope must be between"),
+        ("+".join(["bias"] * 17), "17 steps"),
+    ],
+)
+def test_bad_epilogue_is_refused_with_its_value(text: str, named: str) -> None:
+    with pytest.raises(InvalidEpilogue, match=named):
+        Epilogue.parse(text)
+
+
+def test_repeated_operands_are_numbered() -> None:
+    epilogue = Epilogue.parse("add+relu+add+bias+add")
+
+    assert [operand.name for operand in epilogue.operands] == ["add", "add_2", "bias", "add_3"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "avx512_f32", "avx512_f32_8x48 mc0_nc48_kc1 jc_ic_jr_ir", "a_0x1 mc1_nc1_kc1 jc_ic_jr_ir"],
+)
+def test_bad_candidate_is_refused(text: str) -> None:
+    with pytest.raises(InvalidCandidate):
+        Candidate.parse(text)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 10**6])
+def test_bad_number_of_threads_is_refused(threads: int) -> None:
+    with pytest.raises(InvalidSetting, match=str(threads)):
+        ExecutionContext(threads=threads)
+
+
+def test_regime_choice() -> None:
+    assert Regime.parse_choice("both") == (Regime.HOT, Regime.COLD_WEIGHTS)
+    with pytest.raises(InvalidSetting, match="'warm'"):
+        Regime.parse_choice("warm")
+
+
+def test_ratio_pairs_samples_and_scales_by_calls() -> None:
+    measurement = Measurement(
+        candidate=Timing(calls_per_sample=10, samples_ns=(100, 110, 100, 120, 100)),
+        baseline="onednn 3.2.0",
+        baseline_timing=Timing(calls_per_sample=5, samples_ns=(100, 110, 100, 120, 90)),
+    )
+
+    assert measurement.ratio == Ratio(median=2.0, low=1.8, high=2.0, of_minimums=1.8)
+
+
+def test_interval_of_a_median_drops_outer_samples() -> None:
+    # For 21 samples the 95 % interval of the median is from the 6th to the 16th.
+    timing = Timing(calls_per_sample=1, samples_ns=tuple(range(101, 122)))
+    even = Timing(calls_per_sample=1, samples_ns=(1,) * 21)
+
+    ratio = Measurement(candidate=even, baseline="b", baseline_timing=timing).ratio
+
+    assert (ratio.low, ratio.median, ratio.high) == (106, 111, 116)
+
+
+def test_samples_must_pair_up() -> None:
+    one = Timing(calls_per_sample=1, samples_ns=(1,))
+    two = Timing(calls_per_sample=1, samples_ns=(1, 2))
+    with pytest.raises(InvalidRecord, match="pair up"):
+        Measurement(candidate=one, baseline="b", baseline_timing=two)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "decision"),
+    [
+        (Ratio(median=1.10, low=1.05, high=1.20, of_minimums=1.1), Decision.TUNED),
+        (Ratio(median=1.10, low=1.01, high=1.20, of_minimums=1.1), Decision.TIE),
+        (Ratio(median=1.10, low=1.05, high=1.20, of_minimums=1.0), Decision.TIE),
+        (Ratio(median=0.99, low=0.97, high=1.01, of_minimums=1.0), Decision.TIE),
+        (Ratio(median=0.90, low=0.88, high=0.95, of_minimums=0.9), Decision.BASELINE),
+    ],
+)
+def test_decision_needs_the_whole_interval(ratio: Ratio, decision: Decision) -> None:
+    assert decide(ratio) is decision

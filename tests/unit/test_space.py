@@ -1,0 +1,99 @@
+import pytest
+
+from gemm_tuner.domain.cpu import Caches, Cpu, parse_isa
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import InvalidCandidate
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.catalog import CATALOG, family_named
+from gemm_tuner.space.model import predict_cycles
+
+ISA = {
+    "avx512": ("fma", "avx2", "avx512f", "avx512vl", "avx512bw", "avx512dq"),
+    "avx2": ("fma", "avx2"),
+    "x86_64": (),
+}
+SHAPES = (
+    "0x5x5",
+    "5x0x5",
+    "5x5x0",
+    "1x1x1",
+    "1x4096x4096",
+    "17x31x67",
+    "512x13x512",
+    "1..64x96x33",
+)
+
+
+def cpu(isa: str) -> Cpu:
+    return Cpu(
+        vendor="AuthenticAMD",
+        brand="a test CPU",
+        family=26,
+        model=2,
+        stepping=1,
+        isa=parse_isa(ISA[isa]),
+        caches=Caches(l1d_bytes=48 << 10, l2_bytes=1 << 20, l3_bytes=32 << 20),
+        physical_cores=2,
+    )
+
+
+@pytest.mark.parametrize("isa", ISA)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_candidate_runs_on_the_cpu_and_divides_its_blocks(isa: str, shape: str) -> None:
+    machine = cpu(isa)
+    space = Space(problem=Problem.parse(f"f32 {shape}"), cpu=machine, threads=2)
+
+    found = list(space.all())
+
+    assert found
+    assert len({candidate.text for candidate in found}) == len(found)
+    for candidate in found:
+        tile, blocking = candidate.micro_kernel, candidate.blocking
+        assert family_named(tile.family).isa <= machine.isa
+        assert blocking.mc % tile.mr == 0
+        assert blocking.nc % tile.nr == 0
+        assert candidate.parts in {1, 2}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_neighbours_belong_to_the_space(shape: str) -> None:
+    space = Space(problem=Problem.parse(f"f32 {shape}"), cpu=cpu("avx512"))
+    everything = {candidate.text for candidate in space.all()}
+
+    for start in space.defaults()[:5]:
+        neighbours = space.neighbours(start)
+
+        assert start not in neighbours
+        assert {neighbour.text for neighbour in neighbours} <= everything
+
+
+def test_scalar_family_completes_the_table() -> None:
+    space = Space(problem=Problem.parse("f32 3x3x3"), cpu=cpu("x86_64"))
+
+    assert {candidate.micro_kernel.family for candidate in space.defaults()} == {"scalar_f32"}
+
+
+def test_model_prefers_wide_vectors_and_full_tiles() -> None:
+    problem = Problem.parse("f32 96x96x96")
+    space = Space(problem=problem, cpu=cpu("avx512"))
+
+    best = min(
+        space.defaults(),
+        key=lambda one: predict_cycles(
+            problem, one, family_named(one.micro_kernel.family), space.cpu
+        ),
+    )
+
+    assert best.micro_kernel.family == "avx512_f32"
+    assert best.micro_kernel.mr * best.micro_kernel.nr >= 8 * 16
+
+
+def test_tiles_fit_the_registers() -> None:
+    for family in CATALOG.values():
+        for mr, nr in family.tiles:
+            assert mr * max(1, nr // family.lanes) < family.registers
+
+
+def test_unknown_family_is_refused_by_name() -> None:
+    with pytest.raises(InvalidCandidate, match="avx1024_f32"):
+        family_named("avx1024_f32")

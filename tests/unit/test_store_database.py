@@ -1,0 +1,99 @@
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Engine
+
+from gemm_tuner.errors import InvalidSetting, StoreFailed
+from gemm_tuner.store.database import default_database_url, is_current, open_database
+from gemm_tuner.store.tables import Base
+
+
+def test_migrations_make_the_tables_of_the_models(engine: Engine) -> None:
+    with engine.connect() as connection:
+        differences = compare_metadata(MigrationContext.configure(connection), Base.metadata)
+
+    assert differences == []
+
+
+def test_opening_creates_missing_folders_and_the_newest_schema(tmp_path: Path) -> None:
+    engine = open_database(f"sqlite:///{tmp_path}/a/b/store.sqlite3")
+
+    assert is_current(engine)
+    engine.dispose()
+
+
+def test_opening_again_keeps_what_is_there(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    first = open_database(url)
+    with first.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO cpus VALUES ('id', 'document', 'exact', 'class')")
+    first.dispose()
+
+    second = open_database(url)
+
+    with second.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM cpus").scalar() == 1
+    second.dispose()
+
+
+def test_a_folder_name_with_a_percent_sign_is_fine(tmp_path: Path) -> None:
+    engine = open_database(f"sqlite:///{tmp_path}/100%/store.sqlite3")
+
+    assert is_current(engine)
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("pragma", "expected"), [("journal_mode", "wal"), ("foreign_keys", 1), ("synchronous", 2)]
+)
+def test_sqlite_is_set_up(engine: Engine, pragma: str, expected: str | int) -> None:
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql(f"PRAGMA {pragma}").scalar() == expected
+
+
+def test_an_unwritable_folder_is_a_clear_error() -> None:
+    with pytest.raises(StoreFailed, match=r"/proc/none/store\.sqlite3 cannot be opened.*--db"):
+        open_database("sqlite:////proc/none/store.sqlite3")
+
+
+def test_a_file_that_is_no_database_is_a_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("these are notes, not a database " * 100)
+
+    with pytest.raises(StoreFailed, match="not a database"):
+        open_database(f"sqlite:///{path}")
+
+
+def test_a_schema_from_a_newer_version_is_a_clear_error(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    engine = open_database(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+
+    assert not is_current(engine)
+    engine.dispose()
+    with pytest.raises(StoreFailed, match="update gemm-tuner"):
+        open_database(url)
+
+
+@pytest.mark.parametrize("url", ["store.sqlite3", "nonsense://host/x", "postgresql+none://h/x"])
+def test_an_unusable_url_is_a_clear_error(url: str) -> None:
+    with pytest.raises(InvalidSetting, match="cannot be used"):
+        open_database(url)
+
+
+def test_a_password_is_not_shown() -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        open_database("nonsense://user:secret@host/x")
+
+    assert "secret" not in str(caught.value)
+
+
+def test_the_environment_overrides_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMM_TUNER_DB", "sqlite:////elsewhere.sqlite3")
+    assert default_database_url() == "sqlite:////elsewhere.sqlite3"
+
+    monkeypatch.delenv("GEMM_TUNER_DB")
+    assert default_database_url().endswith("gemm-tuner.sqlite3")

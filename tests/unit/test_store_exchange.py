@@ -1,0 +1,155 @@
+import io
+import json
+from dataclasses import replace
+from datetime import timedelta, timezone
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from samples import CPU, make_failed_trial, make_trial
+
+from gemm_tuner.domain.record import Trial
+from gemm_tuner.errors import InvalidRecord
+from gemm_tuner.resources import tuning_db_dir
+from gemm_tuner.store.exchange import (
+    export_records,
+    import_records,
+    import_shipped,
+    shipped_records,
+)
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.tables import Origin
+from gemm_tuner.store.wire import MAX_DETAIL, dump_record, parse_record, record_schema
+
+SCHEMA_TEXT = json.dumps(record_schema(), indent=2) + "\n"
+
+
+def edited(**changes: Any) -> str:  # noqa: ANN401 - JSON values
+    """Return a record's JSON with some members changed."""
+    return json.dumps(json.loads(dump_record(make_trial())) | changes)
+
+
+def test_the_committed_schema_is_that_of_the_code() -> None:
+    committed = (tuning_db_dir() / "record.schema.json").read_text()
+
+    assert committed == SCHEMA_TEXT, (
+        "write it anew: python -c 'import json; from gemm_tuner.store.wire import record_schema; "
+        "print(json.dumps(record_schema(), indent=2))' > tuning_db/record.schema.json"
+    )
+
+
+@pytest.mark.parametrize("trial", [make_trial(), make_failed_trial(), make_trial(conditions=None)])
+def test_a_record_follows_the_schema_and_reads_back(trial: Trial) -> None:
+    line = dump_record(trial)
+
+    Draft202012Validator(record_schema()).validate(json.loads(line))
+    assert "\n" not in line
+    assert parse_record(line) == trial
+
+
+def test_the_same_instant_in_another_zone_is_the_same_record() -> None:
+    trial = make_trial()
+    zone = timezone(timedelta(hours=5, minutes=30))
+
+    assert dump_record(replace(trial, created_at=trial.created_at.astimezone(zone))) == dump_record(
+        trial
+    )
+
+
+def test_a_very_long_detail_is_cut() -> None:
+    trial = parse_record(dump_record(make_trial(detail="x" * (MAX_DETAIL + 1))))
+
+    assert trial.detail == "x" * MAX_DETAIL
+
+
+def test_a_trial_outside_the_schema_is_refused() -> None:
+    with pytest.raises(InvalidRecord, match="toolchain"):
+        dump_record(make_trial(toolchain="x" * 5000))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("not json", "Invalid JSON"),
+        ("[]", "record"),
+        ("{}", "created_at"),
+        (edited(format=2), "format"),
+        (edited(extra=1), "extra"),
+        (edited(created_at="2026-11-20T12:00:00"), "created_at"),
+        (edited(problem="f32 -1x2x3"), "m = -1"),
+        (edited(problem="f32 1x2x3 nk biass"), "biass"),
+        (edited(problem="x" * 2000), "problem"),
+        (edited(candidate="no candidate"), "candidate"),
+        (edited(threads=0), "threads"),
+        (edited(threads=True), "threads"),
+        (edited(threads="1"), "threads"),
+        (edited(regime="warm"), "regime"),
+        (edited(outcome="fast"), "outcome"),
+        (edited(outcome="wrong"), "measurement needs the outcome correct"),
+        (edited(cpu=None), "cpu"),
+        (edited(artifact={"sha256": "0"}), "artifact"),
+        (edited(conditions=json.loads("[NaN]")), "conditions"),
+        (dump_record(make_trial()).replace('"noise":0.01', '"noise":NaN'), "noise"),
+        (dump_record(make_trial()).replace("[8000,", "[-8000,"), "samples_ns"),
+        (dump_record(make_trial()).replace("[8000,8000,", "[8000,"), "pair up"),
+        (dump_record(make_trial()).replace('"fma"', '"mmx"'), "isa"),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_reason(line: str, reason: str) -> None:
+    with pytest.raises(InvalidRecord, match=reason):
+        parse_record(line)
+
+
+def test_bad_lines_are_reported_and_the_others_imported(repository: Repository) -> None:
+    lines = [dump_record(make_trial()), "junk", "", dump_record(make_trial(minute=1)), "{}"]
+
+    report = import_records(repository, lines)
+
+    assert (report.added, report.known) == (2, 0)
+    assert [line.number for line in report.rejected] == [2, 5]
+    assert all(line.reason for line in report.rejected)
+    assert len(repository.trials(origin=Origin.IMPORTED)) == 2
+
+
+def test_importing_again_changes_nothing(repository: Repository) -> None:
+    lines = [dump_record(make_trial()), dump_record(make_failed_trial())]
+    import_records(repository, lines)
+
+    report = import_records(repository, lines)
+
+    assert (report.added, report.known) == (0, 2)
+
+
+def test_what_is_exported_can_be_imported(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemm_tuner.store.exchange.PAGE", 2)
+    trials = tuple(make_trial(minute=minute) for minute in range(5))
+    for trial in trials:
+        repository.add_trial(trial)
+    stream = io.StringIO()
+
+    count = export_records(repository, stream)
+
+    assert count == 5
+    assert tuple(parse_record(line) for line in stream.getvalue().splitlines()) == trials
+
+
+def test_shipped_records_can_be_read_and_imported(repository: Repository) -> None:
+    shipped = tuple(shipped_records())
+
+    report = import_shipped(repository)
+
+    assert report.added == len({dump_record(trial) for trial in shipped})
+
+
+def test_each_shipped_file_is_named_for_its_cpu() -> None:
+    for path in tuning_db_dir().glob("*.jsonl"):
+        keys = {parse_record(line).cpu.exact_key for line in path.read_text().splitlines()}
+
+        assert keys == {path.stem}
+
+
+def test_the_key_of_a_cpu_is_a_plain_file_name() -> None:
+    assert "/" not in CPU.exact_key
+    assert " " not in CPU.exact_key

@@ -1,0 +1,237 @@
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from samples import (
+    CONTEXT,
+    CPU,
+    PROBLEM,
+    SIBLING_CPU,
+    SOURCE_TEXT,
+    add_build,
+    make_artifact,
+    make_failed_trial,
+    make_trial,
+)
+from sqlalchemy import Engine
+
+from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Stage
+from gemm_tuner.errors import StoreFailed
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.tables import Origin
+
+# Appends trials for ever; a line on stdout says that add_trial returned for that one.
+WRITER = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from samples import make_trial
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
+
+repository = Repository(open_database(sys.argv[1]))
+for minute in range(int(sys.argv[3]), int(sys.argv[4])):
+    repository.add_trial(make_trial(minute=minute))
+    print(minute, flush=True)
+"""
+
+
+def start_writer(url: str, first: int, last: int) -> subprocess.Popen[str]:
+    tests = str(Path(__file__).parents[1])
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, url, tests, str(first), str(last)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_trials_come_back_whole_and_in_order(repository: Repository) -> None:
+    trials = (make_trial(minute=2), make_failed_trial(minute=1), make_trial(minute=0, nr=32))
+    for trial in trials:
+        repository.add_trial(trial)
+
+    assert repository.trials() == trials
+
+
+def test_the_same_trial_is_kept_once(repository: Repository) -> None:
+    repository.add_trial(make_trial())
+    repository.add_trial(make_trial())
+
+    assert repository.trials() == (make_trial(),)
+
+
+def test_trials_are_found_by_each_part_of_their_key(repository: Repository) -> None:
+    wanted = make_trial()
+    cold = ExecutionContext(regime=Regime.COLD_WEIGHTS)
+    others = (
+        make_trial(problem=replace(PROBLEM, n=3071)),
+        make_trial(cpu=SIBLING_CPU),
+        make_trial(context=cold),
+        make_trial(generator="0.2.0-bbbb"),
+        make_trial(stage=Stage.RACE),
+    )
+    for trial in (wanted, *others):
+        repository.add_trial(trial)
+
+    assert repository.trials(
+        problem=PROBLEM,
+        cpu_key=CPU.exact_key,
+        context=CONTEXT,
+        generator=wanted.generator,
+        stage=Stage.FINAL,
+    ) == (wanted,)
+    assert repository.trials(context=cold) == (others[2],)
+    assert len(repository.trials(class_key=CPU.class_key)) == 6
+    assert repository.trials(cpu_key=SIBLING_CPU.exact_key) == (others[1],)
+
+
+def test_imported_trials_are_kept_apart(repository: Repository) -> None:
+    repository.add_trial(make_trial())
+
+    added = repository.add_imported([make_trial(), make_trial(minute=1)])
+
+    assert added == 1
+    assert repository.trials() == (make_trial(),)
+    assert repository.trials(origin=Origin.IMPORTED) == (make_trial(minute=1),)
+    assert len(repository.trials(origin=None)) == 2
+
+
+def test_pages_cover_all_trials_once(repository: Repository) -> None:
+    trials = [make_trial(minute=minute) for minute in range(5)]
+    for trial in trials:
+        repository.add_trial(trial)
+
+    first = repository.page(limit=2)
+    assert first.next_after is not None
+    second = repository.page(after=first.next_after, limit=3)
+
+    assert [*first.trials, *second.trials] == trials
+    assert second.next_after is None
+
+
+def test_a_build_is_kept_with_its_source(repository: Repository) -> None:
+    artifact = add_build(repository)
+    add_build(repository)
+
+    assert repository.artifact(artifact.sha256) == artifact
+    assert repository.binary(artifact.sha256) == b"\x7fELF sample"
+    assert repository.source_text(artifact.sha256) == SOURCE_TEXT
+    assert repository.held_artifacts([artifact.sha256, "0" * 64]) == {artifact.sha256}
+
+
+def test_what_is_not_there_is_none(repository: Repository) -> None:
+    assert repository.artifact("0" * 64) is None
+    assert repository.binary("0" * 64) is None
+    assert repository.source_text("0" * 64) is None
+    assert repository.cpu("none") is None
+
+
+def test_bytes_under_a_false_name_are_refused(repository: Repository) -> None:
+    with pytest.raises(StoreFailed, match="damaged"):
+        repository.add_build(make_artifact(), binary=b"other", source_text=SOURCE_TEXT)
+    with pytest.raises(StoreFailed, match="damaged"):
+        repository.add_build(make_artifact(), binary=b"\x7fELF sample", source_text="other")
+
+
+def test_a_cpu_is_found_by_its_key(repository: Repository) -> None:
+    repository.add_trial(make_trial())
+
+    assert repository.cpu(CPU.exact_key) == CPU
+
+
+def test_ranges_of_m_are_found(repository: Repository) -> None:
+    ranged = Problem.parse("f32 1..256x3072x768 nk bias+gelu_erf")
+    for problem in (PROBLEM, ranged, replace(ranged, k=1), Problem.parse("f32 1..256x3072x768")):
+        repository.add_trial(make_trial(problem=problem))
+
+    assert repository.ranges_of(PROBLEM) == (ranged,)
+
+
+def test_completeness_is_kept_for_the_whole_key(repository: Repository) -> None:
+    key = {"toolchain": "gcc 12.2.0", "generator": "0.1.0-aaaa"}
+    repository.mark_complete(PROBLEM, CPU.exact_key, CONTEXT, **key)
+    repository.mark_complete(PROBLEM, CPU.exact_key, CONTEXT, **key)
+
+    assert repository.is_complete(PROBLEM, CPU.exact_key, CONTEXT, **key)
+    assert not repository.is_complete(PROBLEM, SIBLING_CPU.exact_key, CONTEXT, **key)
+    other = key | {"generator": "0.2.0-bbbb"}
+    assert not repository.is_complete(PROBLEM, CPU.exact_key, CONTEXT, **other)
+
+
+@pytest.mark.parametrize(
+    ("table", "read"),
+    [
+        ("trials", lambda repository: repository.trials()),
+        ("cpus", lambda repository: repository.cpu(CPU.exact_key)),
+        ("problems", lambda repository: repository.ranges_of(PROBLEM)),
+    ],
+)
+def test_a_changed_document_is_noticed(
+    engine: Engine, repository: Repository, table: str, read: Callable[[Repository], object]
+) -> None:
+    ranged = Problem.parse("f32 1..256x3072x768 nk bias+gelu_erf")
+    repository.add_trial(make_trial(problem=ranged))
+    with engine.begin() as connection:
+        statement = f"UPDATE {table} SET document = replace(document, '6', '7')"  # noqa: S608
+        connection.exec_driver_sql(statement)
+
+    with pytest.raises(StoreFailed, match="damaged"):
+        read(repository)
+
+
+@pytest.mark.parametrize("content", [b"", b"not compressed"])
+def test_a_changed_binary_is_noticed(
+    engine: Engine, repository: Repository, content: bytes
+) -> None:
+    artifact = add_build(repository)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE artifacts SET compressed_binary = ?", (content,))
+
+    with pytest.raises(StoreFailed, match="damaged"):
+        repository.binary(artifact.sha256)
+
+
+def test_a_vanished_table_is_a_clear_error(engine: Engine, repository: Repository) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE trials")
+
+    with pytest.raises(StoreFailed, match="no such table"):
+        repository.add_trial(make_trial())
+
+
+def test_kill_9_loses_no_trial_that_was_added(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    writer = start_writer(url, 0, 1_000_000)
+    assert writer.stdout is not None
+
+    confirmed = [int(writer.stdout.readline()) for _ in range(20)]
+    os.kill(writer.pid, signal.SIGKILL)
+    confirmed += [int(line) for line in writer.stdout.read().splitlines()]
+    assert writer.wait() == -signal.SIGKILL
+    writer.stdout.close()
+
+    engine = open_database(url)
+    kept = Repository(engine).trials()
+    engine.dispose()
+    assert list(kept[: len(confirmed)]) == [make_trial(minute=m) for m in confirmed]
+    assert len(kept) - len(confirmed) in {0, 1}
+
+
+def test_processes_create_and_write_one_database_at_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+
+    writers = [start_writer(url, 100 * number, 100 * number + 15) for number in range(3)]
+    for writer in writers:
+        writer.communicate()
+
+    assert [writer.returncode for writer in writers] == [0, 0, 0]
+    engine = open_database(url)
+    assert len(Repository(engine).trials()) == 45
+    engine.dispose()

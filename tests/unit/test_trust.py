@@ -1,0 +1,186 @@
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from samples import CONTEXT, CPU, PROBLEM, make_trial
+
+from gemm_tuner.domain.verdict import Decision, Verdict
+from gemm_tuner.errors import InvalidSetting, SignatureInvalid, VerdictExpired
+from gemm_tuner.select.derive import derive_verdict, no_verdict
+from gemm_tuner.trust.keys import KeyPair, key_id_of
+from gemm_tuner.trust.payload import VerdictPayload
+from gemm_tuner.trust.sign import SignedVerdict, sign_verdict
+from gemm_tuner.trust.verify import open_verdict, parse_envelope
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+TUNED = derive_verdict(
+    [make_trial()], problem=PROBLEM, cpu_key=CPU.exact_key, context=CONTEXT, complete=True
+)
+
+
+def make_payload(verdict: Verdict = TUNED) -> VerdictPayload:
+    return VerdictPayload.of(verdict, issued_at=NOW, expires_at=NOW + timedelta(days=30))
+
+
+@pytest.fixture(scope="module")
+def key_pair(tmp_path_factory: pytest.TempPathFactory) -> KeyPair:
+    return KeyPair.load_or_create(tmp_path_factory.mktemp("keys") / "key.pem")
+
+
+@pytest.fixture
+def envelope(key_pair: KeyPair) -> SignedVerdict:
+    return sign_verdict(make_payload().to_bytes(), key_pair)
+
+
+@pytest.fixture
+def pinned(key_pair: KeyPair) -> dict[str, bytes]:
+    return {key_pair.key_id: key_pair.public_key}
+
+
+def flip_first_bit(text: str) -> str:
+    content = b64decode(text)
+    return b64encode(bytes([content[0] ^ 1]) + content[1:]).decode()
+
+
+@pytest.mark.parametrize("verdict", [TUNED, no_verdict(PROBLEM, cpu_key="k", context=CONTEXT)])
+def test_a_signed_verdict_reads_back(
+    verdict: Verdict, key_pair: KeyPair, pinned: dict[str, bytes]
+) -> None:
+    payload = make_payload(verdict)
+
+    envelope = sign_verdict(payload.to_bytes(), key_pair)
+
+    assert open_verdict(parse_envelope(envelope.model_dump_json()), pinned, NOW) == payload
+
+
+def test_the_payload_says_what_is_served() -> None:
+    payload = make_payload()
+
+    assert payload.problem == "f32 128x3072x768 nk bias+gelu_erf"
+    assert payload.decision is Decision.TUNED
+    assert payload.artifact is not None
+    assert payload.artifact.to_domain() == make_trial().artifact
+    assert payload.ratio is not None
+    assert payload.ratio.median == pytest.approx(1.25)
+
+
+def test_the_serial_names_the_content() -> None:
+    later = VerdictPayload.of(TUNED, issued_at=NOW, expires_at=NOW + timedelta(days=31))
+
+    assert make_payload().serial == make_payload().serial
+    assert make_payload().serial != later.serial
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        lambda e: e.model_copy(update={"payload": flip_first_bit(e.payload)}),
+        lambda e: e.model_copy(update={"signature": flip_first_bit(e.signature)}),
+        lambda e: e.model_copy(update={"signature": ""}),
+        lambda e: e.model_copy(update={"signature": b64encode(bytes(64)).decode()}),
+        lambda e: e.model_copy(update={"payload": "not base64!"}),
+        lambda e: e.model_copy(update={"key_id": "0" * 16}),
+        lambda e: e.model_copy(
+            update={
+                "payload": b64encode(
+                    b64decode(e.payload).replace(b'"complete":true', b'"complete":false')
+                ).decode()
+            }
+        ),
+    ],
+    ids=["payload", "signature", "no signature", "zeros", "no base64", "unknown key", "one fact"],
+)
+def test_a_tampered_verdict_is_refused(
+    tamper: Callable[[SignedVerdict], SignedVerdict],
+    envelope: SignedVerdict,
+    pinned: dict[str, bytes],
+) -> None:
+    with pytest.raises(SignatureInvalid):
+        open_verdict(tamper(envelope), pinned, NOW)
+
+
+def test_a_verdict_by_another_key_is_refused(
+    envelope: SignedVerdict, key_pair: KeyPair, tmp_path: Path
+) -> None:
+    other = KeyPair.load_or_create(tmp_path / "other.pem")
+
+    with pytest.raises(SignatureInvalid, match="not pinned"):
+        open_verdict(envelope, {other.key_id: other.public_key}, NOW)
+    with pytest.raises(SignatureInvalid, match="not by the key"):
+        open_verdict(envelope, {key_pair.key_id: other.public_key}, NOW)
+
+
+def test_a_signature_for_another_purpose_is_refused(
+    key_pair: KeyPair, pinned: dict[str, bytes]
+) -> None:
+    payload = make_payload().to_bytes()
+    bare = b64encode(key_pair.private_key.sign(payload)).decode()
+    envelope = sign_verdict(payload, key_pair).model_copy(update={"signature": bare})
+
+    with pytest.raises(SignatureInvalid):
+        open_verdict(envelope, pinned, NOW)
+
+
+def test_an_expired_verdict_is_refused(envelope: SignedVerdict, pinned: dict[str, bytes]) -> None:
+    open_verdict(envelope, pinned, NOW + timedelta(days=29, hours=23))
+
+    with pytest.raises(VerdictExpired, match="held until 2026-12-20"):
+        open_verdict(envelope, pinned, NOW + timedelta(days=30))
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"{}", b'{"problem": NaN}', b"[" * 100_000])
+def test_a_signed_payload_of_unknown_form_is_refused(
+    content: bytes, key_pair: KeyPair, pinned: dict[str, bytes]
+) -> None:
+    valid = sign_verdict(make_payload().to_bytes(), key_pair)
+    signed = b64encode(key_pair.private_key.sign(b"gemm-tuner verdict 1\n" + content)).decode()
+    envelope = valid.model_copy(
+        update={"payload": b64encode(content).decode(), "signature": signed}
+    )
+
+    with pytest.raises(SignatureInvalid, match="known form"):
+        open_verdict(envelope, pinned, NOW)
+
+
+@pytest.mark.parametrize("document", ["", "junk", "{}", "[]", json.dumps({"payload": 1})])
+def test_an_envelope_of_unknown_form_is_refused(document: str) -> None:
+    with pytest.raises(SignatureInvalid, match="not a signed verdict"):
+        parse_envelope(document)
+
+
+def test_a_key_is_made_once_and_kept_private(tmp_path: Path) -> None:
+    path = tmp_path / "private" / "key.pem"
+
+    first = KeyPair.load_or_create(path)
+
+    assert KeyPair.load_or_create(path).public_key == first.public_key
+    assert first.key_id == key_id_of(first.public_key)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert [each.name for each in path.parent.iterdir()] == ["key.pem"]
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    KeyPair.load_or_create(path)
+    path.chmod(0o644)
+
+    with pytest.raises(InvalidSetting, match="chmod 600"):
+        KeyPair.load_or_create(path)
+
+
+def test_a_file_that_is_no_key_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    path.write_text("not a key")
+    path.chmod(0o600)
+
+    with pytest.raises(InvalidSetting, match="not an unencrypted PEM private key"):
+        KeyPair.load_or_create(path)
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error() -> None:
+    with pytest.raises(InvalidSetting, match="cannot be read or made"):
+        KeyPair.load_or_create(Path("/proc/none/key.pem"))
