@@ -9,7 +9,7 @@ from gemm_tuner.bench.workload import Callee
 from gemm_tuner.domain.measurement import Timing
 
 # A sample during which the system took the processor away says nothing; it is taken again.
-_TRIES_FOR_A_CALM_SAMPLE = 4
+_TRIES_FOR_A_CALM_SAMPLE = 3
 _MAX_CALLS_PER_SAMPLE = 1 << 20
 _WARM_UP_SHARE = 8  # of the calls of a hot sample
 

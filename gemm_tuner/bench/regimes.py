@@ -38,13 +38,11 @@ class WeightCopies:
         self._memory: NDArray[np.uint8] = allocate_aligned(copies * stride_bytes)
         base = address_of(self._memory)
         callee.pack(base)
-        for copy in range(1, copies):
-            ctypes.memmove(base + copy * stride_bytes, base, callee.packed_weight_bytes)
+        self._memory.reshape(copies, stride_bytes)[1:] = self._memory[:stride_bytes]
         order = np.random.default_rng(seed).permutation(copies)
-        self._addresses = (ctypes.c_void_p * copies)(
-            *(base + int(copy) * stride_bytes for copy in order)
-        )
-        self.struct = WeightsStruct(self._addresses, copies, 0)
+        self._addresses = (base + order * stride_bytes).astype(np.uint64)
+        pointers = ctypes.cast(address_of(self._addresses), ctypes.POINTER(ctypes.c_void_p))
+        self.struct = WeightsStruct(pointers, copies, 0)
 
 
 def stride_of_copy(packed_bytes: int) -> int:

@@ -48,6 +48,14 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SweepEnd:
+    """How a sweep ended that nobody stopped: its search was exhausted, or its budget was spent."""
+
+    is_exhausted: bool
+    budget_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """One candidate tried once for one problem, CPU and context. Trials are never changed.
 

@@ -3,6 +3,7 @@
 import ctypes
 import os
 from collections.abc import Sequence
+from functools import cache
 
 from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.errors import AbiMismatch, KernelRejected
@@ -124,7 +125,12 @@ def make_args(
     workspace: int,
 ) -> ArgsStruct:
     """Return the arguments of a call; arrays are given as address and leading dimension."""
-    table = (OperandStruct * len(operands))(*(OperandStruct(*operand) for operand in operands))
+    table = _operand_table(len(operands))(*(OperandStruct(*operand) for operand in operands))
     return ArgsStruct(
         ctypes.sizeof(ArgsStruct), m, *x, packed_w, *y, table, len(operands), workspace or None
     )
+
+
+@cache
+def _operand_table(count: int) -> type[ctypes.Array[OperandStruct]]:
+    return OperandStruct * count  # making a type takes longer than a small kernel

@@ -10,7 +10,7 @@ from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.memory import address_of
 
-NUMPY_TYPES: dict[DType, type[np.generic]] = {DType.F32: np.float32}
+NUMPY_TYPES: dict[DType, np.dtype[np.generic]] = {DType.F32: np.dtype(np.float32)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,22 @@ def view_matrix(name: str, array: object, shape: tuple[int, int], dtype: DType) 
     matrix = _check_array(name, array, shape, dtype)
     rows, columns = shape
     row_stride, column_stride = matrix.strides
-    if columns > 1 and column_stride != dtype.size_bytes:
+    if matrix.size == 0:
+        return ArrayView(address_of(matrix), max(1, columns))
+    if columns > 1 and column_stride != matrix.itemsize:
         raise InvalidArray(
             f"{name} has elements {column_stride} bytes apart in a row, but they must be "
-            f"contiguous ({dtype.size_bytes} bytes): pass numpy.ascontiguousarray({name})."
+            f"contiguous ({matrix.itemsize} bytes): pass numpy.ascontiguousarray({name})."
         )
-    if rows <= 1 or columns == 0:
+    if rows == 1:
         return ArrayView(address_of(matrix), max(1, columns))
-    if row_stride < columns * dtype.size_bytes or row_stride % dtype.size_bytes:
+    row_bytes = columns * matrix.itemsize
+    if row_stride < row_bytes or row_stride % matrix.itemsize:
         raise InvalidArray(
             f"{name} has rows {row_stride} bytes apart, but a row of {columns} elements takes "
-            f"{columns * dtype.size_bytes} bytes: pass numpy.ascontiguousarray({name})."
+            f"{row_bytes} bytes: pass numpy.ascontiguousarray({name})."
         )
-    return ArrayView(address_of(matrix), row_stride // dtype.size_bytes)
+    return ArrayView(address_of(matrix), row_stride // matrix.itemsize)
 
 
 def view_output(array: object, shape: tuple[int, int], dtype: DType) -> ArrayView:
@@ -72,10 +75,10 @@ def view_operand(
         return ArrayView(address_of(scalar), 0), scalar
     if kind is OperandShape.ROW_VECTOR:
         vector = _check_array(name, value, shape[1:], dtype)
-        if shape[1] > 1 and vector.strides[0] != dtype.size_bytes:
+        if shape[1] > 1 and vector.strides[0] != vector.itemsize:
             raise InvalidArray(
                 f"{name} has elements {vector.strides[0]} bytes apart, but they must be "
-                f"contiguous ({dtype.size_bytes} bytes): pass numpy.ascontiguousarray({name})."
+                f"contiguous ({vector.itemsize} bytes): pass numpy.ascontiguousarray({name})."
             )
         return ArrayView(address_of(vector), 0), vector
     view = view_matrix(name, value, shape, dtype)
@@ -112,17 +115,17 @@ def _check_array(
         )
     if array.dtype != wanted:
         raise InvalidArray(
-            f"{name} has the dtype {array.dtype}, but the kernel computes in "
-            f"{np.dtype(wanted).name}: pass {name}.astype(numpy.{np.dtype(wanted).name})."
+            f"{name} has the dtype {array.dtype}, but the kernel computes in {wanted.name}: "
+            f"pass {name}.astype(numpy.{wanted.name})."
         )
     if array.shape != shape:
         raise InvalidArray(
             f"{name} has the shape {array.shape}, but {shape} is needed; "
             "check the array, or ask for a kernel of its size."
         )
-    if array.size and array.__array_interface__["data"][0] % dtype.size_bytes:
+    if not array.flags.aligned:
         raise InvalidArray(
-            f"{name} does not start at a multiple of {dtype.size_bytes} bytes: pass {name}.copy()."
+            f"{name} does not start at a multiple of {array.itemsize} bytes: pass {name}.copy()."
         )
     return array
 

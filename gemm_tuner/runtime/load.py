@@ -49,6 +49,8 @@ class Kernel:
         self.problem = Problem.parse(description["problem"])
         self.candidate = Candidate.parse(description["candidate"])
         self._y_type = NUMPY_TYPES[self.problem.types.y]
+        self._operands = self.problem.epilogue.operands
+        self._operand_names = {operand.name for operand in self._operands}
 
     def pack(self, w: NDArray[np.generic]) -> PackedWeights:
         """Return the weights in the layout of this kernel.
@@ -135,16 +137,15 @@ class Kernel:
     def _view_operands(
         self, operands: Mapping[str, object], shape: tuple[int, int]
     ) -> tuple[list[ArrayView], dict[str, NDArray[np.generic]]]:
-        wanted = self.problem.epilogue.operands
-        names = [operand.name for operand in wanted]
-        if set(names) != set(operands):
+        if operands.keys() != self._operand_names:
+            names = (operand.name for operand in self._operands)
             raise InvalidArray(
                 f"the epilogue {self.problem.epilogue.text} reads "
                 f"{', '.join(names) or 'no operands'}, but got "
                 f"{', '.join(operands) or 'none'}: pass each by its name."
             )
         views, kept = [], {}
-        for operand in wanted:
+        for operand in self._operands:
             view, array = view_operand(
                 operand.name, operands[operand.name], operand.shape, shape, self.problem.types.y
             )

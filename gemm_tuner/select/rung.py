@@ -46,7 +46,7 @@ def _derive(
     repository: Repository, trials: Sequence[Trial], problem: Problem, cpu: Cpu, basis: Basis
 ) -> Verdict:
     last = trials[-1]
-    complete = repository.is_complete(
+    end = repository.sweep_end(
         last.problem,
         last.cpu.exact_key,
         last.context,
@@ -58,6 +58,6 @@ def _derive(
         problem=problem,
         cpu_key=cpu.exact_key,
         context=last.context,
-        complete=complete,
+        complete=end is not None and end.is_exhausted,
         basis=basis,
     )

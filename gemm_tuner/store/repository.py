@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TypeVarTuple
 
-from sqlalchemy import Connection, Engine, Row, Select, select
+from sqlalchemy import Connection, Engine, Row, Select, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -16,17 +16,17 @@ from gemm_tuner.domain.canonical import canonical_json, identity
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Stage, Trial
+from gemm_tuner.domain.record import Stage, SweepEnd, Trial
 from gemm_tuner.errors import InvalidRecord, StoreFailed
 from gemm_tuner.store.database import writing
 from gemm_tuner.store.tables import (
     ArtifactRow,
     Base,
-    CompleteSweepRow,
     CpuRow,
     Origin,
     ProblemRow,
     SourceRow,
+    SweepEndRow,
     TrialRow,
 )
 from gemm_tuner.store.wire import WireArtifact, WireCpu, dump_record, parse_record
@@ -194,7 +194,7 @@ class Repository:
         )
         return None if row is None else _decompress("source", row[0], row[1]).decode()
 
-    def mark_complete(
+    def mark_ended(
         self,
         problem: Problem,
         cpu_key: str,
@@ -202,22 +202,22 @@ class Repository:
         *,
         toolchain: str,
         generator: str,
+        end: SweepEnd,
     ) -> None:
-        """Note that a sweep came to its end."""
+        """Note how a sweep ended; an earlier end of the same sweep is replaced."""
         with self._writing() as connection:
             _insert_problem(connection, problem)
+            key = _sweep_key(problem, cpu_key, context, toolchain, generator)
+            connection.execute(delete(SweepEndRow).filter_by(**key))
             _insert_new(
                 connection,
-                CompleteSweepRow,
-                problem_id=_problem_id(problem),
-                cpu_key=cpu_key,
-                threads=context.threads,
-                regime=context.regime.value,
-                toolchain=toolchain,
-                generator=generator,
+                SweepEndRow,
+                **key,
+                is_exhausted=end.is_exhausted,
+                budget_s=end.budget_s,
             )
 
-    def is_complete(
+    def sweep_end(
         self,
         problem: Problem,
         cpu_key: str,
@@ -225,17 +225,12 @@ class Repository:
         *,
         toolchain: str,
         generator: str,
-    ) -> bool:
-        """Return whether such a sweep came to its end."""
-        query = select(CompleteSweepRow.problem_id).where(
-            CompleteSweepRow.problem_id == _problem_id(problem),
-            CompleteSweepRow.cpu_key == cpu_key,
-            CompleteSweepRow.threads == context.threads,
-            CompleteSweepRow.regime == context.regime.value,
-            CompleteSweepRow.toolchain == toolchain,
-            CompleteSweepRow.generator == generator,
-        )
-        return self._first(query) is not None
+    ) -> SweepEnd | None:
+        """Return how such a sweep ended, None if it was stopped or never ran."""
+        key = _sweep_key(problem, cpu_key, context, toolchain, generator)
+        query = select(SweepEndRow.is_exhausted, SweepEndRow.budget_s).filter_by(**key)
+        row = self._first(query)
+        return None if row is None else SweepEnd(is_exhausted=row[0], budget_s=row[1])
 
     def _first(self, query: Select[*Columns]) -> Row[*Columns] | None:
         with self._reading() as connection:
@@ -306,10 +301,23 @@ def _insert_problem(connection: Connection, problem: Problem) -> None:
     )
 
 
-def _insert_new(connection: Connection, table: type[Base], **values: str | int | bytes) -> bool:
+def _insert_new(connection: Connection, table: type[Base], **values: str | float | bytes) -> bool:
     """Insert a row unless its key is there, and return whether it was inserted."""
     insert = _INSERTS[connection.dialect.name](table)
     return connection.execute(insert.values(values).on_conflict_do_nothing()).rowcount == 1
+
+
+def _sweep_key(
+    problem: Problem, cpu_key: str, context: ExecutionContext, toolchain: str, generator: str
+) -> dict[str, str | int]:
+    return {
+        "problem_id": _problem_id(problem),
+        "cpu_key": cpu_key,
+        "threads": context.threads,
+        "regime": context.regime.value,
+        "toolchain": toolchain,
+        "generator": generator,
+    }
 
 
 def _problem_id(problem: Problem) -> str:

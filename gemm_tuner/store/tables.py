@@ -8,7 +8,7 @@ are there to be searched.
 from enum import StrEnum
 from typing import ClassVar
 
-from sqlalchemy import ForeignKey, Index, LargeBinary, MetaData, String, Text
+from sqlalchemy import Double, ForeignKey, Index, LargeBinary, MetaData, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 _SHA256 = String(64)
@@ -101,10 +101,10 @@ class ArtifactRow(Base):
     compressed_binary: Mapped[bytes] = mapped_column(LargeBinary)
 
 
-class CompleteSweepRow(Base):
-    """A sweep that came to its end; a sweep without a row can be resumed."""
+class SweepEndRow(Base):
+    """A sweep that nobody stopped; a sweep without a row can be resumed."""
 
-    __tablename__ = "complete_sweeps"
+    __tablename__ = "sweep_ends"
 
     problem_id: Mapped[str] = mapped_column(ForeignKey("problems.id"), primary_key=True)
     cpu_key: Mapped[str] = mapped_column(String(128), primary_key=True)
@@ -112,3 +112,5 @@ class CompleteSweepRow(Base):
     regime: Mapped[str] = mapped_column(String(32), primary_key=True)
     toolchain: Mapped[str] = mapped_column(String(512), primary_key=True)
     generator: Mapped[str] = mapped_column(String(128), primary_key=True)
+    is_exhausted: Mapped[bool]
+    budget_s: Mapped[float] = mapped_column(Double)

@@ -14,21 +14,6 @@ from gemm_tuner.trust.payload import VerdictPayload
 from gemm_tuner.trust.sign import PURPOSE, SignedVerdict
 
 
-def parse_envelope(document: str | bytes) -> SignedVerdict:
-    """Return the envelope written as JSON.
-
-    Raises:
-        SignatureInvalid: `document` is not an envelope.
-    """
-    try:
-        return SignedVerdict.model_validate_json(document)
-    except ValidationError as error:
-        raise SignatureInvalid(
-            f"the answer is not a signed verdict ({error.error_count()} faults); "
-            "nothing was loaded: check the address of the service."
-        ) from None
-
-
 def open_verdict(
     envelope: SignedVerdict, pinned_keys: Mapping[str, bytes], now: datetime
 ) -> VerdictPayload:

@@ -14,7 +14,6 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
-from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
@@ -87,8 +86,17 @@ class Attempts:
             if timed.finding.outcome is not Outcome.CORRECT:
                 self._record_failure(candidate, context, timed.finding, build)
                 continue
-            trial = self._trial(candidate, context, build)
-            trials.append(self._record_measurement(trial, stage, timed.measurement, build))
+            trial = replace(
+                self._trial(candidate, context, build),
+                stage=stage,
+                measurement=timed.measurement,
+                conditions=timed.conditions,
+            )
+            self.repository.add_build(
+                build.artifact, binary=build.binary, source_text=build.source.text
+            )
+            self.repository.add_trial(trial)
+            trials.append(trial)
         return trials
 
     @property
@@ -116,17 +124,6 @@ class Attempts:
         self._proven.pop(candidate, None)
         trial = self._trial(candidate, context, build)
         self.repository.add_trial(replace(trial, outcome=finding.outcome, detail=finding.detail))
-
-    def _record_measurement(
-        self, trial: Trial, stage: Stage, measurement: Measurement | None, build: Build
-    ) -> Trial:
-        self.repository.add_build(
-            build.artifact, binary=build.binary, source_text=build.source.text
-        )
-        conditions = self.host.conditions(measurement) if measurement else None
-        measured = replace(trial, stage=stage, measurement=measurement, conditions=conditions)
-        self.repository.add_trial(measured)
-        return measured
 
     def _trial(self, candidate: Candidate, context: ExecutionContext, build: Build | None) -> Trial:
         """Return a trial of a candidate of which nothing bad is known."""

@@ -12,7 +12,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.select.derive import derive_verdict
@@ -111,8 +111,8 @@ def sweep(
 ) -> tuple[SweepResult, ...]:
     """Tune one problem and return a result for each context, in order.
 
-    Every trial is in the repository before the next begins. A sweep that came to its end is not
-    run again; one that was stopped goes on with what it knows.
+    Every trial is in the repository before the next begins. A sweep whose search was exhausted, or
+    that had as large a budget, is not run again; any other goes on with what it knows.
 
     Raises:
         NoKernelFamily: no family covers the problem on this CPU.
@@ -138,7 +138,9 @@ def sweep(
             unfinished = [context for context in contexts if found[context] is None]
             for position, context in enumerate(unfinished):
                 share = budget.share(len(unfinished) - position)
-                one = _ContextSweep(attempts, space, context, share, on_progress, is_stopped)
+                one = _ContextSweep(
+                    attempts, space, context, share, settings, on_progress, is_stopped
+                )
                 found[context] = one.run(seeds)
                 seeds = one.ranked()[:SEEDS_FROM_OTHER_REGIME]
     return tuple(result for result in found.values() if result is not None)
@@ -168,12 +170,13 @@ def _finished(
 ) -> SweepResult | None:
     """Return the result of an earlier sweep that came to its end, if there is one."""
     generator = generator_version()
-    if not repository.is_complete(
+    end = repository.sweep_end(
         problem, cpu.exact_key, context, toolchain=settings.toolchain.text, generator=generator
-    ):
+    )
+    if end is None or (not end.is_exhausted and end.budget_s < settings.budget_s):
         return None
     trials = _earlier_trials(repository, problem, cpu, context, settings.toolchain)
-    return _result(problem, cpu, context, trials, complete=True, resumed=True)
+    return _result(problem, cpu, context, trials, complete=end.is_exhausted, resumed=True)
 
 
 def _earlier_trials(
@@ -223,6 +226,7 @@ class _ContextSweep:
     _space: Space
     _context: ExecutionContext
     _budget: Budget
+    _settings: SweepSettings
     _on_progress: Callable[[Progress], None]
     _is_stopped: Callable[[], bool]
     _speeds: dict[Candidate, float] = field(default_factory=dict)
@@ -237,12 +241,13 @@ class _ContextSweep:
             self._confirm()
         problem, cpu = self._space.problem, self._space.cpu
         if not self._is_stopped():
-            self._attempts.repository.mark_complete(
+            self._attempts.repository.mark_ended(
                 problem,
                 cpu.exact_key,
                 self._context,
                 toolchain=self._attempts.toolchain.text,
                 generator=generator_version(),
+                end=SweepEnd(is_exhausted=is_exhausted, budget_s=self._settings.budget_s),
             )
         return _result(
             problem, cpu, self._context, self._trials, complete=is_exhausted, resumed=resumed

@@ -63,7 +63,10 @@ def test_error_shows_the_line_of_the_source(toolchain: Toolchain) -> None:
 
 
 def test_kernel_that_needs_a_library_is_refused(toolchain: Toolchain) -> None:
-    needy = Source(text="void *malloc(unsigned long); void *f() { return malloc(8); }")
+    needy = Source(
+        text='extern "C" void *malloc(unsigned long);\n'
+        '__attribute__((visibility("default"))) void *f() { return malloc(8); }\n'
+    )
 
     with pytest.raises(CompilationFailed, match="malloc"):
         compile_kernel(needy, isa=frozenset(), toolchain=toolchain)

@@ -16,7 +16,7 @@ from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.domain.measurement import Measurement, Timing
 from gemm_tuner.domain.problem import Problem, Rows
-from gemm_tuner.domain.record import Stage, Trial
+from gemm_tuner.domain.record import Stage, SweepEnd, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.select.choose import Match, choose
 from gemm_tuner.select.derive import derive_verdict
@@ -125,9 +125,13 @@ def test_an_unfinished_sweep_is_marked(repository: Repository) -> None:
 
     assert not ask(repository).verdict.complete
 
-    repository.mark_complete(
-        PROBLEM, CPU.exact_key, CONTEXT, toolchain=trial.toolchain, generator=trial.generator
-    )
+    key = {"toolchain": trial.toolchain, "generator": trial.generator}
+    spent = SweepEnd(is_exhausted=False, budget_s=30.0)
+    repository.mark_ended(PROBLEM, CPU.exact_key, CONTEXT, **key, end=spent)
+    assert not ask(repository).verdict.complete
+
+    exhausted = SweepEnd(is_exhausted=True, budget_s=30.0)
+    repository.mark_ended(PROBLEM, CPU.exact_key, CONTEXT, **key, end=exhausted)
     assert ask(repository).verdict.complete
 
 

@@ -22,7 +22,7 @@ from sqlalchemy import Engine
 
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Stage
+from gemm_tuner.domain.record import Stage, SweepEnd
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
@@ -154,15 +154,17 @@ def test_ranges_of_m_are_found(repository: Repository) -> None:
     assert repository.ranges_of(PROBLEM) == (ranged,)
 
 
-def test_completeness_is_kept_for_the_whole_key(repository: Repository) -> None:
+def test_the_last_end_of_a_sweep_is_kept_for_the_whole_key(repository: Repository) -> None:
     key = {"toolchain": "gcc 12.2.0", "generator": "0.1.0-aaaa"}
-    repository.mark_complete(PROBLEM, CPU.exact_key, CONTEXT, **key)
-    repository.mark_complete(PROBLEM, CPU.exact_key, CONTEXT, **key)
+    first = SweepEnd(is_exhausted=False, budget_s=10.0)
+    last = SweepEnd(is_exhausted=True, budget_s=30.0)
+    repository.mark_ended(PROBLEM, CPU.exact_key, CONTEXT, **key, end=first)
+    repository.mark_ended(PROBLEM, CPU.exact_key, CONTEXT, **key, end=last)
 
-    assert repository.is_complete(PROBLEM, CPU.exact_key, CONTEXT, **key)
-    assert not repository.is_complete(PROBLEM, SIBLING_CPU.exact_key, CONTEXT, **key)
+    assert repository.sweep_end(PROBLEM, CPU.exact_key, CONTEXT, **key) == last
+    assert repository.sweep_end(PROBLEM, SIBLING_CPU.exact_key, CONTEXT, **key) is None
     other = key | {"generator": "0.2.0-bbbb"}
-    assert not repository.is_complete(PROBLEM, CPU.exact_key, CONTEXT, **other)
+    assert repository.sweep_end(PROBLEM, CPU.exact_key, CONTEXT, **other) is None
 
 
 @pytest.mark.parametrize(

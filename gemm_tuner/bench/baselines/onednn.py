@@ -90,7 +90,7 @@ class OneDnn:
             BaselineMissing: the wheel is not installed, or its library does not load.
         """
         try:
-            ctypes.CDLL(str(_find_library()), mode=ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(find_onednn()), mode=ctypes.RTLD_GLOBAL)
             self._driver = ctypes.CDLL(str(driver))
         except OSError as error:
             raise BaselineMissing(
@@ -150,7 +150,12 @@ class _OneDnnCallee:
         return sample
 
 
-def _find_library() -> Path:
+def find_onednn() -> Path:
+    """Return the library of the installed wheel.
+
+    Raises:
+        BaselineMissing: there is none.
+    """
     try:
         installed = files(_WHEEL) or []
     except PackageNotFoundError:

@@ -38,7 +38,7 @@ class OpenBlas:
         Raises:
             BaselineMissing: this NumPy uses another library, or it does not load.
         """
-        path = _find_library()
+        path = find_openblas()
         try:
             self._library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
             self._driver = ctypes.CDLL(str(driver))
@@ -93,7 +93,12 @@ class _OpenBlasCallee:
         return sample
 
 
-def _find_library() -> Path:
+def find_openblas() -> Path:
+    """Return the library that NumPy uses.
+
+    Raises:
+        BaselineMissing: it uses another one.
+    """
     folder = Path(np.__file__).parent.parent / "numpy.libs"
     for path in folder.glob("libscipy_openblas64_*.so"):
         return path

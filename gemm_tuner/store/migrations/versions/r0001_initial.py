@@ -72,16 +72,16 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("sha256", name="pk_artifacts"),
     )
     op.create_table(
-        "complete_sweeps",
+        "sweep_ends",
         sa.Column("problem_id", sa.String(64), nullable=False),
         sa.Column("cpu_key", sa.String(128), nullable=False),
         sa.Column("threads", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("regime", sa.String(32), nullable=False),
         sa.Column("toolchain", sa.String(512), nullable=False),
         sa.Column("generator", sa.String(128), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["problem_id"], ["problems.id"], name="fk_complete_sweeps_problem_id"
-        ),
+        sa.Column("is_exhausted", sa.Boolean(), nullable=False),
+        sa.Column("budget_s", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(["problem_id"], ["problems.id"], name="fk_sweep_ends_problem_id"),
         sa.PrimaryKeyConstraint(
             "problem_id",
             "cpu_key",
@@ -89,12 +89,12 @@ def upgrade() -> None:
             "regime",
             "toolchain",
             "generator",
-            name="pk_complete_sweeps",
+            name="pk_sweep_ends",
         ),
     )
 
 
 def downgrade() -> None:
     """Drop all tables."""
-    for table in ("complete_sweeps", "artifacts", "sources", "trials", "cpus", "problems"):
+    for table in ("sweep_ends", "artifacts", "sources", "trials", "cpus", "problems"):
         op.drop_table(table)

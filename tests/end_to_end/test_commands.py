@@ -1,0 +1,160 @@
+"""The smaller commands, on a store that holds one kernel."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import CANDIDATE, PROBLEM, Site
+
+from gemm_tuner.build.compile import Build
+from gemm_tuner.cli.main import run
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
+
+SIZES = ["8", "32", "16", "--epilogue", "bias+relu"]
+ANSWER_IS_NO = 1
+
+
+def _json(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> Any:  # noqa: ANN401 - JSON
+    assert run([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_cpu_says_why_a_family_is_not_usable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GEMM_TUNER_ISA", "avx2")
+
+    code = run(["cpu"])
+
+    lines = capsys.readouterr().out.splitlines()
+    (avx512,) = [line for line in lines if line.startswith("  avx512_f32 ")]
+    assert code == 0
+    assert "not among the features that GEMM_TUNER_ISA leaves, avx2" in avx512
+    assert any(line.split() == ["scalar_f32", "yes"] for line in lines)
+
+
+def test_cpu_gives_the_same_facts_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = _json(["cpu"], capsys)
+
+    assert facts["physical_cores"] >= 1
+    assert {family["name"] for family in facts["families"]} >= {"avx512_f32", "scalar_f32"}
+
+
+def test_resolve_names_the_kernel_of_the_store(
+    site: Site, build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = _json(["resolve", *SIZES, "--db", site.settings.database_url], capsys)
+
+    assert facts["decision"] == "tuned"
+    assert facts["candidate"] == CANDIDATE.text
+    assert facts["artifact"]["sha256"] == build.artifact.sha256
+
+
+def test_resolve_asks_a_service(
+    site: Site, build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with site.serving() as address:
+        facts = _json(["resolve", *SIZES, "--url", address], capsys)
+
+    assert facts["problem"] == PROBLEM.text
+    assert facts["artifact"]["sha256"] == build.artifact.sha256
+    assert facts["explain"]
+
+
+def test_resolve_says_no_by_its_exit_code(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["resolve", "3", "5", "7", "--db", site.settings.database_url])
+
+    assert code == ANSWER_IS_NO
+    assert capsys.readouterr().out == "baseline: nothing was measured for this problem\n"
+
+
+def test_explain_tells_each_step(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["explain", "3", "5", "7", "--db", site.settings.database_url])
+
+    steps = capsys.readouterr().out.splitlines()
+    assert code == 0
+    assert [step.split(":")[0] for step in steps] == [
+        "- exact",
+        "- sibling",
+        "- bucket",
+        "- baseline",
+        "trials here",
+    ]
+
+
+def test_source_prints_what_was_compiled(
+    site: Site, build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(["source", *SIZES, "--db", site.settings.database_url])
+
+    assert code == 0
+    assert capsys.readouterr().out == build.source.text
+
+
+def test_source_renders_any_candidate(build: Build, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["source", *SIZES, "--candidate", CANDIDATE.text])
+
+    assert code == 0
+    assert capsys.readouterr().out == build.source.text
+
+
+def test_source_of_nothing_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(["source", *SIZES, "--db", f"sqlite:///{tmp_path}/empty.sqlite3"])
+
+    assert code == ANSWER_IS_NO
+    assert 'run "gemm-tuner sweep" first' in capsys.readouterr().err
+
+
+def test_records_move_to_another_store(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "records.jsonl"
+    other = f"sqlite:///{tmp_path}/other.sqlite3"
+    run(["records", "export", str(file), "--db", site.settings.database_url])
+    with file.open("a") as stream:
+        stream.write("not a record\n")
+    capsys.readouterr()
+
+    code = run(["records", "import", str(file), "--db", other])
+
+    captured = capsys.readouterr()
+    assert code == ANSWER_IS_NO
+    assert captured.out == "1 records added, 0 already known, 1 lines left out\n"
+    assert "line 2 was left out" in captured.err
+    (trial,) = Repository(open_database(other)).trials(origin=None)
+    assert trial.problem == PROBLEM
+
+
+def test_records_export_to_standard_output(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["records", "export", "--db", site.settings.database_url])
+
+    (record,) = capsys.readouterr().out.splitlines()
+    assert code == 0
+    assert json.loads(record)["problem"] == PROBLEM.text
+
+
+@pytest.mark.baseline("onednn")
+def test_bench_refutes_a_verdict_that_does_not_hold(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The store says that this scalar kernel is ten times as fast as oneDNN. It is not.
+    code = run(["bench", *SIZES, "--db", site.settings.database_url, "--json"])
+
+    rows = json.loads(capsys.readouterr().out)["layers"]
+    (row,) = [row for row in rows if row["baseline"].startswith("onednn")]
+    assert code == ANSWER_IS_NO
+    assert row["refuted"]
+    assert 0 < row["share_of_roofline"] < 1
+
+
+def test_bench_of_nothing_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(["bench", *SIZES, "--db", f"sqlite:///{tmp_path}/empty.sqlite3"])
+
+    assert code == ANSWER_IS_NO
+    assert 'run "gemm-tuner sweep"' in capsys.readouterr().err

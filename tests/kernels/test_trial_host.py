@@ -1,0 +1,225 @@
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from planted import PROBLEM, RIGHT, build_planted
+
+from gemm_tuner.bench.isolate import TrialHost
+from gemm_tuner.build.toolchain import Toolchain, find_toolchain
+from gemm_tuner.domain.artifact import ABI_VERSION
+from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome
+from gemm_tuner.errors import BaselineMissing, InvalidSetting, NotEnoughMemory
+
+CRASH = "__builtin_trap();"
+WILD = "*reinterpret_cast<volatile float *>(16) = sum;"
+HANG = 'for (;;) __asm__ volatile("");'
+TIMING_PAIRS = 5
+SAMPLE_NS = 20_000
+
+# What a bad candidate does for each element, its outcome and a word of the detail.
+PLANTED = {
+    "illegal instruction": (CRASH, Outcome.CRASHED, "SIGILL"),
+    "wild pointer": (WILD, Outcome.CRASHED, "SIGSEGV"),
+    "write after y": (RIGHT + "y[(m - 1) * ldy + N] = 0;", Outcome.OUT_OF_BOUNDS, "after y"),
+    "write before y": (RIGHT + "y[-1] = 0;", Outcome.OUT_OF_BOUNDS, "before y"),
+    "write between rows": (
+        RIGHT + "if (row + 1 < m && ldy > N) y[row * ldy + N] = 0;",
+        Outcome.OUT_OF_BOUNDS,
+        "between the rows of y",
+    ),
+    "read after x": (
+        RIGHT + "y[row * ldy + column] += 0 * x[(m - 1) * ldx + K];",
+        Outcome.OUT_OF_BOUNDS,
+        "after x",
+    ),
+    "read after bias": (
+        RIGHT + "*const_cast<volatile const float *>(&bias[N]);",
+        Outcome.OUT_OF_BOUNDS,
+        "after bias",
+    ),
+    "write to x": (
+        RIGHT + "const_cast<float *>(x)[0] = 0;",
+        Outcome.OUT_OF_BOUNDS,
+        "x, which is an input",
+    ),
+    "wrong element": (
+        RIGHT + "if (row == 4 && column == 6) y[row * ldy + column] += 0.001f;",
+        Outcome.WRONG,
+        "y[4, 6]",
+    ),
+    "missing element": (
+        "if (row != 2 || column != 3) { " + RIGHT + "}",
+        Outcome.WRONG,
+        "y[2, 3]",
+    ),
+    "lost nan": (
+        "y[row * ldy + column] = sum > 0 ? sum : 0;",
+        Outcome.WRONG,
+        "nan",
+    ),
+    "order of parts": (
+        RIGHT + "static int calls; if (parts == 3 && part == 0 && column == 0 && row == 0)"
+        " y[0] += 1e-7f * (calls++ % 2);",
+        Outcome.WRONG,
+        "order",
+    ),
+    "refusal": ("return GEMM_TUNER_BAD_ARGS;", Outcome.WRONG, "returned 1"),
+}
+
+
+@pytest.fixture(scope="module")
+def toolchain() -> Toolchain:
+    return find_toolchain()
+
+
+@pytest.fixture(scope="module")
+def host(toolchain: Toolchain) -> Iterator[TrialHost]:
+    with TrialHost(
+        PROBLEM,
+        threads=1,
+        baseline="scalar",
+        toolchain=toolchain,
+        seed=3,
+        scalar_build=build_planted(toolchain),
+        stall_timeout_s=1.5,
+    ) as host:
+        yield host
+
+
+def test_right_kernel_is_correct(host: TrialHost, toolchain: Toolchain) -> None:
+    finding = host.verify(build_planted(toolchain))
+
+    assert finding.outcome is Outcome.CORRECT
+    assert finding.detail == ""
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_bad_candidate_has_its_outcome_and_the_host_goes_on(
+    host: TrialHost, toolchain: Toolchain, name: str
+) -> None:
+    statement, outcome, word = PLANTED[name]
+
+    finding = host.verify(build_planted(toolchain, statement))
+
+    assert finding.outcome is outcome, finding.detail
+    assert word in finding.detail
+    assert host.verify(build_planted(toolchain)).outcome is Outcome.CORRECT
+
+
+def test_hanging_candidate_is_ended(host: TrialHost, toolchain: Toolchain) -> None:
+    finding = host.verify(build_planted(toolchain, HANG))
+
+    assert finding.outcome is Outcome.HUNG
+    assert host.verify(build_planted(toolchain)).outcome is Outcome.CORRECT
+
+
+def test_artifact_that_cannot_be_loaded_has_its_outcome(
+    host: TrialHost, toolchain: Toolchain
+) -> None:
+    build = build_planted(toolchain)
+
+    other_bytes = host.verify(replace(build, binary=build.binary + b"\0"))
+    other_abi = host.verify(build_planted(toolchain, abi=ABI_VERSION + 1))
+    needs_amx = replace(build.artifact, required_isa=frozenset({IsaFeature.AMX_INT8}))
+
+    assert other_bytes.outcome is Outcome.LOAD_FAILED
+    assert "sha256" in other_bytes.detail
+    assert other_abi.outcome is Outcome.LOAD_FAILED
+    assert "version 2" in other_abi.detail
+    assert host.verify(replace(build, artifact=needs_amx)).outcome is Outcome.LOAD_FAILED
+
+
+@pytest.mark.parametrize("regime", list(Regime))
+def test_timing_pairs_each_build_with_the_baseline(
+    host: TrialHost, toolchain: Toolchain, regime: Regime
+) -> None:
+    builds = [build_planted(toolchain), build_planted(toolchain, RIGHT + RIGHT)]
+
+    found = host.time(
+        builds,
+        context=ExecutionContext(regime=regime),
+        pairs=TIMING_PAIRS,
+        sample_ns=SAMPLE_NS,
+    )
+
+    assert len(found) == 2
+    for item in found:
+        assert item.measurement is not None
+        assert item.measurement.baseline == host.baseline_text
+        assert len(item.measurement.candidate.samples_ns) == TIMING_PAIRS
+        assert item.conditions is not None
+        assert item.conditions.peak_flop_per_s > 1e8
+
+
+@pytest.mark.parametrize(("statement", "outcome"), [(CRASH, Outcome.CRASHED), (HANG, Outcome.HUNG)])
+def test_death_during_timing_is_that_of_the_build_that_ran(
+    host: TrialHost, toolchain: Toolchain, statement: str, outcome: Outcome
+) -> None:
+    good = build_planted(toolchain)
+    bad = build_planted(toolchain, statement)
+
+    found = host.time(
+        [good, bad, good], context=ExecutionContext(), pairs=TIMING_PAIRS, sample_ns=SAMPLE_NS
+    )
+
+    assert [item.finding.outcome for item in found] == [Outcome.CORRECT, outcome, Outcome.CORRECT]
+    assert [item.measurement is None for item in found] == [False, True, False]
+
+
+def test_timing_with_two_threads(toolchain: Toolchain) -> None:
+    build = build_planted(toolchain)
+    with TrialHost(
+        PROBLEM, threads=2, baseline="scalar", toolchain=toolchain, seed=3, scalar_build=build
+    ) as host:
+        (found,) = host.time(
+            [build], context=ExecutionContext(threads=2), pairs=2, sample_ns=SAMPLE_NS
+        )
+
+    assert found.measurement is not None
+
+
+def test_other_number_of_threads_is_refused(host: TrialHost, toolchain: Toolchain) -> None:
+    with pytest.raises(InvalidSetting, match="threads = 2"):
+        host.time(
+            [build_planted(toolchain)],
+            context=ExecutionContext(threads=2),
+            pairs=1,
+            sample_ns=SAMPLE_NS,
+        )
+
+
+def test_unknown_baseline_is_refused(toolchain: Toolchain) -> None:
+    with pytest.raises(InvalidSetting, match="mkl"):
+        TrialHost(
+            PROBLEM,
+            threads=1,
+            baseline="mkl",
+            toolchain=toolchain,
+            seed=0,
+            scalar_build=build_planted(toolchain),
+        )
+
+
+def test_wrong_baseline_is_refused(toolchain: Toolchain) -> None:
+    wrong = build_planted(toolchain, "y[row * ldy + column] = 1;")
+
+    with pytest.raises(BaselineMissing, match="wrong"):
+        TrialHost(
+            PROBLEM, threads=1, baseline="scalar", toolchain=toolchain, seed=0, scalar_build=wrong
+        )
+
+
+def test_problem_larger_than_the_memory_is_refused(toolchain: Toolchain) -> None:
+    huge = Problem.create(500_000, 500_000, 8)
+
+    with pytest.raises(NotEnoughMemory, match="GiB"):
+        TrialHost(
+            huge,
+            threads=1,
+            toolchain=toolchain,
+            seed=0,
+            scalar_build=build_planted(toolchain),
+        )

@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gemm_tuner.bench.inputs import InputKind, Inputs, make_inputs
+from gemm_tuner.bench.reference import compute_expected
+from gemm_tuner.bench.tolerance import find_error
+from gemm_tuner.domain.epilogue import STEP_KINDS
+from gemm_tuner.domain.problem import Problem
+
+PROBLEM = Problem.parse("f32 24x40x300 nk none")
+
+
+def _product(inputs: Inputs, k: int) -> NDArray[np.float32]:
+    result: NDArray[np.float32] = inputs.x[:, :k] @ inputs.w[:, :k].T
+    return result
+
+
+@pytest.mark.parametrize("kind", list(InputKind))
+def test_float32_product_is_within_its_bound(kind: InputKind) -> None:
+    inputs = make_inputs(PROBLEM, kind, 1)
+
+    with np.errstate(invalid="ignore"):
+        result = _product(inputs, PROBLEM.k)
+
+    assert find_error(compute_expected(PROBLEM, inputs), result) is None
+
+
+@pytest.mark.parametrize("kind", [InputKind.NORMAL, InputKind.EXACT])
+def test_missing_term_of_all_sums_is_found(kind: InputKind) -> None:
+    inputs = make_inputs(PROBLEM, kind, 1)
+
+    result = _product(inputs, PROBLEM.k - 1)
+
+    assert find_error(compute_expected(PROBLEM, inputs), result) is not None
+
+
+@pytest.mark.parametrize("k", [3, 300, 20_000])
+def test_missing_term_of_one_sum_is_found(k: int) -> None:
+    problem = Problem.create(3, 5, k)
+    inputs = make_inputs(problem, InputKind.EXACT, 1)
+    inputs.x[1, k // 2] = inputs.w[2, k // 2] = np.float32(2.0 ** -round(np.log2(k) / 2))
+    expected = compute_expected(problem, inputs)
+    result = expected.values.astype(np.float32)
+
+    result[1, 2] -= inputs.x[1, k // 2] * inputs.w[2, k // 2]
+
+    error = find_error(expected, result)
+    assert error is not None
+    assert "y[1, 2]" in error
+
+
+def test_wrong_element_is_named() -> None:
+    inputs = make_inputs(PROBLEM, InputKind.NORMAL, 1)
+    result = _product(inputs, PROBLEM.k)
+
+    result[7, 11] += 0.01
+
+    error = find_error(compute_expected(PROBLEM, inputs), result)
+    assert error is not None
+    assert "1 of 960" in error
+    assert "y[7, 11]" in error
+
+
+@pytest.mark.parametrize("planted", [0.0, np.inf, -np.inf])
+def test_nan_must_stay_nan(planted: float) -> None:
+    inputs = make_inputs(PROBLEM, InputKind.SPECIAL, 1)
+    expected = compute_expected(PROBLEM, inputs)
+    result = expected.values.astype(np.float32)
+    row, column = np.argwhere(np.isnan(result))[0]
+
+    result[row, column] = planted
+
+    assert find_error(expected, result) is not None
+
+
+def test_infinity_must_keep_its_sign() -> None:
+    inputs = make_inputs(PROBLEM, InputKind.SPECIAL, 1)
+    expected = compute_expected(PROBLEM, inputs)
+    result = expected.values.astype(np.float32)
+    assert np.isinf(result).any()
+
+    result[np.isinf(result)] *= -1
+
+    assert find_error(expected, result) is not None
+
+
+@pytest.mark.parametrize("step", sorted(STEP_KINDS))
+def test_exact_result_rounded_to_float32_is_within_the_bound_of_each_step(step: str) -> None:
+    problem = Problem.create(9, 17, 33, epilogue=step)
+    inputs = make_inputs(problem, InputKind.SPECIAL, 3)
+    expected = compute_expected(problem, inputs)
+
+    result = expected.values.astype(np.float32)
+
+    assert find_error(expected, result) is None
+
+
+@pytest.mark.parametrize("step", sorted(STEP_KINDS))
+def test_error_of_a_thousandth_after_each_step_is_found(step: str) -> None:
+    problem = Problem.create(9, 17, 33, epilogue=step)
+    expected = compute_expected(problem, make_inputs(problem, InputKind.EXACT, 3))
+    result = expected.values.astype(np.float32)
+
+    result[4, 5] += 1e-3
+
+    assert find_error(expected, result) is not None
+
+
+def test_same_seed_gives_the_same_inputs() -> None:
+    first = make_inputs(PROBLEM, InputKind.NORMAL, 5)
+    second = make_inputs(PROBLEM, InputKind.NORMAL, 5)
+
+    assert np.array_equal(first.x, second.x)
+    assert np.array_equal(first.w, second.w)

@@ -1,0 +1,63 @@
+import os
+
+import pytest
+
+from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.runtime.detect import ISA_VARIABLE, detect_cpu, parse_size_bytes, read_cpu_fields
+
+_CPUINFO = """\
+processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model name\t: A CPU: with a colon
+flags\t\t: fpu fma avx2
+
+processor\t: 1
+vendor_id\t: Other
+"""
+
+
+def test_this_machine_has_a_vendor_caches_and_cores() -> None:
+    cpu = detect_cpu()
+
+    assert cpu.vendor
+    assert cpu.brand
+    assert cpu.caches.l1d_bytes >= 8 << 10
+    assert 1 <= cpu.physical_cores <= len(os.sched_getaffinity(0))
+
+
+def test_fields_are_those_of_the_first_processor() -> None:
+    fields = read_cpu_fields(_CPUINFO)
+
+    assert fields["vendor_id"] == "GenuineIntel"
+    assert fields["model name"] == "A CPU: with a colon"
+    assert fields["flags"].split() == ["fpu", "fma", "avx2"]
+
+
+def test_variable_takes_features_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = detect_cpu().isa
+
+    monkeypatch.setenv(ISA_VARIABLE, "fma,amx_tile")
+
+    assert detect_cpu().isa == before & {IsaFeature.FMA, IsaFeature.AMX_TILE}
+
+
+def test_empty_variable_takes_all_features_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, "")
+
+    assert detect_cpu().isa == frozenset()
+
+
+def test_unknown_feature_in_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ISA_VARIABLE, "avx2,avx3")
+
+    with pytest.raises(InvalidSetting, match="avx3"):
+        detect_cpu()
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"), [("48K", 48 << 10), ("32M", 32 << 20), ("512", 512), ("", 0), ("?", 0)]
+)
+def test_cache_sizes_are_read_as_sysfs_writes_them(text: str, size_bytes: int) -> None:
+    assert parse_size_bytes(text) == size_bytes
