@@ -48,13 +48,15 @@ EXPORT int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t, int32_t part
 """
 
 
-def build_planted(toolchain: Toolchain, statement: str = RIGHT, *, abi: int = 1) -> Build:
+def build_planted(
+    toolchain: Toolchain, statement: str = RIGHT, *, abi: int = 1, problem: str = PROBLEM.text
+) -> Build:
     """Return a kernel for PROBLEM that does `statement` for each element of y."""
     header = (templates_dir() / "abi" / "gemm_tuner.h").read_text()
     sizes = f"enum {{ N = {PROBLEM.n}, K = {PROBLEM.k} }};\n"
     body = (
         _TEMPLATE.replace("ABI_HERE", str(abi))
-        .replace("PROBLEM_HERE", PROBLEM.text)
+        .replace("PROBLEM_HERE", problem)
         .replace("CANDIDATE_HERE", CANDIDATE)
         .replace("STATEMENT_HERE", statement)
     )

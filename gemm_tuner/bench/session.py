@@ -219,9 +219,9 @@ class Session:
         return choose_baseline(self._setup.baseline, makers, self._find_baseline_error)
 
     def _find_baseline_error(self, baseline: Baseline) -> str | None:
-        inputs = self._cases[InputKind.NORMAL].inputs
+        case = self._cases[InputKind.NORMAL]
         # In a child: a library that has started threads must not be forked.
-        result = self._run(lambda: find_baseline_error(baseline, self._problem, inputs))
+        result = self._run(lambda: find_baseline_error(baseline, self._problem, case))
         return result.detail if isinstance(result, Death) else result
 
     def _run(self, task: Callable[[], Result]) -> Result | Death:

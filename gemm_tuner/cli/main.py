@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.logging import RichHandler
 
 from gemm_tuner.cli.bench import bench
 from gemm_tuner.cli.cpu import cpu
 from gemm_tuner.cli.explain import explain
-from gemm_tuner.cli.output import MESSAGES, print_message
+from gemm_tuner.cli.output import print_message
 from gemm_tuner.cli.quickstart import quickstart
 from gemm_tuner.cli.records import records
 from gemm_tuner.cli.resolve import resolve
@@ -57,7 +56,8 @@ def configure(
 ) -> None:
     """Tune, prove, share and call CPU matrix-multiplication kernels."""
     level = logging.DEBUG if is_verbose else logging.WARNING
-    handler = RichHandler(console=MESSAGES, show_path=False, markup=False)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     package = logging.getLogger("gemm_tuner")
     package.handlers[:] = [handler]
     package.setLevel(level)

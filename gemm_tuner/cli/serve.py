@@ -11,7 +11,8 @@ from platformdirs import user_data_path
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_message
 from gemm_tuner.runtime.detect import detect_cpu
-from gemm_tuner.store.database import default_database_url
+from gemm_tuner.store.database import default_database_url, open_database
+from gemm_tuner.trust.keys import KeyPair
 
 
 def serve(
@@ -25,6 +26,8 @@ def serve(
         signing_key_path=user_data_path("gemm-tuner") / "signing-key.pem",
         default_cpu=detect_cpu(),
     )
-    app = create_app(settings)
+    # What cannot be opened is told here, in one line: inside the server it would be a traceback.
+    open_database(settings.database_url).dispose()
+    KeyPair.load_or_create(settings.signing_key_path)
     print_message(f"Serving at http://{host}:{port}; its interface is at /docs.")
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+    uvicorn.run(create_app(settings), host=host, port=port, log_level="warning")

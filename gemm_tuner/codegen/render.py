@@ -10,7 +10,7 @@ from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.epilogue import EpilogueOperand, Step
-from gemm_tuner.domain.micro_kernel import MicroKernelFamily
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.source import Source
 
@@ -52,6 +52,8 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             needs_select=needs_transcendental or _SELECTIONS.search(code) is not None,
             # Unrolled over the sums, a long epilogue would be most of the code.
             loop_over_epilogue=needs_transcendental,
+            has_single_columns=family.layout is PackedLayout.COLUMNS
+            and 1 in {candidate.micro_kernel.nr, problem.n % candidate.micro_kernel.nr},
             exact_rest=exact_rest,
             rest_steps=[step for step in (8, 4, 2, 1) if is_dynamic and step < mr],
             is_jc_outer=blocking.loop_order in {LoopOrder.JC_IC_JR_IR, LoopOrder.JC_IC_IR_JR},

@@ -42,12 +42,22 @@ class Kernel:
     """
 
     def __init__(self, library: KernelLibrary, artifact: Artifact) -> None:
-        """Wrap a loaded library; use `load_kernel` to get a checked one."""
-        description = json.loads(library.describe())
+        """Wrap a loaded library; use `load_kernel` to get a checked one.
+
+        Raises:
+            KernelRejected: the library does not describe itself.
+        """
         self.library = library
         self.artifact = artifact
-        self.problem = Problem.parse(description["problem"])
-        self.candidate = Candidate.parse(description["candidate"])
+        try:
+            description = json.loads(library.describe())
+            self.problem = Problem.parse(description["problem"])
+            self.candidate = Candidate.parse(description["candidate"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise KernelRejected(
+                f"kernel {artifact.sha256[:12]} does not say what it computes: {error}; "
+                "build or fetch it again."
+            ) from error
         self._y_type = NUMPY_TYPES[self.problem.types.y]
         self._operands = self.problem.epilogue.operands
         self._operand_names = {operand.name for operand in self._operands}

@@ -40,16 +40,12 @@ class Attempts:
     repository: Repository
     toolchain: Toolchain
     render: Render = render
+    _known: set[str] = field(default_factory=set)
     _proven: dict[Candidate, Build] = field(default_factory=dict)
-    _failed: set[Candidate] = field(default_factory=set)
+    _failed: dict[Candidate, Trial] = field(default_factory=dict)
 
-    def prove(
-        self, candidates: Sequence[Candidate], context: ExecutionContext, *, known: frozenset[str]
-    ) -> list[Candidate]:
-        """Return the candidates that compile and compute the right result here.
-
-        Artifacts whose digests are in `known` were proven on this CPU by an earlier sweep.
-        """
+    def prove(self, candidates: Sequence[Candidate], context: ExecutionContext) -> list[Candidate]:
+        """Return the candidates that compile and compute the right result here."""
         new = [one for one in candidates if one not in self._proven and one not in self._failed]
         sources = [self._source(candidate) for candidate in new]
         builds = compile_kernels(sources, toolchain=self.toolchain)
@@ -60,7 +56,7 @@ class Attempts:
                 continue
             finding = (
                 Finding(outcome=Outcome.CORRECT)
-                if build.artifact.sha256 in known
+                if build.artifact.sha256 in self._known
                 else self.host.verify(build)
             )
             if finding.outcome is Outcome.CORRECT:
@@ -100,13 +96,16 @@ class Attempts:
         return trials
 
     @property
-    def failed_count(self) -> int:
-        """Return how many candidates failed so far."""
-        return len(self._failed)
+    def failures(self) -> tuple[Trial, ...]:
+        """Return the trials of the candidates that failed."""
+        return tuple(self._failed.values())
 
-    def skip(self, candidate: Candidate) -> None:
-        """Treat a candidate as failed without trying it: an earlier sweep has seen it fail."""
-        self._failed.add(candidate)
+    def recall(self, trial: Trial) -> None:
+        """Prove nothing again that an earlier sweep on this CPU has proven or seen fail."""
+        if trial.outcome is not Outcome.CORRECT:
+            self._failed[trial.candidate] = trial
+        elif trial.artifact is not None:
+            self._known.add(trial.artifact.sha256)
 
     def _source(self, candidate: Candidate) -> tuple[Source, frozenset[IsaFeature]]:
         family = family_named(candidate.micro_kernel.family)
@@ -120,10 +119,12 @@ class Attempts:
         build: Build | None,
     ) -> None:
         logger.info("%s: %s %s", candidate.text, finding.outcome.value, finding.detail)
-        self._failed.add(candidate)
         self._proven.pop(candidate, None)
-        trial = self._trial(candidate, context, build)
-        self.repository.add_trial(replace(trial, outcome=finding.outcome, detail=finding.detail))
+        trial = replace(
+            self._trial(candidate, context, build), outcome=finding.outcome, detail=finding.detail
+        )
+        self.repository.add_trial(trial)
+        self._failed[candidate] = trial
 
     def _trial(self, candidate: Candidate, context: ExecutionContext, build: Build | None) -> Trial:
         """Return a trial of a candidate of which nothing bad is known."""

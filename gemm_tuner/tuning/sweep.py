@@ -134,6 +134,8 @@ def sweep(
                 toolchain=settings.toolchain,
                 render=settings.render,
             )
+            for trial in _earlier_trials(repository, problem, cpu, None, settings.toolchain):
+                attempts.recall(trial)
             seeds: Sequence[Candidate] = ()
             unfinished = [context for context in contexts if found[context] is None]
             for position, context in enumerate(unfinished):
@@ -175,7 +177,12 @@ def _finished(
     )
     if end is None or (not end.is_exhausted and end.budget_s < settings.budget_s):
         return None
-    trials = _earlier_trials(repository, problem, cpu, context, settings.toolchain)
+    all_trials = _earlier_trials(repository, problem, cpu, None, settings.toolchain)
+    trials = [
+        trial
+        for trial in all_trials
+        if trial.context == context or trial.outcome is not Outcome.CORRECT
+    ]
     return _result(problem, cpu, context, trials, complete=end.is_exhausted, resumed=True)
 
 
@@ -183,9 +190,10 @@ def _earlier_trials(
     repository: Repository,
     problem: Problem,
     cpu: Cpu,
-    context: ExecutionContext,
+    context: ExecutionContext | None,
     toolchain: Toolchain,
 ) -> list[Trial]:
+    """Return what these templates and this compiler gave before, None standing for any context."""
     trials = repository.trials(
         problem=problem, cpu_key=cpu.exact_key, context=context, generator=generator_version()
     )
@@ -249,9 +257,8 @@ class _ContextSweep:
                 generator=generator_version(),
                 end=SweepEnd(is_exhausted=is_exhausted, budget_s=self._settings.budget_s),
             )
-        return _result(
-            problem, cpu, self._context, self._trials, complete=is_exhausted, resumed=resumed
-        )
+        trials = [*self._trials, *self._attempts.failures]
+        return _result(problem, cpu, self._context, trials, complete=is_exhausted, resumed=resumed)
 
     def ranked(self) -> list[Candidate]:
         """Return the candidates that were timed, fastest first."""
@@ -268,9 +275,7 @@ class _ContextSweep:
             attempts.toolchain,
         )
         for trial in self._trials:
-            if trial.outcome is not Outcome.CORRECT:
-                attempts.skip(trial.candidate)
-            elif trial.measurement is not None:
+            if trial.measurement is not None:
                 self._speeds[trial.candidate] = trial.measurement.ratio.median
         return bool(self._trials)
 
@@ -285,21 +290,14 @@ class _ContextSweep:
         return True
 
     def _race(self, batch: list[Candidate]) -> None:
-        known = frozenset(
-            trial.artifact.sha256
-            for trial in self._trials
-            if trial.artifact and trial.outcome is Outcome.CORRECT
-        )
-        proven = self._attempts.prove(batch, self._context, known=known)
+        proven = self._attempts.prove(batch, self._context)
         if proven:
             self._time(proven, Stage.RACE, pairs=RACE_PAIRS, sample_ns=RACE_SAMPLE_NS)
 
     def _confirm(self) -> None:
         """Time the best few carefully, then the winner once more on its own."""
         self._report("confirming", 0)
-        finalists = self._attempts.prove(
-            self.ranked()[:FINALISTS], self._context, known=frozenset()
-        )
+        finalists = self._attempts.prove(self.ranked()[:FINALISTS], self._context)
         trials = self._time(finalists, Stage.FINAL, pairs=FINAL_PAIRS, sample_ns=FINAL_SAMPLE_NS)
         winner = _result(
             self._space.problem,
@@ -335,7 +333,7 @@ class _ContextSweep:
         return sample_s * (FINAL_PAIRS * (FINALISTS + 1) + CONFIRM_PAIRS * 2)
 
     def _report(self, stage: str, pending: int) -> None:
-        tried = len(self._speeds) + self._attempts.failed_count
+        tried = len(self._speeds) + len(self._attempts.failures)
         self._on_progress(
             Progress(
                 stage=f"{self._context.regime.value}, {stage}",

@@ -79,17 +79,32 @@ def test_a_wrong_shapes_file_names_the_line(
     assert message in captured.err
 
 
+@pytest.mark.parametrize("command", [["explain", "64", "64", "64"], ["serve"]])
 def test_an_unwritable_database_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
 
-    code = run(["explain", "64", "64", "64", "--db", f"sqlite:///{tmp_path}/file/db.sqlite3"])
+    code = run([*command, "--db", f"sqlite:///{tmp_path}/file/db.sqlite3"])
 
     captured = capsys.readouterr()
     assert code == SOMETHING_IS_MISSING
     assert captured.err.count("\n") == 1
     assert "cannot be opened for writing" in captured.err
+
+
+def test_an_unwritable_data_directory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+
+    code = run(["explain", "64", "64", "64"])
+
+    captured = capsys.readouterr()
+    assert code == SOMETHING_IS_MISSING
+    assert captured.err.count("\n") == 1
+    assert "--db or GEMM_TUNER_DB" in captured.err
 
 
 def test_a_missing_service_is_named(capsys: pytest.CaptureFixture[str]) -> None:

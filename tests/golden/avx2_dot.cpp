@@ -179,8 +179,8 @@ inline Call read_args(const gemm_tuner_args &args)
 
 // The steps on `count` columns of y from (row, column) on.
 template <int count>
-inline Vector apply_epilogue([[maybe_unused]] const Call &call, Vector value,
-                             [[maybe_unused]] int64_t row, [[maybe_unused]] int64_t column)
+inline Vector apply_epilogue([[maybe_unused]] const Call &call, Vector value, [[maybe_unused]] int64_t row,
+                             [[maybe_unused]] int64_t column)
 {
     {
         const Vector operand = broadcast(call.scale);
@@ -225,16 +225,33 @@ inline void finish(const Call &call, Vector sums, float *y, int64_t row, int64_t
 //
 //     x          rows of x from (row, 0) on, `x_stride` elements apart
 //     w          columns of w, each padded with zeros to `packed_k`
-inline float sum_of_lanes(Vector value)
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, IntVector{__VA_ARGS__})
+#endif
+
+// The even and the odd elements of two vectors, those of `a` first.
+inline Vector evens(Vector a, Vector b)
 {
-    alignas(64) float terms[lanes];
-    store<lanes>(terms, value);
+    return SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+}
+
+inline Vector odds(Vector a, Vector b)
+{
+    return SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+}
+
+// Lane i of the result is the sum of the lanes of vectors[i]. Each turn adds neighbouring lanes and
+// halves the number of vectors.
+inline Vector sum_each(Vector (&vectors)[lanes])
+{
 #pragma GCC unroll 16
-    for (int half = lanes / 2; half >= 1; half /= 2)
+    for (int width = lanes / 2; width >= 1; width /= 2)
 #pragma GCC unroll 16
-        for (int i = 0; i < half; ++i)
-            terms[i] += terms[i + half];
-    return terms[0];
+        for (int i = 0; i < width; ++i)
+            vectors[i] = evens(vectors[2 * i], vectors[2 * i + 1]) + odds(vectors[2 * i], vectors[2 * i + 1]);
+    return vectors[0];
 }
 
 template <int rows, int columns>
@@ -283,15 +300,15 @@ template <int rows, int columns>
         }
     }
 
+    Vector terms[lanes];
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r)
     {
-        Vector total = {};
 #pragma GCC unroll 16
-        for (int c = 0; c < columns; ++c)
-            total[c] = sum_of_lanes(sums[r][c]);
+        for (int c = 0; c < lanes; ++c)
+            terms[c] = c < columns ? sums[r][c < columns ? c : 0] : Vector{};
         float *y = call.y + (row + r) * call.ldy + column;
-        finish<columns>(call, total, y, row + r, column, is_first, is_last);
+        finish<columns>(call, sum_each(terms), y, row + r, column, is_first, is_last);
     }
 }
 

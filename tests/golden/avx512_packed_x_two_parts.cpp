@@ -199,8 +199,8 @@ inline Call read_args(const gemm_tuner_args &args)
 
 // The steps on `count` columns of y from (row, column) on.
 template <int count>
-inline Vector apply_epilogue([[maybe_unused]] const Call &call, Vector value,
-                             [[maybe_unused]] int64_t row, [[maybe_unused]] int64_t column)
+inline Vector apply_epilogue([[maybe_unused]] const Call &call, Vector value, [[maybe_unused]] int64_t row,
+                             [[maybe_unused]] int64_t column)
 {
     {
         const Vector operand = load<count>(call.bias + column);

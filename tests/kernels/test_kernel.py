@@ -156,6 +156,13 @@ def test_missing_features_are_named() -> None:
         load_kernel(build.binary, artifact=artifact, cpu=replace(detect_cpu(), isa=frozenset()))
 
 
+def test_library_that_does_not_say_what_it_computes_is_refused() -> None:
+    build = build_planted(find_toolchain(), problem="f32 5x7")
+
+    with pytest.raises(KernelRejected, match="does not say what it computes"):
+        load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
+
+
 def test_library_that_says_another_abi_is_refused() -> None:
     build = build_planted(find_toolchain(), abi=ABI_VERSION + 1)
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from gemm_tuner.bench.baselines.baseline import Baseline
-from gemm_tuner.bench.inputs import Inputs
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.regimes import WeightCopies
 from gemm_tuner.bench.tolerance import Expected, find_error
+from gemm_tuner.bench.verify import Case
 from gemm_tuner.bench.workload import make_workload
 from gemm_tuner.domain.epilogue import NO_EPILOGUE
 from gemm_tuner.domain.problem import Problem
@@ -56,13 +56,14 @@ def choose_baseline(
     raise BaselineMissing(f"no baseline can be used: {' '.join(reasons)} Choose another one.")
 
 
-def find_baseline_error(baseline: Baseline, problem: Problem, inputs: Inputs) -> str | None:
+def find_baseline_error(baseline: Baseline, problem: Problem, case: Case) -> str | None:
     """Return in words where the result of a baseline is wrong, None if it is right."""
-    workload = make_workload(problem, inputs, threads=1)
+    workload = make_workload(problem, case.inputs, threads=1)
     callee = baseline.prepare(workload)
     weights = WeightCopies(callee, 1, seed=0)
-    computed = problem if baseline.fuses_epilogue else replace(problem, epilogue=NO_EPILOGUE)
-    expected = compute_expected(computed, inputs)
+    expected = case.expected
+    if not baseline.fuses_epilogue:
+        expected = compute_expected(replace(problem, epilogue=NO_EPILOGUE), case.inputs)
     bounds = _FACTOR * expected.bounds + _TOLERANCE * (1.0 + np.abs(expected.values))
 
     callee.sample(weights.struct, warm_up_calls=0, timed_calls=1)

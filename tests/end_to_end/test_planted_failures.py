@@ -1,0 +1,115 @@
+"""Candidates that crash, hang, write out of bounds or are wrong, in the middle of a real sweep."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.source import Source
+from gemm_tuner.domain.verdict import Decision
+from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.search import LocalSearch
+from gemm_tuner.tuning.sweep import SweepSettings, sweep
+
+PROBLEM = Problem.parse("f32 9x33x20 nk bias+relu")
+CALL = "    const Call call = read_args(*args);\n"
+RETURN = "    return GEMM_TUNER_OK;\n}"
+
+# What is put in front of, or behind, the work of `gemm_tuner_run`.
+PLANTED = {
+    Outcome.CRASHED: (CALL, CALL + "    __builtin_trap();\n"),
+    Outcome.HUNG: (CALL, CALL + '    for (;;)\n        asm volatile("");\n'),
+    Outcome.OUT_OF_BOUNDS: (RETURN, "    call.y[(call.m - 1) * call.ldy + n] = 0.0f;\n" + RETURN),
+    Outcome.WRONG: (RETURN, "    call.y[0] += 0.001f;\n" + RETURN),
+    Outcome.COMPILE_FAILED: (RETURN, "    return missing_name;\n}"),
+}
+
+
+class Saboteur:
+    """Renders the first candidates of a sweep broken, each in its own way, and the rest whole."""
+
+    def __init__(self, victims: Sequence[Candidate]) -> None:
+        self.plan = dict(zip(victims, PLANTED, strict=False))
+
+    def __call__(self, problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> Source:
+        source = render(problem, candidate, family)
+        if candidate not in self.plan:
+            return source
+        whole, broken = PLANTED[self.plan[candidate]]
+        assert whole in source.text
+        return Source(text=source.text.replace(whole, broken))
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(open_database(f"sqlite:///{tmp_path}/records.sqlite3"))
+
+
+def test_each_failure_is_recorded_and_the_sweep_goes_on(repository: Repository) -> None:
+    cpu = detect_cpu()
+    context = ExecutionContext()
+    first = LocalSearch(Space(problem=PROBLEM, cpu=cpu)).next_batch({})
+    saboteur = Saboteur(first)
+
+    (result,) = sweep(
+        PROBLEM,
+        contexts=[context],
+        cpu=cpu,
+        repository=repository,
+        settings=SweepSettings(toolchain=find_toolchain(), budget_s=10.0, render=saboteur),
+        on_progress=lambda _progress: None,
+        is_stopped=lambda: False,
+    )
+
+    recorded = {trial.candidate: trial for trial in repository.trials(problem=PROBLEM)}
+    for candidate, outcome in saboteur.plan.items():
+        assert recorded[candidate].outcome is outcome, recorded[candidate].detail
+        assert recorded[candidate].detail
+        assert recorded[candidate].measurement is None
+    assert result.failed == len(PLANTED)
+    assert result.verdict.decision in {Decision.TUNED, Decision.TIE, Decision.BASELINE}
+    assert result.verdict.candidate not in saboteur.plan
+    assert any(trial.measurement for trial in result.finalists)
+
+
+def test_known_failures_are_not_tried_again(repository: Repository) -> None:
+    cpu = detect_cpu()
+    first = LocalSearch(Space(problem=PROBLEM, cpu=cpu)).next_batch({})
+    saboteur = Saboteur(first)
+    stop_after_first_batch = iter([False, True])
+
+    sweep(
+        PROBLEM,
+        contexts=[ExecutionContext()],
+        cpu=cpu,
+        repository=repository,
+        settings=SweepSettings(toolchain=find_toolchain(), budget_s=10.0, render=saboteur),
+        on_progress=lambda _progress: None,
+        is_stopped=lambda: next(stop_after_first_batch, True),
+    )
+    before = len(repository.trials(problem=PROBLEM))
+    sweep(
+        PROBLEM,
+        contexts=[ExecutionContext()],
+        cpu=cpu,
+        repository=repository,
+        settings=SweepSettings(toolchain=find_toolchain(), budget_s=10.0),
+        on_progress=lambda _progress: None,
+        is_stopped=lambda: False,
+    )
+
+    trials = repository.trials(problem=PROBLEM)
+    assert before > 0
+    assert len(trials) > before
+    for victim in saboteur.plan:
+        assert sum(trial.candidate == victim for trial in trials) == 1
