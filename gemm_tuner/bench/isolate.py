@@ -77,7 +77,7 @@ class TrialHost:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gemm_tuner.bench.trial_server", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "gemm_tuner.bench.trial_server", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

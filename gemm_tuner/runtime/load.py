@@ -93,8 +93,8 @@ class Kernel:
         Args:
             x: (m, k), rows at any distance.
             packed: what `pack` returned.
-            out: where the result goes, (m, n); made if not given. It may be one of the matrices
-                that the epilogue reads, but share no other memory with an input.
+            out: where the result goes, (m, n); made if not given. It shares no memory with an
+                input: between blocks of k it holds unfinished sums.
             threads: how many threads compute. The result may depend on this number in the last
                 bits, but never on their order.
             **operands: what the epilogue reads, by the names in `problem.epilogue.operands`.
@@ -117,9 +117,9 @@ class Kernel:
         y_view = view_output(y, shape, types.y)
         views, kept = self._view_operands(operands, shape)
         if out is not None:
-            check_overlap(out, "x", x, may_be_same=False)
+            check_overlap(out, "x", x)
             for name, array in kept.items():
-                check_overlap(out, name, array, may_be_same=True)
+                check_overlap(out, name, array)
         workspace_bytes = self.library.workspace_bytes(threads)
         workspace = allocate_aligned(workspace_bytes) if workspace_bytes else None
         args = make_args(

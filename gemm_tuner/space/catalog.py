@@ -24,9 +24,11 @@ def _outer_tiles(lanes: int, registers: int, widths: range) -> tuple[tuple[int, 
     )
 
 
-def _dot_tiles(registers: int, widths: range) -> tuple[tuple[int, int], ...]:
+def _dot_tiles(lanes: int, registers: int, widths: range) -> tuple[tuple[int, int], ...]:
     """Return the tiles of dot products whose sums, weights and one vector of x fit."""
-    return tuple((mr, nr) for nr in widths for mr in range(1, 17) if mr * nr + nr + 1 <= registers)
+    return tuple(
+        (mr, nr) for nr in widths for mr in range(1, lanes + 1) if mr * nr + nr + 1 <= registers
+    )
 
 
 # fmt: off
@@ -38,7 +40,7 @@ CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
     MicroKernelFamily(
         name="avx512_f32_dot", types=F32, isa=_AVX512, template="dot_product",
         vector_part="vector_avx512", lanes=16, registers=32, layout=PackedLayout.COLUMNS,
-        tiles=_dot_tiles(32, range(1, 9))),
+        tiles=_dot_tiles(16, 32, range(1, 9))),
     MicroKernelFamily(
         name="avx2_f32", types=F32, isa=_AVX2, template="outer_product",
         vector_part="vector_avx2", lanes=8, registers=16, layout=PackedLayout.PANELS,
@@ -46,7 +48,7 @@ CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
     MicroKernelFamily(
         name="avx2_f32_dot", types=F32, isa=_AVX2, template="dot_product",
         vector_part="vector_avx2", lanes=8, registers=16, layout=PackedLayout.COLUMNS,
-        tiles=_dot_tiles(16, range(1, 5))),
+        tiles=_dot_tiles(8, 16, range(1, 5))),
     # The reference that completes the table: any x86-64 CPU can run it.
     MicroKernelFamily(
         name="scalar_f32", types=F32, isa=frozenset(), template="outer_product",

@@ -259,7 +259,7 @@ template <int rows, int columns>
                                     const float *w, int64_t, int64_t row, int64_t column,
                                     bool is_first, bool is_last)
 {
-    static_assert(columns <= lanes);
+    static_assert(columns <= lanes && (columns > 1 || rows <= lanes));
     constexpr int64_t whole_k = k / lanes * lanes;
     constexpr int rest_k = k - whole_k;
     const int64_t stride = x_stride;
