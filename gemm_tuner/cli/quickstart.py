@@ -22,12 +22,12 @@ from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.output import print_line, print_message, time_text
 from gemm_tuner.cli.sweep import sweep_layers
 from gemm_tuner.client.client import Client
-from gemm_tuner.client.fallback import FallbackKernel
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import isa_text
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import ServiceUnreachable
 from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.runtime.fallback import FallbackKernel
 from gemm_tuner.store.database import default_database_url, open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.sweep import SweepResult, SweepSettings
@@ -92,7 +92,7 @@ def _call(client: Client, problem: Problem) -> None:
     else:
         print_line(f"{problem.text}: {kernel.candidate.text}, sha256 {kernel.artifact.sha256[:12]}")
     inputs = make_inputs(problem, InputKind.NORMAL, _SEED)
-    packed: Any = kernel.pack(inputs.w)  # each kind of kernel has its own packed weights
+    packed = kernel.pack(inputs.w)
     operands: dict[str, Any] = {**inputs.operands}  # names and arrays: mypy sees `threads` in them
     y = np.empty((problem.m.high, problem.n), np.float32)
     kernel(inputs.x, packed, out=y, **operands)

@@ -10,7 +10,6 @@ from typing import Any
 
 from gemm_tuner.client.answer import Answer, parse_answer
 from gemm_tuner.client.cache import Cache, default_cache_dir
-from gemm_tuner.client.fallback import FallbackKernel
 from gemm_tuner.client.keys import KEYS_VARIABLE, Keys, configured_keys, keys_by_id, parse_keys
 from gemm_tuner.client.transport import Transport
 from gemm_tuner.domain.artifact import Artifact
@@ -26,6 +25,7 @@ from gemm_tuner.errors import (
     VerdictExpired,
 )
 from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.runtime.fallback import FallbackKernel
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.store.wire import WireCpu
 from gemm_tuner.trust.payload import VerdictPayload

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +25,7 @@ from gemm_tuner.runtime.arrays import (
     view_output,
 )
 from gemm_tuner.runtime.memory import address_of, allocate_aligned
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PackedWeights:
-    """Weights in the layout of one kernel, in aligned memory."""
-
-    artifact_sha256: str
-    memory: NDArray[np.uint8]
+from gemm_tuner.runtime.packed import PackedWeights
 
 
 class Kernel:
@@ -77,7 +70,7 @@ class Kernel:
         view = view_matrix("w", w, shape, problem.types.w)
         memory = allocate_aligned(self.library.packed_weight_bytes)
         self.library.pack_weights(view.address, view.leading_dimension, address_of(memory))
-        return PackedWeights(artifact_sha256=self.artifact.sha256, memory=memory)
+        return PackedWeights(owner=self.artifact.sha256, memory=memory)
 
     def __call__(
         self,
@@ -87,7 +80,7 @@ class Kernel:
         out: NDArray[np.generic] | None = None,
         threads: int = 1,
         **operands: object,
-    ) -> NDArray[np.generic]:
+    ) -> NDArray[Any]:
         """Return `epilogue(x @ w)`.
 
         Args:
@@ -103,11 +96,7 @@ class Kernel:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
             InvalidSetting: `threads` is out of range.
         """
-        if packed.artifact_sha256 != self.artifact.sha256:
-            raise InvalidArray(
-                f"packed was made by kernel {packed.artifact_sha256[:12]}, but this is "
-                f"{self.artifact.sha256[:12]}: pack the weights with this kernel."
-            )
+        packed.check_owner(self.artifact.sha256)
         if not 1 <= threads <= MAX_THREADS:
             raise InvalidSetting(f"threads = {threads} is out of range; use 1 to {MAX_THREADS}.")
         rows = self._rows_of(x)

@@ -16,7 +16,6 @@ from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.tolerance import find_error
 from gemm_tuner.build.compile import Build
-from gemm_tuner.client.fallback import FallbackKernel
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
@@ -32,6 +31,7 @@ from gemm_tuner.errors import (
     StoreFailed,
 )
 from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.runtime.fallback import FallbackKernel
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
@@ -46,7 +46,7 @@ def _assert_computes(kernel: Kernel | FallbackKernel, problem: Problem) -> None:
     inputs = make_inputs(problem, InputKind.NORMAL, SEED)
     out = np.empty((problem.m.high, problem.n), np.float32)
 
-    packed: Any = kernel.pack(inputs.w)  # each kind of kernel has its own packed weights
+    packed = kernel.pack(inputs.w)
     operands: dict[str, Any] = {**inputs.operands}
 
     y = kernel(inputs.x, packed, out=out, **operands)

@@ -53,7 +53,7 @@ def test_a_swept_layer_is_served_and_called(
     assert [row["role"] for row in facts["finalists"]].count("baseline") == 1
     assert max(row["share_of_best"] for row in facts["finalists"]) == 1.0
     inputs = make_inputs(PROBLEM, InputKind.NORMAL, SEED)
-    packed: Any = kernel.pack(inputs.w)
+    packed = kernel.pack(inputs.w)
     y: Any = kernel(inputs.x, packed, bias=inputs.operands["bias"])
     assert find_error(compute_expected(PROBLEM, inputs), y) is None
 

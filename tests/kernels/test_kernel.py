@@ -120,7 +120,7 @@ def test_other_number_of_rows_is_refused(kernel: Kernel, w: NDArray[np.float32])
 def test_weights_of_another_kernel_are_refused(
     kernel: Kernel, x: NDArray[np.float32], w: NDArray[np.float32]
 ) -> None:
-    other = replace(kernel.pack(w), artifact_sha256="0" * 64)
+    other = replace(kernel.pack(w), owner="0" * 64)
 
     with pytest.raises(InvalidArray, match="packed was made by kernel 000000000000"):
         kernel(x, other, bias=BIAS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.arrays import check_overlap, view_matrix, view_operand, view_output
+from gemm_tuner.runtime.packed import PackedWeights
 
 _ERF_COEFFICIENTS = np.array(
     [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592], np.float32
@@ -34,13 +36,6 @@ _WHOLE_ARRAY_STEPS: dict[str, Callable[..., NDArray[np.generic]]] = {"gelu_erf":
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FallbackWeights:
-    """Weights as NumPy multiplies them: (k, n)."""
-
-    matrix: NDArray[np.generic]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FallbackKernel:
     """A problem computed by NumPy in float32, and the reason why no kernel does it.
 
@@ -50,7 +45,7 @@ class FallbackKernel:
     problem: Problem
     reason: str
 
-    def pack(self, w: NDArray[np.generic]) -> FallbackWeights:
+    def pack(self, w: NDArray[np.generic]) -> PackedWeights:
         """Return a copy of the weights, ready to be multiplied.
 
         Args:
@@ -64,23 +59,24 @@ class FallbackKernel:
         shape = (problem.n, problem.k) if is_nk else (problem.k, problem.n)
         view_matrix("w", w, shape, problem.types.w)
         copied = w.copy()
-        return FallbackWeights(matrix=copied.T if is_nk else copied)
+        return PackedWeights(owner=self._name, memory=copied.T if is_nk else copied)
 
     def __call__(
         self,
         x: NDArray[np.generic],
-        packed: FallbackWeights,
+        packed: PackedWeights,
         *,
         out: NDArray[np.generic] | None = None,
         threads: int = 1,  # noqa: ARG002 - NumPy chooses its threads itself
         **operands: object,
-    ) -> NDArray[np.generic]:
+    ) -> NDArray[Any]:
         """Return `epilogue(x @ w)`; the arguments are those of `Kernel`.
 
         Raises:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
         """
         problem = self.problem
+        packed.check_owner(self._name)
         if not isinstance(x, np.ndarray) or x.ndim != 2 or x.shape[0] not in problem.m:
             raise InvalidArray(
                 f"x has the shape {np.shape(x)}, but ({problem.m.text}, {problem.k}) is needed; "
@@ -94,11 +90,15 @@ class FallbackKernel:
             check_overlap(out, "x", x)
         # A kernel computes with infinities in silence, and so does its substitute.
         with np.errstate(all="ignore"):
-            y = self._epilogue(np.matmul(x, packed.matrix), arrays)
+            y = self._epilogue(np.matmul(x, packed.memory), arrays)
         if out is None:
             return y
         out[...] = y
         return out
+
+    @property
+    def _name(self) -> str:
+        return f"NumPy for {self.problem.text}"
 
     def _operand_arrays(
         self, operands: dict[str, object], shape: tuple[int, int]

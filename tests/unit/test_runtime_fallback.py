@@ -8,10 +8,10 @@ import pytest
 from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.tolerance import find_error
-from gemm_tuner.client.fallback import FallbackKernel
 from gemm_tuner.domain.epilogue import STEP_KINDS
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
+from gemm_tuner.runtime.fallback import FallbackKernel
 
 SEED = 3
 

@@ -1,0 +1,47 @@
+"""`gemm_tuner.tune`: from a problem to a called kernel, with no server."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gemm_tuner
+from gemm_tuner.errors import InvalidEpilogue, InvalidSetting
+from gemm_tuner.runtime.load import Kernel
+
+PROBLEM = "f32 1..12x33x20 nk bias+gelu_erf+add"
+
+
+def test_tune_returns_a_kernel_that_computes_the_layer(tmp_path: Path) -> None:
+    random = np.random.default_rng(7)
+    x = random.standard_normal((9, 20), np.float32)
+    w = random.standard_normal((33, 20), np.float32)
+    bias = random.standard_normal(33, np.float32)
+    residual = random.standard_normal((9, 33), np.float32)
+
+    tuned = gemm_tuner.tune(PROBLEM, budget_s=2, db_url=f"sqlite:///{tmp_path}/records.sqlite3")
+    y = tuned.kernel(x, tuned.kernel.pack(w), bias=bias, add=residual)
+
+    value = x.astype(np.float64) @ w.T + bias
+    gelu = value * (1 + np.tanh(np.sqrt(2 / np.pi) * (value + 0.044715 * value**3))) / 2
+    assert isinstance(tuned.kernel, Kernel)
+    assert tuned.finalists
+    # The two gelus differ by less than 5e-4 everywhere.
+    np.testing.assert_allclose(y, gelu + residual, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"problem": "f32 1x2x3 nk gellu"}, InvalidEpilogue),
+        ({"problem": "f32 1x2x3", "threads": 0}, InvalidSetting),
+        ({"problem": "f32 1x2x3", "regime": "both"}, InvalidSetting),
+        ({"problem": "f32 1x2x3", "regime": "warm"}, InvalidSetting),
+        ({"problem": "f32 1x2x3", "budget_s": 0}, InvalidSetting),
+    ],
+)
+def test_bad_arguments_are_refused(
+    arguments: dict[str, object], error: type[Exception], tmp_path: Path
+) -> None:
+    with pytest.raises(error):
+        gemm_tuner.tune(**arguments, db_url=f"sqlite:///{tmp_path}/r.sqlite3")  # type: ignore[arg-type] # on purpose
