@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from gemm_tuner.bench.drivers import SampleStruct
 from gemm_tuner.bench.regimes import WeightCopies
 from gemm_tuner.bench.workload import Callee
 from gemm_tuner.domain.measurement import Timing
@@ -12,6 +13,8 @@ from gemm_tuner.domain.measurement import Timing
 _TRIES_FOR_A_CALM_SAMPLE = 3
 _MAX_CALLS_PER_SAMPLE = 1 << 20
 _WARM_UP_SHARE = 8  # of the calls of a hot sample
+# A call that takes this long is not worth a warm-up, and cannot expect never to be interrupted.
+_LONG_CALL_NS = 20_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,21 +25,26 @@ class Contestant:
     weights: WeightCopies
     is_cold: bool
 
-    def sample_ns(self, calls: int) -> int:
+    def sample_ns(self, calls: int, *, is_long: bool = False) -> int:
         """Return the time of `calls` calls, from a calm sample if there is one."""
+        if is_long:
+            return max(1, int(self._sample(calls, warm_up_calls=0).elapsed_ns))
         # Cold weights must stay cold: one call warms the activations only.
         warm_up_calls = 1 if self.is_cold else max(1, calls // _WARM_UP_SHARE)
         fewest_switches, elapsed_ns = None, 0
         for _try in range(_TRIES_FOR_A_CALM_SAMPLE):
-            sample = self.callee.sample(
-                self.weights.struct, warm_up_calls=warm_up_calls, timed_calls=calls
-            )
+            sample = self._sample(calls, warm_up_calls=warm_up_calls)
             switches = sample.involuntary_switches
             if fewest_switches is None or switches < fewest_switches:
                 fewest_switches, elapsed_ns = switches, sample.elapsed_ns
             if fewest_switches == 0:
                 break
         return max(1, elapsed_ns)
+
+    def _sample(self, calls: int, *, warm_up_calls: int) -> SampleStruct:
+        return self.callee.sample(
+            self.weights.struct, warm_up_calls=warm_up_calls, timed_calls=calls
+        )
 
 
 def measure(
@@ -50,29 +58,31 @@ def measure(
 
     Each round starts with the next contestant. `on_turn` is told who runs before each sample.
     """
-    calls = []
+    calls, are_long = [], []
     for index, contestant in enumerate(contestants):
         on_turn(index)
-        calls.append(_calibrate(contestant, sample_ns))
+        count, elapsed_ns = _calibrate(contestant, sample_ns)
+        calls.append(count)
+        are_long.append(elapsed_ns >= count * _LONG_CALL_NS)
     samples: list[list[int]] = [[] for _contestant in contestants]
     for round_number in range(pairs):
         for turn in range(len(contestants)):
             index = (round_number + turn) % len(contestants)
             on_turn(index)
-            samples[index].append(contestants[index].sample_ns(calls[index]))
+            taken_ns = contestants[index].sample_ns(calls[index], is_long=are_long[index])
+            samples[index].append(taken_ns)
     return tuple(
         Timing(calls_per_sample=count, samples_ns=tuple(taken))
         for count, taken in zip(calls, samples, strict=True)
     )
 
 
-def _calibrate(contestant: Contestant, sample_ns: int) -> int:
-    """Return how many calls take about `sample_ns`."""
+def _calibrate(contestant: Contestant, sample_ns: int) -> tuple[int, int]:
+    """Return how many calls take about `sample_ns`, and how long they took."""
     calls = 1
-    while calls < _MAX_CALLS_PER_SAMPLE:
+    while True:
         elapsed_ns = contestant.sample_ns(calls)
-        if elapsed_ns >= sample_ns:
-            break
+        if elapsed_ns >= sample_ns or calls >= _MAX_CALLS_PER_SAMPLE:
+            return calls, elapsed_ns
         wanted = min(ceil(1.1 * calls * sample_ns / elapsed_ns), 16 * calls)
         calls = min(max(calls + 1, wanted), _MAX_CALLS_PER_SAMPLE)
-    return calls

@@ -50,6 +50,19 @@ class Candidate:
         """Return into how many parts a call can be cut."""
         return self.blocking.grid_m * self.blocking.grid_n
 
+    @property
+    def complexity(self) -> int:
+        """Return how many things the kernel does beside the arithmetic."""
+        blocking = self.blocking
+        return sum(
+            (
+                blocking.pack_x,
+                blocking.prefetch_w_bytes > 0,
+                blocking.k_unroll > 1,
+                self.parts > 1,
+            )
+        )
+
     @classmethod
     def parse(cls, text: str) -> "Candidate":
         """Return the candidate written in the text form.

@@ -8,6 +8,8 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict, decide
 
+EQUALLY_FAST = 1.01
+
 
 def derive_verdict(
     trials: Sequence[Trial],
@@ -20,9 +22,10 @@ def derive_verdict(
 ) -> Verdict:
     """Return the verdict that the final trials among `trials`, all of one generator, allow.
 
-    The candidate with the smallest median time stands against the baseline; of several trials of
-    one candidate the latest counts. A verdict for the baseline keeps the measurement that it rests
-    on, but names no artifact.
+    The candidate with the smallest median time stands against the baseline, or the simplest of
+    those that are within 1 % of it, so that the same sweep gives the same answer twice. Of several
+    trials of one candidate the latest counts. A verdict for the baseline keeps the measurement that
+    it rests on, but names no artifact.
     """
     latest: dict[str, tuple[Trial, Measurement]] = {}
     for trial in trials:
@@ -35,8 +38,14 @@ def derive_verdict(
     if not latest:
         return no_verdict(problem, cpu_key=cpu_key, context=context)
 
-    _name, (best, measurement) = min(
-        latest.items(), key=lambda item: (item[1][1].candidate.median_ns, item[0])
+    fastest_ns = min(measurement.candidate.median_ns for _trial, measurement in latest.values())
+    best, measurement = min(
+        (
+            (trial, measurement)
+            for trial, measurement in latest.values()
+            if measurement.candidate.median_ns <= EQUALLY_FAST * fastest_ns
+        ),
+        key=lambda item: (item[0].candidate.complexity, item[0].candidate.text),
     )
     decision = decide(measurement.ratio)
     return Verdict(

@@ -24,13 +24,28 @@ from gemm_tuner.tuning.attempt import Attempts, Render
 from gemm_tuner.tuning.budget import Budget
 from gemm_tuner.tuning.search import FAVOURITES, LocalSearch
 
-RACE_PAIRS = 5
-RACE_SAMPLE_NS = 400_000
-FINALISTS = 4
-FINAL_PAIRS = 15
-FINAL_SAMPLE_NS = 2_000_000
-CONFIRM_PAIRS = 21
 SEEDS_FROM_OTHER_REGIME = 8
+FINALISTS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Care:
+    """How carefully to time: samples of each callee, and how long one takes at least.
+
+    Where calls are slow there are fewer pairs, down to `fewest_pairs`, so that timing takes at most
+    `share` of the budget.
+    """
+
+    stage: Stage
+    pairs: int
+    fewest_pairs: int
+    sample_ns: int
+    share: float
+
+
+_RACE = _Care(stage=Stage.RACE, pairs=5, fewest_pairs=3, sample_ns=400_000, share=0.05)
+_FINAL = _Care(stage=Stage.FINAL, pairs=15, fewest_pairs=9, sample_ns=2_000_000, share=0.1)
+_CONFIRM = _Care(stage=Stage.FINAL, pairs=21, fewest_pairs=11, sample_ns=2_000_000, share=0.05)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +110,12 @@ def estimate(
         for one in space.defaults()
     )
     call_s = fastest / NOMINAL_CLOCK_HZ
-    confirming_s = call_s * (FINAL_PAIRS * (FINALISTS + 1) + CONFIRM_PAIRS * 2) * len(contexts)
-    return Estimate(candidates=count, seconds=settings.budget_s + confirming_s)
+    confirming_s = sum(
+        _duration_s(care, callees, call_s, settings.budget_s)
+        for care, callees in ((_FINAL, FINALISTS + 1), (_CONFIRM, 2))
+    )
+    seconds = settings.budget_s + len(contexts) * confirming_s
+    return Estimate(candidates=count, seconds=seconds)
 
 
 def sweep(
@@ -239,7 +258,7 @@ class _ContextSweep:
     _is_stopped: Callable[[], bool]
     _speeds: dict[Candidate, float] = field(default_factory=dict)
     _trials: list[Trial] = field(default_factory=list)
-    _slowest_pair_s: float = 0.0
+    _slowest_call_s: float = 0.0
 
     def run(self, seeds: Sequence[Candidate]) -> SweepResult:
         """Search until it is over, the budget is spent or the user stops it; then confirm."""
@@ -292,13 +311,13 @@ class _ContextSweep:
     def _race(self, batch: list[Candidate]) -> None:
         proven = self._attempts.prove(batch, self._context)
         if proven:
-            self._time(proven, Stage.RACE, pairs=RACE_PAIRS, sample_ns=RACE_SAMPLE_NS)
+            self._time(proven, _RACE)
 
     def _confirm(self) -> None:
         """Time the best few carefully, then the winner once more on its own."""
         self._report("confirming", 0)
         finalists = self._attempts.prove(self.ranked()[:FINALISTS], self._context)
-        trials = self._time(finalists, Stage.FINAL, pairs=FINAL_PAIRS, sample_ns=FINAL_SAMPLE_NS)
+        trials = self._time(finalists, _FINAL)
         winner = _result(
             self._space.problem,
             self._space.cpu,
@@ -308,29 +327,34 @@ class _ContextSweep:
             resumed=False,
         ).verdict.candidate
         if winner is not None and not self._is_stopped():
-            self._time([winner], Stage.FINAL, pairs=CONFIRM_PAIRS, sample_ns=FINAL_SAMPLE_NS)
+            self._time([winner], _CONFIRM)
 
-    def _time(
-        self, candidates: Sequence[Candidate], stage: Stage, *, pairs: int, sample_ns: int
-    ) -> list[Trial]:
+    def _time(self, candidates: Sequence[Candidate], care: _Care) -> list[Trial]:
+        call_s, budget_s = self._slowest_call_s, self._settings.budget_s
         trials = self._attempts.time(
-            candidates, self._context, stage=stage, pairs=pairs, sample_ns=sample_ns
+            candidates,
+            self._context,
+            stage=care.stage,
+            pairs=_affordable_pairs(care, len(candidates) + 1, call_s, budget_s),
+            sample_ns=care.sample_ns,
         )
         self._trials += trials
         for trial in trials:
             measurement = trial.measurement
             if measurement is not None:
                 self._speeds[trial.candidate] = measurement.ratio.median
-                pair_ns = max(
+                call_ns = max(
                     measurement.candidate.median_ns, measurement.baseline_timing.median_ns
                 )
-                self._slowest_pair_s = max(self._slowest_pair_s, pair_ns / 1e9)
+                self._slowest_call_s = max(self._slowest_call_s, call_ns / 1e9)
         return trials
 
     def _confirming_s(self) -> float:
         """Return how long confirming would take, in seconds."""
-        sample_s = max(self._slowest_pair_s, FINAL_SAMPLE_NS / 1e9)
-        return sample_s * (FINAL_PAIRS * (FINALISTS + 1) + CONFIRM_PAIRS * 2)
+        call_s, budget_s = self._slowest_call_s, self._settings.budget_s
+        return _duration_s(_FINAL, FINALISTS + 1, call_s, budget_s) + _duration_s(
+            _CONFIRM, 2, call_s, budget_s
+        )
 
     def _report(self, stage: str, pending: int) -> None:
         tried = len(self._speeds) + len(self._attempts.failures)
@@ -343,3 +367,15 @@ class _ContextSweep:
                 remaining_s=self._budget.remaining_s,
             )
         )
+
+
+def _affordable_pairs(care: _Care, callees: int, call_s: float, budget_s: float) -> int:
+    """Return how many samples of each callee may be taken."""
+    round_s = callees * max(call_s, care.sample_ns / 1e9)
+    return max(care.fewest_pairs, min(care.pairs, int(care.share * budget_s / round_s)))
+
+
+def _duration_s(care: _Care, callees: int, call_s: float, budget_s: float) -> float:
+    """Return how long such a timing takes, in seconds."""
+    round_s = callees * max(call_s, care.sample_ns / 1e9)
+    return round_s * _affordable_pairs(care, callees, call_s, budget_s)
