@@ -55,7 +55,11 @@ def build_drivers(toolchain: Toolchain, cpu: Cpu) -> Drivers:
 
 def widest_vectors(usable: frozenset[IsaFeature]) -> frozenset[IsaFeature]:
     """Return the features to compile a loop for that shall do as much as possible."""
-    for wanted in ({IsaFeature.AVX512F, IsaFeature.FMA}, {IsaFeature.AVX2, IsaFeature.FMA}):
+    for wanted in (
+        {IsaFeature.AVX512F, IsaFeature.FMA, IsaFeature.AVX512_BF16},
+        {IsaFeature.AVX512F, IsaFeature.FMA},
+        {IsaFeature.AVX2, IsaFeature.FMA},
+    ):
         if wanted <= usable:
             return frozenset(wanted)
     return frozenset()

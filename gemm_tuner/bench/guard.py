@@ -4,6 +4,7 @@ import ctypes
 import mmap
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,9 @@ from gemm_tuner.runtime.memory import HUGE_PAGE_BYTES
 
 GUARD_BYTES = 1 << 16
 
-# A NaN that no computation makes: what it stands in was never written.
-CANARY = np.uint32(0x7FC0DEAD)
+# All bits set is a NaN of every floating-point type, and one that no computation makes: what it
+# stands in was never written.
+CANARY = np.uint8(0xFF)
 
 _PROT_NONE = 0
 _PROT_READ = 1
@@ -64,7 +66,7 @@ class GuardedMemory:
                 name=f"the guard page after {name}", begin=self._end, end=self._end + GUARD_BYTES
             ),
         ]
-        self.memory[:] = 0xFF
+        self.memory[:] = CANARY
         _protect(base, GUARD_BYTES, _PROT_NONE)
         _protect(self._end, GUARD_BYTES, _PROT_NONE)
 
@@ -82,23 +84,30 @@ class GuardedMemory:
 
 
 class GuardedMatrix:
-    """A float32 matrix between guard pages, its rows `padding` elements apart.
+    """A matrix between guard pages, its rows `padding` elements apart, filled with canaries."""
 
-    All of it is filled with canaries first.
-    """
-
-    def __init__(self, name: str, shape: tuple[int, int], *, padding: int, flush: Flush) -> None:
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        dtype: np.dtype[np.generic],
+        *,
+        padding: int,
+        flush: Flush,
+    ) -> None:
         """Reserve the matrix; the last row has no padding, so that its end can touch the guard."""
         rows, columns = shape
         self.name = name
         self.leading_dimension = columns + padding
         elements = max(0, rows - 1) * self.leading_dimension + columns if rows else 0
-        self._guarded = GuardedMemory(name, elements * 4, flush=flush, alignment_bytes=4)
-        self._bits = self._guarded.memory.view(np.uint32)
-        self._bits[:] = CANARY
-        floats = self._guarded.memory.view(np.float32)
-        strides = (self.leading_dimension * 4, 4)
-        self.values: NDArray[np.float32] = np.lib.stride_tricks.as_strided(floats, shape, strides)
+        size = dtype.itemsize
+        self._guarded = GuardedMemory(
+            name, elements * size, flush=flush, alignment_bytes=size
+        )
+        self._row_bytes = self.leading_dimension * size
+        self.values: NDArray[Any] = np.lib.stride_tricks.as_strided(
+            self._guarded.memory.view(dtype), shape, (self._row_bytes, size)
+        )
 
     @property
     def address(self) -> int:
@@ -110,19 +119,21 @@ class GuardedMatrix:
         """Return the addresses that must not be touched."""
         return self._guarded.regions
 
-    def set_input(self, values: NDArray[np.float32]) -> None:
+    def set_input(self, values: NDArray[Any]) -> None:
         """Fill the matrix, and make a write to it a fault from now on."""
         self.values[...] = values
         self._guarded.forbid_writing()
 
     def padding_is_unchanged(self) -> bool:
         """Say whether no element between the rows was written."""
-        rows, columns = self.values.shape
-        padding = self.leading_dimension - columns
-        if padding == 0 or rows < 2:
+        rows = len(self.values)
+        used_bytes = self.values.shape[1] * self.values.itemsize
+        if self._row_bytes == used_bytes or rows < 2:
             return True
         between = np.lib.stride_tricks.as_strided(
-            self._bits[columns:], (rows - 1, padding), (self.leading_dimension * 4, 4)
+            self._guarded.memory[used_bytes:],
+            (rows - 1, self._row_bytes - used_bytes),
+            (self._row_bytes, 1),
         )
         return bool(np.all(between == CANARY))
 

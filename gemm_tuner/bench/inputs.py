@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.runtime.arrays import NUMPY_TYPES
 
-Float32Array = NDArray[np.float32]
+# Elements of the problem's types; NumPy's own types do not include bfloat16.
+Array = NDArray[Any]
 
 _SPECIAL_VALUES = (np.nan, np.inf, -np.inf, 1e-40)
 
@@ -24,15 +27,15 @@ class InputKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What a call reads. All arrays are float32 and contiguous.
+    """What a call reads. All arrays are contiguous and have the types of the problem.
 
     x: (m, k). w: as the problem's layout says. operands: by name; a scalar has the shape (1,).
     """
 
     kind: InputKind
-    x: Float32Array
-    w: Float32Array
-    operands: dict[str, Float32Array]
+    x: Array
+    w: Array
+    operands: dict[str, Array]
 
     @property
     def product_is_exact(self) -> bool:
@@ -60,12 +63,14 @@ def make_inputs(problem: Problem, kind: InputKind, seed: int) -> Inputs:
     rows, n, k = problem.m.high, problem.n, problem.k
     exponent = -round(np.log2(max(k, 1)) / 2)
     x = _elements(random, (rows, k), kind)
+    x = x.astype(NUMPY_TYPES[problem.types.x])
     # Row j of w belongs to column j of the result.
     w = _elements(random, (n, k), kind) * np.float32(2.0**exponent)
+    w = w.astype(NUMPY_TYPES[problem.types.w])
     operands = {
         operand.name: random.standard_normal(
             _operand_shape(operand.shape, rows, n), dtype=np.float32
-        )
+        ).astype(_operand_type(operand.shape, problem))
         for operand in problem.epilogue.operands
     }
     if kind is InputKind.SPECIAL:
@@ -81,10 +86,15 @@ def make_inputs(problem: Problem, kind: InputKind, seed: int) -> Inputs:
     )
 
 
-def _elements(random: np.random.Generator, shape: tuple[int, int], kind: InputKind) -> Float32Array:
+def _elements(random: np.random.Generator, shape: tuple[int, int], kind: InputKind) -> Array:
     if kind is InputKind.NORMAL:
         return random.standard_normal(shape, dtype=np.float32)
     return random.integers(-3, 4, shape, dtype=np.int8).astype(np.float32)
+
+
+def _operand_type(shape: OperandShape, problem: Problem) -> np.dtype[np.generic]:
+    is_scalar = shape is OperandShape.SCALAR
+    return NUMPY_TYPES[problem.types.accumulator if is_scalar else problem.types.y]
 
 
 def _operand_shape(shape: OperandShape, rows: int, n: int) -> tuple[int, ...]:
@@ -96,7 +106,7 @@ def _operand_shape(shape: OperandShape, rows: int, n: int) -> tuple[int, ...]:
     return shapes[shape]
 
 
-def _plant_in_rows(random: np.random.Generator, matrix: Float32Array) -> None:
+def _plant_in_rows(random: np.random.Generator, matrix: Array) -> None:
     """Plant special values in a few rows, and leave at least one row as it is."""
     rows, columns = matrix.shape
     if columns == 0:
@@ -108,7 +118,7 @@ def _plant_in_rows(random: np.random.Generator, matrix: Float32Array) -> None:
         matrix[row, random.integers(columns)] = value
 
 
-def _plant(random: np.random.Generator, array: Float32Array) -> None:
+def _plant(random: np.random.Generator, array: Array) -> None:
     flat = array.reshape(-1)
     count = max(0, min(len(_SPECIAL_VALUES), flat.size - 1))
     if count:

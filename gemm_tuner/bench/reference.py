@@ -1,4 +1,4 @@
-"""The result of a problem in float64, with the error that float32 allows."""
+"""The result of a problem in float64, with the error that its types allow."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,8 @@ def compute_expected(problem: Problem, inputs: Inputs) -> Expected:
         bounds = np.full(values.shape, flush_bound(problem.k))
         if not inputs.product_is_exact:
             bounds += summation_bound(problem.k) * (np.abs(x) @ np.abs(w))
-        return _apply_epilogue(problem, inputs, Expected(values=values, bounds=bounds))
+        finished = _apply_epilogue(problem, inputs, Expected(values=values, bounds=bounds))
+        return _round_to_y(problem, finished)
 
 
 def _apply_epilogue(problem: Problem, inputs: Inputs, product: Expected) -> Expected:
@@ -40,6 +41,16 @@ def _apply_epilogue(problem: Problem, inputs: Inputs, product: Expected) -> Expe
         bounds = bounds + own_error
         bounds = _only_finite(values, bounds)
     return Expected(values=values, bounds=bounds)
+
+
+def _round_to_y(problem: Problem, finished: Expected) -> Expected:
+    """Return the result with the error of rounding it to the type of y."""
+    if problem.types.y is problem.types.accumulator:
+        return finished
+    largest = np.abs(finished.values) + finished.bounds
+    rounding = problem.types.y.unit_roundoff * largest
+    bounds = _only_finite(finished.values, finished.bounds + rounding)
+    return Expected(values=finished.values, bounds=bounds)
 
 
 def _only_finite(values: NDArray[np.float64], bounds: NDArray[np.float64]) -> NDArray[np.float64]:

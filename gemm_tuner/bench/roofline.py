@@ -4,6 +4,7 @@ import ctypes
 from pathlib import Path
 
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.runtime.memory import address_of, allocate_aligned
@@ -19,9 +20,14 @@ class PeakLoop:
 
     packed_weight_bytes = 0
 
-    def __init__(self, driver: Path) -> None:
-        """Load the driver, templates/bench/roofline.c."""
-        self._multiply_add = ctypes.CDLL(str(driver)).roofline_multiply_add
+    def __init__(self, driver: Path, dtype: DType) -> None:
+        """Load the driver, templates/bench/roofline.c, for products of `dtype`."""
+        library = ctypes.CDLL(str(driver))
+        self._multiply_add = (
+            library.roofline_multiply_add_bf16
+            if dtype is DType.BF16
+            else library.roofline_multiply_add
+        )
         self._multiply_add.restype = ctypes.c_int64
         self.flop_per_call: int = self._run(1)[0]
 

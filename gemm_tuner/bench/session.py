@@ -171,7 +171,7 @@ class Session:
             callees.append(KernelCallee(library, workload, self._setup.drivers.timer))
         self._report.step(len(builds))
         callees.append(self._baseline.prepare(workload))
-        peak_loop = PeakLoop(self._setup.drivers.roofline)
+        peak_loop = PeakLoop(self._setup.drivers.roofline, self._problem.types.x)
         callees.append(peak_loop)
         *timings, baseline, peak = measure(
             self._make_contestants(callees, request.regime),

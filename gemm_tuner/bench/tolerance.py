@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,15 +52,15 @@ def flush_bound(k: int) -> float:
     return (k + 1) * _FLUSHED
 
 
-def find_error(expected: Expected, actual: NDArray[np.float32]) -> str | None:
+def find_error(expected: Expected, actual: NDArray[Any]) -> str | None:
     """Return in words which element of `actual` is farthest out of its bound, None if none is.
 
     Where the exact result is NaN or infinite, the element must be the same.
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        distance = np.abs(actual.astype(np.float64) - expected.values)
-        excess = distance - expected.bounds
-        same = (actual == expected.values) | (np.isnan(actual) & np.isnan(expected.values))
+        exact = actual.astype(np.float64)
+        excess = np.abs(exact - expected.values) - expected.bounds
+        same = (exact == expected.values) | (np.isnan(exact) & np.isnan(expected.values))
         is_wrong = ~((excess <= 0) | same)
     count = int(np.count_nonzero(is_wrong))
     if count == 0:
@@ -67,6 +69,6 @@ def find_error(expected: Expected, actual: NDArray[np.float32]) -> str | None:
     row, column = (int(i) for i in np.unravel_index(np.argmax(severity), actual.shape))
     return (
         f"{count} of {actual.size} elements are wrong; y[{row}, {column}] is "
-        f"{actual[row, column]:.9g}, but {expected.values[row, column]:.9g} "
+        f"{float(actual[row, column]):.9g}, but {expected.values[row, column]:.9g} "
         f"+- {expected.bounds[row, column]:.2g} is right"
     )

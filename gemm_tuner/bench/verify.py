@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -147,7 +149,7 @@ def _call(run: _Run, args: ArgsStruct, *, is_reversed: bool) -> int:
     return OK
 
 
-def _judge(results: Sequence[NDArray[np.float32]], expected: Expected) -> Finding:
+def _judge(results: Sequence[NDArray[Any]], expected: Expected) -> Finding:
     first, *others = results
     error = find_error(expected, first)
     if error is not None:
@@ -159,15 +161,15 @@ def _judge(results: Sequence[NDArray[np.float32]], expected: Expected) -> Findin
     return Finding(outcome=Outcome.CORRECT)
 
 
-def _same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
-    return np.array_equal(
-        np.ascontiguousarray(a).view(np.uint32), np.ascontiguousarray(b).view(np.uint32)
-    )
+def _same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    return np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
 
 
-def _guard_input(name: str, values: NDArray[np.float32], scenario: _Scenario) -> GuardedMatrix:
+def _guard_input(name: str, values: NDArray[Any], scenario: _Scenario) -> GuardedMatrix:
     rows, columns = values.shape
-    matrix = GuardedMatrix(name, (rows, columns), padding=scenario.padding, flush=scenario.flush)
+    matrix = GuardedMatrix(
+        name, (rows, columns), values.dtype, padding=scenario.padding, flush=scenario.flush
+    )
     matrix.set_input(values)
     return matrix
 

@@ -1,7 +1,7 @@
 """The buffers that a timing works on, the same for every callee, and what a callee is."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.inputs import Inputs
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.runtime.arrays import NUMPY_TYPES
 from gemm_tuner.runtime.memory import allocate_aligned
 
 
@@ -21,10 +22,10 @@ class Workload:
 
     problem: Problem
     threads: int
-    x: NDArray[np.float32]
-    w: NDArray[np.float32]
-    y: NDArray[np.float32]
-    operands: dict[str, NDArray[np.float32]]
+    x: NDArray[Any]
+    w: NDArray[Any]
+    y: NDArray[Any]
+    operands: dict[str, NDArray[Any]]
 
     @property
     def rows(self) -> int:
@@ -55,12 +56,12 @@ def make_workload(problem: Problem, inputs: Inputs, *, threads: int) -> Workload
         threads=threads,
         x=_aligned_copy(inputs.x),
         w=_aligned_copy(inputs.w),
-        y=_aligned_copy(np.zeros((problem.m.high, problem.n), np.float32)),
+        y=_aligned_copy(np.zeros((problem.m.high, problem.n), NUMPY_TYPES[problem.types.y])),
         operands={name: _aligned_copy(array) for name, array in inputs.operands.items()},
     )
 
 
-def _aligned_copy(array: NDArray[np.float32]) -> NDArray[np.float32]:
-    copy = allocate_aligned(array.nbytes).view(np.float32).reshape(array.shape)
+def _aligned_copy(array: NDArray[Any]) -> NDArray[Any]:
+    copy = allocate_aligned(array.nbytes).view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy

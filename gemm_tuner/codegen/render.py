@@ -9,6 +9,8 @@ from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.canonical import canonical_json
+from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import EpilogueOperand, Step
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
@@ -54,6 +56,8 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             loop_over_epilogue=needs_transcendental,
             has_single_columns=family.layout is PackedLayout.COLUMNS
             and 1 in {candidate.micro_kernel.nr, problem.n % candidate.micro_kernel.nr},
+            uses_bf16=DType.BF16 in {problem.types.x, problem.types.w, problem.types.y},
+            rounds_by_instruction=IsaFeature.AVX512_BF16 in family.isa,
             exact_rest=exact_rest,
             rest_steps=[step for step in (8, 4, 2, 1) if is_dynamic and step < mr],
             is_jc_outer=blocking.loop_order in {LoopOrder.JC_IC_JR_IR, LoopOrder.JC_IC_IR_JR},

@@ -10,16 +10,22 @@ class DType(StrEnum):
     """An element type of an operand or of the accumulator."""
 
     F32 = "f32"
+    BF16 = "bf16"
 
     @property
     def size_bytes(self) -> int:
         """Return the size of one element, in bytes."""
-        return {DType.F32: 4}[self]
+        return {DType.F32: 4, DType.BF16: 2}[self]
 
     @property
     def cpp(self) -> str:
         """Return the C++ type of one element."""
-        return {DType.F32: "float"}[self]
+        return {DType.F32: "float", DType.BF16: "Bf16"}[self]
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Return the largest relative error of rounding to this type."""
+        return {DType.F32: 2.0**-24, DType.BF16: 2.0**-8}[self]
 
     @classmethod
     def parse(cls, text: str) -> "DType":
@@ -39,7 +45,7 @@ class DType(StrEnum):
 class OperandTypes:
     """The element types of x, w, the accumulator and y.
 
-    The text form is `x_w_accumulator_y`; one name alone stands for all four.
+    The text form is `x_w_accumulator_y`; one name alone stands for x, w and y, accumulated in f32.
     """
 
     x: DType
@@ -50,8 +56,14 @@ class OperandTypes:
     @property
     def text(self) -> str:
         """Return the text form, which `parse` reads back."""
-        names = (self.x.value, self.w.value, self.accumulator.value, self.y.value)
-        return names[0] if len(set(names)) == 1 else "_".join(names)
+        if self == OperandTypes.of(self.x):
+            return self.x.value
+        return "_".join((self.x.value, self.w.value, self.accumulator.value, self.y.value))
+
+    @classmethod
+    def of(cls, dtype: DType, *, y: DType | None = None) -> "OperandTypes":
+        """Return the types of a product in `dtype`, accumulated in f32, with y in `dtype` or `y`."""
+        return cls(x=dtype, w=dtype, accumulator=DType.F32, y=y or dtype)
 
     @classmethod
     def parse(cls, text: str) -> "OperandTypes":
@@ -62,7 +74,7 @@ class OperandTypes:
         """
         names = text.split("_")
         if len(names) == 1:
-            names = names * 4
+            return cls.of(DType.parse(text))
         if len(names) != 4:
             raise InvalidProblem(
                 f"operand types {text!r} are not understood; "
@@ -72,4 +84,4 @@ class OperandTypes:
         return cls(x=x, w=w, accumulator=accumulator, y=y)
 
 
-F32 = OperandTypes(x=DType.F32, w=DType.F32, accumulator=DType.F32, y=DType.F32)
+F32 = OperandTypes.of(DType.F32)

@@ -19,12 +19,13 @@ class PackedLayout(StrEnum):
 class MicroKernelFamily:
     """One row of the catalog: a template and the register tiles it makes.
 
-    `vector_bytes` is the width of a vector register, 0 where the code is scalar. `registers` is
-    how many the family may fill. `tiles` are the (mr, nr) pairs on offer.
+    `vector_part` is the template of the vectors, of `lanes` floats each; `registers` is how many of
+    them the family may fill. One step of the inner loop takes `k_step` steps of k, which lie side
+    by side in packed weights. `tiles` are the (mr, nr) pairs on offer.
     """
 
     name: str
-    types: OperandTypes
+    types: frozenset[OperandTypes]
     isa: frozenset[IsaFeature]
     template: str
     vector_part: str
@@ -32,6 +33,7 @@ class MicroKernelFamily:
     registers: int
     layout: PackedLayout
     tiles: tuple[tuple[int, int], ...]
+    k_step: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,15 +2,19 @@
 
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.memory import address_of
 
-NUMPY_TYPES: dict[DType, np.dtype[np.generic]] = {DType.F32: np.dtype(np.float32)}
+NUMPY_TYPES: dict[DType, np.dtype[np.generic]] = {
+    DType.F32: np.dtype(np.float32),
+    DType.BF16: np.dtype(ml_dtypes.bfloat16),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +65,28 @@ def view_output(array: object, shape: tuple[int, int], dtype: DType) -> ArrayVie
 
 
 def view_operand(
-    name: str, value: object, kind: OperandShape, shape: tuple[int, int], dtype: DType
+    name: str, value: object, kind: OperandShape, shape: tuple[int, int], types: OperandTypes
 ) -> tuple[ArrayView, NDArray[np.generic]]:
     """Return where an epilogue operand lies, and the array that holds it.
 
-    A scalar may be given as a number; `shape` is that of y.
+    A scalar may be given as a number, and has the type of the accumulator; vectors and matrices
+    have that of y. `shape` is that of y.
 
     Raises:
         InvalidArray: the operand cannot be used.
     """
     if kind is OperandShape.SCALAR:
-        scalar = _scalar(name, value, dtype)
+        scalar = _scalar(name, value, types.accumulator)
         return ArrayView(address_of(scalar), 0), scalar
     if kind is OperandShape.ROW_VECTOR:
-        vector = _check_array(name, value, shape[1:], dtype)
+        vector = _check_array(name, value, shape[1:], types.y)
         if shape[1] > 1 and vector.strides[0] != vector.itemsize:
             raise InvalidArray(
                 f"{name} has elements {vector.strides[0]} bytes apart, but they must be "
                 f"contiguous ({vector.itemsize} bytes): pass numpy.ascontiguousarray({name})."
             )
         return ArrayView(address_of(vector), 0), vector
-    view = view_matrix(name, value, shape, dtype)
+    view = view_matrix(name, value, shape, types.y)
     assert isinstance(value, np.ndarray)
     return view, value
 
@@ -111,7 +116,7 @@ def _check_array(
     if array.dtype != wanted:
         raise InvalidArray(
             f"{name} has the dtype {array.dtype}, but the kernel computes in {wanted.name}: "
-            f"pass {name}.astype(numpy.{wanted.name})."
+            f"pass {name}.astype({_spelling(wanted)})."
         )
     if array.shape != shape:
         raise InvalidArray(
@@ -131,3 +136,8 @@ def _scalar(name: str, value: object, dtype: DType) -> NDArray[np.generic]:
     if isinstance(value, np.ndarray) and value.size == 1:
         return np.ascontiguousarray(_check_array(name, value, value.shape, dtype)).reshape(1)
     raise InvalidArray(f"{name} is {value!r}, but one number is needed: pass a float.")
+
+
+def _spelling(dtype: np.dtype[np.generic]) -> str:
+    module = "numpy" if dtype.isbuiltin == 1 else "ml_dtypes"
+    return f"{module}.{dtype.name}"

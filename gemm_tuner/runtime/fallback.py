@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.errors import InvalidArray
-from gemm_tuner.runtime.arrays import check_overlap, view_matrix, view_operand, view_output
+from gemm_tuner.runtime.arrays import NUMPY_TYPES, check_overlap, view_matrix, view_operand, view_output
 from gemm_tuner.runtime.packed import PackedWeights
 
 _ERF_COEFFICIENTS = np.array(
@@ -58,7 +58,7 @@ class FallbackKernel:
         is_nk = problem.w_layout is WeightLayout.NK
         shape = (problem.n, problem.k) if is_nk else (problem.k, problem.n)
         view_matrix("w", w, shape, problem.types.w)
-        copied = w.copy()
+        copied = w.astype(np.float32)
         return PackedWeights(owner=self._name, memory=copied.T if is_nk else copied)
 
     def __call__(
@@ -90,7 +90,8 @@ class FallbackKernel:
             check_overlap(out, "x", x)
         # A kernel computes with infinities in silence, and so does its substitute.
         with np.errstate(all="ignore"):
-            y = self._epilogue(np.matmul(x, packed.memory), arrays)
+            product = np.matmul(x.astype(np.float32, copy=False), packed.memory)
+            y = self._epilogue(product, arrays).astype(NUMPY_TYPES[problem.types.y], copy=False)
         if out is None:
             return y
         out[...] = y
@@ -112,8 +113,8 @@ class FallbackKernel:
             )
         return [
             view_operand(
-                wanted.name, operands[wanted.name], wanted.shape, shape, self.problem.types.y
-            )[1]
+                wanted.name, operands[wanted.name], wanted.shape, shape, self.problem.types
+            )[1].astype(np.float32, copy=False)
             for wanted in epilogue.operands
         ]
 

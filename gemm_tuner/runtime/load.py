@@ -146,7 +146,7 @@ class Kernel:
         views, kept = [], {}
         for operand in self._operands:
             view, array = view_operand(
-                operand.name, operands[operand.name], operand.shape, shape, self.problem.types.y
+                operand.name, operands[operand.name], operand.shape, shape, self.problem.types
             )
             views.append(view)
             kept[operand.name] = array

@@ -229,9 +229,13 @@ class Space:
         k = max(1, self.problem.k)
         if family.layout is PackedLayout.COLUMNS:
             return (k,)
+        if self.problem.types.y is not self.problem.types.accumulator:
+            # Between blocks of k, sums are kept in y, which cannot hold them here.
+            return (_round_up(k, family.k_step),)
         # Blocks of even depth, so that the last is not a sliver.
         even = [_round_up(ceil(k / ceil(k / target)), 16) for target in _KC_TARGETS if target < k]
-        first = [k] if k <= 512 else [_round_up(ceil(k / ceil(k / 512)), 16), k]
+        whole = _round_up(k, family.k_step)
+        first = [whole] if k <= 512 else [_round_up(ceil(k / ceil(k / 512)), 16), whole]
         return tuple(dict.fromkeys([*first, *even]))
 
     def _prefetches(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ def has_other_types(
     problem: Problem, _cpu: Cpu, family: MicroKernelFamily, _mr: int, _nr: int
 ) -> bool:
     """Return whether the family computes other element types."""
-    return family.types != problem.types
+    return problem.types not in family.types
 
 
 def needs_missing_isa(

@@ -79,6 +79,7 @@ typedef struct onednn_step {
 
 typedef struct onednn_layer_description {
     int64_t m, n, k;
+    int32_t x_type, w_type, y_type; /* data types of oneDNN; operands have that of y */
     int64_t w_k_stride, w_n_stride;
     void *x;
     void *y;
@@ -105,10 +106,11 @@ typedef struct onednn_layer {
         }                                                                                          \
     } while (0)
 
-static int describe_matrix(memory_desc_t *description, int64_t rows, int64_t columns) {
+static int describe_matrix(memory_desc_t *description, int64_t rows, int64_t columns,
+                           int32_t type) {
     dims_t dims = {rows, columns};
     dims_t strides = {columns, 1};
-    return dnnl_memory_desc_create_with_strides(description, 2, dims, DNNL_F32, strides);
+    return dnnl_memory_desc_create_with_strides(description, 2, dims, type, strides);
 }
 
 static int add_argument(onednn_layer *layer, int argument, const_memory_desc_t description,
@@ -130,7 +132,7 @@ static int add_steps(onednn_layer *layer, const onednn_layer_description *wanted
             continue;
         }
         memory_desc_t operand;
-        TRY(describe_matrix(&operand, step->operand_rows, wanted->n));
+        TRY(describe_matrix(&operand, step->operand_rows, wanted->n, wanted->y_type));
         TRY(dnnl_post_ops_append_binary(post_ops, step->algorithm, operand));
         TRY(add_argument(layer, DNNL_ARG_POST_OP * (i + 1) | DNNL_ARG_SRC_1, operand,
                          step->operand));
@@ -154,17 +156,17 @@ static int create(const onednn_layer_description *wanted, onednn_layer *layer) {
     memory_desc_t x, w, y, bias = NULL;
     dims_t w_dims = {wanted->k, wanted->n};
     dims_t w_strides = {wanted->w_k_stride, wanted->w_n_stride};
-    TRY(describe_matrix(&x, wanted->m, wanted->k));
-    TRY(describe_matrix(&y, wanted->m, wanted->n));
-    TRY(dnnl_memory_desc_create_with_tag(&w, 2, w_dims, DNNL_F32, DNNL_FORMAT_ANY));
-    TRY(dnnl_memory_desc_create_with_strides(&layer->plain_weights, 2, w_dims, DNNL_F32,
-                                             w_strides));
+    TRY(describe_matrix(&x, wanted->m, wanted->k, wanted->x_type));
+    TRY(describe_matrix(&y, wanted->m, wanted->n, wanted->y_type));
+    TRY(dnnl_memory_desc_create_with_tag(&w, 2, w_dims, wanted->w_type, DNNL_FORMAT_ANY));
+    TRY(dnnl_memory_desc_create_with_strides(&layer->plain_weights, 2, w_dims,
+                                             wanted->w_type, w_strides));
     layer->arguments[0].argument = DNNL_ARG_WEIGHTS; /* its memory is made below */
     layer->argument_count = 1;
     TRY(add_argument(layer, DNNL_ARG_SRC, x, wanted->x));
     TRY(add_argument(layer, DNNL_ARG_DST, y, wanted->y));
     if (wanted->bias != NULL) {
-        TRY(describe_matrix(&bias, 1, wanted->n));
+        TRY(describe_matrix(&bias, 1, wanted->n, wanted->y_type));
         TRY(add_argument(layer, DNNL_ARG_BIAS, bias, wanted->bias));
     }
 

@@ -46,6 +46,38 @@ int64_t roofline_multiply_add(int64_t rounds, bench_sample *sample) {
     return rounds * CHAINS * LANES * 2;
 }
 
+/* The same for products of bfloat16 pairs, which are converted to float where there is no
+ * instruction for them. */
+int64_t roofline_multiply_add_bf16(int64_t rounds, bench_sample *sample) {
+#ifdef __AVX512BF16__
+    vector zero = {0};
+    vector c0 = zero, c1 = zero, c2 = zero, c3 = zero, c4 = zero, c5 = zero;
+    vector c6 = zero, c7 = zero, c8 = zero, c9 = zero, c10 = zero, c11 = zero;
+    vector pairs = zero;
+    pairs += sink;
+#define MULTIPLY_PAIRS(sums) __asm__ volatile("vdpbf16ps %1, %1, %0" : "+v"(sums) : "v"(pairs))
+    bench_sample begin = bench_begin();
+    for (int64_t i = 0; i < rounds; i++) {
+        MULTIPLY_PAIRS(c0);
+        MULTIPLY_PAIRS(c1);
+        MULTIPLY_PAIRS(c2);
+        MULTIPLY_PAIRS(c3);
+        MULTIPLY_PAIRS(c4);
+        MULTIPLY_PAIRS(c5);
+        MULTIPLY_PAIRS(c6);
+        MULTIPLY_PAIRS(c7);
+        MULTIPLY_PAIRS(c8);
+        MULTIPLY_PAIRS(c9);
+        MULTIPLY_PAIRS(c10);
+        MULTIPLY_PAIRS(c11);
+    }
+    *sample = bench_end(begin);
+    return rounds * CHAINS * LANES * 4;
+#else
+    return roofline_multiply_add(rounds, sample);
+#endif
+}
+
 /* Read `bytes` bytes, a multiple of eight vectors, `rounds` times. */
 void roofline_read(const void *memory, int64_t bytes, int64_t rounds, bench_sample *sample) {
     const vector *vectors = memory;

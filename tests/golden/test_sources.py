@@ -21,6 +21,14 @@ SOURCES = {
         "avx512_f32_8x48 mc64_nc1008_kc512 ic_jc_ir_jr pack_x u2 grid1x2",
     ),
     "avx2_dot": ("f32 1x100x300 nk scale", "avx2_f32_dot_1x4 mc1_nc100_kc300 jc_ic_jr_ir u4"),
+    "avx512_bf16": (
+        "bf16 16x4096x4095 nk bias+silu",
+        "avx512_bf16_8x48 mc16_nc4128_kc4096 jc_ic_jr_ir pf16384",
+    ),
+    "avx2_bf16_by_f32": (
+        "bf16_bf16_f32_f32 7x20x9 nk none",
+        "avx2_bf16_by_f32_4x16 mc8_nc32_kc9 jc_ic_jr_ir",
+    ),
     "scalar": ("f32 5x7x3 nk none", "scalar_f32_2x4 mc6_nc8_kc3 jc_ic_jr_ir"),
 }
 

@@ -1,6 +1,7 @@
-"""Every family, tail, block edge, layout, loop order and epilogue step, under guard pages."""
+"""Every family, type, tail, block edge, layout, loop order and epilogue step, under guard pages."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
@@ -8,6 +9,7 @@ from proof import Subject, prove_all
 
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.blocking import LoopOrder
+from gemm_tuner.domain.dtype import OperandTypes
 from gemm_tuner.domain.epilogue import STEP_KINDS
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.errors import ToolchainMissing
@@ -17,13 +19,36 @@ from gemm_tuner.space.catalog import CATALOG
 KC = 16
 
 
-@pytest.fixture(params=list(CATALOG.values()), ids=lambda family: family.name)
-def family(request: pytest.FixtureRequest) -> MicroKernelFamily:
-    family: MicroKernelFamily = request.param
-    missing = family.isa - detect_cpu().isa
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A family of the catalog with one of its combinations of types."""
+
+    family: MicroKernelFamily
+    types: OperandTypes
+
+    @property
+    def name(self) -> str:
+        return f"{self.family.name}-{self.types.text}"
+
+    @property
+    def keeps_sums_in_y(self) -> bool:
+        return self.types.y is self.types.accumulator
+
+
+ROWS = [
+    Row(family=family, types=types)
+    for family in CATALOG.values()
+    for types in sorted(family.types, key=lambda types: types.text)
+]
+
+
+@pytest.fixture(params=ROWS, ids=lambda row: row.name)
+def row(request: pytest.FixtureRequest) -> Row:
+    row: Row = request.param
+    missing = row.family.isa - detect_cpu().isa
     if missing:
         pytest.skip(f"this CPU lacks {sorted(missing)}")
-    return family
+    return row
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +72,24 @@ def around(*edges: int) -> list[int]:
 
 
 def candidate_text(
-    family: MicroKernelFamily,
+    row: Row,
     k: int,
     *,
     order: LoopOrder = LoopOrder.JC_IC_JR_IR,
     extras: str = "",
     tile: tuple[int, int] | None = None,
 ) -> str:
+    family = row.family
     mr, nr = tile or small_tile(family)
-    kc = max(k, 1) if family.layout is PackedLayout.COLUMNS else KC
+    is_whole = family.layout is PackedLayout.COLUMNS or not row.keeps_sums_in_y
+    kc = max(1, k + k % family.k_step) if is_whole else KC
     return f"{family.name}_{mr}x{nr} mc{2 * mr}_nc{2 * nr}_kc{kc} {order.value}{extras}"
 
 
-def test_tails_of_n_and_k_for_any_m(family: MicroKernelFamily, toolchain: Toolchain) -> None:
-    mr, nr = small_tile(family)
+def test_tails_of_n_and_k_for_any_m(row: Row, toolchain: Toolchain) -> None:
+    mr, nr = small_tile(row.family)
     subjects = [
-        Subject(problem=f"f32 0..{2 * mr + 1}x{n}x{k} nk bias", candidate=candidate_text(family, k))
+        Subject(problem=f"{row.types.text} 0..{2 * mr + 1}x{n}x{k} nk bias", candidate=candidate_text(row, k))
         for n in around(nr, 2 * nr)
         for k in around(KC, 2 * KC)
     ]
@@ -72,13 +99,13 @@ def test_tails_of_n_and_k_for_any_m(family: MicroKernelFamily, toolchain: Toolch
     assert not wrong
 
 
-def test_exact_m_around_tiles_and_blocks(family: MicroKernelFamily, toolchain: Toolchain) -> None:
-    mr, nr = small_tile(family)
+def test_exact_m_around_tiles_and_blocks(row: Row, toolchain: Toolchain) -> None:
+    mr, nr = small_tile(row.family)
     orders = list(LoopOrder)
     subjects = [
         Subject(
-            problem=f"f32 {m}x{2 * nr + 3}x{KC + 5} kn bias+relu",
-            candidate=candidate_text(family, KC + 5, order=orders[m % len(orders)], extras=extras),
+            problem=f"{row.types.text} {m}x{2 * nr + 3}x{KC + 5} kn bias+relu",
+            candidate=candidate_text(row, KC + 5, order=orders[m % len(orders)], extras=extras),
         )
         for m in around(mr, 2 * mr, 4 * mr)
         for extras in ("", " pack_x")
@@ -89,13 +116,13 @@ def test_exact_m_around_tiles_and_blocks(family: MicroKernelFamily, toolchain: T
     assert not wrong
 
 
-def test_loop_orders_layouts_and_extras(family: MicroKernelFamily, toolchain: Toolchain) -> None:
-    mr, nr = small_tile(family)
+def test_loop_orders_layouts_and_extras(row: Row, toolchain: Toolchain) -> None:
+    mr, nr = small_tile(row.family)
     k = 3 * KC + 2
     subjects = [
         Subject(
-            problem=f"f32 {4 * mr + 1}x{4 * nr + nr // 2 + 1}x{k} {layout} bias+add",
-            candidate=candidate_text(family, k, order=order, extras=extras),
+            problem=f"{row.types.text} {4 * mr + 1}x{4 * nr + nr // 2 + 1}x{k} {layout} bias+add",
+            candidate=candidate_text(row, k, order=order, extras=extras),
         )
         for order in LoopOrder
         for layout in ("nk", "kn")
@@ -107,14 +134,14 @@ def test_loop_orders_layouts_and_extras(family: MicroKernelFamily, toolchain: To
     assert not wrong
 
 
-def test_every_register_tile(family: MicroKernelFamily, toolchain: Toolchain) -> None:
+def test_every_register_tile(row: Row, toolchain: Toolchain) -> None:
     k = KC + 3
     subjects = [
         Subject(
-            problem=f"f32 {mr + 1}x{nr + 1}x{k} nk relu",
-            candidate=candidate_text(family, k, tile=(mr, nr)),
+            problem=f"{row.types.text} {mr + 1}x{nr + 1}x{k} nk relu",
+            candidate=candidate_text(row, k, tile=(mr, nr)),
         )
-        for mr, nr in family.tiles[:: 1 if len(family.tiles) < 40 else 3]
+        for mr, nr in row.family.tiles[:: 1 if len(row.family.tiles) < 40 else 3]
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -132,13 +159,13 @@ def epilogues() -> Iterator[str]:
     yield "add+scale+mul+add+bias+silu+add+scale"
 
 
-def test_every_epilogue_step(family: MicroKernelFamily, toolchain: Toolchain) -> None:
-    mr, nr = small_tile(family)
+def test_every_epilogue_step(row: Row, toolchain: Toolchain) -> None:
+    mr, nr = small_tile(row.family)
     k = KC + 1
     subjects = [
         Subject(
-            problem=f"f32 0..{mr + 1}x{nr + 1}x{k} nk {epilogue}",
-            candidate=candidate_text(family, k),
+            problem=f"{row.types.text} 0..{mr + 1}x{nr + 1}x{k} nk {epilogue}",
+            candidate=candidate_text(row, k),
         )
         for epilogue in dict.fromkeys(epilogues())
     ]
@@ -152,11 +179,11 @@ def test_every_epilogue_step(family: MicroKernelFamily, toolchain: Toolchain) ->
 def test_every_family_with_every_compiler(compiler: str) -> None:
     subjects = [
         Subject(
-            problem=f"f32 5x{2 * family.lanes + 3}x37 nk bias+gelu_erf+add",
-            candidate=candidate_text(family, 37),
+            problem=f"{row.types.text} 5x{2 * row.family.lanes + 3}x37 nk bias+gelu_erf+add",
+            candidate=candidate_text(row, 37),
         )
-        for family in CATALOG.values()
-        if family.isa <= detect_cpu().isa
+        for row in ROWS
+        if row.family.isa <= detect_cpu().isa
     ]
 
     try:

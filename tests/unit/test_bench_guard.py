@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from gemm_tuner.bench.guard import Flush, GuardedMatrix
+from gemm_tuner.runtime.arrays import NUMPY_TYPES
+
+FLOAT32 = np.dtype(np.float32)
 
 
 def _signal_of_reading(address: int) -> int:
@@ -21,7 +24,7 @@ def _signal_of_reading(address: int) -> int:
 
 @pytest.mark.parametrize("shape", [(3, 5), (1, 1), (64, 64)])
 def test_byte_after_the_end_is_guarded(shape: tuple[int, int]) -> None:
-    matrix = GuardedMatrix("y", shape, padding=2, flush=Flush.END)
+    matrix = GuardedMatrix("y", shape, FLOAT32, padding=2, flush=Flush.END)
     rows, columns = shape
     size_bytes = 4 * ((rows - 1) * (columns + 2) + columns)
 
@@ -30,20 +33,21 @@ def test_byte_after_the_end_is_guarded(shape: tuple[int, int]) -> None:
 
 
 def test_byte_before_the_start_is_guarded() -> None:
-    matrix = GuardedMatrix("y", (3, 5), padding=0, flush=Flush.START)
+    matrix = GuardedMatrix("y", (3, 5), FLOAT32, padding=0, flush=Flush.START)
 
     assert _signal_of_reading(matrix.address) == 0
     assert _signal_of_reading(matrix.address - 1) == signal.SIGSEGV
 
 
-def test_matrix_starts_as_nan() -> None:
-    matrix = GuardedMatrix("y", (3, 5), padding=1, flush=Flush.END)
+@pytest.mark.parametrize("dtype", NUMPY_TYPES.values(), ids=str)
+def test_matrix_starts_as_nan(dtype: np.dtype[np.generic]) -> None:
+    matrix = GuardedMatrix("y", (3, 5), dtype, padding=1, flush=Flush.END)
 
     assert np.isnan(matrix.values).all()
 
 
 def test_writing_elements_leaves_the_padding_unchanged() -> None:
-    matrix = GuardedMatrix("y", (3, 5), padding=1, flush=Flush.END)
+    matrix = GuardedMatrix("y", (3, 5), FLOAT32, padding=1, flush=Flush.END)
 
     matrix.values[...] = 1.0
 
@@ -51,7 +55,7 @@ def test_writing_elements_leaves_the_padding_unchanged() -> None:
 
 
 def test_writing_between_rows_is_seen() -> None:
-    matrix = GuardedMatrix("y", (3, 5), padding=1, flush=Flush.END)
+    matrix = GuardedMatrix("y", (3, 5), FLOAT32, padding=1, flush=Flush.END)
 
     ctypes.c_float.from_address(matrix.address + 4 * 5).value = 1.0
 
@@ -74,7 +78,7 @@ def test_input_has_its_values_and_regions() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
 def test_empty_matrices_can_be_guarded(shape: tuple[int, int]) -> None:
-    matrix = GuardedMatrix("y", shape, padding=3, flush=Flush.END)
+    matrix = GuardedMatrix("y", shape, FLOAT32, padding=3, flush=Flush.END)
 
     assert matrix.values.size == 0
     assert matrix.padding_is_unchanged()

@@ -3,12 +3,14 @@
 import ctypes
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.workload import Workload
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape, Step
 from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.errors import BaselineMissing
@@ -29,6 +31,8 @@ _GELU_ERF = 0x31
 _HARDSWISH = 0x34
 _BINARY_ADD = 0x1FFF0
 _BINARY_MUL = 0x1FFF1
+
+_DATA_TYPES = {DType.F32: 3, DType.BF16: 2}
 
 # The element-wise function of a step: algorithm, then alpha and beta, which are the parameters of
 # the step if it has any.
@@ -65,6 +69,9 @@ class _DescriptionStruct(ctypes.Structure):
         ("m", ctypes.c_int64),
         ("n", ctypes.c_int64),
         ("k", ctypes.c_int64),
+        ("x_type", ctypes.c_int32),
+        ("w_type", ctypes.c_int32),
+        ("y_type", ctypes.c_int32),
         ("w_k_stride", ctypes.c_int64),
         ("w_n_stride", ctypes.c_int64),
         ("x", ctypes.c_void_p),
@@ -186,6 +193,9 @@ def _describe(workload: Workload) -> _DescriptionStruct:
         workload.rows,
         problem.n,
         problem.k,
+        _DATA_TYPES[problem.types.x],
+        _DATA_TYPES[problem.types.w],
+        _DATA_TYPES[problem.types.y],
         1 if is_nk else problem.n,
         problem.k if is_nk else 1,
         address_of(workload.x),
@@ -196,7 +206,7 @@ def _describe(workload: Workload) -> _DescriptionStruct:
     )
 
 
-def _describe_step(step: Step, operand: NDArray[np.float32] | None, rows: int) -> _StepStruct:
+def _describe_step(step: Step, operand: NDArray[Any] | None, rows: int) -> _StepStruct:
     name = step.kind.name
     if operand is None:
         algorithm, constants = _ELEMENTWISE[name]

@@ -8,6 +8,7 @@ import numpy as np
 
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.workload import Workload
+from gemm_tuner.domain.dtype import F32
 from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.runtime.memory import address_of
@@ -52,7 +53,15 @@ class OpenBlas:
         self.text = f"openblas {version[0] if version else 'unknown'}"
 
     def prepare(self, workload: Workload) -> "_OpenBlasCallee":
-        """Return a callee that works on `workload`."""
+        """Return a callee that works on `workload`.
+
+        Raises:
+            BaselineMissing: the problem is not in float32.
+        """
+        if workload.problem.types != F32:
+            raise BaselineMissing(
+                f"OpenBLAS does not compute {workload.problem.types.text}; choose another baseline."
+            )
         self._library.scipy_openblas_set_num_threads64_(ctypes.c_int(workload.threads))
         return _OpenBlasCallee(self._driver, workload)
 
