@@ -101,9 +101,7 @@ class GuardedMatrix:
         self.leading_dimension = columns + padding
         elements = max(0, rows - 1) * self.leading_dimension + columns if rows else 0
         size = dtype.itemsize
-        self._guarded = GuardedMemory(
-            name, elements * size, flush=flush, alignment_bytes=size
-        )
+        self._guarded = GuardedMemory(name, elements * size, flush=flush, alignment_bytes=size)
         self._row_bytes = self.leading_dimension * size
         self.values: NDArray[Any] = np.lib.stride_tricks.as_strided(
             self._guarded.memory.view(dtype), shape, (self._row_bytes, size)

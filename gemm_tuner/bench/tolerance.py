@@ -1,7 +1,6 @@
 """How far a correct kernel may be from the exact result, and where a result is farther."""
 
 from dataclasses import dataclass
-
 from typing import Any
 
 import numpy as np

@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.errors import InvalidArray
-from gemm_tuner.runtime.arrays import NUMPY_TYPES, check_overlap, view_matrix, view_operand, view_output
+from gemm_tuner.runtime.arrays import (
+    NUMPY_TYPES,
+    check_overlap,
+    view_matrix,
+    view_operand,
+    view_output,
+)
 from gemm_tuner.runtime.packed import PackedWeights
 
 _ERF_COEFFICIENTS = np.array(

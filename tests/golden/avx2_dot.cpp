@@ -109,6 +109,10 @@ constexpr int32_t grid_m = 1;
 constexpr int32_t grid_n = 1;
 static_assert(mc % mr == 0 && nc % nr == 0);
 
+using X = float;
+using W = float;
+using Y = float;
+
 // One vector register: 8 floats in 256 bits. Vector arithmetic is the compiler's own, so that no
 // intrinsics header, which takes longer to read than a kernel to compile, is needed.
 constexpr int lanes = 8;
@@ -156,10 +160,10 @@ inline void keep_in_register(Vector &value) { asm("" : "+x"(value)); }
 struct Call
 {
     int64_t m;
-    const float *x;
+    const X *x;
     int64_t ldx;
-    const float *packed_w;
-    float *y;
+    const W *packed_w;
+    Y *y;
     int64_t ldy;
     float scale;
 };
@@ -168,10 +172,10 @@ inline Call read_args(const gemm_tuner_args &args)
 {
     Call call;
     call.m = args.m;
-    call.x = static_cast<const float *>(args.x);
+    call.x = static_cast<const X *>(args.x);
     call.ldx = args.x_leading_dimension;
-    call.packed_w = static_cast<const float *>(args.packed_w);
-    call.y = static_cast<float *>(args.y);
+    call.packed_w = static_cast<const W *>(args.packed_w);
+    call.y = static_cast<Y *>(args.y);
     call.ldy = args.y_leading_dimension;
     call.scale = *static_cast<const float *>(args.operands[0].elements);
     return call;
@@ -191,27 +195,28 @@ inline Vector apply_epilogue([[maybe_unused]] const Call &call, Vector value, [[
 
 // Packed weights: each column of w contiguous along k, padded with zeros to whole vectors.
 constexpr int64_t packed_k = (k + lanes - 1) / lanes * lanes;
-constexpr uint64_t packed_weight_bytes = sizeof(float) * n * packed_k;
+constexpr uint64_t packed_weight_bytes = sizeof(W) * n * packed_k;
 
-inline const float *packed_panel(const float *packed_w, int64_t, int64_t, int64_t column)
+inline const W *packed_panel(const W *packed_w, int64_t, int64_t, int64_t column)
 {
     return packed_w + column * packed_k;
 }
 
-inline void pack_weights(const float *w, int64_t ldw, float *packed)
+inline void pack_weights(const W *w, int64_t ldw, W *packed)
 {
     for (int64_t column = 0; column < n; ++column)
         for (int64_t p = 0; p < packed_k; ++p)
-            *packed++ = p < k ? w[column * ldw + p] : 0.0f;
+            *packed++ = p < k ? w[column * ldw + p] : W{};
 }
 
 // Store `count` finished sums, or add them to those of earlier blocks of k until the last is done.
 template <int count>
-inline void finish(const Call &call, Vector sums, float *y, int64_t row, int64_t column,
+inline void finish(const Call &call, Vector sums, Y *y, int64_t row, int64_t column,
                    [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
 {
     if constexpr (k > kc)
     {
+        static_assert(sizeof(Y) == sizeof(float), "y cannot hold unfinished sums");
         if (!is_first)
             sums += load<count>(y);
         if (!is_last)
@@ -255,8 +260,8 @@ inline Vector sum_each(Vector (&vectors)[lanes])
 }
 
 template <int rows, int columns>
-[[gnu::noinline]] void micro_kernel(const Call &call, const float *x, [[maybe_unused]] int64_t x_stride,
-                                    const float *w, int64_t, int64_t row, int64_t column,
+[[gnu::noinline]] void micro_kernel(const Call &call, const X *x, [[maybe_unused]] int64_t x_stride,
+                                    const W *w, int64_t, int64_t row, int64_t column,
                                     bool is_first, bool is_last)
 {
     static_assert(columns <= lanes && (columns > 1 || rows <= lanes));
@@ -307,7 +312,7 @@ template <int rows, int columns>
 #pragma GCC unroll 16
         for (int c = 0; c < lanes; ++c)
             terms[c] = c < columns ? sums[r][c < columns ? c : 0] : Vector{};
-        float *y = call.y + (row + r) * call.ldy + column;
+        Y *y = call.y + (row + r) * call.ldy + column;
         finish<columns>(call, sum_each(terms), y, row + r, column, is_first, is_last);
     }
 }
@@ -321,10 +326,10 @@ struct Part
 
 // One row tile against one panel.
 template <int rows>
-inline void tile(const Call &call, const float *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
+inline void tile(const Call &call, const X *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
                  int64_t column)
 {
-    const float *w = packed_panel(call.packed_w, pc, depth, column);
+    const W *w = packed_panel(call.packed_w, pc, depth, column);
     const bool is_first = pc == 0;
     const bool is_last = pc + kc >= k;
     constexpr int last_columns = n % nr;
@@ -337,7 +342,7 @@ inline void tile(const Call &call, const float *x, int64_t x_stride, int64_t pc,
 
 // The panels in [column_begin, column_end) of one row tile.
 template <int rows>
-inline void panels(const Call &call, const float *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
+inline void panels(const Call &call, const X *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
                    int64_t column_begin, int64_t column_end)
 {
     for (int64_t column = column_begin; column < column_end; column += nr)
@@ -345,16 +350,16 @@ inline void panels(const Call &call, const float *x, int64_t x_stride, int64_t p
 }
 
 // The rows left over when mr does not divide them.
-inline void rest_panels(const Call &call, const float *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
+inline void rest_panels(const Call &call, const X *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
                         [[maybe_unused]] int64_t rows, int64_t column_begin, int64_t column_end)
 {
 }
 
 // One block: rows [ic, ic + rows) of x from column pc on, against columns [jc, jc + columns) of w.
 inline void block(const Call &call, int64_t jc, int64_t columns, int64_t pc, int64_t depth, int64_t ic, int64_t rows,
-                  [[maybe_unused]] float *workspace)
+                  [[maybe_unused]] X *workspace)
 {
-    const float *x = call.x + ic * call.ldx + pc;
+    const X *x = call.x + ic * call.ldx + pc;
     const int64_t x_stride = call.ldx;
     const int64_t whole_rows = rows / mr * mr;
     for (int64_t jr = jc; jr < jc + columns; jr += nr)
@@ -367,7 +372,7 @@ inline void block(const Call &call, int64_t jc, int64_t columns, int64_t pc, int
     }
 }
 
-inline void run_part(const Call &call, const Part &part, float *workspace)
+inline void run_part(const Call &call, const Part &part, X *workspace)
 {
     for (int64_t jc = part.column_begin; jc < part.column_end; jc += nc)
         for (int64_t pc = 0; pc == 0 || pc < k; pc += kc)
@@ -412,7 +417,7 @@ uint64_t gemm_tuner_packed_weight_bytes() { return packed_weight_bytes; }
 
 void gemm_tuner_pack_weights(const void *w, int64_t leading_dimension, void *packed_w)
 {
-    pack_weights(static_cast<const float *>(w), leading_dimension, static_cast<float *>(packed_w));
+    pack_weights(static_cast<const W *>(w), leading_dimension, static_cast<W *>(packed_w));
 }
 
 uint64_t gemm_tuner_workspace_bytes([[maybe_unused]] int32_t parts)
@@ -430,7 +435,7 @@ int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part,
         args->operand_count != 1 || phase != 0 || part < 0 || part >= parts)
         return GEMM_TUNER_BAD_ARGS;
     const Call call = read_args(*args);
-    float *workspace = nullptr;
+    X *workspace = nullptr;
     if (parts == 1)
         run_part(call, {0, call.m, 0, n}, workspace);
     else

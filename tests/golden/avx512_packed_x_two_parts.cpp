@@ -109,6 +109,10 @@ constexpr int32_t grid_m = 1;
 constexpr int32_t grid_n = 2;
 static_assert(mc % mr == 0 && nc % nr == 0);
 
+using X = float;
+using W = float;
+using Y = float;
+
 // One vector register: 16 floats in 512 bits. Vector arithmetic is the compiler's own, so that no
 // intrinsics header, which takes longer to read than a kernel to compile, is needed.
 constexpr int lanes = 16;
@@ -172,13 +176,13 @@ inline Vector select_negative(Vector value, Vector if_negative, Vector otherwise
 struct Call
 {
     int64_t m;
-    const float *x;
+    const X *x;
     int64_t ldx;
-    const float *packed_w;
-    float *y;
+    const W *packed_w;
+    Y *y;
     int64_t ldy;
-    const float *bias;
-    const float *add;
+    const Y *bias;
+    const Y *add;
     int64_t ld_add;
 };
 
@@ -186,13 +190,13 @@ inline Call read_args(const gemm_tuner_args &args)
 {
     Call call;
     call.m = args.m;
-    call.x = static_cast<const float *>(args.x);
+    call.x = static_cast<const X *>(args.x);
     call.ldx = args.x_leading_dimension;
-    call.packed_w = static_cast<const float *>(args.packed_w);
-    call.y = static_cast<float *>(args.y);
+    call.packed_w = static_cast<const W *>(args.packed_w);
+    call.y = static_cast<Y *>(args.y);
     call.ldy = args.y_leading_dimension;
-    call.bias = static_cast<const float *>(args.operands[0].elements);
-    call.add = static_cast<const float *>(args.operands[1].elements);
+    call.bias = static_cast<const Y *>(args.operands[0].elements);
+    call.add = static_cast<const Y *>(args.operands[1].elements);
     call.ld_add = args.operands[1].leading_dimension;
     return call;
 }
@@ -229,42 +233,48 @@ inline Vector apply_epilogue([[maybe_unused]] const Call &call, Vector value, [[
 // aligned, and the kernel reads the blocks from first to last as one stream.
 constexpr int64_t last_width = (n % nr + lanes - 1) / lanes * lanes;
 constexpr int64_t packed_n = n / nr * nr + last_width;
-constexpr uint64_t packed_weight_bytes = sizeof(float) * packed_n * k;
+constexpr int64_t k_step = 1;
+constexpr int64_t packed_k = (k + k_step - 1) / k_step * k_step;
+constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
+static_assert(kc % k_step == 0 || kc >= k);
 
-inline const float *packed_panel(const float *packed_w, int64_t pc, int64_t depth, int64_t column)
+inline const W *packed_panel(const W *packed_w, int64_t pc, int64_t depth, int64_t column)
 {
-    return packed_w + pc * packed_n + column * depth;
+    return packed_w + pc * packed_n + column * ((depth + k_step - 1) / k_step * k_step);
 }
 
-inline void pack_weights(const float *w, int64_t ldw, float *packed)
+inline void pack_weights(const W *w, int64_t ldw, W *packed)
 {
     for (int64_t pc = 0; pc < k; pc += kc)
     {
-        const int64_t depth = pc + kc < k ? kc : k - pc;
+        const int64_t end = pc + kc < k ? pc + kc : k;
         for (int64_t column = 0; column < n; column += nr)
         {
             const int64_t width = column + nr <= n ? nr : last_width;
-            for (int64_t p = pc; p < pc + depth; ++p)
+            for (int64_t p = pc; p < end; p += k_step)
                 for (int64_t j = column; j < column + width; ++j)
-                    *packed++ = j < n ? w[p * ldw + j] : 0.0f;
+                    for (int64_t q = p; q < p + k_step; ++q)
+                        *packed++ = j < n && q < k ? w[q * ldw + j] : W{};
         }
     }
 }
 
 // A block of x copied to rows of one fixed stride: the micro-kernel then addresses all its rows
 // from one pointer, and rows whose distance is a multiple of 4 KB no longer share L1 sets.
-constexpr int64_t packed_x_stride = (kc < k ? kc : k) + lanes;
-constexpr uint64_t packed_x_bytes = (sizeof(float) * mc * packed_x_stride + 63) / 64 * 64;
+constexpr int64_t chunk = sizeof(Vector) / sizeof(X);
+constexpr int64_t packed_x_stride = (kc < k ? kc : k) + chunk;
+constexpr uint64_t packed_x_bytes = (sizeof(X) * mc * packed_x_stride + 63) / 64 * 64;
 
-inline void pack_x(const float *x, int64_t ldx, int64_t rows, int64_t depth, float *packed)
+inline void pack_x(const X *x, int64_t ldx, int64_t rows, int64_t depth, X *packed)
 {
+    typedef Vector Bytes __attribute__((aligned(1), may_alias));
     for (int64_t i = 0; i < rows; ++i)
     {
-        const float *from = x + i * ldx;
-        float *to = packed + i * packed_x_stride;
+        const X *from = x + i * ldx;
+        X *to = packed + i * packed_x_stride;
         int64_t p = 0;
-        for (; p + lanes <= depth; p += lanes)
-            store<lanes>(to + p, load<lanes>(from + p));
+        for (; p + chunk <= depth; p += chunk)
+            *reinterpret_cast<Bytes *>(to + p) = *reinterpret_cast<const Bytes *>(from + p);
         for (; p < depth; ++p)
             to[p] = from[p];
     }
@@ -272,11 +282,12 @@ inline void pack_x(const float *x, int64_t ldx, int64_t rows, int64_t depth, flo
 
 // Store `count` finished sums, or add them to those of earlier blocks of k until the last is done.
 template <int count>
-inline void finish(const Call &call, Vector sums, float *y, int64_t row, int64_t column,
+inline void finish(const Call &call, Vector sums, Y *y, int64_t row, int64_t column,
                    [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
 {
     if constexpr (k > kc)
     {
+        static_assert(sizeof(Y) == sizeof(float), "y cannot hold unfinished sums");
         if (!is_first)
             sums += load<count>(y);
         if (!is_last)
@@ -292,8 +303,8 @@ inline void finish(const Call &call, Vector sums, float *y, int64_t row, int64_t
 //     w          a packed panel, 64-byte aligned: `depth` rows of whole vectors
 //     y          sums of earlier blocks of k are in it unless this is the first
 template <int rows, int columns>
-[[gnu::noinline]] void micro_kernel(const Call &call, const float *x, [[maybe_unused]] int64_t x_stride,
-                                    const float *w, int64_t depth, int64_t row, int64_t column,
+[[gnu::noinline]] void micro_kernel(const Call &call, const X *x, [[maybe_unused]] int64_t x_stride,
+                                    const W *w, int64_t depth, int64_t row, int64_t column,
                                     bool is_first, bool is_last)
 {
     constexpr int vectors = (columns + lanes - 1) / lanes;
@@ -309,12 +320,12 @@ template <int rows, int columns>
 #pragma GCC unroll 2
     for (int64_t p = 0; p < depth; ++p)
     {
-        const Vector *panel_row = reinterpret_cast<const Vector *>(w + p * (vectors * lanes));
+        const W *panel_row = w + p * (vectors * lanes);
         Vector weights[vectors];
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; ++v)
         {
-            weights[v] = panel_row[v];
+            weights[v] = load<lanes>(panel_row + v * lanes);
             keep_in_register(weights[v]);
         }
 #pragma GCC unroll 32
@@ -330,7 +341,7 @@ template <int rows, int columns>
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r)
     {
-        float *y = call.y + (row + r) * call.ldy + column;
+        Y *y = call.y + (row + r) * call.ldy + column;
 #pragma GCC unroll 16
         for (int v = 0; v < vectors - 1; ++v)
             finish<lanes>(call, sums[r][v], y + v * lanes, row + r, column + v * lanes, is_first, is_last);
@@ -348,10 +359,10 @@ struct Part
 
 // One row tile against one panel.
 template <int rows>
-inline void tile(const Call &call, const float *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
+inline void tile(const Call &call, const X *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
                  int64_t column)
 {
-    const float *w = packed_panel(call.packed_w, pc, depth, column);
+    const W *w = packed_panel(call.packed_w, pc, depth, column);
     const bool is_first = pc == 0;
     const bool is_last = pc + kc >= k;
     constexpr int last_columns = n % nr;
@@ -364,7 +375,7 @@ inline void tile(const Call &call, const float *x, int64_t x_stride, int64_t pc,
 
 // The panels in [column_begin, column_end) of one row tile.
 template <int rows>
-inline void panels(const Call &call, const float *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
+inline void panels(const Call &call, const X *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
                    int64_t column_begin, int64_t column_end)
 {
     for (int64_t column = column_begin; column < column_end; column += nr)
@@ -372,7 +383,7 @@ inline void panels(const Call &call, const float *x, int64_t x_stride, int64_t p
 }
 
 // The rows left over when mr does not divide them.
-inline void rest_panels(const Call &call, const float *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
+inline void rest_panels(const Call &call, const X *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
                         [[maybe_unused]] int64_t rows, int64_t column_begin, int64_t column_end)
 {
     if (rows & 4)
@@ -397,10 +408,10 @@ inline void rest_panels(const Call &call, const float *x, int64_t x_stride, int6
 
 // One block: rows [ic, ic + rows) of x from column pc on, against columns [jc, jc + columns) of w.
 inline void block(const Call &call, int64_t jc, int64_t columns, int64_t pc, int64_t depth, int64_t ic, int64_t rows,
-                  [[maybe_unused]] float *workspace)
+                  [[maybe_unused]] X *workspace)
 {
     pack_x(call.x + ic * call.ldx + pc, call.ldx, rows, depth, workspace);
-    const float *x = workspace;
+    const X *x = workspace;
     constexpr int64_t x_stride = packed_x_stride;
     const int64_t whole_rows = rows / mr * mr;
     for (int64_t ir = 0; ir < whole_rows; ir += mr)
@@ -410,7 +421,7 @@ inline void block(const Call &call, int64_t jc, int64_t columns, int64_t pc, int
                     jc + columns);
 }
 
-inline void run_part(const Call &call, const Part &part, float *workspace)
+inline void run_part(const Call &call, const Part &part, X *workspace)
 {
     for (int64_t ic = part.row_begin; ic < part.row_end; ic += mc)
         for (int64_t pc = 0; pc == 0 || pc < k; pc += kc)
@@ -455,7 +466,7 @@ uint64_t gemm_tuner_packed_weight_bytes() { return packed_weight_bytes; }
 
 void gemm_tuner_pack_weights(const void *w, int64_t leading_dimension, void *packed_w)
 {
-    pack_weights(static_cast<const float *>(w), leading_dimension, static_cast<float *>(packed_w));
+    pack_weights(static_cast<const W *>(w), leading_dimension, static_cast<W *>(packed_w));
 }
 
 uint64_t gemm_tuner_workspace_bytes([[maybe_unused]] int32_t parts)
@@ -473,7 +484,7 @@ int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part,
         args->operand_count != 2 || phase != 0 || part < 0 || part >= parts)
         return GEMM_TUNER_BAD_ARGS;
     const Call call = read_args(*args);
-    float *workspace = static_cast<float *>(args->workspace) + part * (packed_x_bytes / sizeof(float));
+    X *workspace = static_cast<X *>(args->workspace) + part * (packed_x_bytes / sizeof(X));
     if (parts == 1)
         run_part(call, {0, call.m, 0, n}, workspace);
     else

@@ -109,6 +109,10 @@ constexpr int32_t grid_m = 1;
 constexpr int32_t grid_n = 1;
 static_assert(mc % mr == 0 && nc % nr == 0);
 
+using X = float;
+using W = float;
+using Y = float;
+
 // One "vector" of a single float, for CPUs without wider registers and as the reference that
 // completes every table.
 constexpr int lanes = 1;
@@ -139,10 +143,10 @@ inline void keep_in_register(Vector &value) { asm("" : "+x"(value)); }
 struct Call
 {
     int64_t m;
-    const float *x;
+    const X *x;
     int64_t ldx;
-    const float *packed_w;
-    float *y;
+    const W *packed_w;
+    Y *y;
     int64_t ldy;
 };
 
@@ -150,10 +154,10 @@ inline Call read_args(const gemm_tuner_args &args)
 {
     Call call;
     call.m = args.m;
-    call.x = static_cast<const float *>(args.x);
+    call.x = static_cast<const X *>(args.x);
     call.ldx = args.x_leading_dimension;
-    call.packed_w = static_cast<const float *>(args.packed_w);
-    call.y = static_cast<float *>(args.y);
+    call.packed_w = static_cast<const W *>(args.packed_w);
+    call.y = static_cast<Y *>(args.y);
     call.ldy = args.y_leading_dimension;
     return call;
 }
@@ -177,35 +181,40 @@ inline Vector apply_epilogue([[maybe_unused]] const Call &call, Vector value, [[
 // aligned, and the kernel reads the blocks from first to last as one stream.
 constexpr int64_t last_width = (n % nr + lanes - 1) / lanes * lanes;
 constexpr int64_t packed_n = n / nr * nr + last_width;
-constexpr uint64_t packed_weight_bytes = sizeof(float) * packed_n * k;
+constexpr int64_t k_step = 1;
+constexpr int64_t packed_k = (k + k_step - 1) / k_step * k_step;
+constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
+static_assert(kc % k_step == 0 || kc >= k);
 
-inline const float *packed_panel(const float *packed_w, int64_t pc, int64_t depth, int64_t column)
+inline const W *packed_panel(const W *packed_w, int64_t pc, int64_t depth, int64_t column)
 {
-    return packed_w + pc * packed_n + column * depth;
+    return packed_w + pc * packed_n + column * ((depth + k_step - 1) / k_step * k_step);
 }
 
-inline void pack_weights(const float *w, int64_t ldw, float *packed)
+inline void pack_weights(const W *w, int64_t ldw, W *packed)
 {
     for (int64_t pc = 0; pc < k; pc += kc)
     {
-        const int64_t depth = pc + kc < k ? kc : k - pc;
+        const int64_t end = pc + kc < k ? pc + kc : k;
         for (int64_t column = 0; column < n; column += nr)
         {
             const int64_t width = column + nr <= n ? nr : last_width;
-            for (int64_t p = pc; p < pc + depth; ++p)
+            for (int64_t p = pc; p < end; p += k_step)
                 for (int64_t j = column; j < column + width; ++j)
-                    *packed++ = j < n ? w[j * ldw + p] : 0.0f;
+                    for (int64_t q = p; q < p + k_step; ++q)
+                        *packed++ = j < n && q < k ? w[j * ldw + q] : W{};
         }
     }
 }
 
 // Store `count` finished sums, or add them to those of earlier blocks of k until the last is done.
 template <int count>
-inline void finish(const Call &call, Vector sums, float *y, int64_t row, int64_t column,
+inline void finish(const Call &call, Vector sums, Y *y, int64_t row, int64_t column,
                    [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
 {
     if constexpr (k > kc)
     {
+        static_assert(sizeof(Y) == sizeof(float), "y cannot hold unfinished sums");
         if (!is_first)
             sums += load<count>(y);
         if (!is_last)
@@ -221,8 +230,8 @@ inline void finish(const Call &call, Vector sums, float *y, int64_t row, int64_t
 //     w          a packed panel, 64-byte aligned: `depth` rows of whole vectors
 //     y          sums of earlier blocks of k are in it unless this is the first
 template <int rows, int columns>
-[[gnu::noinline]] void micro_kernel(const Call &call, const float *x, [[maybe_unused]] int64_t x_stride,
-                                    const float *w, int64_t depth, int64_t row, int64_t column,
+[[gnu::noinline]] void micro_kernel(const Call &call, const X *x, [[maybe_unused]] int64_t x_stride,
+                                    const W *w, int64_t depth, int64_t row, int64_t column,
                                     bool is_first, bool is_last)
 {
     constexpr int vectors = (columns + lanes - 1) / lanes;
@@ -237,12 +246,12 @@ template <int rows, int columns>
             sums[r][v] = Vector{};
     for (int64_t p = 0; p < depth; ++p)
     {
-        const Vector *panel_row = reinterpret_cast<const Vector *>(w + p * (vectors * lanes));
+        const W *panel_row = w + p * (vectors * lanes);
         Vector weights[vectors];
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; ++v)
         {
-            weights[v] = panel_row[v];
+            weights[v] = load<lanes>(panel_row + v * lanes);
             keep_in_register(weights[v]);
         }
 #pragma GCC unroll 32
@@ -258,7 +267,7 @@ template <int rows, int columns>
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r)
     {
-        float *y = call.y + (row + r) * call.ldy + column;
+        Y *y = call.y + (row + r) * call.ldy + column;
 #pragma GCC unroll 16
         for (int v = 0; v < vectors - 1; ++v)
             finish<lanes>(call, sums[r][v], y + v * lanes, row + r, column + v * lanes, is_first, is_last);
@@ -276,10 +285,10 @@ struct Part
 
 // One row tile against one panel.
 template <int rows>
-inline void tile(const Call &call, const float *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
+inline void tile(const Call &call, const X *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
                  int64_t column)
 {
-    const float *w = packed_panel(call.packed_w, pc, depth, column);
+    const W *w = packed_panel(call.packed_w, pc, depth, column);
     const bool is_first = pc == 0;
     const bool is_last = pc + kc >= k;
     constexpr int last_columns = n % nr;
@@ -292,7 +301,7 @@ inline void tile(const Call &call, const float *x, int64_t x_stride, int64_t pc,
 
 // The panels in [column_begin, column_end) of one row tile.
 template <int rows>
-inline void panels(const Call &call, const float *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
+inline void panels(const Call &call, const X *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
                    int64_t column_begin, int64_t column_end)
 {
     for (int64_t column = column_begin; column < column_end; column += nr)
@@ -300,7 +309,7 @@ inline void panels(const Call &call, const float *x, int64_t x_stride, int64_t p
 }
 
 // The rows left over when mr does not divide them.
-inline void rest_panels(const Call &call, const float *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
+inline void rest_panels(const Call &call, const X *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
                         [[maybe_unused]] int64_t rows, int64_t column_begin, int64_t column_end)
 {
     panels<1>(call, x, x_stride, pc, depth, row, column_begin, column_end);
@@ -308,9 +317,9 @@ inline void rest_panels(const Call &call, const float *x, int64_t x_stride, int6
 
 // One block: rows [ic, ic + rows) of x from column pc on, against columns [jc, jc + columns) of w.
 inline void block(const Call &call, int64_t jc, int64_t columns, int64_t pc, int64_t depth, int64_t ic, int64_t rows,
-                  [[maybe_unused]] float *workspace)
+                  [[maybe_unused]] X *workspace)
 {
-    const float *x = call.x + ic * call.ldx + pc;
+    const X *x = call.x + ic * call.ldx + pc;
     const int64_t x_stride = call.ldx;
     const int64_t whole_rows = rows / mr * mr;
     for (int64_t jr = jc; jr < jc + columns; jr += nr)
@@ -323,7 +332,7 @@ inline void block(const Call &call, int64_t jc, int64_t columns, int64_t pc, int
     }
 }
 
-inline void run_part(const Call &call, const Part &part, float *workspace)
+inline void run_part(const Call &call, const Part &part, X *workspace)
 {
     for (int64_t jc = part.column_begin; jc < part.column_end; jc += nc)
         for (int64_t pc = 0; pc == 0 || pc < k; pc += kc)
@@ -368,7 +377,7 @@ uint64_t gemm_tuner_packed_weight_bytes() { return packed_weight_bytes; }
 
 void gemm_tuner_pack_weights(const void *w, int64_t leading_dimension, void *packed_w)
 {
-    pack_weights(static_cast<const float *>(w), leading_dimension, static_cast<float *>(packed_w));
+    pack_weights(static_cast<const W *>(w), leading_dimension, static_cast<W *>(packed_w));
 }
 
 uint64_t gemm_tuner_workspace_bytes([[maybe_unused]] int32_t parts)
@@ -386,7 +395,7 @@ int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part,
         args->operand_count != 0 || phase != 0 || part < 0 || part >= parts)
         return GEMM_TUNER_BAD_ARGS;
     const Call call = read_args(*args);
-    float *workspace = nullptr;
+    X *workspace = nullptr;
     if (parts == 1)
         run_part(call, {0, call.m, 0, n}, workspace);
     else

@@ -89,7 +89,10 @@ def candidate_text(
 def test_tails_of_n_and_k_for_any_m(row: Row, toolchain: Toolchain) -> None:
     mr, nr = small_tile(row.family)
     subjects = [
-        Subject(problem=f"{row.types.text} 0..{2 * mr + 1}x{n}x{k} nk bias", candidate=candidate_text(row, k))
+        Subject(
+            problem=f"{row.types.text} 0..{2 * mr + 1}x{n}x{k} nk bias",
+            candidate=candidate_text(row, k),
+        )
         for n in around(nr, 2 * nr)
         for k in around(KC, 2 * KC)
     ]

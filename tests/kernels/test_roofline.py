@@ -36,7 +36,10 @@ def test_reading_has_a_rate(drivers: Drivers, footprint_bytes: int) -> None:
     ("usable", "wanted"),
     [
         ({IsaFeature.FMA, IsaFeature.AVX2, IsaFeature.AVX512F}, {"avx512f", "fma"}),
-        ({IsaFeature.FMA, IsaFeature.AVX512F, IsaFeature.AVX512_BF16}, {"avx512f", "avx512_bf16", "fma"}),
+        (
+            {IsaFeature.FMA, IsaFeature.AVX512F, IsaFeature.AVX512_BF16},
+            {"avx512f", "avx512_bf16", "fma"},
+        ),
         ({IsaFeature.FMA, IsaFeature.AVX2}, {"avx2", "fma"}),
         ({IsaFeature.AVX2}, set()),
     ],

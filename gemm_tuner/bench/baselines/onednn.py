@@ -5,7 +5,6 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
