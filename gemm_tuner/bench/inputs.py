@@ -1,5 +1,6 @@
 """Make the inputs of a problem: x, w and what the epilogue reads."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.runtime.arrays import NUMPY_TYPES
@@ -14,13 +16,19 @@ from gemm_tuner.runtime.arrays import NUMPY_TYPES
 # Elements of the problem's types; NumPy's own types do not include bfloat16.
 Array = NDArray[Any]
 
-_SPECIAL_VALUES = (np.nan, np.inf, -np.inf, 1e-40)
+_SUBNORMAL = 1e-40
+# Instructions for bfloat16 take subnormal numbers for zero, and infinity times zero is NaN: there,
+# subnormals stand apart from infinities, among the normal numbers.
+_SPECIAL_VALUES = {
+    DType.F32: (np.nan, np.inf, -np.inf, _SUBNORMAL),
+    DType.BF16: (np.nan, np.inf, -np.inf),
+}
 
 
 class InputKind(StrEnum):
     """What the elements of x and w are."""
 
-    NORMAL = "normal"  # random, normally distributed
+    NORMAL = "normal"  # random, normally distributed, with a few subnormal numbers
     EXACT = "exact"  # small integers times a power of two: any order of summation is exact
     SPECIAL = "special"  # as EXACT, with NaN, infinities and subnormal numbers among them
 
@@ -74,10 +82,13 @@ def make_inputs(problem: Problem, kind: InputKind, seed: int) -> Inputs:
         for operand in problem.epilogue.operands
     }
     if kind is InputKind.SPECIAL:
-        _plant_in_rows(random, x)
-        _plant_in_rows(random, w)
+        _plant_in_rows(random, x, _SPECIAL_VALUES[problem.types.x])
+        _plant_in_rows(random, w, _SPECIAL_VALUES[problem.types.w])
         for operand in operands.values():
-            _plant(random, operand)
+            _plant(random, operand, _SPECIAL_VALUES[problem.types.y])
+    if kind is InputKind.NORMAL:
+        _plant_in_rows(random, x, (_SUBNORMAL,))
+        _plant_in_rows(random, w, (_SUBNORMAL,))
     return Inputs(
         kind=kind,
         x=x,
@@ -106,20 +117,20 @@ def _operand_shape(shape: OperandShape, rows: int, n: int) -> tuple[int, ...]:
     return shapes[shape]
 
 
-def _plant_in_rows(random: np.random.Generator, matrix: Array) -> None:
-    """Plant special values in a few rows, and leave at least one row as it is."""
+def _plant_in_rows(random: np.random.Generator, matrix: Array, values: Sequence[float]) -> None:
+    """Plant one value in each of a few rows, and leave at least one row as it is."""
     rows, columns = matrix.shape
     if columns == 0:
         return
-    count = max(0, min(len(_SPECIAL_VALUES), rows - 1))
+    count = max(0, min(len(values), rows - 1))
     for row, value in zip(
-        random.choice(rows, count, replace=False) if count else (), _SPECIAL_VALUES, strict=False
+        random.choice(rows, count, replace=False) if count else (), values, strict=False
     ):
         matrix[row, random.integers(columns)] = value
 
 
-def _plant(random: np.random.Generator, array: Array) -> None:
+def _plant(random: np.random.Generator, array: Array, values: Sequence[float]) -> None:
     flat = array.reshape(-1)
-    count = max(0, min(len(_SPECIAL_VALUES), flat.size - 1))
+    count = max(0, min(len(values), flat.size - 1))
     if count:
-        flat[random.choice(flat.size, count, replace=False)] = _SPECIAL_VALUES[:count]
+        flat[random.choice(flat.size, count, replace=False)] = values[:count]

@@ -16,6 +16,7 @@ from gemm_tuner.bench.tolerance import Expected, find_error
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.runtime.abi import ALIGNMENT_BYTES, OK, ArgsStruct, KernelLibrary, make_args
+from gemm_tuner.runtime.arrays import NUMPY_TYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ def verify(
         parts = scenario.parts or library.preferred_parts
         packed_w = _pack(library, case.w, scenario, report)
         for rows in rows_to_check(problem.m):
-            run = _Run(library, scenario, parts, report)
+            run = _Run(library, NUMPY_TYPES[problem.types.y], scenario, parts, report)
             finding = _check_run(
                 run, packed_w, case.inputs.first_rows(rows), case.expected.first_rows(rows)
             )
@@ -99,6 +100,7 @@ class _Run:
     """A kernel and how it is called."""
 
     library: KernelLibrary
+    y_type: np.dtype[np.generic]
     scenario: _Scenario
     parts: int
     report: Report
@@ -115,7 +117,9 @@ def _check_run(run: _Run, packed_w: GuardedMemory, inputs: Inputs, expected: Exp
     workspace = _guard_block("workspace", run.library.workspace_bytes(run.parts), scenario)
     results = []
     for is_reversed in scenario.orders:
-        y = GuardedMatrix("y", expected.shape, padding=scenario.padding, flush=scenario.flush)
+        y = GuardedMatrix(
+            "y", expected.shape, run.y_type, padding=scenario.padding, flush=scenario.flush
+        )
         args = make_args(
             m=len(inputs.x),
             x=(x.address, x.leading_dimension),

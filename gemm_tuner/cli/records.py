@@ -19,16 +19,19 @@ records = typer.Typer(help="Export and import records", no_args_is_help=False)
 @records.command("export", help="Write every record measured here, one JSON text a line")
 def export_command(
     file: Annotated[Path | None, typer.Argument(help="By default standard output")] = None,
+    only_finals: Annotated[
+        bool, typer.Option("--finals", help="Leave out the races: verdicts rest on the others")
+    ] = False,
     db: options.DatabaseUrl = None,
 ) -> None:
     """Write every record measured here, one JSON text a line."""
     repository = Repository(open_database(db))
     if file is None:
-        export_records(repository, sys.stdout)
+        export_records(repository, sys.stdout, only_finals=only_finals)
         return
     try:
         with file.open("w", encoding="utf-8") as stream:
-            count = export_records(repository, stream)
+            count = export_records(repository, stream, only_finals=only_finals)
     except OSError as error:
         raise InvalidSetting(
             f"file {file} cannot be written: {error.strerror}; name another."

@@ -58,11 +58,11 @@ class OperandTypes:
         """Return the text form, which `parse` reads back."""
         if self == OperandTypes.of(self.x):
             return self.x.value
-        return "_".join((self.x.value, self.w.value, self.accumulator.value, self.y.value))
+        return f"{self.x.value}_{self.w.value}_{self.accumulator.value}_{self.y.value}"
 
     @classmethod
     def of(cls, dtype: DType, *, y: DType | None = None) -> "OperandTypes":
-        """Return the types of a product in `dtype`, accumulated in f32, with y in `dtype` or `y`."""
+        """Return the types of a product in `dtype`, accumulated in f32; y is `dtype` by default."""
         return cls(x=dtype, w=dtype, accumulator=DType.F32, y=y or dtype)
 
     @classmethod

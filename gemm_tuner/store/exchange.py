@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
-from gemm_tuner.domain.record import Trial
+from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.errors import InvalidRecord
 from gemm_tuner.resources import tuning_db_dir
 from gemm_tuner.store.repository import Repository
@@ -30,13 +30,17 @@ class ImportReport:
     rejected: tuple[RejectedLine, ...]
 
 
-def export_records(repository: Repository, stream: TextIO) -> int:
-    """Write every trial that was run into the store, one a line, and return how many."""
+def export_records(repository: Repository, stream: TextIO, *, only_finals: bool = False) -> int:
+    """Write every trial that was run into the store, one a line, and return how many.
+
+    With `only_finals`, those of the races are left out: verdicts rest on the others.
+    """
     count, after = 0, 0
     while True:
         page = repository.page(after=after, limit=PAGE)
-        stream.writelines(dump_record(trial) + "\n" for trial in page.trials)
-        count += len(page.trials)
+        wanted = [trial for trial in page.trials if not only_finals or trial.stage is Stage.FINAL]
+        stream.writelines(dump_record(trial) + "\n" for trial in wanted)
+        count += len(wanted)
         if page.next_after is None:
             return count
         after = page.next_after

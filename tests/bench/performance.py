@@ -1,8 +1,9 @@
 """Turn what `gemm-tuner bench --shapes FILE --regime both --json` printed into a report.
 
-    gemm-tuner sweep --shapes FILE --regime both --budget 45s
+    gemm-tuner sweep --shapes FILE --regime both --budget 40s
     gemm-tuner bench --shapes FILE --regime both --json > bench.json
     python tests/bench/performance.py FILE bench.json > docs/performance.md
+    python tests/bench/plot.py bench.json docs/performance.svg
 
 The report compares each layer with oneDNN, its baseline; a layer without a kernel counts as 1.
 The exit code is 1 if a verdict `tuned` was refuted.
@@ -75,6 +76,7 @@ def print_head(onednn: str, others: Iterable[str]) -> None:
         "\n".join(line.strip() for line in (__doc__ or "").splitlines() if line.startswith("    "))
     )
     print("```\n")
+    print("![Speed of each kernel over oneDNN](performance.svg)\n")
 
 
 def print_regime(

@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-
-mpl.use("svg")
-mpl.rcParams["svg.hashsalt"] = "gemm-tuner"  # the same picture has the same bytes
-
-from matplotlib import pyplot as plt  # noqa: E402 - the backend is chosen first
+from matplotlib import pyplot as plt
 
 from gemm_tuner.domain.context import Regime
 
@@ -36,6 +32,8 @@ def main(results: Path, picture: Path) -> None:
         for regime in Regime
     }
     names = sorted(ratios[Regime.HOT], key=lambda name: float(ratios[Regime.HOT][name]["median"]))
+    mpl.rcParams["svg.hashsalt"] = "gemm-tuner"  # the same picture has the same bytes
+    mpl.rcParams["svg.fonttype"] = "none"
     figure, axes = plt.subplots(figsize=(8, 0.22 * len(names) + 1.2), layout="constrained")
     axes.axvline(1.0, color="black", linewidth=1)
     for regime, offset in ((Regime.HOT, 0.15), (Regime.COLD_WEIGHTS, -0.15)):

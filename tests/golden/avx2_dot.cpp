@@ -210,13 +210,14 @@ inline void pack_weights(const W *w, int64_t ldw, W *packed)
 }
 
 // Store `count` finished sums, or add them to those of earlier blocks of k until the last is done.
+static_assert(kc >= k || sizeof(Y) == sizeof(float), "between blocks, y holds unfinished sums");
+
 template <int count>
 inline void finish(const Call &call, Vector sums, Y *y, int64_t row, int64_t column,
                    [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
 {
     if constexpr (k > kc)
     {
-        static_assert(sizeof(Y) == sizeof(float), "y cannot hold unfinished sums");
         if (!is_first)
             sums += load<count>(y);
         if (!is_last)

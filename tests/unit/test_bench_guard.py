@@ -63,7 +63,7 @@ def test_writing_between_rows_is_seen() -> None:
 
 
 def test_input_has_its_values_and_regions() -> None:
-    matrix = GuardedMatrix("x", (2, 3), padding=4, flush=Flush.START)
+    matrix = GuardedMatrix("x", (2, 3), FLOAT32, padding=4, flush=Flush.START)
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
 
     matrix.set_input(values)
