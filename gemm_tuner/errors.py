@@ -18,6 +18,7 @@ candidate that does not compile, crashes or is wrong) is an `Outcome` in a recor
     │   ├── NoKernelFamily
     │   └── NotEnoughMemory
     ├── CompilationFailed
+    ├── CompilationInterrupted
     ├── KernelRejected                  an artifact that must not be called
     │   ├── DigestMismatch
     │   ├── SignatureInvalid
@@ -90,6 +91,10 @@ class CompilationFailed(GemmTunerError):
     """The compiler refused a generated source."""
 
 
+class CompilationInterrupted(GemmTunerError):
+    """The compiler was ended or could not be run: nothing is known of the source."""
+
+
 class KernelRejected(GemmTunerError):
     """An artifact was not loaded because it cannot be trusted or used."""
 
@@ -119,7 +124,7 @@ class ServiceFailed(GemmTunerError):
 
 
 class ServiceUnreachable(ServiceFailed):
-    """The service did not answer."""
+    """The service did not answer, or said that it cannot now."""
 
 
 class TrialFailed(GemmTunerError):

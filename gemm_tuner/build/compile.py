@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from gemm_tuner.domain.artifact import ABI_VERSION, Artifact
 from gemm_tuner.domain.canonical import identity
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.source import Source
-from gemm_tuner.errors import CompilationFailed
+from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
 
 COMPILE_TIMEOUT_S = 120
 _MEMORY_LIMIT_BYTES = 8 << 30
@@ -81,6 +82,8 @@ _HOSTED_TARGET_FLAGS = {
     "zig": ("-target", "x86_64-linux-gnu.2.28", "-fno-sanitize=undefined"),
 }
 
+_ENDED_BY_SIGNAL = "signal terminated program"
+
 _DIAGNOSTIC = re.compile(r"kernel\.c(?:pp)?:(?P<line>\d+):\d+: (?:fatal )?error: (?P<message>.*)")
 
 
@@ -99,7 +102,8 @@ def compile_kernel(source: Source, *, isa: frozenset[IsaFeature], toolchain: Too
     The same source, features and toolchain give the same bytes on every machine.
 
     Raises:
-        CompilationFailed: the compiler refused the source, crashed or ran too long.
+        CompilationFailed: the compiler refused the source.
+        CompilationInterrupted: it was ended by a signal, ran too long or could not be run.
         StoreFailed: the build cache is not writable.
     """
     flags = [
@@ -122,17 +126,19 @@ def compile_kernel(source: Source, *, isa: frozenset[IsaFeature], toolchain: Too
 
 def compile_kernels(
     sources: Iterable[tuple[Source, frozenset[IsaFeature]]], *, toolchain: Toolchain
-) -> list[Build | CompilationFailed]:
+) -> list[Build | CompilationFailed | CompilationInterrupted]:
     """Compile several kernels at once, one process on each usable core, in the given order.
 
-    A source that does not compile has its error in its place.
+    A source that was not compiled has the reason in its place.
     """
 
-    def attempt(item: tuple[Source, frozenset[IsaFeature]]) -> Build | CompilationFailed:
+    def attempt(
+        item: tuple[Source, frozenset[IsaFeature]],
+    ) -> Build | CompilationFailed | CompilationInterrupted:
         source, isa = item
         try:
             return compile_kernel(source, isa=isa, toolchain=toolchain)
-        except CompilationFailed as failure:
+        except (CompilationFailed, CompilationInterrupted) as failure:
             return failure
 
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
@@ -150,6 +156,7 @@ def compile_hosted(
 
     Raises:
         CompilationFailed: the compiler refused the source.
+        CompilationInterrupted: it was ended by a signal, ran too long or could not be run.
         StoreFailed: the build cache is not writable.
     """
     target = _HOSTED_TARGET_FLAGS[toolchain.name]
@@ -189,24 +196,38 @@ def _build(text: str, file_name: str, commands: list[list[str]], toolchain: Tool
 
 
 def _run(command: list[str], work: Path, toolchain: Toolchain) -> subprocess.CompletedProcess[str]:
+    """Run a compiler, out of reach of a Ctrl-C at the terminal."""
     try:
-        return subprocess.run(
+        process = subprocess.Popen(
             command,
             cwd=work,
             env=_scrubbed_environment(work),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=COMPILE_TIMEOUT_S,
-            check=False,
-            preexec_fn=_limit_memory,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        raise CompilationFailed(
-            f"{toolchain.text} did not finish within {COMPILE_TIMEOUT_S} s; try another compiler."
-        ) from None
     except OSError as error:
-        raise CompilationFailed(f"{toolchain.text} could not be run: {error}.") from error
+        raise CompilationInterrupted(
+            f"{toolchain.text} could not be run: {error}; try another compiler."
+        ) from error
+    with process:
+        try:
+            resource.prlimit(process.pid, resource.RLIMIT_AS, (_MEMORY_LIMIT_BYTES,) * 2)
+            output, diagnostics = process.communicate(timeout=COMPILE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise CompilationInterrupted(
+                f"{toolchain.text} did not finish within {COMPILE_TIMEOUT_S} s; "
+                "try another compiler."
+            ) from None
+    # A driver says so when the compiler proper was ended by a signal.
+    if process.returncode < 0 or _ENDED_BY_SIGNAL in diagnostics:
+        raise CompilationInterrupted(
+            f"{toolchain.text} was ended by a signal: {diagnostics.strip()[-200:]}; run it again."
+        )
+    return subprocess.CompletedProcess(command, process.returncode, output, diagnostics)
 
 
 def _scrubbed_environment(work: Path) -> dict[str, str]:
@@ -215,10 +236,6 @@ def _scrubbed_environment(work: Path) -> dict[str, str]:
     environment["ZIG_GLOBAL_CACHE_DIR"] = zig_cache
     environment["ZIG_LOCAL_CACHE_DIR"] = str(work / "zig")
     return environment
-
-
-def _limit_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_LIMIT_BYTES, _MEMORY_LIMIT_BYTES))
 
 
 def _explain(diagnostics: str, text: str, toolchain: Toolchain) -> str:

@@ -59,7 +59,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             uses_bf16=DType.BF16 in {problem.types.x, problem.types.w, problem.types.y},
             rounds_by_instruction=IsaFeature.AVX512_BF16 in family.isa,
             exact_rest=exact_rest,
-            rest_steps=[step for step in (8, 4, 2, 1) if is_dynamic and step < mr],
+            rest_steps=[step for step in (16, 8, 4, 2, 1) if is_dynamic and step < mr],
             is_jc_outer=blocking.loop_order in {LoopOrder.JC_IC_JR_IR, LoopOrder.JC_IC_IR_JR},
             is_ir_outer=blocking.loop_order in {LoopOrder.JC_IC_IR_JR, LoopOrder.IC_JC_IR_JR},
             description=json.dumps(_describe(problem, candidate, family)),

@@ -5,6 +5,7 @@ vector, its NumPy reference and how it passes on an error. Adding a step is addi
 """
 
 from collections.abc import Callable
+from ctypes import c_float
 from dataclasses import dataclass
 from enum import StrEnum
 from math import erf, isfinite
@@ -95,7 +96,7 @@ STEP_KINDS: dict[str, StepKind] = {kind.name: kind for kind in (
                  xp.minimum(xp.maximum(value, low), high),
              check=lambda low, high: low <= high, rule="low must not be above high"),
     StepKind(name="hardswish",
-             cpp="value * minimum(maximum(value + 3.0f, 0.0f), 6.0f) * (1.0f / 6.0f)",
+             cpp="value * (minimum(maximum(value + 3.0f, 0.0f), 6.0f) * (1.0f / 6.0f))",
              reference=lambda xp, value, _operand:
                  value * xp.minimum(xp.maximum(value + 3.0, 0.0), 6.0) / 6.0,
              error=_lipschitz(1.5), ulp=4.0, absolute=1e-6),
@@ -119,13 +120,13 @@ STEP_KINDS: dict[str, StepKind] = {kind.name: kind for kind in (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step of an epilogue: its kind and the values of its parameters."""
+    """One step of an epilogue: its kind and the values of its parameters, rounded to float32."""
 
     kind: StepKind
     parameters: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the parameters against the row."""
+        """Round the parameters, and check them against the row."""
         kind = self.kind
         if len(self.parameters) != len(kind.parameters):
             names = ", ".join(name for name, _default in kind.parameters) or "none"
@@ -133,18 +134,25 @@ class Step:
                 f"epilogue step {kind.name!r} got {len(self.parameters)} parameters; "
                 f"it takes: {names}."
             )
-        if not all(isfinite(value) for value in self.parameters):
-            raise InvalidEpilogue(f"epilogue step {self.text!r} needs finite parameters.")
+        rounded = tuple(c_float(value).value for value in self.parameters)
+        if not all(isfinite(value) for value in rounded):
+            raise InvalidEpilogue(
+                f"epilogue step {self.text!r} cannot be used: "
+                "its parameters must be finite numbers in float32."
+            )
+        object.__setattr__(self, "parameters", rounded)
         if not kind.check(*self.parameters):
             raise InvalidEpilogue(f"epilogue step {self.text!r} cannot be used: {kind.rule}.")
 
     @property
     def text(self) -> str:
         """Return the text form: the name, and `:value` for each parameter unlike its default."""
-        defaults = tuple(default for _name, default in self.kind.parameters)
+        defaults = tuple(c_float(default).value for _name, default in self.kind.parameters)
         if self.parameters == defaults:
             return self.kind.name
-        return ":".join((self.kind.name, *(f"{value:.9g}" for value in self.parameters)))
+        # A plus sign would end the step.
+        numbers = (f"{value:.9g}".replace("e+", "e") for value in self.parameters)
+        return ":".join((self.kind.name, *numbers))
 
     @classmethod
     def parse(cls, text: str) -> "Step":

@@ -22,15 +22,47 @@ from gemm_tuner.space.limits import is_possible
 _KC_TARGETS = (256, 512, 1024)
 _UNROLLS = (1, 2, 4)
 _PREFETCHES_BYTES = (0, 4096, 8192, 16384)
+_UNKNOWN_L2_BYTES = 512 << 10
 
 
 class Residence(Enum):
-    """What the cache blocks keep in L2, and so which loops are cut."""
+    """Which cache blocks stay in L2, and so which outer loops are cut."""
 
-    NOTHING_JR = auto()  # no cut; each panel of w meets all rows
-    NOTHING_IR = auto()  # no cut; each tile of rows meets all panels
-    X = auto()  # blocks of rows of x
-    W = auto()  # blocks of columns of w
+    NOTHING = auto()  # neither: one block of rows and one of columns
+    X = auto()  # blocks of rows of x; all columns of w pass by
+    W = auto()  # blocks of columns of w; all rows of x pass by
+    BOTH = auto()  # both are cut; the block of w stays for all rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How the loops are cut and ordered: blocks fill one of `l2_parts` parts of L2."""
+
+    residence: Residence = Residence.NOTHING
+    l2_parts: int = 2
+    is_ir_outer: bool = False
+
+    @property
+    def loop_order(self) -> LoopOrder:
+        """Return the order: the loop over what stays in L2 is the outermost."""
+        if self.residence is Residence.X:
+            return LoopOrder.IC_JC_IR_JR if self.is_ir_outer else LoopOrder.IC_JC_JR_IR
+        return LoopOrder.JC_IC_IR_JR if self.is_ir_outer else LoopOrder.JC_IC_JR_IR
+
+    def is_beside(self, other: "Cut") -> bool:
+        """Return whether the cuts differ in one respect."""
+        differences = (
+            self.residence is not other.residence,
+            self.l2_parts != other.l2_parts,
+            self.is_ir_outer != other.is_ir_outer,
+        )
+        return sum(differences) == 1
+
+
+CUTS = tuple(
+    Cut(residence=residence, l2_parts=l2_parts, is_ir_outer=is_ir_outer)
+    for residence, l2_parts, is_ir_outer in product(Residence, (2, 4), (False, True))
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +73,7 @@ class Choice:
     mr: int
     nr: int
     kc: int
-    residence: Residence
+    cut: Cut
     pack_x: bool
     prefetch_w_bytes: int
     k_unroll: int
@@ -97,6 +129,19 @@ class Space:
                     seen.add(candidate.text)
                     yield candidate
 
+    def size(self) -> int:
+        """Return how many candidates there are, without making them all."""
+        count = 0
+        for family, mr, nr in self.tiles():
+            start = self._default(family, mr, nr)
+            blocks = {
+                (kc, pack_x, *self._blocks(replace(start, kc=kc, cut=cut, pack_x=pack_x)))
+                for kc, cut, pack_x in product(self._kcs(family), CUTS, (False, True))
+            }
+            others = len(self._prefetches()) * len(_UNROLLS) * len(self._grids(mr, nr))
+            count += len(blocks) * others
+        return count
+
     def candidate(self, choice: Choice) -> Candidate:
         """Return the candidate that a choice stands for."""
         mr, nr, kc = choice.mr, choice.nr, choice.kc
@@ -117,36 +162,34 @@ class Space:
         )
 
     def _blocks(self, choice: Choice) -> tuple[int, int, LoopOrder]:
-        all_rows = _round_up(max(1, self.problem.m.high), choice.mr)
-        all_columns = _round_up(max(1, self.problem.n), choice.nr)
-        half_l2 = self.cpu.caches.l2_bytes // 2 or 256 << 10
-        depth_bytes = choice.kc * self.problem.types.w.size_bytes
-        fitting_rows = max(choice.mr, half_l2 // depth_bytes // choice.mr * choice.mr)
-        fitting_columns = max(choice.nr, half_l2 // depth_bytes // choice.nr * choice.nr)
-        match choice.residence:
-            case Residence.NOTHING_JR:
-                return all_rows, all_columns, LoopOrder.JC_IC_JR_IR
-            case Residence.NOTHING_IR:
-                return all_rows, all_columns, LoopOrder.JC_IC_IR_JR
-            case Residence.X:
-                return min(all_rows, fitting_rows), all_columns, LoopOrder.IC_JC_JR_IR
-            case Residence.W:
-                return all_rows, min(all_columns, fitting_columns), LoopOrder.JC_IC_IR_JR
+        """Return mc, nc and the order of the loops."""
+        cut = choice.cut
+        mc = _round_up(max(1, self.problem.m.high), choice.mr)
+        nc = _round_up(max(1, self.problem.n), choice.nr)
+        share_bytes = (self.cpu.caches.l2_bytes or _UNKNOWN_L2_BYTES) // cut.l2_parts
+        fitting = share_bytes // (choice.kc * self.problem.types.w.size_bytes)
+        # A packed block of x has to stay in L2, or packing it was in vain.
+        if cut.residence in {Residence.X, Residence.BOTH} or choice.pack_x:
+            mc = min(mc, max(choice.mr, fitting // choice.mr * choice.mr))
+        if cut.residence in {Residence.W, Residence.BOTH}:
+            nc = min(nc, max(choice.nr, fitting // choice.nr * choice.nr))
+        return mc, nc, cut.loop_order
 
     def _default(self, family: MicroKernelFamily, mr: int, nr: int) -> Choice:
         streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
         kc = self._kcs(family)[0]
         x_bytes = self.problem.m.high * kc * self.problem.types.x.size_bytes
-        if x_bytes <= self.cpu.caches.l2_bytes // 2:
-            residence = Residence.NOTHING_JR
+        x_fits_l2 = x_bytes <= self.cpu.caches.l2_bytes // 2
+        if x_fits_l2:
+            cut = Cut()
         else:
-            residence = Residence.X if streams_weights else Residence.NOTHING_IR
+            cut = Cut(residence=Residence.X) if streams_weights else Cut(is_ir_outer=True)
         return Choice(
             family=family,
             mr=mr,
             nr=nr,
             kc=kc,
-            residence=residence,
+            cut=cut,
             pack_x=False,
             prefetch_w_bytes=8192 if streams_weights and self.problem.m.high > 1 else 0,
             k_unroll=1 if mr * nr >= 8 * family.lanes else 4,
@@ -154,9 +197,9 @@ class Space:
         )
 
     def _choices_of(self, family: MicroKernelFamily, mr: int, nr: int) -> Iterator[Choice]:
-        for kc, residence, pack_x, prefetch, k_unroll, grid in product(
+        for kc, cut, pack_x, prefetch, k_unroll, grid in product(
             self._kcs(family),
-            Residence,
+            CUTS,
             (False, True),
             self._prefetches(),
             _UNROLLS,
@@ -167,7 +210,7 @@ class Space:
                 mr=mr,
                 nr=nr,
                 kc=kc,
-                residence=residence,
+                cut=cut,
                 pack_x=pack_x,
                 prefetch_w_bytes=prefetch,
                 k_unroll=k_unroll,
@@ -175,15 +218,15 @@ class Space:
             )
 
     def _choices_like(self, candidate: Candidate) -> Iterator[Choice]:
-        """Yield the choices that stand for `candidate`; several residences may coincide."""
+        """Yield the choices that stand for `candidate`; several cuts may come to the same."""
         tile, blocking = candidate.micro_kernel, candidate.blocking
-        for residence in Residence:
+        for cut in CUTS:
             choice = Choice(
                 family=family_named(tile.family),
                 mr=tile.mr,
                 nr=tile.nr,
                 kc=blocking.kc,
-                residence=residence,
+                cut=cut,
                 pack_x=blocking.pack_x,
                 prefetch_w_bytes=blocking.prefetch_w_bytes,
                 k_unroll=blocking.k_unroll,
@@ -193,8 +236,9 @@ class Space:
                 yield choice
 
     def _moves(self, choice: Choice) -> Iterator[Choice]:
-        for residence in Residence:
-            yield replace(choice, residence=residence)
+        for cut in CUTS:
+            if cut.is_beside(choice.cut):
+                yield replace(choice, cut=cut)
         for kc in self._kcs(choice.family):
             yield replace(choice, kc=kc)
         yield replace(choice, pack_x=not choice.pack_x)

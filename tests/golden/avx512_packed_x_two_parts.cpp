@@ -384,6 +384,7 @@ inline void panels(const Call &call, const X *x, int64_t x_stride, int64_t pc, i
 }
 
 // The rows left over when mr does not divide them.
+static_assert(mr <= 8, "every number of rows below mr is a sum of the steps");
 inline void rest_panels(const Call &call, const X *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
                         [[maybe_unused]] int64_t rows, int64_t column_begin, int64_t column_end)
 {

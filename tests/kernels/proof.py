@@ -16,7 +16,7 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
-from gemm_tuner.errors import CompilationFailed
+from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.space.catalog import family_named
@@ -57,16 +57,16 @@ def prove_all(subjects: Iterable[Subject], toolchain: Toolchain) -> dict[Subject
 
 def _prove(
     problem: Problem,
-    build: Build | CompilationFailed,
+    build: Build | CompilationFailed | CompilationInterrupted,
     cases: dict[InputKind, Case],
     report: Report,
 ) -> Finding:
-    if isinstance(build, CompilationFailed):
+    if not isinstance(build, Build):
         return Finding(outcome=Outcome.COMPILE_FAILED, detail=str(build))
 
     def task() -> Finding:
         kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
-        return verify(kernel.library, problem, cases, report)
+        return verify(kernel, problem, cases, report)
 
     ours, theirs = Pipe()
     with ours, theirs:

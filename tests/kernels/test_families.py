@@ -86,15 +86,30 @@ def candidate_text(
     return f"{family.name}_{mr}x{nr} mc{2 * mr}_nc{2 * nr}_kc{kc} {order.value}{extras}"
 
 
-def test_tails_of_n_and_k_for_any_m(row: Row, toolchain: Toolchain) -> None:
+def test_tails_of_n_for_any_m(row: Row, toolchain: Toolchain) -> None:
     mr, nr = small_tile(row.family)
     subjects = [
         Subject(
             problem=f"{row.types.text} 0..{2 * mr + 1}x{n}x{k} nk bias",
             candidate=candidate_text(row, k),
         )
-        for n in around(nr, 2 * nr)
-        for k in around(KC, 2 * KC)
+        for n in range(2 * nr + 2)
+        for k in (0, KC + 1)
+    ]
+
+    wrong = prove_all(subjects, toolchain)
+
+    assert not wrong
+
+
+def test_tails_of_k_for_any_m(row: Row, toolchain: Toolchain) -> None:
+    mr, nr = small_tile(row.family)
+    subjects = [
+        Subject(
+            problem=f"{row.types.text} 0..{2 * mr + 1}x{nr + 1}x{k} nk bias",
+            candidate=candidate_text(row, k),
+        )
+        for k in range(2 * KC + 2)
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -131,6 +146,22 @@ def test_loop_orders_layouts_and_extras(row: Row, toolchain: Toolchain) -> None:
         for layout in ("nk", "kn")
         for extras in (" pf4096", " pack_x u2", " u4 grid2x1", " pack_x pf8192 u2 grid1x2")
     ]
+
+    wrong = prove_all(subjects, toolchain)
+
+    assert not wrong
+
+
+def test_every_height_of_a_tile_for_a_range_of_m(row: Row, toolchain: Toolchain) -> None:
+    widths = sorted({nr for _mr, nr in row.family.tiles})
+    k = KC + 3
+    subjects = []
+    for nr in widths:
+        heights = [mr for mr, width in row.family.tiles if width == nr]
+        for mr in {max(heights), heights[len(heights) // 2]}:
+            problem = f"{row.types.text} 0..{2 * mr + 1}x{nr + 1}x{k} nk relu"
+            candidate = candidate_text(row, k, tile=(mr, nr))
+            subjects.append(Subject(problem=problem, candidate=candidate))
 
     wrong = prove_all(subjects, toolchain)
 

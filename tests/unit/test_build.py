@@ -10,7 +10,13 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.source import Source
-from gemm_tuner.errors import CompilationFailed, InvalidSetting, StoreFailed, ToolchainMissing
+from gemm_tuner.errors import (
+    CompilationFailed,
+    CompilationInterrupted,
+    InvalidSetting,
+    StoreFailed,
+    ToolchainMissing,
+)
 from gemm_tuner.space.catalog import family_named
 
 COMPILERS = ("gcc", "clang", "zig")
@@ -78,6 +84,20 @@ def test_hosted_library_uses_libc(toolchain: Toolchain) -> None:
     library = ctypes.CDLL(str(compile_hosted(text, name="length", toolchain=toolchain)))
 
     assert library.length(b"four") == 4
+
+
+def test_killed_compiler_says_nothing_of_the_source() -> None:
+    killed = Toolchain(name="gcc", version="0", command=("/bin/sh", "-c", "kill -9 $$", "sh"))
+
+    with pytest.raises(CompilationInterrupted, match="signal"):
+        compile_kernel(kernel_source(), isa=frozenset(), toolchain=killed)
+
+
+def test_missing_executable_says_nothing_of_the_source() -> None:
+    missing = Toolchain(name="gcc", version="0", command=("/nonexistent/g++",))
+
+    with pytest.raises(CompilationInterrupted, match="could not be run"):
+        compile_kernel(kernel_source(), isa=frozenset(), toolchain=missing)
 
 
 def test_unknown_compiler_is_refused() -> None:

@@ -1,5 +1,6 @@
 import pytest
 
+from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.cpu import Caches, Cpu, parse_isa
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidCandidate
@@ -46,7 +47,7 @@ def test_every_candidate_runs_on_the_cpu_and_divides_its_blocks(isa: str, shape:
     found = list(space.all())
 
     assert found
-    assert len({candidate.text for candidate in found}) == len(found)
+    assert space.size() == len(found) == len({candidate.text for candidate in found})
     for candidate in found:
         tile, blocking = candidate.micro_kernel, candidate.blocking
         assert family_named(tile.family).isa <= machine.isa
@@ -86,6 +87,26 @@ def test_model_prefers_wide_vectors_and_full_tiles() -> None:
 
     assert best.micro_kernel.family == "avx512_f32"
     assert best.micro_kernel.mr * best.micro_kernel.nr >= 8 * 16
+
+
+def test_every_loop_order_and_both_blocks_are_in_the_space() -> None:
+    space = Space(problem=Problem.parse("f32 2000x2000x512"), cpu=cpu("avx512"))
+
+    blockings = [candidate.blocking for candidate in space.all()]
+
+    assert {blocking.loop_order for blocking in blockings} == set(LoopOrder)
+    assert any(blocking.mc < 2000 and blocking.nc < 2000 for blocking in blockings)
+    assert len({blocking.nc for blocking in blockings if blocking.nc < 2000}) > 1
+
+
+def test_packed_x_stays_in_the_cache() -> None:
+    machine = cpu("avx512")
+    space = Space(problem=Problem.parse("f32 0..16384x64x128"), cpu=machine)
+
+    for candidate in space.all():
+        blocking = candidate.blocking
+        if blocking.pack_x:
+            assert blocking.mc * blocking.kc * 4 <= machine.caches.l2_bytes
 
 
 def test_tiles_fit_the_registers() -> None:
