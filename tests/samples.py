@@ -44,7 +44,7 @@ def make_artifact(binary: bytes = b"\x7fELF sample", **changes: object) -> Artif
 
 
 def make_trial(*, call_ns: int = 800, nr: int = 48, minute: int = 0, **changes: object) -> Trial:
-    """Return a final trial of a kernel whose calls take `call_ns`, beside a baseline of 1000 ns."""
+    """Return a confirming trial: calls take `call_ns`, those of the baseline 1000 ns."""
     baseline = Timing(calls_per_sample=10, samples_ns=(BASELINE_NS * 10,) * 12)
     trial = Trial(
         created_at=datetime(2026, 11, 20, 12, 0, tzinfo=UTC) + timedelta(minutes=minute),
@@ -54,7 +54,7 @@ def make_trial(*, call_ns: int = 800, nr: int = 48, minute: int = 0, **changes: 
         candidate=Candidate.parse(f"avx512_f32_8x{nr} mc128_nc768_kc256 jc_ic_jr_ir pf4096"),
         toolchain="gcc 12.2.0 -O3",
         generator="0.1.0-aaaa",
-        stage=Stage.FINAL,
+        stage=Stage.CONFIRM,
         outcome=Outcome.CORRECT,
         artifact=make_artifact(),
         measurement=Measurement(

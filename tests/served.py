@@ -73,7 +73,9 @@ class Site:
                 thread.join()
 
 
-def keep_trial(repository: Repository, build: Build, *, cpu: Cpu, speed: float) -> None:
+def keep_trial(
+    repository: Repository, build: Build, *, cpu: Cpu, speed: float, threads: int = 1
+) -> None:
     """Store a trial of `PROBLEM` in which the kernel was `speed` times as fast as the baseline."""
     text = build.source.text
     repository.add_build(build.artifact, binary=build.binary, source_text=text)
@@ -82,11 +84,11 @@ def keep_trial(repository: Repository, build: Build, *, cpu: Cpu, speed: float) 
             created_at=datetime.now(UTC),
             problem=PROBLEM,
             cpu=cpu,
-            context=ExecutionContext(),
+            context=ExecutionContext(threads=threads),
             candidate=CANDIDATE,
             toolchain=build.artifact.toolchain,
             generator=generator_version(),
-            stage=Stage.FINAL,
+            stage=Stage.CONFIRM,
             outcome=Outcome.CORRECT,
             artifact=build.artifact,
             measurement=Measurement(

@@ -1,11 +1,12 @@
 /* Load a gemm-tuner kernel library in plain C, call it and check what it computes.
  *
- *     cc -O2 -std=c11 -I <templates>/abi call_kernel.c -o call_kernel -ldl -lm
- *     ./call_kernel KERNEL.so M N K
+ *     gemm-tuner sweep M N K --epilogue bias+relu
+ *     gemm-tuner source M N K --epilogue bias+relu --binary kernel.so --header gemm_tuner.h
+ *     cc -O2 -std=c11 -I. call_kernel.c -o call_kernel -ldl -lm
+ *     ./call_kernel ./kernel.so M N K
  *
- * KERNEL.so must hold a kernel for the problem `f32 MxNxK nk bias+relu`, that is
+ * kernel.so must hold a kernel for the problem `f32 MxNxK nk bias+relu`, that is
  * y = relu(x @ w.T + bias) with x (M, K), w (N, K), bias (N) and y (M, N), all row-major.
- * `gemm-tuner sweep M N K --epilogue bias+relu` tunes one.
  */
 #include "gemm_tuner.h"
 

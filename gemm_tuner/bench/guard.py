@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemm_tuner.runtime.memory import HUGE_PAGE_BYTES
+from gemm_tuner.runtime.memory import address_of, map_memory
 
 GUARD_BYTES = 1 << 16
 
@@ -40,40 +40,47 @@ class Region:
 
 
 class GuardedMemory:
-    """Memory between pages that nobody may touch, filled with NaN."""
+    """Memory between pages that nobody may touch, filled with NaN, as is what lies beside it."""
 
     def __init__(self, name: str, size_bytes: int, *, flush: Flush, alignment_bytes: int) -> None:
         """Reserve the memory; `flush` chooses the end that lies at the guard page.
 
-        With `flush` at the end, up to `alignment_bytes` - 1 bytes lie between.
+        With `flush` at the end, up to `alignment_bytes` - 1 bytes lie between. Nothing guards the
+        other end but canaries up to the next page: `find_stray_write` looks at them.
         """
         page = mmap.PAGESIZE
         pages_bytes = (max(size_bytes, 1) + page - 1) // page * page
         self._name = name
-        self._mapping = mmap.mmap(-1, pages_bytes + 2 * GUARD_BYTES, flags=mmap.MAP_PRIVATE)
-        if pages_bytes >= HUGE_PAGE_BYTES:
-            self._mapping.madvise(mmap.MADV_HUGEPAGE)
-        everything = np.frombuffer(self._mapping, np.uint8)
-        base = int(everything.__array_interface__["data"][0])
+        everything = np.frombuffer(map_memory(pages_bytes + 2 * GUARD_BYTES), np.uint8)
+        base = address_of(everything)
         self._begin = base + GUARD_BYTES
         self._end = self._begin + pages_bytes
         slack = pages_bytes - size_bytes if flush is Flush.END else 0
-        offset = GUARD_BYTES + slack // alignment_bytes * alignment_bytes
-        self.memory: NDArray[np.uint8] = everything[offset : offset + size_bytes]
+        offset = slack // alignment_bytes * alignment_bytes
+        pages = everything[GUARD_BYTES : GUARD_BYTES + pages_bytes]
+        pages[:] = CANARY
+        self.memory: NDArray[np.uint8] = pages[offset : offset + size_bytes]
+        self._beside = {"before": pages[:offset], "after": pages[offset + size_bytes :]}
         self.regions = [
             Region(name=f"the guard page before {name}", begin=base, end=self._begin),
             Region(
                 name=f"the guard page after {name}", begin=self._end, end=self._end + GUARD_BYTES
             ),
         ]
-        self.memory[:] = CANARY
         _protect(base, GUARD_BYTES, _PROT_NONE)
         _protect(self._end, GUARD_BYTES, _PROT_NONE)
 
     @property
     def address(self) -> int:
         """Return the address of the first byte."""
-        return int(self.memory.__array_interface__["data"][0])
+        return address_of(self.memory)
+
+    def find_stray_write(self) -> str | None:
+        """Return in words where something was written beside the memory, None if nothing was."""
+        for side, canaries in self._beside.items():
+            if np.any(canaries != CANARY):
+                return f"wrote {side} {self._name}"
+        return None
 
     def forbid_writing(self) -> None:
         """Make a write to the memory a fault from now on."""
@@ -122,18 +129,23 @@ class GuardedMatrix:
         self.values[...] = values
         self._guarded.forbid_writing()
 
-    def padding_is_unchanged(self) -> bool:
-        """Say whether no element between the rows was written."""
+    def find_stray_write(self) -> str | None:
+        """Return in words where something but an element was written, None if nothing was."""
+        if np.any(self._padding() != CANARY):
+            return f"wrote between the rows of {self.name}"
+        return self._guarded.find_stray_write()
+
+    def _padding(self) -> NDArray[np.uint8]:
+        """Return the bytes between the rows."""
         rows = len(self.values)
         used_bytes = self.values.shape[1] * self.values.itemsize
         if self._row_bytes == used_bytes or rows < 2:
-            return True
-        between = np.lib.stride_tricks.as_strided(
+            return self._guarded.memory[:0]
+        return np.lib.stride_tricks.as_strided(
             self._guarded.memory[used_bytes:],
             (rows - 1, self._row_bytes - used_bytes),
             (self._row_bytes, 1),
         )
-        return bool(np.all(between == CANARY))
 
 
 def _protect(address: int, size_bytes: int, protection: int) -> None:

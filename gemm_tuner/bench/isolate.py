@@ -22,10 +22,7 @@ from gemm_tuner.runtime.detect import detect_cpu
 
 Answer = TypeVar("Answer")
 
-# A candidate that does nothing for this long, beside the time its arithmetic takes at the rate of
-# a slow scalar loop, hangs.
 _STALL_TIMEOUT_S = 5.0
-_SLOWEST_FLOP_PER_S = 2e8
 
 
 class TrialHost:
@@ -33,7 +30,8 @@ class TrialHost:
 
     It prepares inputs, exact results and the baseline once. Each request runs in a child that the
     server forks, so that a candidate can end nothing but its own trial. Use it in a `with`
-    statement.
+    statement. `baseline_text` names the baseline; `baseline_note` says why better ones were
+    skipped, and is empty if none was.
     """
 
     def __init__(
@@ -56,8 +54,8 @@ class TrialHost:
             toolchain: compiles the drivers.
             seed: of the random inputs.
             scalar_build: the baseline if there is no library.
-            stall_timeout_s: how long a candidate may run without progress, besides the time that
-                its arithmetic takes.
+            stall_timeout_s: how long a candidate may run without progress, besides a multiple of
+                the time that the baseline takes.
 
         Raises:
             BaselineMissing: the baseline is not installed or computes something else.
@@ -72,7 +70,7 @@ class TrialHost:
             drivers=build_drivers(toolchain, detect_cpu()),
             seed=seed,
             scalar_build=scalar_build,
-            stall_timeout_s=stall_timeout_s + problem.flop(problem.m.high) / _SLOWEST_FLOP_PER_S,
+            stall_timeout_s=stall_timeout_s,
         )
         ours, theirs = socket.socketpair()
         with theirs:
@@ -86,10 +84,12 @@ class TrialHost:
             )
         self._connection = Connection(ours.detach())
         try:
-            self.baseline_text = self._ask(setup, str)
+            text, note = self._ask(setup, tuple)
         except BaseException:
             self.close()
             raise
+        self.baseline_text: str = text
+        self.baseline_note: str = note
 
     def verify(self, build: Build) -> Finding:
         """Return whether a build computes what it should and touches nothing else.

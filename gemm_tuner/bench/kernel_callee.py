@@ -19,21 +19,29 @@ class _KernelCallsStruct(ctypes.Structure):
         ("args", ArgsStruct),
         ("phases", ctypes.c_int32),
         ("parts", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
     )
 
 
 class KernelCallee:
-    """A kernel that runs in as many parts as the workload has threads."""
+    """A kernel that runs in the parts it prefers, on at most the threads of the workload.
+
+    It was proved in these parts, and is called in them.
+    """
 
     def __init__(self, library: KernelLibrary, workload: Workload, timer: Path) -> None:
         """Prepare the arguments of all calls."""
-        parts = workload.threads
+        parts = library.preferred_parts
         self._library = library
         self._workload = workload
         self._workspace = allocate_aligned(library.workspace_bytes(parts))
         self._time = ctypes.CDLL(str(timer)).bench_time_kernel
         self._calls = _KernelCallsStruct(
-            library.run_address, self._make_args(), library.phases, parts
+            library.run_address,
+            self._make_args(),
+            library.phases,
+            parts,
+            min(parts, workload.threads),
         )
 
     @property

@@ -25,26 +25,33 @@ class Contestant:
     weights: WeightCopies
     is_cold: bool
 
-    def sample_ns(self, calls: int, *, is_long: bool = False) -> int:
+    def sample(self, calls: int, *, is_long: bool = False) -> SampleStruct:
         """Return the time of `calls` calls, from a calm sample if there is one."""
         if is_long:
-            return max(1, int(self._sample(calls, warm_up_calls=0).elapsed_ns))
+            return self._sample(calls, warm_up_calls=0)
         # Cold weights must stay cold: one call warms the activations only.
         warm_up_calls = 1 if self.is_cold else max(1, calls // _WARM_UP_SHARE)
-        fewest_switches, elapsed_ns = None, 0
-        for _try in range(_TRIES_FOR_A_CALM_SAMPLE):
-            sample = self._sample(calls, warm_up_calls=warm_up_calls)
-            switches = sample.involuntary_switches
-            if fewest_switches is None or switches < fewest_switches:
-                fewest_switches, elapsed_ns = switches, sample.elapsed_ns
-            if fewest_switches == 0:
+        calmest = self._sample(calls, warm_up_calls=warm_up_calls)
+        for _retry in range(_TRIES_FOR_A_CALM_SAMPLE - 1):
+            if calmest.involuntary_switches == 0:
                 break
-        return max(1, elapsed_ns)
+            sample = self._sample(calls, warm_up_calls=warm_up_calls)
+            if sample.involuntary_switches < calmest.involuntary_switches:
+                calmest = sample
+        return calmest
 
     def _sample(self, calls: int, *, warm_up_calls: int) -> SampleStruct:
         return self.callee.sample(
             self.weights.struct, warm_up_calls=warm_up_calls, timed_calls=calls
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One sample of each contestant, in their order, and whether all of them were calm."""
+
+    samples_ns: tuple[int, ...]
+    is_calm: bool
 
 
 def measure(
@@ -56,32 +63,60 @@ def measure(
 ) -> tuple[Timing, ...]:
     """Return the timings of all contestants, sample i of each taken in the same round.
 
-    Each round starts with the next contestant. `on_turn` is told who runs before each sample.
+    There are `pairs` samples of each, or at least half as many where rounds were interrupted. When
+    one contestant takes long for a call, all are treated as such. `on_turn` is told who runs before
+    each sample.
     """
-    calls, are_long = [], []
+    calls = []
+    is_long = False
     for index, contestant in enumerate(contestants):
         on_turn(index)
         count, elapsed_ns = _calibrate(contestant, sample_ns)
         calls.append(count)
-        are_long.append(elapsed_ns >= count * _LONG_CALL_NS)
-    samples: list[list[int]] = [[] for _contestant in contestants]
+        is_long = is_long or elapsed_ns >= count * _LONG_CALL_NS
+    rounds = []
     for round_number in range(pairs):
-        for turn in range(len(contestants)):
-            index = (round_number + turn) % len(contestants)
+        samples = {}
+        for index in turn_order(round_number, len(contestants)):
             on_turn(index)
-            taken_ns = contestants[index].sample_ns(calls[index], is_long=are_long[index])
-            samples[index].append(taken_ns)
+            samples[index] = contestants[index].sample(calls[index], is_long=is_long)
+        rounds.append(
+            _Round(
+                tuple(max(1, int(samples[index].elapsed_ns)) for index in range(len(contestants))),
+                all(sample.involuntary_switches == 0 for sample in samples.values()),
+            )
+        )
+    kept = [one.samples_ns for one in _without_interrupted(rounds)]
     return tuple(
-        Timing(calls_per_sample=count, samples_ns=tuple(taken))
-        for count, taken in zip(calls, samples, strict=True)
+        Timing(calls_per_sample=count, samples_ns=taken)
+        for count, taken in zip(calls, zip(*kept, strict=True), strict=True)
     )
+
+
+def turn_order(round_number: int, count: int) -> tuple[int, ...]:
+    """Return who runs in a round, first to last; the last contestant is always last.
+
+    The others start with the next one in every second round, and run backwards in the rounds
+    between, so that nobody always runs after the same one.
+    """
+    others = count - 1
+    order = [(round_number // 2 + turn) % others for turn in range(others)]
+    if round_number % 2:
+        order.reverse()
+    return (*order, others)
+
+
+def _without_interrupted(rounds: Sequence[_Round]) -> Sequence[_Round]:
+    """Return the calm rounds if they are at least half of all, else all."""
+    calm = [one for one in rounds if one.is_calm]
+    return calm if 2 * len(calm) >= len(rounds) else rounds
 
 
 def _calibrate(contestant: Contestant, sample_ns: int) -> tuple[int, int]:
     """Return how many calls take about `sample_ns`, and how long they took."""
     calls = 1
     while True:
-        elapsed_ns = contestant.sample_ns(calls)
+        elapsed_ns = max(1, int(contestant.sample(calls).elapsed_ns))
         if elapsed_ns >= sample_ns or calls >= _MAX_CALLS_PER_SAMPLE:
             return calls, elapsed_ns
         wanted = min(ceil(1.1 * calls * sample_ns / elapsed_ns), 16 * calls)

@@ -1,9 +1,12 @@
 """What this CPU can do at most: multiply-adds on one core, and reads of a block of memory."""
 
 import ctypes
+from dataclasses import dataclass
 from pathlib import Path
 
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
+from gemm_tuner.bench.regimes import cold_footprint_bytes
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem
@@ -88,13 +91,41 @@ def footprint_bytes(problem: Problem, rows: int) -> int:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRates:
+    """How fast the weights are read, and all else that a call touches, in bytes per second."""
+
+    weights: float
+    others: float
+
+
+def measure_read_rates(
+    driver: Path, problem: Problem, rows: int, *, regime: Regime, l3_bytes: int
+) -> ReadRates:
+    """Return how fast one core reads what a call touches, from where its regime leaves it.
+
+    Cold weights come from memory. The others stay warm: in a block of their own size.
+    """
+    touched_bytes = footprint_bytes(problem, rows)
+    if regime is Regime.HOT:
+        rate = measure_read_bytes_per_s(driver, touched_bytes)
+        return ReadRates(weights=rate, others=rate)
+    return ReadRates(
+        weights=measure_read_bytes_per_s(driver, cold_footprint_bytes(l3_bytes)),
+        others=measure_read_bytes_per_s(driver, touched_bytes - problem.w_bytes),
+    )
+
+
 def roofline_ns(
-    problem: Problem, rows: int, *, peak_flop_per_s: float, read_bytes_per_s: float
+    problem: Problem, rows: int, *, peak_flop_per_s: float, read_rates: ReadRates, cores: int
 ) -> float:
     """Return the time below which no call can be, in ns: the longer of arithmetic and reading.
+
+    The rates are those of one core; no call is faster than `cores` times that.
 
     Source: Williams, Waterman and Patterson, Roofline, Communications of the ACM 52(4), 2009.
     """
     compute_s = problem.flop(rows) / peak_flop_per_s
-    memory_s = footprint_bytes(problem, rows) / read_bytes_per_s
-    return 1e9 * max(compute_s, memory_s)
+    other_bytes = footprint_bytes(problem, rows) - problem.w_bytes
+    memory_s = problem.w_bytes / read_rates.weights + other_bytes / read_rates.others
+    return 1e9 * max(compute_s, memory_s) / cores

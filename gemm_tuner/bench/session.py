@@ -1,12 +1,13 @@
 """All trials of one problem: its inputs, exact results and baseline, made once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 
 from gemm_tuner.bench.available_memory import check_memory
 from gemm_tuner.bench.baselines.baseline import Baseline
-from gemm_tuner.bench.baselines.choose import choose_baseline, find_baseline_error
+from gemm_tuner.bench.baselines.choose import CheckedBaseline, check_baseline, choose_baseline
 from gemm_tuner.bench.baselines.onednn import OneDnn
 from gemm_tuner.bench.baselines.openblas import OpenBlas
 from gemm_tuner.bench.baselines.scalar import ScalarKernel
@@ -27,7 +28,7 @@ from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.measurement import Measurement, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
-from gemm_tuner.errors import IsaNotUsable, KernelRejected, TrialFailed
+from gemm_tuner.errors import IsaNotUsable, KernelRejected, NotEnoughMemory, TrialFailed
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 
@@ -35,6 +36,12 @@ from gemm_tuner.runtime.load import Kernel, load_kernel
 # exact results and bounds in float64, and what is alive while they are computed.
 _BYTES_PER_INPUT_ELEMENT = 32
 _BYTES_PER_RESULT_ELEMENT = 96
+
+# How many times slower than the baseline a candidate may be before it is said to hang. A scalar
+# kernel beside a library with vectors is about this slow. The baseline itself is trusted: it may
+# take the time of a slow scalar loop.
+_SLOWEST_OVER_BASELINE = 50
+_SLOWEST_BASELINE_FLOP_PER_S = 2e8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +54,7 @@ class Setup:
     drivers: Drivers
     seed: int
     scalar_build: Build
-    stall_timeout_s: float
+    stall_timeout_s: float  # besides what the time of the baseline allows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +100,12 @@ class Session:
         self._report = Report(setup.drivers.crash)
         _check_operands_fit(problem)
         self._cases = {kind: Case(problem, kind, setup.seed) for kind in InputKind}
-        self._baseline = self._choose_baseline()
+        flop = problem.flop(problem.m.high)
+        self.stall_timeout_s = setup.stall_timeout_s + flop / _SLOWEST_BASELINE_FLOP_PER_S
+        checked = self._choose_baseline()
+        self.stall_timeout_s = setup.stall_timeout_s + _SLOWEST_OVER_BASELINE * checked.call_s
+        self._baseline = checked.baseline
+        self.baseline_note = checked.note
 
     @property
     def baseline_text(self) -> str:
@@ -105,7 +117,7 @@ class Session:
 
         def task() -> Finding:
             kernel = self._load(request.build)
-            return verify(kernel.library, self._problem, self._cases, self._report)
+            return verify(kernel, self._problem, self._cases, self._report)
 
         try:
             result = self._run(task)
@@ -117,6 +129,25 @@ class Session:
 
     def time(self, request: TimeRequest) -> tuple[TimedFinding, ...]:
         """Return the measurements of builds, taken in rotation with the baseline.
+
+        When the copies of the weights of all do not fit into memory, each half is timed on its own.
+
+        Raises:
+            NotEnoughMemory: the copies for one build do not fit.
+        """
+        half = len(request.builds) // 2
+        try:
+            return self._time_together(request)
+        except NotEnoughMemory:
+            if not half:
+                raise
+        return (
+            *self.time(replace(request, builds=request.builds[:half])),
+            *self.time(replace(request, builds=request.builds[half:])),
+        )
+
+    def _time_together(self, request: TimeRequest) -> tuple[TimedFinding, ...]:
+        """Return the measurements of builds, all timed in the same rounds.
 
         When one of them ends the child, it is left out and the others are timed again.
         """
@@ -200,7 +231,9 @@ class Session:
         contestants = []
         for index, (count, callee) in enumerate(zip(copies, callees, strict=True)):
             self._report.step(index)
-            weights = WeightCopies(callee, count, self._setup.seed)
+            weights = WeightCopies(
+                callee, count, self._setup.seed, on_block=partial(self._report.step, index)
+            )
             contestants.append(
                 Contestant(callee=callee, weights=weights, is_cold=regime is Regime.COLD_WEIGHTS)
             )
@@ -209,26 +242,26 @@ class Session:
     def _load(self, build: Build) -> Kernel:
         return load_kernel(build.binary, artifact=build.artifact, cpu=self._cpu)
 
-    def _choose_baseline(self) -> Baseline:
+    def _choose_baseline(self) -> CheckedBaseline:
         drivers = self._setup.drivers
         makers: dict[str, Callable[[], Baseline]] = {
             "onednn": lambda: OneDnn(drivers.onednn),
             "openblas": lambda: OpenBlas(drivers.openblas),
             "scalar": lambda: ScalarKernel(self._setup.scalar_build, self._cpu, drivers.timer),
         }
-        return choose_baseline(self._setup.baseline, makers, self._find_baseline_error)
+        return choose_baseline(self._setup.baseline, makers, self._check_baseline)
 
-    def _find_baseline_error(self, baseline: Baseline) -> str | None:
+    def _check_baseline(self, baseline: Baseline) -> float | str:
         case = self._cases[InputKind.NORMAL]
         # In a child: a library that has started threads must not be forked.
-        result = self._run(lambda: find_baseline_error(baseline, self._problem, case))
+        result = self._run(lambda: check_baseline(baseline, self._problem, case))
         return result.detail if isinstance(result, Death) else result
 
     def _run(self, task: Callable[[], Result]) -> Result | Death:
         return run_in_child(
             task,
             report=self._report,
-            stall_timeout_s=self._setup.stall_timeout_s,
+            stall_timeout_s=self.stall_timeout_s,
             owner=self._owner,
         )
 

@@ -1,6 +1,7 @@
 """The folder of built binaries, each named by everything that went into it."""
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -12,22 +13,37 @@ CACHE_VARIABLE = "GEMM_TUNER_CACHE"
 
 
 def build_cache_dir() -> Path:
-    """Return the folder for built binaries, made private if it did not exist.
+    """Return the private folder for built binaries, made if it did not exist.
 
     Raises:
-        StoreFailed: the folder cannot be made.
+        StoreFailed: the folder cannot be made, or others can write to it.
     """
     chosen = os.environ.get(CACHE_VARIABLE)
     root = Path(chosen) if chosen else user_cache_path("gemm-tuner")
     folder = root / "builds"
+    make_private(folder)
+    return folder
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that native code is loaded from, so that nobody else has a hand in it.
+
+    Raises:
+        StoreFailed: the folder cannot be made, or others can write to it.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
     except OSError as error:
         raise StoreFailed(
-            f"the build cache {folder} cannot be made ({error.strerror}); "
-            f"set {CACHE_VARIABLE} to a writable folder."
+            f"the cache directory {folder} cannot be used ({error.strerror}); "
+            f"set {CACHE_VARIABLE} to a directory of yours."
         ) from error
-    return folder
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
+        raise StoreFailed(
+            f"the cache directory {folder} can be written by others; run chmod 700 on it, "
+            f"or set {CACHE_VARIABLE} to a directory of yours."
+        )
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -1,6 +1,7 @@
 """`gemm-tuner bench`: time stored winners again, beside each installed baseline."""
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import typer
@@ -8,20 +9,19 @@ import typer
 from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.finding import TimedFinding
 from gemm_tuner.bench.isolate import TrialHost
-from gemm_tuner.bench.roofline import footprint_bytes, measure_read_bytes_per_s, roofline_ns
+from gemm_tuner.bench.roofline import measure_read_rates, roofline_ns
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.cli import options
 from gemm_tuner.cli.layers import Layer, layers_of
 from gemm_tuner.cli.output import print_json, print_message, print_table, time_text
 from gemm_tuner.cli.report import context_text, interval_text, ratio_facts
-from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
 from gemm_tuner.domain.verdict import Decision, Verdict
-from gemm_tuner.errors import BaselineMissing, TrialFailed
+from gemm_tuner.errors import BaselineMissing, NotEnoughMemory, TrialFailed
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.database import open_database
@@ -116,7 +116,11 @@ def bench(
     compiler: options.Compiler = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Time stored winners beside each baseline; exit with 1 if one is over 3 % slower."""
+    """Time stored winners beside each baseline; exit with 1 if one is over 3 % slower.
+
+    A layer that cannot be timed is reported and left out; Ctrl-C prints what was timed before.
+    Either makes the exit code 1.
+    """
     layers = layers_of(
         m=m, n=n, k=k, shapes=shapes, dtype=dtype, epilogue=epilogue, w_layout=w_layout
     )
@@ -126,25 +130,33 @@ def bench(
     toolchain = find_toolchain(compiler)
 
     rows: list[_Row] = []
-    for layer in layers:
-        for context in contexts:
+    is_complete = True
+    try:
+        for layer, context in product(layers, contexts):
             verdict = choose(repository, layer.problem, cpu=cpu, context=context).verdict
+            name = f"{layer.name}, {context_text(context)}"
             build = _stored_build(repository, verdict)
             if build is None:
                 print_message(
-                    f"{layer.name}, {context_text(context)}: no kernel is served, "
-                    f"the verdict is {verdict.decision.value}."
+                    f"{name}: no kernel is served, the verdict is {verdict.decision.value}."
                 )
                 continue
-            rows += _time_beside_baselines(layer, verdict, build, cpu, toolchain)
+            try:
+                rows += _time_beside_baselines(layer, verdict, build, cpu, toolchain)
+            except (NotEnoughMemory, TrialFailed) as error:
+                is_complete = False
+                print_message(f"{name}: {error}")
+    except KeyboardInterrupt:
+        is_complete = False
+        print_message("Stopped; these layers were timed before.")
 
     if as_json:
         print_json({"cpu": cpu.brand, "layers": [row.facts() for row in rows]})
     elif rows:
         print_table("Bench", _COLUMNS, [row.cells() for row in rows])
-    if not rows:
+    if not rows and is_complete:
         print_message('Nothing to time; run "gemm-tuner sweep" for these layers first.')
-    if not rows or any(row.is_refuted for row in rows):
+    if not rows or not is_complete or any(row.is_refuted for row in rows):
         raise typer.Exit(1)
 
 
@@ -169,7 +181,14 @@ def _time_beside_baselines(
         TrialFailed: the kernel is not what was proved when it was stored.
     """
     rows, missing = [], []
-    read_bytes_per_s = _read_bytes_per_s(layer, verdict, cpu, toolchain)
+    rows_of_x = layer.problem.m.high
+    read_rates = measure_read_rates(
+        build_drivers(toolchain, cpu).roofline,
+        layer.problem,
+        rows_of_x,
+        regime=verdict.context.regime,
+        l3_bytes=cpu.caches.l3_bytes,
+    )
     for baseline in _BASELINES:
         try:
             timed = _time_beside(baseline, layer, verdict, build, toolchain)
@@ -184,10 +203,10 @@ def _time_beside_baselines(
             )
         least_ns = roofline_ns(
             layer.problem,
-            layer.problem.m.high,
-            # What one core can do, times the cores: no call is faster than that.
-            peak_flop_per_s=timed.conditions.peak_flop_per_s * verdict.context.threads,
-            read_bytes_per_s=read_bytes_per_s * verdict.context.threads,
+            rows_of_x,
+            peak_flop_per_s=timed.conditions.peak_flop_per_s,
+            read_rates=read_rates,
+            cores=verdict.context.threads,
         )
         rows.append(
             _Row(
@@ -219,11 +238,3 @@ def _time_beside(
             return TimedFinding(finding=finding)
         (timed,) = host.time([build], context=verdict.context, pairs=_PAIRS, sample_ns=_SAMPLE_NS)
         return timed
-
-
-def _read_bytes_per_s(layer: Layer, verdict: Verdict, cpu: Cpu, toolchain: Toolchain) -> float:
-    """Return how fast one core reads what a call touches, from where its regime leaves it."""
-    footprint = footprint_bytes(layer.problem, layer.problem.m.high)
-    if verdict.context.regime is Regime.COLD_WEIGHTS:
-        footprint = max(footprint, 2 * cpu.caches.l3_bytes)
-    return measure_read_bytes_per_s(build_drivers(toolchain, cpu).roofline, footprint)

@@ -1,9 +1,12 @@
 """`gemm-tuner explain`: say why a problem gets the kernel it gets."""
 
+from textwrap import indent
+
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line
 from gemm_tuner.cli.report import verdict_facts
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.database import open_database
@@ -29,16 +32,31 @@ def explain(
     repository = Repository(open_database(db))
     cpu = detect_cpu()
     match = choose(repository, problem, cpu=cpu, context=context)
-    tried = repository.trials(problem=problem, cpu_key=cpu.exact_key, context=context)
+    tried = repository.trials(problem=problem, cpu_key=cpu.exact_key)
+    failures = [trial for trial in tried if trial.outcome is not Outcome.CORRECT]
     outcomes: dict[str, int] = {}
-    for trial in tried:
+    for trial in [trial for trial in tried if trial.context == context]:
         outcomes[trial.outcome.value] = outcomes.get(trial.outcome.value, 0) + 1
 
     if as_json:
-        facts = {"explain": list(match.explain), "trials": outcomes}
+        facts = {
+            "explain": list(match.explain),
+            "trials": outcomes,
+            "failures": [
+                {
+                    "candidate": trial.candidate.text,
+                    "outcome": trial.outcome.value,
+                    "detail": trial.detail,
+                }
+                for trial in failures
+            ],
+        }
         print_json({**verdict_facts(match.verdict), **facts})
         return
     for step in match.explain:
         print_line(f"- {step}")
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "none"
     print_line(f"trials here: {counts}")
+    for trial in failures:
+        print_line(f"{trial.outcome.value}: {trial.candidate.text}")
+        print_line(indent(trial.detail, "    "))

@@ -4,6 +4,7 @@ import logging
 import re
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -97,8 +98,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _refuse_negative_numbers(arguments: Sequence[str]) -> None:
     """Speak of a negative size as such; the parser would take it for an unknown option."""
-    for argument in arguments:
-        if _NEGATIVE_NUMBER.fullmatch(argument):
+    for before, argument in pairwise(arguments):
+        is_value = before.startswith("--") and before != "--"
+        if _NEGATIVE_NUMBER.fullmatch(argument) and not is_value:
             raise InvalidProblem(
                 f"size {argument} is out of range; it must be from 0 to {MAX_DIMENSION}."
             )

@@ -68,7 +68,4 @@ def execution_context(threads: int, regime: str) -> ExecutionContext:
     Raises:
         InvalidSetting: `regime` is not one regime.
     """
-    contexts = execution_contexts(threads, regime)
-    if len(contexts) != 1:
-        raise InvalidSetting(f"regime {regime!r} names two; use 'hot' or 'cold_weights' here.")
-    return contexts[0]
+    return ExecutionContext(threads=threads, regime=Regime.parse_one(regime))

@@ -67,10 +67,14 @@ def time_text(time_ns: float) -> str:
 
 
 class ProgressLine:
-    """Show the steps of one task: a bar on a terminal, else a plain line now and then."""
+    """Show the steps of one task: a bar on a terminal, else a plain line now and then.
 
-    def __init__(self, label: str) -> None:
+    `later_s` is the time that the tasks after this one will take.
+    """
+
+    def __init__(self, label: str, *, later_s: float) -> None:
         self._label = label
+        self._later_s = later_s
         self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -99,7 +103,7 @@ class ProgressLine:
 
     def show(self, step: Progress) -> None:
         """Show where the task is."""
-        note = f"{duration_text(step.remaining_s)} left"
+        note = f"{duration_text(step.remaining_s + self._later_s)} left"
         if step.best_ratio is not None:
             note = f"best {step.best_ratio:.2f} x baseline, {note}"
         if MESSAGES.is_terminal:

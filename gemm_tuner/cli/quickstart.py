@@ -1,12 +1,12 @@
 """`gemm-tuner quickstart`: the whole path on three real layers, in a few minutes."""
 
 import os
-import socket
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -30,6 +30,7 @@ from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.fallback import FallbackKernel
 from gemm_tuner.store.database import default_database_url, open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.trust.keys import KeyPair, default_key_path
 from gemm_tuner.tuning.sweep import SweepResult, SweepSettings
 
 _LAYERS = tuple(
@@ -40,6 +41,7 @@ _LAYERS = tuple(
         ("a decoder's projection", "f32 1x4096x4096 nk none"),
     )
 )
+_ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 _START_TIMEOUT_S = 30.0
 _TIMED_S = 0.5
 _SEED = 1
@@ -54,7 +56,7 @@ def quickstart(budget: options.Budget = "20s", db: options.DatabaseUrl = None) -
 
     url = db or default_database_url()
     settings = SweepSettings(budget_s=options.parse_duration_s(budget), toolchain=toolchain)
-    found, is_stopped = sweep_layers(
+    swept = sweep_layers(
         _LAYERS,
         contexts=(ExecutionContext(),),
         cpu=cpu,
@@ -62,13 +64,15 @@ def quickstart(budget: options.Budget = "20s", db: options.DatabaseUrl = None) -
         settings=settings,
         is_quiet=False,
     )
-    if is_stopped:
+    if swept.is_stopped:
         print_message("Stopped; what was found is kept: run quickstart again to resume.")
+    if swept.is_stopped or not swept.found:
         raise typer.Exit(1)
 
     with _service(url) as address:
         print_line(f"The service is up at {address}; fetching a kernel through the client.")
-        _call(Client(address), _most_telling(found))
+        public_key = KeyPair.load_or_create(default_key_path()).public_key
+        _call(Client(address, public_keys=[public_key]), _most_telling(swept.found))
     print_line(
         "\nNext: gemm-tuner sweep M N K --epilogue bias+relu   tune a layer of yours\n"
         "      gemm-tuner serve                               share what was found\n"
@@ -116,35 +120,44 @@ def _call(client: Client, problem: Problem) -> None:
 @contextmanager
 def _service(database_url: str) -> Iterator[str]:
     """Run the service in a child process on a free port of this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-P", "-m", "gemm_tuner", "serve", "--port", str(port)]
     child = subprocess.Popen(
-        command,
+        [sys.executable, "-P", "-m", "gemm_tuner", "serve", "--port", "0"],
         # Not an argument: a URL may hold a password, and arguments can be read by everyone.
         env={**os.environ, "GEMM_TUNER_DB": database_url},
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
+        address = _address_of(child)
         _wait_until_ready(address, child)
         yield address
     finally:
         child.terminate()
-        child.wait()
+        child.communicate()
 
 
-def _wait_until_ready(address: str, child: subprocess.Popen[bytes]) -> None:
+def _address_of(child: subprocess.Popen[str]) -> str:
+    """Return the address that the service prints once it listens there."""
+    assert child.stderr is not None
+    line = child.stderr.readline()
+    match = _ADDRESS.search(line)
+    if match is None:
+        raise ServiceUnreachable(
+            f"the service did not come up and said {line.strip()!r}; "
+            'make "gemm-tuner serve" work, then run quickstart again.'
+        )
+    return match[0]
+
+
+def _wait_until_ready(address: str, child: subprocess.Popen[str]) -> None:
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     while child.poll() is None and time.monotonic() < deadline_s:
-        try:
+        with suppress(httpx.TransportError):
             if httpx.get(f"{address}/readyz", trust_env=False).is_success:
                 return
-        except httpx.TransportError:
-            time.sleep(0.05)
+        time.sleep(0.05)
     raise ServiceUnreachable(
-        f"the service did not come up at {address}; "
+        f"the service at {address} did not become ready; "
         'run "gemm-tuner serve" to see why, then run quickstart again.'
     )

@@ -1,6 +1,7 @@
 """What a sweep found, as JSON facts and as the tables a person reads."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
@@ -8,11 +9,29 @@ from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.output import print_line, print_table, time_text
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.domain.cpu import isa_text
 from gemm_tuner.domain.measurement import CONFIDENCE, Measurement, Ratio
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Verdict
+from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.tuning.sweep import SweepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFailure:
+    """A layer that could not be swept, and why."""
+
+    layer: Layer
+    error: GemmTunerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FinalistRow:
+    """A row of the autotuning table; `speed` is the one over the baseline timed beside it."""
+
+    name: str
+    median_ns: float
+    speed: float
+    role: str
 
 
 def context_text(context: ExecutionContext) -> str:
@@ -35,6 +54,7 @@ def decision_text(verdict: Verdict) -> str:
     line = (
         f"{verdict.decision.value}: {ratio.median:.3f} times the speed of {measurement.baseline} "
         f"({interval_text(ratio)}), basis {verdict.basis.value}"
+        f"{'' if verdict.artifact else '; the baseline is to be used'}"
     )
     return line if verdict.complete else f"{line}; the search was cut short"
 
@@ -55,7 +75,7 @@ def artifact_facts(artifact: Artifact) -> dict[str, Any]:
         "sha256": artifact.sha256,
         "size_bytes": artifact.size_bytes,
         "abi_version": artifact.abi_version,
-        "required_isa": isa_text(artifact.required_isa),
+        "required_isa": sorted(artifact.required_isa),
         "toolchain": artifact.toolchain,
         "source_sha256": artifact.source_sha256,
     }
@@ -65,7 +85,7 @@ def verdict_facts(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict as JSON facts."""
     return {
         "problem": verdict.problem.text,
-        "cpu": verdict.cpu_key,
+        "cpu_key": verdict.cpu_key,
         "threads": verdict.context.threads,
         "regime": verdict.context.regime.value,
         "decision": verdict.decision.value,
@@ -80,17 +100,22 @@ def verdict_facts(verdict: Verdict) -> dict[str, Any]:
 def result_facts(layer: Layer, result: SweepResult) -> dict[str, Any]:
     """Return what a sweep found for one layer in one context, as JSON facts."""
     rows = _finalist_rows(result)
-    best_ns = min((time_ns for _name, time_ns, _role in rows), default=0.0)
     return {
         "name": layer.name,
         **verdict_facts(result.verdict),
         "finalists": [
-            {"name": name, "median_ns": time_ns, "share_of_best": best_ns / time_ns, "role": role}
-            for name, time_ns, role in rows
+            {
+                "name": row.name,
+                "median_ns": row.median_ns,
+                "share_of_best": row.speed / rows[0].speed,
+                "role": row.role,
+            }
+            for row in rows
         ],
         "tried": result.tried,
         "failed": result.failed,
         "resumed": result.resumed,
+        "note": result.note,
     }
 
 
@@ -99,21 +124,28 @@ def print_result(result: SweepResult) -> None:
     verdict = result.verdict
     rows = _finalist_rows(result)
     if rows:
-        best_ns = min(time_ns for _name, time_ns, _role in rows)
         print_table(
             f"{verdict.problem.text}, {context_text(verdict.context)}",
             ("candidate", ">time per call", ">share of best", "role"),
             [
-                (name, time_text(time_ns), f"{best_ns / time_ns:.1%}", role)
-                for name, time_ns, role in rows
+                (row.name, time_text(row.median_ns), f"{row.speed / rows[0].speed:.1%}", row.role)
+                for row in rows
             ],
         )
     print_line(decision_text(verdict))
     print_line(f"{result.tried} candidates tried, {result.failed} failed\n")
 
 
-def print_summary(found: Sequence[tuple[Layer, SweepResult]]) -> None:
-    """Print one row per layer and context, and the geometric mean of the ratios."""
+def failure_facts(failure: LayerFailure) -> dict[str, Any]:
+    """Return a layer that could not be swept, as JSON facts."""
+    layer = failure.layer
+    return {"name": layer.name, "problem": layer.problem.text, "error": str(failure.error)}
+
+
+def print_summary(
+    found: Sequence[tuple[Layer, SweepResult]], failures: Sequence[LayerFailure]
+) -> None:
+    """Print one row per layer and context, those that failed, and the means of the ratios."""
     print_table(
         "Summary",
         ("layer", "problem", "context", ">kernel", ">baseline", ">ratio", "decision"),
@@ -126,6 +158,10 @@ def print_summary(found: Sequence[tuple[Layer, SweepResult]]) -> None:
                 result.verdict.decision.value,
             )
             for layer, result in found
+        ]
+        + [
+            (failure.layer.name, failure.layer.problem.text, "-", "-", "-", "-", "not swept")
+            for failure in failures
         ],
     )
     for context, mean in geometric_means([result.verdict for _layer, result in found]).items():
@@ -161,19 +197,31 @@ def _measurement_cells(measurement: Measurement | None) -> tuple[str, str, str]:
     )
 
 
-def _finalist_rows(result: SweepResult) -> list[tuple[str, float, str]]:
-    """Return name, median time of a call in ns and role, fastest first, the baseline among them."""
+def _finalist_rows(result: SweepResult) -> list[_FinalistRow]:
+    """Return the finalists, fastest first, the baseline among them."""
     measured = [
         (trial, trial.measurement) for trial in result.finalists if trial.measurement is not None
     ]
     rows = [
-        (trial.candidate.text, measurement.candidate.median_ns, _role(trial, result.verdict))
+        _FinalistRow(
+            name=trial.candidate.text,
+            median_ns=measurement.candidate.median_ns,
+            speed=measurement.ratio.median,
+            role=_role(trial, result.verdict),
+        )
         for trial, measurement in measured
     ]
     beside = result.verdict.measurement or (measured[0][1] if measured else None)
     if beside is not None:
-        rows.append((beside.baseline, beside.baseline_timing.median_ns, "baseline"))
-    return sorted(rows, key=lambda row: row[1])
+        rows.append(
+            _FinalistRow(
+                name=beside.baseline,
+                median_ns=beside.baseline_timing.median_ns,
+                speed=1.0,
+                role="baseline",
+            )
+        )
+    return sorted(rows, key=lambda row: -row.speed)
 
 
 def _role(trial: Trial, verdict: Verdict) -> str:

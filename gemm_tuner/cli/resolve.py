@@ -1,16 +1,17 @@
 """`gemm-tuner resolve`: ask a service, or the local database, which kernel to use."""
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line
-from gemm_tuner.cli.report import decision_text, verdict_facts
+from gemm_tuner.cli.report import decision_text
 from gemm_tuner.client.client import Client
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.verdict import Decision
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.database import open_database
@@ -38,31 +39,39 @@ def resolve(
     problem = Problem.create(m, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue)
     context = options.execution_context(threads, regime)
     if url is not None:
-        decision = _from_service(url, problem, context, as_json=as_json)
+        is_served = _from_service(url, problem, context, as_json=as_json)
     else:
-        repository = Repository(open_database(db))
-        verdict = choose(repository, problem, cpu=detect_cpu(), context=context).verdict
-        decision = verdict.decision
-        if as_json:
-            print_json(verdict_facts(verdict))
-        else:
-            print_line(decision_text(verdict))
-            if verdict.candidate is not None:
-                print_line(f"kernel: {verdict.candidate.text}")
-            if verdict.artifact is not None:
-                print_line(f"artifact: sha256 {verdict.artifact.sha256}")
-    if decision is Decision.BASELINE:
+        is_served = _from_database(db, problem, context, as_json=as_json)
+    if not is_served:
         raise typer.Exit(1)
 
 
-def _from_service(
-    url: str, problem: Problem, context: ExecutionContext, *, as_json: bool
-) -> Decision:
+def _from_database(
+    db: str | None, problem: Problem, context: ExecutionContext, *, as_json: bool
+) -> bool:
+    """Print the answer of the database, and return whether it names a kernel."""
+    match = choose(Repository(open_database(db)), problem, cpu=detect_cpu(), context=context)
+    verdict = match.verdict
+    if as_json:
+        now = datetime.now(UTC)
+        payload = VerdictPayload.of(verdict, issued_at=now, expires_at=now)
+        print_json(_facts(payload, match.explain))
+        return verdict.artifact is not None
+    print_line(decision_text(verdict))
+    if verdict.candidate is not None:
+        print_line(f"kernel: {verdict.candidate.text}")
+    if verdict.artifact is not None:
+        print_line(f"artifact: sha256 {verdict.artifact.sha256}")
+    return verdict.artifact is not None
+
+
+def _from_service(url: str, problem: Problem, context: ExecutionContext, *, as_json: bool) -> bool:
+    """Print the answer of the service, and return whether it names a kernel."""
     resolution = Client(url).resolve(problem, threads=context.threads, regime=context.regime)
     verdict = resolution.verdict
     if as_json:
-        print_json({**_payload_facts(verdict), "explain": list(resolution.explain)})
-        return verdict.decision
+        print_json(_facts(verdict, resolution.explain))
+        return verdict.artifact is not None
     for step in resolution.explain:
         print_line(f"- {step}")
     print_line(f"{verdict.decision.value}, basis {verdict.basis.value}")
@@ -70,9 +79,10 @@ def _from_service(
         print_line(f"kernel: {verdict.candidate}")
     if verdict.artifact is not None:
         print_line(f"artifact: sha256 {verdict.artifact.sha256}")
-    return verdict.decision
+    return verdict.artifact is not None
 
 
-def _payload_facts(verdict: VerdictPayload) -> dict[str, Any]:
-    facts: dict[str, Any] = verdict.model_dump(mode="json")
-    return facts
+def _facts(verdict: VerdictPayload, explain: Sequence[str]) -> dict[str, Any]:
+    """Return a verdict as JSON facts, without what belongs to its signature."""
+    facts = verdict.model_dump(mode="json", exclude={"issued_at", "expires_at", "serial"})
+    return {**facts, "explain": list(explain)}

@@ -1,5 +1,7 @@
-"""`gemm-tuner source`: show the C++ behind a kernel."""
+"""`gemm-tuner source`: show the C++ behind a kernel, or write what a C program needs to call it."""
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,12 +10,22 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_message
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.resources import templates_dir
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.select.choose import choose
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Winner:
+    candidate: Candidate
+    source_text: str
+    library: bytes
 
 
 def source(
@@ -24,6 +36,14 @@ def source(
     candidate: Annotated[
         str | None, typer.Option("--candidate", help="Text of a candidate; by default the winner")
     ] = None,
+    binary: Annotated[
+        Path | None,
+        typer.Option("--binary", metavar="FILE.so", help="Write the winner's library here instead"),
+    ] = None,
+    header: Annotated[
+        Path | None,
+        typer.Option("--header", metavar="FILE.h", help="Write the C header of kernels here"),
+    ] = None,
     dtype: options.DTypeName = "f32",
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
@@ -32,25 +52,48 @@ def source(
     db: options.DatabaseUrl = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Print the generated source of the winner, or of any candidate."""
+    """Print the generated source of the winner, or of any candidate, or write its library."""
     problem = Problem.create(m, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue)
+    context = options.execution_context(threads, regime)
+    if header is not None:
+        _write(header, (templates_dir() / "abi" / "gemm_tuner.h").read_bytes())
+    if binary is not None:
+        if candidate is not None:
+            raise InvalidSetting("only a winner has a library; leave out --candidate or --binary.")
+        _write(binary, _winner(problem, context, db).library)
+        return
     if candidate is not None:
         chosen = Candidate.parse(candidate)
-        text: str | None = render(problem, chosen, family_named(chosen.micro_kernel.family)).text
+        text = render(problem, chosen, family_named(chosen.micro_kernel.family)).text
     else:
-        context = options.execution_context(threads, regime)
-        repository = Repository(open_database(db))
-        verdict = choose(repository, problem, cpu=detect_cpu(), context=context).verdict
-        artifact = verdict.artifact
-        text = repository.source_text(artifact.sha256) if artifact else None
-        if text is None or verdict.candidate is None:
-            print_message(
-                f"No kernel is stored for {problem.text}; "
-                'run "gemm-tuner sweep" first, or name a --candidate.'
-            )
-            raise typer.Exit(1)
-        chosen = verdict.candidate
+        winner = _winner(problem, context, db)
+        chosen, text = winner.candidate, winner.source_text
     if as_json:
         print_json({"problem": problem.text, "candidate": chosen.text, "source": text})
     else:
         typer.echo(text, nl=False)
+
+
+def _winner(problem: Problem, context: ExecutionContext, db: str | None) -> _Winner:
+    repository = Repository(open_database(db))
+    verdict = choose(repository, problem, cpu=detect_cpu(), context=context).verdict
+    if verdict.artifact is not None and verdict.candidate is not None:
+        text = repository.source_text(verdict.artifact.sha256)
+        library = repository.binary(verdict.artifact.sha256)
+        if text is not None and library is not None:
+            return _Winner(candidate=verdict.candidate, source_text=text, library=library)
+    print_message(
+        f"No kernel is stored for {problem.text}; "
+        'run "gemm-tuner sweep" first, or name a --candidate.'
+    )
+    raise typer.Exit(1)
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise InvalidSetting(
+            f"file {path} cannot be written: {error.strerror}; name another."
+        ) from None
+    print_message(f"{path} written, {len(content)} bytes.")

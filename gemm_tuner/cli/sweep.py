@@ -1,5 +1,6 @@
 """`gemm-tuner sweep`: tune one layer, or every layer of a file."""
 
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
@@ -16,14 +17,31 @@ from gemm_tuner.cli.output import (
     print_message,
     print_table,
 )
-from gemm_tuner.cli.report import print_result, print_summary, result_facts, summary_facts
+from gemm_tuner.cli.report import (
+    LayerFailure,
+    failure_facts,
+    print_result,
+    print_summary,
+    result_facts,
+    summary_facts,
+)
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning import sweep as tuning
 from gemm_tuner.tuning.sweep import SweepResult, SweepSettings
+
+
+@dataclass(slots=True, kw_only=True)
+class SweptLayers:
+    """What came of sweeping some layers; `is_stopped` says that the user ended it before all."""
+
+    found: list[tuple[Layer, SweepResult]] = field(default_factory=list)
+    failures: list[LayerFailure] = field(default_factory=list)
+    is_stopped: bool = False
 
 
 def sweep(
@@ -47,7 +65,8 @@ def sweep(
 ) -> None:
     """Tune a layer, or those of a file, and print the autotuning table.
 
-    What was tried is kept as it happens: Ctrl-C loses nothing, and a second run resumes.
+    What was tried is kept as it happens: Ctrl-C loses nothing, and a second run resumes. A layer of
+    a file that cannot be swept is reported, and the others are swept.
     """
     layers = layers_of(
         m=m, n=n, k=k, shapes=shapes, dtype=dtype, epilogue=epilogue, w_layout=w_layout
@@ -60,7 +79,7 @@ def sweep(
         _print_estimate(layers, contexts, cpu, settings, as_json=as_json)
         return
 
-    found, is_stopped = sweep_layers(
+    swept = sweep_layers(
         layers,
         contexts=contexts,
         cpu=cpu,
@@ -69,14 +88,20 @@ def sweep(
         is_quiet=as_json,
     )
 
-    verdicts = [result.verdict for _layer, result in found]
     if as_json:
-        facts = [result_facts(layer, result) for layer, result in found]
-        print_json({"cpu": cpu.brand, "layers": facts, "summary": summary_facts(verdicts)})
+        print_json(
+            {
+                "cpu": cpu.brand,
+                "layers": [result_facts(layer, result) for layer, result in swept.found],
+                "failures": [failure_facts(failure) for failure in swept.failures],
+                "summary": summary_facts([result.verdict for _layer, result in swept.found]),
+            }
+        )
     elif len(layers) > 1:
-        print_summary(found)
-    if is_stopped:
+        print_summary(swept.found, swept.failures)
+    if swept.is_stopped:
         print_message("Stopped; what was found is kept: run the same command again to resume.")
+    if swept.is_stopped or swept.failures:
         raise typer.Exit(1)
 
 
@@ -88,31 +113,47 @@ def sweep_layers(
     repository: Repository,
     settings: SweepSettings,
     is_quiet: bool,
-) -> tuple[list[tuple[Layer, SweepResult]], bool]:
-    """Tune each layer in each context, and return the results and whether the user stopped it.
+) -> SweptLayers:
+    """Tune each layer in each context.
 
-    Each result is printed as it comes, unless `is_quiet`.
+    Each result is printed as it comes, unless `is_quiet`. Where there are several layers, one that
+    cannot be swept is kept as a failure.
+
+    Raises:
+        GemmTunerError: the only layer cannot be swept.
     """
-    found: list[tuple[Layer, SweepResult]] = []
+    swept = SweptLayers()
     with StopOnInterrupt() as interrupt:
         for position, layer in enumerate(layers, start=1):
-            with ProgressLine(f"{layer.name} ({position} of {len(layers)})") as progress:
-                results = tuning.sweep(
-                    layer.problem,
-                    contexts=contexts,
-                    cpu=cpu,
-                    repository=repository,
-                    settings=settings,
-                    on_progress=progress.show,
-                    is_stopped=interrupt.is_stopped,
-                )
-            for result in results:
-                found.append((layer, result))
-                if not is_quiet:
-                    print_result(result)
             if interrupt.is_stopped():
                 break
-        return found, interrupt.is_stopped()
+            label = f"{layer.name} ({position} of {len(layers)})"
+            later_s = (len(layers) - position) * settings.budget_s
+            try:
+                with ProgressLine(label, later_s=later_s) as progress:
+                    results = tuning.sweep(
+                        layer.problem,
+                        contexts=contexts,
+                        cpu=cpu,
+                        repository=repository,
+                        settings=settings,
+                        on_progress=progress.show,
+                        is_stopped=interrupt.is_stopped,
+                    )
+            except GemmTunerError as error:
+                if len(layers) == 1:
+                    raise
+                print_message(f"Error: {layer.name} is not swept: {error}")
+                swept.failures.append(LayerFailure(layer=layer, error=error))
+                continue
+            for note in dict.fromkeys(result.note for result in results if result.note):
+                print_message(f"Warning: {layer.name}: {note}")
+            for result in results:
+                swept.found.append((layer, result))
+                if not is_quiet:
+                    print_result(result)
+        swept.is_stopped = interrupt.is_stopped()
+    return swept
 
 
 def _print_estimate(

@@ -4,15 +4,17 @@ What is read from here is checked like what comes from the network, so a damaged
 fetch and nothing else.
 """
 
+import logging
 import os
-import stat
 from hashlib import sha256
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from gemm_tuner.build.cache import CACHE_VARIABLE, write_atomically
+from gemm_tuner.build.cache import CACHE_VARIABLE, make_private, write_atomically
 from gemm_tuner.errors import StoreFailed
+
+_LOG = logging.getLogger(__name__)
 
 
 def default_cache_dir() -> Path:
@@ -31,34 +33,17 @@ class Cache:
     def __init__(self, root: Path) -> None:
         self._artifacts = root / "artifacts"
         self._answers = root / "answers"
-        try:
-            for directory in (root, self._artifacts, self._answers):
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = root.stat()
-        except OSError as error:
-            raise StoreFailed(
-                f"cache directory {root} cannot be used: {error.strerror}; "
-                f"set {CACHE_VARIABLE} to a directory of yours."
-            ) from None
-        # Native code is loaded from here: nobody else may have a hand in it.
-        if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
-            raise StoreFailed(
-                f"cache directory {root} can be written by others; run chmod 700 on it, "
-                f"or set {CACHE_VARIABLE} to a directory of yours."
-            )
+        for folder in (root, self._artifacts, self._answers):
+            make_private(folder)
 
     def artifact(self, digest: str) -> bytes | None:
-        """Return the artifact with this sha256; a damaged copy is dropped."""
-        path = self._artifacts / digest
-        binary = _read(path)
-        if binary is not None and sha256(binary).hexdigest() != digest:
-            path.unlink(missing_ok=True)
-            return None
-        return binary
+        """Return the artifact with this sha256; a damaged copy is none."""
+        binary = _read(self._artifacts / digest)
+        return binary if binary is not None and sha256(binary).hexdigest() == digest else None
 
     def keep_artifact(self, digest: str, binary: bytes) -> None:
         """Keep an artifact that was checked."""
-        write_atomically(self._artifacts / digest, binary)
+        _write(self._artifacts / digest, binary)
 
     def answer(self, key: str) -> bytes | None:
         """Return the answer kept under this key, not yet checked."""
@@ -66,11 +51,7 @@ class Cache:
 
     def keep_answer(self, key: str, answer: bytes) -> None:
         """Keep an answer that was checked."""
-        write_atomically(self._answers / key, answer)
-
-    def drop_answer(self, key: str) -> None:
-        """Forget the answer kept under this key."""
-        (self._answers / key).unlink(missing_ok=True)
+        _write(self._answers / key, answer)
 
 
 def _read(path: Path) -> bytes | None:
@@ -78,3 +59,11 @@ def _read(path: Path) -> bytes | None:
         return path.read_bytes()
     except OSError:
         return None
+
+
+def _write(path: Path, content: bytes) -> None:
+    # A full disk costs a fetch, and must not cost the kernel that was fetched and checked.
+    try:
+        write_atomically(path, content)
+    except StoreFailed as error:
+        _LOG.warning("The cache does not keep what was fetched: %s", error)

@@ -1,4 +1,4 @@
-"""From a problem to a callable kernel: memory, cache directory, service, or NumPy with a reason."""
+"""From a problem to a callable kernel: memory, service, cache directory, or NumPy with a reason."""
 
 import logging
 from collections.abc import Iterable
@@ -19,10 +19,10 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.verdict import Basis
 from gemm_tuner.errors import (
-    InvalidSetting,
+    IsaNotUsable,
+    KernelRejected,
     ServiceUnreachable,
     SignatureInvalid,
-    VerdictExpired,
 )
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.fallback import FallbackKernel
@@ -49,12 +49,16 @@ class _Question:
 
 
 class Client:
-    """Asks one service for kernels, and keeps what it was given.
+    """Asks one service for kernels, and keeps what it was given for when the service is away.
 
     The answers are signed. `public_keys` are the raw Ed25519 keys to believe; without them, those
     in the file that `GEMM_TUNER_KEYS` names, or, for a service on this machine, its own.
 
     One client can be used by any number of threads.
+
+    Raises:
+        InvalidSetting: the address or the keys cannot be used.
+        StoreFailed: the cache directory cannot be made, or others can write to it.
     """
 
     def __init__(
@@ -77,32 +81,30 @@ class Client:
     ) -> Kernel | FallbackKernel:
         """Return the kernel for a problem, ready to pack weights and to be called.
 
-        It comes from memory, the cache directory or the service, in this order. Where none is to
-        be had, or the baseline is faster, a `FallbackKernel` says why in its `reason`.
+        It comes from memory, else from what the service answers now, else, when the service is
+        away, from the cache directory. Where none is to be had, or the baseline is faster, a
+        `FallbackKernel` says why in its `reason`.
 
         Args:
             problem: a problem, or its text such as `f32 128x3072x768 nk bias+gelu_erf`.
-            threads: how many threads will share a call.
+            threads: how many threads will share a call; the kernel then uses as many.
             regime: what is in the caches when it is called, `hot` or `cold_weights`.
 
         Raises:
             InvalidInput: the problem, threads or regime cannot be used.
             KernelRejected: an answer or a kernel cannot be trusted, or is for another ABI.
             IsaNotUsable: the kernel needs features that are not usable here.
-            ServiceFailed: the service answered with an error.
+            ServiceFailed: the service refused the question.
         """
         question = _ask(problem, threads, regime)
+        known = self._kernels.get(question)
+        if known is not None:
+            return known
+        # Held while the service is asked: those who wait want the same kernel, or also the service.
         with self._lock:
-            kernel = self._kernels.get(question) or self._cached_kernel(question)
-            if kernel is None:
-                try:
-                    fetched = self._fetch_kernel(question)
-                except ServiceUnreachable as error:
-                    return FallbackKernel(problem=question.problem, reason=str(error))
-                if isinstance(fetched, FallbackKernel):
-                    return fetched
-                kernel = fetched
-            self._kernels[question] = kernel
+            kernel = self._kernels.get(question) or self._find_kernel(question)
+            if isinstance(kernel, Kernel):
+                self._kernels[question] = kernel
             return kernel
 
     def resolve(
@@ -111,57 +113,70 @@ class Client:
         """Return the verdict of the service, checked, with its reasons; nothing is loaded.
 
         Raises:
-            ServiceUnreachable: the service does not answer.
+            ServiceUnreachable: the service does not answer, or cannot now.
             GemmTunerError: as in `kernel`.
         """
-        answer, verdict = self._resolve(_ask(problem, threads, regime))
+        answer, verdict = self._resolve(_ask(problem, threads, regime), kept=None)
         return Resolution(verdict=verdict, explain=answer.explain)
 
-    def _cached_kernel(self, question: _Question) -> Kernel | None:
-        key = self._key(question)
-        document = self._cache.answer(key)
-        if document is None:
-            return None
+    def _find_kernel(self, question: _Question) -> Kernel | FallbackKernel:
+        kept = self._cache.answer(self._key(question))
         try:
-            keys = self._pinned or parse_keys(self._cache.answer(self._keys_name()) or b"")
-            verdict = self._open(parse_answer(document), question, keys)
-        except (SignatureInvalid, VerdictExpired) as error:
-            _LOG.info("The cached answer for %s is dropped: %s", question.problem.text, error)
-            self._cache.drop_answer(key)
-            return None
-        artifact = _artifact_of(verdict)
-        binary = self._cache.artifact(artifact.sha256) if artifact else None
-        if artifact is None or binary is None:
-            return None
-        return load_kernel(binary, artifact=artifact, cpu=self._cpu)
+            return self._served_kernel(question, kept)
+        except ServiceUnreachable as error:
+            kernel = self._kept_kernel(question, kept) if kept is not None else None
+            return kernel or FallbackKernel(problem=question.problem, reason=str(error))
 
-    def _fetch_kernel(self, question: _Question) -> Kernel | FallbackKernel:
-        answer, verdict = self._resolve(question)
+    def _served_kernel(self, question: _Question, kept: bytes | None) -> Kernel | FallbackKernel:
+        answer, verdict = self._resolve(question, kept)
         artifact = _artifact_of(verdict)
         if artifact is None:
-            return FallbackKernel(problem=question.problem, reason=_reason(verdict))
-        binary = self._cache.artifact(artifact.sha256)
-        if binary is None:
-            binary = self._transport.artifact(artifact.sha256)
-        kernel = load_kernel(binary, artifact=artifact, cpu=self._cpu)
+            kernel: Kernel | FallbackKernel = _fallback(question, verdict)
+        else:
+            binary = self._cache.artifact(artifact.sha256)
+            if binary is None:
+                binary = self._transport.artifact(artifact.sha256, artifact.size_bytes)
+            kernel = self._load(binary, artifact, question)
+            self._cache.keep_artifact(artifact.sha256, binary)
         # Only what passed every check is kept, the answer last: it promises the artifact.
-        self._cache.keep_artifact(artifact.sha256, binary)
         self._cache.keep_answer(self._key(question), answer.document)
         return kernel
 
-    def _resolve(self, question: _Question) -> tuple[Answer, VerdictPayload]:
-        keys = self._pinned or self._loopback_keys()
-        answer = parse_answer(self._transport.resolve(self._request(question)))
+    def _kept_kernel(self, question: _Question, kept: bytes) -> Kernel | FallbackKernel | None:
+        try:
+            keys = self._pinned
+            if keys is None:
+                keys = parse_keys(self._cache.answer(self._keys_name()) or b"")
+            verdict = self._open(parse_answer(kept), question, keys)
+            artifact = _artifact_of(verdict)
+            if artifact is None:
+                return _fallback(question, verdict)
+            binary = self._cache.artifact(artifact.sha256)
+            return None if binary is None else self._load(binary, artifact, question)
+        except (KernelRejected, IsaNotUsable) as error:
+            _LOG.info("The cached answer for %s is not used: %s", question.problem.text, error)
+            return None
+
+    def _load(self, binary: bytes, artifact: Artifact, question: _Question) -> Kernel:
+        threads = question.context.threads
+        return load_kernel(binary, artifact=artifact, cpu=self._cpu, threads=threads)
+
+    def _resolve(self, question: _Question, kept: bytes | None) -> tuple[Answer, VerdictPayload]:
+        keys = self._loopback_keys() if self._pinned is None else self._pinned
+        answer = parse_answer(self._transport.resolve(self._request(question), kept))
         return answer, self._open(answer, question, keys)
 
     def _open(self, answer: Answer, question: _Question, keys: Keys) -> VerdictPayload:
         verdict = open_verdict(answer.envelope, keys, datetime.now(UTC))
-        answered = (verdict.problem, verdict.threads, verdict.regime)
+        answered = (verdict.problem, verdict.cpu_key, verdict.threads, verdict.regime.value)
         context = question.context
-        if answered != (question.problem.text, context.threads, context.regime):
+        asked = (
+            question.problem.text, self._cpu.exact_key, context.threads, context.regime.value
+        )  # fmt: skip
+        if answered != asked:
             raise SignatureInvalid(
-                f"the signed verdict is for {answered}, not for what was asked, "
-                f"{question.problem.text!r}; nothing was loaded: check the service."
+                f"the signed verdict is for {answered}, not for what was asked, {asked}; "
+                "nothing was loaded: check the service."
             )
         return verdict
 
@@ -194,14 +209,16 @@ class Client:
 
 def _ask(problem: Problem | str, threads: int, regime: Regime | str) -> _Question:
     asked = Problem.parse(problem) if isinstance(problem, str) else problem
-    regimes = Regime.parse_choice(regime)
-    if len(regimes) != 1:
-        raise InvalidSetting(f"regime {regime!r} names two; use 'hot' or 'cold_weights' here.")
-    return _Question(problem=asked, context=ExecutionContext(threads=threads, regime=regimes[0]))
+    context = ExecutionContext(threads=threads, regime=Regime.parse_one(regime))
+    return _Question(problem=asked, context=context)
 
 
 def _artifact_of(verdict: VerdictPayload) -> Artifact | None:
     return verdict.artifact.to_domain() if verdict.artifact else None
+
+
+def _fallback(question: _Question, verdict: VerdictPayload) -> FallbackKernel:
+    return FallbackKernel(problem=question.problem, reason=_reason(verdict))
 
 
 def _reason(verdict: VerdictPayload) -> str:
@@ -211,6 +228,6 @@ def _reason(verdict: VerdictPayload) -> str:
             'run "gemm-tuner sweep" on such a machine.'
         )
     return (
-        f"the baseline is not beaten here: the best kernel for {verdict.problem!r} has "
+        f"no kernel is shown to be as fast as the baseline: the best for {verdict.problem!r} has "
         f"{verdict.ratio.median:.3f} times its speed."
     )

@@ -31,9 +31,11 @@ def keys_by_id(public_keys: Iterable[bytes]) -> Keys:
     """Return raw public keys by their ids.
 
     Raises:
-        InvalidSetting: one is not 32 bytes.
+        InvalidSetting: one is not 32 bytes, or there is none.
     """
     keys = {key_id_of(key): key for key in public_keys}
+    if not keys:
+        raise InvalidSetting("no public key is given, so no answer could be believed; give one.")
     for key_id, key in keys.items():
         if len(key) != 32:
             raise InvalidSetting(
@@ -67,7 +69,7 @@ def parse_keys(document: bytes) -> Keys:
     """Return the keys in an answer to `GET /v1/keys`.
 
     Raises:
-        SignatureInvalid: it is not such an answer.
+        SignatureInvalid: it is not such an answer, or holds no key.
     """
     try:
         parsed = _KeysDocument.model_validate_json(document)

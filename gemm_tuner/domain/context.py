@@ -30,6 +30,18 @@ class Regime(StrEnum):
                 f"regime {text!r} is not known; use 'hot', 'cold_weights' or 'both'."
             ) from None
 
+    @classmethod
+    def parse_one(cls, text: str) -> "Regime":
+        """Return the regime meant by `hot` or `cold_weights`.
+
+        Raises:
+            InvalidSetting: `text` is neither.
+        """
+        regimes = cls.parse_choice(text)
+        if len(regimes) != 1:
+            raise InvalidSetting(f"regime {text!r} names two; use 'hot' or 'cold_weights' here.")
+        return regimes[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionContext:

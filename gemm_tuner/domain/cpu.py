@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import sha256
 
 from gemm_tuner.errors import InvalidRecord
 
@@ -69,8 +70,12 @@ class Cpu:
 
     @property
     def class_key(self) -> str:
-        """Return the micro-architecture class: vendor, family, model and usable ISA."""
-        return f"{self.vendor}-{self.family:x}-{self.model:x}-{self.isa_key}"
+        """Return the micro-architecture class: vendor, family, model and every usable feature.
+
+        The features are named by their widest vector class and a digest of them all.
+        """
+        digest = sha256(isa_text(self.isa).encode()).hexdigest()[:8]
+        return f"{self.vendor}-{self.family:x}-{self.model:x}-{self.isa_key}-{digest}"
 
     @property
     def exact_key(self) -> str:

@@ -22,14 +22,14 @@ class Outcome(StrEnum):
     HUNG = "hung"
     OUT_OF_BOUNDS = "out_of_bounds"  # touched a guard page or changed padding
     WRONG = "wrong"
-    NOT_ENOUGH_MEMORY = "not_enough_memory"
 
 
 class Stage(StrEnum):
     """How carefully a trial was timed."""
 
-    RACE = "race"  # a few samples, to drop what is surely slower
-    FINAL = "final"  # many interleaved pairs in an isolated process: verdicts rest on these
+    RACE = "race"  # a proof, or a few samples that drop what is surely slower
+    FINAL = "final"  # many samples of the few best, in rotation with the baseline
+    CONFIRM = "confirm"  # alone with the baseline in a process of its own: verdicts rest on these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,12 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepEnd:
-    """How a sweep ended that nobody stopped: its search was exhausted, or its budget was spent."""
+    """How a sweep ended that nobody stopped: its search was exhausted, or its budget was spent.
 
+    `baseline` names the library that candidates were timed beside, and its version.
+    """
+
+    baseline: str
     is_exhausted: bool
     budget_s: float
 

@@ -11,13 +11,14 @@ from gemm_tuner.domain.problem import Problem
 
 TUNED_ABOVE = 1.02
 BASELINE_BELOW = 0.98
+SERVED_ABOVE = 0.97
 
 
 class Decision(StrEnum):
     """Who should run the problem."""
 
     TUNED = "tuned"  # the kernel is faster than the baseline
-    TIE = "tie"  # neither is shown to be faster
+    TIE = "tie"  # neither is shown to be faster; the kernel is named unless it may be slower
     BASELINE = "baseline"  # the baseline is faster, or nothing was measured
 
 
@@ -64,3 +65,11 @@ def decide(ratio: Ratio) -> Decision:
     if ratio.high < BASELINE_BELOW:
         return Decision.BASELINE
     return Decision.TIE
+
+
+def is_as_fast(ratio: Ratio) -> bool:
+    """Return whether a kernel with this ratio to the baseline may be served.
+
+    Its median must not be below the baseline's speed, and its interval not below 0.97 of it.
+    """
+    return ratio.median >= 1.0 and ratio.low >= SERVED_ABOVE

@@ -4,12 +4,15 @@ import ctypes
 import os
 from collections.abc import Sequence
 from functools import cache
+from itertools import count
 
 from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.errors import AbiMismatch, KernelRejected
 
 ALIGNMENT_BYTES = 64
 OK = 0
+
+_LOADED = count(1)
 
 
 class OperandStruct(ctypes.Structure):
@@ -65,13 +68,8 @@ class KernelLibrary:
             KernelRejected: the system cannot load it, or a function is missing.
             AbiMismatch: it was built for another version of the ABI.
         """
-        # The descriptor stays open: the loader knows a library by its path, and another kernel
-        # under the number of a closed one would be taken for the first.
-        descriptor = os.memfd_create("gemm-tuner-kernel")
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(binary)
         try:
-            self._library = ctypes.CDLL(f"/proc/self/fd/{descriptor}", mode=os.RTLD_NOW)
+            self._library = _load(binary)
             for name, result, arguments in _SIGNATURES:
                 function = getattr(self._library, name)
                 function.restype = result
@@ -115,6 +113,16 @@ class KernelLibrary:
         return status
 
 
+def _load(binary: bytes) -> ctypes.CDLL:
+    # The loader knows a library by the text of its path, so each needs its own: the numbers of
+    # closed descriptors are given again. A path may hold any sequence of "./" and "/".
+    unique = f"{next(_LOADED):b}".replace("1", "./").replace("0", "/")
+    with os.fdopen(os.memfd_create("gemm-tuner-kernel"), "wb") as file:
+        file.write(binary)
+        file.flush()
+        return ctypes.CDLL(f"/proc/self/{unique}fd/{file.fileno()}", mode=os.RTLD_NOW)
+
+
 def make_args(
     *,
     m: int,
@@ -132,5 +140,5 @@ def make_args(
 
 
 @cache
-def _operand_table(count: int) -> type[ctypes.Array[OperandStruct]]:
-    return OperandStruct * count  # making a type takes longer than a small kernel
+def _operand_table(size: int) -> type[ctypes.Array[OperandStruct]]:
+    return OperandStruct * size  # making a type takes longer than a small kernel

@@ -1,5 +1,6 @@
 """Check NumPy arrays before their addresses are given to a kernel."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -7,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemm_tuner.domain.dtype import DType, OperandTypes
-from gemm_tuner.domain.epilogue import OperandShape
+from gemm_tuner.domain.epilogue import Epilogue, OperandShape
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.memory import address_of
 
@@ -89,6 +90,20 @@ def view_operand(
     view = view_matrix(name, value, shape, types.y)
     assert isinstance(value, np.ndarray)
     return view, value
+
+
+def check_operand_names(epilogue: Epilogue, operands: Mapping[str, object]) -> None:
+    """Check that the operands given are those that the epilogue reads.
+
+    Raises:
+        InvalidArray: one is missing, or is not known.
+    """
+    names = [operand.name for operand in epilogue.operands]
+    if operands.keys() != set(names):
+        raise InvalidArray(
+            f"the epilogue {epilogue.text} reads {', '.join(names) or 'no operands'}, but got "
+            f"{', '.join(operands) or 'none'}: pass each by its name."
+        )
 
 
 def check_overlap(out: NDArray[np.generic], name: str, array: NDArray[np.generic]) -> None:

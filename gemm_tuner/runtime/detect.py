@@ -44,9 +44,9 @@ def _detect_cpu(allowed: str | None) -> Cpu:
     return Cpu(
         vendor=fields["vendor_id"],
         brand=fields["model name"],
-        family=int(fields["cpu family"]),
-        model=int(fields["model"]),
-        stepping=int(fields["stepping"]),
+        family=_number(fields["cpu family"]),
+        model=_number(fields["model"]),
+        stepping=_number(fields["stepping"]),
         isa=_usable_isa(fields["flags"].split()) & _allowed_isa(allowed),
         caches=_caches(),
         physical_cores=_physical_cores(),
@@ -58,6 +58,11 @@ def read_cpu_fields(text: str) -> dict[str, str]:
     first, _blank, _others = text.partition("\n\n")
     pairs = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _colon, value in pairs}
+
+
+def _number(text: str) -> int:
+    """Return a number of /proc/cpuinfo, 0 where it says `unknown`."""
+    return int(text) if text.isdecimal() else 0
 
 
 def _cpu_fields() -> Mapping[str, str]:

@@ -12,6 +12,7 @@ from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.arrays import (
     NUMPY_TYPES,
+    check_operand_names,
     check_overlap,
     view_matrix,
     view_operand,
@@ -73,7 +74,7 @@ class FallbackKernel:
         packed: PackedWeights,
         *,
         out: NDArray[np.generic] | None = None,
-        threads: int = 1,  # noqa: ARG002 - NumPy chooses its threads itself
+        threads: int | None = None,  # noqa: ARG002 - NumPy chooses its threads itself
         **operands: object,
     ) -> NDArray[Any]:
         """Return `epilogue(x @ w)`; the arguments are those of `Kernel`.
@@ -111,12 +112,7 @@ class FallbackKernel:
         self, operands: dict[str, object], shape: tuple[int, int]
     ) -> list[NDArray[np.generic]]:
         epilogue = self.problem.epilogue
-        names = [operand.name for operand in epilogue.operands]
-        if set(names) != set(operands):
-            raise InvalidArray(
-                f"the epilogue {epilogue.text} reads {', '.join(names) or 'no operands'}, but got "
-                f"{', '.join(operands) or 'none'}: pass each by its name."
-            )
+        check_operand_names(epilogue, operands)
         return [
             view_operand(
                 wanted.name, operands[wanted.name], wanted.shape, shape, self.problem.types

@@ -1,9 +1,11 @@
 """Load a kernel and call it on NumPy arrays."""
 
 import json
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from gemm_tuner.runtime.abi import OK, ArgsStruct, KernelLibrary, make_args
 from gemm_tuner.runtime.arrays import (
     NUMPY_TYPES,
     ArrayView,
+    check_operand_names,
     check_overlap,
     view_matrix,
     view_operand,
@@ -34,14 +37,17 @@ class Kernel:
     It can be called from any number of threads at the same time.
     """
 
-    def __init__(self, library: KernelLibrary, artifact: Artifact) -> None:
+    def __init__(self, library: KernelLibrary, artifact: Artifact, threads: int = 1) -> None:
         """Wrap a loaded library; use `load_kernel` to get a checked one.
+
+        A call uses `threads` threads if it does not say how many.
 
         Raises:
             KernelRejected: the library does not describe itself.
         """
         self.library = library
         self.artifact = artifact
+        self.threads = threads
         try:
             description = json.loads(library.describe())
             self.problem = Problem.parse(description["problem"])
@@ -53,7 +59,7 @@ class Kernel:
             ) from error
         self._y_type = NUMPY_TYPES[self.problem.types.y]
         self._operands = self.problem.epilogue.operands
-        self._operand_names = {operand.name for operand in self._operands}
+        self._memory = _ThreadMemory()
 
     def pack(self, w: NDArray[np.generic]) -> PackedWeights:
         """Return the weights in the layout of this kernel.
@@ -78,7 +84,7 @@ class Kernel:
         packed: PackedWeights,
         *,
         out: NDArray[np.generic] | None = None,
-        threads: int = 1,
+        threads: int | None = None,
         **operands: object,
     ) -> NDArray[Any]:
         """Return `epilogue(x @ w)`.
@@ -88,7 +94,8 @@ class Kernel:
             packed: what `pack` returned.
             out: where the result goes, (m, n); made if not given. It shares no memory with an
                 input: between blocks of k it holds unfinished sums.
-            threads: how many threads compute. The result may depend on this number in the last
+            threads: how many threads compute; by default as many as the kernel was chosen for, and
+                in the parts that were timed. The result may depend on this number in the last
                 bits, but never on their order.
             **operands: what the epilogue reads, by the names in `problem.epilogue.operands`.
 
@@ -97,8 +104,7 @@ class Kernel:
             InvalidSetting: `threads` is out of range.
         """
         packed.check_owner(self.artifact.sha256)
-        if not 1 <= threads <= MAX_THREADS:
-            raise InvalidSetting(f"threads = {threads} is out of range; use 1 to {MAX_THREADS}.")
+        parts = self._parts(self.threads if threads is None else threads)
         rows = self._rows_of(x)
         types, shape = self.problem.types, (rows, self.problem.n)
         x_view = view_matrix("x", x, (rows, self.problem.k), types.x)
@@ -109,18 +115,25 @@ class Kernel:
             check_overlap(out, "x", x)
             for name, array in kept.items():
                 check_overlap(out, name, array)
-        workspace_bytes = self.library.workspace_bytes(threads)
-        workspace = allocate_aligned(workspace_bytes) if workspace_bytes else None
+        workspace_bytes = self.library.workspace_bytes(parts)
         args = make_args(
             m=rows,
             x=(x_view.address, x_view.leading_dimension),
             packed_w=address_of(packed.memory),
             y=(y_view.address, y_view.leading_dimension),
             operands=[(view.address, view.leading_dimension) for view in views],
-            workspace=0 if workspace is None else address_of(workspace),
+            workspace=self._memory.workspace(workspace_bytes) if workspace_bytes else 0,
         )
-        self._run(args, threads)
+        self._run(args, parts)
         return y
+
+    def _parts(self, threads: int) -> int:
+        """Return the parts of a call: those that were timed, or one for each of other threads."""
+        if not 1 <= threads <= MAX_THREADS:
+            raise InvalidSetting(f"threads = {threads} is out of range; use 1 to {MAX_THREADS}.")
+        if threads != self.threads:
+            return threads
+        return min(threads, self.library.preferred_parts)
 
     def _rows_of(self, x: NDArray[np.generic]) -> int:
         if not isinstance(x, np.ndarray) or x.ndim != 2:
@@ -136,13 +149,7 @@ class Kernel:
     def _view_operands(
         self, operands: Mapping[str, object], shape: tuple[int, int]
     ) -> tuple[list[ArrayView], dict[str, NDArray[np.generic]]]:
-        if operands.keys() != self._operand_names:
-            names = (operand.name for operand in self._operands)
-            raise InvalidArray(
-                f"the epilogue {self.problem.epilogue.text} reads "
-                f"{', '.join(names) or 'no operands'}, but got "
-                f"{', '.join(operands) or 'none'}: pass each by its name."
-            )
+        check_operand_names(self.problem.epilogue, operands)
         views, kept = [], {}
         for operand in self._operands:
             view, array = view_operand(
@@ -152,27 +159,39 @@ class Kernel:
             kept[operand.name] = array
         return views, kept
 
-    def _run(self, args: ArgsStruct, threads: int) -> None:
+    def _run(self, args: ArgsStruct, parts: int) -> None:
         for phase in range(self.library.phases):
-            if threads == 1:
+            if parts == 1:
                 statuses = [self.library.run(args, phase, 0, 1)]
             else:
-                parts = range(threads)
                 statuses = list(
-                    _pool(threads).map(
-                        lambda part, phase=phase: self.library.run(args, phase, part, threads),
-                        parts,
+                    _pool(parts).map(
+                        lambda part, phase=phase: self.library.run(args, phase, part, parts),
+                        range(parts),
                     )
                 )
             if any(status != OK for status in statuses):
                 raise KernelRejected(
                     f"kernel {self.artifact.sha256[:12]} refused its arguments "
-                    f"(m = {args.m}, {threads} parts); build or fetch it again."
+                    f"(m = {args.m}, {parts} parts); build or fetch it again."
                 )
 
 
-def load_kernel(binary: bytes, *, artifact: Artifact, cpu: Cpu) -> Kernel:
-    """Check an artifact, load it into this process, and return it as a kernel.
+class _ThreadMemory(local):
+    """The workspace of each calling thread, kept between its calls."""
+
+    def __init__(self) -> None:
+        self._kept = np.empty(0, np.uint8)
+
+    def workspace(self, size_bytes: int) -> int:
+        """Return the address of at least `size_bytes` bytes; what they hold is not defined."""
+        if self._kept.size < size_bytes:
+            self._kept = allocate_aligned(size_bytes)
+        return address_of(self._kept)
+
+
+def load_kernel(binary: bytes, *, artifact: Artifact, cpu: Cpu, threads: int = 1) -> Kernel:
+    """Check an artifact, load it into this process, and return it as a kernel for `threads`.
 
     Raises:
         DigestMismatch: the bytes are not those that the artifact is named after.
@@ -181,9 +200,13 @@ def load_kernel(binary: bytes, *, artifact: Artifact, cpu: Cpu) -> Kernel:
         KernelRejected: the system cannot load it.
     """
     artifact.check(binary, cpu.isa)
-    return Kernel(KernelLibrary(binary), artifact)
+    return Kernel(KernelLibrary(binary), artifact, threads)
 
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=threads, thread_name_prefix="gemm-tuner")
+
+
+# A forked child has the pools but not their threads: its calls would wait for ever.
+os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -1,6 +1,7 @@
 """Memory aligned for vectors, in huge pages where it is large."""
 
 import mmap
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,18 @@ def allocate_aligned(size_bytes: int) -> NDArray[np.uint8]:
         return _from_boundary(np.zeros(size_bytes + ALIGNMENT_BYTES, np.uint8), ALIGNMENT_BYTES)[
             :size_bytes
         ]
-    mapping = mmap.mmap(-1, size_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE)
-    mapping.madvise(mmap.MADV_HUGEPAGE)
+    mapping = map_memory(size_bytes + HUGE_PAGE_BYTES)
     return _from_boundary(np.frombuffer(mapping, np.uint8), HUGE_PAGE_BYTES)[:size_bytes]
+
+
+def map_memory(size_bytes: int) -> mmap.mmap:
+    """Return zeroed pages of this process alone, in huge pages if it fills one and there are."""
+    mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE)
+    if size_bytes >= HUGE_PAGE_BYTES:
+        # A kernel built without huge pages refuses the advice; small ones do as well.
+        with suppress(OSError):
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return mapping
 
 
 def address_of(array: NDArray[np.generic]) -> int:

@@ -5,8 +5,7 @@ from dataclasses import replace
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Stage
-from gemm_tuner.domain.verdict import Basis
+from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.select.rung import Rung, servable_verdict
 from gemm_tuner.store.repository import Repository
 
@@ -14,21 +13,35 @@ from gemm_tuner.store.repository import Repository
 def bucket(
     repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
 ) -> Rung:
-    """Look for the narrowest range of m measured on this CPU that holds the m of `problem`."""
+    """Look for the narrowest range of m measured on this CPU that holds the m of `problem`.
+
+    A range is timed at its greatest m. What was measured there is claimed for that m alone; for
+    any other the kernel, if it was as fast as the baseline, is a tie without a ratio.
+    """
     ranges = [
         known.m
         for known in repository.ranges_of(problem)
         if problem.m.low in known.m and problem.m.high in known.m
     ]
     for rows in sorted(ranges, key=lambda rows: (rows.high - rows.low, rows.low)):
-        trials = repository.trials(
-            problem=replace(problem, m=rows),
-            cpu_key=cpu.exact_key,
+        verdict = servable_verdict(
+            repository,
+            repository.trials(
+                problem=replace(problem, m=rows), cpu_key=cpu.exact_key, only_decisive=True
+            ),
+            problem=problem,
+            cpu=cpu,
             context=context,
-            stage=Stage.FINAL,
+            basis=Basis.BUCKET,
         )
-        verdict = servable_verdict(repository, trials, problem=problem, cpu=cpu, basis=Basis.BUCKET)
-        if verdict:
-            return Rung(verdict=verdict, reason=f"bucket: measured for m = {rows.text}.")
-    reason = f"bucket: no kernel measured here for a range of m that holds {problem.m.text}."
+        if verdict is None:
+            continue
+        reason = f"bucket: tuned for m = {rows.text}, measured at m = {rows.high}"
+        if problem.m.high == rows.high:
+            return Rung(verdict=verdict, reason=f"{reason}.")
+        if verdict.artifact is not None:
+            unmeasured = replace(verdict, decision=Decision.TIE, measurement=None)
+            reason = f"{reason}, so its speed at m = {problem.m.text} is not known."
+            return Rung(verdict=unmeasured, reason=reason)
+    reason = f"bucket: no kernel confirmed here for a range of m that holds {problem.m.text}."
     return Rung(verdict=None, reason=reason)

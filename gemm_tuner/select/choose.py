@@ -45,9 +45,12 @@ def choose(
 
 def _say(verdict: Verdict) -> str:
     ratio = verdict.ratio
-    assert ratio is not None, "a verdict of a rung rests on a measurement"
+    if ratio is None:
+        return f"{verdict.decision.value}: not measured for m = {verdict.problem.m.text}."
+    unserved = "; not shown to be as fast as the baseline, so no kernel is named"
     return (
         f"{verdict.decision.value}: {ratio.median:.3f} times the speed of the baseline, "
         f"95 % interval {ratio.low:.3f} to {ratio.high:.3f}"
+        f"{'' if verdict.artifact else unserved}"
         f"{'' if verdict.complete else '; the sweep did not come to its end'}."
     )

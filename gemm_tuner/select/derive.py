@@ -1,12 +1,12 @@
 """From trials to a verdict."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
-from gemm_tuner.domain.verdict import Basis, Decision, Verdict, decide
+from gemm_tuner.domain.verdict import Basis, Decision, Verdict, decide, is_as_fast
 
 EQUALLY_FAST = 1.01
 
@@ -20,45 +20,61 @@ def derive_verdict(
     complete: bool,
     basis: Basis = Basis.MEASURED,
 ) -> Verdict:
-    """Return the verdict that the final trials among `trials`, all of one generator, allow.
+    """Return the verdict that `trials`, all of one generator and beside one baseline, allow.
 
-    The candidate with the smallest median time stands against the baseline, or the simplest of
-    those that are within 1 % of it, so that the same sweep gives the same answer twice. Of several
-    trials of one candidate the latest counts. A verdict for the baseline keeps the measurement that
-    it rests on, but names no artifact.
+    Of the candidates confirmed in `context`, the one with the greatest speed over its own paired
+    baseline stands against it. A verdict keeps the measurement that it rests on, but names no
+    artifact unless that shows it to be as fast as the baseline.
     """
-    latest: dict[str, tuple[Trial, Measurement]] = {}
-    for trial in trials:
-        if (
-            trial.stage is Stage.FINAL
-            and trial.outcome is Outcome.CORRECT
-            and trial.measurement is not None
-        ):
-            latest[trial.candidate.text] = (trial, trial.measurement)
-    if not latest:
+    confirmed = [
+        (trial, trial.measurement.ratio)
+        for trial in standing_trials(trials)
+        if trial.context == context and trial.measurement is not None
+    ]
+    if not confirmed:
         return no_verdict(problem, cpu_key=cpu_key, context=context)
 
-    fastest_ns = min(measurement.candidate.median_ns for _trial, measurement in latest.values())
-    best, measurement = min(
-        (
-            (trial, measurement)
-            for trial, measurement in latest.values()
-            if measurement.candidate.median_ns <= EQUALLY_FAST * fastest_ns
-        ),
-        key=lambda item: (item[0].candidate.complexity, item[0].candidate.text),
-    )
-    decision = decide(measurement.ratio)
+    best, ratio = min(confirmed, key=lambda one: (-one[1].median, _simplicity(one[0].candidate)))
     return Verdict(
         problem=problem,
         cpu_key=cpu_key,
         context=context,
-        decision=decision,
+        decision=decide(ratio),
         basis=basis,
         complete=complete,
         candidate=best.candidate,
-        artifact=None if decision is Decision.BASELINE else best.artifact,
-        measurement=measurement,
+        artifact=best.artifact if is_as_fast(ratio) else None,
+        measurement=best.measurement,
     )
+
+
+def standing_trials(trials: Iterable[Trial]) -> tuple[Trial, ...]:
+    """Return the latest confirming trial of each build and context, in the order of `trials`.
+
+    A build that failed after it was confirmed, in whatever stage or context, has none.
+    """
+    standing: dict[tuple[Candidate, str, ExecutionContext], Trial] = {}
+    for trial in trials:
+        if trial.artifact is None:
+            continue
+        build = (trial.candidate, trial.artifact.sha256)
+        if trial.outcome is not Outcome.CORRECT:
+            standing = {key: kept for key, kept in standing.items() if key[:2] != build}
+        elif trial.stage is Stage.CONFIRM and trial.measurement is not None:
+            key = (*build, trial.context)
+            standing.pop(key, None)
+            standing[key] = trial
+    return tuple(standing.values())
+
+
+def simplest_of_fastest(speeds: Mapping[Candidate, float]) -> Candidate:
+    """Return the simplest candidate of those within 1 % of the greatest speed.
+
+    So the same sweep gives the same answer twice.
+    """
+    greatest = max(speeds.values())
+    equal = [one for one, speed in speeds.items() if speed * EQUALLY_FAST >= greatest]
+    return min(equal, key=_simplicity)
 
 
 def no_verdict(problem: Problem, *, cpu_key: str, context: ExecutionContext) -> Verdict:
@@ -71,3 +87,7 @@ def no_verdict(problem: Problem, *, cpu_key: str, context: ExecutionContext) -> 
         basis=Basis.NONE,
         complete=False,
     )
+
+
+def _simplicity(candidate: Candidate) -> tuple[int, str]:
+    return (candidate.complexity, candidate.text)

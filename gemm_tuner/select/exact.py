@@ -3,7 +3,7 @@
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Stage
+from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.verdict import Basis
 from gemm_tuner.select.rung import Rung, servable_verdict
 from gemm_tuner.store.repository import Repository
@@ -11,11 +11,11 @@ from gemm_tuner.store.repository import Repository
 
 def exact(repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext) -> Rung:
     """Look for `problem` measured on exactly this CPU."""
-    trials = repository.trials(
-        problem=problem, cpu_key=cpu.exact_key, context=context, stage=Stage.FINAL
+    trials = repository.trials(problem=problem, cpu_key=cpu.exact_key, only_decisive=True)
+    verdict = servable_verdict(
+        repository, trials, problem=problem, cpu=cpu, context=context, basis=Basis.MEASURED
     )
-    verdict = servable_verdict(repository, trials, problem=problem, cpu=cpu, basis=Basis.MEASURED)
-    found = "measured" if verdict else "no kernel measured in this store"
+    found = "measured" if verdict else "no kernel confirmed in this store"
     return Rung(verdict=verdict, reason=f"exact: {found} on {cpu.exact_key}.")
 
 
@@ -23,21 +23,20 @@ def sibling(
     repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
 ) -> Rung:
     """Look for `problem` measured on another CPU of the same micro-architecture class."""
-    trials = [
-        trial
-        for trial in repository.trials(
-            problem=problem, class_key=cpu.class_key, context=context, stage=Stage.FINAL
-        )
-        if trial.cpu.exact_key != cpu.exact_key
-    ]
-    if trials:
-        latest_key = trials[-1].cpu.exact_key
-        trials = [trial for trial in trials if trial.cpu.exact_key == latest_key]
+    trials = repository.trials(problem=problem, class_key=cpu.class_key, only_decisive=True)
+    keys = dict.fromkeys(trial.cpu.exact_key for trial in reversed(trials))
+    for key in [key for key in keys if key != cpu.exact_key]:
+        # A kernel that failed on one CPU of the class is not trusted on another.
+        of_key = [
+            trial
+            for trial in trials
+            if trial.cpu.exact_key == key or trial.outcome is not Outcome.CORRECT
+        ]
         verdict = servable_verdict(
-            repository, trials, problem=problem, cpu=cpu, basis=Basis.SIBLING
+            repository, of_key, problem=problem, cpu=cpu, context=context, basis=Basis.SIBLING
         )
         if verdict:
-            reason = f"sibling: measured on {latest_key}, so stale until measured here."
+            reason = f"sibling: measured on {key}, so stale until measured here."
             return Rung(verdict=verdict, reason=reason)
-    reason = f"sibling: no kernel measured in this store on the class {cpu.class_key}."
+    reason = f"sibling: no kernel confirmed in this store on the class {cpu.class_key}."
     return Rung(verdict=None, reason=reason)

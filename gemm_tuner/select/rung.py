@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
-from gemm_tuner.select.derive import derive_verdict
+from gemm_tuner.select.derive import derive_verdict, standing_trials
 from gemm_tuner.store.repository import Repository
 
 
@@ -20,33 +21,46 @@ class Rung:
 
 
 def servable_verdict(
-    repository: Repository, trials: Sequence[Trial], *, problem: Problem, cpu: Cpu, basis: Basis
+    repository: Repository,
+    trials: Sequence[Trial],
+    *,
+    problem: Problem,
+    cpu: Cpu,
+    context: ExecutionContext,
+    basis: Basis,
 ) -> Verdict | None:
     """Return the verdict for `problem` on `cpu` from the newest generator that gives one.
 
-    `trials` are of one problem, CPU and context. Only kernels that `cpu` can run count, and only
-    those whose binaries are in the store, unless all that they show is that the baseline is faster.
+    `trials` are of one problem and CPU, in every stage and context: a failure in any of them
+    speaks against a kernel. Trials beside different baselines are not compared: the newest count.
+    Only kernels that `cpu` can run are named, and only those whose binaries are in the store.
     """
     runnable = [
         trial
-        for trial in trials
-        if trial.measurement and trial.artifact and trial.artifact.required_isa <= cpu.isa
+        for trial in standing_trials(trials)
+        if trial.context == context and trial.artifact and trial.artifact.required_isa <= cpu.isa
     ]
     held = repository.held_artifacts({t.artifact.sha256 for t in runnable if t.artifact})
-    for generator in dict.fromkeys(trial.generator for trial in reversed(runnable)):
-        of_generator = [trial for trial in runnable if trial.generator == generator]
-        in_store = [t for t in of_generator if t.artifact and t.artifact.sha256 in held]
-        verdict = _derive(repository, in_store or of_generator, problem, cpu, basis)
+    for group in dict.fromkeys(_group(trial) for trial in reversed(runnable)):
+        of_group = [trial for trial in runnable if _group(trial) == group]
+        in_store = [t for t in of_group if t.artifact and t.artifact.sha256 in held]
+        verdict = _derive(repository, in_store or of_group, problem, cpu, basis)
         if verdict.artifact is None or verdict.artifact.sha256 in held:
             return verdict
     return None
+
+
+def _group(trial: Trial) -> tuple[str, str]:
+    """Return what trials must share to be compared: the generator and the baseline."""
+    return trial.generator, trial.measurement.baseline if trial.measurement else ""
 
 
 def _derive(
     repository: Repository, trials: Sequence[Trial], problem: Problem, cpu: Cpu, basis: Basis
 ) -> Verdict:
     last = trials[-1]
-    end = repository.sweep_end(
+    _generator, baseline = _group(last)
+    ends = repository.sweep_ends(
         last.problem,
         last.cpu.exact_key,
         last.context,
@@ -58,6 +72,6 @@ def _derive(
         problem=problem,
         cpu_key=cpu.exact_key,
         context=last.context,
-        complete=end is not None and end.is_exhausted,
+        complete=any(end.is_exhausted and end.baseline == baseline for end in ends),
         basis=basis,
     )

@@ -44,8 +44,10 @@ def open_database(url: str | None = None) -> Engine:
         if parsed.get_backend_name() == "sqlite" and parsed.database:
             Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
         engine = _create_engine(parsed)
-        with writing(engine).begin() as connection:
-            _migrate(connection)
+        # A store that needs no change is not written: another may hold its lock.
+        if not is_current(engine):
+            with writing(engine).begin() as connection:
+                _migrate(connection)
     except (OSError, SQLAlchemyError) as error:
         raise StoreFailed(
             f"the database {shown} cannot be opened for writing: {_reason(error)}; "

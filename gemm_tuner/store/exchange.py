@@ -38,7 +38,9 @@ def export_records(repository: Repository, stream: TextIO, *, only_finals: bool 
     count, after = 0, 0
     while True:
         page = repository.page(after=after, limit=PAGE)
-        wanted = [trial for trial in page.trials if not only_finals or trial.stage is Stage.FINAL]
+        wanted = [
+            trial for trial in page.trials if not only_finals or trial.stage is not Stage.RACE
+        ]
         stream.writelines(dump_record(trial) + "\n" for trial in wanted)
         count += len(wanted)
         if page.next_after is None:

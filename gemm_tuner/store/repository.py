@@ -16,7 +16,7 @@ from gemm_tuner.domain.canonical import canonical_json, identity
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Stage, SweepEnd, Trial
+from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
 from gemm_tuner.errors import InvalidRecord, StoreFailed
 from gemm_tuner.store.database import writing
 from gemm_tuner.store.tables import (
@@ -98,15 +98,15 @@ class Repository:
         problem: Problem | None = None,
         cpu_key: str | None = None,
         class_key: str | None = None,
-        context: ExecutionContext | None = None,
         generator: str | None = None,
-        stage: Stage | None = None,
+        only_decisive: bool = False,
         origin: Origin | None = Origin.MEASURED,
     ) -> tuple[Trial, ...]:
         """Return the trials that match every given value, in the order of insertion.
 
         Only trials that were run into this store are returned unless `origin` says otherwise;
-        None stands for any.
+        None stands for any. With `only_decisive`, those are left out that no verdict depends on:
+        what neither confirmed a kernel nor failed.
         """
         query = select(TrialRow.id, TrialRow.document).order_by(TrialRow.sequence)
         if problem is not None:
@@ -117,14 +117,13 @@ class Repository:
             query = query.where(CpuRow.exact_key == cpu_key)
         if class_key is not None:
             query = query.where(CpuRow.class_key == class_key)
-        if context is not None:
-            query = query.where(
-                TrialRow.threads == context.threads, TrialRow.regime == context.regime.value
-            )
         if generator is not None:
             query = query.where(TrialRow.generator == generator)
-        if stage is not None:
-            query = query.where(TrialRow.stage == stage.value)
+        if only_decisive:
+            query = query.where(
+                (TrialRow.stage == Stage.CONFIRM.value)
+                | (TrialRow.outcome != Outcome.CORRECT.value)
+            )
         if origin is not None:
             query = query.where(TrialRow.origin == origin.value)
         with self._reading() as connection:
@@ -204,10 +203,13 @@ class Repository:
         generator: str,
         end: SweepEnd,
     ) -> None:
-        """Note how a sweep ended; an earlier end of the same sweep is replaced."""
+        """Note how a sweep ended; an earlier end of it beside the same baseline is replaced."""
         with self._writing() as connection:
             _insert_problem(connection, problem)
-            key = _sweep_key(problem, cpu_key, context, toolchain, generator)
+            key = {
+                **_sweep_key(problem, cpu_key, context, toolchain, generator),
+                "baseline": end.baseline,
+            }
             connection.execute(delete(SweepEndRow).filter_by(**key))
             _insert_new(
                 connection,
@@ -217,7 +219,7 @@ class Repository:
                 budget_s=end.budget_s,
             )
 
-    def sweep_end(
+    def sweep_ends(
         self,
         problem: Problem,
         cpu_key: str,
@@ -225,12 +227,18 @@ class Repository:
         *,
         toolchain: str,
         generator: str,
-    ) -> SweepEnd | None:
-        """Return how such a sweep ended, None if it was stopped or never ran."""
-        key = _sweep_key(problem, cpu_key, context, toolchain, generator)
-        query = select(SweepEndRow.is_exhausted, SweepEndRow.budget_s).filter_by(**key)
-        row = self._first(query)
-        return None if row is None else SweepEnd(is_exhausted=row[0], budget_s=row[1])
+    ) -> tuple[SweepEnd, ...]:
+        """Return how such sweeps ended, one for each baseline, that of most time first."""
+        query = (
+            select(SweepEndRow.baseline, SweepEndRow.is_exhausted, SweepEndRow.budget_s)
+            .filter_by(**_sweep_key(problem, cpu_key, context, toolchain, generator))
+            .order_by(SweepEndRow.budget_s.desc())
+        )
+        with self._reading() as connection:
+            return tuple(
+                SweepEnd(baseline=baseline, is_exhausted=is_exhausted, budget_s=budget_s)
+                for baseline, is_exhausted, budget_s in connection.execute(query)
+            )
 
     def _first(self, query: Select[*Columns]) -> Row[*Columns] | None:
         with self._reading() as connection:
@@ -284,6 +292,7 @@ def _append(connection: Connection, trial: Trial, origin: Origin) -> bool:
         regime=trial.context.regime.value,
         generator=trial.generator,
         stage=trial.stage.value,
+        outcome=trial.outcome.value,
     )
 
 

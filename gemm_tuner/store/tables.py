@@ -79,6 +79,7 @@ class TrialRow(Base):
     regime: Mapped[str] = mapped_column(String(32))
     generator: Mapped[str] = mapped_column(String(128))
     stage: Mapped[str] = mapped_column(String(16))
+    outcome: Mapped[str] = mapped_column(String(32))
 
 
 class SourceRow(Base):
@@ -112,5 +113,6 @@ class SweepEndRow(Base):
     regime: Mapped[str] = mapped_column(String(32), primary_key=True)
     toolchain: Mapped[str] = mapped_column(String(512), primary_key=True)
     generator: Mapped[str] = mapped_column(String(128), primary_key=True)
+    baseline: Mapped[str] = mapped_column(String(128), primary_key=True)
     is_exhausted: Mapped[bool]
     budget_s: Mapped[float] = mapped_column(Double)

@@ -251,9 +251,10 @@ class WireRecord(WireModel):
 
         Raises:
             InvalidInput: a text form in the record is not understood.
+            OverflowError: the date is not one of the calendar in UTC.
         """
         return Trial(
-            created_at=self.created_at,
+            created_at=self.created_at.astimezone(UTC),
             problem=Problem.parse(self.problem),
             cpu=self.cpu.to_domain(),
             context=ExecutionContext(threads=self.threads, regime=self.regime),
@@ -293,6 +294,8 @@ def parse_record(document: str | bytes) -> Trial:
         raise _invalid_record(error) from None
     except InvalidInput as error:
         raise InvalidRecord(str(error)) from None
+    except OverflowError:
+        raise InvalidRecord("created_at: the date is out of range in UTC; correct it.") from None
 
 
 def record_schema() -> dict[str, Any]:

@@ -15,10 +15,16 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from platformdirs import user_data_path
 
-from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.errors import InvalidSetting, StoreFailed
 
 KEY_ID_LENGTH = 16
+
+
+def default_key_path() -> Path:
+    """Return the file of the signing key in the user's data directory."""
+    return user_data_path("gemm-tuner") / "signing-key.pem"
 
 
 def key_id_of(public_key: bytes) -> str:
@@ -49,16 +55,17 @@ class KeyPair:
         Only its owner can read the file. Processes that start at once get the same key.
 
         Raises:
-            InvalidSetting: the file cannot be made, or is not a private key kept private.
+            StoreFailed: the file cannot be read or made.
+            InvalidSetting: it is not a private key kept private.
         """
         try:
             if not path.exists():
                 _create(path)
             return cls(private_key=_load(path))
         except OSError as error:
-            raise InvalidSetting(
-                f"the signing key {path} cannot be read or made: {error}; "
-                "name a file in a folder of yours."
+            raise StoreFailed(
+                f"the signing key {path} cannot be read or made ({error.strerror}); "
+                'name a file in a folder of yours: "gemm-tuner serve --key FILE".'
             ) from error
 
 

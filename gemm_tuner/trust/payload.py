@@ -74,7 +74,7 @@ class SignedRatio(PayloadModel):
 class VerdictPayload(PayloadModel):
     """A verdict as it is signed. `problem` and `candidate` are text forms.
 
-    `serial` names this very payload, so that it can be revoked.
+    `serial` names this very payload, in logs and reports.
     """
 
     problem: str

@@ -18,7 +18,7 @@ from gemm_tuner.domain.micro_kernel import MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.domain.source import Source
-from gemm_tuner.errors import CompilationFailed
+from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.repository import Repository
 
@@ -45,21 +45,27 @@ class Attempts:
     _failed: dict[Candidate, Trial] = field(default_factory=dict)
 
     def prove(self, candidates: Sequence[Candidate], context: ExecutionContext) -> list[Candidate]:
-        """Return the candidates that compile and compute the right result here."""
+        """Return the candidates that compile and compute the right result here.
+
+        Each proof is recorded at once. A candidate whose compiler was interrupted was not tried.
+        """
         new = [one for one in candidates if one not in self._proven and one not in self._failed]
         sources = [self._source(candidate) for candidate in new]
         builds = compile_kernels(sources, toolchain=self.toolchain)
         for candidate, build in zip(new, builds, strict=True):
+            if isinstance(build, CompilationInterrupted):
+                logger.info("%s: not tried: %s", candidate.text, build)
+                continue
             if isinstance(build, CompilationFailed):
                 failure = Finding(outcome=Outcome.COMPILE_FAILED, detail=str(build))
                 self._record_failure(candidate, context, failure, None)
                 continue
-            finding = (
-                Finding(outcome=Outcome.CORRECT)
-                if build.artifact.sha256 in self._known
-                else self.host.verify(build)
-            )
+            if build.artifact.sha256 in self._known:
+                self._proven[candidate] = build
+                continue
+            finding = self.host.verify(build)
             if finding.outcome is Outcome.CORRECT:
+                self.repository.add_trial(self._trial(candidate, context, build))
                 self._proven[candidate] = build
             else:
                 self._record_failure(candidate, context, finding, build)
@@ -101,10 +107,13 @@ class Attempts:
         return tuple(self._failed.values())
 
     def recall(self, trial: Trial) -> None:
-        """Prove nothing again that an earlier sweep on this CPU has proven or seen fail."""
-        if trial.outcome is not Outcome.CORRECT:
+        """Prove nothing again that an earlier sweep on this CPU has proven or seen fail.
+
+        What hung is tried again: the machine may have been too busy.
+        """
+        if trial.outcome not in {Outcome.CORRECT, Outcome.HUNG}:
             self._failed[trial.candidate] = trial
-        elif trial.artifact is not None:
+        elif trial.outcome is Outcome.CORRECT and trial.artifact is not None:
             self._known.add(trial.artifact.sha256)
 
     def _source(self, candidate: Candidate) -> tuple[Source, frozenset[IsaFeature]]:

@@ -15,7 +15,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.select.derive import derive_verdict
+from gemm_tuner.select.derive import EQUALLY_FAST, derive_verdict, simplest_of_fastest
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.model import NOMINAL_CLOCK_HZ, predict_cycles
@@ -26,6 +26,7 @@ from gemm_tuner.tuning.search import FAVOURITES, LocalSearch
 
 SEEDS_FROM_OTHER_REGIME = 8
 FINALISTS = 4
+CONFIRMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,10 @@ class _Care:
 
 _RACE = _Care(stage=Stage.RACE, pairs=5, fewest_pairs=3, sample_ns=400_000, share=0.05)
 _FINAL = _Care(stage=Stage.FINAL, pairs=15, fewest_pairs=9, sample_ns=2_000_000, share=0.1)
-_CONFIRM = _Care(stage=Stage.FINAL, pairs=21, fewest_pairs=11, sample_ns=2_000_000, share=0.05)
+_CONFIRM = _Care(stage=Stage.CONFIRM, pairs=21, fewest_pairs=11, sample_ns=2_000_000, share=0.05)
+_CONFIRMING = ((_FINAL, FINALISTS + 1), *((_CONFIRM, 2),) * CONFIRMED)  # and how many callees
+
+_EXPECTED_BASELINES = {"auto": "onednn"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +72,10 @@ class SweepSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a sweep is: `done` of about `total` candidates, the best speed over the baseline's."""
+    """Where a sweep is: `done` of about `total` candidates, the best speed over the baseline's.
+
+    `remaining_s` is what is left of the budget for all contexts.
+    """
 
     stage: str
     done: int
@@ -79,13 +86,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """The verdict for one context and the trials it rests on; counts are of candidates."""
+    """The verdict for one context and the trials it rests on; counts are of candidates.
+
+    `note` says in words why the baseline is not the one that was to be expected, empty if it is.
+    """
 
     verdict: Verdict
     finalists: tuple[Trial, ...]
     tried: int
     failed: int
     resumed: bool
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,18 +115,16 @@ def estimate(
     The end of a sweep, where finalists are confirmed, may exceed the budget of a slow problem.
     """
     space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads)
-    count = sum(1 for _candidate in space.all())
     fastest = min(
         predict_cycles(problem, one, family_named(one.micro_kernel.family), cpu)
         for one in space.defaults()
     )
     call_s = fastest / NOMINAL_CLOCK_HZ
     confirming_s = sum(
-        _duration_s(care, callees, call_s, settings.budget_s)
-        for care, callees in ((_FINAL, FINALISTS + 1), (_CONFIRM, 2))
+        _duration_s(care, callees, call_s, settings.budget_s) for care, callees in _CONFIRMING
     )
     seconds = settings.budget_s + len(contexts) * confirming_s
-    return Estimate(candidates=count, seconds=seconds)
+    return Estimate(candidates=space.size(), seconds=seconds)
 
 
 def sweep(
@@ -131,15 +140,18 @@ def sweep(
     """Tune one problem and return a result for each context, in order.
 
     Every trial is in the repository before the next begins. A sweep whose search was exhausted, or
-    that had as large a budget, is not run again; any other goes on with what it knows.
+    that had as large a budget, is not run again beside the same baseline; any other goes on with
+    what it knows.
 
     Raises:
         NoKernelFamily: no family covers the problem on this CPU.
         NotEnoughMemory: the operands do not fit.
         BaselineMissing: the chosen baseline is not available.
     """
+    baseline = _EXPECTED_BASELINES.get(settings.baseline, settings.baseline)
     found = {
-        context: _finished(problem, context, cpu, repository, settings) for context in contexts
+        context: _finished(problem, context, cpu, repository, settings, baseline=baseline)
+        for context in contexts
     }
     if any(result is None for result in found.values()):
         budget = Budget(seconds=settings.budget_s)
@@ -153,14 +165,18 @@ def sweep(
                 toolchain=settings.toolchain,
                 render=settings.render,
             )
-            for trial in _earlier_trials(repository, problem, cpu, None, settings.toolchain):
+            for trial in _earlier_trials(repository, problem, cpu, settings.toolchain):
                 attempts.recall(trial)
             seeds: Sequence[Candidate] = ()
+            for context in [context for context in contexts if found[context] is None]:
+                found[context] = _finished(
+                    problem, context, cpu, repository, settings, baseline=host.baseline_text
+                )
             unfinished = [context for context in contexts if found[context] is None]
             for position, context in enumerate(unfinished):
                 share = budget.share(len(unfinished) - position)
                 one = _ContextSweep(
-                    attempts, space, context, share, settings, on_progress, is_stopped
+                    attempts, space, context, budget, share, settings, on_progress, is_stopped
                 )
                 found[context] = one.run(seeds)
                 seeds = one.ranked()[:SEEDS_FROM_OTHER_REGIME]
@@ -188,33 +204,51 @@ def _finished(
     cpu: Cpu,
     repository: Repository,
     settings: SweepSettings,
+    *,
+    baseline: str,
 ) -> SweepResult | None:
-    """Return the result of an earlier sweep that came to its end, if there is one."""
-    generator = generator_version()
-    end = repository.sweep_end(
-        problem, cpu.exact_key, context, toolchain=settings.toolchain.text, generator=generator
+    """Return the result of an earlier sweep beside `baseline` that came to its end, if any.
+
+    The baseline is a name, which stands for each version, or a name and a version.
+    """
+    ends = repository.sweep_ends(
+        problem,
+        cpu.exact_key,
+        context,
+        toolchain=settings.toolchain.text,
+        generator=generator_version(),
     )
-    if end is None or (not end.is_exhausted and end.budget_s < settings.budget_s):
-        return None
-    all_trials = _earlier_trials(repository, problem, cpu, None, settings.toolchain)
-    trials = [
+    for end in ends:
+        is_as_long = end.is_exhausted or end.budget_s >= settings.budget_s
+        if is_as_long and end.baseline.startswith(baseline):
+            earlier = _earlier_trials(repository, problem, cpu, settings.toolchain)
+            trials = _relevant(earlier, context, end.baseline)
+            return _result(problem, cpu, context, trials, complete=end.is_exhausted, resumed=True)
+    return None
+
+
+def _relevant(trials: Sequence[Trial], context: ExecutionContext, baseline: str) -> list[Trial]:
+    """Return the failures, the proofs in a context, and its timings beside a baseline."""
+    return [
         trial
-        for trial in all_trials
-        if trial.context == context or trial.outcome is not Outcome.CORRECT
+        for trial in trials
+        if trial.outcome is not Outcome.CORRECT
+        or (
+            trial.context == context
+            and (trial.measurement is None or trial.measurement.baseline == baseline)
+        )
     ]
-    return _result(problem, cpu, context, trials, complete=end.is_exhausted, resumed=True)
 
 
 def _earlier_trials(
     repository: Repository,
     problem: Problem,
     cpu: Cpu,
-    context: ExecutionContext | None,
     toolchain: Toolchain,
 ) -> list[Trial]:
-    """Return what these templates and this compiler gave before, None standing for any context."""
+    """Return what these templates and this compiler gave before, in any context."""
     trials = repository.trials(
-        problem=problem, cpu_key=cpu.exact_key, context=context, generator=generator_version()
+        problem=problem, cpu_key=cpu.exact_key, generator=generator_version()
     )
     return [trial for trial in trials if trial.toolchain == toolchain.text]
 
@@ -227,21 +261,23 @@ def _result(
     *,
     complete: bool,
     resumed: bool,
+    note: str = "",
 ) -> SweepResult:
+    outcomes = {trial.candidate: trial.outcome for trial in trials}
     finals = {
         trial.candidate: trial
         for trial in trials
-        if trial.stage is Stage.FINAL and trial.outcome is Outcome.CORRECT
+        if trial.stage is not Stage.RACE and outcomes[trial.candidate] is Outcome.CORRECT
     }
-    failed = {trial.candidate for trial in trials if trial.outcome is not Outcome.CORRECT}
     return SweepResult(
         verdict=derive_verdict(
             trials, problem=problem, cpu_key=cpu.exact_key, context=context, complete=complete
         ),
         finalists=tuple(finals.values()),
-        tried=len({trial.candidate for trial in trials}),
-        failed=len(failed),
+        tried=len(outcomes),
+        failed=sum(outcome is not Outcome.CORRECT for outcome in outcomes.values()),
         resumed=resumed,
+        note=note,
     )
 
 
@@ -252,6 +288,7 @@ class _ContextSweep:
     _attempts: Attempts
     _space: Space
     _context: ExecutionContext
+    _whole_budget: Budget
     _budget: Budget
     _settings: SweepSettings
     _on_progress: Callable[[Progress], None]
@@ -274,10 +311,21 @@ class _ContextSweep:
                 self._context,
                 toolchain=self._attempts.toolchain.text,
                 generator=generator_version(),
-                end=SweepEnd(is_exhausted=is_exhausted, budget_s=self._settings.budget_s),
+                end=SweepEnd(
+                    baseline=self._attempts.host.baseline_text,
+                    is_exhausted=is_exhausted,
+                    budget_s=self._settings.budget_s,
+                ),
             )
-        trials = [*self._trials, *self._attempts.failures]
-        return _result(problem, cpu, self._context, trials, complete=is_exhausted, resumed=resumed)
+        return _result(
+            problem,
+            cpu,
+            self._context,
+            [*self._trials, *self._attempts.failures],
+            complete=is_exhausted,
+            resumed=resumed,
+            note=self._attempts.host.baseline_note,
+        )
 
     def ranked(self) -> list[Candidate]:
         """Return the candidates that were timed, fastest first."""
@@ -286,17 +334,16 @@ class _ContextSweep:
     def _recall(self) -> bool:
         """Take over what earlier, stopped sweeps have found; return whether there was anything."""
         attempts = self._attempts
-        self._trials = _earlier_trials(
-            attempts.repository,
-            self._space.problem,
-            self._space.cpu,
-            self._context,
-            attempts.toolchain,
+        earlier = _earlier_trials(
+            attempts.repository, self._space.problem, self._space.cpu, attempts.toolchain
         )
+        self._trials = _relevant(earlier, self._context, attempts.host.baseline_text)
         for trial in self._trials:
             if trial.measurement is not None:
                 self._speeds[trial.candidate] = trial.measurement.ratio.median
-        return bool(self._trials)
+            elif trial.outcome is not Outcome.CORRECT:
+                self._speeds.pop(trial.candidate, None)
+        return any(trial.context == self._context for trial in self._trials)
 
     def _search(self, seeds: Sequence[Candidate]) -> bool:
         """Race batch after batch; return whether the search came to its end by itself."""
@@ -314,20 +361,23 @@ class _ContextSweep:
             self._time(proven, _RACE)
 
     def _confirm(self) -> None:
-        """Time the best few carefully, then the winner once more on its own."""
+        """Time the best few carefully, then the best of them alone.
+
+        The next is confirmed too where the speed of one that was confirmed does not hold beside
+        those of the others.
+        """
         self._report("confirming", 0)
         finalists = self._attempts.prove(self.ranked()[:FINALISTS], self._context)
-        trials = self._time(finalists, _FINAL)
-        winner = _result(
-            self._space.problem,
-            self._space.cpu,
-            self._context,
-            trials,
-            complete=True,
-            resumed=False,
-        ).verdict.candidate
-        if winner is not None and not self._is_stopped():
-            self._time([winner], _CONFIRM)
+        waiting = _speeds_of(self._time(finalists, _FINAL))
+        confirmed = 0.0
+        for _attempt in range(CONFIRMED):
+            is_held = confirmed * EQUALLY_FAST >= max(waiting.values(), default=0.0)
+            if is_held or self._is_stopped():
+                return
+            candidate = simplest_of_fastest(waiting)
+            del waiting[candidate]
+            speeds = _speeds_of(self._time([candidate], _CONFIRM))
+            confirmed = max(confirmed, speeds.get(candidate, 0.0))
 
     def _time(self, candidates: Sequence[Candidate], care: _Care) -> list[Trial]:
         call_s, budget_s = self._slowest_call_s, self._settings.budget_s
@@ -339,10 +389,12 @@ class _ContextSweep:
             sample_ns=care.sample_ns,
         )
         self._trials += trials
+        for candidate in candidates:
+            self._speeds.pop(candidate, None)
+        self._speeds |= _speeds_of(trials)
         for trial in trials:
             measurement = trial.measurement
             if measurement is not None:
-                self._speeds[trial.candidate] = measurement.ratio.median
                 call_ns = max(
                     measurement.candidate.median_ns, measurement.baseline_timing.median_ns
                 )
@@ -352,9 +404,7 @@ class _ContextSweep:
     def _confirming_s(self) -> float:
         """Return how long confirming would take, in seconds."""
         call_s, budget_s = self._slowest_call_s, self._settings.budget_s
-        return _duration_s(_FINAL, FINALISTS + 1, call_s, budget_s) + _duration_s(
-            _CONFIRM, 2, call_s, budget_s
-        )
+        return sum(_duration_s(care, callees, call_s, budget_s) for care, callees in _CONFIRMING)
 
     def _report(self, stage: str, pending: int) -> None:
         tried = len(self._speeds) + len(self._attempts.failures)
@@ -364,9 +414,18 @@ class _ContextSweep:
                 done=tried,
                 total=max(tried + pending, FAVOURITES),
                 best_ratio=max(self._speeds.values(), default=None),
-                remaining_s=self._budget.remaining_s,
+                remaining_s=self._whole_budget.remaining_s,
             )
         )
+
+
+def _speeds_of(trials: Sequence[Trial]) -> dict[Candidate, float]:
+    """Return the speed of each candidate over that of the baseline beside it."""
+    return {
+        trial.candidate: trial.measurement.ratio.median
+        for trial in trials
+        if trial.measurement is not None
+    }
 
 
 def _affordable_pairs(care: _Care, callees: int, call_s: float, budget_s: float) -> int:

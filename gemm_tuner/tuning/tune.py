@@ -7,7 +7,6 @@ from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Verdict
-from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.fallback import FallbackKernel
 from gemm_tuner.runtime.load import Kernel, load_kernel
@@ -41,7 +40,7 @@ def tune(
 
     Args:
         problem: a `Problem`, or its text such as `f32 128x3072x768 nk bias+relu`.
-        threads: how many threads will share a call.
+        threads: how many threads will share a call; the kernel then uses as many.
         regime: what is in the caches when it is called, `hot` or `cold_weights`.
         budget_s: the time to spend, in seconds.
         db_url: the database for the records, as an SQLAlchemy URL; None for the user's own.
@@ -52,14 +51,12 @@ def tune(
         StoreFailed: the database cannot be opened.
     """
     asked = Problem.parse(problem) if isinstance(problem, str) else problem
-    regimes = Regime.parse_choice(regime)
-    if len(regimes) != 1:
-        raise InvalidSetting(f"regime {regime!r} names two; use 'hot' or 'cold_weights' here.")
+    context = ExecutionContext(threads=threads, regime=Regime.parse_one(regime))
     cpu = detect_cpu()
     repository = Repository(open_database(db_url))
     (result,) = sweep(
         asked,
-        contexts=[ExecutionContext(threads=threads, regime=regimes[0])],
+        contexts=[context],
         cpu=cpu,
         repository=repository,
         settings=SweepSettings(budget_s=budget_s, toolchain=find_toolchain()),
@@ -69,7 +66,7 @@ def tune(
     artifact = result.verdict.artifact
     binary = repository.binary(artifact.sha256) if artifact else None
     kernel = (
-        load_kernel(binary, artifact=artifact, cpu=cpu)
+        load_kernel(binary, artifact=artifact, cpu=cpu, threads=threads)
         if artifact and binary
         else FallbackKernel(problem=asked, reason=_reason(result.verdict))
     )
@@ -80,6 +77,6 @@ def _reason(verdict: Verdict) -> str:
     if verdict.ratio is None:
         return f"no candidate for {verdict.problem.text!r} was timed; give it more time."
     return (
-        f"the baseline is not beaten here: the best kernel for {verdict.problem.text!r} has "
-        f"{verdict.ratio.median:.3f} times its speed."
+        "no kernel is shown to be as fast as the baseline: the best for "
+        f"{verdict.problem.text!r} has {verdict.ratio.median:.3f} times its speed."
     )

@@ -26,7 +26,7 @@ def create_app(settings: Settings) -> FastAPI:
     """Return the service; it opens its database and key when it is started.
 
     Raises at the start:
-        StoreFailed: the database cannot be opened.
+        StoreFailed: the database cannot be opened, or the signing key not be read or made.
         InvalidSetting: the database's URL or the signing key cannot be used.
     """
 

@@ -201,7 +201,8 @@ class MeasurementView(BaseModel):
 class VerdictView(BaseModel):
     """Who should run the problem, and why.
 
-    A `candidate` and its `measurement` without an `artifact` say that the baseline was faster.
+    A `candidate` and its `measurement` without an `artifact` say that the kernel was not
+    shown to be as fast as the baseline.
     """
 
     problem: str

@@ -1,4 +1,4 @@
-/* Times a kernel library: calls gemm_tuner_run in a loop, on as many threads as there are parts.
+/* Times a kernel library: calls gemm_tuner_run in a loop, its parts dealt out to threads.
  *
  * The texts of gemm_tuner.h and sample.h stand before this one. */
 #include <pthread.h>
@@ -16,6 +16,7 @@ typedef struct kernel_calls {
     gemm_tuner_args args; /* packed_w is set for each call */
     int32_t phases;
     int32_t parts;
+    int32_t threads; /* not more than there are parts */
 } kernel_calls;
 
 typedef struct barrier {
@@ -30,7 +31,7 @@ typedef struct worker {
     barrier *meeting;
     int64_t warm_up_calls;
     int64_t timed_calls;
-    int32_t part;
+    int32_t first_part;
 } worker;
 
 static void meet(barrier *meeting) {
@@ -59,7 +60,9 @@ static void call(worker *self, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         args.packed_w = bench_next_weights(&self->weights);
         for (int32_t phase = 0; phase < calls->phases; phase++) {
-            calls->run(&args, phase, self->part, calls->parts);
+            for (int32_t part = self->first_part; part < calls->parts; part += calls->threads) {
+                calls->run(&args, phase, part, calls->parts);
+            }
             meet(self->meeting);
         }
     }
@@ -77,17 +80,17 @@ static void *work(void *argument) {
  * could not be started. */
 int32_t bench_time_kernel(const kernel_calls *calls, bench_weights *weights, int64_t warm_up_calls,
                           int64_t timed_calls, bench_sample *sample) {
-    int32_t helpers = calls->parts - 1;
-    barrier meeting = {.parties = calls->parts};
+    int32_t helpers = calls->threads - 1;
+    barrier meeting = {.parties = calls->threads};
     worker leader = {calls, *weights, &meeting, warm_up_calls, timed_calls, 0};
-    worker *workers = calloc(calls->parts, sizeof *workers);
-    pthread_t *threads = calloc(calls->parts, sizeof *threads);
+    worker *workers = calloc(calls->threads, sizeof *workers);
+    pthread_t *threads = calloc(calls->threads, sizeof *threads);
     if (workers == NULL || threads == NULL) {
         return -1;
     }
     for (int32_t i = 0; i < helpers; i++) {
         workers[i] = leader;
-        workers[i].part = i + 1;
+        workers[i].first_part = i + 1;
         if (pthread_create(&threads[i], NULL, work, &workers[i]) != 0) {
             return -1;
         }

@@ -1,9 +1,11 @@
-"""Turn what `gemm-tuner bench --shapes FILE --regime both --json` printed into a report.
+"""Turn what `gemm-tuner bench --shapes FILE --json` printed, once for each dtype, into a report.
 
-    gemm-tuner sweep --shapes FILE --regime both --budget 40s
-    gemm-tuner bench --shapes FILE --regime both --json > bench.json
-    python tests/bench/performance.py FILE bench.json > docs/performance.md
-    python tests/bench/plot.py bench.json docs/performance.svg
+    gemm-tuner sweep --shapes FILE --regime both
+    gemm-tuner bench --shapes FILE --regime both --json > f32.json
+    gemm-tuner sweep --shapes FILE --dtype bf16
+    gemm-tuner bench --shapes FILE --dtype bf16 --json > bf16.json
+    python tests/bench/performance.py FILE f32.json bf16.json > docs/performance.md
+    python tests/bench/plot.py f32.json docs/performance.svg
 
 The report compares each layer with oneDNN, its baseline; a layer without a kernel counts as 1.
 The exit code is 1 if a verdict `tuned` was refuted.
@@ -29,29 +31,34 @@ COLUMNS = "Layer|m x n x k|Epilogue|Kernel|Time|GFLOP/s|Of roofline|{}|Ratio|Ver
 Row = dict[str, Any]
 
 
-def main(shapes: Path, results: Path) -> int:
+def main(shapes: Path, results: Iterable[Path]) -> int:
     """Print the report and return the exit code."""
     with shapes.open(newline="") as file:
         layers = list(csv.DictReader(file))
-    rows: list[Row] = json.loads(results.read_text())["layers"]
+    rows: list[Row] = [row for path in results for row in json.loads(path.read_text())["layers"]]
     baselines = sorted({row["baseline"] for row in rows})
     onednn = next(name for name in baselines if name.startswith(BASELINE))
     others = [name for name in baselines if name != onednn]
 
     print_head(onednn, others)
-    for regime in Regime:
-        timed = {
-            row["name"]: row
-            for row in rows
-            if row["regime"] == regime.value and row["baseline"] == onednn
-        }
-        if timed:
-            print_regime(regime, layers, timed, onednn)
-            for other in others:
-                print_other(regime, rows, other)
-    refuted = [row["name"] for row in rows if row["refuted"]]
+    for types in dict.fromkeys(types_of(row) for row in rows):
+        for regime in Regime:
+            of_section = [
+                row for row in rows if types_of(row) == types and row["regime"] == regime.value
+            ]
+            if of_section:
+                print_section(f"{types}, {regime.value}", layers, of_section, onednn)
+                for other in others:
+                    print_other(of_section, other)
+    refuted = [f"{row['problem']} ({row['regime']})" for row in rows if row["refuted"]]
     print(f"Verdicts `tuned` that this separate run refuted: {', '.join(refuted) or 'none'}.")
     return 1 if refuted else 0
+
+
+def types_of(row: Row) -> str:
+    """Return the types of a row's problem, such as `f32`."""
+    types: str = row["problem"].split()[0]
+    return types
 
 
 def print_head(onednn: str, others: Iterable[str]) -> None:
@@ -64,7 +71,7 @@ def print_head(onednn: str, others: Iterable[str]) -> None:
         f"sides, one thread. Times are medians; the ratio is the median of the paired ratios of "
         f"speed, above 1 where the kernel is faster. Roofline: the larger of flop over the peak of "
         f"a multiply-add loop timed in alternation, and bytes over the read bandwidth at that "
-        f"footprint.\n"
+        f"footprint; cold weights are read from a block of eight times the last-level cache.\n"
     )
     print(f"- CPU: {cpu.brand}, family {cpu.family:#x}, model {cpu.model:#x}, {cpu.exact_key}")
     print(f"- {cpu.physical_cores} cores of a shared virtual machine, Linux {platform.release()}")
@@ -79,13 +86,14 @@ def print_head(onednn: str, others: Iterable[str]) -> None:
     print("![Speed of each kernel over oneDNN](performance.svg)\n")
 
 
-def print_regime(
-    regime: Regime, layers: Iterable[dict[str, str]], timed: dict[str, Row], onednn: str
+def print_section(
+    title: str, layers: Iterable[dict[str, str]], rows: Iterable[Row], onednn: str
 ) -> None:
-    """Print the table of one regime, the layers where the kernel is slowest beside oneDNN first."""
+    """Print a table, the layers where the kernel is slowest beside oneDNN first."""
+    timed = {row["name"]: row for row in rows if row["baseline"] == onednn}
     ratios = {layer["name"]: 1.0 for layer in layers}
     ratios |= {name: row["ratio"]["median"] for name, row in timed.items()}
-    print(f"## {regime.value}\n")
+    print(f"## {title}\n")
     print(f"Geometric mean of the ratio to {onednn}: **{geometric_mean(ratios.values()):.3f}**\n")
     columns = COLUMNS.format(onednn).split("|")
     print(f"| {' | '.join(columns)} |")
@@ -113,14 +121,12 @@ def print_regime(
     print()
 
 
-def print_other(regime: Regime, rows: Iterable[Row], baseline: str) -> None:
-    """Print the geometric mean of the ratio to another baseline."""
-    ratios = [
-        row["ratio"]["median"]
-        for row in rows
-        if row["regime"] == regime.value and row["baseline"] == baseline
-    ]
-    print(f"Beside {baseline} (product only, without the epilogue): {geometric_mean(ratios):.3f}\n")
+def print_other(rows: Iterable[Row], baseline: str) -> None:
+    """Print the geometric mean of the ratio to another baseline, if it computes these types."""
+    ratios = [row["ratio"]["median"] for row in rows if row["baseline"] == baseline]
+    if ratios:
+        mean = geometric_mean(ratios)
+        print(f"Beside {baseline} (product only, without the epilogue): {mean:.3f}\n")
 
 
 def time_text(nanoseconds: float) -> str:
@@ -132,4 +138,4 @@ def time_text(nanoseconds: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    sys.exit(main(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]]))

@@ -1,5 +1,6 @@
 """Wrong input at the command line: the exit code, one clear line, and never a traceback."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ WRONG = [
     (["sweep", "64", "64", "64", "--epilogue", "rleu"],   "epilogue step 'rleu' is not known"),
     (["sweep", "64", "64", "64", "--w-layout", "mn"],     "weight layout 'mn' is not known"),
     (["sweep", "64", "64", "64", "--threads", "0"],       "threads = 0 is out of range"),
+    (["sweep", "64", "64", "64", "--threads", "-1"],      "threads = -1 is out of range"),
+    (["sweep", "64", "64", "64", "--budget", "-5s"],      "duration '-5s' is not understood"),
     (["sweep", "64", "64", "64", "--regime", "warm"],     "regime 'warm' is not known"),
     (["sweep", "64", "64", "64", "--budget", "soon"],     "duration 'soon' is not understood"),
     (["sweep", "64", "64", "64", "--compiler", "tcc"],    "compiler 'tcc' is not known"),
@@ -34,6 +37,10 @@ WRONG = [
     (["records", "import"],                               "give either a FILE or --shipped"),
     (["records", "import", "absent.jsonl"],               "absent.jsonl cannot be read"),
     (["resolve", "64", "64", "64", "--url", "ftp://x"],   "service address 'ftp://x'"),
+    (["resolve", "1", "1", "1", "--url", "http://[::1"],  "service address 'http://[::1'"),
+    (["resolve", "1", "1", "1", "--url", "http://h:abc"], "service address 'http://h:abc'"),
+    (["source", "1", "1", "1", "--binary", "k.so", "--candidate", "x"], "only a winner has a lib"),
+    (["source", "1", "1", "1", "--header", "absent/gemm_tuner.h"], "absent/gemm_tuner.h cannot be"),
     (["swep"],                                            "swep"),
     (["sweep", "64", "64", "64", "--bugdet", "3s"],       "--bugdet"),
 ]
@@ -105,6 +112,30 @@ def test_an_unwritable_data_directory_is_named(
     assert code == SOMETHING_IS_MISSING
     assert captured.err.count("\n") == 1
     assert "--db or GEMM_TUNER_DB" in captured.err
+
+
+def test_a_signing_key_that_cannot_be_made_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+
+    code = run(["serve", "--key", str(tmp_path / "file" / "key.pem")])
+
+    captured = capsys.readouterr()
+    assert code == SOMETHING_IS_MISSING
+    assert captured.err.count("\n") == 1
+    assert "file/key.pem cannot be read or made" in captured.err
+
+
+def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code = run(["serve", "--port", str(port)])
+
+    captured = capsys.readouterr()
+    assert code == SOMETHING_IS_MISSING
+    assert captured.err.count("\n") == 1
+    assert f"nothing can listen at 127.0.0.1, port {port}" in captured.err
 
 
 def test_a_missing_service_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,6 +119,100 @@ def test_a_damaged_cache_entry_is_fetched_again(folder: str, site: Site, tmp_pat
     assert isinstance(offline, Kernel)
 
 
+def test_an_unchanged_answer_is_not_sent_again(site: Site, tmp_path: Path) -> None:
+    sent: list[tuple[str, bool]] = []
+
+    def watch(path: str, body: bytes) -> bytes:
+        sent.append((path, len(body) > 0))
+        return body
+
+    with site.serving(watch) as address:
+        Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+        sent.clear()
+        kernel = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    assert isinstance(kernel, Kernel)
+    assert sent == [("/v1/keys", True), ("/v1/resolve", False)]
+
+
+def test_a_kernel_that_lost_its_place_is_not_taken_from_the_cache(
+    site: Site, build: Build, tmp_path: Path
+) -> None:
+    with site.serving() as address:
+        first = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+        keep_trial(site.repository, build, cpu=detect_cpu(), speed=0.5)
+
+        second = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    offline = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+    assert isinstance(first, Kernel)
+    assert isinstance(second, FallbackKernel)
+    assert isinstance(offline, FallbackKernel)
+    assert offline.reason == second.reason
+
+
+def test_a_cached_kernel_of_another_abi_is_as_good_as_none(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with site.serving() as address:
+        Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+        monkeypatch.setattr("gemm_tuner.domain.artifact.ABI_VERSION", 99)
+        with pytest.raises(AbiMismatch):
+            Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    kernel = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    assert isinstance(kernel, FallbackKernel)
+    assert "does not answer" in kernel.reason
+
+
+def test_a_service_that_fails_is_as_one_that_is_away(site: Site, tmp_path: Path) -> None:
+    with site.serving() as address:
+        with open_database(site.settings.database_url).begin() as connection:
+            connection.exec_driver_sql("DROP TABLE trials")
+
+        kernel = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    assert isinstance(kernel, FallbackKernel)
+    assert "was answered with 50" in kernel.reason
+
+
+def test_a_cache_that_cannot_be_written_costs_no_kernel(
+    site: Site, build: Build, tmp_path: Path
+) -> None:
+    # A folder in the place of the file: this write fails for every user, root too.
+    (tmp_path / "cache" / "artifacts" / build.artifact.sha256).mkdir(parents=True)
+    for folder in ("cache", "cache/artifacts"):
+        (tmp_path / folder).chmod(0o700)
+
+    with site.serving() as address:
+        kernel = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    assert isinstance(kernel, Kernel)
+
+
+def test_a_kernel_in_memory_does_not_wait_for_the_network(site: Site, tmp_path: Path) -> None:
+    with site.serving() as address:
+        client = Client(address, cache_dir=tmp_path / "cache")
+        kernel = client.kernel(PROBLEM)
+
+        with client._lock:  # held while another question is on its way
+            assert client.kernel(PROBLEM) is kernel
+
+
+def test_a_kernel_is_called_with_the_threads_it_was_asked_for(
+    site: Site, build: Build, tmp_path: Path
+) -> None:
+    keep_trial(site.repository, build, cpu=detect_cpu(), speed=10, threads=2)
+
+    with site.serving() as address:
+        kernel = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM, threads=2)
+
+    assert isinstance(kernel, Kernel)
+    assert kernel.threads == 2
+    _assert_computes(kernel, PROBLEM)
+
+
 def test_a_cache_that_others_can_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
@@ -163,7 +257,14 @@ def test_keys_are_pinned_by_a_file(
     assert other.key_id in document.decode()
 
 
-@pytest.mark.parametrize("text", [None, "", "{}", '{"keys": [{"public_key": "AAAA"}]}'])
+def test_an_empty_list_of_keys_is_no_trust_on_first_use(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="no public key is given"):
+        Client("http://127.0.0.1:9", public_keys=[], cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "{}", '{"keys": []}', '{"keys": [{"public_key": "AAAA"}]}']
+)
 def test_a_file_without_keys_is_named(
     text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +279,14 @@ def test_a_file_without_keys_is_named(
 
 def _flip_artifact(_site: Site, _build: Build) -> Edit:
     return lambda path, body: body[:-1] + b"\1" if "/artifacts/" in path else body
+
+
+def _lengthen_artifact(_site: Site, _build: Build) -> Edit:
+    return lambda path, body: body + b"\0" if "/artifacts/" in path else body
+
+
+def _other_cpu(site: Site, build: Build) -> Edit:
+    return _sign_anew(site, replace(_verdict(build), cpu_key="GenuineIntel-6-8f"))
 
 
 def _flip_signature(_site: Site, _build: Build) -> Edit:
@@ -249,10 +358,12 @@ def _edit_answer(change: Callable[[dict[str, dict[str, str]]], object]) -> Edit:
     ("make_edit", "error"),
     [
         (_flip_artifact, DigestMismatch),
+        (_lengthen_artifact, DigestMismatch),
         (_other_bytes, DigestMismatch),
         (_flip_signature, SignatureInvalid),
         (_drop_signature, SignatureInvalid),
         (_other_problem, SignatureInvalid),
+        (_other_cpu, SignatureInvalid),
         (_needs_other_cpu, IsaNotUsable),
         (_other_abi, AbiMismatch),
     ],

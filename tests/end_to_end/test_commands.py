@@ -1,14 +1,18 @@
 """The smaller commands, on a store that holds one kernel."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from served import CANDIDATE, PROBLEM, Site
+from served import CANDIDATE, PROBLEM, Site, keep_trial
 
 from gemm_tuner.build.compile import Build
 from gemm_tuner.cli.main import run
+from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 
@@ -63,11 +67,33 @@ def test_resolve_asks_a_service(
     assert facts["explain"]
 
 
+def test_resolve_tells_the_same_facts_from_both_places(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = _json(["resolve", *SIZES, "--db", site.settings.database_url], capsys)
+    with site.serving() as address:
+        there = _json(["resolve", *SIZES, "--url", address], capsys)
+
+    assert here == there
+
+
 def test_resolve_says_no_by_its_exit_code(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     code = run(["resolve", "3", "5", "7", "--db", site.settings.database_url])
 
     assert code == ANSWER_IS_NO
     assert capsys.readouterr().out == "baseline: nothing was measured for this problem\n"
+
+
+def test_resolve_says_no_to_a_kernel_that_may_be_slower(
+    tmp_path: Path, build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/slower.sqlite3"
+    keep_trial(Repository(open_database(url)), build, cpu=detect_cpu(), speed=0.99)
+
+    code = run(["resolve", *SIZES, "--db", url])
+
+    assert code == ANSWER_IS_NO
+    assert capsys.readouterr().out.startswith("tie: 0.99")
 
 
 def test_explain_tells_each_step(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,6 +124,36 @@ def test_source_renders_any_candidate(build: Build, capsys: pytest.CaptureFixtur
 
     assert code == 0
     assert capsys.readouterr().out == build.source.text
+
+
+def test_source_writes_what_a_c_program_needs(
+    site: Site, build: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library, header = tmp_path / "kernel.so", tmp_path / "gemm_tuner.h"
+    files = ["--binary", str(library), "--header", str(header)]
+
+    code = run(["source", *SIZES, *files, "--db", site.settings.database_url])
+
+    assert code == 0
+    assert library.read_bytes() == build.binary
+    assert "gemm_tuner_run" in header.read_text()
+    assert capsys.readouterr().out == ""
+
+
+def test_serve_says_where_it_listens(site: Site, tmp_path: Path) -> None:
+    options = ["--port", "0", "--db", site.settings.database_url, "--key", str(tmp_path / "k.pem")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "gemm_tuner", "serve", *options], stderr=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            assert child.stderr is not None
+            address = child.stderr.readline().split()[2].rstrip(";")
+            answer = httpx.get(f"{address}/healthz", timeout=30, trust_env=False)
+        finally:
+            child.terminate()
+
+    assert answer.json() == {"status": "ok"}
+    assert (tmp_path / "k.pem").exists()
 
 
 def test_source_of_nothing_says_what_to_do(

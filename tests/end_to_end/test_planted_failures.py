@@ -5,19 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.build.compile import Build, compile_kernels
+from gemm_tuner.build.toolchain import Toolchain, find_toolchain
+from gemm_tuner.cli.main import run
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
-from gemm_tuner.domain.verdict import Decision
+from gemm_tuner.domain.verdict import decide
+from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.attempt import Render
 from gemm_tuner.tuning.search import LocalSearch
 from gemm_tuner.tuning.sweep import SweepSettings, sweep
 
@@ -51,8 +56,27 @@ class Saboteur:
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    return Repository(open_database(f"sqlite:///{tmp_path}/records.sqlite3"))
+def database(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/records.sqlite3"
+
+
+@pytest.fixture
+def repository(database: str) -> Repository:
+    return Repository(open_database(database))
+
+
+def sweep_first_batch(repository: Repository, render: Render = render) -> None:
+    """Sweep, and stop when the first batch of candidates was tried."""
+    stop_after_first_batch = iter([False, True])
+    sweep(
+        PROBLEM,
+        contexts=[ExecutionContext()],
+        cpu=detect_cpu(),
+        repository=repository,
+        settings=SweepSettings(toolchain=find_toolchain(), budget_s=10.0, render=render),
+        on_progress=lambda _progress: None,
+        is_stopped=lambda: next(stop_after_first_batch, True),
+    )
 
 
 def test_each_failure_is_recorded_and_the_sweep_goes_on(repository: Repository) -> None:
@@ -77,26 +101,51 @@ def test_each_failure_is_recorded_and_the_sweep_goes_on(repository: Repository) 
         assert recorded[candidate].detail
         assert recorded[candidate].measurement is None
     assert result.failed == len(PLANTED)
-    assert result.verdict.decision in {Decision.TUNED, Decision.TIE, Decision.BASELINE}
-    assert result.verdict.candidate not in saboteur.plan
-    assert any(trial.measurement for trial in result.finalists)
+    assert result.verdict.ratio is not None
+    assert result.verdict.decision is decide(result.verdict.ratio)
+    assert result.verdict.candidate in {trial.candidate for trial in result.finalists}
+    assert not saboteur.plan.keys() & {trial.candidate for trial in result.finalists}
 
 
-def test_known_failures_are_not_tried_again(repository: Repository) -> None:
+def test_explain_tells_each_failure(
+    database: str, repository: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = LocalSearch(Space(problem=PROBLEM, cpu=detect_cpu())).next_batch({})
+    saboteur = Saboteur(first)
+    sweep_first_batch(repository, saboteur)
+
+    run(["explain", "9", "33", "20", "--epilogue", "bias+relu", "--db", database])
+
+    told = capsys.readouterr().out
+    for candidate, outcome in saboteur.plan.items():
+        assert f"{outcome.value}: {candidate.text}\n    " in told
+    assert "return missing_name;" in told
+
+
+def test_a_killed_compiler_is_no_failure_of_its_candidate(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = LocalSearch(Space(problem=PROBLEM, cpu=detect_cpu())).next_batch({})
+
+    def compile_but_one(
+        sources: Sequence[tuple[Source, frozenset[IsaFeature]]], *, toolchain: Toolchain
+    ) -> list[Build | CompilationFailed | CompilationInterrupted]:
+        builds = compile_kernels(sources, toolchain=toolchain)
+        return [CompilationInterrupted("the compiler was killed."), *builds[1:]]
+
+    monkeypatch.setattr("gemm_tuner.tuning.attempt.compile_kernels", compile_but_one)
+    sweep_first_batch(repository)
+
+    tried = {trial.candidate for trial in repository.trials(problem=PROBLEM)}
+    assert tried == set(first[1:])
+
+
+def test_known_failures_are_not_tried_again_unless_they_hung(repository: Repository) -> None:
     cpu = detect_cpu()
     first = LocalSearch(Space(problem=PROBLEM, cpu=cpu)).next_batch({})
     saboteur = Saboteur(first)
-    stop_after_first_batch = iter([False, True])
 
-    sweep(
-        PROBLEM,
-        contexts=[ExecutionContext()],
-        cpu=cpu,
-        repository=repository,
-        settings=SweepSettings(toolchain=find_toolchain(), budget_s=10.0, render=saboteur),
-        on_progress=lambda _progress: None,
-        is_stopped=lambda: next(stop_after_first_batch, True),
-    )
+    sweep_first_batch(repository, saboteur)
     before = len(repository.trials(problem=PROBLEM))
     sweep(
         PROBLEM,
@@ -111,5 +160,7 @@ def test_known_failures_are_not_tried_again(repository: Repository) -> None:
     trials = repository.trials(problem=PROBLEM)
     assert before > 0
     assert len(trials) > before
-    for victim in saboteur.plan:
-        assert sum(trial.candidate == victim for trial in trials) == 1
+    for victim, outcome in saboteur.plan.items():
+        outcomes = [trial.outcome for trial in trials if trial.candidate == victim]
+        assert outcomes[0] is outcome
+        assert (Outcome.CORRECT in outcomes) is (outcome is Outcome.HUNG)

@@ -1,11 +1,18 @@
 """The command that the README begins with."""
 
+from pathlib import Path
+
 import pytest
 
 from gemm_tuner.cli.main import run
 
 
-def test_quickstart_tunes_serves_fetches_and_calls(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quickstart_tunes_serves_fetches_and_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The keys of another service, which its user pins for other programs.
+    monkeypatch.setenv("GEMM_TUNER_KEYS", str(tmp_path / "keys-of-another-service.json"))
+
     code = run(["quickstart", "--budget", "1s"])
 
     captured = capsys.readouterr()

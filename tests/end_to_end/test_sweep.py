@@ -1,10 +1,11 @@
 """Sweeps through the command line: the table, the whole path, and what survives an interruption."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,52 @@ import pytest
 from served import Site
 
 from gemm_tuner import Client
+from gemm_tuner.bench.finding import TimedFinding
 from gemm_tuner.bench.inputs import InputKind, make_inputs
+from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.tolerance import find_error
+from gemm_tuner.build.compile import Build
+from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli.main import run
+from gemm_tuner.cli.output import ProgressLine
+from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome, Stage
+from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning import sweep as tuning
+from gemm_tuner.tuning.sweep import Progress, SweepResult, SweepSettings
 
 PROBLEM = Problem.parse("f32 8x32x16 nk bias+relu")
 ARGUMENTS = ["sweep", "8", "32", "16", "--epilogue", "bias+relu", "--budget", "1s"]
 SEED = 5
+CONFIRMING_SAMPLE_NS = 2_000_000
+
+# Runs the command line until the fourth candidate is being proven; then the process kills itself.
+KILLED_IN_FOURTH_PROOF = """
+import os
+import signal
+import sys
+
+from gemm_tuner.bench.isolate import TrialHost
+from gemm_tuner.cli.main import run
+
+verify = TrialHost.verify
+proven = []
+
+
+def verify_or_die(host, build):
+    if len(proven) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    proven.append(build)
+    return verify(host, build)
+
+
+TrialHost.verify = verify_or_die
+run(sys.argv[1:])
+"""
 
 
 @pytest.fixture
@@ -136,13 +172,164 @@ def test_ctrl_c_keeps_what_was_found_and_the_next_run_resumes(
     assert facts["tried"] >= kept
 
 
-def test_kill_9_loses_no_recorded_trial(database: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with _start_long_sweep(database) as process:
-        kept = len(Repository(open_database(database)).trials())
-        os.kill(process.pid, signal.SIGKILL)
+def test_kill_9_loses_at_most_the_trial_in_flight(
+    database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED_IN_FOURTH_PROOF, *ARGUMENTS, "--db", database],
+        capture_output=True,
+        check=False,
+    )
 
-    after = len(Repository(open_database(database)).trials())
+    trials = Repository(open_database(database)).trials()
     assert process.returncode == -signal.SIGKILL
-    assert after >= kept > 0
+    assert [trial.outcome for trial in trials] == [Outcome.CORRECT] * 3
     facts = _sweep_facts(database, capsys)
     assert facts["resumed"]
+
+
+def _tune(
+    database: str,
+    *,
+    baseline: str = "auto",
+    budget_s: float = 1.0,
+    contexts: Sequence[ExecutionContext] = (ExecutionContext(),),
+    on_progress: Callable[[Progress], None] = lambda _progress: None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> SweepResult:
+    results = tuning.sweep(
+        PROBLEM,
+        contexts=contexts,
+        cpu=detect_cpu(),
+        repository=Repository(open_database(database)),
+        settings=SweepSettings(toolchain=find_toolchain(), budget_s=budget_s, baseline=baseline),
+        on_progress=on_progress,
+        is_stopped=is_stopped,
+    )
+    return results[0]
+
+
+@pytest.mark.baseline("onednn")
+def test_a_sweep_beside_another_baseline_is_another_sweep(database: str) -> None:
+    beside_scalar = _tune(database, baseline="scalar")
+
+    beside_onednn = _tune(database, baseline="onednn").verdict.measurement
+    again = _tune(database, baseline="scalar")
+
+    assert beside_onednn is not None
+    assert beside_onednn.baseline.startswith("onednn")
+    assert again.resumed
+    assert again.verdict == beside_scalar.verdict
+
+
+def test_a_finished_sweep_is_answered_without_a_trial_host(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = _tune(database, baseline="scalar")
+    monkeypatch.delattr("gemm_tuner.tuning.sweep.TrialHost")
+
+    assert _tune(database, baseline="scalar").verdict == first.verdict
+
+
+def test_a_verdict_rests_on_a_confirmed_trial(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first finalist that is timed alone shows half its speed: the next one is confirmed."""
+    time_all = TrialHost.time
+    slowed: list[Build] = []
+
+    def time_slowly(
+        host: TrialHost,
+        builds: Sequence[Build],
+        *,
+        context: ExecutionContext,
+        pairs: int,
+        sample_ns: int,
+    ) -> tuple[TimedFinding, ...]:
+        found = time_all(host, builds, context=context, pairs=pairs, sample_ns=sample_ns)
+        is_confirming = len(builds) == 1 and sample_ns == CONFIRMING_SAMPLE_NS
+        if not is_confirming or slowed:
+            return found
+        slowed.extend(builds)
+        return (_slowed(found[0]),)
+
+    monkeypatch.setattr(TrialHost, "time", time_slowly)
+    verdict = _tune(database).verdict
+
+    trials = Repository(open_database(database)).trials(only_decisive=True)
+    confirmed = [trial for trial in trials if trial.stage is Stage.CONFIRM]
+    (slow,) = slowed
+    assert len(confirmed) >= 2
+    assert confirmed[0].artifact == slow.artifact
+    assert verdict.candidate != confirmed[0].candidate
+    assert verdict.measurement in [trial.measurement for trial in confirmed]
+
+
+def _slowed(timed: TimedFinding) -> TimedFinding:
+    measurement = timed.measurement
+    assert measurement is not None
+    doubled = tuple(2 * sample for sample in measurement.candidate.samples_ns)
+    slow = replace(measurement, candidate=replace(measurement.candidate, samples_ns=doubled))
+    return replace(timed, measurement=slow)
+
+
+def test_the_time_left_is_that_of_all_contexts(database: str) -> None:
+    steps: list[Progress] = []
+
+    _tune(
+        database,
+        budget_s=1000.0,
+        contexts=[ExecutionContext(regime=regime) for regime in Regime],
+        on_progress=steps.append,
+        is_stopped=lambda: bool(steps),
+    )
+
+    assert steps[0].remaining_s > 500
+
+
+def test_the_time_left_is_that_of_all_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    step = Progress(stage="hot, searching", done=1, total=2, best_ratio=None, remaining_s=10.0)
+
+    with ProgressLine("first (1 of 3)", later_s=60.0) as progress:
+        progress.show(step)
+
+    assert capsys.readouterr().err == "first (1 of 3): hot, searching 1 of 2, 1 min 10 s left\n"
+
+
+def test_a_layer_that_cannot_be_swept_does_not_end_the_file(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = tmp_path / "layers.csv"
+    shapes.write_text("name,m,n,k\nfirst,2,16,8\nhuge,300000,300000,64\nlast,4,8,8\n")
+    arguments = ["sweep", "--shapes", str(shapes), "--budget", "500ms", "--db", database]
+
+    code = run([*arguments, "--json"])
+
+    captured = capsys.readouterr()
+    facts = json.loads(captured.out)
+    assert code == 1
+    assert [layer["name"] for layer in facts["layers"]] == ["first", "last"]
+    assert [failure["name"] for failure in facts["failures"]] == ["huge"]
+    assert f"Error: huge is not swept: {facts['failures'][0]['error']}" in captured.err
+    assert run(arguments) == 1
+    assert "not swept" in capsys.readouterr().out
+
+
+def test_an_unexpected_baseline_is_a_warning(
+    database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = TrialHost.__enter__
+
+    def start_with_note(host: TrialHost) -> TrialHost:
+        host.baseline_note = "there is no onednn."
+        return start(host)
+
+    monkeypatch.setattr(TrialHost, "__enter__", start_with_note)
+
+    code = run([*ARGUMENTS, "--db", database, "--json"])
+
+    captured = capsys.readouterr()
+    (layer,) = json.loads(captured.out)["layers"]
+    assert code == 0
+    assert layer["note"] == "there is no onednn."
+    assert captured.err.count("Warning: 8x32x16: there is no onednn.\n") == 1

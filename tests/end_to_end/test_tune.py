@@ -12,19 +12,22 @@ from gemm_tuner.runtime.load import Kernel
 PROBLEM = "f32 1..12x33x20 nk bias+gelu_erf+add"
 
 
-def test_tune_returns_a_kernel_that_computes_the_layer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_tune_returns_a_kernel_that_computes_the_layer(threads: int, tmp_path: Path) -> None:
     random = np.random.default_rng(7)
     x = random.standard_normal((9, 20), np.float32)
     w = random.standard_normal((33, 20), np.float32)
     bias = random.standard_normal(33, np.float32)
     residual = random.standard_normal((9, 33), np.float32)
+    url = f"sqlite:///{tmp_path}/records.sqlite3"
 
-    tuned = gemm_tuner.tune(PROBLEM, budget_s=2, db_url=f"sqlite:///{tmp_path}/records.sqlite3")
+    tuned = gemm_tuner.tune(PROBLEM, threads=threads, budget_s=2, db_url=url)
     y = tuned.kernel(x, tuned.kernel.pack(w), bias=bias, add=residual)
 
     value = x.astype(np.float64) @ w.T + bias
     gelu = value * (1 + np.tanh(np.sqrt(2 / np.pi) * (value + 0.044715 * value**3))) / 2
     assert isinstance(tuned.kernel, Kernel)
+    assert tuned.kernel.threads == threads
     assert tuned.finalists
     # The two gelus differ by less than 5e-4 everywhere.
     np.testing.assert_allclose(y, gelu + residual, atol=1e-3)

@@ -1,6 +1,16 @@
+import ctypes
+from pathlib import Path
+
 import pytest
 
-from gemm_tuner.bench.drivers import Drivers, WeightsStruct, build_drivers, widest_vectors
+from gemm_tuner.bench.drivers import (
+    Drivers,
+    SampleStruct,
+    WeightsStruct,
+    build_drivers,
+    widest_vectors,
+)
+from gemm_tuner.bench.guard import Flush, GuardedMemory
 from gemm_tuner.bench.roofline import PeakLoop, measure_read_bytes_per_s
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.cpu import IsaFeature
@@ -27,9 +37,44 @@ def test_peak_loop_counts_its_operations(drivers: Drivers, dtype: DType) -> None
     assert sample.elapsed_ns > 0
 
 
-@pytest.mark.parametrize("footprint_bytes", [1, 4096, 3_000_001])
-def test_reading_has_a_rate(drivers: Drivers, footprint_bytes: int) -> None:
-    assert measure_read_bytes_per_s(drivers.roofline, footprint_bytes) > 1e7
+@pytest.mark.parametrize(("footprint_bytes", "read_bytes"), [(1, 512), (4096, 4096), (1300, 1024)])
+def test_rate_is_that_of_the_bytes_that_were_read(
+    monkeypatch: pytest.MonkeyPatch, footprint_bytes: int, read_bytes: int
+) -> None:
+    blocks = []
+
+    class Driver:
+        """Reads one byte in each nanosecond."""
+
+        @staticmethod
+        def roofline_read(
+            _memory: ctypes.c_void_p,
+            size_bytes: ctypes.c_int64,
+            rounds: ctypes.c_int64,
+            sample: "ctypes._CArgObject",
+        ) -> None:
+            blocks.append(size_bytes.value)
+            sample._obj.elapsed_ns = size_bytes.value * rounds.value  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _path: Driver)
+
+    assert measure_read_bytes_per_s(Path("unused"), footprint_bytes) == pytest.approx(1e9)
+    assert set(blocks) == {read_bytes}
+
+
+def test_read_loop_touches_its_block_and_nothing_else(drivers: Drivers) -> None:
+    block = GuardedMemory("block", 4096, flush=Flush.END, alignment_bytes=64)
+    block.forbid_writing()
+    sample = SampleStruct()
+
+    ctypes.CDLL(str(drivers.roofline)).roofline_read(
+        ctypes.c_void_p(block.address),
+        ctypes.c_int64(4096),
+        ctypes.c_int64(3),
+        ctypes.byref(sample),
+    )
+
+    assert sample.elapsed_ns > 0
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,17 @@
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.connection import Connection, Pipe
 
 import pytest
 from planted import PROBLEM, RIGHT, build_planted
 
+from gemm_tuner.bench import session
+from gemm_tuner.bench.drivers import build_drivers
+from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.isolate import TrialHost
+from gemm_tuner.bench.kernel_callee import KernelCallee
+from gemm_tuner.bench.regimes import WeightCopies
+from gemm_tuner.bench.workload import make_workload
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.domain.context import ExecutionContext, Regime
@@ -12,6 +19,8 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.errors import BaselineMissing, InvalidSetting, NotEnoughMemory
+from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.runtime.load import load_kernel
 
 CRASH = "__builtin_trap();"
 WILD = "*reinterpret_cast<volatile float *>(16) = sum;"
@@ -25,6 +34,26 @@ PLANTED = {
     "wild pointer": (WILD, Outcome.CRASHED, "SIGSEGV"),
     "write after y": (RIGHT + "y[(m - 1) * ldy + N] = 0;", Outcome.OUT_OF_BOUNDS, "after y"),
     "write before y": (RIGHT + "y[-1] = 0;", Outcome.OUT_OF_BOUNDS, "before y"),
+    "write after y in its two parts": (
+        RIGHT + "if (parts == 2) y[(m - 1) * ldy + N] = 0;",
+        Outcome.OUT_OF_BOUNDS,
+        "after y",
+    ),
+    "write before y in one part": (
+        RIGHT + "if (parts == 1) y[-1] = 0;",
+        Outcome.OUT_OF_BOUNDS,
+        "before y",
+    ),
+    "read after the packed weights in two parts": (
+        RIGHT + "if (parts == 2) *const_cast<volatile const float *>(&w[N * K + 15]);",
+        Outcome.OUT_OF_BOUNDS,
+        "after packed w",
+    ),
+    "wrong in four parts": (
+        RIGHT + "if (parts == 4) y[row * ldy + column] += 0.5f;",
+        Outcome.WRONG,
+        "4 parts",
+    ),
     "write between rows": (
         RIGHT + "if (row + 1 < m && ldy > N) y[row * ldy + N] = 0;",
         Outcome.OUT_OF_BOUNDS,
@@ -61,8 +90,8 @@ PLANTED = {
         "nan",
     ),
     "order of parts": (
-        RIGHT + "static int calls; if (parts == 3 && part == 0 && column == 0 && row == 0)"
-        " y[0] += 1e-7f * (calls++ % 2);",
+        RIGHT + "static int last; if (row == 0 && column == 0) y[0] += last == 31 ? 1e-7f : 0;"
+        " last = 10 * parts + part;",
         Outcome.WRONG,
         "order",
     ),
@@ -109,11 +138,39 @@ def test_bad_candidate_has_its_outcome_and_the_host_goes_on(
     assert host.verify(build_planted(toolchain)).outcome is Outcome.CORRECT
 
 
+def test_every_height_of_a_last_tile_is_checked(toolchain: Toolchain) -> None:
+    problem = Problem.parse("f32 1..64x7x3 nk bias+relu")
+    with TrialHost(
+        problem,
+        threads=1,
+        baseline="scalar",
+        toolchain=toolchain,
+        seed=3,
+        scalar_build=build_planted(toolchain),
+    ) as host:
+        finding = host.verify(build_planted(toolchain, f"if (m != 3) {{ {RIGHT} }}"))
+
+    assert finding.outcome is Outcome.WRONG
+    assert "m = 3" in finding.detail
+
+
 def test_hanging_candidate_is_ended(host: TrialHost, toolchain: Toolchain) -> None:
     finding = host.verify(build_planted(toolchain, HANG))
 
     assert finding.outcome is Outcome.HUNG
     assert host.verify(build_planted(toolchain)).outcome is Outcome.CORRECT
+
+
+def test_stall_timeout_follows_the_baseline_and_not_the_arithmetic(
+    toolchain: Toolchain,
+) -> None:
+    slow = RIGHT + 'for (int spin = 0; spin < 1000000; spin++) __asm__ volatile("");'
+    owner, other = Pipe()
+    with owner, other:
+        fast_baseline = _session(toolchain, owner)
+        slow_baseline = _session(toolchain, owner, slow)
+
+    assert 5.0 < fast_baseline.stall_timeout_s < slow_baseline.stall_timeout_s
 
 
 def test_artifact_that_cannot_be_loaded_has_its_outcome(
@@ -149,7 +206,8 @@ def test_timing_pairs_each_build_with_the_baseline(
     for item in found:
         assert item.measurement is not None
         assert item.measurement.baseline == host.baseline_text
-        assert len(item.measurement.candidate.samples_ns) == TIMING_PAIRS
+        # Fewer where the system interrupted rounds.
+        assert TIMING_PAIRS / 2 <= len(item.measurement.candidate.samples_ns) <= TIMING_PAIRS
         assert item.conditions is not None
         assert item.conditions.peak_flop_per_s > 1e8
 
@@ -223,3 +281,54 @@ def test_problem_larger_than_the_memory_is_refused(toolchain: Toolchain) -> None
             seed=0,
             scalar_build=build_planted(toolchain),
         )
+
+
+def test_builds_whose_copies_do_not_fit_together_are_timed_in_halves(
+    toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_three_builds(_needed_bytes: int, purpose: str) -> None:
+        if purpose.endswith("5 callees"):
+            raise NotEnoughMemory("three builds, the baseline and the peak loop do not fit.")
+
+    monkeypatch.setattr(session, "check_memory", refuse_three_builds)
+    builds = [build_planted(toolchain, RIGHT * copies) for copies in (1, 2, 3)]
+    owner, other = Pipe()
+    with owner, other:
+        found = _session(toolchain, owner).time(
+            session.TimeRequest(
+                builds=tuple(builds), regime=Regime.HOT, pairs=TIMING_PAIRS, sample_ns=SAMPLE_NS
+            )
+        )
+
+    assert [item.finding.outcome for item in found] == [Outcome.CORRECT] * 3
+    assert all(item.measurement is not None for item in found)
+
+
+def _session(toolchain: Toolchain, owner: Connection, statement: str = RIGHT) -> session.Session:
+    """Return a session in this process, whose baseline does `statement`."""
+    return session.Session(
+        session.Setup(
+            problem_text=PROBLEM.text,
+            threads=1,
+            baseline="scalar",
+            drivers=build_drivers(toolchain, detect_cpu()),
+            seed=3,
+            scalar_build=build_planted(toolchain, statement),
+            stall_timeout_s=5.0,
+        ),
+        owner,
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_kernel_is_timed_in_the_parts_it_prefers(toolchain: Toolchain, threads: int) -> None:
+    build = build_planted(toolchain, "y[row * ldy + column] = parts == 2 ? 10 + part : -1;")
+    inputs = make_inputs(PROBLEM, InputKind.EXACT, 1)
+    workload = make_workload(PROBLEM, inputs, threads=threads)
+    timer = build_drivers(toolchain, detect_cpu()).timer
+    kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
+    callee = KernelCallee(kernel.library, workload, timer)
+
+    callee.sample(WeightCopies(callee, 1, seed=0).struct, warm_up_calls=0, timed_calls=1)
+
+    assert workload.y[:, 0].tolist() == [10, 11, 10, 11, 10]

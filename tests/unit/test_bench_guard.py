@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from gemm_tuner.bench.guard import Flush, GuardedMatrix
+from gemm_tuner.bench.guard import Flush, GuardedMatrix, GuardedMemory
 from gemm_tuner.runtime.arrays import NUMPY_TYPES
 
 FLOAT32 = np.dtype(np.float32)
@@ -51,7 +51,7 @@ def test_writing_elements_leaves_the_padding_unchanged() -> None:
 
     matrix.values[...] = 1.0
 
-    assert matrix.padding_is_unchanged()
+    assert matrix.find_stray_write() is None
 
 
 def test_writing_between_rows_is_seen() -> None:
@@ -59,7 +59,28 @@ def test_writing_between_rows_is_seen() -> None:
 
     ctypes.c_float.from_address(matrix.address + 4 * 5).value = 1.0
 
-    assert not matrix.padding_is_unchanged()
+    assert matrix.find_stray_write() == "wrote between the rows of y"
+
+
+@pytest.mark.parametrize(
+    ("flush", "offset_bytes", "side"), [(Flush.START, 4 * 15, "after"), (Flush.END, -1, "before")]
+)
+def test_writing_beside_the_matrix_is_seen_where_no_page_guards_it(
+    flush: Flush, offset_bytes: int, side: str
+) -> None:
+    matrix = GuardedMatrix("y", (3, 5), FLOAT32, padding=0, flush=flush)
+
+    ctypes.c_uint8.from_address(matrix.address + offset_bytes).value = 0
+
+    assert matrix.find_stray_write() == f"wrote {side} y"
+
+
+def test_writing_beside_a_block_is_seen() -> None:
+    block = GuardedMemory("workspace", 100, flush=Flush.START, alignment_bytes=64)
+
+    ctypes.c_uint8.from_address(block.address + 100).value = 0
+
+    assert block.find_stray_write() == "wrote after workspace"
 
 
 def test_input_has_its_values_and_regions() -> None:
@@ -81,4 +102,4 @@ def test_empty_matrices_can_be_guarded(shape: tuple[int, int]) -> None:
     matrix = GuardedMatrix("y", shape, FLOAT32, padding=3, flush=Flush.END)
 
     assert matrix.values.size == 0
-    assert matrix.padding_is_unchanged()
+    assert matrix.find_stray_write() is None

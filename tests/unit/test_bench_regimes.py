@@ -1,8 +1,13 @@
+import ctypes
+from pathlib import Path
+
 import pytest
 
+from gemm_tuner.bench import roofline
 from gemm_tuner.bench.conditions import relative_spread
-from gemm_tuner.bench.regimes import copies_of_weights, stride_of_copy
-from gemm_tuner.bench.roofline import footprint_bytes, roofline_ns
+from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
+from gemm_tuner.bench.regimes import WeightCopies, copies_of_weights, stride_of_copy
+from gemm_tuner.bench.roofline import ReadRates, footprint_bytes, measure_read_rates, roofline_ns
 from gemm_tuner.bench.verify import rows_to_check
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.problem import Problem, Rows
@@ -10,18 +15,19 @@ from gemm_tuner.domain.problem import Problem, Rows
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("packed_bytes", [64, MIB, 60 * MIB, 700 * MIB])
-def test_cold_copies_exceed_the_last_level_cache_twice(packed_bytes: int) -> None:
+@pytest.mark.parametrize("packed_bytes", [4, 64, 65, MIB, 60 * MIB, 700 * MIB])
+def test_cold_copies_fill_the_last_level_cache_eight_times(packed_bytes: int) -> None:
     copies = copies_of_weights(Regime.COLD_WEIGHTS, packed_bytes, 32 * MIB)
 
+    taken_bytes = copies * stride_of_copy(packed_bytes)
     assert copies >= 2
-    assert copies * packed_bytes >= 64 * MIB
+    assert 256 * MIB <= taken_bytes <= max(256 * MIB, stride_of_copy(packed_bytes)) * 2
 
 
-def test_cold_copies_of_small_weights_have_a_limit() -> None:
-    copies = copies_of_weights(Regime.COLD_WEIGHTS, MIB, 4096 * MIB)
+def test_tiny_cold_weights_take_no_more_memory_than_others() -> None:
+    copies = copies_of_weights(Regime.COLD_WEIGHTS, 4, 32 * MIB)
 
-    assert copies == 256
+    assert copies * stride_of_copy(4) == 256 * MIB
 
 
 @pytest.mark.parametrize("packed_bytes", [0, MIB])
@@ -33,10 +39,42 @@ def test_copies_start_at_cache_lines() -> None:
     assert [stride_of_copy(size) for size in (0, 1, 64, 65)] == [0, 64, 64, 128]
 
 
-def test_rows_to_check_are_the_ends_and_some_between() -> None:
-    assert rows_to_check(Rows(low=7, high=7)) == (7,)
-    assert rows_to_check(Rows(low=1, high=64)) == (1, 2, 32, 63, 64)
-    assert rows_to_check(Rows(low=0, high=1)) == (0, 1)
+class Weights:
+    """Stands for a callee: its packed weights are one repeated byte."""
+
+    packed_weight_bytes = 100 << 20
+
+    def pack(self, address: int) -> None:
+        """Write the byte."""
+        ctypes.memset(address, 7, self.packed_weight_bytes)
+
+    def sample(
+        self, _weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
+    ) -> SampleStruct:
+        """Not called."""
+        raise NotImplementedError
+
+
+def test_every_copy_has_the_packed_weights_and_progress_is_told() -> None:
+    weights = Weights()
+    told = []
+
+    copies = WeightCopies(weights, 4, seed=1, on_block=lambda: told.append(1))
+
+    struct = copies.struct
+    last = weights.packed_weight_bytes - 1
+    assert struct.count == 4
+    assert len({struct.copies[index] for index in range(4)}) == 4
+    for index in range(4):
+        assert ctypes.c_uint8.from_address(struct.copies[index] + last).value == 7
+    assert len(told) == 3
+
+
+def test_rows_to_check_are_two_tiles_the_ends_and_some_between() -> None:
+    assert list(rows_to_check(Rows(low=7, high=7), 4)) == [7]
+    assert list(rows_to_check(Rows(low=1, high=64), 1)) == [1, 2, 3, 32, 63, 64]
+    assert list(rows_to_check(Rows(low=0, high=1), 8)) == [0, 1]
+    assert list(rows_to_check(Rows(low=0, high=64), 4)) == [*range(9), 32, 63, 64]
 
 
 def test_footprint_counts_each_array_once() -> None:
@@ -48,11 +86,41 @@ def test_footprint_counts_each_array_once() -> None:
 def test_roofline_is_the_longer_of_arithmetic_and_reading() -> None:
     problem = Problem.create(1, 1000, 1000)
 
-    compute_bound = roofline_ns(problem, 1, peak_flop_per_s=1e6, read_bytes_per_s=1e15)
-    memory_bound = roofline_ns(problem, 1, peak_flop_per_s=1e15, read_bytes_per_s=1e6)
+    fast, slow = ReadRates(weights=1e15, others=1e15), ReadRates(weights=1e6, others=1e6)
+
+    compute_bound = roofline_ns(problem, 1, peak_flop_per_s=1e6, read_rates=fast, cores=1)
+    memory_bound = roofline_ns(problem, 1, peak_flop_per_s=1e15, read_rates=slow, cores=2)
 
     assert compute_bound == pytest.approx(2e9)
-    assert memory_bound == pytest.approx(1e3 * footprint_bytes(problem, 1))
+    assert memory_bound == pytest.approx(1e3 * footprint_bytes(problem, 1) / 2)
+
+
+def test_roofline_charges_weights_and_others_at_their_own_rates() -> None:
+    problem = Problem.create(64, 8, 1000)
+    rates = ReadRates(weights=1e6, others=1e9)
+
+    least_ns = roofline_ns(problem, 64, peak_flop_per_s=1e15, read_rates=rates, cores=1)
+
+    assert least_ns == pytest.approx(1e3 * 4 * 8 * 1000 + 4 * (64 * 1000 + 64 * 8))
+
+
+@pytest.mark.parametrize(
+    ("regime", "sizes_bytes"),
+    [
+        (Regime.HOT, {"weights": 4 * (64 * 1000 + 8 * 1000 + 64 * 8), "others": 290_048}),
+        (Regime.COLD_WEIGHTS, {"weights": 256 * MIB, "others": 4 * (64 * 1000 + 64 * 8)}),
+    ],
+)
+def test_cold_weights_are_read_from_memory_and_the_others_from_their_block(
+    monkeypatch: pytest.MonkeyPatch, regime: Regime, sizes_bytes: dict[str, int]
+) -> None:
+    monkeypatch.setattr(roofline, "measure_read_bytes_per_s", lambda _driver, size: float(size))
+
+    rates = measure_read_rates(
+        Path("unused"), Problem.create(64, 8, 1000), 64, regime=regime, l3_bytes=32 * MIB
+    )
+
+    assert {"weights": rates.weights, "others": rates.others} == sizes_bytes
 
 
 def test_spread_is_the_interquartile_range_over_the_median() -> None:

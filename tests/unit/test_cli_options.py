@@ -31,9 +31,12 @@ def test_both_regimes_make_two_contexts() -> None:
     assert {context.threads for context in contexts} == {2}
 
 
-def test_a_file_of_layers_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_file_of_layers_is_read(encoding: str, tmp_path: Path) -> None:
     path = tmp_path / "layers.csv"
-    path.write_text("name,m,n,k,epilogue,from\nup,128,3072,768,bias+gelu_erf,BERT\n,1..64,8,9,,\n")
+    path.write_text(
+        "name,m,n,k,epilogue,from\nup,128,3072,768,bias+gelu_erf,BERT\n,1..64,8,9,,\n", encoding
+    )
 
     layers = layers_of(
         m=None, n=None, k=None, shapes=path, dtype="f32", epilogue="relu", w_layout="kn"

@@ -1,3 +1,5 @@
+import mmap
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -6,6 +8,7 @@ from gemm_tuner.domain.dtype import F32, DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.arrays import check_overlap, view_matrix, view_operand, view_output
+from gemm_tuner.runtime.memory import HUGE_PAGE_BYTES, allocate_aligned
 
 SHAPE = (4, 6)
 
@@ -107,3 +110,15 @@ def test_scalar_operand_is_a_number_or_one_element(value: object) -> None:
 def test_unusable_operands_are_refused(kind: OperandShape, value: object) -> None:
     with pytest.raises(InvalidArray):
         view_operand("operand", value, kind, SHAPE, F32)
+
+
+def test_large_memory_is_there_when_the_system_refuses_huge_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # No advice has this number: it is refused, as huge pages are where the system has none.
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999)
+
+    memory = allocate_aligned(HUGE_PAGE_BYTES)
+
+    assert memory.size == HUGE_PAGE_BYTES
+    assert not memory.any()

@@ -4,6 +4,7 @@ import pytest
 
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.runtime import detect
 from gemm_tuner.runtime.detect import ISA_VARIABLE, detect_cpu, parse_size_bytes, read_cpu_fields
 
 _CPUINFO = """\
@@ -33,6 +34,15 @@ def test_fields_are_those_of_the_first_processor() -> None:
     assert fields["vendor_id"] == "GenuineIntel"
     assert fields["model name"] == "A CPU: with a colon"
     assert fields["flags"].split() == ["fpu", "fma", "avx2"]
+
+
+def test_cpu_without_a_stepping_has_stepping_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = _CPUINFO.replace("flags", "model : 1\nstepping\t: unknown\nflags", 1)
+    monkeypatch.setattr(detect, "_cpu_fields", lambda: detect.read_cpu_fields(unknown))
+
+    cpu = detect._detect_cpu.__wrapped__(None)  # the kept result is of this machine
+
+    assert cpu.stepping == 0
 
 
 def test_variable_takes_features_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from samples import (
     make_trial,
 )
 
+from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.domain.measurement import Measurement, Timing
@@ -19,7 +20,7 @@ from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.record import Stage, SweepEnd, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.select.choose import Match, choose
-from gemm_tuner.select.derive import derive_verdict
+from gemm_tuner.select.derive import derive_verdict, simplest_of_fastest
 from gemm_tuner.store.repository import Repository
 
 
@@ -39,12 +40,12 @@ def derive(*trials: Trial) -> Verdict:
     )
 
 
-def test_the_fastest_correct_final_trial_wins() -> None:
+def test_the_fastest_confirmed_trial_wins() -> None:
     verdict = derive(
         make_trial(call_ns=800, nr=48),
         make_trial(call_ns=700, nr=32),
         make_trial(call_ns=100, nr=16, stage=Stage.RACE),
-        make_failed_trial(),
+        make_trial(call_ns=100, nr=64, stage=Stage.FINAL),
     )
 
     assert verdict.candidate == make_trial(nr=32).candidate
@@ -60,6 +61,36 @@ def test_the_latest_trial_of_a_candidate_counts() -> None:
     )
 
     assert verdict.candidate == make_trial().candidate
+
+
+def test_kernels_are_ranked_by_the_ratio_to_their_own_baseline() -> None:
+    slow_clock = Measurement(
+        candidate=Timing(calls_per_sample=10, samples_ns=(8560,) * 12),
+        baseline="onednn 3.2.0",
+        baseline_timing=Timing(calls_per_sample=10, samples_ns=(10_700,) * 12),
+    )
+
+    verdict = derive(make_trial(measurement=slow_clock), make_trial(call_ns=830, nr=32))
+
+    assert verdict.candidate == make_trial().candidate
+
+
+def test_a_kernel_that_failed_after_it_was_confirmed_is_not_named() -> None:
+    verdict = derive(make_trial(call_ns=700), make_trial(call_ns=800, nr=32), make_failed_trial())
+
+    assert verdict.candidate == make_trial(nr=32).candidate
+
+
+def test_a_kernel_that_was_confirmed_after_it_failed_is_named() -> None:
+    assert derive(make_failed_trial(), make_trial()).candidate == make_trial().candidate
+
+
+def test_the_simplest_of_equally_fast_candidates_is_chosen() -> None:
+    plain = Candidate.parse("avx512_f32_8x32 mc128_nc768_kc256 jc_ic_jr_ir")
+    prefetching = Candidate.parse("avx512_f32_8x32 mc128_nc768_kc256 jc_ic_jr_ir pf4096")
+
+    assert simplest_of_fastest({prefetching: 1.209, plain: 1.2}) == plain
+    assert simplest_of_fastest({prefetching: 1.22, plain: 1.2}) == prefetching
 
 
 def test_equal_times_give_the_same_answer_in_any_order() -> None:
@@ -85,6 +116,20 @@ def test_only_a_kernel_that_is_not_slower_is_named(
     assert verdict.decision is decision
     assert (verdict.artifact is not None) is has_artifact
     assert verdict.measurement is not None
+
+
+def test_a_tie_whose_kernel_may_be_slower_names_no_kernel() -> None:
+    samples = (10_000,) * 5 + (11_000,) * 7
+    measurement = Measurement(
+        candidate=Timing(calls_per_sample=10, samples_ns=samples),
+        baseline="onednn 3.2.0",
+        baseline_timing=Timing(calls_per_sample=10, samples_ns=(10_000,) * 12),
+    )
+
+    verdict = derive(make_trial(measurement=measurement))
+
+    assert verdict.decision is Decision.TIE
+    assert verdict.artifact is None
 
 
 def test_a_wide_interval_is_a_tie() -> None:
@@ -126,13 +171,37 @@ def test_an_unfinished_sweep_is_marked(repository: Repository) -> None:
     assert not ask(repository).verdict.complete
 
     key = {"toolchain": trial.toolchain, "generator": trial.generator}
-    spent = SweepEnd(is_exhausted=False, budget_s=30.0)
+    spent = SweepEnd(baseline="onednn 3.2.0", is_exhausted=False, budget_s=30.0)
     repository.mark_ended(PROBLEM, CPU.exact_key, CONTEXT, **key, end=spent)
     assert not ask(repository).verdict.complete
 
-    exhausted = SweepEnd(is_exhausted=True, budget_s=30.0)
+    other = SweepEnd(baseline="scalar_f32_1x1", is_exhausted=True, budget_s=30.0)
+    repository.mark_ended(PROBLEM, CPU.exact_key, CONTEXT, **key, end=other)
+    assert not ask(repository).verdict.complete
+
+    exhausted = SweepEnd(baseline="onednn 3.2.0", is_exhausted=True, budget_s=30.0)
     repository.mark_ended(PROBLEM, CPU.exact_key, CONTEXT, **key, end=exhausted)
     assert ask(repository).verdict.complete
+
+
+def test_a_failure_in_any_stage_or_context_speaks_against_a_kernel(repository: Repository) -> None:
+    add_build(repository)
+    repository.add_trial(make_trial())
+    cold = ExecutionContext(regime=Regime.COLD_WEIGHTS)
+    repository.add_trial(replace(make_failed_trial(), stage=Stage.RACE, context=cold))
+
+    assert ask(repository).verdict.basis is Basis.NONE
+
+
+def test_trials_beside_different_baselines_are_not_compared(repository: Repository) -> None:
+    add_build(repository)
+    beside_onednn = make_trial(call_ns=100).measurement
+    assert beside_onednn is not None
+    beside_scalar = replace(beside_onednn, baseline="scalar_f32_1x1")
+    repository.add_trial(make_trial(nr=32, measurement=beside_scalar))
+    repository.add_trial(make_trial())
+
+    assert ask(repository).verdict.candidate == make_trial().candidate
 
 
 def test_another_context_is_not_an_answer(repository: Repository) -> None:
@@ -163,8 +232,10 @@ def test_the_exact_cpu_comes_before_a_sibling(repository: Repository) -> None:
     assert ask(repository).verdict.basis is Basis.MEASURED
 
 
-@pytest.mark.parametrize("rows", ["128", "1", "64..200", "2..256"])
-def test_a_tuned_range_of_m_answers_for_what_it_holds(repository: Repository, rows: str) -> None:
+@pytest.mark.parametrize("rows", ["128", "1", "64..200"])
+def test_a_tuned_range_claims_no_speed_for_an_m_that_was_not_timed(
+    repository: Repository, rows: str
+) -> None:
     add_build(repository)
     ranged = replace(PROBLEM, m=Rows.parse("1..256"))
     repository.add_trial(make_trial(problem=ranged))
@@ -174,7 +245,33 @@ def test_a_tuned_range_of_m_answers_for_what_it_holds(repository: Repository, ro
 
     assert match.verdict.basis is Basis.BUCKET
     assert match.verdict.problem == asked
-    assert match.explain[2] == "bucket: measured for m = 1..256."
+    assert match.verdict.decision is Decision.TIE
+    assert match.verdict.ratio is None
+    assert match.verdict.artifact is not None
+    assert match.explain[2] == (
+        "bucket: tuned for m = 1..256, measured at m = 256, "
+        f"so its speed at m = {rows} is not known."
+    )
+
+
+@pytest.mark.parametrize("rows", ["256", "2..256"])
+def test_a_tuned_range_answers_for_the_m_that_was_timed(repository: Repository, rows: str) -> None:
+    add_build(repository)
+    repository.add_trial(make_trial(problem=replace(PROBLEM, m=Rows.parse("1..256"))))
+
+    match = ask(repository, replace(PROBLEM, m=Rows.parse(rows)))
+
+    assert match.verdict.decision is Decision.TUNED
+    assert match.verdict.ratio is not None
+    assert match.explain[2] == "bucket: tuned for m = 1..256, measured at m = 256."
+
+
+def test_a_tuned_range_that_lost_answers_for_no_other_m(repository: Repository) -> None:
+    add_build(repository)
+    ranged = replace(PROBLEM, m=Rows.parse("1..256"))
+    repository.add_trial(make_trial(call_ns=1500, problem=ranged))
+
+    assert ask(repository).verdict.basis is Basis.NONE
 
 
 @pytest.mark.parametrize("rows", ["257", "0", "200..300"])
@@ -192,7 +289,7 @@ def test_the_narrowest_range_answers(repository: Repository) -> None:
     for rows in ("1..4096", "64..256", "1..256"):
         repository.add_trial(make_trial(problem=replace(PROBLEM, m=Rows.parse(rows))))
 
-    assert ask(repository).explain[2] == "bucket: measured for m = 64..256."
+    assert ask(repository).explain[2].startswith("bucket: tuned for m = 64..256, ")
 
 
 def test_the_newest_generator_answers_first(repository: Repository) -> None:
@@ -220,15 +317,19 @@ def test_a_kernel_is_not_served_without_its_features(repository: Repository) -> 
     assert ask(repository, cpu=without).verdict.basis is Basis.NONE
 
 
+def test_fewer_features_are_another_cpu() -> None:
+    wider = replace(CPU, isa=CPU.isa | {IsaFeature.AVX512_VNNI})
+
+    assert CPU.class_key != wider.class_key
+    assert CPU.exact_key != wider.exact_key
+
+
 def test_features_are_checked_beyond_the_key(repository: Repository) -> None:
     artifact = make_artifact(required_isa=frozenset({IsaFeature.AVX512_VNNI}))
     repository.add_build(artifact, binary=b"\x7fELF sample", source_text="// a kernel\n")
-    wider = replace(CPU, isa=CPU.isa | {IsaFeature.AVX512_VNNI})
-    repository.add_trial(make_trial(cpu=wider, artifact=artifact))
+    repository.add_trial(make_trial(artifact=artifact))
 
-    assert CPU.exact_key == wider.exact_key
-    assert ask(repository, cpu=wider).verdict.basis is Basis.MEASURED
-    assert ask(repository, cpu=CPU).verdict.basis is Basis.NONE
+    assert ask(repository).verdict.basis is Basis.NONE
 
 
 def test_a_kernel_whose_binary_is_lost_is_not_named(repository: Repository) -> None:

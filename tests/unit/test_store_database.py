@@ -6,7 +6,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Engine
 
 from gemm_tuner.errors import InvalidSetting, StoreFailed
-from gemm_tuner.store.database import default_database_url, is_current, open_database
+from gemm_tuner.store.database import default_database_url, is_current, open_database, writing
 from gemm_tuner.store.tables import Base
 
 
@@ -35,6 +35,21 @@ def test_opening_again_keeps_what_is_there(tmp_path: Path) -> None:
 
     with second.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM cpus").scalar() == 1
+    second.dispose()
+
+
+def test_a_store_at_the_newest_schema_opens_while_another_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemm_tuner.store.database.BUSY_TIMEOUT_MS", 0)
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    first = open_database(url)
+
+    with writing(first).begin():
+        second = open_database(url)
+
+    assert is_current(second)
+    first.dispose()
     second.dispose()
 
 

@@ -76,6 +76,7 @@ def test_a_trial_outside_the_schema_is_refused() -> None:
         (edited(format=2), "format"),
         (edited(extra=1), "extra"),
         (edited(created_at="2026-11-20T12:00:00"), "created_at"),
+        (edited(created_at="0001-01-01T00:00:00+05:00"), "created_at"),
         (edited(problem="f32 -1x2x3"), "m = -1"),
         (edited(problem="f32 1x2x3 nk biass"), "biass"),
         (edited(problem="x" * 2000), "problem"),

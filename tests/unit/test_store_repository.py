@@ -83,13 +83,24 @@ def test_trials_are_found_by_each_part_of_their_key(repository: Repository) -> N
     assert repository.trials(
         problem=PROBLEM,
         cpu_key=CPU.exact_key,
-        context=CONTEXT,
         generator=wanted.generator,
-        stage=Stage.FINAL,
-    ) == (wanted,)
-    assert repository.trials(context=cold) == (others[2],)
+        only_decisive=True,
+    ) == (wanted, others[2])
     assert len(repository.trials(class_key=CPU.class_key)) == 6
     assert repository.trials(cpu_key=SIBLING_CPU.exact_key) == (others[1],)
+
+
+def test_failures_are_decisive_in_every_stage(repository: Repository) -> None:
+    failed = replace(make_failed_trial(), stage=Stage.RACE)
+    for trial in (
+        make_trial(),
+        failed,
+        make_trial(stage=Stage.RACE),
+        make_trial(stage=Stage.FINAL),
+    ):
+        repository.add_trial(trial)
+
+    assert repository.trials(only_decisive=True) == (make_trial(), failed)
 
 
 def test_imported_trials_are_kept_apart(repository: Repository) -> None:
@@ -156,15 +167,25 @@ def test_ranges_of_m_are_found(repository: Repository) -> None:
 
 def test_the_last_end_of_a_sweep_is_kept_for_the_whole_key(repository: Repository) -> None:
     key = {"toolchain": "gcc 12.2.0", "generator": "0.1.0-aaaa"}
-    first = SweepEnd(is_exhausted=False, budget_s=10.0)
-    last = SweepEnd(is_exhausted=True, budget_s=30.0)
+    first = SweepEnd(baseline="onednn 3.2.0", is_exhausted=False, budget_s=10.0)
+    last = SweepEnd(baseline="onednn 3.2.0", is_exhausted=True, budget_s=30.0)
     repository.mark_ended(PROBLEM, CPU.exact_key, CONTEXT, **key, end=first)
     repository.mark_ended(PROBLEM, CPU.exact_key, CONTEXT, **key, end=last)
 
-    assert repository.sweep_end(PROBLEM, CPU.exact_key, CONTEXT, **key) == last
-    assert repository.sweep_end(PROBLEM, SIBLING_CPU.exact_key, CONTEXT, **key) is None
+    assert repository.sweep_ends(PROBLEM, CPU.exact_key, CONTEXT, **key) == (last,)
+    assert repository.sweep_ends(PROBLEM, SIBLING_CPU.exact_key, CONTEXT, **key) == ()
     other = key | {"generator": "0.2.0-bbbb"}
-    assert repository.sweep_end(PROBLEM, CPU.exact_key, CONTEXT, **other) is None
+    assert repository.sweep_ends(PROBLEM, CPU.exact_key, CONTEXT, **other) == ()
+
+
+def test_sweeps_beside_different_baselines_end_apart(repository: Repository) -> None:
+    key = {"toolchain": "gcc 12.2.0", "generator": "0.1.0-aaaa"}
+    short = SweepEnd(baseline="onednn 3.2.0", is_exhausted=True, budget_s=10.0)
+    long = SweepEnd(baseline="scalar_f32_1x1", is_exhausted=False, budget_s=30.0)
+    for end in (short, long):
+        repository.mark_ended(PROBLEM, CPU.exact_key, CONTEXT, **key, end=end)
+
+    assert repository.sweep_ends(PROBLEM, CPU.exact_key, CONTEXT, **key) == (long, short)
 
 
 @pytest.mark.parametrize(

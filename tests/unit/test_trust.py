@@ -7,7 +7,7 @@ import pytest
 from samples import CONTEXT, CPU, PROBLEM, make_trial
 
 from gemm_tuner.domain.verdict import Decision, Verdict
-from gemm_tuner.errors import InvalidSetting, SignatureInvalid, VerdictExpired
+from gemm_tuner.errors import InvalidSetting, SignatureInvalid, StoreFailed, VerdictExpired
 from gemm_tuner.select.derive import derive_verdict, no_verdict
 from gemm_tuner.trust.keys import KeyPair, key_id_of
 from gemm_tuner.trust.payload import VerdictPayload
@@ -175,5 +175,5 @@ def test_a_file_that_is_no_key_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error() -> None:
-    with pytest.raises(InvalidSetting, match="cannot be read or made"):
+    with pytest.raises(StoreFailed, match="cannot be read or made"):
         KeyPair.load_or_create(Path("/proc/none/key.pem"))

@@ -1,7 +1,7 @@
 """Choose a baseline that is installed and right."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,17 +22,30 @@ _FACTOR = 4.0
 _TOLERANCE = 1e-4
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedBaseline:
+    """A baseline that is right.
+
+    `call_s` is the time of one call of it, not warmed up. `note` says why better ones were skipped;
+    it is empty if none was.
+    """
+
+    baseline: Baseline
+    call_s: float
+    note: str
+
+
 def choose_baseline(
     choice: str,
     makers: dict[str, Callable[[], Baseline]],
-    check: Callable[[Baseline], str | None],
-) -> Baseline:
+    check: Callable[[Baseline], float | str],
+) -> CheckedBaseline:
     """Return the baseline chosen by name, or with `auto` the first that is there and right.
 
     Args:
         choice: `auto` or a key of `makers`.
         makers: how each baseline is loaded, the best first.
-        check: what is wrong with the results of a baseline, None if nothing is.
+        check: what is wrong with the results of a baseline, or how long it took if nothing is.
 
     Raises:
         InvalidSetting: the choice is not known.
@@ -42,22 +55,25 @@ def choose_baseline(
         raise InvalidSetting(
             f"baseline {choice!r} is not known; use one of: {', '.join((AUTO, *makers))}."
         )
-    reasons = []
+    reasons: dict[str, str] = {}
     for name in makers if choice == AUTO else [choice]:
         try:
             baseline = makers[name]()
-            error = check(baseline)
+            checked = check(baseline)
         except BaselineMissing as missing:
-            reasons.append(str(missing))
+            reasons[name] = str(missing)
             continue
-        if error is None:
-            return baseline
-        reasons.append(f"{baseline.text}: {error}.")
-    raise BaselineMissing(f"no baseline can be used: {' '.join(reasons)} Choose another one.")
+        if isinstance(checked, float):
+            skipped = (f"{skipped} was skipped: {reason}" for skipped, reason in reasons.items())
+            return CheckedBaseline(baseline=baseline, call_s=checked, note=" ".join(skipped))
+        reasons[name] = f"{baseline.text}: {checked}."
+    raise BaselineMissing(
+        f"no baseline can be used: {' '.join(reasons.values())} Choose another one."
+    )
 
 
-def find_baseline_error(baseline: Baseline, problem: Problem, case: Case) -> str | None:
-    """Return in words where the result of a baseline is wrong, None if it is right."""
+def check_baseline(baseline: Baseline, problem: Problem, case: Case) -> float | str:
+    """Return the time of one call in seconds, or in words where its result is wrong."""
     workload = make_workload(problem, case.inputs, threads=1)
     callee = baseline.prepare(workload)
     weights = WeightCopies(callee, 1, seed=0)
@@ -66,6 +82,7 @@ def find_baseline_error(baseline: Baseline, problem: Problem, case: Case) -> str
         expected = compute_expected(replace(problem, epilogue=NO_EPILOGUE), case.inputs)
     bounds = _FACTOR * expected.bounds + _TOLERANCE * (1.0 + np.abs(expected.values))
 
-    callee.sample(weights.struct, warm_up_calls=0, timed_calls=1)
+    sample = callee.sample(weights.struct, warm_up_calls=0, timed_calls=1)
 
-    return find_error(Expected(values=expected.values, bounds=bounds), workload.y)
+    error = find_error(Expected(values=expected.values, bounds=bounds), workload.y)
+    return sample.elapsed_ns / 1e9 if error is None else error

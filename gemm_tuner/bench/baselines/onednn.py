@@ -17,6 +17,7 @@ from gemm_tuner.runtime.memory import address_of
 
 _WHEEL = "onednn-cpu-gomp"
 _LIBRARY = "libdnnl.so.3"
+_OPENMP = "libgomp"  # not in the wheel
 
 # Algorithms of oneDNN by their number in its C API, version 3.
 _RELU = 0x20
@@ -95,13 +96,7 @@ class OneDnn:
         Raises:
             BaselineMissing: the wheel is not installed, or its library does not load.
         """
-        try:
-            ctypes.CDLL(str(find_onednn()), mode=ctypes.RTLD_GLOBAL)
-            self._driver = ctypes.CDLL(str(driver))
-        except OSError as error:
-            raise BaselineMissing(
-                f'oneDNN does not load: {error}; run: pip install "gemm-tuner[onednn]".'
-            ) from error
+        self._driver = load_onednn(find_onednn(), driver)
         self._driver.onednn_create.restype = ctypes.c_void_p
         self._driver.onednn_packed_weight_bytes.restype = ctypes.c_uint64
         numbers = (ctypes.c_int32 * 3)()
@@ -154,6 +149,24 @@ class _OneDnnCallee:
         )
         _check_status("matmul", status)
         return sample
+
+
+def load_onednn(library: Path, driver: Path) -> ctypes.CDLL:
+    """Return the driver, loaded after the library that it calls.
+
+    Raises:
+        BaselineMissing: the system cannot load one of them.
+    """
+    try:
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(driver))
+    except OSError as error:
+        advice = (
+            "install it from the system's packages: libgomp1 on Debian, libgomp on RHEL"
+            if _OPENMP in str(error)
+            else 'run: pip install --force-reinstall "gemm-tuner[onednn]"'
+        )
+        raise BaselineMissing(f"oneDNN does not load: {error}; {advice}.") from error
 
 
 def find_onednn() -> Path:

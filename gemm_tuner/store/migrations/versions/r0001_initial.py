@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
+revision = "initial"
 down_revision = None
 
 
@@ -43,6 +43,7 @@ def upgrade() -> None:
         sa.Column("regime", sa.String(32), nullable=False),
         sa.Column("generator", sa.String(128), nullable=False),
         sa.Column("stage", sa.String(16), nullable=False),
+        sa.Column("outcome", sa.String(32), nullable=False),
         sa.ForeignKeyConstraint(["problem_id"], ["problems.id"], name="fk_trials_problem_id"),
         sa.ForeignKeyConstraint(["cpu_id"], ["cpus.id"], name="fk_trials_cpu_id"),
         sa.PrimaryKeyConstraint("sequence", name="pk_trials"),
@@ -79,6 +80,7 @@ def upgrade() -> None:
         sa.Column("regime", sa.String(32), nullable=False),
         sa.Column("toolchain", sa.String(512), nullable=False),
         sa.Column("generator", sa.String(128), nullable=False),
+        sa.Column("baseline", sa.String(128), nullable=False),
         sa.Column("is_exhausted", sa.Boolean(), nullable=False),
         sa.Column("budget_s", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["problem_id"], ["problems.id"], name="fk_sweep_ends_problem_id"),
@@ -89,6 +91,7 @@ def upgrade() -> None:
             "regime",
             "toolchain",
             "generator",
+            "baseline",
             name="pk_sweep_ends",
         ),
     )

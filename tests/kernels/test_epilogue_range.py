@@ -1,0 +1,60 @@
+"""Each transcendental step over the whole range of float32, against the bounds of its table row."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gemm_tuner.bench.inputs import InputKind, Inputs
+from gemm_tuner.bench.reference import compute_expected
+from gemm_tuner.bench.tolerance import find_error
+from gemm_tuner.build.compile import compile_kernel
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.runtime.arrays import NUMPY_TYPES
+from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.runtime.load import load_kernel
+from gemm_tuner.space.catalog import CATALOG
+
+STEPS = ("sigmoid", "silu", "tanh", "gelu_tanh", "gelu_erf", "hardswish")
+
+
+def values_to_try() -> NDArray[np.float32]:
+    """Return both signs of every magnitude, densely where the steps bend, and what is no number."""
+    magnitudes = np.concatenate(
+        [
+            np.geomspace(1e-45, 3.4e38, 4001),
+            np.linspace(0.0, 20.0, 8001),
+            np.linspace(80.0, 110.0, 3001),
+        ]
+    ).astype(np.float32)
+    return np.concatenate(
+        [magnitudes, -magnitudes, np.array([np.nan, np.inf, -np.inf], np.float32)]
+    )
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("family", CATALOG.values(), ids=lambda family: family.name)
+def test_step_is_within_its_bound_for_every_value(family: MicroKernelFamily, step: str) -> None:
+    missing = family.isa - detect_cpu().isa
+    if missing:
+        pytest.skip(f"this CPU lacks {sorted(missing)}")
+    types = min(family.types, key=lambda types: types.text)
+    bias = values_to_try().astype(NUMPY_TYPES[types.y])
+    # Without products, each element of y is the step of one element of the bias.
+    problem = Problem.create(1, len(bias), 0, dtype=types.text, epilogue=f"bias+{step}")
+    x = np.zeros((1, 0), NUMPY_TYPES[types.x])
+    w = np.zeros((len(bias), 0), NUMPY_TYPES[types.w])
+    mr, nr = family.tiles[0]
+    candidate = Candidate.parse(f"{family.name}_{mr}x{nr} mc{mr}_nc{nr}_kc1 jc_ic_jr_ir")
+    build = compile_kernel(
+        render(problem, candidate, family), isa=family.isa, toolchain=find_toolchain()
+    )
+    kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
+    inputs = Inputs(kind=InputKind.EXACT, x=x, w=w, operands={"bias": bias})
+
+    y = kernel(x, kernel.pack(w), bias=bias)
+
+    assert find_error(compute_expected(problem, inputs), y) is None

@@ -1,0 +1,82 @@
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+import pytest
+
+from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
+from gemm_tuner.bench.measure import Contestant, measure, turn_order
+from gemm_tuner.bench.regimes import WeightCopies
+from gemm_tuner.domain.measurement import Timing
+
+
+class Clock:
+    """Stands for a callee: its calls take a given time, and some samples are interrupted."""
+
+    packed_weight_bytes = 0
+
+    def __init__(self, call_ns: int, switches: Callable[[int], int] = lambda _sample: 0) -> None:
+        self.call_ns = call_ns
+        self.switches = switches
+        self.warm_ups: list[int] = []
+
+    def pack(self, address: int) -> None:
+        """Do nothing: there are no weights."""
+
+    def sample(
+        self, _weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
+    ) -> SampleStruct:
+        """Return a sample of the given time."""
+        switches = self.switches(len(self.warm_ups))
+        self.warm_ups.append(warm_up_calls)
+        return SampleStruct(self.call_ns * timed_calls + 1000 * switches, switches)
+
+
+def measured(clocks: Iterable[Clock], pairs: int) -> tuple[Timing, ...]:
+    contestants = [
+        Contestant(callee=clock, weights=WeightCopies(clock, 1, seed=0), is_cold=False)
+        for clock in clocks
+    ]
+    return measure(contestants, pairs=pairs, sample_ns=1000, on_turn=lambda _index: None)
+
+
+@pytest.mark.parametrize("count", [3, 4, 6])
+def test_every_contestant_runs_after_several_others_and_the_last_stays_last(count: int) -> None:
+    orders = [turn_order(number, count) for number in range(4 * count)]
+
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    assert {order[-1] for order in orders} == {count - 1}
+    pairs = [pair for order in orders for pair in pairwise(order[:-1])]
+    for first, second in {tuple(sorted(pair)) for pair in pairs}:
+        assert pairs.count((first, second)) == pairs.count((second, first))
+
+
+def test_one_long_contestant_makes_all_long() -> None:
+    long, short = Clock(21_000_000), Clock(19_000_000)
+
+    measured([long, short, Clock(100)], pairs=4)
+
+    assert long.warm_ups[-4:] == [0] * 4
+    assert short.warm_ups[-4:] == [0] * 4
+
+
+def test_interrupted_rounds_are_dropped_for_all() -> None:
+    # The first sample calibrates; then every fourth round is interrupted in each of its tries.
+    long = Clock(30_000_000, lambda sample: int(sample > 0 and sample % 4 == 0))
+
+    timings = measured([long, Clock(100), Clock(100)], pairs=8)
+
+    assert [len(timing.samples_ns) for timing in timings] == [6, 6, 6]
+    assert set(timings[0].samples_ns) == {30_000_000}
+
+
+def test_rounds_are_kept_when_most_are_interrupted() -> None:
+    timings = measured([Clock(1000, lambda _sample: 1), Clock(100), Clock(100)], pairs=8)
+
+    assert [len(timing.samples_ns) for timing in timings] == [8, 8, 8]
+
+
+def test_calm_try_replaces_an_interrupted_one() -> None:
+    timings = measured([Clock(1000, lambda sample: sample % 2), Clock(100), Clock(100)], pairs=8)
+
+    assert set(timings[0].samples_ns) == {1000 * timings[0].calls_per_sample}
+    assert len(timings[0].samples_ns) == 8
