@@ -1,10 +1,12 @@
 """Ctrl-C: the first asks a sweep to stop and keep what it has, the second aborts."""
 
+import os
 import signal
 from types import FrameType, TracebackType
 from typing import Self
 
-from gemm_tuner.cli.output import print_message
+_STANDARD_ERROR = 2
+_NOTICE = b"Stopping after the trial in flight; press Ctrl-C again to abort it.\n"
 
 
 class StopOnInterrupt:
@@ -33,4 +35,5 @@ class StopOnInterrupt:
         if self._is_stopped:
             raise KeyboardInterrupt
         self._is_stopped = True
-        print_message("Stopping after the trial in flight; press Ctrl-C again to abort it.")
+        # Not print(): what was interrupted may be printing, and its buffer admits nobody else.
+        os.write(_STANDARD_ERROR, _NOTICE)

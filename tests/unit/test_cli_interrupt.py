@@ -1,0 +1,45 @@
+import signal
+import subprocess
+import sys
+
+PRINTING = """
+import signal, sys
+from gemm_tuner.cli.interrupt import StopOnInterrupt
+
+with StopOnInterrupt() as interrupt:
+    class Raising:
+        def write(self, text):
+            if not interrupt.is_stopped():
+                signal.raise_signal(signal.SIGINT)  # in the middle of printing
+            return len(text)
+        def flush(self):
+            pass
+    stream = sys.stderr
+    sys.stderr = Raising()
+    print("progress", file=sys.stderr, end="")
+    sys.stderr = stream
+    assert interrupt.is_stopped()
+"""
+
+
+def test_the_first_interrupt_does_not_print_into_what_is_being_printed() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", PRINTING], capture_output=True, text=True, check=False
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == "Stopping after the trial in flight; press Ctrl-C again to abort it.\n"
+
+
+def test_the_second_interrupt_aborts() -> None:
+    script = """
+import signal
+from gemm_tuner.cli.interrupt import StopOnInterrupt
+
+with StopOnInterrupt():
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+
+    assert result.returncode == -signal.SIGINT
