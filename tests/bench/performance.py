@@ -2,7 +2,7 @@
 
     gemm-tuner sweep --shapes FILE --regime both
     gemm-tuner bench --shapes FILE --regime both --json > f32.json
-    gemm-tuner sweep --shapes FILE --dtype bf16
+    gemm-tuner sweep --shapes FILE --dtype bf16 --budget 8s
     gemm-tuner bench --shapes FILE --dtype bf16 --json > bf16.json
     python tests/bench/performance.py FILE f32.json bf16.json > docs/performance.md
     python tests/bench/plot.py f32.json docs/performance.svg
@@ -73,6 +73,7 @@ def print_head(onednn: str, others: Iterable[str]) -> None:
         f"a multiply-add loop timed in alternation, and bytes over the read bandwidth at that "
         f"footprint; cold weights are read from a block of eight times the last-level cache.\n"
     )
+    print("A layer for which no kernel is served counts as 1, also where oneDNN was faster.\n")
     print(f"- CPU: {cpu.brand}, family {cpu.family:#x}, model {cpu.model:#x}, {cpu.exact_key}")
     print(f"- {cpu.physical_cores} cores of a shared virtual machine, Linux {platform.release()}")
     print(f"- compiler: {find_toolchain().text}; date: {datetime.now(UTC):%Y-%m-%d}")
