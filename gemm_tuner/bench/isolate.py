@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Self, TypeVar
@@ -101,16 +100,16 @@ class TrialHost:
 
     def time(
         self,
-        builds: Sequence[Build],
+        build: Build,
         *,
         context: ExecutionContext,
         pairs: int,
         sample_ns: int,
-    ) -> tuple[TimedFinding, ...]:
-        """Return the measurements of verified builds, timed in rotation with the baseline.
+    ) -> TimedFinding:
+        """Return the measurement of a verified build, timed in alternation with the baseline.
 
         Args:
-            builds: what to time, at least one.
+            build: what to time.
             context: its regime; the threads must be those of this host.
             pairs: how many samples are taken of each.
             sample_ns: how long a sample takes at least, in ns; a longer call is one sample.
@@ -125,10 +124,8 @@ class TrialHost:
                 f"threads = {context.threads}, but this host was started for {self._threads}; "
                 "start another one."
             )
-        request = TimeRequest(
-            builds=tuple(builds), regime=context.regime, pairs=pairs, sample_ns=sample_ns
-        )
-        return self._ask(request, tuple)
+        request = TimeRequest(build=build, regime=context.regime, pairs=pairs, sample_ns=sample_ns)
+        return self._ask(request, TimedFinding)
 
     def close(self) -> None:
         """End the server, and with it the child that may be running."""

@@ -1,7 +1,7 @@
 """All trials of one problem: its inputs, exact results and baseline, made once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -28,7 +28,7 @@ from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.measurement import Measurement, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
-from gemm_tuner.errors import IsaNotUsable, KernelRejected, NotEnoughMemory, TrialFailed
+from gemm_tuner.errors import IsaNotUsable, KernelRejected, TrialFailed
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 
@@ -42,6 +42,10 @@ _BYTES_PER_RESULT_ELEMENT = 96
 # take the time of a slow scalar loop.
 _SLOWEST_OVER_BASELINE = 50
 _SLOWEST_BASELINE_FLOP_PER_S = 2e8
+
+# The turns of the callees that are timed together.
+_BUILD = 0
+_BASELINE = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +70,9 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeRequest:
-    """Ask how fast builds are beside the baseline."""
+    """Ask how fast a build is beside the baseline."""
 
-    builds: tuple[Build, ...]
+    build: Build
     regime: Regime
     pairs: int
     sample_ns: int
@@ -78,7 +82,7 @@ class TimeRequest:
 class _Round:
     """Timings taken in the same rounds."""
 
-    builds: tuple[Timing, ...]
+    build: Timing
     baseline: Timing
     peak_flop_per_s: float
 
@@ -127,92 +131,55 @@ class Session:
             return Finding(outcome=result.outcome, detail=result.detail)
         return result
 
-    def time(self, request: TimeRequest) -> tuple[TimedFinding, ...]:
-        """Return the measurements of builds, taken in rotation with the baseline.
-
-        When the copies of the weights of all do not fit into memory, each half is timed on its own.
+    def time(self, request: TimeRequest) -> TimedFinding:
+        """Return the measurement of a build, taken in alternation with the baseline.
 
         Raises:
-            NotEnoughMemory: the copies for one build do not fit.
+            NotEnoughMemory: the copies of the weights do not fit.
+            TrialFailed: the baseline ended the child.
         """
-        half = len(request.builds) // 2
         try:
-            return self._time_together(request)
-        except NotEnoughMemory:
-            if not half:
-                raise
-        return (
-            *self.time(replace(request, builds=request.builds[:half])),
-            *self.time(replace(request, builds=request.builds[half:])),
+            result = self._run(lambda: self._measure(request))
+        except (IsaNotUsable, KernelRejected) as refusal:
+            return TimedFinding(finding=Finding(outcome=Outcome.LOAD_FAILED, detail=str(refusal)))
+        if isinstance(result, Death):
+            if result.running != _BUILD:
+                raise TrialFailed(
+                    f"the baseline {self.baseline_text} {result.detail} on {self._problem.text}; "
+                    "choose another baseline."
+                )
+            return TimedFinding(finding=Finding(outcome=result.outcome, detail=result.detail))
+        return TimedFinding(
+            finding=Finding(outcome=Outcome.CORRECT),
+            measurement=Measurement(
+                candidate=result.build,
+                baseline=self.baseline_text,
+                baseline_timing=result.baseline,
+            ),
+            conditions=gather_conditions(
+                peak_flop_per_s=result.peak_flop_per_s, baseline=result.baseline
+            ),
         )
 
-    def _time_together(self, request: TimeRequest) -> tuple[TimedFinding, ...]:
-        """Return the measurements of builds, all timed in the same rounds.
-
-        When one of them ends the child, it is left out and the others are timed again.
-        """
-        findings: dict[int, TimedFinding] = {}
-        waiting = list(range(len(request.builds)))
-        while waiting:
-            builds = [request.builds[index] for index in waiting]
-            culprit, result = self._time_all(builds, request)
-            if isinstance(result, Finding):
-                findings[waiting.pop(culprit)] = TimedFinding(finding=result)
-                continue
-            conditions = gather_conditions(
-                peak_flop_per_s=result.peak_flop_per_s, baseline=result.baseline
-            )
-            for index, timing in zip(waiting, result.builds, strict=True):
-                findings[index] = TimedFinding(
-                    finding=Finding(outcome=Outcome.CORRECT),
-                    measurement=Measurement(
-                        candidate=timing,
-                        baseline=self.baseline_text,
-                        baseline_timing=result.baseline,
-                    ),
-                    conditions=conditions,
-                )
-            break
-        return tuple(findings[index] for index in range(len(request.builds)))
-
-    def _time_all(
-        self, builds: Sequence[Build], request: TimeRequest
-    ) -> tuple[int, Finding | _Round]:
-        """Return the timings, or which build ended the child and how."""
-        try:
-            result = self._run(lambda: self._measure(builds, request))
-        except (IsaNotUsable, KernelRejected) as refusal:
-            return self._report.running, Finding(outcome=Outcome.LOAD_FAILED, detail=str(refusal))
-        if not isinstance(result, Death):
-            return 0, result
-        if result.running >= len(builds):
-            raise TrialFailed(
-                f"the baseline {self.baseline_text} {result.detail} on {self._problem.text}; "
-                "choose another baseline."
-            )
-        return result.running, Finding(outcome=result.outcome, detail=result.detail)
-
-    def _measure(self, builds: Sequence[Build], request: TimeRequest) -> _Round:
+    def _measure(self, request: TimeRequest) -> _Round:
         inputs = self._cases[InputKind.NORMAL].inputs
         workload = make_workload(self._problem, inputs, threads=self._setup.threads)
-        callees: list[Callee] = []
-        for index, build in enumerate(builds):
-            self._report.step(index)
-            library = self._load(build).library
-            callees.append(KernelCallee(library, workload, self._setup.drivers.timer))
-        self._report.step(len(builds))
-        callees.append(self._baseline.prepare(workload))
+        self._report.step(_BUILD)
+        kernel = KernelCallee(
+            self._load(request.build).library, workload, self._setup.drivers.timer
+        )
+        self._report.step(_BASELINE)
+        baseline = self._baseline.prepare(workload)
         peak_loop = PeakLoop(self._setup.drivers.roofline, self._problem.types.x)
-        callees.append(peak_loop)
-        *timings, baseline, peak = measure(
-            self._make_contestants(callees, request.regime),
+        build_timing, baseline_timing, peak = measure(
+            self._make_contestants((kernel, baseline, peak_loop), request.regime),
             pairs=request.pairs,
             sample_ns=request.sample_ns,
             on_turn=self._report.step,
         )
         return _Round(
-            builds=tuple(timings),
-            baseline=baseline,
+            build=build_timing,
+            baseline=baseline_timing,
             peak_flop_per_s=1e9 * peak_loop.flop_per_call / peak.median_ns,
         )
 

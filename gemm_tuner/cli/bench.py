@@ -236,5 +236,4 @@ def _time_beside(
         finding = host.verify(build)
         if finding.outcome is not Outcome.CORRECT:
             return TimedFinding(finding=finding)
-        (timed,) = host.time([build], context=verdict.context, pairs=_PAIRS, sample_ns=_SAMPLE_NS)
-        return timed
+        return host.time(build, context=verdict.context, pairs=_PAIRS, sample_ns=_SAMPLE_NS)

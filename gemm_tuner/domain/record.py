@@ -28,8 +28,8 @@ class Stage(StrEnum):
     """How carefully a trial was timed."""
 
     RACE = "race"  # a proof, or a few samples that drop what is surely slower
-    FINAL = "final"  # many samples of the few best, in rotation with the baseline
-    CONFIRM = "confirm"  # alone with the baseline in a process of its own: verdicts rest on these
+    FINAL = "final"  # many samples of each of the few best
+    CONFIRM = "confirm"  # more, of the best of these once again: verdicts rest on them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

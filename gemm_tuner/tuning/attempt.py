@@ -73,33 +73,30 @@ class Attempts:
 
     def time(
         self,
-        candidates: Sequence[Candidate],
+        candidate: Candidate,
         context: ExecutionContext,
         *,
         stage: Stage,
         pairs: int,
         sample_ns: int,
-    ) -> list[Trial]:
-        """Time proven candidates and the baseline in rotation, and return the recorded trials."""
-        builds = [self._proven[candidate] for candidate in candidates]
-        found = self.host.time(builds, context=context, pairs=pairs, sample_ns=sample_ns)
-        trials = []
-        for candidate, build, timed in zip(candidates, builds, found, strict=True):
-            if timed.finding.outcome is not Outcome.CORRECT:
-                self._record_failure(candidate, context, timed.finding, build)
-                continue
-            trial = replace(
-                self._trial(candidate, context, build),
-                stage=stage,
-                measurement=timed.measurement,
-                conditions=timed.conditions,
-            )
-            self.repository.add_build(
-                build.artifact, binary=build.binary, source_text=build.source.text
-            )
-            self.repository.add_trial(trial)
-            trials.append(trial)
-        return trials
+    ) -> Trial | None:
+        """Time a proven candidate beside the baseline; return the recorded trial if it lived."""
+        build = self._proven[candidate]
+        timed = self.host.time(build, context=context, pairs=pairs, sample_ns=sample_ns)
+        if timed.finding.outcome is not Outcome.CORRECT:
+            self._record_failure(candidate, context, timed.finding, build)
+            return None
+        trial = replace(
+            self._trial(candidate, context, build),
+            stage=stage,
+            measurement=timed.measurement,
+            conditions=timed.conditions,
+        )
+        self.repository.add_build(
+            build.artifact, binary=build.binary, source_text=build.source.text
+        )
+        self.repository.add_trial(trial)
+        return trial
 
     @property
     def failures(self) -> tuple[Trial, ...]:

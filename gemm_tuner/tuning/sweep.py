@@ -44,10 +44,10 @@ class _Care:
     share: float
 
 
-_RACE = _Care(stage=Stage.RACE, pairs=5, fewest_pairs=3, sample_ns=400_000, share=0.05)
-_FINAL = _Care(stage=Stage.FINAL, pairs=15, fewest_pairs=9, sample_ns=2_000_000, share=0.1)
+_RACE = _Care(stage=Stage.RACE, pairs=5, fewest_pairs=3, sample_ns=400_000, share=0.01)
+_FINAL = _Care(stage=Stage.FINAL, pairs=15, fewest_pairs=9, sample_ns=2_000_000, share=0.03)
 _CONFIRM = _Care(stage=Stage.CONFIRM, pairs=21, fewest_pairs=11, sample_ns=2_000_000, share=0.05)
-_CONFIRMING = ((_FINAL, FINALISTS + 1), *((_CONFIRM, 2),) * CONFIRMED)  # and how many callees
+_CONFIRMING = (*(_FINAL,) * FINALISTS, *(_CONFIRM,) * CONFIRMED)
 
 _EXPECTED_BASELINES = {"auto": "onednn"}
 
@@ -120,9 +120,7 @@ def estimate(
         for one in space.defaults()
     )
     call_s = fastest / NOMINAL_CLOCK_HZ
-    confirming_s = sum(
-        _duration_s(care, callees, call_s, settings.budget_s) for care, callees in _CONFIRMING
-    )
+    confirming_s = sum(_duration_s(care, call_s, settings.budget_s) for care in _CONFIRMING)
     seconds = settings.budget_s + len(contexts) * confirming_s
     return Estimate(candidates=space.size(), seconds=seconds)
 
@@ -356,19 +354,24 @@ class _ContextSweep:
         return True
 
     def _race(self, batch: list[Candidate]) -> None:
-        proven = self._attempts.prove(batch, self._context)
-        if proven:
-            self._time(proven, _RACE)
+        for candidate in self._attempts.prove(batch, self._context):
+            if self._is_stopped():
+                return
+            self._time(candidate, _RACE)
 
     def _confirm(self) -> None:
-        """Time the best few carefully, then the best of them alone.
+        """Time the best few carefully, then the best of them once more, for its own sake.
 
         The next is confirmed too where the speed of one that was confirmed does not hold beside
         those of the others.
         """
         self._report("confirming", 0)
-        finalists = self._attempts.prove(self.ranked()[:FINALISTS], self._context)
-        waiting = _speeds_of(self._time(finalists, _FINAL))
+        waiting: dict[Candidate, float] = {}
+        for candidate in self._attempts.prove(self.ranked()[:FINALISTS], self._context):
+            if self._is_stopped():
+                return
+            if speed := self._time(candidate, _FINAL):
+                waiting[candidate] = speed
         confirmed = 0.0
         for _attempt in range(CONFIRMED):
             is_held = confirmed * EQUALLY_FAST >= max(waiting.values(), default=0.0)
@@ -376,35 +379,31 @@ class _ContextSweep:
                 return
             candidate = simplest_of_fastest(waiting)
             del waiting[candidate]
-            speeds = _speeds_of(self._time([candidate], _CONFIRM))
-            confirmed = max(confirmed, speeds.get(candidate, 0.0))
+            confirmed = max(confirmed, self._time(candidate, _CONFIRM))
 
-    def _time(self, candidates: Sequence[Candidate], care: _Care) -> list[Trial]:
-        call_s, budget_s = self._slowest_call_s, self._settings.budget_s
-        trials = self._attempts.time(
-            candidates,
+    def _time(self, candidate: Candidate, care: _Care) -> float:
+        """Return the speed over that of the baseline, 0 for a candidate that failed."""
+        self._speeds.pop(candidate, None)
+        trial = self._attempts.time(
+            candidate,
             self._context,
             stage=care.stage,
-            pairs=_affordable_pairs(care, len(candidates) + 1, call_s, budget_s),
+            pairs=_affordable_pairs(care, self._slowest_call_s, self._settings.budget_s),
             sample_ns=care.sample_ns,
         )
-        self._trials += trials
-        for candidate in candidates:
-            self._speeds.pop(candidate, None)
-        self._speeds |= _speeds_of(trials)
-        for trial in trials:
-            measurement = trial.measurement
-            if measurement is not None:
-                call_ns = max(
-                    measurement.candidate.median_ns, measurement.baseline_timing.median_ns
-                )
-                self._slowest_call_s = max(self._slowest_call_s, call_ns / 1e9)
-        return trials
+        if trial is None or trial.measurement is None:
+            return 0.0
+        self._trials.append(trial)
+        measurement = trial.measurement
+        speed = self._speeds[candidate] = measurement.ratio.median
+        call_ns = max(measurement.candidate.median_ns, measurement.baseline_timing.median_ns)
+        self._slowest_call_s = max(self._slowest_call_s, call_ns / 1e9)
+        return speed
 
     def _confirming_s(self) -> float:
         """Return how long confirming would take, in seconds."""
         call_s, budget_s = self._slowest_call_s, self._settings.budget_s
-        return sum(_duration_s(care, callees, call_s, budget_s) for care, callees in _CONFIRMING)
+        return sum(_duration_s(care, call_s, budget_s) for care in _CONFIRMING)
 
     def _report(self, stage: str, pending: int) -> None:
         tried = len(self._speeds) + len(self._attempts.failures)
@@ -419,22 +418,17 @@ class _ContextSweep:
         )
 
 
-def _speeds_of(trials: Sequence[Trial]) -> dict[Candidate, float]:
-    """Return the speed of each candidate over that of the baseline beside it."""
-    return {
-        trial.candidate: trial.measurement.ratio.median
-        for trial in trials
-        if trial.measurement is not None
-    }
+def _affordable_pairs(care: _Care, call_s: float, budget_s: float) -> int:
+    """Return how many samples of a candidate and of the baseline may be taken."""
+    return max(
+        care.fewest_pairs, min(care.pairs, int(care.share * budget_s / _pair_s(care, call_s)))
+    )
 
 
-def _affordable_pairs(care: _Care, callees: int, call_s: float, budget_s: float) -> int:
-    """Return how many samples of each callee may be taken."""
-    round_s = callees * max(call_s, care.sample_ns / 1e9)
-    return max(care.fewest_pairs, min(care.pairs, int(care.share * budget_s / round_s)))
-
-
-def _duration_s(care: _Care, callees: int, call_s: float, budget_s: float) -> float:
+def _duration_s(care: _Care, call_s: float, budget_s: float) -> float:
     """Return how long such a timing takes, in seconds."""
-    round_s = callees * max(call_s, care.sample_ns / 1e9)
-    return round_s * _affordable_pairs(care, callees, call_s, budget_s)
+    return _pair_s(care, call_s) * _affordable_pairs(care, call_s, budget_s)
+
+
+def _pair_s(care: _Care, call_s: float) -> float:
+    return 2 * max(call_s, care.sample_ns / 1e9)

@@ -34,10 +34,11 @@ from gemm_tuner.tuning.sweep import Progress, SweepResult, SweepSettings
 PROBLEM = Problem.parse("f32 8x32x16 nk bias+relu")
 ARGUMENTS = ["sweep", "8", "32", "16", "--epilogue", "bias+relu", "--budget", "1s"]
 SEED = 5
-CONFIRMING_SAMPLE_NS = 2_000_000
+CAREFUL_SAMPLE_NS = 2_000_000
 
-# Runs the command line until the fourth candidate is being proven; then the process kills itself.
-KILLED_IN_FOURTH_PROOF = """
+# Runs the command line until a method of the trial host is called for the fourth time; then the
+# process kills itself.
+KILLED_IN_FOURTH = """
 import os
 import signal
 import sys
@@ -45,19 +46,20 @@ import sys
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.cli.main import run
 
-verify = TrialHost.verify
-proven = []
+method = sys.argv[1]
+do = getattr(TrialHost, method)
+done = []
 
 
-def verify_or_die(host, build):
-    if len(proven) == 3:
+def do_or_die(host, *arguments, **settings):
+    if len(done) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-    proven.append(build)
-    return verify(host, build)
+    done.append(arguments)
+    return do(host, *arguments, **settings)
 
 
-TrialHost.verify = verify_or_die
-run(sys.argv[1:])
+setattr(TrialHost, method, do_or_die)
+run(sys.argv[2:])
 """
 
 
@@ -172,18 +174,21 @@ def test_ctrl_c_keeps_what_was_found_and_the_next_run_resumes(
     assert facts["tried"] >= kept
 
 
+@pytest.mark.parametrize("method", ["verify", "time"])
 def test_kill_9_loses_at_most_the_trial_in_flight(
-    database: str, capsys: pytest.CaptureFixture[str]
+    method: str, database: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = subprocess.run(
-        [sys.executable, "-c", KILLED_IN_FOURTH_PROOF, *ARGUMENTS, "--db", database],
+        [sys.executable, "-c", KILLED_IN_FOURTH, method, *ARGUMENTS, "--db", database],
         capture_output=True,
         check=False,
     )
 
     trials = Repository(open_database(database)).trials()
+    kept = [trial for trial in trials if (trial.measurement is not None) == (method == "time")]
     assert process.returncode == -signal.SIGKILL
-    assert [trial.outcome for trial in trials] == [Outcome.CORRECT] * 3
+    assert [trial.outcome for trial in kept] == [Outcome.CORRECT] * 3
+    assert len({trial.candidate for trial in kept}) == 3
     facts = _sweep_facts(database, capsys)
     assert facts["resumed"]
 
@@ -234,24 +239,24 @@ def test_a_finished_sweep_is_answered_without_a_trial_host(
 def test_a_verdict_rests_on_a_confirmed_trial(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first finalist that is timed alone shows half its speed: the next one is confirmed."""
-    time_all = TrialHost.time
+    """The first finalist that is confirmed shows half its speed: the next one is confirmed too."""
+    time_fairly = TrialHost.time
+    finalists: list[Build] = []
     slowed: list[Build] = []
 
     def time_slowly(
-        host: TrialHost,
-        builds: Sequence[Build],
-        *,
-        context: ExecutionContext,
-        pairs: int,
-        sample_ns: int,
-    ) -> tuple[TimedFinding, ...]:
-        found = time_all(host, builds, context=context, pairs=pairs, sample_ns=sample_ns)
-        is_confirming = len(builds) == 1 and sample_ns == CONFIRMING_SAMPLE_NS
-        if not is_confirming or slowed:
+        host: TrialHost, build: Build, *, context: ExecutionContext, pairs: int, sample_ns: int
+    ) -> TimedFinding:
+        found = time_fairly(host, build, context=context, pairs=pairs, sample_ns=sample_ns)
+        if sample_ns != CAREFUL_SAMPLE_NS:
             return found
-        slowed.extend(builds)
-        return (_slowed(found[0]),)
+        if build not in finalists:
+            finalists.append(build)
+            return found
+        if slowed:
+            return found
+        slowed.append(build)
+        return _slowed(found)
 
     monkeypatch.setattr(TrialHost, "time", time_slowly)
     verdict = _tune(database).verdict

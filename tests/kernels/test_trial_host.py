@@ -190,41 +190,35 @@ def test_artifact_that_cannot_be_loaded_has_its_outcome(
 
 
 @pytest.mark.parametrize("regime", list(Regime))
-def test_timing_pairs_each_build_with_the_baseline(
+def test_timing_pairs_a_build_with_the_baseline(
     host: TrialHost, toolchain: Toolchain, regime: Regime
 ) -> None:
-    builds = [build_planted(toolchain), build_planted(toolchain, RIGHT + RIGHT)]
-
     found = host.time(
-        builds,
+        build_planted(toolchain),
         context=ExecutionContext(regime=regime),
         pairs=TIMING_PAIRS,
         sample_ns=SAMPLE_NS,
     )
 
-    assert len(found) == 2
-    for item in found:
-        assert item.measurement is not None
-        assert item.measurement.baseline == host.baseline_text
-        # Fewer where the system interrupted rounds.
-        assert TIMING_PAIRS / 2 <= len(item.measurement.candidate.samples_ns) <= TIMING_PAIRS
-        assert item.conditions is not None
-        assert item.conditions.peak_flop_per_s > 1e8
+    assert found.measurement is not None
+    assert found.measurement.baseline == host.baseline_text
+    # Fewer where the system interrupted rounds.
+    assert TIMING_PAIRS / 2 <= len(found.measurement.candidate.samples_ns) <= TIMING_PAIRS
+    assert found.conditions is not None
+    assert found.conditions.peak_flop_per_s > 1e8
 
 
 @pytest.mark.parametrize(("statement", "outcome"), [(CRASH, Outcome.CRASHED), (HANG, Outcome.HUNG)])
-def test_death_during_timing_is_that_of_the_build_that_ran(
+def test_death_during_timing_ends_only_its_own_trial(
     host: TrialHost, toolchain: Toolchain, statement: str, outcome: Outcome
 ) -> None:
-    good = build_planted(toolchain)
-    bad = build_planted(toolchain, statement)
+    found = [
+        host.time(build, context=ExecutionContext(), pairs=TIMING_PAIRS, sample_ns=SAMPLE_NS)
+        for build in (build_planted(toolchain, statement), build_planted(toolchain))
+    ]
 
-    found = host.time(
-        [good, bad, good], context=ExecutionContext(), pairs=TIMING_PAIRS, sample_ns=SAMPLE_NS
-    )
-
-    assert [item.finding.outcome for item in found] == [Outcome.CORRECT, outcome, Outcome.CORRECT]
-    assert [item.measurement is None for item in found] == [False, True, False]
+    assert [item.finding.outcome for item in found] == [outcome, Outcome.CORRECT]
+    assert [item.measurement is None for item in found] == [True, False]
 
 
 def test_timing_with_two_threads(toolchain: Toolchain) -> None:
@@ -232,9 +226,7 @@ def test_timing_with_two_threads(toolchain: Toolchain) -> None:
     with TrialHost(
         PROBLEM, threads=2, baseline="scalar", toolchain=toolchain, seed=3, scalar_build=build
     ) as host:
-        (found,) = host.time(
-            [build], context=ExecutionContext(threads=2), pairs=2, sample_ns=SAMPLE_NS
-        )
+        found = host.time(build, context=ExecutionContext(threads=2), pairs=2, sample_ns=SAMPLE_NS)
 
     assert found.measurement is not None
 
@@ -242,7 +234,7 @@ def test_timing_with_two_threads(toolchain: Toolchain) -> None:
 def test_other_number_of_threads_is_refused(host: TrialHost, toolchain: Toolchain) -> None:
     with pytest.raises(InvalidSetting, match="threads = 2"):
         host.time(
-            [build_planted(toolchain)],
+            build_planted(toolchain),
             context=ExecutionContext(threads=2),
             pairs=1,
             sample_ns=SAMPLE_NS,
@@ -281,27 +273,6 @@ def test_problem_larger_than_the_memory_is_refused(toolchain: Toolchain) -> None
             seed=0,
             scalar_build=build_planted(toolchain),
         )
-
-
-def test_builds_whose_copies_do_not_fit_together_are_timed_in_halves(
-    toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse_three_builds(_needed_bytes: int, purpose: str) -> None:
-        if purpose.endswith("5 callees"):
-            raise NotEnoughMemory("three builds, the baseline and the peak loop do not fit.")
-
-    monkeypatch.setattr(session, "check_memory", refuse_three_builds)
-    builds = [build_planted(toolchain, RIGHT * copies) for copies in (1, 2, 3)]
-    owner, other = Pipe()
-    with owner, other:
-        found = _session(toolchain, owner).time(
-            session.TimeRequest(
-                builds=tuple(builds), regime=Regime.HOT, pairs=TIMING_PAIRS, sample_ns=SAMPLE_NS
-            )
-        )
-
-    assert [item.finding.outcome for item in found] == [Outcome.CORRECT] * 3
-    assert all(item.measurement is not None for item in found)
 
 
 def _session(toolchain: Toolchain, owner: Connection, statement: str = RIGHT) -> session.Session:
