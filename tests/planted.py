@@ -2,6 +2,7 @@
 
 from gemm_tuner.build.compile import Build, compile_kernel
 from gemm_tuner.build.toolchain import Toolchain
+from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.source import Source
 from gemm_tuner.resources import templates_dir
@@ -19,11 +20,13 @@ EXPORT const char *gemm_tuner_describe() {
     return "{\"problem\": \"PROBLEM_HERE\", \"candidate\": \"CANDIDATE_HERE\"}";
 }
 EXPORT uint64_t gemm_tuner_packed_weight_bytes() { return N * K * sizeof(float); }
-EXPORT void gemm_tuner_pack_weights(const void *w, int64_t leading_dimension, void *packed_w) {
+EXPORT int32_t gemm_tuner_pack_weights(const gemm_tuner_weights *weights, void *packed_w) {
+    const float *w = static_cast<const float *>(weights->elements);
     for (int64_t column = 0; column < N; column++)
         for (int64_t p = 0; p < K; p++)
             static_cast<float *>(packed_w)[column * K + p] =
-                static_cast<const float *>(w)[column * leading_dimension + p];
+                w[column * weights->leading_dimension + p];
+    return GEMM_TUNER_OK;
 }
 EXPORT uint64_t gemm_tuner_workspace_bytes(int32_t) { return 0; }
 EXPORT int32_t gemm_tuner_preferred_parts() { return 2; }
@@ -49,7 +52,11 @@ EXPORT int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t, int32_t part
 
 
 def build_planted(
-    toolchain: Toolchain, statement: str = RIGHT, *, abi: int = 1, problem: str = PROBLEM.text
+    toolchain: Toolchain,
+    statement: str = RIGHT,
+    *,
+    abi: int = ABI_VERSION,
+    problem: str = PROBLEM.text,
 ) -> Build:
     """Return a kernel for PROBLEM that does `statement` for each element of y."""
     header = (templates_dir() / "abi" / "gemm_tuner.h").read_text()

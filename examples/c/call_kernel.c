@@ -21,7 +21,7 @@ typedef struct {
     uint32_t (*abi_version)(void);
     const char *(*describe)(void);
     uint64_t (*packed_weight_bytes)(void);
-    void (*pack_weights)(const void *, int64_t, void *);
+    int32_t (*pack_weights)(const gemm_tuner_weights *, void *);
     uint64_t (*workspace_bytes)(int32_t);
     int32_t (*preferred_parts)(void);
     int32_t (*phases)(void);
@@ -113,12 +113,15 @@ int main(int argc, char **argv) {
     fill(bias, n, 3);
 
     void *packed_w = allocate(kernel.packed_weight_bytes());
-    kernel.pack_weights(w, k, packed_w);
+    gemm_tuner_weights weights = {.size_bytes = sizeof weights, .elements = w, .leading_dimension = k};
+    if (kernel.pack_weights(&weights, packed_w) != GEMM_TUNER_OK)
+        fail("the kernel refused the weights", "it may be made for weights in groups");
     int32_t parts = kernel.preferred_parts();
     gemm_tuner_operand operands[] = {{.elements = bias, .leading_dimension = n}};
     gemm_tuner_args args = {
         .size_bytes = sizeof args,
         .m = m,
+        .batch = 1,
         .x = x,
         .x_leading_dimension = k,
         .packed_w = packed_w,

@@ -7,7 +7,7 @@ from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.errors import TrialFailed
-from gemm_tuner.runtime.abi import ArgsStruct, KernelLibrary, make_args
+from gemm_tuner.runtime.abi import ArgsStruct, KernelLibrary, make_args, make_weights
 from gemm_tuner.runtime.memory import address_of, allocate_aligned
 
 
@@ -52,7 +52,7 @@ class KernelCallee:
     def pack(self, address: int) -> None:
         """Pack the weights of the workload into the memory at `address`."""
         w = self._workload.w
-        self._library.pack_weights(address_of(w), max(1, w.shape[1]), address)
+        self._library.pack_weights(make_weights(address_of(w), max(1, w.shape[1])), address)
 
     def sample(
         self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int

@@ -16,7 +16,14 @@ from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.tolerance import Expected, find_error
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.record import Outcome
-from gemm_tuner.runtime.abi import ALIGNMENT_BYTES, OK, ArgsStruct, KernelLibrary, make_args
+from gemm_tuner.runtime.abi import (
+    ALIGNMENT_BYTES,
+    OK,
+    ArgsStruct,
+    KernelLibrary,
+    make_args,
+    make_weights,
+)
 from gemm_tuner.runtime.arrays import NUMPY_TYPES
 from gemm_tuner.runtime.load import Kernel
 
@@ -149,7 +156,7 @@ def _pack(
     packed_w = _guard_block("packed w", library.packed_weight_bytes, scenario)
     report.watch_regions([*w.regions, *packed_w.regions])
     report.step()
-    library.pack_weights(w.address, w.leading_dimension, packed_w.address)
+    library.pack_weights(make_weights(w.address, w.leading_dimension), packed_w.address)
     packed_w.forbid_writing()
     return packed_w
 

@@ -6,7 +6,7 @@ from hashlib import sha256
 from gemm_tuner.domain.cpu import IsaFeature, isa_text
 from gemm_tuner.errors import AbiMismatch, DigestMismatch, IsaNotUsable
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

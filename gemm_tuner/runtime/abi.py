@@ -18,7 +18,23 @@ _LOADED = count(1)
 class OperandStruct(ctypes.Structure):
     """`gemm_tuner_operand`: an array that the epilogue reads."""
 
-    _fields_ = (("elements", ctypes.c_void_p), ("leading_dimension", ctypes.c_int64))
+    _fields_ = (
+        ("elements", ctypes.c_void_p),
+        ("leading_dimension", ctypes.c_int64),
+        ("batch_stride", ctypes.c_int64),
+    )
+
+
+class WeightsStruct(ctypes.Structure):
+    """`gemm_tuner_weights`: the weights as the caller stores them."""
+
+    _fields_ = (
+        ("size_bytes", ctypes.c_uint64),
+        ("elements", ctypes.c_void_p),
+        ("leading_dimension", ctypes.c_int64),
+        ("scales", ctypes.c_void_p),
+        ("zero_points", ctypes.c_void_p),
+    )
 
 
 class ArgsStruct(ctypes.Structure):
@@ -27,11 +43,15 @@ class ArgsStruct(ctypes.Structure):
     _fields_ = (
         ("size_bytes", ctypes.c_uint64),
         ("m", ctypes.c_int64),
+        ("batch", ctypes.c_int64),
         ("x", ctypes.c_void_p),
         ("x_leading_dimension", ctypes.c_int64),
+        ("x_batch_stride", ctypes.c_int64),
         ("packed_w", ctypes.c_void_p),
+        ("packed_w_batch_stride_bytes", ctypes.c_int64),
         ("y", ctypes.c_void_p),
         ("y_leading_dimension", ctypes.c_int64),
+        ("y_batch_stride", ctypes.c_int64),
         ("operands", ctypes.POINTER(OperandStruct)),
         ("operand_count", ctypes.c_uint64),
         ("workspace", ctypes.c_void_p),
@@ -44,8 +64,8 @@ _SIGNATURES: tuple[tuple[str, type | None, Sequence[type]], ...] = (
     ("gemm_tuner_abi_version",         ctypes.c_uint32, ()),
     ("gemm_tuner_describe",            ctypes.c_char_p, ()),
     ("gemm_tuner_packed_weight_bytes", ctypes.c_uint64, ()),
-    ("gemm_tuner_pack_weights",        None,
-     (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)),
+    ("gemm_tuner_pack_weights",        ctypes.c_int32,
+     (ctypes.POINTER(WeightsStruct), ctypes.c_void_p)),
     ("gemm_tuner_workspace_bytes",     ctypes.c_uint64, (ctypes.c_int32,)),
     ("gemm_tuner_preferred_parts",     ctypes.c_int32,  ()),
     ("gemm_tuner_phases",              ctypes.c_int32,  ()),
@@ -103,9 +123,17 @@ class KernelLibrary:
         size: int = self._library.gemm_tuner_workspace_bytes(parts)
         return size
 
-    def pack_weights(self, w: int, leading_dimension: int, packed_w: int) -> None:
-        """Pack the weights at address `w` into the memory at address `packed_w`."""
-        self._library.gemm_tuner_pack_weights(w, leading_dimension, packed_w)
+    def pack_weights(self, weights: WeightsStruct, packed_w: int) -> None:
+        """Pack weights into the memory at address `packed_w`.
+
+        Raises:
+            KernelRejected: the kernel is made for weights of another kind.
+        """
+        if self._library.gemm_tuner_pack_weights(ctypes.byref(weights), packed_w) != OK:
+            raise KernelRejected(
+                "the kernel refused the weights: their scales and zero points are not those of its "
+                "problem; build or fetch it again."
+            )
 
     def run(self, args: ArgsStruct, phase: int, part: int, parts: int) -> int:
         """Compute one part of one phase and return the status."""
@@ -123,6 +151,19 @@ def _load(binary: bytes) -> ctypes.CDLL:
         return ctypes.CDLL(f"/proc/self/{unique}fd/{file.fileno()}", mode=os.RTLD_NOW)
 
 
+def make_weights(
+    elements: int, leading_dimension: int, *, scales: int = 0, zero_points: int = 0
+) -> WeightsStruct:
+    """Return weights as the caller stores them; arrays are given by their addresses, 0 for none."""
+    return WeightsStruct(
+        size_bytes=ctypes.sizeof(WeightsStruct),
+        elements=elements,
+        leading_dimension=leading_dimension,
+        scales=scales or None,
+        zero_points=zero_points or None,
+    )
+
+
 def make_args(
     *,
     m: int,
@@ -135,7 +176,17 @@ def make_args(
     """Return the arguments of a call; arrays are given as address and leading dimension."""
     table = _operand_table(len(operands))(*(OperandStruct(*operand) for operand in operands))
     return ArgsStruct(
-        ctypes.sizeof(ArgsStruct), m, *x, packed_w, *y, table, len(operands), workspace or None
+        size_bytes=ctypes.sizeof(ArgsStruct),
+        m=m,
+        batch=1,
+        x=x[0],
+        x_leading_dimension=x[1],
+        packed_w=packed_w,
+        y=y[0],
+        y_leading_dimension=y[1],
+        operands=table,
+        operand_count=len(operands),
+        workspace=workspace or None,
     )
 
 

@@ -17,7 +17,7 @@ from gemm_tuner.domain.context import MAX_THREADS
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.errors import InvalidArray, InvalidSetting, KernelRejected
-from gemm_tuner.runtime.abi import OK, ArgsStruct, KernelLibrary, make_args
+from gemm_tuner.runtime.abi import OK, ArgsStruct, KernelLibrary, make_args, make_weights
 from gemm_tuner.runtime.arrays import (
     NUMPY_TYPES,
     ArrayView,
@@ -75,7 +75,8 @@ class Kernel:
         shape = (problem.n, problem.k) if is_nk else (problem.k, problem.n)
         view = view_matrix("w", w, shape, problem.types.w)
         memory = allocate_aligned(self.library.packed_weight_bytes)
-        self.library.pack_weights(view.address, view.leading_dimension, address_of(memory))
+        weights = make_weights(view.address, view.leading_dimension)
+        self.library.pack_weights(weights, address_of(memory))
         return PackedWeights(owner=self.artifact.sha256, memory=memory)
 
     def __call__(

@@ -11,8 +11,8 @@
  *      parts) for every part from 0 to parts - 1, on any threads, and wait for all of them.
  *
  * The result depends on `parts` alone, never on the order or the threads in which they ran.
- * Lengths and leading dimensions are in elements; a leading dimension is the distance between
- * the starts of two rows.
+ * Lengths, strides and leading dimensions are in elements unless their names say otherwise; a
+ * leading dimension is the distance between the starts of two rows.
  */
 #ifndef GEMM_TUNER_H
 #define GEMM_TUNER_H
@@ -23,30 +23,50 @@
 extern "C" {
 #endif
 
-#define GEMM_TUNER_ABI_VERSION 1
+#define GEMM_TUNER_ABI_VERSION 2
 #define GEMM_TUNER_ALIGNMENT 64
 
 /* What a call returns. */
 #define GEMM_TUNER_OK 0
-#define GEMM_TUNER_BAD_ARGS 1 /* size_bytes, m, operand_count, phase, part or parts */
+#define GEMM_TUNER_BAD_ARGS 1 /* size_bytes, m, batch, operand_count, phase, part or parts */
+
+/* The weights as the caller stores them: (n, k) or (k, n), as the problem says. Two 4-bit elements
+ * lie in one byte, neighbours along a row, the first in the lower half. Where the problem has groups
+ * of weights along k, each (column, group) has a scale, and a zero point if the elements are
+ * unsigned; otherwise both are NULL. A weight is scale * (element - zero point). */
+typedef struct gemm_tuner_weights {
+    uint64_t size_bytes; /* sizeof(gemm_tuner_weights) of the caller */
+    const void *elements;
+    int64_t leading_dimension;
+    const float *scales;        /* (n, groups), dense */
+    const uint8_t *zero_points; /* (n, groups), dense */
+} gemm_tuner_weights;
 
 /* An array that the epilogue reads, in the order of the epilogue's steps.
- *   scalar      one element; the leading dimension is ignored
- *   row vector  n elements; the leading dimension is ignored
- *   matrix      m rows of n elements */
+ *   scalar         one element
+ *   row vector     n elements, one for each column of y
+ *   column vector  m elements, one for each row of y
+ *   matrix         m rows of n elements, leading_dimension apart
+ * Those of the next product of a batch lie batch_stride further; 0 gives all products the same. */
 typedef struct gemm_tuner_operand {
     const void *elements;
     int64_t leading_dimension;
+    int64_t batch_stride;
 } gemm_tuner_operand;
 
+/* A batch is any number of products of the same sizes. */
 typedef struct gemm_tuner_args {
     uint64_t size_bytes; /* sizeof(gemm_tuner_args) of the caller */
     int64_t m;           /* rows of x and y */
+    int64_t batch;       /* products, each of its own x and y */
     const void *x;       /* (m, k) */
     int64_t x_leading_dimension;
-    const void *packed_w; /* from gemm_tuner_pack_weights */
-    void *y;              /* (m, n), must not overlap x or an operand */
+    int64_t x_batch_stride;
+    const void *packed_w;                /* from gemm_tuner_pack_weights */
+    int64_t packed_w_batch_stride_bytes; /* a multiple of the alignment, or 0: the same weights */
+    void *y;                             /* (m, n), must not overlap x or an operand */
     int64_t y_leading_dimension;
+    int64_t y_batch_stride;
     const gemm_tuner_operand *operands;
     uint64_t operand_count;
     void *workspace; /* gemm_tuner_workspace_bytes(parts) bytes, or NULL if that is 0 */
@@ -61,8 +81,9 @@ const char *gemm_tuner_describe(void);
 /* The size of the packed weights, in bytes. */
 uint64_t gemm_tuner_packed_weight_bytes(void);
 
-/* Pack w, whose rows are leading_dimension apart, in the layout (nk or kn) of the problem. */
-void gemm_tuner_pack_weights(const void *w, int64_t leading_dimension, void *packed_w);
+/* Pack the weights of one product. Returns GEMM_TUNER_OK, or GEMM_TUNER_BAD_ARGS and does nothing:
+ * size_bytes, or scales and zero points unlike those of the problem. */
+int32_t gemm_tuner_pack_weights(const gemm_tuner_weights *weights, void *packed_w);
 
 /* The size of the workspace for a call in this many parts, in bytes. */
 uint64_t gemm_tuner_workspace_bytes(int32_t parts);

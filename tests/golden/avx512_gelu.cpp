@@ -18,8 +18,8 @@
  *      parts) for every part from 0 to parts - 1, on any threads, and wait for all of them.
  *
  * The result depends on `parts` alone, never on the order or the threads in which they ran.
- * Lengths and leading dimensions are in elements; a leading dimension is the distance between
- * the starts of two rows.
+ * Lengths, strides and leading dimensions are in elements unless their names say otherwise; a
+ * leading dimension is the distance between the starts of two rows.
  */
 #ifndef GEMM_TUNER_H
 #define GEMM_TUNER_H
@@ -30,30 +30,50 @@
 extern "C" {
 #endif
 
-#define GEMM_TUNER_ABI_VERSION 1
+#define GEMM_TUNER_ABI_VERSION 2
 #define GEMM_TUNER_ALIGNMENT 64
 
 /* What a call returns. */
 #define GEMM_TUNER_OK 0
-#define GEMM_TUNER_BAD_ARGS 1 /* size_bytes, m, operand_count, phase, part or parts */
+#define GEMM_TUNER_BAD_ARGS 1 /* size_bytes, m, batch, operand_count, phase, part or parts */
+
+/* The weights as the caller stores them: (n, k) or (k, n), as the problem says. Two 4-bit elements
+ * lie in one byte, neighbours along a row, the first in the lower half. Where the problem has groups
+ * of weights along k, each (column, group) has a scale, and a zero point if the elements are
+ * unsigned; otherwise both are NULL. A weight is scale * (element - zero point). */
+typedef struct gemm_tuner_weights {
+    uint64_t size_bytes; /* sizeof(gemm_tuner_weights) of the caller */
+    const void *elements;
+    int64_t leading_dimension;
+    const float *scales;        /* (n, groups), dense */
+    const uint8_t *zero_points; /* (n, groups), dense */
+} gemm_tuner_weights;
 
 /* An array that the epilogue reads, in the order of the epilogue's steps.
- *   scalar      one element; the leading dimension is ignored
- *   row vector  n elements; the leading dimension is ignored
- *   matrix      m rows of n elements */
+ *   scalar         one element
+ *   row vector     n elements, one for each column of y
+ *   column vector  m elements, one for each row of y
+ *   matrix         m rows of n elements, leading_dimension apart
+ * Those of the next product of a batch lie batch_stride further; 0 gives all products the same. */
 typedef struct gemm_tuner_operand {
     const void *elements;
     int64_t leading_dimension;
+    int64_t batch_stride;
 } gemm_tuner_operand;
 
+/* A batch is any number of products of the same sizes. */
 typedef struct gemm_tuner_args {
     uint64_t size_bytes; /* sizeof(gemm_tuner_args) of the caller */
     int64_t m;           /* rows of x and y */
+    int64_t batch;       /* products, each of its own x and y */
     const void *x;       /* (m, k) */
     int64_t x_leading_dimension;
-    const void *packed_w; /* from gemm_tuner_pack_weights */
-    void *y;              /* (m, n), must not overlap x or an operand */
+    int64_t x_batch_stride;
+    const void *packed_w;                /* from gemm_tuner_pack_weights */
+    int64_t packed_w_batch_stride_bytes; /* a multiple of the alignment, or 0: the same weights */
+    void *y;                             /* (m, n), must not overlap x or an operand */
     int64_t y_leading_dimension;
+    int64_t y_batch_stride;
     const gemm_tuner_operand *operands;
     uint64_t operand_count;
     void *workspace; /* gemm_tuner_workspace_bytes(parts) bytes, or NULL if that is 0 */
@@ -68,8 +88,9 @@ const char *gemm_tuner_describe(void);
 /* The size of the packed weights, in bytes. */
 uint64_t gemm_tuner_packed_weight_bytes(void);
 
-/* Pack w, whose rows are leading_dimension apart, in the layout (nk or kn) of the problem. */
-void gemm_tuner_pack_weights(const void *w, int64_t leading_dimension, void *packed_w);
+/* Pack the weights of one product. Returns GEMM_TUNER_OK, or GEMM_TUNER_BAD_ARGS and does nothing:
+ * size_bytes, or scales and zero points unlike those of the problem. */
+int32_t gemm_tuner_pack_weights(const gemm_tuner_weights *weights, void *packed_w);
 
 /* The size of the workspace for a call in this many parts, in bytes. */
 uint64_t gemm_tuner_workspace_bytes(int32_t parts);
@@ -275,16 +296,25 @@ struct Call
     const Y *bias;
 };
 
-inline Call read_args(const gemm_tuner_args &args)
+template <typename Element>
+inline const Element *operand_of(const gemm_tuner_args &args, int index, int64_t item)
+{
+    const gemm_tuner_operand &operand = args.operands[index];
+    return static_cast<const Element *>(operand.elements) + item * operand.batch_stride;
+}
+
+// The arguments of product `item` of a batch.
+inline Call read_args(const gemm_tuner_args &args, int64_t item)
 {
     Call call;
     call.m = args.m;
-    call.x = static_cast<const X *>(args.x);
+    call.x = static_cast<const X *>(args.x) + item * args.x_batch_stride;
     call.ldx = args.x_leading_dimension;
-    call.packed_w = static_cast<const W *>(args.packed_w);
-    call.y = static_cast<Y *>(args.y);
+    call.packed_w = reinterpret_cast<const W *>(static_cast<const char *>(args.packed_w) +
+                                                item * args.packed_w_batch_stride_bytes);
+    call.y = static_cast<Y *>(args.y) + item * args.y_batch_stride;
     call.ldy = args.y_leading_dimension;
-    call.bias = static_cast<const Y *>(args.operands[0].elements);
+    call.bias = operand_of<Y>(args, 0, item);
     return call;
 }
 
@@ -510,13 +540,16 @@ extern "C" {
 
 uint32_t gemm_tuner_abi_version() { return GEMM_TUNER_ABI_VERSION; }
 
-const char *gemm_tuner_describe() { return "{\"abi_version\":1,\"candidate\":\"avx512_f32_12x32 mc132_nc3072_kc768 jc_ic_jr_ir pf16384\",\"problem\":\"f32 128x3072x768 nk bias+gelu_erf\",\"required_isa\":[\"avx2\",\"avx512bw\",\"avx512dq\",\"avx512f\",\"avx512vl\",\"fma\"]}"; }
+const char *gemm_tuner_describe() { return "{\"abi_version\":2,\"candidate\":\"avx512_f32_12x32 mc132_nc3072_kc768 jc_ic_jr_ir pf16384\",\"problem\":\"f32 128x3072x768 nk bias+gelu_erf\",\"required_isa\":[\"avx2\",\"avx512bw\",\"avx512dq\",\"avx512f\",\"avx512vl\",\"fma\"]}"; }
 
 uint64_t gemm_tuner_packed_weight_bytes() { return packed_weight_bytes; }
 
-void gemm_tuner_pack_weights(const void *w, int64_t leading_dimension, void *packed_w)
+int32_t gemm_tuner_pack_weights(const gemm_tuner_weights *weights, void *packed_w)
 {
-    pack_weights(static_cast<const W *>(w), leading_dimension, static_cast<W *>(packed_w));
+    if (weights->size_bytes < sizeof(gemm_tuner_weights) || weights->scales || weights->zero_points)
+        return GEMM_TUNER_BAD_ARGS;
+    pack_weights(static_cast<const W *>(weights->elements), weights->leading_dimension, static_cast<W *>(packed_w));
+    return GEMM_TUNER_OK;
 }
 
 uint64_t gemm_tuner_workspace_bytes([[maybe_unused]] int32_t parts)
@@ -530,15 +563,19 @@ int32_t gemm_tuner_phases() { return 1; }
 
 int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part, int32_t parts)
 {
-    if (args->size_bytes < sizeof(gemm_tuner_args) || args->m < m_low || args->m > m_high ||
+    if (args->size_bytes < sizeof(gemm_tuner_args) || args->m < m_low || args->m > m_high || args->batch < 0 ||
         args->operand_count != 1 || phase != 0 || part < 0 || part >= parts)
         return GEMM_TUNER_BAD_ARGS;
-    const Call call = read_args(*args);
     X *workspace = nullptr;
-    if (parts == 1)
-        run_part(call, {0, call.m, 0, n}, workspace);
-    else
-        run_part(call, part_of_call(call, part, parts), workspace);
+    // A large batch is dealt out whole products at a time; otherwise every product is cut.
+    const bool deals_products = parts == 1 || args->batch >= parts;
+    const int64_t first = deals_products ? args->batch * part / parts : 0;
+    const int64_t last = deals_products ? args->batch * (part + 1) / parts : args->batch;
+    for (int64_t item = first; item < last; ++item)
+    {
+        const Call call = read_args(*args, item);
+        run_part(call, deals_products ? Part{0, call.m, 0, n} : part_of_call(call, part, parts), workspace);
+    }
     return GEMM_TUNER_OK;
 }
 

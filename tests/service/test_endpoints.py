@@ -13,6 +13,7 @@ from samples import CPU, PROBLEM, SIBLING_CPU, SOURCE_TEXT, make_artifact, make_
 from serving import served
 from sqlalchemy import Engine
 
+from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.errors import StoreFailed
@@ -217,7 +218,7 @@ def test_records_come_in_pages(own_client: httpx.Client, repository: Repository)
 def test_health_is_told(client: httpx.Client) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ok"}
-    assert client.get("/version").json()["abi_version"] == 1
+    assert client.get("/version").json()["abi_version"] == ABI_VERSION
 
 
 def test_an_old_schema_is_not_ready(own_client: httpx.Client, engine: Engine) -> None:

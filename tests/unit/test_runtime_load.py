@@ -15,7 +15,7 @@ from samples import make_artifact
 
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.errors import InvalidSetting, KernelRejected
-from gemm_tuner.runtime.abi import OK, ArgsStruct, KernelLibrary
+from gemm_tuner.runtime.abi import OK, ArgsStruct, KernelLibrary, WeightsStruct
 from gemm_tuner.runtime.load import Kernel
 
 X = np.zeros((4, 2), np.float32)
@@ -37,7 +37,7 @@ class _Library:
         candidate = "scalar_f32_1x1 mc4_nc3_kc2 jc_ic_jr_ir"
         return json.dumps({"problem": "f32 4x3x2", "candidate": candidate})
 
-    def pack_weights(self, _w: int, _leading_dimension: int, _packed_w: int) -> None:
+    def pack_weights(self, _weights: WeightsStruct, _packed_w: int) -> None:
         return
 
     def workspace_bytes(self, parts: int) -> int:
