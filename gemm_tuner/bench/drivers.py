@@ -55,13 +55,15 @@ def build_drivers(toolchain: Toolchain, cpu: Cpu) -> Drivers:
 
 def widest_vectors(usable: frozenset[IsaFeature]) -> frozenset[IsaFeature]:
     """Return the features to compile a loop for that shall do as much as possible."""
-    for wanted in (
-        {IsaFeature.AVX512F, IsaFeature.FMA, IsaFeature.AVX512_BF16},
-        {IsaFeature.AVX512F, IsaFeature.FMA},
-        {IsaFeature.AVX2, IsaFeature.FMA},
+    for vectors, products in (
+        (
+            {IsaFeature.AVX512F, IsaFeature.FMA},
+            {IsaFeature.AVX512_BF16, IsaFeature.AVX512_VNNI},
+        ),
+        ({IsaFeature.AVX2, IsaFeature.FMA}, {IsaFeature.AVX_VNNI}),
     ):
-        if wanted <= usable:
-            return frozenset(wanted)
+        if vectors <= usable:
+            return frozenset(vectors | (products & usable))
     return frozenset()
 
 

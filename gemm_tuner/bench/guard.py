@@ -14,8 +14,9 @@ from gemm_tuner.runtime.memory import address_of, map_memory
 GUARD_BYTES = 1 << 16
 
 # All bits set is a NaN of every floating-point type, and one that no computation makes: what it
-# stands in was never written.
+# stands in was never written. Among integers it is a common result, which another byte is not.
 CANARY = np.uint8(0xFF)
+INTEGER_CANARY = np.uint8(0xA5)
 
 _PROT_NONE = 0
 _PROT_READ = 1
@@ -40,9 +41,17 @@ class Region:
 
 
 class GuardedMemory:
-    """Memory between pages that nobody may touch, filled with NaN, as is what lies beside it."""
+    """Memory between pages that nobody may touch, filled with canaries, as is what lies beside."""
 
-    def __init__(self, name: str, size_bytes: int, *, flush: Flush, alignment_bytes: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        size_bytes: int,
+        *,
+        flush: Flush,
+        alignment_bytes: int,
+        canary: np.uint8 = CANARY,
+    ) -> None:
         """Reserve the memory; `flush` chooses the end that lies at the guard page.
 
         With `flush` at the end, up to `alignment_bytes` - 1 bytes lie between. Nothing guards the
@@ -51,6 +60,7 @@ class GuardedMemory:
         page = mmap.PAGESIZE
         pages_bytes = (max(size_bytes, 1) + page - 1) // page * page
         self._name = name
+        self._canary = canary
         everything = np.frombuffer(map_memory(pages_bytes + 2 * GUARD_BYTES), np.uint8)
         base = address_of(everything)
         self._begin = base + GUARD_BYTES
@@ -58,7 +68,7 @@ class GuardedMemory:
         slack = pages_bytes - size_bytes if flush is Flush.END else 0
         offset = slack // alignment_bytes * alignment_bytes
         pages = everything[GUARD_BYTES : GUARD_BYTES + pages_bytes]
-        pages[:] = CANARY
+        pages[:] = canary
         self.memory: NDArray[np.uint8] = pages[offset : offset + size_bytes]
         self._beside = {"before": pages[:offset], "after": pages[offset + size_bytes :]}
         self.regions = [
@@ -78,7 +88,7 @@ class GuardedMemory:
     def find_stray_write(self) -> str | None:
         """Return in words where something was written beside the memory, None if nothing was."""
         for side, canaries in self._beside.items():
-            if np.any(canaries != CANARY):
+            if np.any(canaries != self._canary):
                 return f"wrote {side} {self._name}"
         return None
 
@@ -108,7 +118,10 @@ class GuardedMatrix:
         self.leading_dimension = columns + padding
         elements = max(0, rows - 1) * self.leading_dimension + columns if rows else 0
         size = dtype.itemsize
-        self._guarded = GuardedMemory(name, elements * size, flush=flush, alignment_bytes=size)
+        self._canary = INTEGER_CANARY if dtype.kind in "iu" else CANARY
+        self._guarded = GuardedMemory(
+            name, elements * size, flush=flush, alignment_bytes=size, canary=self._canary
+        )
         self._row_bytes = self.leading_dimension * size
         self.values: NDArray[Any] = np.lib.stride_tricks.as_strided(
             self._guarded.memory.view(dtype), shape, (self._row_bytes, size)
@@ -131,7 +144,7 @@ class GuardedMatrix:
 
     def find_stray_write(self) -> str | None:
         """Return in words where something but an element was written, None if nothing was."""
-        if np.any(self._padding() != CANARY):
+        if np.any(self._padding() != self._canary):
             return f"wrote between the rows of {self.name}"
         return self._guarded.find_stray_write()
 

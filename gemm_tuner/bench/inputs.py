@@ -22,15 +22,20 @@ _SUBNORMAL = 1e-40
 _SPECIAL_VALUES = {
     DType.F32: (np.nan, np.inf, -np.inf, _SUBNORMAL),
     DType.BF16: (np.nan, np.inf, -np.inf),
+    DType.S32: (),
+    DType.S8: (-128, 127),
+    DType.U8: (0, 255),
 }
 
 
 class InputKind(StrEnum):
     """What the elements of x and w are."""
 
-    NORMAL = "normal"  # random, normally distributed, with a few subnormal numbers
+    # Floats normally distributed, with a few subnormal numbers; integers from all there are.
+    NORMAL = "normal"
     EXACT = "exact"  # small integers times a power of two: any order of summation is exact
-    SPECIAL = "special"  # as EXACT, with NaN, infinities and subnormal numbers among them
+    # As EXACT, with NaN, infinities and subnormal numbers, or extremes of integers, among them.
+    SPECIAL = "special"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +49,12 @@ class Inputs:
     x: Array
     w: Array
     operands: dict[str, Array]
+    row_operands: frozenset[str]  # have a row or an element for each row of x
 
     @property
     def product_is_exact(self) -> bool:
         """Say whether x @ w has no rounding error, whatever the order of summation."""
-        return self.kind is not InputKind.NORMAL
+        return self.kind is not InputKind.NORMAL or self.x.dtype.kind in "iu"
 
     def first_rows(self, rows: int) -> "Inputs":
         """Return the inputs of a call with fewer rows."""
@@ -56,7 +62,7 @@ class Inputs:
             self,
             x=self.x[:rows],
             operands={
-                name: operand[:rows] if operand.ndim == 2 else operand
+                name: operand[:rows] if name in self.row_operands else operand
                 for name, operand in self.operands.items()
             },
         )
@@ -69,24 +75,18 @@ def make_inputs(problem: Problem, kind: InputKind, seed: int) -> Inputs:
     """
     random = np.random.default_rng(seed)
     rows, n, k = problem.m.high, problem.n, problem.k
-    exponent = -round(np.log2(max(k, 1)) / 2)
-    x = _elements(random, (rows, k), kind)
-    x = x.astype(NUMPY_TYPES[problem.types.x])
+    exponent = 0 if problem.types.w.is_integer else -round(np.log2(max(k, 1)) / 2)
+    x = _elements(random, (rows, k), kind, problem.types.x)
     # Row j of w belongs to column j of the result.
-    w = _elements(random, (n, k), kind) * np.float32(2.0**exponent)
-    w = w.astype(NUMPY_TYPES[problem.types.w])
-    operands = {
-        operand.name: random.standard_normal(
-            _operand_shape(operand.shape, rows, n), dtype=np.float32
-        ).astype(_operand_type(operand.shape, problem))
-        for operand in problem.epilogue.operands
-    }
+    w = _elements(random, (n, k), kind, problem.types.w, scale=2.0**exponent)
+    operands = _make_operands(problem, kind, random)
     if kind is InputKind.SPECIAL:
         _plant_in_rows(random, x, _SPECIAL_VALUES[problem.types.x])
         _plant_in_rows(random, w, _SPECIAL_VALUES[problem.types.w])
-        for operand in operands.values():
-            _plant(random, operand, _SPECIAL_VALUES[problem.types.y])
-    if kind is InputKind.NORMAL:
+        for operand in problem.epilogue.operands:
+            special = _SPECIAL_VALUES[problem.operand_type(operand)]
+            _plant(random, operands[operand.name], special)
+    if kind is InputKind.NORMAL and not problem.types.x.is_integer:
         _plant_in_rows(random, x, (_SUBNORMAL,))
         _plant_in_rows(random, w, (_SUBNORMAL,))
     return Inputs(
@@ -94,24 +94,68 @@ def make_inputs(problem: Problem, kind: InputKind, seed: int) -> Inputs:
         x=x,
         w=w if problem.w_layout is WeightLayout.NK else np.ascontiguousarray(w.T),
         operands=operands,
+        row_operands=frozenset(
+            operand.name
+            for operand in problem.epilogue.operands
+            if operand.shape in {OperandShape.MATRIX, OperandShape.COLUMN_VECTOR}
+        ),
     )
 
 
-def _elements(random: np.random.Generator, shape: tuple[int, int], kind: InputKind) -> Array:
-    if kind is InputKind.NORMAL:
-        return random.standard_normal(shape, dtype=np.float32)
-    return random.integers(-3, 4, shape, dtype=np.int8).astype(np.float32)
+def _elements(
+    random: np.random.Generator,
+    shape: tuple[int, int],
+    kind: InputKind,
+    dtype: DType,
+    *,
+    scale: float = 1.0,
+) -> Array:
+    wanted = NUMPY_TYPES[dtype]
+    if kind is not InputKind.NORMAL:
+        least = 0 if dtype is DType.U8 else -3
+        small = random.integers(least, 4, shape, dtype=np.int8)
+        return small.astype(wanted) if dtype.is_integer else _scaled(small, scale).astype(wanted)
+    if dtype.is_integer:
+        limits = np.iinfo(wanted)
+        return random.integers(limits.min, limits.max + 1, shape, dtype=wanted)
+    return _scaled(random.standard_normal(shape, dtype=np.float32), scale).astype(wanted)
 
 
-def _operand_type(shape: OperandShape, problem: Problem) -> np.dtype[np.generic]:
-    is_scalar = shape is OperandShape.SCALAR
-    return NUMPY_TYPES[problem.types.accumulator if is_scalar else problem.types.y]
+def _scaled(values: Array, scale: float) -> Array:
+    return values.astype(np.float32) * np.float32(scale)
+
+
+def _make_operands(
+    problem: Problem, kind: InputKind, random: np.random.Generator
+) -> dict[str, Array]:
+    """Return what the epilogue reads; the first scale brings sums of integers to the range of y."""
+    scale = _unit_of_sums(problem, kind) if problem.types.accumulator.is_integer else 1.0
+    operands = {}
+    for operand in problem.epilogue.operands:
+        dtype = problem.operand_type(operand)
+        shape = _operand_shape(operand.shape, problem.m.high, problem.n)
+        if dtype is DType.S32:
+            operands[operand.name] = random.integers(-20, 21, shape, dtype=np.int32)
+            continue
+        values = random.standard_normal(shape, dtype=np.float32)
+        if "scale" in operand.name:
+            values, scale = values * np.float32(scale), 1.0
+        operands[operand.name] = values.astype(NUMPY_TYPES[dtype])
+    return operands
+
+
+def _unit_of_sums(problem: Problem, kind: InputKind) -> float:
+    """Return the factor that makes sums of integers of the size 1, or 50 where y is of bytes."""
+    element = 74.0 if kind is InputKind.NORMAL else 2.0  # the standard deviation, roughly
+    of_y = 50.0 if problem.types.y.size_bytes == 1 else 1.0
+    return float(of_y / (element**2 * np.sqrt(max(1, problem.k))))
 
 
 def _operand_shape(shape: OperandShape, rows: int, n: int) -> tuple[int, ...]:
     shapes: dict[OperandShape, tuple[int, ...]] = {
         OperandShape.SCALAR: (1,),
         OperandShape.ROW_VECTOR: (n,),
+        OperandShape.COLUMN_VECTOR: (rows,),
         OperandShape.MATRIX: (rows, n),
     }
     return shapes[shape]

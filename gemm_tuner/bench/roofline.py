@@ -26,11 +26,12 @@ class PeakLoop:
     def __init__(self, driver: Path, dtype: DType) -> None:
         """Load the driver, templates/bench/roofline.c, for products of `dtype`."""
         library = ctypes.CDLL(str(driver))
-        self._multiply_add = (
-            library.roofline_multiply_add_bf16
-            if dtype is DType.BF16
-            else library.roofline_multiply_add
-        )
+        loops = {
+            DType.BF16: library.roofline_multiply_add_bf16,
+            DType.S8: library.roofline_multiply_add_int8,
+            DType.U8: library.roofline_multiply_add_int8,
+        }
+        self._multiply_add = loops.get(dtype, library.roofline_multiply_add)
         self._multiply_add.restype = ctypes.c_int64
         self.flop_per_call: int = self._run(1)[0]
 
@@ -76,18 +77,22 @@ def measure_read_bytes_per_s(driver: Path, footprint_bytes: int) -> float:
 
 def footprint_bytes(problem: Problem, rows: int) -> int:
     """Return how many bytes a call must touch: x, w, y and what the epilogue reads, each once."""
-    operand_elements = {
-        OperandShape.NONE: 0,
+    elements = {
         OperandShape.SCALAR: 1,
         OperandShape.ROW_VECTOR: problem.n,
+        OperandShape.COLUMN_VECTOR: rows,
         OperandShape.MATRIX: rows * problem.n,
     }
-    operands = sum(operand_elements[operand.shape] for operand in problem.epilogue.operands)
+    operand_bytes = sum(
+        elements[operand.shape] * problem.operand_type(operand).size_bytes
+        for operand in problem.epilogue.operands
+    )
     types = problem.types
     return (
         rows * problem.k * types.x.size_bytes
         + problem.w_bytes
-        + (rows * problem.n + operands) * types.y.size_bytes
+        + rows * problem.n * types.y.size_bytes
+        + operand_bytes
     )
 
 

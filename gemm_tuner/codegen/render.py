@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemm_tuner.codegen.environment import environment
@@ -11,14 +12,25 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import DType
-from gemm_tuner.domain.epilogue import EpilogueOperand, Step
+from gemm_tuner.domain.epilogue import OperandShape, Step
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.source import Source
 
 _SELECTIONS = re.compile(r"\b(maximum|minimum|select_negative)\(")
 _TRANSCENDENTALS = re.compile(r"\b(logistic|hyperbolic_tangent|gelu_tanh|normal_cdf)\(")
+_PRODUCTS_WITHOUT_SIGN = {"int8_quads", "int8_quads_dot"}
 _BLANK_LINES = re.compile(r"\n{3,}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RenderedOperand:
+    """An operand as the epilogue template sees it."""
+
+    name: str
+    shape: OperandShape
+    cpp: str
+    is_offset: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +38,7 @@ class _RenderedStep:
     """A step as the epilogue template sees it."""
 
     cpp: str
-    operand: EpilogueOperand | None
+    operand: _RenderedOperand | None
     parameters: tuple[tuple[str, str], ...]
 
 
@@ -34,7 +46,8 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
     """Return the C++ of `candidate`, whose micro-kernel is of `family`, for `problem`."""
     blocking = candidate.blocking
     mr = candidate.micro_kernel.mr
-    steps = _rendered_steps(problem)
+    operands = _rendered_operands(problem)
+    steps = _rendered_steps(problem, operands)
     code = " ".join(step.cpp for step in steps)
     needs_transcendental = _TRANSCENDENTALS.search(code) is not None
     exact_rest = problem.m.exact % mr if problem.m.exact is not None else 0
@@ -49,14 +62,18 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             micro_kernel=candidate.micro_kernel,
             blocking=blocking,
             steps=steps,
-            operands=problem.epilogue.operands,
+            operands=operands,
+            offsets=[operand for operand in operands if operand.is_offset],
+            elements=_elements(problem),
+            quantises=problem.types.y in {DType.S8, DType.U8} or "nearest_even(" in code,
+            needs_column_sums=any(operand.is_offset for operand in operands)
+            or (problem.types.x is DType.S8 and family.product in _PRODUCTS_WITHOUT_SIGN),
             needs_transcendental=needs_transcendental,
             needs_select=needs_transcendental or _SELECTIONS.search(code) is not None,
             # Unrolled over the sums, a long epilogue would be most of the code.
             loop_over_epilogue=needs_transcendental,
             has_single_columns=family.layout is PackedLayout.COLUMNS
             and 1 in {candidate.micro_kernel.nr, problem.n % candidate.micro_kernel.nr},
-            uses_bf16=DType.BF16 in {problem.types.x, problem.types.w, problem.types.y},
             rounds_by_instruction=IsaFeature.AVX512_BF16 in family.isa,
             exact_rest=exact_rest,
             rest_steps=[step for step in (16, 8, 4, 2, 1) if is_dynamic and step < mr],
@@ -68,16 +85,42 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
     return Source(text=_BLANK_LINES.sub("\n\n", text))
 
 
-def _rendered_steps(problem: Problem) -> list[_RenderedStep]:
-    operands = iter(problem.epilogue.operands)
+def _elements(problem: Problem) -> list[str]:
+    """Return the templates of the element types that are not float."""
+    types = problem.types
+    used = {types.x, types.w, types.accumulator, types.y}
+    integers = any(dtype.is_integer for dtype in used)
+    return ["bf16"] * (DType.BF16 in used) + ["integers"] * integers
+
+
+def _rendered_operands(problem: Problem) -> list[_RenderedOperand]:
+    readers = [step.kind for step in problem.epilogue.steps if step.kind.operand != "none"]
     return [
-        _RenderedStep(
-            cpp=step.kind.cpp,
-            operand=next(operands) if step.kind.operand != "none" else None,
-            parameters=_rendered_parameters(step),
+        _RenderedOperand(
+            name=operand.name,
+            shape=operand.shape,
+            cpp=problem.operand_type(operand).cpp,
+            is_offset=kind.is_offset,
         )
-        for step in problem.epilogue.steps
+        for operand, kind in zip(problem.epilogue.operands, readers, strict=True)
     ]
+
+
+def _rendered_steps(
+    problem: Problem, rendered_operands: Sequence[_RenderedOperand]
+) -> list[_RenderedStep]:
+    """Return the steps in floating point."""
+    operands = iter(rendered_operands)
+    steps = []
+    for step in problem.epilogue.steps:
+        operand = next(operands) if step.kind.operand != "none" else None
+        if not step.kind.is_offset:
+            steps.append(
+                _RenderedStep(
+                    cpp=step.kind.cpp, operand=operand, parameters=_rendered_parameters(step)
+                )
+            )
+    return steps
 
 
 def _rendered_parameters(step: Step) -> tuple[tuple[str, str], ...]:

@@ -11,21 +11,29 @@ class DType(StrEnum):
 
     F32 = "f32"
     BF16 = "bf16"
+    S32 = "s32"
+    S8 = "s8"
+    U8 = "u8"
 
     @property
     def size_bytes(self) -> int:
         """Return the size of one element, in bytes."""
-        return {DType.F32: 4, DType.BF16: 2}[self]
+        return _FACTS[self].size_bytes
 
     @property
     def cpp(self) -> str:
         """Return the C++ type of one element."""
-        return {DType.F32: "float", DType.BF16: "Bf16"}[self]
+        return _FACTS[self].cpp
+
+    @property
+    def is_integer(self) -> bool:
+        """Say whether the elements are integers."""
+        return _FACTS[self].unit_roundoff == 0.0
 
     @property
     def unit_roundoff(self) -> float:
-        """Return the largest relative error of rounding to this type."""
-        return {DType.F32: 2.0**-24, DType.BF16: 2.0**-8}[self]
+        """Return the largest relative error of rounding to this type, 0 for integers."""
+        return _FACTS[self].unit_roundoff
 
     @classmethod
     def parse(cls, text: str) -> "DType":
@@ -41,11 +49,32 @@ class DType(StrEnum):
             raise InvalidProblem(f"dtype {text!r} is not known; use one of: {known}.") from None
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What is to be known of an element type."""
+
+    size_bytes: int
+    cpp: str
+    unit_roundoff: float = 0.0
+
+
+_FACTS = {
+    DType.F32: _Facts(4, "float", 2.0**-24),
+    DType.BF16: _Facts(2, "Bf16", 2.0**-8),
+    DType.S32: _Facts(4, "int32_t"),
+    DType.S8: _Facts(1, "int8_t"),
+    DType.U8: _Facts(1, "uint8_t"),
+}
+
+_SHORT_NAMES = {"int8": "u8_s8_s32_f32", "u8s8": "u8_s8_s32_f32", "s8s8": "s8_s8_s32_f32"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperandTypes:
     """The element types of x, w, the accumulator and y.
 
-    The text form is `x_w_accumulator_y`; one name alone stands for x, w and y, accumulated in f32.
+    The text form is `x_w_accumulator_y`; the name of one floating-point type alone stands for x, w
+    and y, accumulated in f32. Bytes are accumulated in s32.
     """
 
     x: DType
@@ -53,12 +82,26 @@ class OperandTypes:
     accumulator: DType
     y: DType
 
+    def __post_init__(self) -> None:
+        """Check that the types go together."""
+        is_float = not (self.x.is_integer or self.w.is_integer or self.y.is_integer)
+        is_bytes = self.x in {DType.U8, DType.S8} and self.w is DType.S8
+        wanted = DType.F32 if is_float else DType.S32
+        if not (is_float or is_bytes) or self.accumulator is not wanted:
+            raise InvalidProblem(
+                f"operand types {self._full_text} do not go together; use floating-point types "
+                "with the accumulator f32, or bytes such as u8_s8_s32_f32."
+            )
+
+    @property
+    def _full_text(self) -> str:
+        return f"{self.x.value}_{self.w.value}_{self.accumulator.value}_{self.y.value}"
+
     @property
     def text(self) -> str:
         """Return the text form, which `parse` reads back."""
-        if self == OperandTypes.of(self.x):
-            return self.x.value
-        return f"{self.x.value}_{self.w.value}_{self.accumulator.value}_{self.y.value}"
+        is_plain = self.x is self.w is self.y and not self.x.is_integer
+        return self.x.value if is_plain else self._full_text
 
     @classmethod
     def of(cls, dtype: DType, *, y: DType | None = None) -> "OperandTypes":
@@ -72,13 +115,19 @@ class OperandTypes:
         Raises:
             InvalidProblem: `text` is not one or four known types.
         """
-        names = text.split("_")
+        names = _SHORT_NAMES.get(text, text).split("_")
         if len(names) == 1:
-            return cls.of(DType.parse(text))
+            dtype = DType.parse(text)
+            if dtype.is_integer:
+                raise InvalidProblem(
+                    f"dtype {text!r} does not say the types of all operands; "
+                    f"use one of: {', '.join(_SHORT_NAMES)}, or four as x_w_accumulator_y."
+                )
+            return cls.of(dtype)
         if len(names) != 4:
             raise InvalidProblem(
                 f"operand types {text!r} are not understood; "
-                "give one dtype, or four as x_w_accumulator_y."
+                f"give one dtype, four as x_w_accumulator_y, or one of: {', '.join(_SHORT_NAMES)}."
             )
         x, w, accumulator, y = (DType.parse(name) for name in names)
         return cls(x=x, w=w, accumulator=accumulator, y=y)

@@ -11,6 +11,7 @@ from enum import StrEnum
 from math import erf, isfinite
 from typing import Any
 
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.errors import InvalidEpilogue
 
 MAX_STEPS = 16
@@ -27,6 +28,7 @@ class OperandShape(StrEnum):
     NONE = "none"
     SCALAR = "scalar"
     ROW_VECTOR = "row_vector"  # (n,)
+    COLUMN_VECTOR = "column_vector"  # (m,)
     MATRIX = "matrix"  # (m, n), any leading dimension
 
 
@@ -34,6 +36,9 @@ class OperandShape(StrEnum):
 class StepKind:
     """One row of the table of epilogue steps.
 
+    `operand_type` is the type of the operand, None for that of y, or f32 where y is of integers.
+    A step that `is_offset` takes an offset of x off the sums of integers, before they become
+    floats: its operand is that offset, and its reference gets the offset times the sums of w.
     `cpp` is a C++ expression over the vectors `value` and `operand` and the scalars named in
     `parameters`. `reference(xp, value, operand, *parameters)` is the same in float64.
     `error(xp, error, value, operand)` bounds the error of the step's exact result when `value`
@@ -45,6 +50,8 @@ class StepKind:
     cpp: str
     reference: Callable[..., Array]
     operand: OperandShape = OperandShape.NONE
+    operand_type: DType | None = None
+    is_offset: bool = False
     parameters: tuple[tuple[str, float], ...] = ()
     error: Callable[[Namespace, Array, Array, Array], Array] = lambda _xp, error, _value, _o: error
     ulp: float = 1.0
@@ -55,6 +62,14 @@ class StepKind:
 
 def _lipschitz(constant: float) -> Callable[[Namespace, Array, Array, Array], Array]:
     return lambda _xp, error, _value, _operand: constant * error
+
+
+def _scale_error(xp: Namespace, error: Array, _value: Array, operand: Array) -> Array:
+    return error * xp.abs(operand)
+
+
+def _rounding_error(xp: Namespace, error: Array, value: Array, _operand: Array) -> Array:
+    return xp.rint(value + error) - xp.rint(value - error)
 
 
 def _logistic(xp: Namespace, value: Array) -> Array:
@@ -76,13 +91,27 @@ STEP_KINDS: dict[str, StepKind] = {kind.name: kind for kind in (
     StepKind(name="bias",       operand=OperandShape.ROW_VECTOR, cpp="value + operand",
              reference=lambda _xp, value, operand: value + operand),
     StepKind(name="scale",      operand=OperandShape.SCALAR,     cpp="value * operand",
-             reference=lambda _xp, value, operand: value * operand,
-             error=lambda xp, error, _value, operand: error * xp.abs(operand)),
+             operand_type=DType.F32, reference=lambda _xp, value, operand: value * operand,
+             error=_scale_error),
+    StepKind(name="channel_scale", operand=OperandShape.ROW_VECTOR, cpp="value * operand",
+             operand_type=DType.F32, reference=lambda _xp, value, operand: value * operand,
+             error=_scale_error),
+    StepKind(name="row_scale",  operand=OperandShape.COLUMN_VECTOR, cpp="value * operand",
+             operand_type=DType.F32, reference=lambda _xp, value, operand: value * operand,
+             error=_scale_error),
+    StepKind(name="x_zero_point", operand=OperandShape.SCALAR, operand_type=DType.S32,
+             is_offset=True, cpp="", ulp=0.0,
+             reference=lambda _xp, value, operand: value - operand),
+    StepKind(name="x_row_zero_point", operand=OperandShape.COLUMN_VECTOR, operand_type=DType.S32,
+             is_offset=True, cpp="", ulp=0.0,
+             reference=lambda _xp, value, operand: value - operand),
+    StepKind(name="y_zero_point", operand=OperandShape.SCALAR, operand_type=DType.S32,
+             cpp="nearest_even(value) + operand", ulp=0.0, error=_rounding_error,
+             reference=lambda xp, value, operand: xp.rint(value) + operand),
     StepKind(name="add",        operand=OperandShape.MATRIX,     cpp="value + operand",
              reference=lambda _xp, value, operand: value + operand),
     StepKind(name="mul",        operand=OperandShape.MATRIX,     cpp="value * operand",
-             reference=lambda _xp, value, operand: value * operand,
-             error=lambda xp, error, _value, operand: error * xp.abs(operand)),
+             reference=lambda _xp, value, operand: value * operand, error=_scale_error),
     StepKind(name="relu",       cpp="maximum(value, 0.0f)", ulp=0.0,
              reference=lambda xp, value, _operand: xp.maximum(value, 0.0)),
     StepKind(name="leaky_relu", cpp="select_negative(value, value * slope, value)",
@@ -183,10 +212,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpilogueOperand:
-    """An array that an epilogue reads: its argument name and its shape."""
+    """An array that an epilogue reads: its name, and its shape and type as in `StepKind`."""
 
     name: str
     shape: OperandShape
+    dtype: DType | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +252,11 @@ class Epilogue:
             name = step.kind.name
             seen[name] = seen.get(name, 0) + 1
             suffix = "" if seen[name] == 1 else f"_{seen[name]}"
-            operands.append(EpilogueOperand(name=name + suffix, shape=step.kind.operand))
+            operands.append(
+                EpilogueOperand(
+                    name=name + suffix, shape=step.kind.operand, dtype=step.kind.operand_type
+                )
+            )
         return tuple(operands)
 
     @classmethod

@@ -19,21 +19,22 @@ class PackedLayout(StrEnum):
 class MicroKernelFamily:
     """One row of the catalog: a template and the register tiles it makes.
 
-    `vector_part` is the template of the vectors, of `lanes` floats each; `registers` is how many of
-    them the family may fill. One step of the inner loop takes `k_step` steps of k, which lie side
-    by side in packed weights. `tiles` are the (mr, nr) pairs on offer.
+    `vectors` names the vectors, of `lanes` floats each; `registers` is how many of them the family
+    may fill. `product` is the template of one multiplication, which takes `k_step` steps of k: they
+    lie side by side in packed weights. `tiles` are the (mr, nr) pairs on offer.
     """
 
     name: str
     types: frozenset[OperandTypes]
     isa: frozenset[IsaFeature]
     template: str
-    vector_part: str
+    product: str
+    vectors: str
     lanes: int
     registers: int
     layout: PackedLayout
     tiles: tuple[tuple[int, int], ...]
-    k_step: int = 1
+    k_step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gemm_tuner.domain.dtype import F32, DType, OperandTypes
-from gemm_tuner.domain.epilogue import NO_EPILOGUE, Epilogue
-from gemm_tuner.errors import InvalidProblem
+from gemm_tuner.domain.epilogue import NO_EPILOGUE, Epilogue, EpilogueOperand
+from gemm_tuner.errors import InvalidEpilogue, InvalidProblem
 
 MAX_DIMENSION = 2**31 - 1
 MAX_OPERAND_BYTES = 2**40
@@ -96,6 +96,8 @@ class Problem:
                     f"at most {MAX_OPERAND_BYTES} are supported: split the problem."
                 )
 
+        self._check_steps()
+
     @property
     def sizes_text(self) -> str:
         """Return the sizes as `m x n x k` without spaces."""
@@ -109,6 +111,29 @@ class Problem:
     def flop(self, rows: int) -> int:
         """Return the floating-point operations of the product for `rows` rows."""
         return 2 * rows * self.n * self.k
+
+    def operand_type(self, operand: EpilogueOperand) -> DType:
+        """Return the element type of an operand of the epilogue."""
+        return operand.dtype or (DType.F32 if self.types.y.is_integer else self.types.y)
+
+    def _check_steps(self) -> None:
+        kinds = [step.kind for step in self.epilogue.steps]
+        offsets = [kind.is_offset for kind in kinds]
+        if any(offsets) and self.types.accumulator is not DType.S32:
+            raise InvalidEpilogue(
+                f"epilogue {self.epilogue.text!r} takes an offset off integers, but "
+                f"{self.types.text} is accumulated in {self.types.accumulator.value}: leave it out."
+            )
+        if offsets != sorted(offsets, reverse=True):
+            raise InvalidEpilogue(
+                f"epilogue {self.epilogue.text!r} takes an offset off x after other steps; "
+                "put the zero points of x first."
+            )
+        if self.types.y is DType.S32 and not all(offsets):
+            raise InvalidEpilogue(
+                f"epilogue {self.epilogue.text!r} computes in floating point, but y is s32; "
+                "use another type of y, or only zero points of x."
+            )
 
     @property
     def w_bytes(self) -> int:

@@ -2,19 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from gemm_tuner.domain.dtype import DType, OperandTypes
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import Epilogue, OperandShape
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.memory import address_of
 
-NUMPY_TYPES: dict[DType, np.dtype[np.generic]] = {
+NUMPY_TYPES: dict[DType, np.dtype[Any]] = {
     DType.F32: np.dtype(np.float32),
     DType.BF16: np.dtype(ml_dtypes.bfloat16),
+    DType.S32: np.dtype(np.int32),
+    DType.S8: np.dtype(np.int8),
+    DType.U8: np.dtype(np.uint8),
 }
 
 
@@ -66,28 +70,28 @@ def view_output(array: object, shape: tuple[int, int], dtype: DType) -> ArrayVie
 
 
 def view_operand(
-    name: str, value: object, kind: OperandShape, shape: tuple[int, int], types: OperandTypes
+    name: str, value: object, kind: OperandShape, shape: tuple[int, int], dtype: DType
 ) -> tuple[ArrayView, NDArray[np.generic]]:
     """Return where an epilogue operand lies, and the array that holds it.
 
-    A scalar may be given as a number, and has the type of the accumulator; vectors and matrices
-    have that of y. `shape` is that of y.
+    A scalar may be given as a number. `shape` is that of y.
 
     Raises:
         InvalidArray: the operand cannot be used.
     """
     if kind is OperandShape.SCALAR:
-        scalar = _scalar(name, value, types.accumulator)
+        scalar = _scalar(name, value, dtype)
         return ArrayView(address_of(scalar), 0), scalar
-    if kind is OperandShape.ROW_VECTOR:
-        vector = _check_array(name, value, shape[1:], types.y)
-        if shape[1] > 1 and vector.strides[0] != vector.itemsize:
+    if kind in {OperandShape.ROW_VECTOR, OperandShape.COLUMN_VECTOR}:
+        length = shape[1] if kind is OperandShape.ROW_VECTOR else shape[0]
+        vector = _check_array(name, value, (length,), dtype)
+        if length > 1 and vector.strides[0] != vector.itemsize:
             raise InvalidArray(
                 f"{name} has elements {vector.strides[0]} bytes apart, but they must be "
                 f"contiguous ({vector.itemsize} bytes): pass numpy.ascontiguousarray({name})."
             )
         return ArrayView(address_of(vector), 0), vector
-    view = view_matrix(name, value, shape, types.y)
+    view = view_matrix(name, value, shape, dtype)
     assert isinstance(value, np.ndarray)
     return view, value
 
@@ -147,10 +151,22 @@ def _check_array(
 
 def _scalar(name: str, value: object, dtype: DType) -> NDArray[np.generic]:
     if isinstance(value, int | float | np.number):
-        return np.array([value], NUMPY_TYPES[dtype])
+        return _array_of(name, value, dtype)
     if isinstance(value, np.ndarray) and value.size == 1:
         return np.ascontiguousarray(_check_array(name, value, value.shape, dtype)).reshape(1)
     raise InvalidArray(f"{name} is {value!r}, but one number is needed: pass a float.")
+
+
+def _array_of(name: str, number: float | np.number[Any], dtype: DType) -> NDArray[np.generic]:
+    try:
+        array = np.array([number], NUMPY_TYPES[dtype])
+    except (OverflowError, ValueError):
+        array = np.array([])
+    if dtype.is_integer and not (array.size and array[0] == number):
+        raise InvalidArray(
+            f"{name} is {number!r}, which is no number of the type {dtype.value}: pass an integer."
+        )
+    return array
 
 
 def _spelling(dtype: np.dtype[np.generic]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.errors import InvalidArray
@@ -44,7 +45,7 @@ _WHOLE_ARRAY_STEPS: dict[str, Callable[..., NDArray[np.generic]]] = {"gelu_erf":
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FallbackKernel:
-    """A problem computed by NumPy in float32, and the reason why no kernel does it.
+    """A problem computed by NumPy, in float32 or integers, and the reason why no kernel does it.
 
     It is called like a `Kernel`: pack the weights once, then call.
     """
@@ -65,7 +66,8 @@ class FallbackKernel:
         is_nk = problem.w_layout is WeightLayout.NK
         shape = (problem.n, problem.k) if is_nk else (problem.k, problem.n)
         view_matrix("w", w, shape, problem.types.w)
-        copied = w.astype(np.float32)
+        # Sums of integers are exact in float64.
+        copied = w.astype(np.float64 if problem.types.w.is_integer else np.float32)
         return PackedWeights(owner=self._name, memory=copied.T if is_nk else copied)
 
     def __call__(
@@ -97,8 +99,8 @@ class FallbackKernel:
             check_overlap(out, "x", x)
         # A kernel computes with infinities in silence, and so does its substitute.
         with np.errstate(all="ignore"):
-            product = np.matmul(x.astype(np.float32, copy=False), packed.memory)
-            y = self._epilogue(product, arrays).astype(NUMPY_TYPES[problem.types.y], copy=False)
+            product = np.matmul(x.astype(packed.memory.dtype, copy=False), packed.memory)
+            y = _rounded(self._epilogue(product, packed.memory, arrays), problem.types.y)
         if out is None:
             return y
         out[...] = y
@@ -115,20 +117,43 @@ class FallbackKernel:
         check_operand_names(epilogue, operands)
         return [
             view_operand(
-                wanted.name, operands[wanted.name], wanted.shape, shape, self.problem.types
-            )[1].astype(np.float32, copy=False)
+                wanted.name,
+                operands[wanted.name],
+                wanted.shape,
+                shape,
+                self.problem.operand_type(wanted),
+            )[1]
             for wanted in epilogue.operands
         ]
 
     def _epilogue(
-        self, value: NDArray[np.generic], arrays: list[NDArray[np.generic]]
+        self,
+        value: NDArray[np.generic],
+        w: NDArray[np.generic],
+        arrays: list[NDArray[np.generic]],
     ) -> NDArray[np.generic]:
         remaining = iter(arrays)
         for step in self.problem.epilogue.steps:
-            has_operand = step.kind.operand is not OperandShape.NONE
-            operand = next(remaining) if has_operand else None
+            kind = step.kind
+            operand: NDArray[np.generic] | None = None
+            if kind.operand is not OperandShape.NONE:
+                operand = next(remaining).astype(value.dtype, copy=False)
+                if kind.operand is OperandShape.COLUMN_VECTOR:
+                    operand = operand[:, np.newaxis]
+                if kind.is_offset:
+                    operand = operand * w.sum(axis=0)
             compute: Callable[..., NDArray[np.generic]] = _WHOLE_ARRAY_STEPS.get(
-                step.kind.name, step.kind.reference
+                kind.name, kind.reference
             )
             value = np.asarray(compute(np, value, operand, *step.parameters), dtype=value.dtype)
         return value
+
+
+def _rounded(value: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """Return a result in its type: integers are rounded to even and saturated, NaN is the least."""
+    wanted = NUMPY_TYPES[dtype]
+    if not dtype.is_integer:
+        return value.astype(wanted, copy=False)
+    limits = np.iinfo(wanted)
+    finite = np.where(np.isnan(value), limits.min, value)
+    return np.clip(np.rint(finite), limits.min, limits.max).astype(wanted)

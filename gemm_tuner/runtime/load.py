@@ -154,7 +154,11 @@ class Kernel:
         views, kept = [], {}
         for operand in self._operands:
             view, array = view_operand(
-                operand.name, operands[operand.name], operand.shape, shape, self.problem.types
+                operand.name,
+                operands[operand.name],
+                operand.shape,
+                shape,
+                self.problem.operand_type(operand),
             )
             views.append(view)
             kept[operand.name] = array

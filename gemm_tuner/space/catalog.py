@@ -1,5 +1,7 @@
 """THE table of micro-kernel families. Adding one is adding a row here and a template file."""
 
+from dataclasses import dataclass
+
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import F32, DType, OperandTypes
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
@@ -13,8 +15,18 @@ _AVX512 = _AVX2 | {
     IsaFeature.AVX512DQ,
 }
 
+_ANY: frozenset[IsaFeature] = frozenset()
+_AVX512_BF16 = _AVX512 | {IsaFeature.AVX512_BF16}
+_AVX512_VNNI = _AVX512 | {IsaFeature.AVX512_VNNI}
+_AVX_VNNI = _AVX2 | {IsaFeature.AVX_VNNI}
+
 _F32 = frozenset({F32})
 _BF16 = frozenset({OperandTypes.of(DType.BF16), OperandTypes.of(DType.BF16, y=DType.F32)})
+_INT8 = frozenset(
+    OperandTypes(x=x, w=DType.S8, accumulator=DType.S32, y=y)
+    for x in (DType.U8, DType.S8)
+    for y in (DType.F32, DType.BF16, DType.S32, DType.S8, DType.U8)
+)
 _SCALAR_TILES = ((1, 1), (2, 4), (4, 2), (1, 8))
 
 
@@ -35,56 +47,96 @@ def _dot_tiles(lanes: int, registers: int, widths: range) -> tuple[tuple[int, in
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Vectors:
+    """Registers of one width: their name in templates, floats in one, and how many there are."""
+
+    name: str
+    lanes: int
+    registers: int
+
+
+_V512 = _Vectors("avx512", 16, 32)
+_V256 = _Vectors("avx2", 8, 16)
+_V1 = _Vectors("scalar", 1, 16)
+
+
+def _outer(
+    name: str,
+    vectors: _Vectors,
+    types: frozenset[OperandTypes],
+    isa: frozenset[IsaFeature],
+    product: str,
+    *,
+    k_step: int = 1,
+    widest: int = 8,
+) -> MicroKernelFamily:
+    """Return a family of outer products whose tiles are up to `widest` vectors wide."""
+    tiles = _outer_tiles(vectors.lanes, vectors.registers, range(1, widest + 1))
+    return MicroKernelFamily(
+        name=name,
+        types=types,
+        isa=isa,
+        template="outer_product",
+        product=product,
+        vectors=vectors.name,
+        lanes=vectors.lanes,
+        registers=vectors.registers,
+        layout=PackedLayout.PANELS,
+        tiles=_SCALAR_TILES if vectors.lanes == 1 else tiles,
+        k_step=k_step,
+    )
+
+
+def _dot(
+    name: str,
+    vectors: _Vectors,
+    types: frozenset[OperandTypes],
+    isa: frozenset[IsaFeature],
+    product: str,
+    *,
+    k_step: int,
+) -> MicroKernelFamily:
+    """Return a family of dot products."""
+    widest = 8 if vectors.registers > 16 else 4
+    return MicroKernelFamily(
+        name=name,
+        types=types,
+        isa=isa,
+        template="dot_product",
+        product=product,
+        vectors=vectors.name,
+        lanes=vectors.lanes,
+        registers=vectors.registers,
+        layout=PackedLayout.COLUMNS,
+        tiles=_dot_tiles(vectors.lanes, vectors.registers, range(1, widest + 1)),
+        k_step=k_step,
+    )
+
+
+# Families that convert to float hold the converted numbers in registers; those of scalars complete
+# the table: any x86-64 CPU can run them.
 # fmt: off
 CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
-    MicroKernelFamily(
-        name="avx512_f32", types=_F32, isa=_AVX512, template="outer_product",
-        vector_part="vector_avx512", lanes=16, registers=32, layout=PackedLayout.PANELS,
-        tiles=_outer_tiles(16, 32, range(1, 9))),
-    MicroKernelFamily(
-        name="avx512_f32_dot", types=_F32, isa=_AVX512, template="dot_product",
-        vector_part="vector_avx512", lanes=16, registers=32, layout=PackedLayout.COLUMNS,
-        tiles=_dot_tiles(16, 32, range(1, 9))),
-    MicroKernelFamily(
-        name="avx2_f32", types=_F32, isa=_AVX2, template="outer_product",
-        vector_part="vector_avx2", lanes=8, registers=16, layout=PackedLayout.PANELS,
-        tiles=_outer_tiles(8, 16, range(1, 9))),
-    MicroKernelFamily(
-        name="avx2_f32_dot", types=_F32, isa=_AVX2, template="dot_product",
-        vector_part="vector_avx2", lanes=8, registers=16, layout=PackedLayout.COLUMNS,
-        tiles=_dot_tiles(8, 16, range(1, 5))),
-    # The reference that completes the table: any x86-64 CPU can run it.
-    MicroKernelFamily(
-        name="scalar_f32", types=_F32, isa=frozenset(), template="outer_product",
-        vector_part="vector_scalar", lanes=1, registers=16, layout=PackedLayout.PANELS,
-        tiles=_SCALAR_TILES),
+    _outer("avx512_f32",         _V512, _F32,  _AVX512,      "float"),
+    _dot  ("avx512_f32_dot",     _V512, _F32,  _AVX512,      "float_dot",      k_step=16),
+    _outer("avx2_f32",           _V256, _F32,  _AVX2,        "float"),
+    _dot  ("avx2_f32_dot",       _V256, _F32,  _AVX2,        "float_dot",      k_step=8),
+    _outer("scalar_f32",         _V1,   _F32,  _ANY,         "float"),
 
-    # bf16 by the instruction for it: two steps of k in each multiplication.
-    MicroKernelFamily(
-        name="avx512_bf16", types=_BF16, isa=_AVX512 | {IsaFeature.AVX512_BF16},
-        template="outer_product_pairs", vector_part="vector_avx512", lanes=16, registers=32,
-        layout=PackedLayout.PANELS, tiles=_outer_tiles(16, 32, range(1, 9)), k_step=2),
-    # bf16 by conversion to f32, for CPUs without it, and where memory is the limit.
-    MicroKernelFamily(
-        name="avx512_bf16_by_f32", types=_BF16, isa=_AVX512, template="outer_product",
-        vector_part="vector_avx512", lanes=16, registers=32, layout=PackedLayout.PANELS,
-        tiles=_outer_tiles(16, 32, range(1, 7))),
-    MicroKernelFamily(
-        name="avx512_bf16_dot", types=_BF16, isa=_AVX512, template="dot_product",
-        vector_part="vector_avx512", lanes=16, registers=32, layout=PackedLayout.COLUMNS,
-        tiles=_dot_tiles(16, 32, range(1, 9))),
-    MicroKernelFamily(
-        name="avx2_bf16_by_f32", types=_BF16, isa=_AVX2, template="outer_product",
-        vector_part="vector_avx2", lanes=8, registers=16, layout=PackedLayout.PANELS,
-        tiles=_outer_tiles(8, 16, range(1, 5))),
-    MicroKernelFamily(
-        name="avx2_bf16_dot", types=_BF16, isa=_AVX2, template="dot_product",
-        vector_part="vector_avx2", lanes=8, registers=16, layout=PackedLayout.COLUMNS,
-        tiles=_dot_tiles(8, 16, range(1, 5))),
-    MicroKernelFamily(
-        name="scalar_bf16", types=_BF16, isa=frozenset(), template="outer_product",
-        vector_part="vector_scalar", lanes=1, registers=16, layout=PackedLayout.PANELS,
-        tiles=_SCALAR_TILES),
+    _outer("avx512_bf16",        _V512, _BF16, _AVX512_BF16, "bf16_pairs",     k_step=2),
+    _outer("avx512_bf16_by_f32", _V512, _BF16, _AVX512,      "float",          widest=6),
+    _dot  ("avx512_bf16_dot",    _V512, _BF16, _AVX512,      "float_dot",      k_step=16),
+    _outer("avx2_bf16_by_f32",   _V256, _BF16, _AVX2,        "float",          widest=4),
+    _dot  ("avx2_bf16_dot",      _V256, _BF16, _AVX2,        "float_dot",      k_step=8),
+    _outer("scalar_bf16",        _V1,   _BF16, _ANY,         "float"),
+
+    _outer("avx512_int8",        _V512, _INT8, _AVX512_VNNI, "int8_quads",     k_step=4),
+    _dot  ("avx512_int8_dot",    _V512, _INT8, _AVX512_VNNI, "int8_quads_dot", k_step=64),
+    _outer("avx_vnni_int8",      _V256, _INT8, _AVX_VNNI,    "int8_quads",     k_step=4),
+    _outer("avx2_int8",          _V256, _INT8, _AVX2,        "int8_pairs",     k_step=2),
+    _dot  ("avx2_int8_dot",      _V256, _INT8, _AVX2,        "int8_pairs_dot", k_step=16),
+    _outer("scalar_int8",        _V1,   _INT8, _ANY,         "int8_single"),
 )}
 # fmt: on
 

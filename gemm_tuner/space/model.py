@@ -62,7 +62,7 @@ def _tile_cycles(
     blocks = max(1, ceil(problem.k / candidate.blocking.kc))
     is_dot = family.layout is PackedLayout.COLUMNS
     vectors = columns if is_dot else ceil(columns / family.lanes)
-    steps = ceil(problem.k / (family.lanes if is_dot else family.k_step))
+    steps = ceil(problem.k / family.k_step)
     fmas = rows * vectors
     loads = rows + vectors
     instructions = fmas + loads + 3 / candidate.blocking.k_unroll

@@ -78,6 +78,41 @@ int64_t roofline_multiply_add_bf16(int64_t rounds, bench_sample *sample) {
 #endif
 }
 
+/* The same for products of bytes, four in each lane. */
+int64_t roofline_multiply_add_int8(int64_t rounds, bench_sample *sample) {
+#if defined(__AVX512VNNI__)
+#define MULTIPLY_BYTES(sums) __asm__ volatile("vpdpbusd %1, %1, %0" : "+v"(sums) : "v"(bytes))
+#elif defined(__AVXVNNI__)
+#define MULTIPLY_BYTES(sums) __asm__ volatile("%{vex%} vpdpbusd %1, %1, %0" : "+x"(sums) : "x"(bytes))
+#endif
+#ifdef MULTIPLY_BYTES
+    vector zero = {0};
+    vector c0 = zero, c1 = zero, c2 = zero, c3 = zero, c4 = zero, c5 = zero;
+    vector c6 = zero, c7 = zero, c8 = zero, c9 = zero, c10 = zero, c11 = zero;
+    vector bytes = zero;
+    bytes += sink;
+    bench_sample begin = bench_begin();
+    for (int64_t i = 0; i < rounds; i++) {
+        MULTIPLY_BYTES(c0);
+        MULTIPLY_BYTES(c1);
+        MULTIPLY_BYTES(c2);
+        MULTIPLY_BYTES(c3);
+        MULTIPLY_BYTES(c4);
+        MULTIPLY_BYTES(c5);
+        MULTIPLY_BYTES(c6);
+        MULTIPLY_BYTES(c7);
+        MULTIPLY_BYTES(c8);
+        MULTIPLY_BYTES(c9);
+        MULTIPLY_BYTES(c10);
+        MULTIPLY_BYTES(c11);
+    }
+    *sample = bench_end(begin);
+    return rounds * CHAINS * LANES * 8;
+#else
+    return roofline_multiply_add(rounds, sample);
+#endif
+}
+
 /* Read `bytes` bytes, a multiple of eight vectors, `rounds` times. */
 void roofline_read(const void *memory, int64_t bytes, int64_t rounds, bench_sample *sample) {
     const vector *vectors = memory;

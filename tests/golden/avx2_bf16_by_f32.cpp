@@ -123,6 +123,7 @@ constexpr int64_t k = 9;
 // The candidate: register tile, cache blocks, parts.
 constexpr int mr = 4;
 constexpr int nr = 16;
+constexpr int k_step = 1;
 constexpr int64_t mc = 8;
 constexpr int64_t nc = 32;
 constexpr int64_t kc = 9;
@@ -173,6 +174,9 @@ inline void store(float *to, Vector value)
         __builtin_ia32_maskstoreps256(reinterpret_cast<Vector *>(to), first_lanes<count>(), value);
 }
 
+// Make the compiler keep a vector in a register instead of folding its load into each use.
+inline void keep_in_register(Vector &value) { asm("" : "+x"(value)); }
+
 // bfloat16: the upper half of a float.
 struct Bf16
 {
@@ -216,8 +220,58 @@ inline void store(Bf16 *to, Vector value)
             to[i].bits = bits[i];
 }
 
-// Make the compiler keep a vector in a register instead of folding its load into each use.
-inline void keep_in_register(Vector &value) { asm("" : "+x"(value)); }
+// Products in float: one step of k at a time.
+typedef Vector Sums;
+typedef Vector Group;
+typedef Vector Weights;
+
+inline Group broadcast_group(const X *x) { return broadcast(*x); }
+
+inline Weights load_weights(const W *w)
+{
+    Weights weights = load<lanes>(w);
+    keep_in_register(weights);
+    return weights;
+}
+
+inline void multiply_add(Sums &sums, Group x, Weights w) { sums += x * w; }
+
+// Packed weights: blocks of kc steps of k; in each, panels of nr columns; in each, k-major.
+//
+//     block 0 (kc steps)                     block 1 ...
+//     panel 0            panel 1      ...
+//     k=0: w0 w1 .. wnr  k=0: wnr ..
+//     k=1: w0 w1 .. wnr
+//
+// The last panel is as wide as whole vectors need; columns past n are zero. Every vector is
+// aligned, and the kernel reads the blocks from first to last as one stream.
+constexpr int64_t last_width = (n % nr + lanes - 1) / lanes * lanes;
+constexpr int64_t packed_n = n / nr * nr + last_width;
+constexpr int64_t packed_k = (k + k_step - 1) / k_step * k_step;
+static_assert(kc % k_step == 0 || kc >= k);
+
+inline const W *packed_panel(const W *packed_w, int64_t pc, int64_t depth, int64_t column)
+{
+    return packed_w + pc * packed_n + column * ((depth + k_step - 1) / k_step * k_step);
+}
+
+inline void pack_weights(const W *w, int64_t ldw, W *packed)
+{
+    for (int64_t pc = 0; pc < k; pc += kc)
+    {
+        const int64_t end = pc + kc < k ? pc + kc : k;
+        for (int64_t column = 0; column < n; column += nr)
+        {
+            const int64_t width = column + nr <= n ? nr : last_width;
+            for (int64_t p = pc; p < end; p += k_step)
+                for (int64_t j = column; j < column + width; ++j)
+                    for (int64_t q = p; q < p + k_step; ++q)
+                        *packed++ = j < n && q < k ? w[j * ldw + q] : W{};
+        }
+    }
+}
+
+constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
 
 // The epilogue `none`, applied to each vector of finished sums.
 
@@ -244,75 +298,38 @@ inline Call read_args(const gemm_tuner_args &args, int64_t item)
     call.y = static_cast<Y *>(args.y) + item * args.y_batch_stride;
     call.ldy = args.y_leading_dimension;
     return call;
-}
-
-// The steps on `count` columns of y from (row, column) on.
+}// The steps on the sums of `count` columns of y from (row, column) on.
 template <int count>
-inline Vector apply_epilogue([[maybe_unused]] const Call &call, Vector value, [[maybe_unused]] int64_t row,
-                             [[maybe_unused]] int64_t column)
+inline auto apply_epilogue([[maybe_unused]] const Call &call, Sums sums, [[maybe_unused]] int64_t row,
+                           [[maybe_unused]] int64_t column)
 {
+    Vector value = sums;
     return value;
-}
-
-// Packed weights: blocks of kc steps of k; in each, panels of nr columns; in each, k-major.
-//
-//     block 0 (kc steps)                     block 1 ...
-//     panel 0            panel 1      ...
-//     k=0: w0 w1 .. wnr  k=0: wnr ..
-//     k=1: w0 w1 .. wnr
-//
-// The last panel is as wide as whole vectors need; columns past n are zero. Every vector is
-// aligned, and the kernel reads the blocks from first to last as one stream.
-constexpr int64_t last_width = (n % nr + lanes - 1) / lanes * lanes;
-constexpr int64_t packed_n = n / nr * nr + last_width;
-constexpr int64_t k_step = 1;
-constexpr int64_t packed_k = (k + k_step - 1) / k_step * k_step;
-constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
-static_assert(kc % k_step == 0 || kc >= k);
-
-inline const W *packed_panel(const W *packed_w, int64_t pc, int64_t depth, int64_t column)
-{
-    return packed_w + pc * packed_n + column * ((depth + k_step - 1) / k_step * k_step);
-}
-
-inline void pack_weights(const W *w, int64_t ldw, W *packed)
-{
-    for (int64_t pc = 0; pc < k; pc += kc)
-    {
-        const int64_t end = pc + kc < k ? pc + kc : k;
-        for (int64_t column = 0; column < n; column += nr)
-        {
-            const int64_t width = column + nr <= n ? nr : last_width;
-            for (int64_t p = pc; p < end; p += k_step)
-                for (int64_t j = column; j < column + width; ++j)
-                    for (int64_t q = p; q < p + k_step; ++q)
-                        *packed++ = j < n && q < k ? w[j * ldw + q] : W{};
-        }
-    }
 }
 
 // Store `count` finished sums, or add them to those of earlier blocks of k until the last is done.
 static_assert(kc >= k || sizeof(Y) == sizeof(float), "between blocks, y holds unfinished sums");
 
 template <int count>
-inline void finish(const Call &call, Vector sums, Y *y, int64_t row, int64_t column,
+inline void finish(const Call &call, Sums sums, Y *y, int64_t row, int64_t column,
                    [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
 {
     if constexpr (k > kc)
     {
+        float *unfinished = reinterpret_cast<float *>(y);
         if (!is_first)
-            sums += load<count>(y);
+            sums += __builtin_bit_cast(Sums, load<count>(unfinished));
         if (!is_last)
-            return store<count>(y, sums);
+            return store<count>(unfinished, __builtin_bit_cast(Vector, sums));
     }
     store<count>(y, apply_epilogue<count>(call, sums, row, column));
 }
 
-// The micro-kernel by outer products: rows x columns sums stay in registers while each step of k
-// adds (one element of x for each row) times (one row of the packed panel).
+// The micro-kernel by outer products: rows x columns sums stay in registers while each turn adds
+// (a group of 1 elements of x for each row) times (as many rows of the packed panel).
 //
 //     x          rows of x from (row, pc) on, `x_stride` elements apart
-//     w          a packed panel, 64-byte aligned: `depth` rows of whole vectors
+//     w          a packed panel, 64-byte aligned: `depth` steps of whole vectors, zero past them
 //     y          sums of earlier blocks of k are in it unless this is the first
 template <int rows, int columns>
 [[gnu::noinline]] void micro_kernel(const Call &call, const X *x, [[maybe_unused]] int64_t x_stride,
@@ -323,31 +340,32 @@ template <int rows, int columns>
     constexpr int last_count = columns - (vectors - 1) * lanes;
     const int64_t stride = x_stride;
 
-    Vector sums[rows][vectors];
+    Sums sums[rows][vectors];
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; ++v)
-            sums[r][v] = Vector{};
-    for (int64_t p = 0; p < depth; ++p)
-    {
+            sums[r][v] = Sums{};
+    const auto turn = [&](int64_t p, auto broadcast_elements) __attribute__((always_inline)) {
         const W *panel_row = w + p * (vectors * lanes);
-        Vector weights[vectors];
+        Weights weights[vectors];
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; ++v)
         {
-            weights[v] = load<lanes>(panel_row + v * lanes);
-            keep_in_register(weights[v]);
+            weights[v] = load_weights(panel_row + v * lanes * k_step);
         }
 #pragma GCC unroll 32
         for (int r = 0; r < rows; ++r)
         {
-            const Vector element = broadcast(x[r * stride + p]);
+            const Group elements = broadcast_elements(x + r * stride + p);
 #pragma GCC unroll 16
             for (int v = 0; v < vectors; ++v)
-                sums[r][v] += element * weights[v];
+                multiply_add(sums[r][v], elements, weights[v]);
         }
-    }
+    };
+    int64_t p = 0;
+    for (; p + k_step <= depth; p += k_step)
+        turn(p, broadcast_group);
 
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r)
@@ -464,7 +482,8 @@ int32_t gemm_tuner_pack_weights(const gemm_tuner_weights *weights, void *packed_
 {
     if (weights->size_bytes < sizeof(gemm_tuner_weights) || weights->scales || weights->zero_points)
         return GEMM_TUNER_BAD_ARGS;
-    pack_weights(static_cast<const W *>(weights->elements), weights->leading_dimension, static_cast<W *>(packed_w));
+    const W *w = static_cast<const W *>(weights->elements);
+    pack_weights(w, weights->leading_dimension, static_cast<W *>(packed_w));
     return GEMM_TUNER_OK;
 }
 

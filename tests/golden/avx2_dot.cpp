@@ -123,6 +123,7 @@ constexpr int64_t k = 300;
 // The candidate: register tile, cache blocks, parts.
 constexpr int mr = 1;
 constexpr int nr = 4;
+constexpr int k_step = 8;
 constexpr int64_t mc = 1;
 constexpr int64_t nc = 100;
 constexpr int64_t kc = 300;
@@ -175,6 +176,39 @@ inline void store(float *to, Vector value)
 // Make the compiler keep a vector in a register instead of folding its load into each use.
 inline void keep_in_register(Vector &value) { asm("" : "+x"(value)); }
 
+// Products in float of vectors along k.
+typedef Vector Sums;
+typedef Vector Elements;
+typedef Vector Weights;
+
+template <int count>
+inline Elements load_elements(const X *x)
+{
+    return load<count>(x);
+}
+
+inline Weights load_weights(const W *w) { return load<lanes>(w); }
+
+inline void multiply_add(Sums &sums, Elements x, Weights w) { sums += x * w; }
+
+// Packed weights: each column of w contiguous along k, padded with zeros to whole vectors.
+constexpr int64_t packed_n = n;
+constexpr int64_t packed_k = (k + k_step - 1) / k_step * k_step;
+
+inline const W *packed_panel(const W *packed_w, int64_t, int64_t, int64_t column)
+{
+    return packed_w + column * packed_k;
+}
+
+inline void pack_weights(const W *w, int64_t ldw, W *packed)
+{
+    for (int64_t column = 0; column < n; ++column)
+        for (int64_t p = 0; p < packed_k; ++p)
+            *packed++ = p < k ? w[column * ldw + p] : W{};
+}
+
+constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
+
 // The epilogue `scale`, applied to each vector of finished sums.
 
 // What one call works on; leading dimensions in elements.
@@ -207,15 +241,14 @@ inline Call read_args(const gemm_tuner_args &args, int64_t item)
                                                 item * args.packed_w_batch_stride_bytes);
     call.y = static_cast<Y *>(args.y) + item * args.y_batch_stride;
     call.ldy = args.y_leading_dimension;
-    call.scale = operand_of<float>(args, 0, item)[0];
+    call.scale = *operand_of<float>(args, 0, item);
     return call;
-}
-
-// The steps on `count` columns of y from (row, column) on.
+}// The steps on the sums of `count` columns of y from (row, column) on.
 template <int count>
-inline Vector apply_epilogue([[maybe_unused]] const Call &call, Vector value, [[maybe_unused]] int64_t row,
-                             [[maybe_unused]] int64_t column)
+inline auto apply_epilogue([[maybe_unused]] const Call &call, Sums sums, [[maybe_unused]] int64_t row,
+                           [[maybe_unused]] int64_t column)
 {
+    Vector value = sums;
     {
         const Vector operand = broadcast(call.scale);
         value = value * operand;
@@ -223,35 +256,20 @@ inline Vector apply_epilogue([[maybe_unused]] const Call &call, Vector value, [[
     return value;
 }
 
-// Packed weights: each column of w contiguous along k, padded with zeros to whole vectors.
-constexpr int64_t packed_k = (k + lanes - 1) / lanes * lanes;
-constexpr uint64_t packed_weight_bytes = sizeof(W) * n * packed_k;
-
-inline const W *packed_panel(const W *packed_w, int64_t, int64_t, int64_t column)
-{
-    return packed_w + column * packed_k;
-}
-
-inline void pack_weights(const W *w, int64_t ldw, W *packed)
-{
-    for (int64_t column = 0; column < n; ++column)
-        for (int64_t p = 0; p < packed_k; ++p)
-            *packed++ = p < k ? w[column * ldw + p] : W{};
-}
-
 // Store `count` finished sums, or add them to those of earlier blocks of k until the last is done.
 static_assert(kc >= k || sizeof(Y) == sizeof(float), "between blocks, y holds unfinished sums");
 
 template <int count>
-inline void finish(const Call &call, Vector sums, Y *y, int64_t row, int64_t column,
+inline void finish(const Call &call, Sums sums, Y *y, int64_t row, int64_t column,
                    [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
 {
     if constexpr (k > kc)
     {
+        float *unfinished = reinterpret_cast<float *>(y);
         if (!is_first)
-            sums += load<count>(y);
+            sums += __builtin_bit_cast(Sums, load<count>(unfinished));
         if (!is_last)
-            return store<count>(y, sums);
+            return store<count>(unfinished, __builtin_bit_cast(Vector, sums));
     }
     store<count>(y, apply_epilogue<count>(call, sums, row, column));
 }
@@ -268,19 +286,19 @@ inline void finish(const Call &call, Vector sums, Y *y, int64_t row, int64_t col
 #endif
 
 // The even and the odd elements of two vectors, those of `a` first.
-inline Vector evens(Vector a, Vector b)
+inline Sums evens(Sums a, Sums b)
 {
     return SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
 }
 
-inline Vector odds(Vector a, Vector b)
+inline Sums odds(Sums a, Sums b)
 {
     return SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
 }
 
 // Lane i of the result is the sum of the lanes of vectors[i]. Each turn adds neighbouring lanes and
 // halves the number of vectors.
-inline Vector sum_each(Vector (&vectors)[lanes])
+inline Sums sum_each(Sums (&vectors)[lanes])
 {
 #pragma GCC unroll 16
     for (int width = lanes / 2; width >= 1; width /= 2)
@@ -296,32 +314,32 @@ template <int rows, int columns>
                                     bool is_first, bool is_last)
 {
     static_assert(columns <= lanes && (columns > 1 || rows <= lanes));
-    constexpr int64_t whole_k = k / lanes * lanes;
+    constexpr int64_t whole_k = k / k_step * k_step;
     constexpr int rest_k = k - whole_k;
     const int64_t stride = x_stride;
 
-    Vector sums[rows][columns];
+    Sums sums[rows][columns];
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 16
         for (int c = 0; c < columns; ++c)
-            sums[r][c] = Vector{};
+            sums[r][c] = Sums{};
 #pragma GCC unroll 4
-    for (int64_t p = 0; p < whole_k; p += lanes)
+    for (int64_t p = 0; p < whole_k; p += k_step)
     {
-        Vector weights[columns];
+        Weights weights[columns];
 #pragma GCC unroll 16
         for (int c = 0; c < columns; ++c)
         {
-            weights[c] = load<lanes>(w + c * packed_k + p);
+            weights[c] = load_weights(w + c * packed_k + p);
         }
 #pragma GCC unroll 32
         for (int r = 0; r < rows; ++r)
         {
-            const Vector elements = load<lanes>(x + r * stride + p);
+            const Elements elements = load_elements<k_step>(x + r * stride + p);
 #pragma GCC unroll 16
             for (int c = 0; c < columns; ++c)
-                sums[r][c] += elements * weights[c];
+                multiply_add(sums[r][c], elements, weights[c]);
         }
     }
     if constexpr (rest_k > 0)
@@ -329,20 +347,20 @@ template <int rows, int columns>
 #pragma GCC unroll 32
         for (int r = 0; r < rows; ++r)
         {
-            const Vector elements = load<rest_k>(x + r * stride + whole_k);
+            const Elements elements = load_elements<rest_k>(x + r * stride + whole_k);
 #pragma GCC unroll 16
             for (int c = 0; c < columns; ++c)
-                sums[r][c] += elements * load<lanes>(w + c * packed_k + whole_k);
+                multiply_add(sums[r][c], elements, load_weights(w + c * packed_k + whole_k));
         }
     }
 
-    Vector terms[lanes];
+    Sums terms[lanes];
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r)
     {
 #pragma GCC unroll 16
         for (int c = 0; c < lanes; ++c)
-            terms[c] = c < columns ? sums[r][c < columns ? c : 0] : Vector{};
+            terms[c] = c < columns ? sums[r][c < columns ? c : 0] : Sums{};
         Y *y = call.y + (row + r) * call.ldy + column;
         finish<columns>(call, sum_each(terms), y, row + r, column, is_first, is_last);
     }
@@ -450,7 +468,8 @@ int32_t gemm_tuner_pack_weights(const gemm_tuner_weights *weights, void *packed_
 {
     if (weights->size_bytes < sizeof(gemm_tuner_weights) || weights->scales || weights->zero_points)
         return GEMM_TUNER_BAD_ARGS;
-    pack_weights(static_cast<const W *>(weights->elements), weights->leading_dimension, static_cast<W *>(packed_w));
+    const W *w = static_cast<const W *>(weights->elements);
+    pack_weights(w, weights->leading_dimension, static_cast<W *>(packed_w));
     return GEMM_TUNER_OK;
 }
 

@@ -123,6 +123,7 @@ constexpr int64_t k = 4095;
 // The candidate: register tile, cache blocks, parts.
 constexpr int mr = 8;
 constexpr int nr = 48;
+constexpr int k_step = 2;
 constexpr int64_t mc = 16;
 constexpr int64_t nc = 4128;
 constexpr int64_t kc = 4096;
@@ -166,6 +167,9 @@ inline void store(float *to, Vector value)
     else
         __builtin_ia32_storeups512_mask(to, value, static_cast<uint16_t>((1u << count) - 1));
 }
+
+// Make the compiler keep a vector in a register instead of folding its load into each use.
+inline void keep_in_register(Vector &value) { asm("" : "+v"(value)); }
 
 // bfloat16: the upper half of a float.
 struct Bf16
@@ -216,8 +220,65 @@ inline void store(Bf16 *to, Vector value)
                                           static_cast<uint16_t>((1u << count) - 1));
 }
 
-// Make the compiler keep a vector in a register instead of folding its load into each use.
-inline void keep_in_register(Vector &value) { asm("" : "+v"(value)); }
+// Products of bfloat16 pairs: two steps of k at a time, both products added in float.
+typedef Vector Sums;
+typedef uint32_t Group __attribute__((vector_size(64)));
+typedef Group Weights;
+
+inline Group broadcast_group(const X *x)
+{
+    typedef uint32_t Pair __attribute__((aligned(2), may_alias));
+    return Group{} + *reinterpret_cast<const Pair *>(x);
+}
+
+// The last step has no neighbour: x must not be read past its end.
+inline Group broadcast_rest(const X *x) { return Group{} + static_cast<uint32_t>(x->bits); }
+
+inline Weights load_weights(const W *w) { return *reinterpret_cast<const Weights *>(w); }
+
+// The intrinsic has another type in each compiler; the instruction is one.
+inline void multiply_add(Sums &sums, Group x, Weights w)
+{
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(w), "v"(x));
+}
+
+// Packed weights: blocks of kc steps of k; in each, panels of nr columns; in each, k-major,
+// 2 steps of k side by side.
+//
+//     block 0 (kc steps)                     block 1 ...
+//     panel 0            panel 1      ...
+//     w0[0..1] w1[0..1] .. wnr[0..1]    ..
+//     w0[2..3] w1[2..3] .. wnr[2..3]
+//
+// The last panel is as wide as whole vectors need; columns past n and steps past k are zero. Every vector is
+// aligned, and the kernel reads the blocks from first to last as one stream.
+constexpr int64_t last_width = (n % nr + lanes - 1) / lanes * lanes;
+constexpr int64_t packed_n = n / nr * nr + last_width;
+constexpr int64_t packed_k = (k + k_step - 1) / k_step * k_step;
+static_assert(kc % k_step == 0 || kc >= k);
+
+inline const W *packed_panel(const W *packed_w, int64_t pc, int64_t depth, int64_t column)
+{
+    return packed_w + pc * packed_n + column * ((depth + k_step - 1) / k_step * k_step);
+}
+
+inline void pack_weights(const W *w, int64_t ldw, W *packed)
+{
+    for (int64_t pc = 0; pc < k; pc += kc)
+    {
+        const int64_t end = pc + kc < k ? pc + kc : k;
+        for (int64_t column = 0; column < n; column += nr)
+        {
+            const int64_t width = column + nr <= n ? nr : last_width;
+            for (int64_t p = pc; p < end; p += k_step)
+                for (int64_t j = column; j < column + width; ++j)
+                    for (int64_t q = p; q < p + k_step; ++q)
+                        *packed++ = j < n && q < k ? w[j * ldw + q] : W{};
+        }
+    }
+}
+
+constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
 
 // Comparisons that hand on a NaN in `value`: every comparison with NaN is false.
 inline Vector maximum(Vector value, float bound)
@@ -343,7 +404,7 @@ struct Call
     const W *packed_w;
     Y *y;
     int64_t ldy;
-    const Y *bias;
+    const Bf16 *bias;
 };
 
 template <typename Element>
@@ -364,15 +425,14 @@ inline Call read_args(const gemm_tuner_args &args, int64_t item)
                                                 item * args.packed_w_batch_stride_bytes);
     call.y = static_cast<Y *>(args.y) + item * args.y_batch_stride;
     call.ldy = args.y_leading_dimension;
-    call.bias = operand_of<Y>(args, 0, item);
+    call.bias = operand_of<Bf16>(args, 0, item);
     return call;
-}
-
-// The steps on `count` columns of y from (row, column) on.
+}// The steps on the sums of `count` columns of y from (row, column) on.
 template <int count>
-inline Vector apply_epilogue([[maybe_unused]] const Call &call, Vector value, [[maybe_unused]] int64_t row,
-                             [[maybe_unused]] int64_t column)
+inline auto apply_epilogue([[maybe_unused]] const Call &call, Sums sums, [[maybe_unused]] int64_t row,
+                           [[maybe_unused]] int64_t column)
 {
+    Vector value = sums;
     {
         const Vector operand = load<count>(call.bias + column);
         value = value + operand;
@@ -381,83 +441,30 @@ inline Vector apply_epilogue([[maybe_unused]] const Call &call, Vector value, [[
     return value;
 }
 
-// Packed weights: blocks of kc steps of k; in each, panels of nr columns; in each, k-major,
-// 2 steps of k side by side.
-//
-//     block 0 (kc steps)                     block 1 ...
-//     panel 0            panel 1      ...
-//     k=0,1: w0 w0 w1 w1 .. wnr wnr    k=0,1: ..
-//     k=2,3: w0 w0 w1 w1 .. wnr wnr
-//
-// The last panel is as wide as whole vectors need; columns past n and steps past k are zero. Every vector is
-// aligned, and the kernel reads the blocks from first to last as one stream.
-constexpr int64_t last_width = (n % nr + lanes - 1) / lanes * lanes;
-constexpr int64_t packed_n = n / nr * nr + last_width;
-constexpr int64_t k_step = 2;
-constexpr int64_t packed_k = (k + k_step - 1) / k_step * k_step;
-constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
-static_assert(kc % k_step == 0 || kc >= k);
-
-inline const W *packed_panel(const W *packed_w, int64_t pc, int64_t depth, int64_t column)
-{
-    return packed_w + pc * packed_n + column * ((depth + k_step - 1) / k_step * k_step);
-}
-
-inline void pack_weights(const W *w, int64_t ldw, W *packed)
-{
-    for (int64_t pc = 0; pc < k; pc += kc)
-    {
-        const int64_t end = pc + kc < k ? pc + kc : k;
-        for (int64_t column = 0; column < n; column += nr)
-        {
-            const int64_t width = column + nr <= n ? nr : last_width;
-            for (int64_t p = pc; p < end; p += k_step)
-                for (int64_t j = column; j < column + width; ++j)
-                    for (int64_t q = p; q < p + k_step; ++q)
-                        *packed++ = j < n && q < k ? w[j * ldw + q] : W{};
-        }
-    }
-}
-
 // Store `count` finished sums, or add them to those of earlier blocks of k until the last is done.
 static_assert(kc >= k || sizeof(Y) == sizeof(float), "between blocks, y holds unfinished sums");
 
 template <int count>
-inline void finish(const Call &call, Vector sums, Y *y, int64_t row, int64_t column,
+inline void finish(const Call &call, Sums sums, Y *y, int64_t row, int64_t column,
                    [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
 {
     if constexpr (k > kc)
     {
+        float *unfinished = reinterpret_cast<float *>(y);
         if (!is_first)
-            sums += load<count>(y);
+            sums += __builtin_bit_cast(Sums, load<count>(unfinished));
         if (!is_last)
-            return store<count>(y, sums);
+            return store<count>(unfinished, __builtin_bit_cast(Vector, sums));
     }
     store<count>(y, apply_epilogue<count>(call, sums, row, column));
 }
 
-// The micro-kernel by outer products of bfloat16 pairs: rows x columns sums stay in registers while
-// each turn multiplies two steps of k (a pair of elements of x for each row) with two steps of the
-// packed panel, and adds both products.
+// The micro-kernel by outer products: rows x columns sums stay in registers while each turn adds
+// (a group of 2 elements of x for each row) times (as many rows of the packed panel).
 //
 //     x          rows of x from (row, pc) on, `x_stride` elements apart
-//     w          a packed panel, 64-byte aligned: pairs of steps, whole vectors, zero past `depth`
-typedef uint32_t PairsVector __attribute__((vector_size(64)));
-
-// sums += pair of x * pairs of w, for each of 16 columns. The intrinsic has another type in each
-// compiler; the instruction is one.
-inline void multiply_pairs(Vector &sums, PairsVector x, PairsVector w)
-{
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(w), "v"(x));
-}
-
-// Two neighbouring elements of x, in each lane.
-inline PairsVector broadcast_pair(const X *x)
-{
-    typedef uint32_t Pair __attribute__((aligned(2), may_alias));
-    return PairsVector{} + *reinterpret_cast<const Pair *>(x);
-}
-
+//     w          a packed panel, 64-byte aligned: `depth` steps of whole vectors, zero past them
+//     y          sums of earlier blocks of k are in it unless this is the first
 template <int rows, int columns>
 [[gnu::noinline]] void micro_kernel(const Call &call, const X *x, [[maybe_unused]] int64_t x_stride,
                                     const W *w, int64_t depth, int64_t row, int64_t column,
@@ -467,40 +474,38 @@ template <int rows, int columns>
     constexpr int last_count = columns - (vectors - 1) * lanes;
     const int64_t stride = x_stride;
 
-    Vector sums[rows][vectors];
+    Sums sums[rows][vectors];
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; ++v)
-            sums[r][v] = Vector{};
-    const auto turn = [&](int64_t p, auto element_pair) __attribute__((always_inline)) {
-        const PairsVector *panel_row = reinterpret_cast<const PairsVector *>(w + p * (vectors * lanes));
-        PairsVector weights[vectors];
+            sums[r][v] = Sums{};
+    const auto turn = [&](int64_t p, auto broadcast_elements) __attribute__((always_inline)) {
+        const W *panel_row = w + p * (vectors * lanes);
+        Weights weights[vectors];
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; ++v)
         {
-            weights[v] = panel_row[v];
-            __builtin_prefetch(reinterpret_cast<const char *>(panel_row + v) + prefetch_w_bytes);
+            weights[v] = load_weights(panel_row + v * lanes * k_step);
+            __builtin_prefetch(reinterpret_cast<const char *>(panel_row + v * lanes * k_step) + prefetch_w_bytes);
         }
 #pragma GCC unroll 32
         for (int r = 0; r < rows; ++r)
         {
-            const PairsVector pair = element_pair(x + r * stride + p);
+            const Group elements = broadcast_elements(x + r * stride + p);
 #pragma GCC unroll 16
             for (int v = 0; v < vectors; ++v)
-                multiply_pairs(sums[r][v], pair, weights[v]);
+                multiply_add(sums[r][v], elements, weights[v]);
         }
     };
     int64_t p = 0;
-    for (; p + 2 <= depth; p += 2)
-        turn(p, broadcast_pair);
-    if constexpr (k % 2 > 0)
-        if (p < depth)
-            // The last step has no neighbour: x must not be read past its end.
-            turn(p, [](const X *last) { return PairsVector{} + static_cast<uint32_t>(last->bits); });
+    for (; p + k_step <= depth; p += k_step)
+        turn(p, broadcast_group);
+    if (p < depth)
+        turn(p, broadcast_rest);
 
     // Copied out with constant indices, so that the sums above stay in registers.
-    Vector finished[rows][vectors];
+    Sums finished[rows][vectors];
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 16
@@ -619,7 +624,8 @@ int32_t gemm_tuner_pack_weights(const gemm_tuner_weights *weights, void *packed_
 {
     if (weights->size_bytes < sizeof(gemm_tuner_weights) || weights->scales || weights->zero_points)
         return GEMM_TUNER_BAD_ARGS;
-    pack_weights(static_cast<const W *>(weights->elements), weights->leading_dimension, static_cast<W *>(packed_w));
+    const W *w = static_cast<const W *>(weights->elements);
+    pack_weights(w, weights->leading_dimension, static_cast<W *>(packed_w));
     return GEMM_TUNER_OK;
 }
 

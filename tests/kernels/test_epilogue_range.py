@@ -11,6 +11,7 @@ from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.runtime.arrays import NUMPY_TYPES
@@ -42,7 +43,7 @@ def test_step_is_within_its_bound_for_every_value(family: MicroKernelFamily, ste
     if missing:
         pytest.skip(f"this CPU lacks {sorted(missing)}")
     types = min(family.types, key=lambda types: types.text)
-    bias = values_to_try().astype(NUMPY_TYPES[types.y])
+    bias = values_to_try().astype(NUMPY_TYPES[DType.F32 if types.y.is_integer else types.y])
     # Without products, each element of y is the step of one element of the bias.
     problem = Problem.create(1, len(bias), 0, dtype=types.text, epilogue=f"bias+{step}")
     x = np.zeros((1, 0), NUMPY_TYPES[types.x])
@@ -53,7 +54,9 @@ def test_step_is_within_its_bound_for_every_value(family: MicroKernelFamily, ste
         render(problem, candidate, family), isa=family.isa, toolchain=find_toolchain()
     )
     kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
-    inputs = Inputs(kind=InputKind.EXACT, x=x, w=w, operands={"bias": bias})
+    inputs = Inputs(
+        kind=InputKind.EXACT, x=x, w=w, operands={"bias": bias}, row_operands=frozenset()
+    )
 
     y = kernel(x, kernel.pack(w), bias=bias)
 

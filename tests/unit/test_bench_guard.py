@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from gemm_tuner.bench.guard import Flush, GuardedMatrix, GuardedMemory
+from gemm_tuner.bench.guard import INTEGER_CANARY, Flush, GuardedMatrix, GuardedMemory
 from gemm_tuner.runtime.arrays import NUMPY_TYPES
 
 FLOAT32 = np.dtype(np.float32)
@@ -40,10 +40,13 @@ def test_byte_before_the_start_is_guarded() -> None:
 
 
 @pytest.mark.parametrize("dtype", NUMPY_TYPES.values(), ids=str)
-def test_matrix_starts_as_nan(dtype: np.dtype[np.generic]) -> None:
+def test_matrix_starts_as_what_no_result_is(dtype: np.dtype[np.generic]) -> None:
     matrix = GuardedMatrix("y", (3, 5), dtype, padding=1, flush=Flush.END)
 
-    assert np.isnan(matrix.values).all()
+    if dtype.kind in "iu":
+        assert (np.frombuffer(matrix.values.tobytes(), np.uint8) == INTEGER_CANARY).all()
+    else:
+        assert np.isnan(matrix.values).all()
 
 
 def test_writing_elements_leaves_the_padding_unchanged() -> None:

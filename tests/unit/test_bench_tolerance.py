@@ -9,6 +9,7 @@ from gemm_tuner.domain.epilogue import STEP_KINDS
 from gemm_tuner.domain.problem import Problem
 
 PROBLEM = Problem.parse("f32 24x40x300 nk none")
+FLOAT_STEPS = sorted(name for name, kind in STEP_KINDS.items() if not kind.is_offset)
 
 
 def _product(inputs: Inputs, k: int) -> NDArray[np.float32]:
@@ -85,7 +86,7 @@ def test_infinity_must_keep_its_sign() -> None:
     assert find_error(expected, result) is not None
 
 
-@pytest.mark.parametrize("step", sorted(STEP_KINDS))
+@pytest.mark.parametrize("step", FLOAT_STEPS)
 def test_exact_result_rounded_to_float32_is_within_the_bound_of_each_step(step: str) -> None:
     problem = Problem.create(9, 17, 33, epilogue=step)
     inputs = make_inputs(problem, InputKind.SPECIAL, 3)
@@ -96,7 +97,7 @@ def test_exact_result_rounded_to_float32_is_within_the_bound_of_each_step(step: 
     assert find_error(expected, result) is None
 
 
-@pytest.mark.parametrize("step", sorted(STEP_KINDS))
+@pytest.mark.parametrize("step", FLOAT_STEPS)
 def test_error_of_a_thousandth_after_each_step_is_found(step: str) -> None:
     problem = Problem.create(9, 17, 33, epilogue=step)
     expected = compute_expected(problem, make_inputs(problem, InputKind.EXACT, 3))
@@ -105,6 +106,39 @@ def test_error_of_a_thousandth_after_each_step_is_found(step: str) -> None:
     result[4, 5] += 1e-3
 
     assert find_error(expected, result) is not None
+
+
+QUANTISED = "x_row_zero_point+row_scale+channel_scale+bias+y_zero_point"
+
+
+@pytest.mark.parametrize("kind", list(InputKind))
+def test_sums_of_bytes_are_exact(kind: InputKind) -> None:
+    problem = Problem.parse("u8_s8_s32_s32 5x7x300 nk x_zero_point")
+    inputs = make_inputs(problem, kind, 1)
+    zero = inputs.operands["x_zero_point"].astype(np.int64)
+    result = (inputs.x.astype(np.int64) - zero) @ inputs.w.astype(np.int64).T
+    expected = compute_expected(problem, inputs)
+
+    assert find_error(expected, result.astype(np.int32)) is None
+    assert find_error(expected, (result + 1).astype(np.int32)) is not None
+
+
+@pytest.mark.parametrize("types", ["u8_s8_s32_u8", "s8_s8_s32_s8"])
+def test_bytes_are_rounded_to_even_and_saturated(types: str) -> None:
+    problem = Problem.parse(f"{types} 40x60x30 nk {QUANTISED}")
+    inputs = make_inputs(problem, InputKind.NORMAL, 1)
+    operands = {name: array.astype(np.float64) for name, array in inputs.operands.items()}
+    x = inputs.x.astype(np.float64) - operands["x_row_zero_point"][:, np.newaxis]
+    value = x @ inputs.w.astype(np.float64).T * operands["row_scale"][:, np.newaxis]
+    value = np.rint(value * operands["channel_scale"] + operands["bias"])
+    limits = np.iinfo(inputs.x.dtype)
+    result = np.clip(value + operands["y_zero_point"], limits.min, limits.max)
+    expected = compute_expected(problem, inputs)
+
+    assert {limits.min, limits.max} < set(result.ravel())
+    assert find_error(expected, result.astype(inputs.x.dtype)) is None
+    off_by_one = np.where(result < limits.max, result + 1, result - 1)
+    assert "2400 of 2400" in (find_error(expected, off_by_one) or "")
 
 
 def test_same_seed_gives_the_same_inputs() -> None:

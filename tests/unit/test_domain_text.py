@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from gemm_tuner.domain.blocking import Blocking, LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import STEP_KINDS, Epilogue, Step
 from gemm_tuner.domain.measurement import Measurement, Ratio, Timing
 from gemm_tuner.domain.micro_kernel import MicroKernel
@@ -36,15 +37,35 @@ def steps(draw: st.DrawFn) -> Step:
     return Step.parse(name)
 
 
+TYPES = [
+    "f32",
+    "bf16",
+    "bf16_bf16_f32_f32",
+    "u8_s8_s32_f32",
+    "s8_s8_s32_s8",
+    "u8_s8_s32_s32",
+]
+
+
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
     low = draw(sizes)
+    types = OperandTypes.parse(draw(st.sampled_from(TYPES)))
+    chain = draw(st.lists(steps(), max_size=4))
+    offsets = [step for step in chain if step.kind.is_offset]
+    others = [step for step in chain if not step.kind.is_offset]
     return Problem(
         m=Rows(low=low, high=draw(st.one_of(st.just(low), st.integers(low, low + 100)))),
         n=draw(sizes),
         k=draw(sizes),
+        types=types,
         w_layout=draw(st.sampled_from(WeightLayout)),
-        epilogue=Epilogue(steps=tuple(draw(st.lists(steps(), max_size=4)))),
+        epilogue=Epilogue(
+            steps=(
+                *(offsets if types.accumulator is DType.S32 else ()),
+                *(others if types.y is not DType.S32 else ()),
+            )
+        ),
     )
 
 
@@ -76,6 +97,19 @@ def test_candidate_text_parses_back(candidate: Candidate) -> None:
     assert Candidate.parse(candidate.text) == candidate
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("f32 1x2x3 nk x_zero_point", "off integers"),
+        ("int8 1x2x3 nk bias+x_zero_point", "zero points of x first"),
+        ("u8_s8_s32_s32 1x2x3 nk x_zero_point+scale", "y is s32"),
+    ],
+)
+def test_steps_that_do_not_go_with_the_types_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidEpilogue, match=message):
+        Problem.parse(text)
+
+
 def test_problem_text_may_leave_out_layout_and_epilogue() -> None:
     assert Problem.parse("f32 1x2x3").text == "f32 1x2x3 nk none"
 
@@ -83,6 +117,9 @@ def test_problem_text_may_leave_out_layout_and_epilogue() -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
+        ("s8 1x2x3", "does not say the types"),
+        ("f32_s8_f32_f32 1x2x3", "do not go together"),
+        ("u8_s8_f32_f32 1x2x3", "do not go together"),
         ("f32 -1x2x3", "m = '-1'|m = -1"),
         ("f32 4x-2x3", "n = -2"),
         ("f32 1x2x1000000000000", "k = 1000000000000"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gemm_tuner.domain.dtype import F32, DType
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.arrays import check_overlap, view_matrix, view_operand, view_output
@@ -90,7 +90,7 @@ def test_output_beside_an_input_in_the_same_rows_is_taken() -> None:
 
 @pytest.mark.parametrize("value", [2, 2.0, np.float64(2.0), np.array(2.0, np.float32)])
 def test_scalar_operand_is_a_number_or_one_element(value: object) -> None:
-    _view, array = view_operand("scale", value, OperandShape.SCALAR, SHAPE, F32)
+    _view, array = view_operand("scale", value, OperandShape.SCALAR, SHAPE, DType.F32)
 
     assert array.dtype == np.float32
     assert array.tolist() == [2.0]
@@ -104,12 +104,13 @@ def test_scalar_operand_is_a_number_or_one_element(value: object) -> None:
         (OperandShape.ROW_VECTOR, np.zeros(5, np.float32)),
         (OperandShape.ROW_VECTOR, np.zeros(12, np.float32)[::2]),
         (OperandShape.ROW_VECTOR, np.zeros(6)),
+        (OperandShape.COLUMN_VECTOR, np.zeros(6, np.float32)),
         (OperandShape.MATRIX, np.zeros(6, np.float32)),
     ],
 )
 def test_unusable_operands_are_refused(kind: OperandShape, value: object) -> None:
     with pytest.raises(InvalidArray):
-        view_operand("operand", value, kind, SHAPE, F32)
+        view_operand("operand", value, kind, SHAPE, DType.F32)
 
 
 def test_large_memory_is_there_when_the_system_refuses_huge_pages(

@@ -14,13 +14,14 @@ from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.fallback import FallbackKernel
 
 SEED = 3
+FLOAT_STEPS = [name for name, kind in STEP_KINDS.items() if not kind.is_offset]
 
 
 def _fallback(text: str) -> FallbackKernel:
     return FallbackKernel(problem=Problem.parse(text), reason="a test asked for it")
 
 
-@pytest.mark.parametrize("epilogue", ["none", "bias+gelu_erf+add+mul+add", *STEP_KINDS])
+@pytest.mark.parametrize("epilogue", ["none", "bias+gelu_erf+add+mul+add", *FLOAT_STEPS])
 @pytest.mark.parametrize("layout", ["nk", "kn"])
 def test_every_step_is_computed(epilogue: str, layout: str) -> None:
     kernel = _fallback(f"f32 5x7x9 {layout} {epilogue}")
@@ -32,6 +33,25 @@ def test_every_step_is_computed(epilogue: str, layout: str) -> None:
 
     assert y is out
     assert find_error(compute_expected(kernel.problem, inputs), out) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "u8_s8_s32_s32 5x7x9 nk x_zero_point",
+        "s8_s8_s32_f32 5x7x9 nk x_row_zero_point+row_scale+channel_scale+bias+relu",
+        "u8_s8_s32_u8 5x7x9 kn x_zero_point+scale+bias+gelu_erf+scale+y_zero_point",
+        "u8_s8_s32_bf16 5x7x9 kn none",
+    ],
+)
+def test_quantised_layers_are_computed(text: str) -> None:
+    kernel = _fallback(text)
+    inputs = make_inputs(kernel.problem, InputKind.NORMAL, SEED)
+    operands: dict[str, Any] = {**inputs.operands}
+
+    y = kernel(inputs.x, kernel.pack(inputs.w), **operands)
+
+    assert find_error(compute_expected(kernel.problem, inputs), y) is None
 
 
 def test_a_range_of_rows_is_accepted() -> None:

@@ -32,7 +32,7 @@ _HARDSWISH = 0x34
 _BINARY_ADD = 0x1FFF0
 _BINARY_MUL = 0x1FFF1
 
-_DATA_TYPES = {DType.F32: 3, DType.BF16: 2}
+_DATA_TYPES = {DType.F32: 3, DType.BF16: 2, DType.S32: 4, DType.S8: 5, DType.U8: 6}
 
 # The element-wise function of a step: algorithm, then alpha and beta, which are the parameters of
 # the step if it has any.
@@ -47,7 +47,13 @@ _ELEMENTWISE: dict[str, tuple[int, tuple[float, ...]]] = {
     "gelu_tanh": (_GELU_TANH, (0.0, 0.0)),
     "gelu_erf": (_GELU_ERF, (0.0, 0.0)),
 }
-_BINARY = {"bias": _BINARY_ADD, "add": _BINARY_ADD, "mul": _BINARY_MUL}
+_BINARY = {
+    "bias": _BINARY_ADD,
+    "add": _BINARY_ADD,
+    "mul": _BINARY_MUL,
+    "channel_scale": _BINARY_MUL,
+}
+_SCALE = "scale"
 
 
 class _StepStruct(ctypes.Structure):
@@ -107,8 +113,14 @@ class OneDnn:
         """Return a callee that works on `workload`.
 
         Raises:
-            BaselineMissing: oneDNN refuses the problem.
+            BaselineMissing: oneDNN refuses the problem, or has no such step.
         """
+        for step in workload.problem.epilogue.steps:
+            if step.kind.name not in {_SCALE, *_ELEMENTWISE, *_BINARY}:
+                raise BaselineMissing(
+                    f"oneDNN cannot fuse the step {step.text!r} of {workload.problem.text}; "
+                    "choose another baseline."
+                )
         return _OneDnnCallee(self._driver, workload)
 
 
