@@ -111,7 +111,12 @@ class KernelLibrary:
     @property
     def run_address(self) -> int:
         """Return the address of `gemm_tuner_run`, for callers in C."""
-        return ctypes.cast(self._library.gemm_tuner_run, ctypes.c_void_p).value or 0
+        return _address(self._library.gemm_tuner_run)
+
+    @property
+    def workspace_bytes_address(self) -> int:
+        """Return the address of `gemm_tuner_workspace_bytes`, for callers in C."""
+        return _address(self._library.gemm_tuner_workspace_bytes)
 
     def describe(self) -> str:
         """Return the library's description of itself, as JSON."""
@@ -139,6 +144,10 @@ class KernelLibrary:
         """Compute one part of one phase and return the status."""
         status: int = self._library.gemm_tuner_run(ctypes.byref(args), phase, part, parts)
         return status
+
+
+def _address(function: object) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]  # a function
 
 
 def _load(binary: bytes) -> ctypes.CDLL:

@@ -5,18 +5,17 @@ import os
 import re
 from collections.abc import Mapping
 from functools import cache
-from math import ceil
 from pathlib import Path
 
 import cpuinfo
 
 from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature, parse_isa
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.runtime.cpus import quota_cpus
 
 ISA_VARIABLE = "GEMM_TUNER_ISA"
 
 _SYSTEM_CPUS = Path("/sys/devices/system/cpu")
-_CGROUPS = Path("/sys/fs/cgroup")
 _AMX = frozenset({IsaFeature.AMX_TILE, IsaFeature.AMX_BF16, IsaFeature.AMX_INT8})
 _SIZE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -131,19 +130,7 @@ def _physical_cores() -> int:
         _read(_SYSTEM_CPUS / f"cpu{number}" / "topology" / "thread_siblings_list") or str(number)
         for number in os.sched_getaffinity(0)
     }
-    return max(1, min(len(cores), _quota_cores() or len(cores)))
-
-
-def _quota_cores() -> int | None:
-    """Return the CPU quota of the control group in whole cores, None if there is none."""
-    words = _read(_CGROUPS / "cpu.max").split() or [
-        _read(_CGROUPS / "cpu" / "cpu.cfs_quota_us"),
-        _read(_CGROUPS / "cpu" / "cpu.cfs_period_us"),
-    ]
-    quota, period = words
-    if not (quota.isdecimal() and period.isdecimal()):
-        return None
-    return ceil(int(quota) / int(period))
+    return max(1, min(len(cores), quota_cpus() or len(cores)))
 
 
 def _read(path: Path) -> str:

@@ -19,6 +19,7 @@ from gemm_tuner.runtime.arrays import (
     view_operand,
     view_output,
 )
+from gemm_tuner.runtime.dlpack import AnyArray, as_array, new_result
 from gemm_tuner.runtime.packed import PackedWeights
 
 _ERF_COEFFICIENTS = np.array(
@@ -53,7 +54,7 @@ class FallbackKernel:
     problem: Problem
     reason: str
 
-    def pack(self, w: NDArray[np.generic]) -> PackedWeights:
+    def pack(self, w: object) -> PackedWeights:
         """Return a copy of the weights, ready to be multiplied.
 
         Args:
@@ -65,20 +66,22 @@ class FallbackKernel:
         problem = self.problem
         is_nk = problem.w_layout is WeightLayout.NK
         shape = (problem.n, problem.k) if is_nk else (problem.k, problem.n)
+        w = as_array("w", w)
         view_matrix("w", w, shape, problem.types.w)
+        assert isinstance(w, np.ndarray)
         # Sums of integers are exact in float64.
         copied = w.astype(np.float64 if problem.types.w.is_integer else np.float32)
         return PackedWeights(owner=self._name, memory=copied.T if is_nk else copied)
 
     def __call__(
         self,
-        x: NDArray[np.generic],
+        x: AnyArray,
         packed: PackedWeights,
         *,
-        out: NDArray[np.generic] | None = None,
+        out: AnyArray | None = None,
         threads: int | None = None,  # noqa: ARG002 - NumPy chooses its threads itself
         **operands: object,
-    ) -> NDArray[Any]:
+    ) -> AnyArray:
         """Return `epilogue(x @ w)`; the arguments are those of `Kernel`.
 
         Raises:
@@ -86,25 +89,26 @@ class FallbackKernel:
         """
         problem = self.problem
         packed.check_owner(self._name)
-        if not isinstance(x, np.ndarray) or x.ndim != 2 or x.shape[0] not in problem.m:
+        given = as_array("x", x)
+        if not isinstance(given, np.ndarray) or given.ndim != 2 or len(given) not in problem.m:
             raise InvalidArray(
-                f"x has the shape {np.shape(x)}, but ({problem.m.text}, {problem.k}) is needed; "
-                "ask for a kernel of its size."
+                f"x has the shape {getattr(given, 'shape', 'of no array')}, but "
+                f"({problem.m.text}, {problem.k}) is needed; ask for a kernel of its size."
             )
-        shape = (x.shape[0], problem.n)
-        view_matrix("x", x, (shape[0], problem.k), problem.types.x)
+        shape = (len(given), problem.n)
+        view_matrix("x", given, (shape[0], problem.k), problem.types.x)
         arrays = self._operand_arrays(operands, shape)
+        result = new_result(x, shape, NUMPY_TYPES[problem.types.y]) if out is None else out
+        y = as_array("out", result)
+        view_output(y, shape, problem.types.y)
+        assert isinstance(y, np.ndarray)
         if out is not None:
-            view_output(out, shape, problem.types.y)
-            check_overlap(out, "x", x)
+            check_overlap(y, "x", given)
         # A kernel computes with infinities in silence, and so does its substitute.
         with np.errstate(all="ignore"):
-            product = np.matmul(x.astype(packed.memory.dtype, copy=False), packed.memory)
-            y = _rounded(self._epilogue(product, packed.memory, arrays), problem.types.y)
-        if out is None:
-            return y
-        out[...] = y
-        return out
+            product = np.matmul(given.astype(packed.memory.dtype, copy=False), packed.memory)
+            y[...] = _rounded(self._epilogue(product, packed.memory, arrays), problem.types.y)
+        return result
 
     @property
     def _name(self) -> str:
@@ -118,7 +122,7 @@ class FallbackKernel:
         return [
             view_operand(
                 wanted.name,
-                operands[wanted.name],
+                as_array(wanted.name, operands[wanted.name]),
                 wanted.shape,
                 shape,
                 self.problem.operand_type(wanted),

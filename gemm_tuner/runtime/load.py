@@ -1,12 +1,8 @@
-"""Load a kernel and call it on NumPy arrays."""
+"""Load a kernel and call it on arrays."""
 
 import json
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from threading import local
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +11,10 @@ from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import MAX_THREADS
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.errors import InvalidArray, InvalidSetting, KernelRejected
-from gemm_tuner.runtime.abi import OK, ArgsStruct, KernelLibrary, make_args, make_weights
+from gemm_tuner.runtime.abi import KernelLibrary, make_args, make_weights
 from gemm_tuner.runtime.arrays import (
     NUMPY_TYPES,
     ArrayView,
@@ -27,14 +24,26 @@ from gemm_tuner.runtime.arrays import (
     view_operand,
     view_output,
 )
+from gemm_tuner.runtime.direct import DirectCall
+from gemm_tuner.runtime.dlpack import AnyArray, as_array, element_type, new_result
 from gemm_tuner.runtime.memory import address_of, allocate_aligned
 from gemm_tuner.runtime.packed import PackedWeights
+from gemm_tuner.runtime.pool import configure_pool, run_parts
+
+# Operand shapes as native/kernel_call.h numbers them.
+_SHAPE_NUMBERS = {
+    OperandShape.SCALAR: 0,
+    OperandShape.ROW_VECTOR: 1,
+    OperandShape.COLUMN_VECTOR: 2,
+    OperandShape.MATRIX: 3,
+}
 
 
-class Kernel:
+class Kernel(DirectCall):
     """A loaded kernel: `y = epilogue(x @ w)` for one n and k.
 
-    It can be called from any number of threads at the same time.
+    `kernel(x, packed, ...)` is `kernel.compute(x, packed, ...)` by a shorter way, where there is
+    one. It can be called from any number of threads at the same time.
     """
 
     def __init__(self, library: KernelLibrary, artifact: Artifact, threads: int = 1) -> None:
@@ -60,8 +69,10 @@ class Kernel:
         self._y_type = NUMPY_TYPES[self.problem.types.y]
         self._operands = self.problem.epilogue.operands
         self._memory = _ThreadMemory()
+        if library.run_address:
+            self._prepare()
 
-    def pack(self, w: NDArray[np.generic]) -> PackedWeights:
+    def pack(self, w: object) -> PackedWeights:
         """Return the weights in the layout of this kernel.
 
         Args:
@@ -73,28 +84,33 @@ class Kernel:
         problem = self.problem
         is_nk = problem.w_layout is WeightLayout.NK
         shape = (problem.n, problem.k) if is_nk else (problem.k, problem.n)
+        w = as_array("w", w)  # kept until it is packed
         view = view_matrix("w", w, shape, problem.types.w)
         memory = allocate_aligned(self.library.packed_weight_bytes)
         weights = make_weights(view.address, view.leading_dimension)
         self.library.pack_weights(weights, address_of(memory))
         return PackedWeights(owner=self.artifact.sha256, memory=memory)
 
-    def __call__(
+    def compute(
         self,
-        x: NDArray[np.generic],
+        x: AnyArray,
         packed: PackedWeights,
         *,
-        out: NDArray[np.generic] | None = None,
+        out: AnyArray | None = None,
         threads: int | None = None,
         **operands: object,
-    ) -> NDArray[Any]:
+    ) -> AnyArray:
         """Return `epilogue(x @ w)`.
+
+        Arrays are those of NumPy, or of any library that speaks DLPack, such as PyTorch; they are
+        not copied.
 
         Args:
             x: (m, k), rows at any distance.
             packed: what `pack` returned.
-            out: where the result goes, (m, n); made if not given. It shares no memory with an
-                input: between blocks of k it holds unfinished sums.
+            out: where the result goes, (m, n), and what is returned; by default a new array of the
+                library of x. It shares no memory with an input: between blocks of k it holds
+                unfinished sums.
             threads: how many threads compute; by default as many as the kernel was chosen for, and
                 in the parts that were timed. The result may depend on this number in the last
                 bits, but never on their order.
@@ -106,16 +122,19 @@ class Kernel:
         """
         packed.check_owner(self.artifact.sha256)
         parts = self._parts(self.threads if threads is None else threads)
-        rows = self._rows_of(x)
+        given = as_array("x", x)
+        rows = self._rows_of(given)
         types, shape = self.problem.types, (rows, self.problem.n)
-        x_view = view_matrix("x", x, (rows, self.problem.k), types.x)
-        y = np.empty(shape, self._y_type) if out is None else out
+        x_view = view_matrix("x", given, (rows, self.problem.k), types.x)
+        result = new_result(x, shape, self._y_type) if out is None else out
+        y = as_array("out", result)
         y_view = view_output(y, shape, types.y)
         views, kept = self._view_operands(operands, shape)
         if out is not None:
-            check_overlap(out, "x", x)
-            for name, array in kept.items():
-                check_overlap(out, name, array)
+            assert isinstance(y, np.ndarray)
+            assert isinstance(given, np.ndarray)
+            for name, array in {"x": given, **kept}.items():
+                check_overlap(y, name, array)
         workspace_bytes = self.library.workspace_bytes(parts)
         args = make_args(
             m=rows,
@@ -125,8 +144,36 @@ class Kernel:
             operands=[(view.address, view.leading_dimension) for view in views],
             workspace=self._memory.workspace(workspace_bytes) if workspace_bytes else 0,
         )
-        self._run(args, parts)
-        return y
+        if not run_parts(self.library, args, parts):
+            raise KernelRejected(
+                f"kernel {self.artifact.sha256[:12]} refused its arguments "
+                f"(m = {rows}, {parts} parts); build or fetch it again."
+            )
+        return result
+
+    def _prepare(self) -> None:
+        problem = self.problem
+        self.prepare(
+            run=self.library.run_address,
+            workspace_bytes=self.library.workspace_bytes_address,
+            phases=self.library.phases,
+            threads=self.threads,
+            parts=self._parts(self.threads),
+            m=(problem.m.low, problem.m.high),
+            n=problem.n,
+            k=problem.k,
+            x_type=element_type(NUMPY_TYPES[problem.types.x]),
+            y_type=element_type(self._y_type),
+            owner=self.artifact.sha256,
+            operands=tuple(
+                (
+                    operand.name,
+                    _SHAPE_NUMBERS[operand.shape],
+                    element_type(NUMPY_TYPES[problem.operand_type(operand)]),
+                )
+                for operand in self._operands
+            ),
+        )
 
     def _parts(self, threads: int) -> int:
         """Return the parts of a call: those that were timed, or one for each of other threads."""
@@ -136,7 +183,7 @@ class Kernel:
             return threads
         return min(threads, self.library.preferred_parts)
 
-    def _rows_of(self, x: NDArray[np.generic]) -> int:
+    def _rows_of(self, x: object) -> int:
         if not isinstance(x, np.ndarray) or x.ndim != 2:
             raise InvalidArray("x must be a numpy.ndarray of two dimensions, (m, k).")
         rows = len(x)
@@ -155,7 +202,7 @@ class Kernel:
         for operand in self._operands:
             view, array = view_operand(
                 operand.name,
-                operands[operand.name],
+                as_array(operand.name, operands[operand.name]),
                 operand.shape,
                 shape,
                 self.problem.operand_type(operand),
@@ -163,23 +210,6 @@ class Kernel:
             views.append(view)
             kept[operand.name] = array
         return views, kept
-
-    def _run(self, args: ArgsStruct, parts: int) -> None:
-        for phase in range(self.library.phases):
-            if parts == 1:
-                statuses = [self.library.run(args, phase, 0, 1)]
-            else:
-                statuses = list(
-                    _pool(parts).map(
-                        lambda part, phase=phase: self.library.run(args, phase, part, parts),
-                        range(parts),
-                    )
-                )
-            if any(status != OK for status in statuses):
-                raise KernelRejected(
-                    f"kernel {self.artifact.sha256[:12]} refused its arguments "
-                    f"(m = {args.m}, {parts} parts); build or fetch it again."
-                )
 
 
 class _ThreadMemory(local):
@@ -203,15 +233,8 @@ def load_kernel(binary: bytes, *, artifact: Artifact, cpu: Cpu, threads: int = 1
         IsaNotUsable: the kernel needs features that are not usable here.
         AbiMismatch: the kernel has another version of the ABI than this package.
         KernelRejected: the system cannot load it.
+        InvalidSetting: GEMM_TUNER_PIN is neither 0 nor 1.
     """
     artifact.check(binary, cpu.isa)
+    configure_pool()
     return Kernel(KernelLibrary(binary), artifact, threads)
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=threads, thread_name_prefix="gemm-tuner")
-
-
-# A forked child has the pools but not their threads: its calls would wait for ever.
-os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -27,6 +27,7 @@ class _Library:
 
     packed_weight_bytes = 64
     phases = 1
+    run_address = 0  # nothing that C could call
 
     def __init__(self, preferred_parts: int) -> None:
         self.preferred_parts = preferred_parts

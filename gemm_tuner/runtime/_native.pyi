@@ -1,0 +1,43 @@
+# The interface of native/module.c.
+
+from typing import TypeAlias
+
+import numpy as np
+
+from gemm_tuner.runtime.dlpack import AnyArray
+from gemm_tuner.runtime.packed import PackedWeights
+
+ElementType: TypeAlias = tuple[np.dtype[np.generic], int, int]
+
+GEMM_TUNER_ABI_VERSION: int
+
+class DirectCall:
+    def prepare(
+        self,
+        *,
+        run: int,
+        workspace_bytes: int,
+        phases: int,
+        threads: int,
+        parts: int,
+        m: tuple[int, int],
+        n: int,
+        k: int,
+        x_type: ElementType,
+        y_type: ElementType,
+        owner: str,
+        operands: tuple[tuple[str, int, ElementType], ...],
+    ) -> None: ...
+    def __call__(
+        self,
+        x: AnyArray,
+        packed: PackedWeights,
+        *,
+        out: AnyArray | None = None,
+        threads: int | None = None,
+        **operands: object,
+    ) -> AnyArray: ...
+
+def run_parts(run: int, args: int, phases: int, parts: int, /) -> int: ...
+def configure_pool(threads: int, cpus: tuple[int, ...] | None, /) -> None: ...
+def locate(array: object, element_type: ElementType, /) -> tuple[int, int, int] | None: ...

@@ -1,0 +1,61 @@
+"""How many CPUs this process may keep busy: its affinity, cut by the quota of its control group."""
+
+import os
+from math import ceil
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def usable_cpus() -> int:
+    """Return how many threads of this process can run at the same time, hyper-threads included."""
+    cpus = len(os.sched_getaffinity(0))
+    return max(1, min(cpus, quota_cpus() or cpus))
+
+
+def quota_cpus(mount: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int | None:
+    """Return the least CPU quota of this process's control groups, in whole CPUs; None if none.
+
+    Both versions of control groups are read. In a container, the group that the system tells of may
+    be above what is mounted: then the mounted one is the process's own.
+    """
+    quotas = [
+        quota
+        for root, group in _hierarchies(mount, _read(membership))
+        for folder in (group, *group.parents)
+        if folder.is_relative_to(root)
+        for quota in _quotas(folder)
+    ]
+    return min((ceil(quota) for quota in quotas), default=None)
+
+
+def _hierarchies(mount: Path, membership: str) -> list[tuple[Path, Path]]:
+    """Return the root and this process's group of each hierarchy that may limit CPU time."""
+    found = [(mount, mount), (mount / "cpu", mount / "cpu")]
+    for line in membership.splitlines():
+        _number, controllers, path = line.split(":", 2)
+        if not controllers:
+            found.append((mount, mount / path.lstrip("/")))
+        elif "cpu" in controllers.split(","):
+            found.append((mount / "cpu", mount / "cpu" / path.lstrip("/")))
+    return found
+
+
+def _quotas(folder: Path) -> list[float]:
+    pairs = (
+        _read(folder / "cpu.max").split(),
+        [_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")],
+    )
+    return [
+        int(pair[0]) / int(pair[1])
+        for pair in pairs
+        if len(pair) == 2 and all(word.isdecimal() and int(word) for word in pair)
+    ]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

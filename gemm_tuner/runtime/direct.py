@@ -1,0 +1,58 @@
+"""The part of the call path that is in C, native/, or its substitute where it was not built."""
+
+import logging
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gemm_tuner.domain.artifact import ABI_VERSION
+from gemm_tuner.runtime.dlpack import element_type
+
+__all__ = ["NATIVE", "DirectCall"]
+
+_LOG = logging.getLogger(__name__)
+
+
+def _load() -> ModuleType | None:
+    try:
+        native = import_module("gemm_tuner.runtime._native")
+    except ImportError as error:
+        _LOG.debug("Kernels are called through ctypes: %s", error)
+        return None
+    if native.GEMM_TUNER_ABI_VERSION == ABI_VERSION and _knows_arrays(native):
+        return native
+    _LOG.warning(
+        "Kernels are called through ctypes: gemm_tuner.runtime._native was built for another "
+        "version of the kernel ABI, or does not know the arrays of NumPy %s; "
+        "install gemm-tuner again.",
+        np.__version__,
+    )
+    return None
+
+
+def _knows_arrays(native: ModuleType) -> bool:
+    """Check what it reads where NumPy's binary interface says that an array's fields are."""
+    array = np.zeros((3, 5), np.float32)[:, 1:4]
+    found: object = native.locate(array, element_type(array.dtype))
+    return found == (array.ctypes.data, 5, 1)
+
+
+NATIVE = _load()
+
+if TYPE_CHECKING:
+    from gemm_tuner.runtime._native import DirectCall
+elif NATIVE is not None:
+    DirectCall = NATIVE.DirectCall
+else:
+
+    class DirectCall:
+        """Sends each call to `compute`, which checks its arguments."""
+
+        def prepare(self, **_facts: object) -> None:
+            """Take what does not change between the calls of a kernel."""
+
+        def __call__(self, *arguments: object, **named: object) -> object:
+            """Return `compute` of the same arguments."""
+            return self.compute(*arguments, **named)

@@ -1,0 +1,150 @@
+#include "array_view.h"
+
+#include <string.h>
+
+/* The start of PyArrayObject. It belongs to NumPy's binary interface: the macros of its headers
+ * compile to these offsets in every extension. */
+typedef struct numpy_array {
+    PyObject_HEAD
+    char *data;
+    int nd;
+    Py_ssize_t *dimensions;
+    Py_ssize_t *strides; /* bytes */
+    PyObject *base;
+    PyObject *descr;
+    int flags;
+} numpy_array;
+
+enum { NUMPY_ALIGNED = 0x100, NUMPY_WRITEABLE = 0x400 };
+
+/* From dlpack.h, version 1.3. */
+enum { DLPACK_MAJOR_VERSION = 1, DLPACK_CPU = 1 };
+
+typedef struct dlpack_tensor {
+    void *data;
+    int32_t device_type;
+    int32_t device_id;
+    int32_t ndim;
+    uint8_t code;
+    uint8_t bits;
+    uint16_t lanes;
+    int64_t *shape;
+    int64_t *strides; /* NULL: contiguous */
+    uint64_t byte_offset;
+} dlpack_tensor;
+
+typedef struct dlpack_exchange {
+    struct {
+        uint32_t major, minor;
+        const void *previous;
+    } header;
+    void *allocate;
+    void *managed_tensor_from_object;
+    void *managed_tensor_to_object;
+    int (*tensor_from_object)(void *object, dlpack_tensor *tensor);
+} dlpack_exchange;
+
+enum { KNOWN_TYPES = 4 }; /* torch.Tensor, torch.nn.Parameter, and room */
+
+static PyTypeObject *ndarray;
+static PyObject *requires_grad;
+static PyObject *exchange_name;
+
+static struct {
+    PyTypeObject *type;
+    const dlpack_exchange *exchange;
+} known[KNOWN_TYPES];
+
+int array_view_init(void) {
+    PyObject *numpy = PyImport_ImportModule("numpy");
+    ndarray = numpy ? (PyTypeObject *)PyObject_GetAttrString(numpy, "ndarray") : NULL;
+    requires_grad = PyUnicode_InternFromString("requires_grad");
+    exchange_name = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
+    Py_XDECREF(numpy);
+    return ndarray && requires_grad && exchange_name ? 0 : -1;
+}
+
+bool is_ndarray(PyObject *object) { return Py_TYPE(object) == ndarray; }
+
+void *ndarray_elements(PyObject *array) { return ((numpy_array *)array)->data; }
+
+static bool view_ndarray(const numpy_array *array, const element_type *type, array_view *view) {
+    if (array->descr != type->descr || !(array->flags & NUMPY_ALIGNED)) {
+        return false;
+    }
+    for (int i = 0; i < array->nd; i++) {
+        if (array->strides[i] % type->size_bytes) {
+            return false;
+        }
+        view->strides[i] = array->strides[i] / type->size_bytes;
+    }
+    view->elements = array->data;
+    view->shape = (const int64_t *)array->dimensions;
+    view->is_writeable = array->flags & NUMPY_WRITEABLE;
+    return true;
+}
+
+static const dlpack_exchange *find_exchange(PyTypeObject *type) {
+    int place = 0;
+    for (; place < KNOWN_TYPES && known[place].type; place++) {
+        if (known[place].type == type) {
+            return known[place].exchange;
+        }
+    }
+    PyObject *capsule = PyObject_GetAttr((PyObject *)type, exchange_name);
+    const dlpack_exchange *exchange =
+        capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
+    Py_XDECREF(capsule);
+    PyErr_Clear();
+    if (!exchange || exchange->header.major != DLPACK_MAJOR_VERSION ||
+        !exchange->tensor_from_object) {
+        return NULL;
+    }
+    if (place < KNOWN_TYPES) {
+        Py_INCREF((PyObject *)type);
+        known[place].type = type;
+        known[place].exchange = exchange;
+    }
+    return exchange;
+}
+
+/* The exchange would leave a tensor's gradient behind in silence. */
+static bool is_recorded_for_gradients(PyObject *tensor) {
+    PyObject *flag = PyObject_GetAttr(tensor, requires_grad);
+    bool is_recorded = flag != NULL && flag != Py_False;
+    Py_XDECREF(flag);
+    PyErr_Clear();
+    return is_recorded;
+}
+
+static bool view_tensor(PyObject *object, const element_type *type, array_view *view) {
+    const dlpack_exchange *exchange = find_exchange(Py_TYPE(object));
+    dlpack_tensor tensor;
+    if (!exchange || is_recorded_for_gradients(object)) {
+        return false;
+    }
+    if (exchange->tensor_from_object(object, &tensor) != 0) {
+        PyErr_Clear();
+        return false;
+    }
+    const uint32_t given = tensor.code | (uint32_t)tensor.bits << 8 | (uint32_t)tensor.lanes << 16;
+    view->elements = (char *)tensor.data + tensor.byte_offset;
+    if (tensor.device_type != DLPACK_CPU || given != type->dlpack_type || tensor.ndim < 1 ||
+        tensor.ndim > 2 || !tensor.strides || (uintptr_t)view->elements % type->size_bytes) {
+        return false;
+    }
+    memcpy(view->strides, tensor.strides, tensor.ndim * sizeof *tensor.strides);
+    view->dimensions = tensor.ndim;
+    view->shape = tensor.shape;
+    view->is_writeable = true;
+    return true;
+}
+
+bool view_array(PyObject *array, const element_type *type, array_view *view) {
+    if (!is_ndarray(array)) {
+        return view_tensor(array, type, view);
+    }
+    view->dimensions = ((numpy_array *)array)->nd;
+    return view->dimensions >= 1 && view->dimensions <= 2 &&
+           view_ndarray((numpy_array *)array, type, view);
+}

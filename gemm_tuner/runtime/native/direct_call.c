@@ -1,0 +1,180 @@
+#include "direct_call.h"
+
+#include "kernel_call.h"
+
+#include <stddef.h>
+#include <string.h>
+
+typedef struct direct_call {
+    PyObject_HEAD
+    bool is_prepared;
+    kernel_facts facts;
+} direct_call;
+
+static PyObject *compute_name, *out_name, *threads_name;
+
+static PyObject **find_place(const kernel_facts *kernel, PyObject *name, call_values *values) {
+    if (name == out_name) {
+        return &values->out;
+    }
+    if (name == threads_name) {
+        return &values->threads;
+    }
+    for (int32_t i = 0; i < kernel->operand_count; i++) {
+        if (name == kernel->operands[i].name) {
+            return &values->operands[i];
+        }
+    }
+    return NULL;
+}
+
+static bool read_values(const kernel_facts *kernel, PyObject *positional, PyObject *named,
+                        call_values *values) {
+    if (PyTuple_Size(positional) != 2) {
+        return false;
+    }
+    memset(values, 0, offsetof(call_values, operands) +
+                          kernel->operand_count * sizeof *values->operands);
+    values->x = PyTuple_GetItem(positional, 0);
+    values->packed = PyTuple_GetItem(positional, 1);
+    PyObject *name, *value;
+    for (Py_ssize_t position = 0; named && PyDict_Next(named, &position, &name, &value);) {
+        PyObject **place = find_place(kernel, name, values);
+        if (!place) {
+            return false;
+        }
+        *place = value;
+    }
+    if (values->out == Py_None) {
+        values->out = NULL;
+    }
+    for (int32_t i = 0; i < kernel->operand_count; i++) {
+        if (!values->operands[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static PyObject *direct_call_call(PyObject *object, PyObject *positional, PyObject *named) {
+    direct_call *self = (direct_call *)object;
+    call_values values;
+    if (self->is_prepared && read_values(&self->facts, positional, named, &values)) {
+        PyObject *y = call_kernel(&self->facts, &values);
+        if (y) {
+            return y;
+        }
+    }
+    PyObject *compute = PyObject_GetAttr(object, compute_name);
+    PyObject *y = compute ? PyObject_Call(compute, positional, named) : NULL;
+    Py_XDECREF(compute);
+    return y;
+}
+
+int read_type(PyObject *object, void *result) {
+    element_type *type = result;
+    int code, bits;
+    if (!PyArg_ParseTuple(object, "Oii", &type->descr, &code, &bits)) {
+        return 0;
+    }
+    Py_INCREF(type->descr);
+    type->dlpack_type = (uint32_t)code | (uint32_t)bits << 8 | 1u << 16;
+    type->size_bytes = bits / 8;
+    return 1;
+}
+
+static int read_operands(PyObject *object, void *result) {
+    kernel_facts *facts = result;
+    const Py_ssize_t count = PyTuple_Size(object);
+    if (count < 0 || count > MAX_OPERANDS) {
+        PyErr_Format(PyExc_ValueError, "%zd operands are too many.", count);
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        operand_facts *operand = &facts->operands[i];
+        if (!PyArg_ParseTuple(PyTuple_GetItem(object, i), "UiO&", &operand->name, &operand->shape,
+                              read_type, &operand->type)) {
+            return 0;
+        }
+        Py_INCREF(operand->name);
+        PyUnicode_InternInPlace(&operand->name);
+        facts->operand_count = (int32_t)i + 1;
+    }
+    return 1;
+}
+
+PyDoc_STRVAR(prepare_doc,
+             "Take what does not change between the calls of a kernel.\n\n"
+             "Until then, each call goes to `compute`.");
+
+static PyObject *direct_call_prepare(PyObject *object, PyObject *positional, PyObject *named) {
+    static char *names[] = {"run",    "workspace_bytes", "phases", "threads", "parts", "m",
+                            "n",      "k",               "x_type", "y_type",  "owner", "operands",
+                            NULL};
+    direct_call *self = (direct_call *)object;
+    kernel_facts facts = {0};
+    unsigned long long run, workspace_bytes;
+    long long m_low, m_high, n, k;
+    if (self->is_prepared) {
+        PyErr_SetString(PyExc_RuntimeError, "a kernel is prepared once.");
+        return NULL;
+    }
+    if (!PyArg_ParseTupleAndKeywords(positional, named, "$KKiii(LL)LLO&O&UO&", names, &run,
+                                     &workspace_bytes, &facts.phases, &facts.threads, &facts.parts,
+                                     &m_low, &m_high, &n, &k, read_type, &facts.x, read_type,
+                                     &facts.y, &facts.owner, read_operands, &facts)) {
+        return NULL;
+    }
+    facts.run = (run_function)(uintptr_t)run;
+    facts.workspace_bytes = (uint64_t(*)(int32_t))(uintptr_t)workspace_bytes;
+    facts.m_low = m_low;
+    facts.m_high = m_high;
+    facts.n = n;
+    facts.k = k;
+    Py_INCREF(facts.owner);
+    self->facts = facts;
+    self->is_prepared = true;
+    Py_RETURN_NONE;
+}
+
+static void direct_call_free(PyObject *object) {
+    direct_call *self = (direct_call *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    for (int32_t i = 0; i < self->facts.operand_count; i++) {
+        Py_DECREF(self->facts.operands[i].name);
+    }
+    Py_XDECREF(self->facts.owner);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef direct_call_methods[] = {
+    {"prepare", (PyCFunction)(void (*)(void))direct_call_prepare, METH_VARARGS | METH_KEYWORDS,
+     prepare_doc},
+    {NULL},
+};
+
+static PyType_Slot direct_call_slots[] = {
+    {Py_tp_doc, "Calls a kernel straight away if all is as it should be, else `compute`."},
+    {Py_tp_call, direct_call_call},
+    {Py_tp_methods, direct_call_methods},
+    {Py_tp_dealloc, direct_call_free},
+    {0, NULL},
+};
+
+static PyType_Spec direct_call_spec = {
+    .name = "gemm_tuner.runtime._native.DirectCall",
+    .basicsize = sizeof(direct_call),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = direct_call_slots,
+};
+
+PyObject *make_direct_call(void) {
+    compute_name = PyUnicode_InternFromString("compute");
+    out_name = PyUnicode_InternFromString("out");
+    threads_name = PyUnicode_InternFromString("threads");
+    if (!compute_name || !out_name || !threads_name || kernel_call_init() != 0) {
+        return NULL;
+    }
+    return PyType_FromSpec(&direct_call_spec);
+}

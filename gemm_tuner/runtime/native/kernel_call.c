@@ -1,0 +1,255 @@
+#include "kernel_call.h"
+
+#include "workspace.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+/* Shorter calls keep the lock of the interpreter: to give it up and take it again costs more. At
+ * 50 Gflop/s this is 2 us. */
+enum { FLOP_WORTH_UNLOCKING = 100000 };
+
+typedef struct byte_range {
+    const char *begin, *end;
+} byte_range;
+
+typedef union scalar {
+    float float32;
+    int32_t int32;
+} scalar;
+
+/* What a kernel is given, and what must stay until it returns. */
+typedef struct prepared_call {
+    gemm_tuner_args args;
+    gemm_tuner_operand operands[MAX_OPERANDS];
+    scalar scalars[MAX_OPERANDS];
+    byte_range inputs[1 + MAX_OPERANDS];
+    int32_t input_count;
+    PyObject *packed_memory;
+    PyObject *y;
+} prepared_call;
+
+static PyObject *owner_name, *memory_name;
+static PyObject *empty; /* numpy.empty */
+
+int kernel_call_init(void) {
+    PyObject *numpy = PyImport_ImportModule("numpy");
+    owner_name = PyUnicode_InternFromString("owner");
+    memory_name = PyUnicode_InternFromString("memory");
+    empty = numpy ? PyObject_GetAttrString(numpy, "empty") : NULL;
+    Py_XDECREF(numpy);
+    return owner_name && memory_name && empty && workspace_init() == 0 ? 0 : -1;
+}
+
+static int64_t at_least_1(int64_t length) { return length > 1 ? length : 1; }
+
+static byte_range range_of(const array_view *view, int64_t elements, int64_t size_bytes) {
+    return (byte_range){view->elements, view->elements + elements * size_bytes};
+}
+
+static bool overlap(byte_range a, byte_range b) {
+    return a.begin < b.end && b.begin < a.end;
+}
+
+/* Rows are contiguous, and at any distance that is not less than their length. */
+static bool read_matrix(PyObject *array, const element_type *type, int64_t rows, int64_t columns,
+                        array_view *view, int64_t *leading_dimension, byte_range *range) {
+    if (!view_array(array, type, view) || view->dimensions != 2 || view->shape[0] != rows ||
+        view->shape[1] != columns || (columns > 1 && rows > 0 && view->strides[1] != 1)) {
+        return false;
+    }
+    *leading_dimension = rows > 1 && columns > 0 ? view->strides[0] : at_least_1(columns);
+    const int64_t spanned = rows && columns ? (rows - 1) * *leading_dimension + columns : 0;
+    *range = range_of(view, spanned, type->size_bytes);
+    return *leading_dimension >= columns;
+}
+
+static bool read_vector(PyObject *array, const element_type *type, int64_t length,
+                        array_view *view, byte_range *range) {
+    *range = (byte_range){0};
+    if (!view_array(array, type, view) || view->dimensions != 1 || view->shape[0] != length ||
+        (length > 1 && view->strides[0] != 1)) {
+        return false;
+    }
+    *range = range_of(view, length, type->size_bytes);
+    return true;
+}
+
+/* A Python float for an operand of float32, an int for one of int32, if it fits. */
+static bool read_scalar(PyObject *value, const element_type *type, scalar *scalar) {
+    if (PyFloat_CheckExact(value) && type->dlpack_type == DLPACK_FLOAT32) {
+        const double number = PyFloat_AsDouble(value);
+        scalar->float32 = (float)number;
+        return !(fabs(number) > FLT_MAX && isfinite(number));
+    }
+    if (PyLong_CheckExact(value) && type->dlpack_type == DLPACK_INT32) {
+        const long long number = PyLong_AsLongLong(value); /* -1 with an exception, if too large */
+        scalar->int32 = (int32_t)number;
+        return scalar->int32 == number && !PyErr_Occurred();
+    }
+    return false;
+}
+
+static bool read_operand(const operand_facts *facts, PyObject *value, const kernel_facts *kernel,
+                         int32_t place, prepared_call *call) {
+    gemm_tuner_operand *operand = &call->operands[place];
+    byte_range *range = &call->inputs[call->input_count++];
+    array_view view = {0};
+    *operand = (gemm_tuner_operand){0};
+    bool is_read = false;
+    switch (facts->shape) {
+    case SCALAR:
+        *range = (byte_range){0};
+        operand->elements = &call->scalars[place];
+        return read_scalar(value, &facts->type, &call->scalars[place]);
+    case ROW_VECTOR:
+        is_read = read_vector(value, &facts->type, kernel->n, &view, range);
+        break;
+    case COLUMN_VECTOR:
+        is_read = read_vector(value, &facts->type, call->args.m, &view, range);
+        break;
+    case MATRIX:
+        is_read = read_matrix(value, &facts->type, call->args.m, kernel->n, &view,
+                              &operand->leading_dimension, range);
+        break;
+    }
+    operand->elements = view.elements;
+    return is_read;
+}
+
+/* Find out the number of rows, which the caller of a kernel for a range chooses. */
+static bool read_x(const kernel_facts *kernel, PyObject *x, prepared_call *call) {
+    array_view view;
+    if (!view_array(x, &kernel->x, &view) || view.dimensions != 2) {
+        return false;
+    }
+    call->args.m = view.shape[0];
+    if (call->args.m < kernel->m_low || call->args.m > kernel->m_high ||
+        !read_matrix(x, &kernel->x, call->args.m, kernel->k, &view,
+                     &call->args.x_leading_dimension, &call->inputs[0])) {
+        return false;
+    }
+    call->args.x = view.elements;
+    call->input_count = 1;
+    return true;
+}
+
+static bool read_packed(const kernel_facts *kernel, PyObject *packed, prepared_call *call) {
+    PyObject *owner = PyObject_GetAttr(packed, owner_name);
+    bool is_ours = owner == kernel->owner ||
+                   (owner && PyUnicode_Check(owner) && !PyUnicode_Compare(owner, kernel->owner));
+    Py_XDECREF(owner);
+    call->packed_memory = is_ours ? PyObject_GetAttr(packed, memory_name) : NULL;
+    if (!call->packed_memory || !is_ndarray(call->packed_memory)) {
+        return false;
+    }
+    call->args.packed_w = ndarray_elements(call->packed_memory);
+    return true;
+}
+
+static PyObject *new_y(const kernel_facts *kernel, int64_t rows) {
+    PyObject *shape = Py_BuildValue("(LL)", (long long)rows, (long long)kernel->n);
+    PyObject *y = shape ? PyObject_CallFunctionObjArgs(empty, shape, kernel->y.descr, NULL) : NULL;
+    Py_XDECREF(shape);
+    return y;
+}
+
+static bool read_y(const kernel_facts *kernel, PyObject *out, PyObject *x, prepared_call *call) {
+    if (!out && !is_ndarray(x)) {
+        return false; /* the result is to be of the kind of x */
+    }
+    call->y = out ? Py_NewRef(out) : new_y(kernel, call->args.m);
+    array_view view;
+    byte_range range;
+    if (!call->y ||
+        !read_matrix(call->y, &kernel->y, call->args.m, kernel->n, &view,
+                     &call->args.y_leading_dimension, &range) ||
+        !view.is_writeable) {
+        return false;
+    }
+    for (int32_t i = 0; i < call->input_count; i++) {
+        if (overlap(range, call->inputs[i])) {
+            return false;
+        }
+    }
+    call->args.y = view.elements;
+    return true;
+}
+
+static bool read_parts(const kernel_facts *kernel, PyObject *threads, int32_t *parts) {
+    if (!threads || threads == Py_None) {
+        *parts = kernel->parts;
+        return true;
+    }
+    const long number = PyLong_CheckExact(threads) ? PyLong_AsLong(threads) : -1;
+    *parts = number == kernel->threads ? kernel->parts : (int32_t)number;
+    return number >= 1 && number <= MAX_PARTS;
+}
+
+static bool read_workspace(const kernel_facts *kernel, int32_t parts, prepared_call *call) {
+    const uint64_t size_bytes = kernel->workspace_bytes(parts);
+    call->args.workspace = size_bytes ? find_workspace(size_bytes) : NULL;
+    return !size_bytes || call->args.workspace;
+}
+
+static bool prepare(const kernel_facts *kernel, const call_values *values, prepared_call *call) {
+    call->args = (gemm_tuner_args){
+        .size_bytes = sizeof call->args,
+        .batch = 1,
+        .operands = call->operands,
+        .operand_count = kernel->operand_count,
+    };
+    if (!read_x(kernel, values->x, call) || !read_packed(kernel, values->packed, call)) {
+        return false;
+    }
+    for (int32_t i = 0; i < kernel->operand_count; i++) {
+        if (!read_operand(&kernel->operands[i], values->operands[i], kernel, i, call)) {
+            return false;
+        }
+    }
+    return read_y(kernel, values->out, values->x, call);
+}
+
+static int32_t run(const kernel_facts *kernel, const prepared_call *call, int32_t parts) {
+    const int64_t flop = 2 * call->args.m * kernel->n * kernel->k;
+    if (parts == 1 && kernel->phases == 1 && flop < FLOP_WORTH_UNLOCKING) {
+        return kernel->run(&call->args, 0, 0, 1);
+    }
+    int32_t status;
+    Py_BEGIN_ALLOW_THREADS
+    status = pool_run(kernel->run, &call->args, kernel->phases, parts);
+    Py_END_ALLOW_THREADS
+    return status;
+}
+
+/* Another thread may take an argument out of its dictionary while the kernel reads it. */
+static void hold(const kernel_facts *kernel, const call_values *values) {
+    for (int32_t i = 0; i < kernel->operand_count; i++) {
+        Py_INCREF(values->operands[i]);
+    }
+}
+
+static void release(const kernel_facts *kernel, const call_values *values) {
+    for (int32_t i = 0; i < kernel->operand_count; i++) {
+        Py_DECREF(values->operands[i]);
+    }
+}
+
+PyObject *call_kernel(const kernel_facts *kernel, const call_values *values) {
+    prepared_call call;
+    int32_t parts;
+    call.packed_memory = call.y = NULL;
+    hold(kernel, values);
+    const bool is_done = read_parts(kernel, values->threads, &parts) &&
+                         prepare(kernel, values, &call) && read_workspace(kernel, parts, &call) &&
+                         run(kernel, &call, parts) == GEMM_TUNER_OK;
+    release(kernel, values);
+    Py_XDECREF(call.packed_memory);
+    if (is_done) {
+        return call.y;
+    }
+    Py_XDECREF(call.y);
+    PyErr_Clear();
+    return NULL;
+}
