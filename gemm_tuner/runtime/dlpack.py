@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from gemm_tuner.errors import InvalidArray
 
-_CPU = 1
+# The kinds of device whose memory a CPU reads: its own, and memory pinned for a GPU.
+_READABLE_DEVICES = frozenset({1, 3, 11})
 _DEVICES = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 14: "oneapi"}
 _NEWEST_VERSION = (1, 0)
 _READ_ONLY = 1
@@ -103,14 +104,20 @@ def as_array(name: str, value: object) -> object:
     if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__dlpack__"):
         return value
     shared = cast(SharedArray, value)
-    _check_device(name, shared)
     try:
-        capsule = _export(shared)
+        kind, number = shared.__dlpack_device__()
+        capsule = _export(shared) if kind in _READABLE_DEVICES else None
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidArray(
             f"{name} is a {type(value).__name__} that its library does not share: {error}; "
             f"pass {name}.detach(), or a dense copy."
         ) from error
+    if capsule is None:
+        device = _DEVICES.get(int(kind), f"DLPack type {int(kind)}")
+        raise InvalidArray(
+            f"{name} lies on the device {device} {number}, but kernels run on the CPU: "
+            f"pass a copy in its memory, such as {name}.cpu()."
+        )
     return _Tensor(name, capsule).array()
 
 
@@ -121,16 +128,6 @@ def new_result(x: AnyArray, shape: tuple[int, int], dtype: np.dtype[np.generic])
     if isinstance(x, np.ndarray) or empty is None or of_type is None:
         return cast(AnyArray, np.empty(shape, dtype))
     return cast(AnyArray, empty(shape, dtype=of_type))
-
-
-def _check_device(name: str, value: SharedArray) -> None:
-    kind, number = value.__dlpack_device__()
-    if kind != _CPU:
-        device = _DEVICES.get(int(kind), f"DLPack type {int(kind)}")
-        raise InvalidArray(
-            f"{name} lies on the device {device} {number}, but kernels run on the CPU: "
-            f"pass a copy in its memory, such as {name}.cpu()."
-        )
 
 
 def _export(value: SharedArray) -> object:

@@ -1,0 +1,123 @@
+"""Kernels on tensors of PyTorch, without a copy; skipped where PyTorch is not installed."""
+
+import sys
+from typing import Any
+
+import pytest
+
+from gemm_tuner.build.compile import compile_kernel
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import InvalidArray
+from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.runtime.direct import NATIVE
+from gemm_tuner.runtime.fallback import FallbackKernel
+from gemm_tuner.runtime.load import Kernel, load_kernel
+from gemm_tuner.space.catalog import family_named
+
+torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+M, N, K = 6, 20, 9
+EPILOGUE = "scale+bias+add+relu"
+TYPES = {"f32": "float32", "bf16": "bfloat16"}
+
+
+def _kernel(types: str) -> Kernel:
+    candidate = Candidate.parse(f"scalar_{types}_2x2 mc{M}_nc{N}_kc{K} jc_ic_jr_ir")
+    problem = Problem.parse(f"{types} {M}x{N}x{K} nk {EPILOGUE}")
+    family = family_named(candidate.micro_kernel.family)
+    build = compile_kernel(
+        render(problem, candidate, family), isa=family.isa, toolchain=find_toolchain()
+    )
+    return load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
+
+
+def _random(*shape: int, dtype: str = "float32") -> Any:  # noqa: ANN401 - a tensor
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(
+        getattr(torch, dtype)
+    )
+
+
+def _expected(x: Any, w: Any, bias: Any, add: Any) -> Any:  # noqa: ANN401 - tensors
+    return torch.relu(0.5 * (x.float() @ w.float().T) + bias.float() + add.float())
+
+
+@pytest.mark.parametrize("types", TYPES)
+@pytest.mark.parametrize("way", ["direct", "checked", "fallback"])
+@pytest.mark.parametrize("with_out", [False, True])
+def test_tensors_are_taken(
+    types: str, way: str, *, with_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel: Kernel | FallbackKernel = _kernel(types)
+    if way == "fallback":
+        kernel = FallbackKernel(problem=kernel.problem, reason="a test asked for it")
+    dtype = TYPES[types]
+    x, w = _random(M, K, dtype=dtype), _random(N, K, dtype=dtype)
+    bias, add = _random(N, dtype=dtype), _random(2 * M, N, dtype=dtype)[::2]
+    out = torch.zeros(M, N, dtype=getattr(torch, dtype)) if with_out else None
+    packed = kernel.pack(w)
+    if way == "direct" and NATIVE is not None and with_out:
+        monkeypatch.setattr(Kernel, "compute", None)
+    call: Any = kernel.compute if way == "checked" and isinstance(kernel, Kernel) else kernel
+
+    y = call(x, packed, out=out, scale=0.5, bias=bias, add=add)
+
+    assert isinstance(y, torch.Tensor)
+    assert (y is out) == with_out
+    assert y.dtype == getattr(torch, dtype)
+    tolerance = 1e-5 if types == "f32" else 2e-2
+    torch.testing.assert_close(
+        y.float(), _expected(x, w, bias, add), rtol=tolerance, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"x": torch.zeros(M, K, requires_grad=True)}, "gradient.*detach"),
+        ({"x": torch.zeros(M, K, device="meta")}, "does not share.*meta"),
+        ({"x": torch.zeros(M, K, dtype=torch.float64)}, "float64"),
+        ({"x": torch.zeros(K, M).T}, "contiguous"),
+        ({"x": torch.zeros(M, K + 1)}, "x has the shape"),
+        ({"x": torch.zeros(M, K).to_sparse()}, "does not share"),
+        ({"bias": torch.zeros(N, dtype=torch.int32)}, "bias has the dtype int32"),
+        ({"out": torch.zeros(M, N + 1)}, "out has the shape"),
+    ],
+)
+def test_wrong_tensors_are_told(changes: dict[str, Any], reason: str) -> None:
+    kernel = _kernel("f32")
+    named = {"scale": 0.5, "bias": _random(N), "add": _random(M, N), **changes}
+    x = named.pop("x", _random(M, K))
+
+    with pytest.raises(InvalidArray, match=reason):
+        kernel(x, kernel.pack(_random(N, K)), **named)
+
+
+def test_overlap_of_tensors_is_told() -> None:
+    kernel = _kernel("f32")
+    both = torch.zeros(M + 1, N)
+
+    with pytest.raises(InvalidArray, match="out overlaps add"):
+        kernel(
+            _random(M, K),
+            kernel.pack(_random(N, K)),
+            out=both[1:],
+            scale=0.5,
+            bias=_random(N),
+            add=both[:-1],
+        )
+
+
+def test_calls_leave_no_reference_to_a_tensor_behind() -> None:
+    kernel = _kernel("f32")
+    packed = kernel.pack(_random(N, K))
+    x, bias, add, out = _random(M, K), _random(N), _random(M, N), torch.zeros(M, N)
+    before = [sys.getrefcount(tensor) for tensor in (x, bias, add, out)]
+
+    for _ in range(50):
+        kernel(x, packed, out=out, scale=0.5, bias=bias, add=add)
+        kernel.compute(x, packed, out=out, scale=0.5, bias=bias, add=add)
+
+    assert [sys.getrefcount(tensor) for tensor in (x, bias, add, out)] == before

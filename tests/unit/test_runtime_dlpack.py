@@ -1,0 +1,126 @@
+"""Arrays of other libraries, by DLPack; PyTorch's own are in tests/kernels/test_torch.py."""
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gemm_tuner.errors import InvalidArray
+from gemm_tuner.runtime.dlpack import as_array, new_result
+
+
+class _Foreign:
+    """An array of a library that knows no NumPy."""
+
+    def __init__(self, array: NDArray[Any], *, device: tuple[int, int] = (1, 0)) -> None:
+        self._array = array
+        self._device = device
+
+    def __dlpack__(self, *, max_version: tuple[int, int] | None = None) -> object:
+        return self._array.__dlpack__(max_version=max_version)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+
+class _Old(_Foreign):
+    """An array of a library from before DLPack 1.0."""
+
+    def __dlpack__(self) -> object:  # type: ignore[override]  # as it was
+        return self._array.__dlpack__()
+
+
+class _Private(_Foreign):
+    def __dlpack__(self, *, max_version: tuple[int, int] | None = None) -> object:
+        raise BufferError(f"not for you, {max_version}")
+
+
+class _Nothing(_Foreign):
+    def __dlpack__(self, *, max_version: tuple[int, int] | None = None) -> object:
+        return max_version
+
+
+def _shared(foreign: _Foreign) -> NDArray[Any]:
+    array = as_array("x", foreign)
+    assert isinstance(array, np.ndarray)
+    return array
+
+
+@pytest.mark.parametrize("kind", [_Foreign, _Old])
+@pytest.mark.parametrize("dtype", ["f4", "f2", "f8", "i1", "u1", "i4", "c8", "?"])
+def test_memory_is_shared(kind: type[_Foreign], dtype: str) -> None:
+    array = np.arange(24).reshape(4, 6).astype(dtype)
+
+    shared = _shared(kind(array))
+
+    assert shared.dtype == array.dtype
+    assert shared.ctypes.data == array.ctypes.data
+    assert np.array_equal(shared, array)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((4, 10), np.float32)[:, 2:8],
+        np.zeros((4, 6), np.float32).T,
+        np.zeros((8, 6), np.float32)[::-2],
+        np.zeros((0, 6), np.float32),
+        np.zeros((), np.float32),
+    ],
+)
+def test_shape_and_strides_are_kept(array: NDArray[np.float32]) -> None:
+    shared = _shared(_Foreign(array))
+
+    assert shared.shape == array.shape
+    assert shared.size == 0 or shared.strides == array.strides
+
+
+def test_memory_is_kept_as_long_as_it_is_shared_and_no_longer() -> None:
+    array = np.ones((4, 6), np.float32)
+    reference = weakref.ref(array)
+    shared = _shared(_Foreign(array))
+
+    del array
+    gc.collect()
+    assert reference() is not None
+    assert shared.all()
+
+    del shared
+    gc.collect()
+    assert reference() is None
+
+
+def test_read_only_memory_stays_read_only() -> None:
+    array = np.ones((4, 6), np.float32)
+    array.flags.writeable = False
+
+    assert not _shared(_Foreign(array)).flags.writeable
+
+
+@pytest.mark.parametrize("value", [1.0, "text", None, [1.0], np.ones(3), np.float32(1)])
+def test_other_values_are_left_as_they_are(value: object) -> None:
+    assert as_array("x", value) is value
+
+
+@pytest.mark.parametrize(
+    ("foreign", "reason"),
+    [
+        (_Foreign(np.ones(3), device=(2, 1)), "x lies on the device cuda 1"),
+        (_Foreign(np.ones(3), device=(99, 0)), "DLPack type 99"),
+        (_Private(np.ones(3)), "does not share: not for you"),
+        (_Nothing(np.ones(3)), "x gives no DLPack tensor"),
+    ],
+)
+def test_what_cannot_be_shared_is_told(foreign: _Foreign, reason: str) -> None:
+    with pytest.raises(InvalidArray, match=reason):
+        as_array("x", foreign)
+
+
+def test_results_of_a_library_that_makes_none_are_of_numpy() -> None:
+    result: object = new_result(_Foreign(np.ones(3)), (2, 3), np.dtype(np.float32))
+
+    assert isinstance(result, np.ndarray)
+    assert result.shape == (2, 3)
