@@ -1,10 +1,11 @@
 # The interface of native/module.c.
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
 
-from gemm_tuner.runtime.dlpack import AnyArray
+from gemm_tuner.runtime.dlpack import AnyArray, SharedArray
 from gemm_tuner.runtime.packed import PackedWeights
 
 ElementType: TypeAlias = tuple[np.dtype[np.generic], int, int]
@@ -26,6 +27,7 @@ class DirectCall:
         x_type: ElementType,
         y_type: ElementType,
         owner: str,
+        new_result: Callable[[SharedArray, tuple[int, int], np.dtype[np.generic]], SharedArray],
         operands: tuple[tuple[str, int, ElementType], ...],
     ) -> None: ...
     def __call__(

@@ -107,16 +107,9 @@ class KernelLibrary:
         self.phases: int = self._library.gemm_tuner_phases()
         self.preferred_parts: int = self._library.gemm_tuner_preferred_parts()
         self.packed_weight_bytes: int = self._library.gemm_tuner_packed_weight_bytes()
-
-    @property
-    def run_address(self) -> int:
-        """Return the address of `gemm_tuner_run`, for callers in C."""
-        return _address(self._library.gemm_tuner_run)
-
-    @property
-    def workspace_bytes_address(self) -> int:
-        """Return the address of `gemm_tuner_workspace_bytes`, for callers in C."""
-        return _address(self._library.gemm_tuner_workspace_bytes)
+        # For callers in C.
+        self.run_address = _address(self._library.gemm_tuner_run)
+        self.workspace_bytes_address = _address(self._library.gemm_tuner_workspace_bytes)
 
     def describe(self) -> str:
         """Return the library's description of itself, as JSON."""

@@ -165,6 +165,7 @@ class Kernel(DirectCall):
             x_type=element_type(NUMPY_TYPES[problem.types.x]),
             y_type=element_type(self._y_type),
             owner=self.artifact.sha256,
+            new_result=new_result,
             operands=tuple(
                 (
                     operand.name,

@@ -108,9 +108,10 @@ PyDoc_STRVAR(prepare_doc,
              "Until then, each call goes to `compute`.");
 
 static PyObject *direct_call_prepare(PyObject *object, PyObject *positional, PyObject *named) {
-    static char *names[] = {"run",    "workspace_bytes", "phases", "threads", "parts", "m",
-                            "n",      "k",               "x_type", "y_type",  "owner", "operands",
-                            NULL};
+    static char *names[] = {
+        "run",    "workspace_bytes", "phases", "threads",    "parts",    "m",  "n", "k",
+        "x_type", "y_type",          "owner",  "new_result", "operands", NULL,
+    };
     direct_call *self = (direct_call *)object;
     kernel_facts facts = {0};
     unsigned long long run, workspace_bytes;
@@ -119,10 +120,11 @@ static PyObject *direct_call_prepare(PyObject *object, PyObject *positional, PyO
         PyErr_SetString(PyExc_RuntimeError, "a kernel is prepared once.");
         return NULL;
     }
-    if (!PyArg_ParseTupleAndKeywords(positional, named, "$KKiii(LL)LLO&O&UO&", names, &run,
+    if (!PyArg_ParseTupleAndKeywords(positional, named, "$KKiii(LL)LLO&O&UOO&", names, &run,
                                      &workspace_bytes, &facts.phases, &facts.threads, &facts.parts,
                                      &m_low, &m_high, &n, &k, read_type, &facts.x, read_type,
-                                     &facts.y, &facts.owner, read_operands, &facts)) {
+                                     &facts.y, &facts.owner, &facts.new_result, read_operands,
+                                     &facts)) {
         return NULL;
     }
     facts.run = (run_function)(uintptr_t)run;
@@ -132,6 +134,7 @@ static PyObject *direct_call_prepare(PyObject *object, PyObject *positional, PyO
     facts.n = n;
     facts.k = k;
     Py_INCREF(facts.owner);
+    Py_INCREF(facts.new_result);
     self->facts = facts;
     self->is_prepared = true;
     Py_RETURN_NONE;
@@ -144,6 +147,7 @@ static void direct_call_free(PyObject *object) {
         Py_DECREF(self->facts.operands[i].name);
     }
     Py_XDECREF(self->facts.owner);
+    Py_XDECREF(self->facts.new_result);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }

@@ -148,18 +148,21 @@ static bool read_packed(const kernel_facts *kernel, PyObject *packed, prepared_c
     return true;
 }
 
-static PyObject *new_y(const kernel_facts *kernel, int64_t rows) {
+static PyObject *new_y(const kernel_facts *kernel, int64_t rows, PyObject *x) {
     PyObject *shape = Py_BuildValue("(LL)", (long long)rows, (long long)kernel->n);
-    PyObject *y = shape ? PyObject_CallFunctionObjArgs(empty, shape, kernel->y.descr, NULL) : NULL;
-    Py_XDECREF(shape);
+    if (!shape) {
+        return NULL;
+    }
+    PyObject *dtype = kernel->y.descr;
+    PyObject *y = is_ndarray(x)
+                      ? PyObject_CallFunctionObjArgs(empty, shape, dtype, NULL)
+                      : PyObject_CallFunctionObjArgs(kernel->new_result, x, shape, dtype, NULL);
+    Py_DECREF(shape);
     return y;
 }
 
 static bool read_y(const kernel_facts *kernel, PyObject *out, PyObject *x, prepared_call *call) {
-    if (!out && !is_ndarray(x)) {
-        return false; /* the result is to be of the kind of x */
-    }
-    call->y = out ? Py_NewRef(out) : new_y(kernel, call->args.m);
+    call->y = out ? Py_NewRef(out) : new_y(kernel, call->args.m, x);
     array_view view;
     byte_range range;
     if (!call->y ||

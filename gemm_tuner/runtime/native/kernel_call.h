@@ -24,7 +24,8 @@ typedef struct kernel_facts {
     int32_t parts; /* of a call in `threads` threads */
     int64_t m_low, m_high, n, k;
     element_type x, y;
-    PyObject *owner; /* of the packed weights */
+    PyObject *owner;      /* of the packed weights */
+    PyObject *new_result; /* makes y of the kind of x: (x, shape, dtype) */
     int32_t operand_count;
     operand_facts operands[MAX_OPERANDS];
 } kernel_facts;
