@@ -6,7 +6,9 @@ from typing import Any
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line, print_table
 from gemm_tuner.domain.cpu import Cpu, IsaFeature, isa_text
+from gemm_tuner.runtime.cpus import usable_cpus
 from gemm_tuner.runtime.detect import ISA_VARIABLE, detect_cpu
+from gemm_tuner.runtime.direct import NATIVE
 from gemm_tuner.space.catalog import CATALOG
 
 _EXTENSIONS = {
@@ -28,6 +30,8 @@ def cpu(*, as_json: options.AsJson = False) -> None:
     print_line(detected.brand)
     print_line(f"key: {detected.exact_key}")
     print_line(f"cores this process may use: {detected.physical_cores}")
+    print_line(f"threads that can share a call: {usable_cpus()}")
+    print_line(f"calls from Python go {'straight, in C' if NATIVE else 'through ctypes'}")
     print_line(
         f"caches: L1d {caches.l1d_bytes >> 10} KiB, L2 {caches.l2_bytes >> 10} KiB, "
         f"L3 {caches.l3_bytes >> 10} KiB"
@@ -70,6 +74,8 @@ def _facts(detected: Cpu) -> dict[str, Any]:
         "l2_bytes": detected.caches.l2_bytes,
         "l3_bytes": detected.caches.l3_bytes,
         "physical_cores": detected.physical_cores,
+        "usable_cpus": usable_cpus(),
+        "calls_in_c": NATIVE is not None,
         "families": [
             {"name": family.name, "missing": sorted(family.isa - detected.isa)}
             for family in CATALOG.values()

@@ -157,6 +157,11 @@ class _Tensor:
         tensor = self._managed.tensor
         dtype = self._dtype()
         shape = tuple(tensor.shape[: tensor.ndim])
+        if not tensor.data and 0 not in shape:
+            raise InvalidArray(
+                f"{self._name} has no memory of its own, as tensors have while a program is "
+                "traced: call the kernel with real ones."
+            )
         flags = getattr(self._managed, "flags", 0)
         self.__array_interface__ = {
             "version": 3,

@@ -30,6 +30,7 @@ SAMPLE_S = 0.1
 # fmt: off
 WAYS = {
     "out= given":                   "kernel(x, packed, out=out, bias=bias)",
+    "out= given, two threads":      "kernel(x, packed, out=out, bias=bias, threads=2)",
     "a new result":                 "kernel(x, packed, bias=bias)",
     "out= given, through ctypes":   "kernel.compute(x, packed, out=out, bias=bias)",
     "a new result, through ctypes": "kernel.compute(x, packed, bias=bias)",

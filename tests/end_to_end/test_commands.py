@@ -43,6 +43,7 @@ def test_cpu_gives_the_same_facts_as_json(capsys: pytest.CaptureFixture[str]) ->
     facts = _json(["cpu"], capsys)
 
     assert facts["physical_cores"] >= 1
+    assert facts["usable_cpus"] >= facts["physical_cores"]
     assert {family["name"] for family in facts["families"]} >= {"avx512_f32", "scalar_f32"}
 
 

@@ -95,6 +95,18 @@ def test_wrong_tensors_are_told(changes: dict[str, Any], reason: str) -> None:
         kernel(x, kernel.pack(_random(N, K)), **named)
 
 
+def test_tensors_without_memory_are_told() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - it may be missing
+
+    kernel = _kernel("f32")
+    packed = kernel.pack(_random(N, K))
+    with FakeTensorMode():
+        x = torch.zeros(M, K)
+
+    with pytest.raises(InvalidArray, match="no memory of its own|does not share"):
+        kernel(x, packed, scale=0.5, bias=_random(N), add=_random(M, N))
+
+
 def test_overlap_of_tensors_is_told() -> None:
     kernel = _kernel("f32")
     both = torch.zeros(M + 1, N)

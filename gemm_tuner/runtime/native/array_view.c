@@ -130,7 +130,8 @@ static bool view_tensor(PyObject *object, const element_type *type, array_view *
     const uint32_t given = tensor.code | (uint32_t)tensor.bits << 8 | (uint32_t)tensor.lanes << 16;
     view->elements = (char *)tensor.data + tensor.byte_offset;
     if (tensor.device_type != DLPACK_CPU || given != type->dlpack_type || tensor.ndim < 1 ||
-        tensor.ndim > 2 || !tensor.strides || (uintptr_t)view->elements % type->size_bytes) {
+        tensor.ndim > 2 || !tensor.strides || !tensor.data ||
+        (uintptr_t)view->elements % type->size_bytes) {
         return false;
     }
     memcpy(view->strides, tensor.strides, tensor.ndim * sizeof *tensor.strides);

@@ -155,7 +155,7 @@ static void direct_call_free(PyObject *object) {
 static PyMethodDef direct_call_methods[] = {
     {"prepare", (PyCFunction)(void (*)(void))direct_call_prepare, METH_VARARGS | METH_KEYWORDS,
      prepare_doc},
-    {NULL},
+    {0},
 };
 
 static PyType_Slot direct_call_slots[] = {

@@ -1,4 +1,4 @@
-/* The module gemm_tuner.runtime._native: the call path in C, where a compiler was there to build it.
+/* The module gemm_tuner.runtime._native: the call path in C, built where a compiler is.
  * gemm_tuner/runtime/_native.pyi has its interface. */
 #include "array_view.h"
 #include "direct_call.h"
@@ -79,7 +79,7 @@ static PyMethodDef functions[] = {
     {"run_parts", run_parts, METH_VARARGS, run_parts_doc},
     {"configure_pool", configure_pool, METH_VARARGS, configure_pool_doc},
     {"locate", locate, METH_VARARGS, locate_doc},
-    {NULL},
+    {0},
 };
 
 static struct PyModuleDef definition = {

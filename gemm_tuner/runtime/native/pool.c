@@ -91,7 +91,8 @@ static void work(void) {
         if (status != GEMM_TUNER_OK) {
             atomic_store(&pool.status, status);
         }
-        if (atomic_fetch_sub(&pool.unfinished_parts, 1) == 1 && atomic_load(&pool.is_caller_asleep)) {
+        bool is_last = atomic_fetch_sub(&pool.unfinished_parts, 1) == 1;
+        if (is_last && atomic_load(&pool.is_caller_asleep)) {
             futex_wake(&pool.unfinished_parts, 1);
         }
     }
