@@ -103,7 +103,7 @@ def test_tensors_without_memory_are_told() -> None:
     with FakeTensorMode():
         x = torch.zeros(M, K)
 
-    with pytest.raises(InvalidArray, match="no memory of its own|does not share"):
+    with pytest.raises(InvalidArray, match=r"no memory of its own|does not share"):
         kernel(x, packed, scale=0.5, bias=_random(N), add=_random(M, N))
 
 
