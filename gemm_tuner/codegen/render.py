@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from gemm_tuner.codegen.environment import environment
 from gemm_tuner.domain.artifact import ABI_VERSION
@@ -70,8 +71,8 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             or (problem.types.x is DType.S8 and family.product in _PRODUCTS_WITHOUT_SIGN),
             needs_transcendental=needs_transcendental,
             needs_select=needs_transcendental or _SELECTIONS.search(code) is not None,
-            # Unrolled over the sums, a long epilogue would be most of the code.
-            loop_over_epilogue=needs_transcendental,
+            k_blocks=ceil(problem.k / blocking.kc),
+            rows_at_once=_rows_at_once(family) if needs_transcendental else 1,
             has_single_columns=family.layout is PackedLayout.COLUMNS
             and 1 in {candidate.micro_kernel.nr, problem.n % candidate.micro_kernel.nr},
             rounds_by_instruction=IsaFeature.AVX512_BF16 in family.isa,
@@ -85,10 +86,18 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
     return Source(text=_BLANK_LINES.sub("\n\n", text))
 
 
+def _rows_at_once(family: MicroKernelFamily) -> int:
+    """Return over how many rows a long epilogue is interleaved, to hide its latencies."""
+    if family.layout is PackedLayout.COLUMNS or family.lanes == 1:
+        return 1
+    return family.registers // 4
+
+
 def _elements(problem: Problem) -> list[str]:
     """Return the templates of the element types that are not float."""
     types = problem.types
     used = {types.x, types.w, types.accumulator, types.y}
+    used |= {problem.operand_type(operand) for operand in problem.epilogue.operands}
     integers = any(dtype.is_integer for dtype in used)
     return ["bf16"] * (DType.BF16 in used) + ["integers"] * integers
 

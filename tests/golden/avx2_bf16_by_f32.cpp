@@ -298,31 +298,25 @@ inline Call read_args(const gemm_tuner_args &args, int64_t item)
     call.y = static_cast<Y *>(args.y) + item * args.y_batch_stride;
     call.ldy = args.y_leading_dimension;
     return call;
-}// The steps on the sums of `count` columns of y from (row, column) on.
-template <int count>
-inline auto apply_epilogue([[maybe_unused]] const Call &call, Sums sums, [[maybe_unused]] int64_t row,
-                           [[maybe_unused]] int64_t column)
-{
-    Vector value = sums;
-    return value;
 }
 
-// Store `count` finished sums, or add them to those of earlier blocks of k until the last is done.
-static_assert(kc >= k || sizeof(Y) == sizeof(float), "between blocks, y holds unfinished sums");
-
-template <int count>
-inline void finish(const Call &call, Sums sums, Y *y, int64_t row, int64_t column,
-                   [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
+// What the rows of y have in common: the operands of one vector of columns.
+struct Columns
 {
-    if constexpr (k > kc)
-    {
-        float *unfinished = reinterpret_cast<float *>(y);
-        if (!is_first)
-            sums += __builtin_bit_cast(Sums, load<count>(unfinished));
-        if (!is_last)
-            return store<count>(unfinished, __builtin_bit_cast(Vector, sums));
-    }
-    store<count>(y, apply_epilogue<count>(call, sums, row, column));
+};template <int count>
+inline Columns read_columns([[maybe_unused]] const Call &call, [[maybe_unused]] int64_t column)
+{
+    Columns columns;
+    return columns;
+}
+
+// The steps on the sums of `count` columns of y from (row, column) on.
+template <int count>
+inline auto apply_epilogue([[maybe_unused]] const Call &call, [[maybe_unused]] const Columns &columns, Sums sums,
+                           [[maybe_unused]] int64_t row, [[maybe_unused]] int64_t column)
+{
+    auto value = sums;
+    return value;
 }
 
 // The micro-kernel by outer products: rows x columns sums stay in registers while each turn adds
@@ -334,7 +328,7 @@ inline void finish(const Call &call, Sums sums, Y *y, int64_t row, int64_t colum
 template <int rows, int columns>
 [[gnu::noinline]] void micro_kernel(const Call &call, const X *x, [[maybe_unused]] int64_t x_stride,
                                     const W *w, int64_t depth, int64_t row, int64_t column,
-                                    bool is_first, bool is_last)
+                                    [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
 {
     constexpr int vectors = (columns + lanes - 1) / lanes;
     constexpr int last_count = columns - (vectors - 1) * lanes;
@@ -367,15 +361,20 @@ template <int rows, int columns>
     for (; p + k_step <= depth; p += k_step)
         turn(p, broadcast_group);
 
+    constexpr int last = (vectors - 1) * lanes;
+    Columns columns_of_y[vectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors - 1; ++v)
+        columns_of_y[v] = read_columns<lanes>(call, column + v * lanes);
+    columns_of_y[vectors - 1] = read_columns<last_count>(call, column + last);
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r)
     {
         Y *y = call.y + (row + r) * call.ldy + column;
 #pragma GCC unroll 16
         for (int v = 0; v < vectors - 1; ++v)
-            finish<lanes>(call, sums[r][v], y + v * lanes, row + r, column + v * lanes, is_first, is_last);
-        constexpr int last = (vectors - 1) * lanes;
-        finish<last_count>(call, sums[r][vectors - 1], y + last, row + r, column + last, is_first, is_last);
+            store<lanes>(y + v * lanes, apply_epilogue<lanes>(call, columns_of_y[v], sums[r][v], row + r, column + v * lanes));
+        store<last_count>(y + last, apply_epilogue<last_count>(call, columns_of_y[vectors - 1], sums[r][vectors - 1], row + r, column + last));
     }
 }
 

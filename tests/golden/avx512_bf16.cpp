@@ -191,6 +191,14 @@ inline Vector broadcast(Bf16 scalar)
     return broadcast(__builtin_bit_cast(float, static_cast<uint32_t>(scalar.bits) << 16));
 }
 
+inline BitsVector widen(HalfVector bits)
+{
+    // gcc 12 would make four instructions of a __builtin_convertvector.
+    BitsVector wide;
+    asm("vpmovzxwd %1, %0" : "=v"(wide) : "v"(bits));
+    return wide;
+}
+
 // Read the first `count` numbers as floats; the other lanes are zero.
 template <int count>
 inline Vector load(const Bf16 *from)
@@ -202,7 +210,7 @@ inline Vector load(const Bf16 *from)
         bits = __builtin_bit_cast(
             HalfVector, __builtin_ia32_loaddquhi256_mask(reinterpret_cast<MaskedAddress>(const_cast<Bf16 *>(from)),
                                                          MaskedHalfVector{}, static_cast<uint16_t>((1u << count) - 1)));
-    return __builtin_bit_cast(Vector, __builtin_convertvector(bits, BitsVector) << 16);
+    return __builtin_bit_cast(Vector, widen(bits) << 16);
 }
 
 // Write the first `count` lanes, rounded to the nearest bfloat16, ties to even; NaN stays NaN.
@@ -281,16 +289,19 @@ inline void pack_weights(const W *w, int64_t ldw, W *packed)
 constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
 
 // Comparisons that hand on a NaN in `value`: every comparison with NaN is false.
+// The instructions return their second operand, here `value`, if one is NaN. gcc does not find them.
 inline Vector maximum(Vector value, float bound)
 {
-    const Vector bounds = broadcast(bound);
-    return bounds > value ? bounds : value;
+    Vector result;
+    asm("vmaxps %1, %2, %0" : "=v"(result) : "v"(value), "v"(broadcast(bound)));
+    return result;
 }
 
 inline Vector minimum(Vector value, float bound)
 {
-    const Vector bounds = broadcast(bound);
-    return bounds < value ? bounds : value;
+    Vector result;
+    asm("vminps %1, %2, %0" : "=v"(result) : "v"(value), "v"(broadcast(bound)));
+    return result;
 }
 
 inline Vector select_below(Vector value, float bound, Vector if_below, Vector otherwise)
@@ -298,77 +309,170 @@ inline Vector select_below(Vector value, float bound, Vector if_below, Vector ot
     return value < broadcast(bound) ? if_below : otherwise;
 }
 
-inline Vector select_negative(Vector value, Vector if_negative, Vector otherwise)
+template <typename Value>
+inline Value select_negative(const Value &value, const Value &if_negative, const Value &otherwise)
 {
     return select_below(value, 0.0f, if_negative, otherwise);
 }
 
 // Transcendental functions on vectors, without libm. Polynomials are near-minimax fits made for
 // this project (Lawson's iteration on Chebyshev nodes); errors are stated against the exact value.
+// A `Value` is a vector, or vectors of several rows.
 
 // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
 constexpr float rounding_shift = 12582912.0f;
 
-// 2^(fraction + whole), |fraction| <= 0.5, where `shifted` is whole + rounding_shift.
-inline Vector exp2_of_parts(Vector fraction, Vector shifted)
+inline Vector magnitude_of(Vector value)
 {
-    Vector power = broadcast(1.53458075e-4f);
+    return __builtin_bit_cast(Vector, __builtin_bit_cast(IntVector, value) & 0x7fffffff);
+}
+
+// value * 2^whole, added to the bits of the exponent, where `shifted` is whole + rounding_shift.
+inline Vector times_power_of_2(Vector value, Vector shifted)
+{
+    const IntVector whole_bits = __builtin_bit_cast(IntVector, shifted) << 23;
+    return __builtin_bit_cast(Vector, __builtin_bit_cast(IntVector, value) + whole_bits);
+}
+
+// Vectors of neighbouring rows as one value. A long epilogue is a chain of instructions that wait for
+// each other: with several chains in turn, the processor has others to do.
+template <typename Element, int rows>
+struct Several;
+
+template <typename Function, typename Element, int rows, typename... Elements>
+inline auto each(Function function, const Several<Element, rows> &first, const Several<Elements, rows> &...others)
+{
+    Several<decltype(function(first.of_row[0], others.of_row[0]...)), rows> results;
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r)
+        results.of_row[r] = function(first.of_row[r], others.of_row[r]...);
+    return results;
+}
+
+template <typename Element, int rows>
+struct Several
+{
+    Element of_row[rows];
+
+    Several() = default;
+    Several(Element everywhere)
+    {
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; ++r)
+            of_row[r] = everywhere;
+    }
+    Several(float everywhere) : Several(broadcast(everywhere)) {}
+
+    friend Several operator-(const Several &a)
+    {
+        return each([](Element x) { return -x; }, a);
+    }
+    friend Several operator+(const Several &a, const Several &b)
+    {
+        return each([](Element x, Element y) { return x + y; }, a, b);
+    }
+    friend Several operator-(const Several &a, const Several &b)
+    {
+        return each([](Element x, Element y) { return x - y; }, a, b);
+    }
+    friend Several operator*(const Several &a, const Several &b)
+    {
+        return each([](Element x, Element y) { return x * y; }, a, b);
+    }
+    friend Several operator/(const Several &a, const Several &b)
+    {
+        return each([](Element x, Element y) { return x / y; }, a, b);
+    }
+    Several &operator-=(const Several &other) { return *this = *this - other; }
+
+    friend Several maximum(const Several &value, float bound)
+    {
+        return each([=](Element x) { return maximum(x, bound); }, value);
+    }
+    friend Several minimum(const Several &value, float bound)
+    {
+        return each([=](Element x) { return minimum(x, bound); }, value);
+    }
+    friend Several select_below(const Several &value, float bound, const Several &if_below, const Several &otherwise)
+    {
+        return each([=](Element x, Element y, Element z) { return select_below(x, bound, y, z); }, value, if_below,
+                    otherwise);
+    }
+    friend Several magnitude_of(const Several &value)
+    {
+        return each([](Element x) { return magnitude_of(x); }, value);
+    }
+    friend Several times_power_of_2(const Several &value, const Several &shifted)
+    {
+        return each([](Element x, Element y) { return times_power_of_2(x, y); }, value, shifted);
+    }
+};
+
+// 2^(fraction + whole), |fraction| <= 0.5, where `shifted` is whole + rounding_shift.
+template <typename Value>
+inline Value exp2_of_parts(const Value &fraction, const Value &shifted)
+{
+    Value power = broadcast(1.53458075e-4f);
     power = power * fraction + broadcast(1.33999312e-3f);
     power = power * fraction + broadcast(9.61848897e-3f);
     power = power * fraction + broadcast(5.55032878e-2f);
     power = power * fraction + broadcast(2.40226469e-1f);
     power = power * fraction + broadcast(6.93147206e-1f);
     power = power * fraction + broadcast(1.0f);
-    const IntVector scale_bits = (__builtin_bit_cast(IntVector, shifted) + 127) << 23;
-    return power * __builtin_bit_cast(Vector, scale_bits);
+    return times_power_of_2(power, shifted);
 }
 
 // 2^exponent for -126 <= exponent <= 127; relative error below 2e-7.
-inline Vector exp2_in_range(Vector exponent)
+template <typename Value>
+inline Value exp2_in_range(const Value &exponent)
 {
-    const Vector shifted = exponent + broadcast(rounding_shift);
+    const Value shifted = exponent + broadcast(rounding_shift);
     return exp2_of_parts(exponent - (shifted - broadcast(rounding_shift)), shifted);
 }
 
 // e^value for |value| <= 87; relative error below 3e-7.
-inline Vector exp_in_range(Vector value)
+template <typename Value>
+inline Value exp_in_range(const Value &value)
 {
-    const Vector log2_e = broadcast(1.44269504f);
-    const Vector shifted = value * log2_e + broadcast(rounding_shift);
-    const Vector whole = shifted - broadcast(rounding_shift);
+    const Value log2_e = broadcast(1.44269504f);
+    const Value shifted = value * log2_e + broadcast(rounding_shift);
+    const Value whole = shifted - broadcast(rounding_shift);
     // ln(2) in two parts: the product with the first is exact.
-    const Vector rest = (value - whole * broadcast(0.693145752f)) - whole * broadcast(1.42860677e-6f);
+    const Value rest = (value - whole * broadcast(0.693145752f)) - whole * broadcast(1.42860677e-6f);
     return exp2_of_parts(rest * log2_e, shifted);
 }
 
 // 1 / (1 + e^-value); error below 4 units in the last place, results under 1e-37 become 0.
-inline Vector logistic(Vector value)
+template <typename Value>
+inline Value logistic(const Value &value)
 {
-    const Vector decay = exp_in_range(-minimum(maximum(value, -87.0f), 87.0f));
+    const Value decay = exp_in_range(-minimum(maximum(value, -87.0f), 87.0f));
     return select_below(value, -87.0f, Vector{}, 1.0f / (1.0f + decay));
 }
 
 // tanh(value); error below 6 units in the last place.
-inline Vector hyperbolic_tangent(Vector value)
+template <typename Value>
+inline Value hyperbolic_tangent(const Value &value)
 {
-    const Vector magnitude = value < 0.0f ? -value : value;
-    const Vector growth = exp_in_range(minimum(magnitude + magnitude, 87.0f));
-    const Vector large = 1.0f - 2.0f / (growth + 1.0f);
-    const Vector square = value * value;
-    Vector series = broadcast(-5.71703656e-3f);
+    const Value magnitude = magnitude_of(value);
+    const Value growth = exp_in_range(minimum(magnitude + magnitude, 87.0f));
+    const Value large = 1.0f - 2.0f / (growth + 1.0f);
+    const Value square = value * value;
+    Value series = broadcast(-5.71703656e-3f);
     series = series * square + broadcast(2.0650579e-2f);
     series = series * square + broadcast(-5.37434953e-2f);
     series = series * square + broadcast(1.33314912e-1f);
     series = series * square + broadcast(-3.33332839e-1f);
-    const Vector small = value + value * (square * series);
-    return select_below(magnitude, 0.625f, small, value < 0.0f ? -large : large);
+    const Value small = value + value * (square * series);
+    return select_below(magnitude, 0.625f, small, select_below(value, 0.0f, -large, large));
 }
 
 // value * (1 + tanh(sqrt(2/pi) * (value + 0.044715 * value^3))) / 2, which is
 // value * logistic(2 * sqrt(2/pi) * ...); absolute error below 1e-6.
-inline Vector gelu_tanh(Vector value)
+template <typename Value>
+inline Value gelu_tanh(const Value &value)
 {
-    const Vector cubic = broadcast(0.0713548163f) * value * value + broadcast(1.59576912f);
+    const Value cubic = broadcast(0.0713548163f) * value * value + broadcast(1.59576912f);
     return value * logistic(value * cubic);
 }
 
@@ -376,10 +480,11 @@ inline Vector gelu_tanh(Vector value)
 // relative error below 5e-5 down to value = -9.5, 0 beyond.
 //
 // With a = |value|, log2 of the tail erfc(a / sqrt(2)) / 2 is -1 - a * q(a), q a polynomial.
-inline Vector normal_cdf(Vector value)
+template <typename Value>
+inline Value normal_cdf(const Value &value)
 {
-    const Vector magnitude = minimum(value < 0.0f ? -value : value, 9.5f);
-    Vector q = broadcast(2.98237084e-9f);
+    const Value magnitude = minimum(magnitude_of(value), 9.5f);
+    Value q = broadcast(2.98237084e-9f);
     q = q * magnitude + broadcast(-1.3255804e-7f);
     q = q * magnitude + broadcast(2.40370439e-6f);
     q = q * magnitude + broadcast(-2.1658528e-5f);
@@ -389,8 +494,8 @@ inline Vector normal_cdf(Vector value)
     q = q * magnitude + broadcast(5.28323635e-2f);
     q = q * magnitude + broadcast(4.59099864e-1f);
     q = q * magnitude + broadcast(1.15111624f);
-    const Vector tail = exp2_in_range(-1.0f - magnitude * q);
-    return select_below(value, -9.5f, Vector{}, value < 0.0f ? tail : 1.0f - tail);
+    const Value tail = exp2_in_range(-1.0f - magnitude * q);
+    return select_below(value, -9.5f, Vector{}, select_below(value, 0.0f, tail, 1.0f - tail));
 }
 
 // The epilogue `bias+silu`, applied to each vector of finished sums.
@@ -427,36 +532,55 @@ inline Call read_args(const gemm_tuner_args &args, int64_t item)
     call.ldy = args.y_leading_dimension;
     call.bias = operand_of<Bf16>(args, 0, item);
     return call;
-}// The steps on the sums of `count` columns of y from (row, column) on.
-template <int count>
-inline auto apply_epilogue([[maybe_unused]] const Call &call, Sums sums, [[maybe_unused]] int64_t row,
-                           [[maybe_unused]] int64_t column)
+}
+
+// What the rows of y have in common: the operands of one vector of columns.
+struct Columns
 {
-    Vector value = sums;
+    Vector bias;
+};template <int count>
+inline Columns read_columns([[maybe_unused]] const Call &call, [[maybe_unused]] int64_t column)
+{
+    Columns columns;
+    columns.bias = load<count>(call.bias + column);
+    return columns;
+}
+
+// The steps on the sums of `count` columns of y in `rows` rows, from (row, column) on.
+template <int count, int rows>
+inline auto apply_epilogue([[maybe_unused]] const Call &call, [[maybe_unused]] const Columns &columns,
+                           Several<Sums, rows> sums, [[maybe_unused]] int64_t row, [[maybe_unused]] int64_t column)
+{
+    auto value = sums;
     {
-        const Vector operand = load<count>(call.bias + column);
+        const auto operand = columns.bias;
         value = value + operand;
     }
     value = value * logistic(value);
     return value;
 }
 
-// Store `count` finished sums, or add them to those of earlier blocks of k until the last is done.
-static_assert(kc >= k || sizeof(Y) == sizeof(float), "between blocks, y holds unfinished sums");
-
-template <int count>
-inline void finish(const Call &call, Sums sums, Y *y, int64_t row, int64_t column,
-                   [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
+// The epilogue of `count` columns in all rows of a tile: a loop, since it is long.
+template <int count, int rows>
+inline void finish_column(const Call &call, const Sums (&sums)[rows], int64_t row, int64_t column)
 {
-    if constexpr (k > kc)
+    constexpr int groups = (rows + 8 - 1) / 8;
+    constexpr int together = (rows + groups - 1) / groups;
+    const Columns columns = read_columns<count>(call, column);
+    for (int group = 0; group < groups; ++group)
     {
-        float *unfinished = reinterpret_cast<float *>(y);
-        if (!is_first)
-            sums += __builtin_bit_cast(Sums, load<count>(unfinished));
-        if (!is_last)
-            return store<count>(unfinished, __builtin_bit_cast(Vector, sums));
+        // The last group may overlap the one before, and some rows be computed twice.
+        const int first = group < groups - 1 ? group * together : rows - together;
+        Several<Sums, together> values;
+#pragma GCC unroll 8
+        for (int r = 0; r < together; ++r)
+            values.of_row[r] = sums[first + r];
+        const auto results = apply_epilogue<count>(call, columns, values, row + first, column);
+        Y *y = call.y + (row + first) * call.ldy + column;
+#pragma GCC unroll 8
+        for (int r = 0; r < together; ++r)
+            store<count>(y + r * call.ldy, results.of_row[r]);
     }
-    store<count>(y, apply_epilogue<count>(call, sums, row, column));
 }
 
 // The micro-kernel by outer products: rows x columns sums stay in registers while each turn adds
@@ -468,7 +592,7 @@ inline void finish(const Call &call, Sums sums, Y *y, int64_t row, int64_t colum
 template <int rows, int columns>
 [[gnu::noinline]] void micro_kernel(const Call &call, const X *x, [[maybe_unused]] int64_t x_stride,
                                     const W *w, int64_t depth, int64_t row, int64_t column,
-                                    bool is_first, bool is_last)
+                                    [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
 {
     constexpr int vectors = (columns + lanes - 1) / lanes;
     constexpr int last_count = columns - (vectors - 1) * lanes;
@@ -504,22 +628,17 @@ template <int rows, int columns>
     if (p < depth)
         turn(p, broadcast_rest);
 
+    constexpr int last = (vectors - 1) * lanes;
     // Copied out with constant indices, so that the sums above stay in registers.
-    Sums finished[rows][vectors];
-#pragma GCC unroll 32
-    for (int r = 0; r < rows; ++r)
+    Sums finished[vectors][rows];
 #pragma GCC unroll 16
-        for (int v = 0; v < vectors; ++v)
-            finished[r][v] = sums[r][v];
-
-    for (int r = 0; r < rows; ++r)
-    {
-        Y *y = call.y + (row + r) * call.ldy + column;
-        for (int v = 0; v < vectors - 1; ++v)
-            finish<lanes>(call, finished[r][v], y + v * lanes, row + r, column + v * lanes, is_first, is_last);
-        constexpr int last = (vectors - 1) * lanes;
-        finish<last_count>(call, finished[r][vectors - 1], y + last, row + r, column + last, is_first, is_last);
-    }
+    for (int v = 0; v < vectors; ++v)
+#pragma GCC unroll 32
+        for (int r = 0; r < rows; ++r)
+            finished[v][r] = sums[r][v];
+    for (int v = 0; v < vectors - 1; ++v)
+        finish_column<lanes>(call, finished[v], row, column + v * lanes);
+    finish_column<last_count>(call, finished[vectors - 1], row, column + last);
 }
 
 // The loops around the micro-kernel, in the order `jc_ic_jr_ir`, over one part of y:

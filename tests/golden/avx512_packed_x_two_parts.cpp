@@ -223,16 +223,19 @@ inline void pack_weights(const W *w, int64_t ldw, W *packed)
 constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
 
 // Comparisons that hand on a NaN in `value`: every comparison with NaN is false.
+// The instructions return their second operand, here `value`, if one is NaN. gcc does not find them.
 inline Vector maximum(Vector value, float bound)
 {
-    const Vector bounds = broadcast(bound);
-    return bounds > value ? bounds : value;
+    Vector result;
+    asm("vmaxps %1, %2, %0" : "=v"(result) : "v"(value), "v"(broadcast(bound)));
+    return result;
 }
 
 inline Vector minimum(Vector value, float bound)
 {
-    const Vector bounds = broadcast(bound);
-    return bounds < value ? bounds : value;
+    Vector result;
+    asm("vminps %1, %2, %0" : "=v"(result) : "v"(value), "v"(broadcast(bound)));
+    return result;
 }
 
 inline Vector select_below(Vector value, float bound, Vector if_below, Vector otherwise)
@@ -240,7 +243,8 @@ inline Vector select_below(Vector value, float bound, Vector if_below, Vector ot
     return value < broadcast(bound) ? if_below : otherwise;
 }
 
-inline Vector select_negative(Vector value, Vector if_negative, Vector otherwise)
+template <typename Value>
+inline Value select_negative(const Value &value, const Value &if_negative, const Value &otherwise)
 {
     return select_below(value, 0.0f, if_negative, otherwise);
 }
@@ -283,14 +287,28 @@ inline Call read_args(const gemm_tuner_args &args, int64_t item)
     call.add = operand_of<float>(args, 1, item);
     call.ld_add = args.operands[1].leading_dimension;
     return call;
-}// The steps on the sums of `count` columns of y from (row, column) on.
-template <int count>
-inline auto apply_epilogue([[maybe_unused]] const Call &call, Sums sums, [[maybe_unused]] int64_t row,
-                           [[maybe_unused]] int64_t column)
+}
+
+// What the rows of y have in common: the operands of one vector of columns.
+struct Columns
 {
-    Vector value = sums;
+    Vector bias;
+};template <int count>
+inline Columns read_columns([[maybe_unused]] const Call &call, [[maybe_unused]] int64_t column)
+{
+    Columns columns;
+    columns.bias = load<count>(call.bias + column);
+    return columns;
+}
+
+// The steps on the sums of `count` columns of y from (row, column) on.
+template <int count>
+inline auto apply_epilogue([[maybe_unused]] const Call &call, [[maybe_unused]] const Columns &columns, Sums sums,
+                           [[maybe_unused]] int64_t row, [[maybe_unused]] int64_t column)
+{
+    auto value = sums;
     {
-        const Vector operand = load<count>(call.bias + column);
+        const auto operand = columns.bias;
         value = value + operand;
     }
     {
@@ -299,7 +317,7 @@ inline auto apply_epilogue([[maybe_unused]] const Call &call, Sums sums, [[maybe
         value = minimum(maximum(value, low), high);
     }
     {
-        const Vector operand = load<count>(call.add + row * call.ld_add + column);
+        const auto operand = load<count>(call.add + row * call.ld_add + column);
         value = value + operand;
     }
     return value;
@@ -326,22 +344,19 @@ inline void pack_x(const X *x, int64_t ldx, int64_t rows, int64_t depth, X *pack
     }
 }
 
-// Store `count` finished sums, or add them to those of earlier blocks of k until the last is done.
-static_assert(kc >= k || sizeof(Y) == sizeof(float), "between blocks, y holds unfinished sums");
+// Between blocks of k, y holds unfinished sums.
+static_assert(sizeof(Y) == sizeof(float));
 
 template <int count>
-inline void finish(const Call &call, Sums sums, Y *y, int64_t row, int64_t column,
-                   [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
+inline Sums load_unfinished(const Y *y)
 {
-    if constexpr (k > kc)
-    {
-        float *unfinished = reinterpret_cast<float *>(y);
-        if (!is_first)
-            sums += __builtin_bit_cast(Sums, load<count>(unfinished));
-        if (!is_last)
-            return store<count>(unfinished, __builtin_bit_cast(Vector, sums));
-    }
-    store<count>(y, apply_epilogue<count>(call, sums, row, column));
+    return __builtin_bit_cast(Sums, load<count>(reinterpret_cast<const float *>(y)));
+}
+
+template <int count>
+inline void store_unfinished(Y *y, Sums sums)
+{
+    store<count>(reinterpret_cast<float *>(y), __builtin_bit_cast(Vector, sums));
 }
 
 // The micro-kernel by outer products: rows x columns sums stay in registers while each turn adds
@@ -353,7 +368,7 @@ inline void finish(const Call &call, Sums sums, Y *y, int64_t row, int64_t colum
 template <int rows, int columns>
 [[gnu::noinline]] void micro_kernel(const Call &call, const X *x, [[maybe_unused]] int64_t x_stride,
                                     const W *w, int64_t depth, int64_t row, int64_t column,
-                                    bool is_first, bool is_last)
+                                    [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
 {
     constexpr int vectors = (columns + lanes - 1) / lanes;
     constexpr int last_count = columns - (vectors - 1) * lanes;
@@ -387,15 +402,45 @@ template <int rows, int columns>
     for (; p + k_step <= depth; p += k_step)
         turn(p, broadcast_group);
 
+    constexpr int last = (vectors - 1) * lanes;
+    if (!is_first)
+    {
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r)
     {
         Y *y = call.y + (row + r) * call.ldy + column;
 #pragma GCC unroll 16
         for (int v = 0; v < vectors - 1; ++v)
-            finish<lanes>(call, sums[r][v], y + v * lanes, row + r, column + v * lanes, is_first, is_last);
-        constexpr int last = (vectors - 1) * lanes;
-        finish<last_count>(call, sums[r][vectors - 1], y + last, row + r, column + last, is_first, is_last);
+            sums[r][v] += load_unfinished<lanes>(y + v * lanes);
+        sums[r][vectors - 1] += load_unfinished<last_count>(y + last);
+    }
+    }
+    if (!is_last)
+    {
+#pragma GCC unroll 32
+    for (int r = 0; r < rows; ++r)
+    {
+        Y *y = call.y + (row + r) * call.ldy + column;
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors - 1; ++v)
+            store_unfinished<lanes>(y + v * lanes, sums[r][v]);
+        store_unfinished<last_count>(y + last, sums[r][vectors - 1]);
+    }
+        return;
+    }
+    Columns columns_of_y[vectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors - 1; ++v)
+        columns_of_y[v] = read_columns<lanes>(call, column + v * lanes);
+    columns_of_y[vectors - 1] = read_columns<last_count>(call, column + last);
+#pragma GCC unroll 32
+    for (int r = 0; r < rows; ++r)
+    {
+        Y *y = call.y + (row + r) * call.ldy + column;
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors - 1; ++v)
+            store<lanes>(y + v * lanes, apply_epilogue<lanes>(call, columns_of_y[v], sums[r][v], row + r, column + v * lanes));
+        store<last_count>(y + last, apply_epilogue<last_count>(call, columns_of_y[vectors - 1], sums[r][vectors - 1], row + r, column + last));
     }
 }
 
