@@ -32,12 +32,13 @@ EXPORT uint64_t gemm_tuner_workspace_bytes(int32_t) { return 0; }
 EXPORT int32_t gemm_tuner_preferred_parts() { return 2; }
 EXPORT int32_t gemm_tuner_phases() { return 1; }
 EXPORT int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t, int32_t part, int32_t parts) {
-    const float *x = static_cast<const float *>(args->x);
     const float *w = static_cast<const float *>(args->packed_w);
     const float *bias = static_cast<const float *>(args->operands[0].elements);
-    float *y = static_cast<float *>(args->y);
     const int64_t m = args->m, ldx = args->x_leading_dimension, ldy = args->y_leading_dimension;
     (void)m;
+    for (int64_t item = 0; item < args->batch; item++) {
+    const float *x = static_cast<const float *>(args->x) + item * args->x_batch_stride;
+    float *y = static_cast<float *>(args->y) + item * args->y_batch_stride;
     for (int64_t row = part; row < m; row += parts)
         for (int64_t column = 0; column < N; column++) {
             float sum = 0;
@@ -45,6 +46,7 @@ EXPORT int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t, int32_t part
             sum += bias[column];
             STATEMENT_HERE
         }
+    }
     return GEMM_TUNER_OK;
 }
 }

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.bench.tolerance import rotated_rows
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
@@ -55,6 +56,20 @@ class Inputs:
     def product_is_exact(self) -> bool:
         """Say whether x @ w has no rounding error, whatever the order of summation."""
         return self.kind is not InputKind.NORMAL or self.x.dtype.kind in "iu"
+
+    def rotated(self, batch: int) -> "Inputs":
+        """Return the inputs of `batch` products, one below the other, each with the same rows.
+
+        Those of each product lie one further than those of the last, the first one at the end.
+        """
+        return replace(
+            self,
+            x=rotated_rows(self.x, batch),
+            operands={
+                name: rotated_rows(operand, batch) if name in self.row_operands else operand
+                for name, operand in self.operands.items()
+            },
+        )
 
     def first_rows(self, rows: int) -> "Inputs":
         """Return the inputs of a call with fewer rows."""

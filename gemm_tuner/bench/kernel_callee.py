@@ -7,7 +7,13 @@ from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.errors import TrialFailed
-from gemm_tuner.runtime.abi import ArgsStruct, KernelLibrary, make_args, make_weights
+from gemm_tuner.runtime.abi import (
+    ArgsStruct,
+    ArrayView,
+    KernelLibrary,
+    make_args,
+    make_weights,
+)
 from gemm_tuner.runtime.memory import address_of, allocate_aligned
 
 
@@ -81,11 +87,11 @@ class KernelCallee:
         }
         return make_args(
             m=workload.rows,
-            x=(address_of(workload.x), max(1, workload.problem.k)),
+            x=ArrayView(address_of(workload.x), max(1, workload.problem.k)),
             packed_w=0,
-            y=(address_of(workload.y), n),
+            y=ArrayView(address_of(workload.y), n),
             operands=[
-                (address_of(array), leading_dimensions[name])
+                ArrayView(address_of(array), leading_dimensions[name])
                 for name, array in workload.operands.items()
             ],
             workspace=address_of(self._workspace),

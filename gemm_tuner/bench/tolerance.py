@@ -29,9 +29,20 @@ class Expected:
         rows, columns = self.values.shape
         return rows, columns
 
+    def rotated(self, batch: int) -> "Expected":
+        """Return the result of `batch` products, one below the other, as `Inputs.rotated`."""
+        return Expected(
+            values=rotated_rows(self.values, batch), bounds=rotated_rows(self.bounds, batch)
+        )
+
     def first_rows(self, rows: int) -> "Expected":
         """Return the first rows, which do not depend on the others."""
         return Expected(values=self.values[:rows], bounds=self.bounds[:rows])
+
+
+def rotated_rows(array: NDArray[Any], batch: int) -> NDArray[Any]:
+    """Return `batch` copies one below the other, each with its rows one further than the last."""
+    return np.concatenate([np.roll(array, item, axis=0) for item in range(batch)])
 
 
 def summation_bound(k: int) -> float:

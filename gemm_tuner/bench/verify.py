@@ -20,6 +20,7 @@ from gemm_tuner.runtime.abi import (
     ALIGNMENT_BYTES,
     OK,
     ArgsStruct,
+    ArrayView,
     KernelLibrary,
     make_args,
     make_weights,
@@ -49,13 +50,15 @@ class _Scenario:
     """How the arrays of some calls lie, and how these calls are cut.
 
     `parts` says for each degree of care into how many parts the calls are cut. `orders` says for
-    each run of a call whether the parts run from the last to the first.
+    each run of a call whether the parts run from the last to the first. A `batch` has this many
+    products, each of the same rows in another order.
     """
 
     kind: InputKind
     flush: Flush
     padding: int
     orders: tuple[bool, ...]
+    batch: int = 1
     parts: dict[_Care, tuple[int, ...]]
 
 
@@ -65,7 +68,7 @@ class _Scenario:
 _SCENARIOS = (
     _Scenario(kind=InputKind.EXACT,   flush=Flush.END,   padding=0, orders=_FORWARDS,
               parts={_Care.FULL: (1, _PREFERRED), _Care.LARGE: (1,), _Care.TAIL: (1,)}),
-    _Scenario(kind=InputKind.EXACT,   flush=Flush.START, padding=3, orders=_FORWARDS,
+    _Scenario(kind=InputKind.EXACT,   flush=Flush.START, padding=3, orders=_FORWARDS, batch=3,
               parts={_Care.FULL: (3, 4), _Care.TAIL: (_PREFERRED,)}),
     _Scenario(kind=InputKind.NORMAL,  flush=Flush.START, padding=3, orders=_BACKWARDS,
               parts={_Care.FULL: (1, _PREFERRED), _Care.LARGE: (_PREFERRED,)}),
@@ -173,13 +176,14 @@ class _Run:
 
 
 def _check_run(run: _Run, packed_w: GuardedMemory, inputs: Inputs, expected: Expected) -> Finding:
-    scenario = run.scenario
+    scenario, rows = run.scenario, len(inputs.x)
+    inputs, expected = inputs.rotated(scenario.batch), expected.rotated(scenario.batch)
     x = _guard_input("x", inputs.x, scenario)
     # Vectors and scalars are matrices of one row here.
-    operands = [
-        _guard_input(name, np.atleast_2d(operand), scenario)
+    operands = {
+        name: _guard_input(name, np.atleast_2d(operand), scenario)
         for name, operand in inputs.operands.items()
-    ]
+    }
     workspace = _guard_block("workspace", run.library.workspace_bytes(run.parts), scenario)
     results = []
     for is_reversed in scenario.orders:
@@ -187,14 +191,18 @@ def _check_run(run: _Run, packed_w: GuardedMemory, inputs: Inputs, expected: Exp
             "y", expected.shape, run.y_type, padding=scenario.padding, flush=scenario.flush
         )
         args = make_args(
-            m=len(inputs.x),
-            x=(x.address, x.leading_dimension),
+            m=rows,
+            batch=scenario.batch,
+            x=_view(x, rows),
             packed_w=packed_w.address,
-            y=(y.address, y.leading_dimension),
-            operands=[(operand.address, operand.leading_dimension) for operand in operands],
+            y=_view(y, rows),
+            operands=[
+                _view(operand, rows if name in inputs.row_operands else 0)
+                for name, operand in operands.items()
+            ],
             workspace=workspace.address,
         )
-        matrices = [x, *operands, y]
+        matrices = [x, *operands.values(), y]
         regions = [region for matrix in matrices for region in matrix.regions]
         run.report.watch_regions([*regions, *packed_w.regions, *workspace.regions])
         status = _call(run, args, is_reversed=is_reversed)
@@ -204,6 +212,13 @@ def _check_run(run: _Run, packed_w: GuardedMemory, inputs: Inputs, expected: Exp
             return Finding(outcome=Outcome.OUT_OF_BOUNDS, detail=stray_write)
         results.append(y.values)
     return _judge(results, expected)
+
+
+def _view(matrix: GuardedMatrix, rows: int) -> ArrayView:
+    """Return where a matrix lies, of which each product of a batch has `rows` rows."""
+    is_vector = len(matrix.values) == 1
+    stride = rows if is_vector else rows * matrix.leading_dimension
+    return ArrayView(matrix.address, matrix.leading_dimension, stride)
 
 
 def _call(run: _Run, args: ArgsStruct, *, is_reversed: bool) -> int:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
 
@@ -13,6 +14,18 @@ ALIGNMENT_BYTES = 64
 OK = 0
 
 _LOADED = count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayView:
+    """Where an array lies: its address, and the distance between its rows in elements.
+
+    In a batch, the array of the next product lies `batch_stride` elements further.
+    """
+
+    address: int
+    leading_dimension: int
+    batch_stride: int = 0
 
 
 class OperandStruct(ctypes.Structure):
@@ -169,23 +182,33 @@ def make_weights(
 def make_args(
     *,
     m: int,
-    x: tuple[int, int],
+    x: ArrayView,
     packed_w: int,
-    y: tuple[int, int],
-    operands: Sequence[tuple[int, int]],
+    y: ArrayView,
+    operands: Sequence[ArrayView],
     workspace: int,
+    batch: int = 1,
+    packed_w_batch_stride_bytes: int = 0,
 ) -> ArgsStruct:
-    """Return the arguments of a call; arrays are given as address and leading dimension."""
-    table = _operand_table(len(operands))(*(OperandStruct(*operand) for operand in operands))
+    """Return the arguments of a call; packed weights and workspace are given by their addresses."""
+    table = _operand_table(len(operands))(
+        *(
+            OperandStruct(operand.address, operand.leading_dimension, operand.batch_stride)
+            for operand in operands
+        )
+    )
     return ArgsStruct(
         size_bytes=ctypes.sizeof(ArgsStruct),
         m=m,
-        batch=1,
-        x=x[0],
-        x_leading_dimension=x[1],
+        batch=batch,
+        x=x.address,
+        x_leading_dimension=x.leading_dimension,
+        x_batch_stride=x.batch_stride,
         packed_w=packed_w,
-        y=y[0],
-        y_leading_dimension=y[1],
+        packed_w_batch_stride_bytes=packed_w_batch_stride_bytes,
+        y=y.address,
+        y_leading_dimension=y.leading_dimension,
+        y_batch_stride=y.batch_stride,
         operands=table,
         operand_count=len(operands),
         workspace=workspace or None,

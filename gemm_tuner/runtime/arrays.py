@@ -1,7 +1,6 @@
 """Check NumPy arrays before their addresses are given to a kernel."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import Epilogue, OperandShape
 from gemm_tuner.errors import InvalidArray
+from gemm_tuner.runtime.abi import ArrayView
 from gemm_tuner.runtime.memory import address_of
 
 NUMPY_TYPES: dict[DType, np.dtype[Any]] = {
@@ -20,14 +20,6 @@ NUMPY_TYPES: dict[DType, np.dtype[Any]] = {
     DType.S8: np.dtype(np.int8),
     DType.U8: np.dtype(np.uint8),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayView:
-    """Where an array lies: its address, and the distance between its rows in elements."""
-
-    address: int
-    leading_dimension: int
 
 
 def view_matrix(name: str, array: object, shape: tuple[int, int], dtype: DType) -> ArrayView:

@@ -121,7 +121,7 @@ def as_array(name: str, value: object) -> object:
     return _Tensor(name, capsule).array()
 
 
-def new_result(x: AnyArray, shape: tuple[int, int], dtype: np.dtype[np.generic]) -> AnyArray:
+def new_result(x: AnyArray, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> AnyArray:
     """Return a new array of the library that `x` comes from, or of NumPy if that makes none."""
     library = sys.modules.get(type(x).__module__.partition(".")[0])
     empty, of_type = getattr(library, "empty", None), getattr(library, dtype.name, None)

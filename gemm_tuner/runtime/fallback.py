@@ -19,6 +19,7 @@ from gemm_tuner.runtime.arrays import (
     view_operand,
     view_output,
 )
+from gemm_tuner.runtime.batch import PackedBatch, batch_of, products_of
 from gemm_tuner.runtime.dlpack import AnyArray, as_array, new_result
 from gemm_tuner.runtime.packed import PackedWeights
 
@@ -108,6 +109,49 @@ class FallbackKernel:
         with np.errstate(all="ignore"):
             product = np.matmul(given.astype(packed.memory.dtype, copy=False), packed.memory)
             y[...] = _rounded(self._epilogue(product, packed.memory, arrays), problem.types.y)
+        return result
+
+    def pack_batch(self, w: object) -> PackedBatch:
+        """Return a copy of the weights of each product; `w` is as in `Kernel`.
+
+        Raises:
+            InvalidArray: the type, shape or strides of `w` cannot be used.
+        """
+        products = batch_of("w", w, "of weights (batch, n, k) or (batch, k, n)")
+        copies = [self.pack(product).memory for product in products]
+        return PackedBatch(
+            packer=self._name, products=np.stack(copies) if copies else np.empty((0, 0, 0))
+        )
+
+    def batch(
+        self,
+        x: AnyArray,
+        packed: PackedWeights | PackedBatch,
+        *,
+        out: AnyArray | None = None,
+        threads: int | None = None,
+        **operands: object,
+    ) -> AnyArray:
+        """Return `epilogue(x @ w)` for each product; the arguments are those of `Kernel.batch`.
+
+        Raises:
+            InvalidArray: an array is missing, or its type, shape or strides cannot be used.
+        """
+        given = batch_of("x", x, "(batch, m, k)")
+        count = len(given)
+        if isinstance(packed, PackedBatch):
+            packed.check(self._name, count)
+            weights = [PackedWeights(owner=self._name, memory=one) for one in packed.products]
+        else:
+            weights = [packed] * count
+        shape = (count, given.shape[1], self.problem.n)
+        result = new_result(x, shape, NUMPY_TYPES[self.problem.types.y]) if out is None else out
+        y = batch_of("out", result, f"of the shape {shape}")
+        if len(y) != count:
+            raise InvalidArray(f"out has the shape {y.shape}, but {shape} is needed.")
+        products = products_of(self.problem.epilogue.operands, operands, count)
+        for one_x, one_w, one_y, its_operands in zip(given, weights, y, products, strict=True):
+            self(one_x, one_w, out=one_y, threads=threads, **its_operands)
         return result
 
     @property

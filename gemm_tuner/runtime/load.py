@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from threading import local
 
 import numpy as np
@@ -14,15 +15,28 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.errors import InvalidArray, InvalidSetting, KernelRejected
-from gemm_tuner.runtime.abi import KernelLibrary, make_args, make_weights
+from gemm_tuner.runtime.abi import (
+    ALIGNMENT_BYTES,
+    ArgsStruct,
+    ArrayView,
+    KernelLibrary,
+    make_args,
+    make_weights,
+)
 from gemm_tuner.runtime.arrays import (
     NUMPY_TYPES,
-    ArrayView,
     check_operand_names,
     check_overlap,
     view_matrix,
     view_operand,
     view_output,
+)
+from gemm_tuner.runtime.batch import (
+    PackedBatch,
+    batch_of,
+    batched_operands,
+    check_batch_overlap,
+    view_products,
 )
 from gemm_tuner.runtime.direct import DirectCall
 from gemm_tuner.runtime.dlpack import AnyArray, as_array, element_type, new_result
@@ -81,15 +95,16 @@ class Kernel(DirectCall):
         Raises:
             InvalidArray: the type, shape or strides of `w` cannot be used.
         """
+        memory = allocate_aligned(self.library.packed_weight_bytes)
+        self._pack_into(as_array("w", w), address_of(memory))
+        return PackedWeights(owner=self.artifact.sha256, memory=memory)
+
+    def _pack_into(self, w: object, packed_w: int) -> None:
         problem = self.problem
         is_nk = problem.w_layout is WeightLayout.NK
         shape = (problem.n, problem.k) if is_nk else (problem.k, problem.n)
-        w = as_array("w", w)  # kept until it is packed
         view = view_matrix("w", w, shape, problem.types.w)
-        memory = allocate_aligned(self.library.packed_weight_bytes)
-        weights = make_weights(view.address, view.leading_dimension)
-        self.library.pack_weights(weights, address_of(memory))
-        return PackedWeights(owner=self.artifact.sha256, memory=memory)
+        self.library.pack_weights(make_weights(view.address, view.leading_dimension), packed_w)
 
     def compute(
         self,
@@ -138,18 +153,94 @@ class Kernel(DirectCall):
         workspace_bytes = self.library.workspace_bytes(parts)
         args = make_args(
             m=rows,
-            x=(x_view.address, x_view.leading_dimension),
+            x=x_view,
             packed_w=address_of(packed.memory),
-            y=(y_view.address, y_view.leading_dimension),
-            operands=[(view.address, view.leading_dimension) for view in views],
+            y=y_view,
+            operands=views,
             workspace=self._memory.workspace(workspace_bytes) if workspace_bytes else 0,
         )
+        self._run(args, parts)
+        return result
+
+    def pack_batch(self, w: object) -> PackedBatch:
+        """Return the weights of each product of a batch, in the layout of this kernel.
+
+        Args:
+            w: (batch, n, k) or (batch, k, n), as the problem's layout says.
+
+        Raises:
+            InvalidArray: the type, shape or strides of `w` cannot be used.
+        """
+        size_bytes = self.library.packed_weight_bytes
+        stride_bytes = -(-max(1, size_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        products = batch_of("w", w, "of weights (batch, n, k) or (batch, k, n)")
+        memory = allocate_aligned(len(products) * stride_bytes).reshape(len(products), -1)
+        for product, row in zip(products, memory, strict=True):
+            self._pack_into(product, address_of(row))
+        return PackedBatch(packer=self.artifact.sha256, products=memory)
+
+    def batch(
+        self,
+        x: AnyArray,
+        packed: PackedWeights | PackedBatch,
+        *,
+        out: AnyArray | None = None,
+        threads: int | None = None,
+        **operands: object,
+    ) -> AnyArray:
+        """Return `epilogue(x @ w)` for each product of a batch.
+
+        Args:
+            x: (batch, m, k); rows and products at any distance.
+            packed: what `pack` returned, for all products, or what `pack_batch` returned.
+            out: (batch, m, n), as in a call for one product.
+            threads: as in a call for one product.
+            **operands: each as for one product, for all of them, or with a first dimension more.
+
+        Raises:
+            InvalidArray: an array is missing, or its type, shape or strides cannot be used.
+            InvalidSetting: `threads` is out of range.
+        """
+        given = batch_of("x", x, "(batch, m, k)")
+        count = len(given)
+        if isinstance(packed, PackedBatch):
+            packed.check(self.artifact.sha256, count)
+            weights, stride_bytes = packed.products, packed.products.strides[0]
+        else:
+            packed.check_owner(self.artifact.sha256)
+            weights, stride_bytes = packed.memory, 0
+        parts = self._parts(self.threads if threads is None else threads)
+        types, n, k = self.problem.types, self.problem.n, self.problem.k
+        shape = (count, given.shape[1], n)
+        result = new_result(x, shape, self._y_type) if out is None else out
+        y = batch_of("out", result, f"of the shape {shape}")
+        if count == 0:
+            return result
+        rows = self._rows_of(given[0])
+        if len(y) != count:
+            raise InvalidArray(f"out has the shape {y.shape}, but {shape} is needed.")
+        views, kept = self._view_batch_operands(operands, shape)
+        check_batch_overlap(y, given, kept)
+        workspace_bytes = self.library.workspace_bytes(parts)
+        args = make_args(
+            m=rows,
+            batch=count,
+            x=view_products("x", given, lambda one: view_matrix("x", one, (rows, k), types.x)),
+            packed_w=address_of(weights),
+            packed_w_batch_stride_bytes=stride_bytes,
+            y=view_products("out", y, lambda one: view_output(one, (rows, n), types.y)),
+            operands=views,
+            workspace=self._memory.workspace(workspace_bytes) if workspace_bytes else 0,
+        )
+        self._run(args, parts)
+        return result
+
+    def _run(self, args: ArgsStruct, parts: int) -> None:
         if not run_parts(self.library, args, parts):
             raise KernelRejected(
                 f"kernel {self.artifact.sha256[:12]} refused its arguments "
-                f"(m = {rows}, {parts} parts); build or fetch it again."
+                f"(m = {args.m}, {parts} parts); build or fetch it again."
             )
-        return result
 
     def _prepare(self) -> None:
         problem = self.problem
@@ -211,6 +302,25 @@ class Kernel(DirectCall):
             views.append(view)
             kept[operand.name] = array
         return views, kept
+
+    def _view_batch_operands(
+        self, operands: Mapping[str, object], shape: tuple[int, int, int]
+    ) -> tuple[list[ArrayView], dict[str, NDArray[np.generic]]]:
+        """Return where operands lie that may have a first dimension for the products."""
+        count, rows, n = shape
+        batched = batched_operands(self._operands, operands, count)
+        firsts = {**operands, **{name: array[0] for name, array in batched.items()}}
+        views, kept = self._view_operands(firsts, (rows, n))
+        for place, operand in enumerate(self._operands):
+            if operand.name in batched:
+                array = batched[operand.name]
+                views[place] = view_products(operand.name, array, partial(_known, views[place]))
+                kept[operand.name] = array
+        return views, kept
+
+
+def _known(view: ArrayView, _array: NDArray[np.generic]) -> ArrayView:
+    return view
 
 
 class _ThreadMemory(local):

@@ -84,6 +84,11 @@ PLANTED = {
         Outcome.WRONG,
         "y[2, 3]",
     ),
+    "second product of a batch": (
+        RIGHT + "if (item == 1 && row == 2) y[row * ldy + column] += 0.5f;",
+        Outcome.WRONG,
+        "y[7, ",
+    ),
     "lost nan": (
         "y[row * ldy + column] = sum > 0 ? sum : 0;",
         Outcome.WRONG,

@@ -1,0 +1,141 @@
+"""Arrays of a batch: products of the same sizes, one behind the other."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemm_tuner.domain.epilogue import EpilogueOperand, OperandShape
+from gemm_tuner.errors import InvalidArray
+from gemm_tuner.runtime.abi import ArrayView
+from gemm_tuner.runtime.arrays import check_overlap
+from gemm_tuner.runtime.dlpack import as_array
+
+_DIMENSIONS = {
+    OperandShape.SCALAR: 1,  # of one element
+    OperandShape.ROW_VECTOR: 1,
+    OperandShape.COLUMN_VECTOR: 1,
+    OperandShape.MATRIX: 2,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedBatch:
+    """The weights of each product of a batch, in the layout of the kernel that `packer` names.
+
+    products: one row of bytes for each.
+    """
+
+    packer: str
+    products: NDArray[Any]
+
+    def check(self, kernel: str, batch: int) -> None:
+        """Check that these weights were packed by the kernel that is to use them, for its batch.
+
+        Raises:
+            InvalidArray: another kernel packed them, or for another number of products.
+        """
+        if self.packer != kernel:
+            raise InvalidArray(
+                f"packed was made by kernel {self.packer}, but this is {kernel}: "
+                "pack the weights with this kernel."
+            )
+        if len(self.products) != batch:
+            raise InvalidArray(
+                f"packed holds the weights of {len(self.products)} products, but x has {batch}: "
+                "pack as many, or pass the packed weights of one product for all."
+            )
+
+    def check_owner(self, _owner: str) -> None:
+        """Refuse to be the weights of one product.
+
+        Raises:
+            InvalidArray: always.
+        """
+        raise InvalidArray(
+            f"packed holds the weights of a batch of {len(self.products)} products: "
+            "call kernel.batch with it, or pack the weights of one product."
+        )
+
+
+def batch_of(name: str, array: object, wanted: str) -> NDArray[Any]:
+    """Return an array of three dimensions.
+
+    Raises:
+        InvalidArray: it is no such array.
+    """
+    given = as_array(name, array)
+    if not isinstance(given, np.ndarray) or given.ndim != 3:
+        shape = getattr(given, "shape", None)
+        raise InvalidArray(f"{name} has the shape {shape}, but a batch {wanted} is needed.")
+    return given
+
+
+def batched_operands(
+    operands: Sequence[EpilogueOperand], values: Mapping[str, object], count: int
+) -> dict[str, NDArray[Any]]:
+    """Return the operands that have a first dimension for the products of a batch.
+
+    Raises:
+        InvalidArray: one is not given for each product.
+    """
+    batched = {}
+    for operand in operands:
+        array = as_array(operand.name, values.get(operand.name))
+        if isinstance(array, np.ndarray) and array.ndim == _DIMENSIONS[operand.shape] + 1:
+            if len(array) != count:
+                raise InvalidArray(
+                    f"{operand.name} has the shape {array.shape}, but there are {count} products: "
+                    "pass one array for each, or one for all without the first dimension."
+                )
+            batched[operand.name] = array
+    return batched
+
+
+def products_of(
+    operands: Sequence[EpilogueOperand], values: Mapping[str, object], count: int
+) -> list[dict[str, object]]:
+    """Return the operands of each product of a batch.
+
+    Raises:
+        InvalidArray: one is not given for each product.
+    """
+    batched = batched_operands(operands, values, count)
+    return [
+        {name: batched[name][item] if name in batched else value for name, value in values.items()}
+        for item in range(count)
+    ]
+
+
+def view_products(
+    name: str, array: NDArray[Any], view: Callable[[NDArray[Any]], ArrayView]
+) -> ArrayView:
+    """Return where the products' arrays lie, each of which `view` checks alone.
+
+    Raises:
+        InvalidArray: they are not a whole number of elements apart.
+    """
+    stride_bytes = array.strides[0]
+    if stride_bytes % array.itemsize:
+        raise InvalidArray(
+            f"{name} has products {stride_bytes} bytes apart, which is no whole number of elements "
+            f"({array.itemsize} bytes): pass numpy.ascontiguousarray({name})."
+        )
+    return replace(view(array[0]), batch_stride=stride_bytes // array.itemsize)
+
+
+def check_batch_overlap(
+    out: NDArray[Any], x: NDArray[Any], operands: dict[str, NDArray[Any]]
+) -> None:
+    """Check that what is written overlaps neither itself nor an input.
+
+    Raises:
+        InvalidArray: it does.
+    """
+    if len(out) > 1 and np.may_share_memory(out[0], out[1]) and np.shares_memory(out[0], out[1]):
+        raise InvalidArray("the products of out overlap each other in memory: pass another array.")
+    check_overlap(out, "x", x)
+    for name, array in operands.items():
+        check_overlap(out, name, array)
