@@ -5,13 +5,34 @@ from pathlib import Path
 
 import pytest
 
+from gemm_tuner.bench.baselines.libxsmm import Libxsmm
+from gemm_tuner.bench.baselines.mkl import Mkl
 from gemm_tuner.bench.baselines.onednn import find_onednn
+from gemm_tuner.bench.baselines.onnx_runtime import OnnxRuntime
 from gemm_tuner.bench.baselines.openblas import find_openblas
+from gemm_tuner.bench.baselines.torch_eager import TorchEager
+from gemm_tuner.bench.baselines.torch_inductor import TorchInductor
+from gemm_tuner.bench.drivers import build_drivers
+from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.cpu import isa_text, parse_isa
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.runtime.detect import detect_cpu
 
-_FINDERS: dict[str, Callable[[], Path]] = {"onednn": find_onednn, "openblas": find_openblas}
+
+def _find_libxsmm() -> object:
+    drivers = build_drivers(find_toolchain(), detect_cpu(), baselines=("libxsmm",))
+    return Libxsmm(drivers.libxsmm)
+
+
+_FINDERS: dict[str, Callable[[], object]] = {
+    "onednn": find_onednn,
+    "openblas": find_openblas,
+    "mkl": lambda: Mkl(Path()),
+    "libxsmm": _find_libxsmm,
+    "onnxruntime": OnnxRuntime,
+    "torch": TorchEager,
+    "torch-inductor": TorchInductor,
+}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

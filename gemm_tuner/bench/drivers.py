@@ -1,13 +1,18 @@
 """The small C programs of templates/bench: built where a trial starts, loaded where it runs."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemm_tuner.build.compile import compile_hosted
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
+from gemm_tuner.errors import CompilationFailed
 from gemm_tuner.resources import templates_dir
+
+# Debian has them for linking only, not for loading.
+_LIBXSMM = ("xsmm", "xsmmnoblas")
 
 
 class SampleStruct(ctypes.Structure):
@@ -28,17 +33,27 @@ class WeightsStruct(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drivers:
-    """The built libraries of the drivers that trials need."""
+    """The built libraries of the drivers that trials need.
+
+    `libxsmm` is None if it was not asked for, or if the library is not installed.
+    """
 
     crash: Path
     timer: Path
     onednn: Path
     openblas: Path
+    mkl: Path
+    libxsmm: Path | None
     roofline: Path
 
 
-def build_drivers(toolchain: Toolchain, cpu: Cpu) -> Drivers:
+def build_drivers(toolchain: Toolchain, cpu: Cpu, *, baselines: Sequence[str] = ()) -> Drivers:
     """Build the drivers, or take them from the cache.
+
+    Args:
+        toolchain: compiles them.
+        cpu: where they will run.
+        baselines: the names of those to be used.
 
     Raises:
         CompilationFailed: the compiler refused a driver.
@@ -49,6 +64,8 @@ def build_drivers(toolchain: Toolchain, cpu: Cpu) -> Drivers:
         timer=build_driver("timer", toolchain, "abi/gemm_tuner.h", "bench/sample.h"),
         onednn=build_driver("onednn", toolchain, "bench/sample.h"),
         openblas=build_driver("openblas", toolchain, "bench/sample.h"),
+        mkl=build_driver("mkl", toolchain, "bench/sample.h"),
+        libxsmm=_build_libxsmm(toolchain) if "libxsmm" in baselines else None,
         roofline=build_driver("roofline", toolchain, "bench/sample.h", isa=widest_vectors(cpu.isa)),
     )
 
@@ -72,8 +89,19 @@ def build_driver(
     toolchain: Toolchain,
     *headers: str,
     isa: frozenset[IsaFeature] = frozenset(),
+    libraries: tuple[str, ...] = (),
 ) -> Path:
     """Build templates/bench/`name`.c after the texts of its headers; return the library's path."""
     files = (*headers, f"bench/{name}.c")
     text = "\n".join((templates_dir() / file).read_text() for file in files)
-    return compile_hosted(text, name=f"bench-{name}", toolchain=toolchain, isa=isa)
+    return compile_hosted(
+        text, name=f"bench-{name}", toolchain=toolchain, isa=isa, libraries=libraries
+    )
+
+
+def _build_libxsmm(toolchain: Toolchain) -> Path | None:
+    """Return the driver with the library inside it, or None where the compiler finds no library."""
+    try:
+        return build_driver("libxsmm", toolchain, "bench/sample.h", libraries=_LIBXSMM)
+    except CompilationFailed:
+        return None

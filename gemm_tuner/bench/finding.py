@@ -1,6 +1,6 @@
 """What came of a candidate in a trial."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.record import Conditions, Outcome
@@ -16,11 +16,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedFinding:
-    """The outcome of a timing, with the measurement if the candidate lived through it.
+    """The outcome of a timing, with a measurement for each baseline if the candidate lived.
 
-    The peak among the conditions was measured in the same rounds.
+    All measurements, and the peak among the conditions, were taken in the same rounds. `left_out`
+    says by name why a baseline is not among them.
     """
 
     finding: Finding
-    measurement: Measurement | None = None
+    measurements: tuple[Measurement, ...] = ()
     conditions: Conditions | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def measurement(self) -> Measurement | None:
+        """Return the measurement beside the first baseline."""
+        return self.measurements[0] if self.measurements else None

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Self, TypeVar
@@ -11,10 +12,11 @@ from typing import Self, TypeVar
 from gemm_tuner.bench.baselines.choose import AUTO
 from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.finding import Finding, TimedFinding
-from gemm_tuner.bench.session import Setup, TimeRequest, VerifyRequest
+from gemm_tuner.bench.session import Opening, Setup, TimeRequest, VerifyRequest
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, TrialFailed
 from gemm_tuner.runtime.detect import detect_cpu
@@ -27,10 +29,11 @@ _STALL_TIMEOUT_S = 5.0
 class TrialHost:
     """A server process in which candidates of one problem are verified and timed.
 
-    It prepares inputs, exact results and the baseline once. Each request runs in a child that the
+    It prepares inputs, exact results and the baselines once. Each request runs in a child that the
     server forks, so that a candidate can end nothing but its own trial. Use it in a `with`
-    statement. `baseline_text` names the baseline; `baseline_note` says why better ones were
-    skipped, and is empty if none was.
+    statement. `baseline_text` names the first baseline; `left_out` says by name why others are not
+    used, and `baseline_note` says the same in one text, which is empty if none was left out.
+    `product_only` are the baselines, with their versions, that leave the epilogue out.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class TrialHost:
         problem: Problem,
         *,
         threads: int,
-        baseline: str = AUTO,
+        baseline: str | Sequence[str] = AUTO,
         toolchain: Toolchain,
         seed: int,
         scalar_build: Build,
@@ -48,8 +51,9 @@ class TrialHost:
 
         Args:
             problem: what candidates compute.
-            threads: how many threads call them and the baseline.
-            baseline: `auto`, `onednn`, `openblas` or `scalar`.
+            threads: how many threads call them and the baselines.
+            baseline: a name in the table of baselines, `auto` for the best one that is there, or
+                several names, of which those that can be used are timed in the same rounds.
             toolchain: compiles the drivers.
             seed: of the random inputs.
             scalar_build: the baseline if there is no library.
@@ -57,16 +61,17 @@ class TrialHost:
                 the time that the baseline takes.
 
         Raises:
-            BaselineMissing: the baseline is not installed or computes something else.
+            BaselineMissing: no baseline is installed and computes the problem.
             NotEnoughMemory: the operands do not fit into this machine.
             TrialFailed: the server could not be started.
         """
         self._threads = threads
+        names = (baseline,) if isinstance(baseline, str) else tuple(baseline)
         setup = Setup(
             problem_text=problem.text,
             threads=threads,
-            baseline=baseline,
-            drivers=build_drivers(toolchain, detect_cpu()),
+            baselines=names,
+            drivers=build_drivers(toolchain, detect_cpu(), baselines=names),
             seed=seed,
             scalar_build=scalar_build,
             stall_timeout_s=stall_timeout_s,
@@ -83,12 +88,18 @@ class TrialHost:
             )
         self._connection = Connection(ours.detach())
         try:
-            text, note = self._ask(setup, tuple)
+            opening = self._ask(setup, Opening)
         except BaseException:
             self.close()
             raise
-        self.baseline_text: str = text
-        self.baseline_note: str = note
+        self.baseline_text = opening.baselines[0]
+        self.product_only = opening.product_only
+        self.left_out = opening.left_out
+
+    @property
+    def baseline_note(self) -> str:
+        """Say why baselines were left out."""
+        return " ".join(f"{name} was skipped: {reason}" for name, reason in self.left_out.items())
 
     def verify(self, build: Build) -> Finding:
         """Return whether a build computes what it should and touches nothing else.
@@ -106,7 +117,7 @@ class TrialHost:
         pairs: int,
         sample_ns: int,
     ) -> TimedFinding:
-        """Return the measurement of a verified build, timed in alternation with the baseline.
+        """Return the measurements of a verified build, timed in alternation with the baselines.
 
         Args:
             build: what to time.
@@ -117,7 +128,7 @@ class TrialHost:
         Raises:
             InvalidSetting: the context has other threads than this host.
             NotEnoughMemory: the copies of the weights do not fit into this machine.
-            TrialFailed: the server or the baseline broke.
+            TrialFailed: the server broke, or every baseline.
         """
         if context.threads != self._threads:
             raise InvalidSetting(
@@ -160,7 +171,13 @@ class TrialHost:
 
 
 def _environment(threads: int) -> dict[str, str]:
+    if IsaFeature.AVX512F in detect_cpu().isa:
+        # OpenBLAS takes a new CPU for an old one without AVX-512.
+        best_openblas = {"OPENBLAS_CORETYPE": "SkylakeX"}
+    else:
+        best_openblas = {}
     return {
+        **best_openblas,
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
         # NumPy in the server must start no threads: they would not survive a fork.
@@ -169,4 +186,8 @@ def _environment(threads: int) -> dict[str, str]:
         # is timed next; between two calls of a loop they still spin.
         "GOMP_SPINCOUNT": "20000",
         "OPENBLAS_THREAD_TIMEOUT": "16",
+        # MKL shares its threads with the others that use OpenMP.
+        "MKL_INTERFACE_LAYER": "LP64",
+        "MKL_THREADING_LAYER": "SEQUENTIAL" if threads == 1 else "GNU",
+        "MKL_DYNAMIC": "FALSE",
     }

@@ -1,4 +1,4 @@
-"""All trials of one problem: its inputs, exact results and baseline, made once."""
+"""All trials of one problem: its inputs, exact results and baselines, made once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,10 +7,13 @@ from multiprocessing.connection import Connection
 
 from gemm_tuner.bench.available_memory import check_memory
 from gemm_tuner.bench.baselines.baseline import Baseline
-from gemm_tuner.bench.baselines.choose import CheckedBaseline, check_baseline, choose_baseline
-from gemm_tuner.bench.baselines.onednn import OneDnn
-from gemm_tuner.bench.baselines.openblas import OpenBlas
-from gemm_tuner.bench.baselines.scalar import ScalarKernel
+from gemm_tuner.bench.baselines.choose import (
+    BASELINES,
+    CheckedBaseline,
+    Materials,
+    check_baseline,
+    choose_baselines,
+)
 from gemm_tuner.bench.conditions import gather_conditions
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.drivers import Drivers
@@ -28,7 +31,14 @@ from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.measurement import Measurement, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
-from gemm_tuner.errors import IsaNotUsable, KernelRejected, TrialFailed
+from gemm_tuner.errors import (
+    BaselineMissing,
+    GemmTunerError,
+    IsaNotUsable,
+    KernelRejected,
+    NotEnoughMemory,
+    TrialFailed,
+)
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 
@@ -43,9 +53,9 @@ _BYTES_PER_RESULT_ELEMENT = 96
 _SLOWEST_OVER_BASELINE = 50
 _SLOWEST_BASELINE_FLOP_PER_S = 2e8
 
-# The turns of the callees that are timed together.
+# The turns of the callees that are timed together; the peak loop comes after the last baseline.
 _BUILD = 0
-_BASELINE = 1
+_FIRST_BASELINE = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +64,24 @@ class Setup:
 
     problem_text: str
     threads: int
-    baseline: str
+    baselines: tuple[str, ...]
     drivers: Drivers
     seed: int
     scalar_build: Build
     stall_timeout_s: float  # besides what the time of the baseline allows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a session works with: the names and versions of its baselines, in order.
+
+    `product_only` are those that leave the epilogue out. `left_out` says by name why a baseline is
+    not among them.
+    """
+
+    baselines: tuple[str, ...]
+    product_only: frozenset[str]
+    left_out: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +93,7 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeRequest:
-    """Ask how fast a build is beside the baseline."""
+    """Ask how fast a build is beside the baselines."""
 
     build: Build
     regime: Regime
@@ -83,7 +106,7 @@ class _Round:
     """Timings taken in the same rounds."""
 
     build: Timing
-    baseline: Timing
+    baselines: tuple[Timing, ...]
     peak_flop_per_s: float
 
 
@@ -91,7 +114,7 @@ class Session:
     """Does every trial in a child of its own process, which must have no other threads."""
 
     def __init__(self, setup: Setup, owner: Connection) -> None:
-        """Make the inputs and results, and load the baseline.
+        """Make the inputs and results, and load the baselines.
 
         Raises:
             BaselineMissing: no baseline can be used.
@@ -106,15 +129,21 @@ class Session:
         self._cases = {kind: Case(problem, kind, setup.seed) for kind in InputKind}
         flop = problem.flop(problem.m.high)
         self.stall_timeout_s = setup.stall_timeout_s + flop / _SLOWEST_BASELINE_FLOP_PER_S
-        checked = self._choose_baseline()
-        self.stall_timeout_s = setup.stall_timeout_s + _SLOWEST_OVER_BASELINE * checked.call_s
-        self._baseline = checked.baseline
-        self.baseline_note = checked.note
-
-    @property
-    def baseline_text(self) -> str:
-        """Return the name and version of the baseline."""
-        return self._baseline.text
+        materials = Materials(drivers=setup.drivers, scalar_build=setup.scalar_build, cpu=self._cpu)
+        makers = {name: partial(make, materials) for name, make in BASELINES.items()}
+        choice = choose_baselines(setup.baselines, makers, self._check_baseline)
+        self._baselines = choice.baselines
+        slowest_call_s = max(checked.call_s for checked in choice.baselines)
+        self.stall_timeout_s = setup.stall_timeout_s + _SLOWEST_OVER_BASELINE * slowest_call_s
+        self.opening = Opening(
+            baselines=tuple(checked.baseline.text for checked in choice.baselines),
+            product_only=frozenset(
+                checked.baseline.text
+                for checked in choice.baselines
+                if not checked.baseline.fuses_epilogue and self._problem.epilogue.steps
+            ),
+            left_out=choice.left_out,
+        )
 
     def verify(self, request: VerifyRequest) -> Finding:
         """Return whether a build is right."""
@@ -132,62 +161,101 @@ class Session:
         return result
 
     def time(self, request: TimeRequest) -> TimedFinding:
-        """Return the measurement of a build, taken in alternation with the baseline.
+        """Return the measurements of a build, taken in alternation with the baselines.
+
+        A baseline that ends the child or refuses is left out, and the others are timed again.
 
         Raises:
             NotEnoughMemory: the copies of the weights do not fit.
-            TrialFailed: the baseline ended the child.
+            TrialFailed: no baseline is left.
         """
-        try:
-            result = self._run(lambda: self._measure(request))
-        except (IsaNotUsable, KernelRejected) as refusal:
-            return TimedFinding(finding=Finding(outcome=Outcome.LOAD_FAILED, detail=str(refusal)))
-        if isinstance(result, Death):
-            if result.running != _BUILD:
-                raise TrialFailed(
-                    f"the baseline {self.baseline_text} {result.detail} on {self._problem.text}; "
-                    "choose another baseline."
+        baselines = list(self._baselines)
+        left_out: dict[str, str] = {}
+        while baselines:
+            try:
+                result = self._run(
+                    partial(self._measure, request, baselines), _preparation_s(baselines)
                 )
-            return TimedFinding(finding=Finding(outcome=result.outcome, detail=result.detail))
-        return TimedFinding(
-            finding=Finding(outcome=Outcome.CORRECT),
-            measurement=Measurement(
-                candidate=result.build,
-                baseline=self.baseline_text,
-                baseline_timing=result.baseline,
-            ),
-            conditions=gather_conditions(
-                peak_flop_per_s=result.peak_flop_per_s, baseline=result.baseline
-            ),
+            except (IsaNotUsable, KernelRejected) as refusal:
+                finding = Finding(outcome=Outcome.LOAD_FAILED, detail=str(refusal))
+                return TimedFinding(finding=finding)
+            except (BaselineMissing, NotEnoughMemory, TrialFailed) as failure:
+                left_out |= self._leave_out(baselines, self._report.running, failure)
+                continue
+            if isinstance(result, _Round):
+                return _timed_finding(baselines, result, left_out)
+            if result.running == _BUILD:
+                finding = Finding(outcome=result.outcome, detail=result.detail)
+                return TimedFinding(finding=finding)
+            death = TrialFailed(f"it {result.detail} on {self._problem.text}.")
+            left_out |= self._leave_out(baselines, result.running, death)
+        raise TrialFailed(
+            f"no baseline could be timed: {' '.join(left_out.values())} Choose another one."
         )
 
-    def _measure(self, request: TimeRequest) -> _Round:
+    def _leave_out(
+        self, baselines: list[CheckedBaseline], running: int, failure: GemmTunerError
+    ) -> dict[str, str]:
+        """Remove the baseline that failed while it ran; return its name and the reason.
+
+        Raises:
+            GemmTunerError: no baseline ran.
+        """
+        if not _FIRST_BASELINE <= running < _FIRST_BASELINE + len(baselines):
+            raise failure
+        failed = baselines.pop(running - _FIRST_BASELINE)
+        return {failed.name: f"{failed.baseline.text}: {failure}"}
+
+    def _measure(self, request: TimeRequest, baselines: Sequence[CheckedBaseline]) -> _Round:
         inputs = self._cases[InputKind.NORMAL].inputs
         workload = make_workload(self._problem, inputs, threads=self._setup.threads)
         self._report.step(_BUILD)
         kernel = KernelCallee(
             self._load(request.build).library, workload, self._setup.drivers.timer
         )
-        self._report.step(_BASELINE)
-        baseline = self._baseline.prepare(workload)
+        prepared: dict[str, Callee] = {}
+        for name in reversed(BASELINES):
+            for turn, checked in enumerate(baselines, _FIRST_BASELINE):
+                if checked.name == name:
+                    self._report.step(turn)
+                    prepared[name] = checked.baseline.prepare(workload)
         peak_loop = PeakLoop(self._setup.drivers.roofline, self._problem.types.x)
-        build_timing, baseline_timing, peak = measure(
-            self._make_contestants((kernel, baseline, peak_loop), request.regime),
+        callees = [kernel, *(prepared[checked.name] for checked in baselines), peak_loop]
+        copies = self._count_copies(request.regime, callees, baselines)
+        timings = measure(
+            self._make_contestants(callees, copies, request.regime),
             pairs=request.pairs,
             sample_ns=request.sample_ns,
             on_turn=self._report.step,
         )
         return _Round(
-            build=build_timing,
-            baseline=baseline_timing,
-            peak_flop_per_s=1e9 * peak_loop.flop_per_call / peak.median_ns,
+            build=timings[_BUILD],
+            baselines=timings[_FIRST_BASELINE:-1],
+            peak_flop_per_s=1e9 * peak_loop.flop_per_call / timings[-1].median_ns,
         )
 
-    def _make_contestants(self, callees: Sequence[Callee], regime: Regime) -> list[Contestant]:
+    def _count_copies(
+        self, regime: Regime, callees: Sequence[Callee], baselines: Sequence[CheckedBaseline]
+    ) -> list[int]:
+        """Return how many copies of its weights each callee rotates over.
+
+        Raises:
+            BaselineMissing: a baseline cannot rotate over as many.
+            NotEnoughMemory: the copies do not fit.
+        """
         l3_bytes = self._cpu.caches.l3_bytes
         copies = [
             copies_of_weights(regime, callee.packed_weight_bytes, l3_bytes) for callee in callees
         ]
+        for turn, checked in enumerate(baselines, _FIRST_BASELINE):
+            most = checked.baseline.most_weight_copies
+            if most is not None and copies[turn] > most:
+                self._report.step(turn)
+                raise BaselineMissing(
+                    f"its calls can rotate over {most} copies of the weights, but cold weights of "
+                    f"this size need {copies[turn]}; time it with hot weights."
+                )
+        self._report.step(_BUILD)
         check_memory(
             sum(
                 count * stride_of_copy(callee.packed_weight_bytes)
@@ -195,6 +263,11 @@ class Session:
             ),
             f"{max(copies)} copies of the weights of {len(callees)} callees",
         )
+        return copies
+
+    def _make_contestants(
+        self, callees: Sequence[Callee], copies: Sequence[int], regime: Regime
+    ) -> list[Contestant]:
         contestants = []
         for index, (count, callee) in enumerate(zip(copies, callees, strict=True)):
             self._report.step(index)
@@ -209,28 +282,44 @@ class Session:
     def _load(self, build: Build) -> Kernel:
         return load_kernel(build.binary, artifact=build.artifact, cpu=self._cpu)
 
-    def _choose_baseline(self) -> CheckedBaseline:
-        drivers = self._setup.drivers
-        makers: dict[str, Callable[[], Baseline]] = {
-            "onednn": lambda: OneDnn(drivers.onednn),
-            "openblas": lambda: OpenBlas(drivers.openblas),
-            "scalar": lambda: ScalarKernel(self._setup.scalar_build, self._cpu, drivers.timer),
-        }
-        return choose_baseline(self._setup.baseline, makers, self._check_baseline)
-
     def _check_baseline(self, baseline: Baseline) -> float | str:
         case = self._cases[InputKind.NORMAL]
         # In a child: a library that has started threads must not be forked.
-        result = self._run(lambda: check_baseline(baseline, self._problem, case))
+        result = self._run(
+            lambda: check_baseline(baseline, self._problem, case, threads=self._setup.threads),
+            baseline.preparation_s,
+        )
         return result.detail if isinstance(result, Death) else result
 
-    def _run(self, task: Callable[[], Result]) -> Result | Death:
+    def _run(self, task: Callable[[], Result], preparation_s: float = 0.0) -> Result | Death:
         return run_in_child(
             task,
             report=self._report,
-            stall_timeout_s=self.stall_timeout_s,
+            stall_timeout_s=self.stall_timeout_s + preparation_s,
             owner=self._owner,
         )
+
+
+def _timed_finding(
+    baselines: Sequence[CheckedBaseline], timed: _Round, left_out: dict[str, str]
+) -> TimedFinding:
+    return TimedFinding(
+        finding=Finding(outcome=Outcome.CORRECT),
+        measurements=tuple(
+            Measurement(
+                candidate=timed.build, baseline=checked.baseline.text, baseline_timing=timing
+            )
+            for checked, timing in zip(baselines, timed.baselines, strict=True)
+        ),
+        conditions=gather_conditions(
+            peak_flop_per_s=timed.peak_flop_per_s, baseline=timed.baselines[0]
+        ),
+        left_out=left_out,
+    )
+
+
+def _preparation_s(baselines: Sequence[CheckedBaseline]) -> float:
+    return max(checked.baseline.preparation_s for checked in baselines)
 
 
 def _check_operands_fit(problem: Problem) -> None:

@@ -29,7 +29,7 @@ def _serve(owner: Connection) -> None:
     except GemmTunerError as error:
         owner.send(error)
         return
-    owner.send((session.baseline_text, session.baseline_note))
+    owner.send(session.opening)
     while True:
         request = owner.recv()
         try:

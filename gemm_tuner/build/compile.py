@@ -151,8 +151,11 @@ def compile_hosted(
     name: str,
     toolchain: Toolchain,
     isa: frozenset[IsaFeature] = frozenset(),
+    libraries: tuple[str, ...] = (),
 ) -> Path:
     """Compile a C source that uses libc, threads and dlopen; return the path of the library.
+
+    It is linked with `libraries`, named without `lib` and ending.
 
     Raises:
         CompilationFailed: the compiler refused the source.
@@ -162,9 +165,10 @@ def compile_hosted(
     target = _HOSTED_TARGET_FLAGS[toolchain.name]
     features = sorted(_FEATURE_FLAGS[feature] for feature in isa)
     compiler = [*toolchain.command, *target]
+    linked = (*(f"-l{library}" for library in libraries), *_HOSTED_LINK_FLAGS[toolchain.name])
     commands = [
         [*compiler, "-x", "c", *_HOSTED_FLAGS, *features, "-c", "-o", "kernel.o", "kernel.c"],
-        [*compiler, "-shared", "-o", "kernel.so", "kernel.o", *_HOSTED_LINK_FLAGS[toolchain.name]],
+        [*compiler, "-shared", "-o", "kernel.so", "kernel.o", *linked],
     ]
     return _build_cached(source_text, "kernel.c", commands, toolchain, label=name)
 

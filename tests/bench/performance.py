@@ -1,13 +1,14 @@
 """Turn what `gemm-tuner bench --shapes FILE --json` printed, once for each dtype, into a report.
 
     gemm-tuner sweep --shapes FILE --regime both
-    gemm-tuner bench --shapes FILE --regime both --json > f32.json
+    gemm-tuner bench --shapes FILE --regime both --json --plot docs/performance.svg > f32.json
     gemm-tuner sweep --shapes FILE --dtype bf16 --budget 8s
     gemm-tuner bench --shapes FILE --dtype bf16 --json > bf16.json
     python tests/bench/performance.py FILE f32.json bf16.json > docs/performance.md
-    python tests/bench/plot.py f32.json docs/performance.svg
 
-The report compares each layer with oneDNN, its baseline; a layer without a kernel counts as 1.
+The report compares each layer with every baseline that was timed in the same rounds; a layer
+without a kernel counts as 1. Why a baseline is faster is for a person to say, in
+docs/performance-notes.json: a text by types, regime and layer, such as "f32 hot cube_2048".
 The exit code is 1 if a verdict `tuned` was refuted.
 """
 
@@ -15,7 +16,7 @@ import csv
 import json
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import geometric_mean
@@ -25,8 +26,9 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.runtime.detect import detect_cpu
 
-BASELINE = "onednn"
-COLUMNS = "Layer|m x n x k|Epilogue|Kernel|Time|GFLOP/s|Of roofline|{}|Ratio|Verdict"
+NOTES = Path(__file__).parents[2] / "docs" / "performance-notes.json"
+BEFORE = ("Layer", "m x n x k", "Epilogue", "Kernel", "Time", "GFLOP/s", "Of roofline")
+AFTER = ("Beside the best", "Verdict", "Why a baseline is faster")
 
 Row = dict[str, Any]
 
@@ -36,20 +38,16 @@ def main(shapes: Path, results: Iterable[Path]) -> int:
     with shapes.open(newline="") as file:
         layers = list(csv.DictReader(file))
     rows: list[Row] = [row for path in results for row in json.loads(path.read_text())["layers"]]
-    baselines = sorted({row["baseline"] for row in rows})
-    onednn = next(name for name in baselines if name.startswith(BASELINE))
-    others = [name for name in baselines if name != onednn]
+    notes: dict[str, str] = json.loads(NOTES.read_text()) if NOTES.exists() else {}
 
-    print_head(onednn, others)
+    print_head(rows)
     for types in dict.fromkeys(types_of(row) for row in rows):
         for regime in Regime:
             of_section = [
                 row for row in rows if types_of(row) == types and row["regime"] == regime.value
             ]
             if of_section:
-                print_section(f"{types}, {regime.value}", layers, of_section, onednn)
-                for other in others:
-                    print_other(of_section, other)
+                print_section(f"{types} {regime.value}", layers, of_section, notes)
     refuted = [f"{row['problem']} ({row['regime']})" for row in rows if row["refuted"]]
     print(f"Verdicts `tuned` that this separate run refuted: {', '.join(refuted) or 'none'}.")
     return 1 if refuted else 0
@@ -61,74 +59,107 @@ def types_of(row: Row) -> str:
     return types
 
 
-def print_head(onednn: str, others: Iterable[str]) -> None:
+def print_head(rows: Sequence[Row]) -> None:
     """Print what was measured, and under which conditions."""
     cpu = detect_cpu()
+    product_only = {
+        one["baseline"] for row in rows for one in row["baselines"] if one["computes"] == "product"
+    }
+    threads = sorted({row["threads"] for row in rows})
     print("# Performance\n")
     print(
         f"Stored winners of `gemm-tuner sweep`, timed again by `gemm-tuner bench` in fresh "
-        f"processes: 30 interleaved pairs with {onednn}, weights packed and epilogue fused on both "
-        f"sides, one thread. Times are medians; the ratio is the median of the paired ratios of "
-        f"speed, above 1 where the kernel is faster. Roofline: the larger of flop over the peak of "
-        f"a multiply-add loop timed in alternation, and bytes over the read bandwidth at that "
-        f"footprint; cold weights are read from a block of eight times the last-level cache.\n"
+        f"processes: at most 30 interleaved rounds with every baseline at its best, weights packed "
+        f"and epilogue fused where the library can; threads: {', '.join(map(str, threads))}. Times "
+        f"are medians; a ratio is the median of the paired ratios of speed, above 1 where the "
+        f"kernel is faster. Roofline: the larger of flop over the peak of a multiply-add loop "
+        f"timed in alternation, and bytes over the read bandwidth at that footprint; cold weights "
+        f"are read from a block of eight times the last-level cache.\n"
     )
-    print("A layer for which no kernel is served counts as 1, also where oneDNN was faster.\n")
+    print(
+        "A layer for which no kernel is served counts as 1, also where a baseline was faster. The "
+        f"product alone, without the epilogue: {', '.join(sorted(product_only)) or 'none'}.\n"
+    )
     print(f"- CPU: {cpu.brand}, family {cpu.family:#x}, model {cpu.model:#x}, {cpu.exact_key}")
     print(f"- {cpu.physical_cores} cores of a shared virtual machine, Linux {platform.release()}")
     print(f"- compiler: {find_toolchain().text}; date: {datetime.now(UTC):%Y-%m-%d}")
-    print(f"- also timed: {', '.join(others) or 'nothing else'}\n")
+    print(f"- baselines: {', '.join(baselines_of(rows))}\n")
     print("Reproduce:\n")
     print("```sh")
     print(
         "\n".join(line.strip() for line in (__doc__ or "").splitlines() if line.startswith("    "))
     )
     print("```\n")
-    print("![Speed of each kernel over oneDNN](performance.svg)\n")
+    print("![Speed of kernels and baselines over the roofline](performance.svg)\n")
 
 
 def print_section(
-    title: str, layers: Iterable[dict[str, str]], rows: Iterable[Row], onednn: str
+    title: str, layers: Sequence[dict[str, str]], rows: Sequence[Row], notes: dict[str, str]
 ) -> None:
-    """Print a table, the layers where the kernel is slowest beside oneDNN first."""
-    timed = {row["name"]: row for row in rows if row["baseline"] == onednn}
-    ratios = {layer["name"]: 1.0 for layer in layers}
-    ratios |= {name: row["ratio"]["median"] for name, row in timed.items()}
-    print(f"## {title}\n")
-    print(f"Geometric mean of the ratio to {onednn}: **{geometric_mean(ratios.values()):.3f}**\n")
-    columns = COLUMNS.format(onednn).split("|")
+    """Print the means and a table, the layers first where a baseline is fastest."""
+    timed = {row["name"]: row for row in rows}
+    baselines = baselines_of(rows)
+    print(f"## {title.replace(' ', ', ')}\n")
+    for baseline in baselines:
+        ratios = [ratios_of(row)[baseline] for row in rows if baseline in ratios_of(row)]
+        print_mean(baseline, ratios, layers_without_kernel(layers, timed))
+    best = {layer["name"]: 1.0 for layer in layers}
+    best |= {name: min(ratios_of(row).values()) for name, row in timed.items()}
+    print(f"- the best of all: **{geometric_mean(best.values()):.3f}**\n")
+    columns = (*BEFORE, *baselines, *AFTER)
     print(f"| {' | '.join(columns)} |")
     print("|---" * len(columns) + "|")
-    for layer in sorted(layers, key=lambda layer: ratios[layer["name"]]):
+    for layer in sorted(layers, key=lambda layer: best[layer["name"]]):
+        name = layer["name"]
         sizes = f"{layer['m']} x {layer['n']} x {layer['k']}"
-        row = timed.get(layer["name"])
+        head = (name, sizes, layer["epilogue"])
+        row = timed.get(name)
         if row is None:
-            unmeasured = (layer["name"], sizes, layer["epilogue"], "", "", "", "", "", "1")
-            print(f"| {' | '.join(unmeasured)} | no kernel served |")
+            empty = [""] * (len(columns) - len(head) - 2)
+            print(f"| {' | '.join((*head, *empty))} | no kernel served | |")
             continue
-        flop = 2 * int(layer["m"]) * int(layer["n"]) * int(layer["k"])
-        cells = (
-            layer["name"],
-            sizes,
-            layer["epilogue"],
-            f"`{row['candidate']}`",
-            time_text(row["median_ns"]),
-            f"{flop / row['median_ns']:.0f}",
-            f"{row['share_of_roofline']:.0%}",
-            time_text(row["baseline_median_ns"]),
-            f"{row['ratio']['median']:.3f}",
-            row["decision"] + (", refuted" if row["refuted"] else ""),
-        )
-        print(f"| {' | '.join(cells)} |")
+        note = notes.get(f"{title} {name}", "") if best[name] < 1 else ""
+        print(f"| {' | '.join((*head, *cells(layer, row, baselines), note))} |")
     print()
 
 
-def print_other(rows: Iterable[Row], baseline: str) -> None:
-    """Print the geometric mean of the ratio to another baseline, if it computes these types."""
-    ratios = [row["ratio"]["median"] for row in rows if row["baseline"] == baseline]
-    if ratios:
-        mean = geometric_mean(ratios)
-        print(f"Beside {baseline} (product only, without the epilogue): {mean:.3f}\n")
+def cells(layer: dict[str, str], row: Row, baselines: Sequence[str]) -> tuple[str, ...]:
+    """Return the cells of a row between its epilogue and the note."""
+    flop = 2 * int(layer["m"]) * int(layer["n"]) * int(layer["k"])
+    ratios = ratios_of(row)
+    return (
+        f"`{row['candidate']}`",
+        time_text(row["median_ns"]),
+        f"{flop / row['median_ns']:.0f}",
+        f"{row['share_of_roofline']:.0%}",
+        *(f"{ratios[name]:.3f}" if name in ratios else "" for name in baselines),
+        f"{ratios[row['best_baseline']]:.3f} ({row['best_baseline'].split()[0]})",
+        row["decision"] + (", refuted" if row["refuted"] else ""),
+    )
+
+
+def baselines_of(rows: Iterable[Row]) -> list[str]:
+    """Return the names of all baselines that were timed, in their order."""
+    return list(dict.fromkeys(one["baseline"] for row in rows for one in row["baselines"]))
+
+
+def ratios_of(row: Row) -> dict[str, float]:
+    """Return the speed of the kernel over that of each baseline."""
+    return {one["baseline"]: one["ratio"]["median"] for one in row["baselines"]}
+
+
+def layers_without_kernel(layers: Iterable[dict[str, str]], timed: dict[str, Row]) -> int:
+    """Return how many layers count as 1."""
+    return sum(layer["name"] not in timed for layer in layers)
+
+
+def print_mean(baseline: str, ratios: Sequence[float], without_kernel: int) -> None:
+    """Print the geometric mean beside a baseline over the layers that it was timed for."""
+    mean = geometric_mean([*ratios, *[1.0] * without_kernel])
+    print(
+        f"- {baseline}: **{mean:.3f}** (geometric mean of {len(ratios)} ratios, and "
+        f"{without_kernel} layers without a kernel)"
+    )
 
 
 def time_text(nanoseconds: float) -> str:

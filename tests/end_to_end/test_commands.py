@@ -201,11 +201,30 @@ def test_bench_refutes_a_verdict_that_does_not_hold(
     # The store says that this scalar kernel is ten times as fast as oneDNN. It is not.
     code = run(["bench", *SIZES, "--db", site.settings.database_url, "--json"])
 
-    rows = json.loads(capsys.readouterr().out)["layers"]
-    (row,) = [row for row in rows if row["baseline"].startswith("onednn")]
+    (row,) = json.loads(capsys.readouterr().out)["layers"]
     assert code == ANSWER_IS_NO
     assert row["refuted"]
     assert 0 < row["share_of_roofline"] < 1
+
+
+@pytest.mark.baseline("onednn")
+@pytest.mark.baseline("openblas")
+def test_bench_times_all_baselines_in_one_run(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "bench.svg"
+    arguments = ["--baseline", "openblas", "--baseline", "onednn", "--plot", str(picture)]
+
+    run(["bench", *SIZES, "--db", site.settings.database_url, "--json", *arguments])
+
+    facts = json.loads(capsys.readouterr().out)
+    (row,) = facts["layers"]
+    assert [one["baseline"].split()[0] for one in row["baselines"]] == ["openblas", "onednn"]
+    assert [one["computes"] for one in row["baselines"]] == ["product", "layer"]
+    assert row["left_out"] == {}
+    assert row["best_baseline"] in [one["baseline"] for one in row["baselines"]]
+    assert [mean["layers"] for mean in facts["means"]] == [1, 1, 1]
+    assert "<svg" in picture.read_text()
 
 
 def test_bench_of_nothing_says_what_to_do(

@@ -275,7 +275,7 @@ def _slowed(timed: TimedFinding) -> TimedFinding:
     assert measurement is not None
     doubled = tuple(2 * sample for sample in measurement.candidate.samples_ns)
     slow = replace(measurement, candidate=replace(measurement.candidate, samples_ns=doubled))
-    return replace(timed, measurement=slow)
+    return replace(timed, measurements=(slow,))
 
 
 def test_the_time_left_is_that_of_all_contexts(database: str) -> None:
@@ -326,7 +326,7 @@ def test_an_unexpected_baseline_is_a_warning(
     start = TrialHost.__enter__
 
     def start_with_note(host: TrialHost) -> TrialHost:
-        host.baseline_note = "there is no onednn."
+        host.left_out = {"onednn": "it is not installed."}
         return start(host)
 
     monkeypatch.setattr(TrialHost, "__enter__", start_with_note)
@@ -336,5 +336,6 @@ def test_an_unexpected_baseline_is_a_warning(
     captured = capsys.readouterr()
     (layer,) = json.loads(captured.out)["layers"]
     assert code == 0
-    assert layer["note"] == "there is no onednn."
-    assert captured.err.count("Warning: 8x32x16: there is no onednn.\n") == 1
+    note = "onednn was skipped: it is not installed."
+    assert layer["note"] == note
+    assert captured.err.count(f"Warning: 8x32x16: {note}\n") == 1

@@ -1,26 +1,52 @@
 import json
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
 from gemm_tuner.cli import bench
+from gemm_tuner.cli.bench_report import BEST_OF_ALL, BenchRow, means_of
 from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.main import run
+from gemm_tuner.cli.roofline_plot import write_plot
+from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.measurement import Measurement, Timing
-from gemm_tuner.domain.verdict import Verdict
-from gemm_tuner.errors import TrialFailed
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.verdict import Basis, Decision, Verdict
+from gemm_tuner.errors import BaselineMissing, InvalidSetting, TrialFailed
 
 SHAPES = "name,m,n,k,epilogue\nfirst,1,2,3,none\nsecond,4,5,6,none\nthird,7,8,9,none\n"
+LAYER = Layer(name="first", problem=Problem.parse("f32 1x2x3 nk bias"))
 ANSWER_IS_NO = 1
 
 
-def _row(layer: Layer, verdict: Verdict) -> bench._Row:
-    timing = Timing(calls_per_sample=1, samples_ns=(100, 100))
-    return bench._Row(
+def _timing(time_ns: int) -> Timing:
+    return Timing(calls_per_sample=1, samples_ns=(time_ns, time_ns))
+
+
+def _row(layer: Layer, *, decision: Decision = Decision.TIE, **times_ns: int) -> BenchRow:
+    """Return a row whose kernel takes 100 ns a call, and the baselines what is given."""
+    measurements = tuple(
+        Measurement(candidate=_timing(100), baseline=f"{name} 3", baseline_timing=_timing(time_ns))
+        for name, time_ns in times_ns.items()
+    )
+    return BenchRow(
         layer=layer,
-        verdict=verdict,
-        measurement=Measurement(candidate=timing, baseline="onednn 3", baseline_timing=timing),
+        verdict=Verdict(
+            problem=layer.problem,
+            cpu_key="some",
+            context=ExecutionContext(),
+            decision=decision,
+            basis=Basis.MEASURED,
+            complete=True,
+            measurement=Measurement(
+                candidate=_timing(100), baseline="onednn 2", baseline_timing=_timing(120)
+            ),
+        ),
+        measurements=measurements,
         roofline_ns=50.0,
+        product_only=frozenset({"openblas 3"}),
+        left_out={"mkl": "mkl is not installed."},
     )
 
 
@@ -30,6 +56,10 @@ def _row(layer: Layer, verdict: Verdict) -> bench._Row:
         (
             TrialFailed("the server ended."),
             ("second, hot, 1 thread: the server ended.", ["first", "third"]),
+        ),
+        (
+            BaselineMissing("no baseline can be used."),
+            ("second, hot, 1 thread: no baseline can be used.", ["first", "third"]),
         ),
         (KeyboardInterrupt(), ("Stopped", ["first"])),
     ],
@@ -41,13 +71,12 @@ def test_rows_survive_the_failure_of_one_layer(
     failure: BaseException,
     told: tuple[str, list[str]],
 ) -> None:
-    def time_or_fail(layer: Layer, verdict: Verdict, *_others: object) -> list[bench._Row]:
+    def time_or_fail(_setting: object, layer: Layer, _context: ExecutionContext) -> BenchRow:
         if layer.name == "second":
             raise failure
-        return [_row(layer, verdict)]
+        return _row(layer, onednn=100)
 
-    monkeypatch.setattr(bench, "_stored_build", lambda *_store: "a build")
-    monkeypatch.setattr(bench, "_time_beside_baselines", time_or_fail)
+    monkeypatch.setattr(bench, "_time_layer", time_or_fail)
     shapes = tmp_path / "shapes.csv"
     shapes.write_text(SHAPES)
 
@@ -59,3 +88,88 @@ def test_rows_survive_the_failure_of_one_layer(
     message, names = told
     assert message in captured.err
     assert [row["name"] for row in json.loads(captured.out)["layers"]] == names
+
+
+def test_unknown_baseline_is_refused_before_anything_is_timed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = run(["bench", "1", "2", "3", "--baseline", "blas"])
+
+    assert code == 2
+    assert "'blas' is not known; use one of: onednn, mkl" in capsys.readouterr().err
+
+
+def test_each_reason_to_leave_a_baseline_out_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def time_and_tell(setting: bench._Bench, layer: Layer, context: ExecutionContext) -> BenchRow:
+        bench._tell_left_out(setting, layer, context, {"mkl": "mkl is not installed."})
+        return _row(layer, onednn=100)
+
+    monkeypatch.setattr(bench, "_time_layer", time_and_tell)
+    shapes = tmp_path / "shapes.csv"
+    shapes.write_text(SHAPES)
+
+    run(["bench", "--shapes", str(shapes), "--db", f"sqlite:///{tmp_path}/store.sqlite3"])
+
+    assert capsys.readouterr().err.count("mkl is left out: mkl is not installed.") == 1
+
+
+def test_facts_name_each_baseline_and_the_best() -> None:
+    facts = _row(LAYER, onednn=110, openblas=90).facts()
+
+    assert [one["baseline"] for one in facts["baselines"]] == ["onednn 3", "openblas 3"]
+    assert [one["computes"] for one in facts["baselines"]] == ["layer", "product"]
+    assert [one["ratio"]["median"] for one in facts["baselines"]] == pytest.approx([1.1, 0.9])
+    assert facts["best_baseline"] == "openblas 3"
+    assert facts["left_out"] == {"mkl": "mkl is not installed."}
+
+
+@pytest.mark.parametrize(
+    ("decision", "onednn", "openblas", "refuted"),
+    [
+        (Decision.TUNED, 95, 100, True),
+        (Decision.TUNED, 98, 100, False),
+        (Decision.TUNED, 110, 50, False),  # another baseline than that of the verdict
+        (Decision.TIE, 95, 100, False),
+    ],
+)
+def test_only_the_baseline_of_a_verdict_refutes_it(
+    decision: Decision, onednn: int, openblas: int, *, refuted: bool
+) -> None:
+    row = _row(LAYER, decision=decision, onednn=onednn, openblas=openblas)
+
+    assert row.is_refuted is refuted
+
+
+def test_means_are_of_the_layers_that_a_baseline_was_timed_for() -> None:
+    rows = [_row(LAYER, onednn=200, openblas=100), _row(LAYER, onednn=800)]
+
+    means = {mean.baseline: mean for mean in means_of(rows)}
+
+    assert {name: mean.layers for name, mean in means.items()} == {
+        "onednn 3": 2,
+        "openblas 3": 1,
+        BEST_OF_ALL: 2,
+    }
+    assert means["onednn 3"].value == pytest.approx(4.0)
+    assert means["openblas 3"].value == pytest.approx(1.0)
+    assert means[BEST_OF_ALL].value == pytest.approx(8.0**0.5)
+
+
+def test_plot_has_a_mark_for_each_callee(tmp_path: Path) -> None:
+    picture = tmp_path / "bench.svg"
+
+    write_plot(picture, [_row(LAYER, onednn=100, openblas=200), _row(LAYER, onednn=40)])
+
+    drawing = ET.parse(picture).getroot()  # noqa: S314 - written above
+    texts = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    kernels = list(drawing.iter("{http://www.w3.org/2000/svg}circle"))
+    assert texts.count("first, hot, 1 thread") == 2
+    assert {"onednn 3", "openblas 3", "120%"} <= set(texts)
+    assert len(kernels) == 2 + 1  # and one in the legend
+
+
+def test_plot_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="cannot be written"):
+        write_plot(tmp_path / "missing" / "bench.svg", [_row(LAYER, onednn=100)])

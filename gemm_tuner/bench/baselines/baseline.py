@@ -16,9 +16,24 @@ class Baseline(Protocol):
     def fuses_epilogue(self) -> bool:
         """Say whether it computes the epilogue, or the product alone."""
 
+    @property
+    def most_weight_copies(self) -> int | None:
+        """Return over how many copies of the weights its calls can rotate, None for any number."""
+
+    @property
+    def preparation_s(self) -> float:
+        """Return how long `prepare` may take, in seconds, besides what any call may take."""
+
     def prepare(self, workload: Workload) -> Callee:
         """Return a callee that works on `workload`.
 
         Raises:
             BaselineMissing: the library cannot compute this problem.
         """
+
+
+class CBaseline:
+    """What baselines that are called from a loop in C have in common."""
+
+    most_weight_copies: int | None = None
+    preparation_s: float = 0.0

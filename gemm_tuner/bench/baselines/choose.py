@@ -1,86 +1,148 @@
-"""Choose a baseline that is installed and right."""
+"""Choose baselines that are installed and right."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gemm_tuner.bench.baselines.baseline import Baseline
+from gemm_tuner.bench.baselines.libxsmm import Libxsmm
+from gemm_tuner.bench.baselines.mkl import Mkl
+from gemm_tuner.bench.baselines.onednn import OneDnn
+from gemm_tuner.bench.baselines.onnx_runtime import OnnxRuntime
+from gemm_tuner.bench.baselines.openblas import OpenBlas
+from gemm_tuner.bench.baselines.scalar import ScalarKernel
+from gemm_tuner.bench.baselines.torch_eager import TorchEager
+from gemm_tuner.bench.baselines.torch_inductor import TorchInductor
+from gemm_tuner.bench.drivers import Drivers
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.regimes import WeightCopies
 from gemm_tuner.bench.tolerance import Expected, find_error
 from gemm_tuner.bench.verify import Case
 from gemm_tuner.bench.workload import make_workload
+from gemm_tuner.build.compile import Build
+from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.epilogue import NO_EPILOGUE
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import BaselineMissing, InvalidSetting
+from gemm_tuner.errors import BaselineMissing, InvalidSetting, NotEnoughMemory, TrialFailed
 
 AUTO = "auto"
 
-# A library may trade accuracy for speed in its own way, as long as it computes the same thing.
+# What `auto` stands for: the first of these that is there and right.
+_AUTO = ("onednn", "openblas", "scalar")
+
+# A library may trade accuracy for speed in its own way, as long as it computes the same thing. One
+# that does not fuse the epilogue rounds to the type of y after each step.
 _FACTOR = 4.0
 _TOLERANCE = 1e-4
+_ROUNDINGS_TO_Y = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Materials:
+    """What baselines are made of: the drivers, and the kernel for want of a library."""
+
+    drivers: Drivers
+    scalar_build: Build
+    cpu: Cpu
+
+
+# They are prepared from the last to the first: the names in MKL are visible to all that is loaded
+# after it, and the MKL inside PyTorch must call itself.
+# fmt: off
+BASELINES: dict[str, Callable[[Materials], Baseline]] = {
+    "onednn":         lambda materials: OneDnn(materials.drivers.onednn),
+    "mkl":            lambda materials: Mkl(materials.drivers.mkl),
+    "openblas":       lambda materials: OpenBlas(materials.drivers.openblas),
+    "libxsmm":        lambda materials: Libxsmm(materials.drivers.libxsmm),
+    "onnxruntime":    lambda _materials: OnnxRuntime(),
+    "torch":          lambda _materials: TorchEager(),
+    "torch-inductor": lambda _materials: TorchInductor(),
+    "scalar":         lambda materials: ScalarKernel(
+        materials.scalar_build, materials.cpu, materials.drivers.timer),
+}
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedBaseline:
-    """A baseline that is right.
+    """A baseline that is right; `call_s` is the time of one call of it, not warmed up."""
 
-    `call_s` is the time of one call of it, not warmed up. `note` says why better ones were skipped;
-    it is empty if none was.
-    """
-
+    name: str
     baseline: Baseline
     call_s: float
-    note: str
 
 
-def choose_baseline(
-    choice: str,
-    makers: dict[str, Callable[[], Baseline]],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The baselines to time beside, at least one, and by name why others were left out."""
+
+    baselines: tuple[CheckedBaseline, ...]
+    left_out: dict[str, str]
+
+
+def choose_baselines(
+    names: Sequence[str],
+    makers: Mapping[str, Callable[[], Baseline]],
     check: Callable[[Baseline], float | str],
-) -> CheckedBaseline:
-    """Return the baseline chosen by name, or with `auto` the first that is there and right.
+) -> Choice:
+    """Return those of the named baselines that are there and right.
 
     Args:
-        choice: `auto` or a key of `makers`.
-        makers: how each baseline is loaded, the best first.
+        names: keys of `makers`; `auto` stands for the best one that can be used.
+        makers: how each baseline is loaded.
         check: what is wrong with the results of a baseline, or how long it took if nothing is.
 
     Raises:
-        InvalidSetting: the choice is not known.
-        BaselineMissing: the chosen one, or every one, is missing or wrong.
+        InvalidSetting: a name is not known.
+        BaselineMissing: all are missing or wrong.
     """
-    if choice != AUTO and choice not in makers:
-        raise InvalidSetting(
-            f"baseline {choice!r} is not known; use one of: {', '.join((AUTO, *makers))}."
+    chosen: list[CheckedBaseline] = []
+    left_out: dict[str, str] = {}
+    for name in names:
+        if name != AUTO and name not in makers:
+            raise InvalidSetting(
+                f"baseline {name!r} is not known; use one of: {', '.join((AUTO, *makers))}."
+            )
+        for tried in _AUTO if name == AUTO else (name,):
+            found = _try_baseline(tried, makers[tried], check)
+            if isinstance(found, CheckedBaseline):
+                chosen.append(found)
+                break
+            left_out[tried] = found
+    if not chosen:
+        raise BaselineMissing(
+            f"no baseline can be used: {' '.join(left_out.values())} Choose another one."
         )
-    reasons: dict[str, str] = {}
-    for name in makers if choice == AUTO else [choice]:
-        try:
-            baseline = makers[name]()
-            checked = check(baseline)
-        except BaselineMissing as missing:
-            reasons[name] = str(missing)
-            continue
-        if isinstance(checked, float):
-            skipped = (f"{skipped} was skipped: {reason}" for skipped, reason in reasons.items())
-            return CheckedBaseline(baseline=baseline, call_s=checked, note=" ".join(skipped))
-        reasons[name] = f"{baseline.text}: {checked}."
-    raise BaselineMissing(
-        f"no baseline can be used: {' '.join(reasons.values())} Choose another one."
-    )
+    return Choice(baselines=tuple(chosen), left_out=left_out)
 
 
-def check_baseline(baseline: Baseline, problem: Problem, case: Case) -> float | str:
+def _try_baseline(
+    name: str, make: Callable[[], Baseline], check: Callable[[Baseline], float | str]
+) -> CheckedBaseline | str:
+    """Return the baseline, or why it cannot be used."""
+    try:
+        baseline = make()
+        checked = check(baseline)
+    except (BaselineMissing, NotEnoughMemory, TrialFailed) as refusal:
+        return str(refusal)
+    if isinstance(checked, str):
+        return f"{baseline.text}: {checked}."
+    return CheckedBaseline(name=name, baseline=baseline, call_s=checked)
+
+
+def check_baseline(
+    baseline: Baseline, problem: Problem, case: Case, *, threads: int
+) -> float | str:
     """Return the time of one call in seconds, or in words where its result is wrong."""
-    workload = make_workload(problem, case.inputs, threads=1)
+    workload = make_workload(problem, case.inputs, threads=threads)
     callee = baseline.prepare(workload)
     weights = WeightCopies(callee, 1, seed=0)
     expected = case.expected
     if not baseline.fuses_epilogue:
         expected = compute_expected(replace(problem, epilogue=NO_EPILOGUE), case.inputs)
-    bounds = _FACTOR * expected.bounds + _TOLERANCE * (1.0 + np.abs(expected.values))
+    tolerance = max(_TOLERANCE, _ROUNDINGS_TO_Y * problem.types.y.unit_roundoff)
+    bounds = _FACTOR * expected.bounds + tolerance * (1.0 + np.abs(expected.values))
 
     sample = callee.sample(weights.struct, warm_up_calls=0, timed_calls=1)
 

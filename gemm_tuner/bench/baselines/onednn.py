@@ -1,12 +1,13 @@
 """oneDNN, loaded from its wheel and called through its C API."""
 
 import ctypes
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
+from gemm_tuner.bench.baselines.baseline import CBaseline
+from gemm_tuner.bench.baselines.wheels import find_in_wheel
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import DType
@@ -88,7 +89,7 @@ class _DescriptionStruct(ctypes.Structure):
     )
 
 
-class OneDnn:
+class OneDnn(CBaseline):
     """oneDNN with weights reordered once and the epilogue fused.
 
     Its threads are those of OpenMP: OMP_NUM_THREADS must be set before it is loaded.
@@ -187,18 +188,7 @@ def find_onednn() -> Path:
     Raises:
         BaselineMissing: there is none.
     """
-    try:
-        installed = files(_WHEEL) or []
-    except PackageNotFoundError:
-        installed = []
-    for file in installed:
-        path = Path(str(file.locate())).resolve()
-        if file.name == _LIBRARY and path.is_file():
-            return path
-    raise BaselineMissing(
-        f"oneDNN is not installed ({_LIBRARY} was not found); "
-        'run: pip install "gemm-tuner[onednn]".'
-    )
+    return find_in_wheel(_WHEEL, _LIBRARY, install='pip install "gemm-tuner[onednn]"')
 
 
 def _describe(workload: Workload) -> _DescriptionStruct:

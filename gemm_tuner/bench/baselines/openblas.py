@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gemm_tuner.bench.baselines.baseline import CBaseline
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import F32
@@ -28,7 +29,7 @@ class _LayerStruct(ctypes.Structure):
     )
 
 
-class OpenBlas:
+class OpenBlas(CBaseline):
     """OpenBLAS, which packs the weights in each call and leaves the epilogue to the caller."""
 
     fuses_epilogue = False

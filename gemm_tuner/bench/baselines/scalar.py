@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from gemm_tuner.bench.baselines.baseline import CBaseline
 from gemm_tuner.bench.kernel_callee import KernelCallee
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.build.compile import Build
@@ -9,7 +10,7 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.runtime.load import load_kernel
 
 
-class ScalarKernel:
+class ScalarKernel(CBaseline):
     """One kernel in portable C++."""
 
     fuses_epilogue = True

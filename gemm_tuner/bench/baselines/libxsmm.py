@@ -1,0 +1,110 @@
+"""libxsmm, which generates kernels for small products: the product alone, an advantage to it."""
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+
+from gemm_tuner.bench.baselines.baseline import CBaseline
+from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
+from gemm_tuner.bench.workload import Workload
+from gemm_tuner.domain.dtype import F32
+from gemm_tuner.domain.problem import WeightLayout
+from gemm_tuner.errors import BaselineMissing
+from gemm_tuner.runtime.memory import address_of
+
+# What libxsmm itself calls small: larger products need a driver around its kernels.
+_LARGEST_PRODUCT = 64**3
+
+
+class _LayerStruct(ctypes.Structure):
+    """`libxsmm_layer` of templates/bench/libxsmm.c."""
+
+    _fields_ = (
+        ("m", ctypes.c_int32),
+        ("n", ctypes.c_int32),
+        ("k", ctypes.c_int32),
+        ("x", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("kernel", ctypes.c_void_p),
+    )
+
+
+class Libxsmm(CBaseline):
+    """A kernel of libxsmm with the weights in its order, on one thread, which small sizes need."""
+
+    fuses_epilogue = False
+
+    def __init__(self, driver: Path | None) -> None:
+        """Load the driver with the library inside it.
+
+        Raises:
+            BaselineMissing: there is none.
+        """
+        if driver is None:
+            raise BaselineMissing(
+                "libxsmm is not installed (the compiler does not find version 1 of it); "
+                "on Debian run: apt-get install libxsmm-dev."
+            )
+        try:
+            self._driver = ctypes.CDLL(str(driver))
+        except OSError as error:
+            raise BaselineMissing(
+                f"libxsmm does not load: {error}; choose another baseline."
+            ) from error
+        self._driver.libxsmm_driver_version.restype = ctypes.c_char_p
+        self.text = f"libxsmm {self._driver.libxsmm_driver_version().decode()}"
+
+    def prepare(self, workload: Workload) -> "_LibxsmmCallee":
+        """Return a callee that works on `workload`.
+
+        Raises:
+            BaselineMissing: the problem is not in float32, or not small.
+        """
+        problem = workload.problem
+        if problem.types != F32:
+            raise BaselineMissing(
+                f"libxsmm does not compute {problem.types.text}; choose another baseline."
+            )
+        product = workload.rows * problem.n * problem.k
+        if not 0 < product <= _LARGEST_PRODUCT:
+            raise BaselineMissing(
+                f"libxsmm is for small products, of m x n x k from 1 to {_LARGEST_PRODUCT}; "
+                "choose another baseline."
+            )
+        return _LibxsmmCallee(self._driver, workload)
+
+
+class _LibxsmmCallee:
+    def __init__(self, driver: ctypes.CDLL, workload: Workload) -> None:
+        problem = workload.problem
+        self._driver = driver
+        is_nk = problem.w_layout is WeightLayout.NK
+        self._packed = np.ascontiguousarray(workload.w.T if is_nk else workload.w)
+        self._layer = _LayerStruct(
+            workload.rows, problem.n, problem.k, address_of(workload.x), address_of(workload.y)
+        )
+        if driver.libxsmm_prepare(ctypes.byref(self._layer)) != 0:
+            raise BaselineMissing(
+                f"libxsmm has no kernel for {problem.sizes_text}; choose another baseline."
+            )
+
+    @property
+    def packed_weight_bytes(self) -> int:
+        return self._packed.nbytes
+
+    def pack(self, address: int) -> None:
+        ctypes.memmove(address, address_of(self._packed), self._packed.nbytes)
+
+    def sample(
+        self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
+    ) -> SampleStruct:
+        sample = SampleStruct()
+        self._driver.libxsmm_time(
+            ctypes.byref(self._layer),
+            ctypes.byref(weights),
+            ctypes.c_int64(warm_up_calls),
+            ctypes.c_int64(timed_calls),
+            ctypes.byref(sample),
+        )
+        return sample

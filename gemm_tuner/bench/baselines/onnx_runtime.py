@@ -1,0 +1,80 @@
+"""ONNX Runtime, called from Python: a model of one layer, its weights packed by the session."""
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from numpy.typing import NDArray
+
+from gemm_tuner.bench.baselines.onnx_model import X, Y, write_model
+from gemm_tuner.bench.baselines.python_callee import PythonCallee
+from gemm_tuner.bench.baselines.wheels import wheel_version
+from gemm_tuner.bench.workload import Workload
+from gemm_tuner.domain.dtype import F32
+from gemm_tuner.errors import BaselineMissing
+from gemm_tuner.runtime.memory import address_of
+
+_WHEEL = "onnxruntime"
+_INSTALL = 'pip install "gemm-tuner[peers]"'
+_CPU = "CPUExecutionProvider"
+_ERRORS_ONLY = 3
+
+
+class OnnxRuntime:
+    """ONNX Runtime with all graph optimisations, its inputs and outputs bound to fixed buffers.
+
+    Each copy of the weights is a session of its own. It is imported when it is needed, because it
+    starts a thread.
+    """
+
+    fuses_epilogue = True
+    most_weight_copies = 256
+    preparation_s = 30.0
+
+    def __init__(self) -> None:
+        """Find the wheel.
+
+        Raises:
+            BaselineMissing: it is not installed.
+        """
+        self.text = f"onnxruntime {wheel_version(_WHEEL, install=_INSTALL)}"
+
+    def prepare(self, workload: Workload) -> PythonCallee:
+        """Return a callee that works on `workload`.
+
+        Raises:
+            BaselineMissing: the problem is not in float32, or has a step without an operator.
+        """
+        if workload.problem.types != F32:
+            raise BaselineMissing(
+                f"ONNX Runtime does not compute {workload.problem.types.text} on a CPU; "
+                "choose another baseline."
+            )
+        runtime = import_module(_WHEEL)
+        return PythonCallee(workload, partial(_make_call, runtime, workload))
+
+
+def _make_call(runtime: Any, workload: Workload, w: NDArray[Any]) -> Callable[[], object]:  # noqa: ANN401 - the package is optional
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = workload.threads
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    # Idle threads would slow down the callee that is timed next.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = _ERRORS_ONLY
+    model = write_model(workload.problem, w, workload.operands)
+    try:
+        session = runtime.InferenceSession(model, options, providers=[_CPU])
+    except Exception as error:
+        raise BaselineMissing(
+            f"ONNX Runtime refuses {workload.problem.text}: {error}; choose another baseline."
+        ) from error
+    binding = session.io_binding()
+    arrays = {X: workload.x, **workload.operands}
+    for wanted in session.get_inputs():
+        array = arrays[wanted.name]
+        binding.bind_input(wanted.name, "cpu", 0, array.dtype.type, array.shape, address_of(array))
+    y = workload.y
+    binding.bind_output(Y, "cpu", 0, y.dtype.type, y.shape, address_of(y))
+    return partial(session.run_with_iobinding, binding)

@@ -1,0 +1,168 @@
+"""PyTorch's compiler at its best: max-autotune with its C++ template, weights frozen and packed."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from numpy.typing import NDArray
+
+from gemm_tuner.bench.baselines.python_callee import PythonCallee
+from gemm_tuner.bench.baselines.torch_eager import (
+    Tensor,
+    Torch,
+    check_problem,
+    import_torch,
+    tensor_of,
+    torch_version,
+    weight_of,
+)
+from gemm_tuner.bench.workload import Workload
+from gemm_tuner.domain.epilogue import OperandShape
+from gemm_tuner.errors import BaselineMissing
+
+# With gcc 12 the kernels of the template reach a third of the speed that they have with clang 19
+# (AMD EPYC, family 26).
+_COMPILERS = ("clang++-19", "clang++-20", "clang++-18", "clang++", "g++")
+_OPENMP_SOURCE = "#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n"
+
+# fmt: off
+_STEPS: dict[str, Callable[..., Tensor]] = {
+    "bias":       lambda _torch, value, operand: value + operand,
+    "add":        lambda _torch, value, operand: value + operand,
+    "scale":      lambda _torch, value, operand: value * operand,
+    "mul":        lambda _torch, value, operand: value * operand,
+    "relu":       lambda torch, value, _operand: torch.relu(value),
+    "leaky_relu": lambda torch, value, _operand, slope:
+        torch.nn.functional.leaky_relu(value, slope),
+    "clamp":      lambda torch, value, _operand, low, high: torch.clamp(value, low, high),
+    "hardswish":  lambda torch, value, _operand: torch.nn.functional.hardswish(value),
+    "sigmoid":    lambda torch, value, _operand: torch.sigmoid(value),
+    "silu":       lambda torch, value, _operand: torch.nn.functional.silu(value),
+    "tanh":       lambda torch, value, _operand: torch.tanh(value),
+    "gelu_tanh":  lambda torch, value, _operand: torch.nn.functional.gelu(
+        value, approximate="tanh"),
+    "gelu_erf":   lambda torch, value, _operand: torch.nn.functional.gelu(value),
+}
+# fmt: on
+
+
+class TorchInductor:
+    """A layer compiled by Inductor, called from Python.
+
+    Its weights are constants in what it compiled, so it is not timed with cold weights.
+    """
+
+    fuses_epilogue = True
+    most_weight_copies = 1
+    preparation_s = 600.0
+
+    def __init__(self) -> None:
+        """Find the wheel.
+
+        Raises:
+            BaselineMissing: it is not installed.
+        """
+        self.text = f"torch-inductor {torch_version()}"
+
+    def prepare(self, workload: Workload) -> PythonCallee:
+        """Return a callee that works on `workload`.
+
+        Raises:
+            BaselineMissing: the types differ, or PyTorch has no operator for a step.
+        """
+        check_problem(workload, _STEPS, "PyTorch")
+        if "CXX" not in os.environ:
+            os.environ["CXX"] = _find_compiler()
+        torch = import_torch(workload.threads)
+        return PythonCallee(workload, partial(_make_call, torch, workload))
+
+
+def _find_compiler() -> str:
+    """Return the best compiler that has OpenMP, which Inductor needs.
+
+    Raises:
+        BaselineMissing: there is none.
+    """
+    for compiler in filter(None, map(shutil.which, _COMPILERS)):
+        build = [compiler, "-x", "c++", "-fopenmp", "-shared", "-fPIC", "-o", os.devnull, "-"]
+        if (
+            subprocess.run(
+                build, input=_OPENMP_SOURCE, text=True, capture_output=True, check=False
+            ).returncode
+            == 0
+        ):
+            return compiler
+    raise BaselineMissing(
+        "Inductor needs a C++ compiler with OpenMP; install clang 19 with libomp, or g++."
+    )
+
+
+def _make_call(torch: Torch, workload: Workload, w: NDArray[Any]) -> Callable[[], object]:
+    config: Any = import_module("torch._inductor.config")
+    import_module("torch._inductor.select_algorithm").PRINT_AUTOTUNE = False  # type: ignore[attr-defined] # of an optional package
+    config.freezing = True
+    config.compile_threads = 1  # others would be processes that outlive this one
+    config.max_autotune_gemm_backends = "CPP,ATEN"
+    config.cpp.threads = workload.threads
+    layer = _make_layer(torch, workload, weight_of(torch, workload, w)).eval()
+    compiled = torch.compile(layer, mode="max-autotune", dynamic=False)
+    x, y = tensor_of(torch, workload.x), tensor_of(torch, workload.y)
+    inputs = [
+        tensor_of(torch, workload.operands[operand.name])
+        for operand in workload.problem.epilogue.operands
+        if operand.shape is OperandShape.MATRIX
+    ]
+    try:
+        y.copy_(compiled(x, *inputs))  # compiles, and leaves the result to be checked
+    except Exception as error:
+        raise BaselineMissing(
+            f"Inductor refuses {workload.problem.text}: {error}; choose another baseline."
+        ) from error
+    return partial(compiled, x, *inputs)
+
+
+def _make_layer(torch: Torch, workload: Workload, weight: Tensor) -> Any:  # noqa: ANN401 - a module of an optional package
+    problem = workload.problem
+    names = iter(problem.epilogue.operands)
+    steps = list(problem.epilogue.steps)
+
+    class Layer(torch.nn.Module):  # type: ignore[misc] # its base is of an optional package
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(problem.k, problem.n, bias=has_bias)
+            self.linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+            for name, constant in constants.items():
+                self.register_buffer(name, constant)
+
+        def forward(self, x: Tensor, *matrices: Tensor) -> Tensor:
+            value = self.linear(x)
+            given = iter(matrices)
+            for step, name in read:
+                if step.kind.operand is OperandShape.NONE:
+                    operand = None
+                elif step.kind.operand is OperandShape.MATRIX:
+                    operand = next(given)
+                else:
+                    operand = getattr(self, name)
+                value = _STEPS[step.kind.name](torch, value, operand, *step.parameters)
+            return value
+
+    constants = {
+        f"{operand.name}_constant": tensor_of(torch, workload.operands[operand.name])
+        for operand in problem.epilogue.operands
+        if operand.shape is not OperandShape.MATRIX
+    }
+    read = [
+        (step, f"{next(names).name}_constant" if step.kind.operand is not OperandShape.NONE else "")
+        for step in steps
+    ]
+    has_bias = bool(steps) and steps[0].kind.name == "bias"
+    layer = Layer()
+    if has_bias:
+        first = read.pop(0)[1]
+        layer.linear.bias = torch.nn.Parameter(getattr(layer, first), requires_grad=False)
+    return layer
