@@ -22,6 +22,7 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import GemmTunerError, InvalidArray, InvalidSetting
+from gemm_tuner.runtime.cpus import usable_cpus
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.direct import NATIVE
 from gemm_tuner.runtime.load import Kernel, load_kernel
@@ -340,15 +341,39 @@ def test_without_the_extension_kernels_are_called_through_ctypes() -> None:
     assert (completed.returncode, completed.stdout) == (0, "left\n"), completed.stderr
 
 
+_COUNT_PINNED_THREADS = """
+import os, time
+
+def count_pinned():
+    threads = [int(name) for name in os.listdir("/proc/self/task")]
+    return sum(len(os.sched_getaffinity(thread)) == 1 for thread in threads)
+
+deadline = time.monotonic() + 20  # a thread pins itself when it first runs
+while count_pinned() < {pinned} and time.monotonic() < deadline:
+    os.sched_yield()
+print(count_pinned())
+"""
+
+
 @needs_native
-@pytest.mark.parametrize(("choice", "is_told"), [("1", False), ("maybe", True)])
-def test_pinning_is_on_request(choice: str, *, is_told: bool) -> None:
+@pytest.mark.skipif(usable_cpus() < 2, reason="one CPU is usable: the pool has no threads")
+@pytest.mark.parametrize(("choice", "pinned"), [("0", 0), ("1", 1)])
+def test_threads_are_pinned_on_request(choice: str, pinned: int) -> None:
     prelude = f"import os; os.environ['GEMM_TUNER_PIN'] = {choice!r}"
+    program = _CALL_AND_LEAVE.format(prelude=prelude, is_missing=False)
 
-    completed = _run_python(_CALL_AND_LEAVE.format(prelude=prelude, is_missing=False))
+    completed = _run_python(program + _COUNT_PINNED_THREADS.format(pinned=pinned))
 
-    assert (completed.returncode != 0) == is_told
-    assert ("GEMM_TUNER_PIN is 'maybe'" in completed.stderr) == is_told
+    assert completed.stdout.split() == ["left", str(pinned)], completed.stderr
+
+
+def test_unknown_choice_of_pinning_is_told() -> None:
+    prelude = "import os; os.environ['GEMM_TUNER_PIN'] = 'maybe'"
+
+    completed = _run_python(_CALL_AND_LEAVE.format(prelude=prelude, is_missing=NATIVE is None))
+
+    assert completed.returncode != 0
+    assert "GEMM_TUNER_PIN is 'maybe'" in completed.stderr
 
 
 def _resident_bytes() -> int:

@@ -104,8 +104,17 @@ static void sleep_until_published(uint32_t seen) {
     atomic_fetch_sub(&pool.sleeping_workers, 1);
 }
 
-static void *serve(void *unused) {
-    (void)unused;
+static void stay_on(int32_t cpu) {
+    cpu_set_t only;
+    CPU_ZERO(&only);
+    CPU_SET(cpu, &only);
+    sched_setaffinity(0, sizeof only, &only);
+}
+
+static void *serve(void *cpu) {
+    if (is_pinned) {
+        stay_on(*(const int32_t *)cpu);
+    }
     for (;;) {
         uint32_t seen = atomic_load(&pool.published_jobs);
         work();
@@ -118,7 +127,7 @@ static void *serve(void *unused) {
     return NULL;
 }
 
-static bool start_worker(int32_t cpu) {
+static bool start_worker(int32_t *cpu) {
     pthread_attr_t attributes;
     pthread_t thread;
     sigset_t all, before;
@@ -126,15 +135,9 @@ static bool start_worker(int32_t cpu) {
         return false;
     }
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    if (is_pinned) {
-        cpu_set_t only;
-        CPU_ZERO(&only);
-        CPU_SET(cpu, &only);
-        pthread_attr_setaffinity_np(&attributes, sizeof only, &only);
-    }
     sigfillset(&all); /* signals are for the threads of the program */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool is_started = pthread_create(&thread, &attributes, serve, NULL) == 0;
+    bool is_started = pthread_create(&thread, &attributes, serve, cpu) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     return is_started;
@@ -168,7 +171,7 @@ static bool enter(int32_t parts) {
         return false;
     }
     int32_t wanted = (parts < usable_threads ? parts : usable_threads) - 1;
-    while (pool.workers < wanted && start_worker(worker_cpus[pool.workers])) {
+    while (pool.workers < wanted && start_worker(&worker_cpus[pool.workers])) {
         pool.workers++;
     }
     return true;
