@@ -22,6 +22,7 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import GemmTunerError, InvalidArray, InvalidSetting
+from gemm_tuner.runtime.arrays import NUMPY_TYPES
 from gemm_tuner.runtime.cpus import usable_cpus
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.direct import NATIVE
@@ -118,6 +119,50 @@ def test_bf16_is_taken_directly(types: str, candidate: str) -> None:
 
     assert y.dtype == y_type
     assert y.tobytes() == checked.compute(x, packed, bias=bias).tobytes()
+
+
+@needs_native
+@pytest.mark.parametrize("types", ["u8_s8_s32_f32", "s8_s8_s32_bf16", "s8_s8_s32_s8"])
+def test_bytes_and_their_scales_are_taken_directly(types: str) -> None:
+    problem = f"{types} {M}x{N}x{K} nk x_row_zero_point+channel_scale+scale"
+    text = f"scalar_int8_2x2 mc{M}_nc{N}_kc{K} jc_ic_jr_ir"
+    direct, checked = _load(problem, text, direct_only=True), _load(problem, text)
+    x = RNG.integers(0, 100, (M, K)).astype(np.uint8 if types[0] == "u" else np.int8)
+    packed = checked.pack(RNG.integers(-100, 100, (N, K)).astype(np.int8))
+    operands: dict[str, Any] = {
+        "x_row_zero_point": np.arange(M, dtype=np.int32),
+        "channel_scale": RNG.random(N, np.float32),
+        "scale": np.array([0.01], np.float32),
+    }
+
+    y = direct(x, packed, **operands)
+
+    assert y.dtype == NUMPY_TYPES[checked.problem.types.y]
+    assert y.tobytes() == checked.compute(x, packed, **operands).tobytes()
+
+
+@needs_native
+@pytest.mark.parametrize("offset", [3, -(2**31), np.array([7], np.int32)])
+def test_offsets_are_taken_directly(offset: object) -> None:
+    problem = f"u8_s8_s32_s32 {M}x{N}x{K} nk x_zero_point"
+    text = f"scalar_int8_2x2 mc{M}_nc{N}_kc{K} jc_ic_jr_ir"
+    direct, checked = _load(problem, text, direct_only=True), _load(problem, text)
+    x = RNG.integers(0, 100, (M, K)).astype(np.uint8)
+    packed = checked.pack(RNG.integers(-100, 100, (N, K)).astype(np.int8))
+
+    y = direct(x, packed, x_zero_point=offset)
+
+    assert np.array_equal(y, checked.compute(x, packed, x_zero_point=offset))
+
+
+@pytest.mark.parametrize("offset", [2**31, 2**70, 1.5, np.array([1.0], np.float32)])
+def test_offsets_that_are_no_int32_are_told(offset: object) -> None:
+    problem = f"u8_s8_s32_s32 {M}x{N}x{K} nk x_zero_point"
+    kernel = _load(problem, f"scalar_int8_2x2 mc{M}_nc{N}_kc{K} jc_ic_jr_ir")
+    x, w = np.zeros((M, K), np.uint8), np.zeros((N, K), np.int8)
+
+    with pytest.raises(InvalidArray, match="x_zero_point"):
+        kernel(x, kernel.pack(w), x_zero_point=offset)
 
 
 @needs_native

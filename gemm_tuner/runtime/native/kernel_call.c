@@ -84,9 +84,10 @@ static bool read_scalar(PyObject *value, const element_type *type, scalar *scala
         return !(fabs(number) > FLT_MAX && isfinite(number));
     }
     if (PyLong_CheckExact(value) && type->dlpack_type == DLPACK_INT32) {
-        const long long number = PyLong_AsLongLong(value); /* -1 with an exception, if too large */
+        int is_beyond;
+        const long long number = PyLong_AsLongLongAndOverflow(value, &is_beyond);
         scalar->int32 = (int32_t)number;
-        return scalar->int32 == number && !PyErr_Occurred();
+        return scalar->int32 == number && !is_beyond;
     }
     return false;
 }
@@ -101,8 +102,12 @@ static bool read_operand(const operand_facts *facts, PyObject *value, const kern
     switch (facts->shape) {
     case SCALAR:
         *range = (byte_range){0};
-        operand->elements = &call->scalars[place];
-        return read_scalar(value, &facts->type, &call->scalars[place]);
+        if (read_scalar(value, &facts->type, &call->scalars[place])) {
+            operand->elements = &call->scalars[place];
+            return true;
+        }
+        is_read = read_vector(value, &facts->type, 1, &view, range);
+        break;
     case ROW_VECTOR:
         is_read = read_vector(value, &facts->type, kernel->n, &view, range);
         break;
