@@ -78,7 +78,7 @@ static bool read_vector(PyObject *array, const element_type *type, int64_t lengt
 
 /* A Python float for an operand of float32, an int for one of int32, if it fits. */
 static bool read_scalar(PyObject *value, const element_type *type, scalar *scalar) {
-    if (PyFloat_CheckExact(value) && type->dlpack_type == DLPACK_FLOAT32) {
+    if (PyFloat_Check(value) && type->dlpack_type == DLPACK_FLOAT32) {
         const double number = PyFloat_AsDouble(value);
         scalar->float32 = (float)number;
         return !(fabs(number) > FLT_MAX && isfinite(number));
