@@ -39,7 +39,14 @@ int kernel_call_init(void) {
     memory_name = PyUnicode_InternFromString("memory");
     empty = numpy ? PyObject_GetAttrString(numpy, "empty") : NULL;
     Py_XDECREF(numpy);
-    return owner_name && memory_name && empty && workspace_init() == 0 ? 0 : -1;
+    if (!owner_name || !memory_name || !empty) {
+        return -1;
+    }
+    if (workspace_init() != 0) {
+        PyErr_SetString(PyExc_ImportError, "the process has no key left for memory of threads.");
+        return -1;
+    }
+    return 0;
 }
 
 static int64_t at_least_1(int64_t length) { return length > 1 ? length : 1; }
@@ -220,7 +227,7 @@ static bool prepare(const kernel_facts *kernel, const call_values *values, prepa
 }
 
 static int32_t run(const kernel_facts *kernel, const prepared_call *call, int32_t parts) {
-    const int64_t flop = 2 * call->args.m * kernel->n * kernel->k;
+    const double flop = 2.0 * (double)call->args.m * (double)kernel->n * (double)kernel->k;
     if (parts == 1 && kernel->phases == 1 && flop < FLOP_WORTH_UNLOCKING) {
         return kernel->run(&call->args, 0, 0, 1);
     }
