@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -428,21 +429,25 @@ def _resident_bytes() -> int:
 
 @needs_native
 def test_the_lock_of_the_interpreter_is_given_up_for_long_calls() -> None:
-    kernel = _load("f32 400x400x400 nk none", "scalar_f32_1x1 mc400_nc400_kc400 jc_ic_jr_ir")
-    x, packed = _random(400, 400), kernel.pack(_random(400, 400))
+    kernel = _load("f32 200x200x200 nk none", "scalar_f32_1x1 mc200_nc200_kc200 jc_ic_jr_ir")
+    x, packed = _random(200, 200), kernel.pack(_random(200, 200))
     begun, interval = Event(), sys.getswitchinterval()
 
     def call() -> None:
         begun.set()
-        kernel(x, packed)
+        for _ in range(100):
+            kernel(x, packed)
 
     sys.setswitchinterval(60)  # others run only where the lock is given up
     try:
         with ThreadPoolExecutor(1) as pool:
             ended = pool.submit(call)
             begun.wait()
-            runs_beside = not ended.done()
+            turns = 0
+            while not ended.done():
+                turns += 1
+                time.sleep(0)  # gives the lock up
     finally:
         sys.setswitchinterval(interval)
 
-    assert runs_beside
+    assert turns > 5
