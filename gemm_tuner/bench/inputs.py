@@ -17,16 +17,22 @@ from gemm_tuner.runtime.arrays import NUMPY_TYPES
 # Elements of the problem's types; NumPy's own types do not include bfloat16.
 Array = NDArray[Any]
 
-_SUBNORMAL = 1e-40
+_SUBNORMALS = {DType.F32: 1e-40, DType.BF16: 1e-40, DType.F16: 1e-6}
 # Instructions for bfloat16 take subnormal numbers for zero, and infinity times zero is NaN: there,
 # subnormals stand apart from infinities, among the normal numbers.
 _SPECIAL_VALUES = {
-    DType.F32: (np.nan, np.inf, -np.inf, _SUBNORMAL),
+    DType.F32: (np.nan, np.inf, -np.inf, _SUBNORMALS[DType.F32]),
     DType.BF16: (np.nan, np.inf, -np.inf),
+    DType.F16: (np.nan, np.inf, -np.inf),
     DType.S32: (),
     DType.S8: (-128, 127),
     DType.U8: (0, 255),
 }
+
+# What overflows y, in x alone: sums with its square would not be exact.
+_LARGE_VALUES: dict[DType, tuple[float, ...]] = {DType.F16: (65504.0,)}
+# A row of subnormal numbers of float16 has small multiples of this.
+_SUBNORMAL_UNIT = 2.0**-22
 
 
 class InputKind(StrEnum):
@@ -35,7 +41,8 @@ class InputKind(StrEnum):
     # Floats normally distributed, with a few subnormal numbers; integers from all there are.
     NORMAL = "normal"
     EXACT = "exact"  # small integers times a power of two: any order of summation is exact
-    # As EXACT, with NaN, infinities and subnormal numbers, or extremes of integers, among them.
+    # As EXACT, with NaN, infinities and subnormal numbers, or extremes of integers, among them; in
+    # float16 a row of x and one of w has subnormal numbers only.
     SPECIAL = "special"
 
 
@@ -96,14 +103,17 @@ def make_inputs(problem: Problem, kind: InputKind, seed: int) -> Inputs:
     w = _elements(random, (n, k), kind, problem.types.w, scale=2.0**exponent)
     operands = _make_operands(problem, kind, random)
     if kind is InputKind.SPECIAL:
-        _plant_in_rows(random, x, _SPECIAL_VALUES[problem.types.x])
+        _make_row_subnormal(random, x)
+        _make_row_subnormal(random, w)
+        large = _LARGE_VALUES.get(problem.types.x, ())
+        _plant_in_rows(random, x, (*_SPECIAL_VALUES[problem.types.x], *large))
         _plant_in_rows(random, w, _SPECIAL_VALUES[problem.types.w])
         for operand in problem.epilogue.operands:
             special = _SPECIAL_VALUES[problem.operand_type(operand)]
             _plant(random, operands[operand.name], special)
     if kind is InputKind.NORMAL and not problem.types.x.is_integer:
-        _plant_in_rows(random, x, (_SUBNORMAL,))
-        _plant_in_rows(random, w, (_SUBNORMAL,))
+        _plant_in_rows(random, x, (_SUBNORMALS[problem.types.x],))
+        _plant_in_rows(random, w, (_SUBNORMALS[problem.types.w],))
     return Inputs(
         kind=kind,
         x=x,
@@ -186,6 +196,13 @@ def _plant_in_rows(random: np.random.Generator, matrix: Array, values: Sequence[
         random.choice(rows, count, replace=False) if count else (), values, strict=False
     ):
         matrix[row, random.integers(columns)] = value
+
+
+def _make_row_subnormal(random: np.random.Generator, matrix: Array) -> None:
+    """Make one row of a matrix of float16 subnormal, if there are others."""
+    rows, columns = matrix.shape
+    if matrix.dtype == np.float16 and rows > 1:
+        matrix[random.integers(rows)] = random.integers(-3, 4, columns) * _SUBNORMAL_UNIT
 
 
 def _plant(random: np.random.Generator, array: Array, values: Sequence[float]) -> None:

@@ -11,6 +11,7 @@ from gemm_tuner.bench.tolerance import (
     flush_bound,
     summation_bound,
 )
+from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.runtime.arrays import NUMPY_TYPES
@@ -36,7 +37,7 @@ def compute_expected(problem: Problem, inputs: Inputs) -> Expected:
             bounds += summation_bound(problem.k) * (np.abs(x) @ np.abs(w))
         product = Expected(values=values, bounds=bounds)
         finished = _apply_epilogue(problem, inputs, product, sums_of_w=w.sum(axis=0))
-        return _round_to_y(problem, finished)
+    return round_to_y(finished, problem.types)
 
 
 def _apply_epilogue(
@@ -68,16 +69,22 @@ def _apply_epilogue(
     return Expected(values=values, bounds=bounds)
 
 
-def _round_to_y(problem: Problem, finished: Expected) -> Expected:
-    """Return the result with the error of rounding it to the type of y."""
-    if problem.types.y is problem.types.accumulator:
+def round_to_y(finished: Expected, types: OperandTypes) -> Expected:
+    """Return the result with the error of rounding it to the type of y.
+
+    Where an error decides whether it overflows, any number is right.
+    """
+    if types.y is types.accumulator:
         return finished
-    if problem.types.y.is_integer:
-        return _round_to_bytes(problem, finished)
-    largest = np.abs(finished.values) + finished.bounds
-    rounding = problem.types.y.unit_roundoff * largest
-    bounds = _only_finite(finished.values, finished.bounds + rounding)
-    return Expected(values=finished.values, bounds=bounds)
+    # Rounding keeps the order: what is computed lies between the rounded ends of what it may be.
+    with np.errstate(invalid="ignore", over="ignore"):
+        least = _rounded(finished.values - finished.bounds, types.y)
+        greatest = _rounded(finished.values + finished.bounds, types.y)
+        values, bounds = (least + greatest) / 2, (greatest - least) / 2
+    may_overflow = np.isfinite(least) != np.isfinite(greatest)
+    values = np.where(may_overflow, np.where(np.isfinite(least), least, greatest), values)
+    bounds = np.where(may_overflow, np.inf, bounds)
+    return Expected(values=values, bounds=_only_finite(values, bounds))
 
 
 def _bounds_as_floats(integers: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -85,13 +92,14 @@ def _bounds_as_floats(integers: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.abs(integers) > _EXACT_IN_FLOAT, UNIT_ROUNDOFF * np.abs(integers), 0.0)
 
 
-def _round_to_bytes(problem: Problem, finished: Expected) -> Expected:
-    """Return the result rounded to even and saturated; an error may move it past a tie."""
-    limits = np.iinfo(NUMPY_TYPES[problem.types.y])
-    values = np.where(np.isnan(finished.values), limits.min, finished.values)
-    least = np.clip(np.rint(values - finished.bounds), limits.min, limits.max)
-    greatest = np.clip(np.rint(values + finished.bounds), limits.min, limits.max)
-    return Expected(values=(least + greatest) / 2, bounds=(greatest - least) / 2)
+def _rounded(values: NDArray[np.float64], y: DType) -> NDArray[np.float64]:
+    """Return floats in the type of y, rounded to even; integers are saturated, NaN is the least."""
+    wanted = NUMPY_TYPES[y]
+    if not y.is_integer:
+        return values.astype(np.float32).astype(wanted).astype(np.float64)
+    limits = np.iinfo(wanted)
+    numbers = np.where(np.isnan(values), limits.min, values)
+    return np.clip(np.rint(numbers), limits.min, limits.max)
 
 
 def _only_finite(values: NDArray[np.float64], bounds: NDArray[np.float64]) -> NDArray[np.float64]:

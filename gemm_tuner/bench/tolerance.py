@@ -69,9 +69,10 @@ def find_error(expected: Expected, actual: NDArray[Any]) -> str | None:
     """
     with np.errstate(invalid="ignore", over="ignore"):
         exact = actual.astype(np.float64)
-        excess = np.abs(exact - expected.values) - expected.bounds
+        distance = np.abs(exact - expected.values)
+        excess = distance - expected.bounds
         same = (exact == expected.values) | (np.isnan(exact) & np.isnan(expected.values))
-        is_wrong = ~((excess <= 0) | same)
+        is_wrong = ~((distance <= expected.bounds) | same)
     count = int(np.count_nonzero(is_wrong))
     if count == 0:
         return None

@@ -27,6 +27,7 @@ _MEMORY_LIMIT_BYTES = 8 << 30
 # believes of one machine.
 _FEATURE_FLAGS = {
     IsaFeature.FMA: "-mfma",
+    IsaFeature.F16C: "-mf16c",
     IsaFeature.AVX2: "-mavx2",
     IsaFeature.AVX512F: "-mavx512f",
     IsaFeature.AVX512VL: "-mavx512vl",

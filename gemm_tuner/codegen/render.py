@@ -99,7 +99,8 @@ def _elements(problem: Problem) -> list[str]:
     used = {types.x, types.w, types.accumulator, types.y}
     used |= {problem.operand_type(operand) for operand in problem.epilogue.operands}
     integers = any(dtype.is_integer for dtype in used)
-    return ["bf16"] * (DType.BF16 in used) + ["integers"] * integers
+    halves = [dtype.value for dtype in (DType.BF16, DType.F16) if dtype in used]
+    return halves + ["integers"] * integers
 
 
 def _rendered_operands(problem: Problem) -> list[_RenderedOperand]:

@@ -12,6 +12,7 @@ class IsaFeature(StrEnum):
     """An instruction-set extension, by the name that Linux gives it in /proc/cpuinfo."""
 
     FMA = "fma"
+    F16C = "f16c"
     AVX2 = "avx2"
     AVX512F = "avx512f"
     AVX512VL = "avx512vl"

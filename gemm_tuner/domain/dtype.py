@@ -11,6 +11,7 @@ class DType(StrEnum):
 
     F32 = "f32"
     BF16 = "bf16"
+    F16 = "f16"
     S32 = "s32"
     S8 = "s8"
     U8 = "u8"
@@ -61,6 +62,7 @@ class _Facts:
 _FACTS = {
     DType.F32: _Facts(4, "float", 2.0**-24),
     DType.BF16: _Facts(2, "Bf16", 2.0**-8),
+    DType.F16: _Facts(2, "F16", 2.0**-11),
     DType.S32: _Facts(4, "int32_t"),
     DType.S8: _Facts(1, "int8_t"),
     DType.U8: _Facts(1, "uint8_t"),

@@ -16,6 +16,7 @@ from gemm_tuner.runtime.memory import address_of
 NUMPY_TYPES: dict[DType, np.dtype[Any]] = {
     DType.F32: np.dtype(np.float32),
     DType.BF16: np.dtype(ml_dtypes.bfloat16),
+    DType.F16: np.dtype(np.float16),
     DType.S32: np.dtype(np.int32),
     DType.S8: np.dtype(np.int8),
     DType.U8: np.dtype(np.uint8),

@@ -16,16 +16,18 @@ _AVX512 = _AVX2 | {
 }
 
 _ANY: frozenset[IsaFeature] = frozenset()
+_AVX2_F16C = _AVX2 | {IsaFeature.F16C}
 _AVX512_BF16 = _AVX512 | {IsaFeature.AVX512_BF16}
 _AVX512_VNNI = _AVX512 | {IsaFeature.AVX512_VNNI}
-_AVX_VNNI = _AVX2 | {IsaFeature.AVX_VNNI}
+_AVX_VNNI = _AVX2_F16C | {IsaFeature.AVX_VNNI}
 
 _F32 = frozenset({F32})
 _BF16 = frozenset({OperandTypes.of(DType.BF16), OperandTypes.of(DType.BF16, y=DType.F32)})
+_F16 = frozenset({OperandTypes.of(DType.F16), OperandTypes.of(DType.F16, y=DType.F32)})
 _INT8 = frozenset(
     OperandTypes(x=x, w=DType.S8, accumulator=DType.S32, y=y)
     for x in (DType.U8, DType.S8)
-    for y in (DType.F32, DType.BF16, DType.S32, DType.S8, DType.U8)
+    for y in (DType.F32, DType.BF16, DType.F16, DType.S32, DType.S8, DType.U8)
 )
 _SCALAR_TILES = ((1, 1), (2, 4), (4, 2), (1, 8))
 
@@ -115,7 +117,8 @@ def _dot(
 
 
 # Families that convert to float hold the converted numbers in registers; those of scalars complete
-# the table: any x86-64 CPU can run them.
+# the table: any x86-64 CPU can run them. Families of bytes may have to write f16: every CPU with
+# AVX2 has F16C.
 # fmt: off
 CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
     _outer("avx512_f32",         _V512, _F32,  _AVX512,      "float"),
@@ -131,11 +134,17 @@ CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
     _dot  ("avx2_bf16_dot",      _V256, _BF16, _AVX2,        "float_dot",      k_step=8),
     _outer("scalar_bf16",        _V1,   _BF16, _ANY,         "float"),
 
+    _outer("avx512_f16_by_f32",  _V512, _F16,  _AVX512,      "float",          widest=6),
+    _dot  ("avx512_f16_dot",     _V512, _F16,  _AVX512,      "float_dot",      k_step=16),
+    _outer("avx2_f16_by_f32",    _V256, _F16,  _AVX2_F16C,   "float",          widest=4),
+    _dot  ("avx2_f16_dot",       _V256, _F16,  _AVX2_F16C,   "float_dot",      k_step=8),
+    _outer("scalar_f16",         _V1,   _F16,  _ANY,         "float"),
+
     _outer("avx512_int8",        _V512, _INT8, _AVX512_VNNI, "int8_quads",     k_step=4),
     _dot  ("avx512_int8_dot",    _V512, _INT8, _AVX512_VNNI, "int8_quads_dot", k_step=64),
     _outer("avx_vnni_int8",      _V256, _INT8, _AVX_VNNI,    "int8_quads",     k_step=4),
-    _outer("avx2_int8",          _V256, _INT8, _AVX2,        "int8_pairs",     k_step=2),
-    _dot  ("avx2_int8_dot",      _V256, _INT8, _AVX2,        "int8_pairs_dot", k_step=16),
+    _outer("avx2_int8",          _V256, _INT8, _AVX2_F16C,   "int8_pairs",     k_step=2),
+    _dot  ("avx2_int8_dot",      _V256, _INT8, _AVX2_F16C,   "int8_pairs_dot", k_step=16),
     _outer("scalar_int8",        _V1,   _INT8, _ANY,         "int8_single"),
 )}
 # fmt: on

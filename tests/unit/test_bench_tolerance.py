@@ -3,8 +3,9 @@ import pytest
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.inputs import InputKind, Inputs, make_inputs
-from gemm_tuner.bench.reference import compute_expected
-from gemm_tuner.bench.tolerance import find_error
+from gemm_tuner.bench.reference import compute_expected, round_to_y
+from gemm_tuner.bench.tolerance import Expected, find_error
+from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import STEP_KINDS
 from gemm_tuner.domain.problem import Problem
 
@@ -139,6 +140,69 @@ def test_bytes_are_rounded_to_even_and_saturated(types: str) -> None:
     assert find_error(expected, result.astype(inputs.x.dtype)) is None
     off_by_one = np.where(result < limits.max, result + 1, result - 1)
     assert "2400 of 2400" in (find_error(expected, off_by_one) or "")
+
+
+HALVES = ("bf16", "f16")
+
+
+def _exact_product(inputs: Inputs) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore"):
+        product: NDArray[np.float64] = inputs.x.astype(np.float64) @ inputs.w.astype(np.float64).T
+    return product
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("kind", [InputKind.EXACT, InputKind.SPECIAL])
+def test_exact_product_rounded_to_half_is_right_and_its_neighbour_wrong(
+    dtype: str, kind: InputKind
+) -> None:
+    problem = Problem.parse(f"{dtype} 24x40x30 nk none")
+    inputs = make_inputs(problem, kind, 1)
+    with np.errstate(over="ignore"):
+        result = _exact_product(inputs).astype(np.float32).astype(inputs.x.dtype)
+    expected = compute_expected(problem, inputs)
+    neighbours = result.copy()
+    is_finite = np.isfinite(result.astype(np.float32)) & (result != 0)
+
+    neighbours.view(np.uint16)[is_finite] += 1
+
+    assert find_error(expected, result) is None
+    assert f"{np.count_nonzero(is_finite)} of 960" in (find_error(expected, neighbours) or "")
+
+
+def test_special_float16_has_results_that_are_subnormal_and_too_large() -> None:
+    problem = Problem.parse("f16 24x40x3 nk none")
+
+    inputs = make_inputs(problem, InputKind.SPECIAL, 1)
+
+    y = np.abs(compute_expected(problem, inputs).values)
+
+    assert np.count_nonzero((y > 0) & (y < 2.0**-14)) > 10
+    assert np.count_nonzero(np.isinf(y) & np.isfinite(_exact_product(inputs))) > 5
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "right", "wrong"),
+    [
+        (65519.0, 0.5, (65504.0,), (np.inf, 65472.0, np.nan)),
+        (65519.9, 0.5, (65504.0, np.inf), (np.nan,)),
+        (65521.0, 0.5, (np.inf,), (65504.0, -np.inf, np.nan)),
+        (-65521.0, 0.5, (-np.inf,), (-65504.0, np.inf)),
+        (2.0**-25 * 1.01, 2.0**-45, (2.0**-24,), (0.0, 2.0**-23)),
+        (2.0**-25, 2.0**-45, (0.0, 2.0**-24), (2.0**-23,)),
+    ],
+)
+def test_float16_near_its_limits(
+    value: float, bound: float, right: tuple[float, ...], wrong: tuple[float, ...]
+) -> None:
+    exact = Expected(values=np.array([[value]]), bounds=np.array([[bound]]))
+
+    rounded = round_to_y(exact, OperandTypes.of(DType.F16))
+
+    for y in right:
+        assert find_error(rounded, np.array([[y]], np.float16)) is None
+    for y in wrong:
+        assert find_error(rounded, np.array([[y]], np.float16)) is not None
 
 
 def test_same_seed_gives_the_same_inputs() -> None:

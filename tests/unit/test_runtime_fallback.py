@@ -42,9 +42,11 @@ def test_every_step_is_computed(epilogue: str, layout: str) -> None:
         "s8_s8_s32_f32 5x7x9 nk x_row_zero_point+row_scale+channel_scale+bias+relu",
         "u8_s8_s32_u8 5x7x9 kn x_zero_point+scale+bias+gelu_erf+scale+y_zero_point",
         "u8_s8_s32_bf16 5x7x9 kn none",
+        "u8_s8_s32_f16 5x7x9 kn row_scale",
+        "f16 5x7x9 nk bias+silu",
     ],
 )
-def test_quantised_layers_are_computed(text: str) -> None:
+def test_layers_of_narrow_types_are_computed(text: str) -> None:
     kernel = _fallback(text)
     inputs = make_inputs(kernel.problem, InputKind.NORMAL, SEED)
     operands: dict[str, Any] = {**inputs.operands}

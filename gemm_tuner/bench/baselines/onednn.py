@@ -33,7 +33,14 @@ _HARDSWISH = 0x34
 _BINARY_ADD = 0x1FFF0
 _BINARY_MUL = 0x1FFF1
 
-_DATA_TYPES = {DType.F32: 3, DType.BF16: 2, DType.S32: 4, DType.S8: 5, DType.U8: 6}
+_DATA_TYPES = {
+    DType.F16: 1,
+    DType.BF16: 2,
+    DType.F32: 3,
+    DType.S32: 4,
+    DType.S8: 5,
+    DType.U8: 6,
+}
 
 # The element-wise function of a step: algorithm, then alpha and beta, which are the parameters of
 # the step if it has any.
