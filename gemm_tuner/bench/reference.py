@@ -28,13 +28,14 @@ def compute_expected(problem: Problem, inputs: Inputs) -> Expected:
     x = inputs.x.astype(np.float64)
     w = inputs.w.astype(np.float64)
     w = w.T if problem.w_layout is WeightLayout.NK else w
+    accumulator = problem.types.accumulator
     with np.errstate(all="ignore"):
         values = x @ w
         bounds = np.zeros(values.shape)
-        if not problem.types.accumulator.is_integer:
-            bounds += flush_bound(problem.k)
+        if not accumulator.is_integer:
+            bounds += flush_bound(problem.k, accumulator)
         if not inputs.product_is_exact:
-            bounds += summation_bound(problem.k) * (np.abs(x) @ np.abs(w))
+            bounds += summation_bound(problem.k, accumulator) * (np.abs(x) @ np.abs(w))
         product = Expected(values=values, bounds=bounds)
         finished = _apply_epilogue(problem, inputs, product, sums_of_w=w.sum(axis=0))
     return round_to_y(finished, problem.types)
@@ -61,7 +62,7 @@ def _apply_epilogue(
             is_integer = False
         bounds = kind.error(np, bounds, values, operand)
         values = kind.reference(np, values, operand, *step.parameters)
-        own_error = kind.ulp * ULP * np.abs(values) + kind.absolute + flush_bound(0)
+        own_error = kind.ulp * ULP * np.abs(values) + kind.absolute + flush_bound(0, DType.F32)
         bounds = bounds + own_error
         bounds = _only_finite(values, bounds)
     if is_integer and not problem.types.y.is_integer:
@@ -74,7 +75,7 @@ def round_to_y(finished: Expected, types: OperandTypes) -> Expected:
 
     Where an error decides whether it overflows, any number is right.
     """
-    if types.y is types.accumulator:
+    if types.y_holds_sums:
         return finished
     # Rounding keeps the order: what is computed lies between the rounded ends of what it may be.
     with np.errstate(invalid="ignore", over="ignore"):

@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.domain.dtype import TERMS_IN_F16, DType
+
 UNIT_ROUNDOFF = 2.0**-24
 ULP = 2.0**-23
 
 # A product or sum below the smallest normal number may be flushed to zero. It loses 2^-126, times
 # an input of at most 2^6, in each of k terms.
 _FLUSHED = 2.0**-120
+_ROUNDED_SUBNORMAL_F16 = 2.0**-25
 
 Float64Array = NDArray[np.float64]
 
@@ -45,21 +48,33 @@ def rotated_rows(array: NDArray[Any], batch: int) -> NDArray[Any]:
     return np.concatenate([np.roll(array, item, axis=0) for item in range(batch)])
 
 
-def summation_bound(k: int) -> float:
+def summation_bound(k: int, accumulator: DType) -> float:
     """Return the largest error of a sum of k products, relative to the sum of their magnitudes.
 
     The bound is gamma_k = k*u / (1 - k*u), u the unit roundoff of float32, with two roundings more
-    for partial sums that are added at the end. It holds for every order of summation.
+    for partial sums that are added at the end. It holds for every order of summation. With the
+    accumulator f16, each sum of a few products has such an error of its own, u that of float16.
 
     Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1.
     """
-    roundings = (k + 2) * UNIT_ROUNDOFF
-    return roundings / (1.0 - roundings)
+    bound = _gamma(k + 2, UNIT_ROUNDOFF)
+    if accumulator is not DType.F16:
+        return bound
+    partial = _gamma(min(k, TERMS_IN_F16), DType.F16.unit_roundoff)
+    return partial + bound + partial * bound
 
 
-def flush_bound(k: int) -> float:
-    """Return the largest absolute error that flushing subnormal numbers adds to k products."""
-    return (k + 1) * _FLUSHED
+def flush_bound(k: int, accumulator: DType) -> float:
+    """Return the largest absolute error of k products because numbers may be subnormal.
+
+    Those of float32 may be flushed to zero; in float16, each sum is rounded to a multiple of 2^-24.
+    """
+    rounded = _ROUNDED_SUBNORMAL_F16 if accumulator is DType.F16 else 0.0
+    return (k + 1) * _FLUSHED + k * rounded
+
+
+def _gamma(roundings: int, unit_roundoff: float) -> float:
+    return roundings * unit_roundoff / (1.0 - roundings * unit_roundoff)
 
 
 def find_error(expected: Expected, actual: NDArray[Any]) -> str | None:

@@ -68,6 +68,9 @@ _FACTS = {
     DType.U8: _Facts(1, "uint8_t"),
 }
 
+# As the accumulator, f16 allows a kernel to add this many products in f16, and these sums in f32.
+TERMS_IN_F16 = 64
+
 _SHORT_NAMES = {"int8": "u8_s8_s32_f32", "u8s8": "u8_s8_s32_f32", "s8s8": "s8_s8_s32_f32"}
 
 
@@ -76,7 +79,8 @@ class OperandTypes:
     """The element types of x, w, the accumulator and y.
 
     The text form is `x_w_accumulator_y`; the name of one floating-point type alone stands for x, w
-    and y, accumulated in f32. Bytes are accumulated in s32.
+    and y, accumulated in f32. Bytes are accumulated in s32. The accumulator f16 is a permission: up
+    to `TERMS_IN_F16` products may be added in f16, and sums of them in f32.
     """
 
     x: DType
@@ -88,11 +92,13 @@ class OperandTypes:
         """Check that the types go together."""
         is_float = not (self.x.is_integer or self.w.is_integer or self.y.is_integer)
         is_bytes = self.x in {DType.U8, DType.S8} and self.w is DType.S8
-        wanted = DType.F32 if is_float else DType.S32
-        if not (is_float or is_bytes) or self.accumulator is not wanted:
+        allowed = {DType.F32} if is_float else {DType.S32}
+        if self.x is self.w is DType.F16:
+            allowed.add(DType.F16)
+        if not (is_float or is_bytes) or self.accumulator not in allowed:
             raise InvalidProblem(
                 f"operand types {self._full_text} do not go together; use floating-point types "
-                "with the accumulator f32, or bytes such as u8_s8_s32_f32."
+                "with the accumulator f32, f16_f16_f16_f16, or bytes such as u8_s8_s32_f32."
             )
 
     @property
@@ -102,8 +108,13 @@ class OperandTypes:
     @property
     def text(self) -> str:
         """Return the text form, which `parse` reads back."""
-        is_plain = self.x is self.w is self.y and not self.x.is_integer
+        is_plain = self.x is self.w is self.y and self.accumulator is DType.F32
         return self.x.value if is_plain else self._full_text
+
+    @property
+    def y_holds_sums(self) -> bool:
+        """Say whether an element of y has the 32 bits of an unfinished sum."""
+        return self.y.size_bytes == DType.F32.size_bytes
 
     @classmethod
     def of(cls, dtype: DType, *, y: DType | None = None) -> "OperandTypes":

@@ -21,7 +21,9 @@ class MicroKernelFamily:
 
     `vectors` names the vectors, of `lanes` floats each; `registers` is how many of them the family
     may fill. `product` is the template of one multiplication, which takes `k_step` steps of k: they
-    lie side by side in packed weights. `tiles` are the (mr, nr) pairs on offer.
+    lie side by side in packed weights. `tiles` are the (mr, nr) pairs on offer. After
+    `partial_steps` steps of k, sums in a narrow type are moved to the accumulator; 0 if there are
+    none.
     """
 
     name: str
@@ -35,6 +37,7 @@ class MicroKernelFamily:
     layout: PackedLayout
     tiles: tuple[tuple[int, int], ...]
     k_step: int
+    partial_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

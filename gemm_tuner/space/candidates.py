@@ -273,8 +273,7 @@ class Space:
         k = max(1, self.problem.k)
         if family.layout is PackedLayout.COLUMNS:
             return (k,)
-        types = self.problem.types
-        if types.y.size_bytes < types.accumulator.size_bytes:
+        if not self.problem.types.y_holds_sums:
             # Between blocks of k, sums are kept in y, which cannot hold them here.
             return (_round_up(k, family.k_step),)
         # Blocks of even depth, so that the last is not a sliver.

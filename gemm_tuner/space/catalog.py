@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gemm_tuner.domain.cpu import IsaFeature
-from gemm_tuner.domain.dtype import F32, DType, OperandTypes
+from gemm_tuner.domain.dtype import F32, TERMS_IN_F16, DType, OperandTypes
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.errors import InvalidCandidate
 
@@ -18,12 +18,18 @@ _AVX512 = _AVX2 | {
 _ANY: frozenset[IsaFeature] = frozenset()
 _AVX2_F16C = _AVX2 | {IsaFeature.F16C}
 _AVX512_BF16 = _AVX512 | {IsaFeature.AVX512_BF16}
+_AVX512_FP16 = _AVX512 | {IsaFeature.AVX512_FP16}
 _AVX512_VNNI = _AVX512 | {IsaFeature.AVX512_VNNI}
 _AVX_VNNI = _AVX2_F16C | {IsaFeature.AVX_VNNI}
 
 _F32 = frozenset({F32})
 _BF16 = frozenset({OperandTypes.of(DType.BF16), OperandTypes.of(DType.BF16, y=DType.F32)})
 _F16 = frozenset({OperandTypes.of(DType.F16), OperandTypes.of(DType.F16, y=DType.F32)})
+_F16_SUMS = frozenset(
+    OperandTypes(x=DType.F16, w=DType.F16, accumulator=DType.F16, y=y)
+    for y in (DType.F16, DType.F32)
+)
+_F16_ANY = _F16 | _F16_SUMS
 _INT8 = frozenset(
     OperandTypes(x=x, w=DType.S8, accumulator=DType.S32, y=y)
     for x in (DType.U8, DType.S8)
@@ -71,6 +77,7 @@ def _outer(
     product: str,
     *,
     k_step: int = 1,
+    partial_steps: int = 0,
     widest: int = 8,
 ) -> MicroKernelFamily:
     """Return a family of outer products whose tiles are up to `widest` vectors wide."""
@@ -87,6 +94,7 @@ def _outer(
         layout=PackedLayout.PANELS,
         tiles=_SCALAR_TILES if vectors.lanes == 1 else tiles,
         k_step=k_step,
+        partial_steps=partial_steps,
     )
 
 
@@ -134,11 +142,13 @@ CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
     _dot  ("avx2_bf16_dot",      _V256, _BF16, _AVX2,        "float_dot",      k_step=8),
     _outer("scalar_bf16",        _V1,   _BF16, _ANY,         "float"),
 
-    _outer("avx512_f16_by_f32",  _V512, _F16,  _AVX512,      "float",          widest=6),
-    _dot  ("avx512_f16_dot",     _V512, _F16,  _AVX512,      "float_dot",      k_step=16),
-    _outer("avx2_f16_by_f32",    _V256, _F16,  _AVX2_F16C,   "float",          widest=4),
-    _dot  ("avx2_f16_dot",       _V256, _F16,  _AVX2_F16C,   "float_dot",      k_step=8),
-    _outer("scalar_f16",         _V1,   _F16,  _ANY,         "float"),
+    _outer("avx512_fp16",        _V512, _F16_SUMS, _AVX512_FP16, "f16_pairs",  k_step=2,
+           partial_steps=2 * TERMS_IN_F16),
+    _outer("avx512_f16_by_f32",  _V512, _F16_ANY,  _AVX512,      "float",      widest=6),
+    _dot  ("avx512_f16_dot",     _V512, _F16_ANY,  _AVX512,      "float_dot",  k_step=16),
+    _outer("avx2_f16_by_f32",    _V256, _F16_ANY,  _AVX2_F16C,   "float",      widest=4),
+    _dot  ("avx2_f16_dot",       _V256, _F16_ANY,  _AVX2_F16C,   "float_dot",  k_step=8),
+    _outer("scalar_f16",         _V1,   _F16_ANY,  _ANY,         "float"),
 
     _outer("avx512_int8",        _V512, _INT8, _AVX512_VNNI, "int8_quads",     k_step=4),
     _dot  ("avx512_int8_dot",    _V512, _INT8, _AVX512_VNNI, "int8_quads_dot", k_step=64),

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe
 
+from fp16 import Emulator
+
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.drivers import build_driver
 from gemm_tuner.bench.finding import Finding
@@ -32,8 +34,13 @@ class Subject:
     candidate: str
 
 
-def prove_all(subjects: Iterable[Subject], toolchain: Toolchain) -> dict[Subject, Finding]:
-    """Return what the proof finds for each subject that is not correct."""
+def prove_all(
+    subjects: Iterable[Subject], toolchain: Toolchain, emulator: Emulator | None = None
+) -> dict[Subject, Finding]:
+    """Return what the proof finds for each subject that is not correct.
+
+    Features that this CPU lacks are those of the emulator, if there is one.
+    """
     asked = tuple(subjects)
     sources = []
     for subject in asked:
@@ -47,7 +54,7 @@ def prove_all(subjects: Iterable[Subject], toolchain: Toolchain) -> dict[Subject
         problem = Problem.parse(subject.problem)
         if subject.problem not in cases:
             cases[subject.problem] = {kind: Case(problem, kind, SEED) for kind in InputKind}
-        findings[subject] = _prove(problem, build, cases[subject.problem], report)
+        findings[subject] = _prove(problem, build, cases[subject.problem], report, emulator)
     return {
         subject: finding
         for subject, finding in findings.items()
@@ -60,12 +67,14 @@ def _prove(
     build: Build | CompilationFailed | CompilationInterrupted,
     cases: dict[InputKind, Case],
     report: Report,
+    emulator: Emulator | None,
 ) -> Finding:
     if not isinstance(build, Build):
         return Finding(outcome=Outcome.COMPILE_FAILED, detail=str(build))
 
     def task() -> Finding:
-        kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
+        cpu = detect_cpu() if emulator is None else emulator.start()
+        kernel = load_kernel(build.binary, artifact=build.artifact, cpu=cpu)
         return verify(kernel, problem, cases, report)
 
     ours, theirs = Pipe()

@@ -30,10 +30,6 @@ class Row:
     def name(self) -> str:
         return f"{self.family.name}-{self.types.text}"
 
-    @property
-    def keeps_sums_in_y(self) -> bool:
-        return self.types.y.size_bytes == self.types.accumulator.size_bytes
-
     def problem(self, sizes: str, layout: str, epilogue: str) -> str:
         """Return a problem with the steps of an epilogue that these types can have."""
         return f"{self.types.text} {sizes} {layout} {usable(epilogue, self.types)}"
@@ -57,10 +53,15 @@ ROWS = [
     for types in sorted(family.types, key=lambda types: types.text)
 ]
 
-# Tails and blocks do not depend on how bytes are read and results are written: of the families of
-# bytes, two combinations are proved there, one for each type of x.
-_BYTES = {"u8_s8_s32_u8", "s8_s8_s32_f32"}
-FEW_ROWS = [row for row in ROWS if not row.types.x.is_integer or row.types.text in _BYTES]
+# Tails and blocks do not depend on how results are written: of the families of bytes, two
+# combinations are proved there, one for each type of x. Those that convert f16 have the
+# micro-kernels of f32 and bf16.
+_FEW = {"u8_s8_s32_u8", "s8_s8_s32_f32", "f16"}
+FEW_ROWS = [
+    row
+    for row in ROWS
+    if row.types.x in {DType.F32, DType.BF16} or row.types.text in _FEW or row.family.partial_steps
+]
 
 
 @pytest.fixture(params=FEW_ROWS, ids=lambda row: row.name)
@@ -110,7 +111,7 @@ def candidate_text(
 ) -> str:
     family = row.family
     mr, nr = tile or small_tile(family)
-    is_whole = family.layout is PackedLayout.COLUMNS or not row.keeps_sums_in_y
+    is_whole = family.layout is PackedLayout.COLUMNS or not row.types.y_holds_sums
     kc = max(1, k + -k % family.k_step) if is_whole else KC
     return f"{family.name}_{mr}x{nr} mc{2 * mr}_nc{2 * nr}_kc{kc} {order.value}{extras}"
 

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 from gemm_tuner.bench.inputs import InputKind, Inputs, make_inputs
 from gemm_tuner.bench.reference import compute_expected, round_to_y
 from gemm_tuner.bench.tolerance import Expected, find_error
-from gemm_tuner.domain.dtype import DType, OperandTypes
+from gemm_tuner.domain.dtype import TERMS_IN_F16, DType, OperandTypes
 from gemm_tuner.domain.epilogue import STEP_KINDS
 from gemm_tuner.domain.problem import Problem
 
@@ -203,6 +203,33 @@ def test_float16_near_its_limits(
         assert find_error(rounded, np.array([[y]], np.float16)) is None
     for y in wrong:
         assert find_error(rounded, np.array([[y]], np.float16)) is not None
+
+
+def _summed_in_f16(inputs: Inputs, terms: int) -> NDArray[np.float32]:
+    """Return x @ w, with sums of `terms` products rounded to float16 after each."""
+    total = np.zeros((len(inputs.x), len(inputs.w)), np.float32)
+    partial = np.zeros(total.shape, np.float16)
+    for p in range(inputs.x.shape[1]):
+        if p % terms == 0:
+            total, partial = total + partial, np.zeros_like(partial)
+        product = inputs.x[:, p : p + 1].astype(np.float64) * inputs.w[:, p].astype(np.float64)
+        partial = (partial.astype(np.float64) + product).astype(np.float16)
+    result: NDArray[np.float32] = total + partial
+    return result
+
+
+@pytest.mark.parametrize("kind", [InputKind.NORMAL, InputKind.EXACT])
+def test_accumulator_f16_allows_sums_of_64_products(kind: InputKind) -> None:
+    types = "f16_f16_f16_f32"
+    inputs = make_inputs(Problem.parse(f"{types} 24x40x300 nk none"), kind, 1)
+
+    result = _summed_in_f16(inputs, TERMS_IN_F16)
+
+    in_f16 = compute_expected(Problem.parse(f"{types} 24x40x300 nk none"), inputs)
+    in_f32 = compute_expected(Problem.parse("f16_f16_f32_f32 24x40x300 nk none"), inputs)
+    assert find_error(in_f16, result) is None
+    assert (find_error(in_f32, result) is None) is (kind is InputKind.EXACT)
+    assert find_error(in_f16, result * np.float32(1.5)) is not None
 
 
 def test_same_seed_gives_the_same_inputs() -> None:
