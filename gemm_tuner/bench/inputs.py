@@ -18,10 +18,8 @@ from gemm_tuner.runtime.arrays import NUMPY_TYPES
 Array = NDArray[Any]
 
 _SUBNORMALS = {DType.F32: 1e-40, DType.BF16: 1e-40, DType.F16: 1e-6}
-# Instructions for bfloat16 take subnormal numbers for zero, and infinity times zero is NaN: there,
-# subnormals stand apart from infinities, among the normal numbers.
 _SPECIAL_VALUES = {
-    DType.F32: (np.nan, np.inf, -np.inf, _SUBNORMALS[DType.F32]),
+    DType.F32: (np.nan, np.inf, -np.inf),
     DType.BF16: (np.nan, np.inf, -np.inf),
     DType.F16: (np.nan, np.inf, -np.inf),
     DType.S32: (),
@@ -29,11 +27,9 @@ _SPECIAL_VALUES = {
     DType.U8: (0, 255),
 }
 
-# What overflows y, in x alone: sums with its square would not be exact. It must not overflow a sum
-# in f16, which would make the result depend on the order.
-_LARGE_VALUES: dict[DType, tuple[float, ...]] = {DType.F16: (65504.0,)}
-# A row of subnormal numbers of float16 has small multiples of this.
-_SUBNORMAL_UNIT = 2.0**-22
+# Of float16: the largest number, and the unit of small multiples that are subnormal.
+_LARGEST_F16 = 65504.0
+_SUBNORMAL_UNIT_F16 = 2.0**-22
 
 
 class InputKind(StrEnum):
@@ -43,7 +39,7 @@ class InputKind(StrEnum):
     NORMAL = "normal"
     EXACT = "exact"  # small integers times a power of two: any order of summation is exact
     # As EXACT, with NaN, infinities and subnormal numbers, or extremes of integers, among them; in
-    # float16 a row of x and one of w has subnormal numbers only.
+    # float16 a row of x and one of w are subnormal.
     SPECIAL = "special"
 
 
@@ -104,14 +100,12 @@ def make_inputs(problem: Problem, kind: InputKind, seed: int) -> Inputs:
     w = _elements(random, (n, k), kind, problem.types.w, scale=2.0**exponent)
     operands = _make_operands(problem, kind, random)
     if kind is InputKind.SPECIAL:
-        _make_row_subnormal(random, x)
-        _make_row_subnormal(random, w)
-        in_float = problem.types.accumulator is DType.F32
-        large = _LARGE_VALUES.get(problem.types.x, ()) if in_float else ()
-        _plant_in_rows(random, x, (*_SPECIAL_VALUES[problem.types.x], *large))
-        _plant_in_rows(random, w, _SPECIAL_VALUES[problem.types.w])
+        if problem.types.x is DType.F16 and problem.types.accumulator is DType.F32:
+            _use_range_of_f16(random, x, w)
+        _plant_in_rows(random, x, _special_values(problem, problem.types.x))
+        _plant_in_rows(random, w, _special_values(problem, problem.types.w))
         for operand in problem.epilogue.operands:
-            special = _SPECIAL_VALUES[problem.operand_type(operand)]
+            special = _special_values(problem, problem.operand_type(operand))
             _plant(random, operands[operand.name], special)
     if kind is InputKind.NORMAL and not problem.types.x.is_integer:
         _plant_in_rows(random, x, (_SUBNORMALS[problem.types.x],))
@@ -200,11 +194,28 @@ def _plant_in_rows(random: np.random.Generator, matrix: Array, values: Sequence[
         matrix[row, random.integers(columns)] = value
 
 
-def _make_row_subnormal(random: np.random.Generator, matrix: Array) -> None:
-    """Make one row of a matrix of float16 subnormal, if there are others."""
-    rows, columns = matrix.shape
-    if matrix.dtype == np.float16 and rows > 1:
-        matrix[random.integers(rows)] = random.integers(-3, 4, columns) * _SUBNORMAL_UNIT
+def _special_values(problem: Problem, dtype: DType) -> tuple[float, ...]:
+    """Return what is planted among small numbers.
+
+    Infinity times zero is NaN: subnormal numbers stand beside infinities only where no instruction
+    takes them for zero (those for bfloat16 do) and no product of two of them is zero.
+    """
+    special = _SPECIAL_VALUES[dtype]
+    is_kept = dtype is DType.F32 and problem.types.x is not DType.F16
+    return (*special, _SUBNORMALS[dtype]) if is_kept else special
+
+
+def _use_range_of_f16(random: np.random.Generator, x: Array, w: Array) -> None:
+    """Make a row of x and one of w subnormal, and one number of x too large for most products.
+
+    Sums stay exact in float32; in float16 they would not.
+    """
+    _plant_in_rows(random, x, (_LARGEST_F16,))
+    for matrix in (x, w):
+        rows, columns = matrix.shape
+        if rows > 1:
+            small = random.integers(-3, 4, columns)
+            matrix[random.integers(rows)] = small * _SUBNORMAL_UNIT_F16
 
 
 def _plant(random: np.random.Generator, array: Array, values: Sequence[float]) -> None:

@@ -257,16 +257,19 @@ inline void pack_weights(const W *w, int64_t ldw, W *packed)
 constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
 
 // Comparisons that hand on a NaN in `value`: every comparison with NaN is false.
+// The instructions return their second operand, here `value`, if one is NaN. gcc does not find them.
 inline Vector maximum(Vector value, float bound)
 {
-    const Vector bounds = broadcast(bound);
-    return bounds > value ? bounds : value;
+    Vector result;
+    asm("vmaxps %1, %2, %0" : "=v"(result) : "v"(value), "v"(broadcast(bound)));
+    return result;
 }
 
 inline Vector minimum(Vector value, float bound)
 {
-    const Vector bounds = broadcast(bound);
-    return bounds < value ? bounds : value;
+    Vector result;
+    asm("vminps %1, %2, %0" : "=v"(result) : "v"(value), "v"(broadcast(bound)));
+    return result;
 }
 
 inline Vector select_below(Vector value, float bound, Vector if_below, Vector otherwise)
@@ -274,7 +277,8 @@ inline Vector select_below(Vector value, float bound, Vector if_below, Vector ot
     return value < broadcast(bound) ? if_below : otherwise;
 }
 
-inline Vector select_negative(Vector value, Vector if_negative, Vector otherwise)
+template <typename Value>
+inline Value select_negative(const Value &value, const Value &if_negative, const Value &otherwise)
 {
     return select_below(value, 0.0f, if_negative, otherwise);
 }
@@ -313,36 +317,32 @@ inline Call read_args(const gemm_tuner_args &args, int64_t item)
     call.ldy = args.y_leading_dimension;
     call.bias = operand_of<F16>(args, 0, item);
     return call;
-}// The steps on the sums of `count` columns of y from (row, column) on.
-template <int count>
-inline auto apply_epilogue([[maybe_unused]] const Call &call, Sums sums, [[maybe_unused]] int64_t row,
-                           [[maybe_unused]] int64_t column)
+}
+
+// What the rows of y have in common: the operands of one vector of columns.
+struct Columns
 {
-    Vector value = sums;
+    Vector bias;
+};template <int count>
+inline Columns read_columns([[maybe_unused]] const Call &call, [[maybe_unused]] int64_t column)
+{
+    Columns columns;
+    columns.bias = load<count>(call.bias + column);
+    return columns;
+}
+
+// The steps on the sums of `count` columns of y from (row, column) on.
+template <int count>
+inline auto apply_epilogue([[maybe_unused]] const Call &call, [[maybe_unused]] const Columns &columns, Sums sums,
+                           [[maybe_unused]] int64_t row, [[maybe_unused]] int64_t column)
+{
+    auto value = sums;
     {
-        const Vector operand = load<count>(call.bias + column);
+        const auto operand = columns.bias;
         value = value + operand;
     }
     value = maximum(value, 0.0f);
     return value;
-}
-
-// Store `count` finished sums, or add them to those of earlier blocks of k until the last is done.
-static_assert(kc >= k || sizeof(Y) == sizeof(float), "between blocks, y holds unfinished sums");
-
-template <int count>
-inline void finish(const Call &call, Sums sums, Y *y, int64_t row, int64_t column,
-                   [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
-{
-    if constexpr (k > kc)
-    {
-        float *unfinished = reinterpret_cast<float *>(y);
-        if (!is_first)
-            sums += __builtin_bit_cast(Sums, load<count>(unfinished));
-        if (!is_last)
-            return store<count>(unfinished, __builtin_bit_cast(Vector, sums));
-    }
-    store<count>(y, apply_epilogue<count>(call, sums, row, column));
 }
 
 // The micro-kernel by dot products: each sum is a vector of partial sums along k, added up at the
@@ -381,8 +381,7 @@ inline Sums sum_each(Sums (&vectors)[lanes])
 
 template <int rows, int columns>
 [[gnu::noinline]] void micro_kernel(const Call &call, const X *x, [[maybe_unused]] int64_t x_stride,
-                                    const W *w, int64_t, int64_t row, int64_t column,
-                                    bool is_first, bool is_last)
+                                    const W *w, int64_t, int64_t row, int64_t column, bool, bool)
 {
     static_assert(columns <= lanes && (columns > 1 || rows <= lanes));
     constexpr int64_t whole_k = k / k_step * k_step;
@@ -427,14 +426,15 @@ template <int rows, int columns>
     }
 
     Sums terms[lanes];
+    const Columns columns_of_y = read_columns<columns>(call, column);
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r)
     {
 #pragma GCC unroll 16
         for (int c = 0; c < lanes; ++c)
             terms[c] = c < columns ? sums[r][c < columns ? c : 0] : Sums{};
-        Y *y = call.y + (row + r) * call.ldy + column;
-        finish<columns>(call, sum_each(terms), y, row + r, column, is_first, is_last);
+        store<columns>(call.y + (row + r) * call.ldy + column,
+                       apply_epilogue<columns>(call, columns_of_y, sum_each(terms), row + r, column));
     }
 }
 
