@@ -53,6 +53,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
     needs_transcendental = _TRANSCENDENTALS.search(code) is not None
     exact_rest = problem.m.exact % mr if problem.m.exact is not None else 0
     is_dynamic = problem.m.exact is None
+    k_blocks = ceil(problem.k / blocking.kc)
     text = (
         environment()
         .get_template("gemm.cpp.j2")
@@ -71,7 +72,9 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             or (problem.types.x is DType.S8 and family.product in _PRODUCTS_WITHOUT_SIGN),
             needs_transcendental=needs_transcendental,
             needs_select=needs_transcendental or _SELECTIONS.search(code) is not None,
-            k_blocks=ceil(problem.k / blocking.kc),
+            k_blocks=k_blocks,
+            sums_in_workspace=blocking.grid_k > 1
+            or (k_blocks > 1 and not problem.types.y_holds_sums),
             rows_at_once=_rows_at_once(family) if needs_transcendental else 1,
             has_single_columns=family.layout is PackedLayout.COLUMNS
             and 1 in {candidate.micro_kernel.nr, problem.n % candidate.micro_kernel.nr},

@@ -25,7 +25,8 @@ class Blocking:
 
     `pack_x` copies each block of x to contiguous rows. `prefetch_w_bytes` is how far ahead of
     their use packed weights are fetched; 0 leaves it to the hardware. `k_unroll` steps of k stand
-    in one turn of the inner loop. `grid_m` x `grid_n` parts can run at the same time.
+    in one turn of the inner loop. `grid_m` x `grid_n` x `grid_k` parts can run at the same time;
+    those along k compute sums that a second phase adds up.
     """
 
     mc: int
@@ -37,9 +38,11 @@ class Blocking:
     k_unroll: int = 1
     grid_m: int = 1
     grid_n: int = 1
+    grid_k: int = 1
 
     def __post_init__(self) -> None:
         """Check that no count is zero."""
-        counts = (self.mc, self.nc, self.kc, self.k_unroll, self.grid_m, self.grid_n)
+        grid = (self.grid_m, self.grid_n, self.grid_k)
+        counts = (self.mc, self.nc, self.kc, self.k_unroll, *grid)
         if min(counts) < 1 or self.prefetch_w_bytes < 0:
             raise InvalidCandidate(f"blocking {self} has an empty block.")

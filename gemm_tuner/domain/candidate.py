@@ -11,7 +11,7 @@ _ORDERS = "|".join(order.value for order in LoopOrder)
 _TEXT = re.compile(
     r"(?P<micro_kernel>\w+) mc(?P<mc>\d+)_nc(?P<nc>\d+)_kc(?P<kc>\d+) "
     rf"(?P<loop_order>{_ORDERS})(?P<pack_x> pack_x)?(?: pf(?P<prefetch>\d+))?"
-    r"(?: u(?P<k_unroll>\d+))?(?: grid(?P<grid_m>\d+)x(?P<grid_n>\d+))?"
+    r"(?: u(?P<k_unroll>\d+))?(?: grid(?P<grid_m>\d+)x(?P<grid_n>\d+)(?:x(?P<grid_k>\d+))?)?"
 )
 
 
@@ -21,6 +21,7 @@ class Candidate:
 
     The text form is `avx512_f32_8x48 mc128_nc768_kc256 jc_ic_jr_ir pack_x pf4096 u4 grid1x2`;
     words that say nothing special (no packing, no prefetch, no unrolling, one part) are left out.
+    A grid that cuts k has three numbers: `grid1x1x2` is two parts along k.
     """
 
     micro_kernel: MicroKernel
@@ -42,13 +43,14 @@ class Candidate:
         if blocking.k_unroll > 1:
             words.append(f"u{blocking.k_unroll}")
         if self.parts > 1:
-            words.append(f"grid{blocking.grid_m}x{blocking.grid_n}")
+            k_ways = f"x{blocking.grid_k}" if blocking.grid_k > 1 else ""
+            words.append(f"grid{blocking.grid_m}x{blocking.grid_n}{k_ways}")
         return " ".join(words)
 
     @property
     def parts(self) -> int:
         """Return into how many parts a call can be cut."""
-        return self.blocking.grid_m * self.blocking.grid_n
+        return self.blocking.grid_m * self.blocking.grid_n * self.blocking.grid_k
 
     @property
     def complexity(self) -> int:
@@ -88,5 +90,6 @@ class Candidate:
                 k_unroll=int(match["k_unroll"] or 1),
                 grid_m=int(match["grid_m"] or 1),
                 grid_n=int(match["grid_n"] or 1),
+                grid_k=int(match["grid_k"] or 1),
             ),
         )

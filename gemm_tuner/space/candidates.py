@@ -23,6 +23,9 @@ _KC_TARGETS = (256, 512, 1024)
 _UNROLLS = (1, 2, 4)
 _PREFETCHES_BYTES = (0, 4096, 8192, 16384)
 _UNKNOWN_L2_BYTES = 512 << 10
+# k is cut for several threads only if y has few tiles for each, and a slice of k is worth it.
+_FEW_TILES_PER_THREAD = 16
+_LEAST_SLICE_OF_K = 256
 
 
 class Residence(Enum):
@@ -77,7 +80,7 @@ class Choice:
     pack_x: bool
     prefetch_w_bytes: int
     k_unroll: int
-    grid: tuple[int, int]
+    grid: tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,17 +138,22 @@ class Space:
         for family, mr, nr in self.tiles():
             start = self._default(family, mr, nr)
             blocks = {
-                (kc, pack_x, *self._blocks(replace(start, kc=kc, cut=cut, pack_x=pack_x)))
-                for kc, cut, pack_x in product(self._kcs(family), CUTS, (False, True))
+                (
+                    grid,
+                    pack_x,
+                    *self._blocks(replace(start, kc=kc, cut=cut, pack_x=pack_x, grid=grid)),
+                )
+                for grid, kc, cut, pack_x in product(
+                    self._grids(family, mr, nr), self._kcs(family), CUTS, (False, True)
+                )
             }
-            others = len(self._prefetches()) * len(_UNROLLS) * len(self._grids(mr, nr))
-            count += len(blocks) * others
+            count += len(blocks) * len(self._prefetches()) * len(_UNROLLS)
         return count
 
     def candidate(self, choice: Choice) -> Candidate:
         """Return the candidate that a choice stands for."""
-        mr, nr, kc = choice.mr, choice.nr, choice.kc
-        mc, nc, order = self._blocks(choice)
+        mr, nr = choice.mr, choice.nr
+        mc, nc, kc, order = self._blocks(choice)
         return Candidate(
             micro_kernel=MicroKernel(family=choice.family.name, mr=mr, nr=nr),
             blocking=Blocking(
@@ -158,22 +166,31 @@ class Space:
                 k_unroll=choice.k_unroll,
                 grid_m=choice.grid[0],
                 grid_n=choice.grid[1],
+                grid_k=choice.grid[2],
             ),
         )
 
-    def _blocks(self, choice: Choice) -> tuple[int, int, LoopOrder]:
-        """Return mc, nc and the order of the loops."""
+    def _blocks(self, choice: Choice) -> tuple[int, int, int, LoopOrder]:
+        """Return mc, nc, kc and the order of the loops."""
         cut = choice.cut
+        kc = (
+            min(choice.kc, self._depth_of_slice(choice.grid[2]))
+            if choice.grid[2] > 1
+            else choice.kc
+        )
         mc = _round_up(max(1, self.problem.m.high), choice.mr)
         nc = _round_up(max(1, self.problem.n), choice.nr)
         share_bytes = (self.cpu.caches.l2_bytes or _UNKNOWN_L2_BYTES) // cut.l2_parts
-        fitting = share_bytes // (choice.kc * self.problem.types.w.size_bytes)
+        fitting = share_bytes // (kc * self.problem.types.w.size_bytes)
         # A packed block of x has to stay in L2, or packing it was in vain.
         if cut.residence in {Residence.X, Residence.BOTH} or choice.pack_x:
             mc = min(mc, max(choice.mr, fitting // choice.mr * choice.mr))
         if cut.residence in {Residence.W, Residence.BOTH}:
             nc = min(nc, max(choice.nr, fitting // choice.nr * choice.nr))
-        return mc, nc, cut.loop_order
+        return mc, nc, kc, cut.loop_order
+
+    def _depth_of_slice(self, slices: int) -> int:
+        return _round_up(ceil(self.problem.k / slices), 16)
 
     def _default(self, family: MicroKernelFamily, mr: int, nr: int) -> Choice:
         streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
@@ -193,7 +210,7 @@ class Space:
             pack_x=False,
             prefetch_w_bytes=8192 if streams_weights and self.problem.m.high > 1 else 0,
             k_unroll=1 if mr * nr >= 8 * family.lanes else 4,
-            grid=self._grids(mr, nr)[0],
+            grid=self._grids(family, mr, nr)[0],
         )
 
     def _choices_of(self, family: MicroKernelFamily, mr: int, nr: int) -> Iterator[Choice]:
@@ -203,7 +220,7 @@ class Space:
             (False, True),
             self._prefetches(),
             _UNROLLS,
-            self._grids(mr, nr),
+            self._grids(family, mr, nr),
         ):
             yield Choice(
                 family=family,
@@ -230,7 +247,7 @@ class Space:
                 pack_x=blocking.pack_x,
                 prefetch_w_bytes=blocking.prefetch_w_bytes,
                 k_unroll=blocking.k_unroll,
-                grid=(blocking.grid_m, blocking.grid_n),
+                grid=(blocking.grid_m, blocking.grid_n, blocking.grid_k),
             )
             if self.candidate(choice) == candidate:
                 yield choice
@@ -246,10 +263,11 @@ class Space:
             yield replace(choice, prefetch_w_bytes=prefetch)
         for k_unroll in _UNROLLS:
             yield replace(choice, k_unroll=k_unroll)
-        for grid in self._grids(choice.mr, choice.nr):
-            yield replace(choice, grid=grid)
+        kcs = self._kcs(choice.family)
+        for grid in self._grids(choice.family, choice.mr, choice.nr):
+            yield replace(choice, kc=choice.kc if choice.kc in kcs else kcs[0], grid=grid)
         for mr, nr in self._tiles_beside(choice):
-            grids = self._grids(mr, nr)
+            grids = self._grids(choice.family, mr, nr)
             grid = choice.grid if choice.grid in grids else grids[0]
             yield replace(choice, mr=mr, nr=nr, grid=grid)
 
@@ -274,7 +292,7 @@ class Space:
         if family.layout is PackedLayout.COLUMNS:
             return (k,)
         if not self.problem.types.y_holds_sums:
-            # Between blocks of k, sums are kept in y, which cannot hold them here.
+            # Between blocks of k, sums would go through the workspace, which does not pay.
             return (_round_up(k, family.k_step),)
         # Blocks of even depth, so that the last is not a sliver.
         even = [_round_up(ceil(k / ceil(k / target)), 16) for target in _KC_TARGETS if target < k]
@@ -286,17 +304,34 @@ class Space:
         fits = self.problem.w_bytes <= self.cpu.caches.l1d_bytes
         return _PREFETCHES_BYTES[:1] if fits else _PREFETCHES_BYTES
 
-    def _grids(self, mr: int, nr: int) -> tuple[tuple[int, int], ...]:
-        """Return the ways to cut a call: all threads first, one part last."""
+    def _grids(
+        self, family: MicroKernelFamily, mr: int, nr: int
+    ) -> tuple[tuple[int, int, int], ...]:
+        """Return the ways to cut a call: all threads first, along k last, and then one part."""
         tiles = ceil(self.problem.m.high / mr)
         panels = ceil(self.problem.n / nr)
-        cuts = [
-            (self.threads // columns, columns)
-            for columns in range(self.threads, 0, -1)
-            if self.threads % columns == 0
+        fitting = [
+            (m, n, k)
+            for k in _divisors(self.threads)
+            if k == 1 or self._is_worth_slicing(family, tiles * panels, k)
+            for n in reversed(_divisors(self.threads // k))
+            if n <= panels and (m := self.threads // k // n) <= tiles
         ]
-        fitting = [(m, n) for m, n in cuts if m <= tiles and n <= panels]
-        return tuple(dict.fromkeys([*fitting, (1, 1)]))
+        return tuple(dict.fromkeys([*fitting, (1, 1, 1)]))
+
+    def _is_worth_slicing(self, family: MicroKernelFamily, tiles: int, slices: int) -> bool:
+        """Return whether the sums of `tiles` may be computed in slices of k by several threads."""
+        k = self.problem.k
+        return (
+            family.layout is PackedLayout.PANELS
+            and tiles <= _FEW_TILES_PER_THREAD * self.threads
+            and k >= _LEAST_SLICE_OF_K * slices
+            and ceil(k / self._depth_of_slice(slices)) == slices
+        )
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(one for one in range(1, number + 1) if number % one == 0)
 
 
 def _round_up(value: int, multiple: int) -> int:

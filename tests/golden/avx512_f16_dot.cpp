@@ -557,7 +557,7 @@ int32_t gemm_tuner_phases() { return 1; }
 int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part, int32_t parts)
 {
     if (args->size_bytes < sizeof(gemm_tuner_args) || args->m < m_low || args->m > m_high || args->batch < 0 ||
-        args->operand_count != 1 || phase != 0 || part < 0 || part >= parts)
+        args->operand_count != 1 || phase < 0 || phase >= gemm_tuner_phases() || part < 0 || part >= parts)
         return GEMM_TUNER_BAD_ARGS;
     X *workspace = nullptr;
     // A large batch is dealt out whole products at a time; otherwise every product is cut.

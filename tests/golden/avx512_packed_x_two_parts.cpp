@@ -263,6 +263,8 @@ struct Call
     const float *bias;
     const float *add;
     int64_t ld_add;
+    float *unfinished; // sums that wait for other blocks of k
+    int64_t ld_unfinished;
 };
 
 template <typename Element>
@@ -286,6 +288,8 @@ inline Call read_args(const gemm_tuner_args &args, int64_t item)
     call.bias = operand_of<float>(args, 0, item);
     call.add = operand_of<float>(args, 1, item);
     call.ld_add = args.operands[1].leading_dimension;
+    call.unfinished = reinterpret_cast<float *>(call.y);
+    call.ld_unfinished = call.ldy;
     return call;
 }
 
@@ -344,19 +348,20 @@ inline void pack_x(const X *x, int64_t ldx, int64_t rows, int64_t depth, X *pack
     }
 }
 
-// Between blocks of k, y holds unfinished sums.
-static_assert(sizeof(Y) == sizeof(float));
+// Sums that wait for other blocks of k are kept as floats, whatever their type.
+static_assert(sizeof(Sums) == sizeof(Vector));
+static_assert(sizeof(Y) == sizeof(float), "y holds unfinished sums");
 
 template <int count>
-inline Sums load_unfinished(const Y *y)
+inline Sums load_unfinished(const float *from)
 {
-    return __builtin_bit_cast(Sums, load<count>(reinterpret_cast<const float *>(y)));
+    return __builtin_bit_cast(Sums, load<count>(from));
 }
 
 template <int count>
-inline void store_unfinished(Y *y, Sums sums)
+inline void store_unfinished(float *to, Sums sums)
 {
-    store<count>(reinterpret_cast<float *>(y), __builtin_bit_cast(Vector, sums));
+    store<count>(to, __builtin_bit_cast(Vector, sums));
 }
 
 // The micro-kernel by outer products: rows x columns sums stay in registers while each turn adds
@@ -408,11 +413,11 @@ template <int rows, int columns>
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r)
     {
-        Y *y = call.y + (row + r) * call.ldy + column;
+        auto *at = call.unfinished + (row + r) * call.ld_unfinished + column;
 #pragma GCC unroll 16
         for (int v = 0; v < vectors - 1; ++v)
-            sums[r][v] += load_unfinished<lanes>(y + v * lanes);
-        sums[r][vectors - 1] += load_unfinished<last_count>(y + last);
+            sums[r][v] += load_unfinished<lanes>(at + v * lanes);
+        sums[r][vectors - 1] += load_unfinished<last_count>(at + last);
     }
     }
     if (!is_last)
@@ -420,11 +425,11 @@ template <int rows, int columns>
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r)
     {
-        Y *y = call.y + (row + r) * call.ldy + column;
+        auto *at = call.unfinished + (row + r) * call.ld_unfinished + column;
 #pragma GCC unroll 16
         for (int v = 0; v < vectors - 1; ++v)
-            store_unfinished<lanes>(y + v * lanes, sums[r][v]);
-        store_unfinished<last_count>(y + last, sums[r][vectors - 1]);
+            store_unfinished<lanes>(at + v * lanes, sums[r][v]);
+        store_unfinished<last_count>(at + last, sums[r][vectors - 1]);
     }
         return;
     }
@@ -436,11 +441,11 @@ template <int rows, int columns>
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r)
     {
-        Y *y = call.y + (row + r) * call.ldy + column;
+        auto *at = call.y + (row + r) * call.ldy + column;
 #pragma GCC unroll 16
         for (int v = 0; v < vectors - 1; ++v)
-            store<lanes>(y + v * lanes, apply_epilogue<lanes>(call, columns_of_y[v], sums[r][v], row + r, column + v * lanes));
-        store<last_count>(y + last, apply_epilogue<last_count>(call, columns_of_y[vectors - 1], sums[r][vectors - 1], row + r, column + last));
+            store<lanes>(at + v * lanes, apply_epilogue<lanes>(call, columns_of_y[v], sums[r][v], row + r, column + v * lanes));
+        store<last_count>(at + last, apply_epilogue<last_count>(call, columns_of_y[vectors - 1], sums[r][vectors - 1], row + r, column + last));
     }
 }
 
@@ -580,9 +585,10 @@ int32_t gemm_tuner_phases() { return 1; }
 int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part, int32_t parts)
 {
     if (args->size_bytes < sizeof(gemm_tuner_args) || args->m < m_low || args->m > m_high || args->batch < 0 ||
-        args->operand_count != 2 || phase != 0 || part < 0 || part >= parts)
+        args->operand_count != 2 || phase < 0 || phase >= gemm_tuner_phases() || part < 0 || part >= parts)
         return GEMM_TUNER_BAD_ARGS;
-    X *workspace = static_cast<X *>(args->workspace) + part * (packed_x_bytes / sizeof(X));
+    char *blocks_of_x = static_cast<char *>(args->workspace);
+    X *workspace = reinterpret_cast<X *>(blocks_of_x + part * packed_x_bytes);
     // A large batch is dealt out whole products at a time; otherwise every product is cut.
     const bool deals_products = parts == 1 || args->batch >= parts;
     const int64_t first = deals_products ? args->batch * part / parts : 0;

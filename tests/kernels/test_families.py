@@ -111,7 +111,7 @@ def candidate_text(
 ) -> str:
     family = row.family
     mr, nr = tile or small_tile(family)
-    is_whole = family.layout is PackedLayout.COLUMNS or not row.types.y_holds_sums
+    is_whole = family.layout is PackedLayout.COLUMNS
     kc = max(1, k + -k % family.k_step) if is_whole else KC
     return f"{family.name}_{mr}x{nr} mc{2 * mr}_nc{2 * nr}_kc{kc} {order.value}{extras}"
 
@@ -177,6 +177,28 @@ def test_loop_orders_layouts_and_extras(row: Row, toolchain: Toolchain) -> None:
         for order in LoopOrder
         for layout in ("nk", "kn")
         for extras in (" pf4096", " pack_x u2", " u4 grid2x1", " pack_x pf8192 u2 grid1x2")
+    ]
+
+    wrong = prove_all(subjects, toolchain)
+
+    assert not wrong
+
+
+def test_slices_of_k(row: Row, toolchain: Toolchain) -> None:
+    if row.family.layout is PackedLayout.COLUMNS:
+        pytest.skip("dot products run over all of k")
+    mr, nr = small_tile(row.family)
+    subjects = [
+        Subject(
+            problem=row.problem(f"{sizes}x{k}", "nk", epilogue),
+            candidate=candidate_text(row, k, order=order, extras=f"{pack_x} grid{grid}"),
+        )
+        for sizes in (f"{2 * mr + 1}x{2 * nr + nr // 2 + 1}", f"0..{mr + 1}x{nr}")
+        for k, grid in ((2 * KC, "1x1x2"), (4 * KC + 3, "1x1x3"), (4 * KC, "2x1x2"))
+        for order, pack_x, epilogue in (
+            (LoopOrder.JC_IC_JR_IR, "", "x_row_zero_point+row_scale+bias+gelu_erf"),
+            (LoopOrder.IC_JC_IR_JR, " pack_x", "add"),
+        )
     ]
 
     wrong = prove_all(subjects, toolchain)

@@ -85,6 +85,7 @@ def candidates(draw: st.DrawFn) -> Candidate:
             k_unroll=draw(counts),
             grid_m=draw(counts),
             grid_n=draw(counts),
+            grid_k=draw(counts),
         ),
     )
 

@@ -22,6 +22,7 @@ SHAPES = (
     "17x31x67",
     "512x13x512",
     "1..64x96x33",
+    "8x16x600",
 )
 
 
@@ -107,6 +108,18 @@ def test_packed_x_stays_in_the_cache() -> None:
         blocking = candidate.blocking
         if blocking.pack_x:
             assert blocking.mc * blocking.kc * 4 <= machine.caches.l2_bytes
+
+
+@pytest.mark.parametrize("types", ["f32", "bf16"])
+def test_slices_of_k_are_in_the_space_where_y_is_small(types: str) -> None:
+    def grids(sizes: str) -> set[int]:
+        space = Space(problem=Problem.parse(f"{types} {sizes}"), cpu=cpu("avx512"), threads=4)
+        start = space.defaults()[0]
+        return {candidate.blocking.grid_k for candidate in space.neighbours(start)}
+
+    assert grids("8x16x16384") == {1, 2, 4}
+    assert grids("8x16x300") == {1}
+    assert grids("1024x1024x1024") == {1}
 
 
 def test_tiles_fit_the_registers() -> None:
