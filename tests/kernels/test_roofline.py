@@ -17,6 +17,14 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.runtime.detect import detect_cpu
 
+# How many products an instruction adds in each lane.
+_OF_BYTES = ({IsaFeature.AVX512_VNNI, IsaFeature.AVX_VNNI}, 4)
+TERMS: dict[DType, tuple[set[IsaFeature], int]] = {
+    DType.BF16: ({IsaFeature.AVX512_BF16}, 2),
+    DType.S8: _OF_BYTES,
+    DType.U8: _OF_BYTES,
+}
+
 
 @pytest.fixture(scope="module")
 def drivers() -> Drivers:
@@ -31,8 +39,8 @@ def test_peak_loop_counts_its_operations(drivers: Drivers, dtype: DType) -> None
 
     lanes = {frozenset(): 4, frozenset({IsaFeature.AVX2, IsaFeature.FMA}): 8}
     vectors = widest_vectors(detect_cpu().isa)
-    makes_pairs = dtype is DType.BF16 and IsaFeature.AVX512_BF16 in vectors
-    terms = 2 if makes_pairs else 1
+    instructions, terms = TERMS.get(dtype, (set(), 1))
+    terms = terms if instructions & vectors else 1
     assert loop.flop_per_call == 1000 * 12 * 2 * lanes.get(vectors, 16) * terms
     assert sample.elapsed_ns > 0
 
