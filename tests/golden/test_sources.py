@@ -29,6 +29,10 @@ SOURCES = {
         "bf16_bf16_f32_f32 7x20x9 nk none",
         "avx2_bf16_by_f32_4x16 mc8_nc32_kc9 jc_ic_jr_ir",
     ),
+    "avx512_fp16": (
+        "f16_f16_f16_f16 24x512x1001 nk bias+relu",
+        "avx512_fp16_12x32 mc24_nc512_kc1002 jc_ic_jr_ir pf8192",
+    ),
     "avx512_f16_dot": (
         "f16 1x256x4095 nk bias+relu",
         "avx512_f16_dot_1x4 mc1_nc256_kc4095 jc_ic_jr_ir pf4096 u2",
