@@ -450,11 +450,11 @@ template <int rows, int columns>
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r)
     {
-        Y *y = call.y + (row + r) * call.ldy + column;
+        auto *at = call.y + (row + r) * call.ldy + column;
 #pragma GCC unroll 16
         for (int v = 0; v < vectors - 1; ++v)
-            store<lanes>(y + v * lanes, apply_epilogue<lanes>(call, columns_of_y[v], sums[r][v], row + r, column + v * lanes));
-        store<last_count>(y + last, apply_epilogue<last_count>(call, columns_of_y[vectors - 1], sums[r][vectors - 1], row + r, column + last));
+            store<lanes>(at + v * lanes, apply_epilogue<lanes>(call, columns_of_y[v], sums[r][v], row + r, column + v * lanes));
+        store<last_count>(at + last, apply_epilogue<last_count>(call, columns_of_y[vectors - 1], sums[r][vectors - 1], row + r, column + last));
     }
 }
 
@@ -577,7 +577,7 @@ int32_t gemm_tuner_phases() { return 1; }
 int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part, int32_t parts)
 {
     if (args->size_bytes < sizeof(gemm_tuner_args) || args->m < m_low || args->m > m_high || args->batch < 0 ||
-        args->operand_count != 1 || phase != 0 || part < 0 || part >= parts)
+        args->operand_count != 1 || phase < 0 || phase >= gemm_tuner_phases() || part < 0 || part >= parts)
         return GEMM_TUNER_BAD_ARGS;
     X *workspace = nullptr;
     // A large batch is dealt out whole products at a time; otherwise every product is cut.
