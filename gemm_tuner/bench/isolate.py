@@ -16,7 +16,6 @@ from gemm_tuner.bench.session import Opening, Setup, TimeRequest, VerifyRequest
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, TrialFailed
 from gemm_tuner.runtime.detect import detect_cpu
@@ -24,6 +23,7 @@ from gemm_tuner.runtime.detect import detect_cpu
 Answer = TypeVar("Answer")
 
 _STALL_TIMEOUT_S = 5.0
+_TUNED_BY = ("OPENBLAS_", "MKL_", "OMP_", "GOMP_")  # how names of settings begin
 
 
 class TrialHost:
@@ -171,14 +171,12 @@ class TrialHost:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    if IsaFeature.AVX512F in detect_cpu().isa:
-        # OpenBLAS takes a new CPU for an old one without AVX-512.
-        best_openblas = {"OPENBLAS_CORETYPE": "SkylakeX"}
-    else:
-        best_openblas = {}
+    # A library finds out by itself what is best here, unless it is told otherwise.
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(_TUNED_BY)
+    }
     return {
-        **best_openblas,
-        **os.environ,
+        **inherited,
         "OMP_NUM_THREADS": str(threads),
         # NumPy in the server must start no threads: they would not survive a fork.
         "OPENBLAS_NUM_THREADS": "1",

@@ -4,7 +4,7 @@
  * of its C interface that is used is declared here, with integers of 32 bits (LP64). */
 #include <stddef.h>
 
-enum { ROW_MAJOR = 101, AS_STORED = 111, TRANSPOSED = 112, PACKED = 151, B_MATRIX = 162 };
+enum { ROW_MAJOR = 101, AS_STORED = 111, TRANSPOSED = 112, PACKED = 151, B_MATRIX = 162, FIXED_OFFSET = 173 };
 
 typedef uint16_t bf16;
 
@@ -21,42 +21,69 @@ void cblas_gemm_bf16bf16f32_compute(int order, int transpose_a, int transpose_b,
                                     int k, float alpha, const bf16 *a, int lda, const bf16 *b,
                                     int ldb, float beta, float *c, int ldc);
 
+size_t cblas_gemm_s8u8s32_pack_get_size(int identifier, int m, int n, int k);
+void cblas_gemm_s8u8s32_pack(int order, int identifier, int transpose, int m, int n, int k,
+                             const void *source, int leading_dimension, void *packed);
+void cblas_gemm_s8u8s32_compute(int order, int transpose_a, int transpose_b, int offset_of_c,
+                                int m, int n, int k, float alpha, const void *a, int lda,
+                                int8_t offset_of_a, const void *b, int ldb, int8_t offset_of_b,
+                                float beta, int32_t *c, int ldc, const int32_t *offset);
+
+enum mkl_product { OF_FLOATS, OF_BF16, OF_BYTES }; /* of u8 by s8 */
+
 typedef struct mkl_layer {
     int32_t m, n, k;
     int32_t w_leading_dimension;
     int32_t w_is_transposed; /* w is stored as (n, k) */
-    int32_t is_bf16;         /* x and w are; y is float in any case */
+    int32_t product;         /* mkl_product */
     const void *x;
-    float *y;
+    void *y; /* float, or int32_t for bytes */
 } mkl_layer;
 
 uint64_t mkl_packed_weight_bytes(const mkl_layer *layer) {
-    return layer->is_bf16
-               ? cblas_gemm_bf16bf16f32_pack_get_size(B_MATRIX, layer->m, layer->n, layer->k)
-               : cblas_sgemm_pack_get_size(B_MATRIX, layer->m, layer->n, layer->k);
+    int m = layer->m, n = layer->n, k = layer->k;
+    switch (layer->product) {
+    case OF_BF16:
+        return cblas_gemm_bf16bf16f32_pack_get_size(B_MATRIX, m, n, k);
+    case OF_BYTES:
+        return cblas_gemm_s8u8s32_pack_get_size(B_MATRIX, m, n, k);
+    default:
+        return cblas_sgemm_pack_get_size(B_MATRIX, m, n, k);
+    }
 }
 
 void mkl_pack_weights(const mkl_layer *layer, const void *w, void *packed_w) {
+    int m = layer->m, n = layer->n, k = layer->k, ldw = layer->w_leading_dimension;
     int transpose = layer->w_is_transposed ? TRANSPOSED : AS_STORED;
-    if (layer->is_bf16) {
-        cblas_gemm_bf16bf16f32_pack(ROW_MAJOR, B_MATRIX, transpose, layer->m, layer->n, layer->k,
-                                    w, layer->w_leading_dimension, packed_w);
-    } else {
-        cblas_sgemm_pack(ROW_MAJOR, B_MATRIX, transpose, layer->m, layer->n, layer->k, 1.0f, w,
-                         layer->w_leading_dimension, packed_w);
+    switch (layer->product) {
+    case OF_BF16:
+        cblas_gemm_bf16bf16f32_pack(ROW_MAJOR, B_MATRIX, transpose, m, n, k, w, ldw, packed_w);
+        break;
+    case OF_BYTES:
+        cblas_gemm_s8u8s32_pack(ROW_MAJOR, B_MATRIX, transpose, m, n, k, w, ldw, packed_w);
+        break;
+    default:
+        cblas_sgemm_pack(ROW_MAJOR, B_MATRIX, transpose, m, n, k, 1.0f, w, ldw, packed_w);
     }
 }
 
 static void call(const mkl_layer *layer, bench_weights *weights, int64_t count) {
-    int m = layer->m, n = layer->n, k = layer->k;
+    int m = layer->m, n = layer->n, k = layer->k, ldw = layer->w_leading_dimension;
+    int32_t no_offset = 0;
     for (int64_t i = 0; i < count; i++) {
         const void *w = bench_next_weights(weights);
-        if (layer->is_bf16) {
+        switch (layer->product) {
+        case OF_BF16:
             cblas_gemm_bf16bf16f32_compute(ROW_MAJOR, AS_STORED, PACKED, m, n, k, 1.0f, layer->x,
-                                           k, w, layer->w_leading_dimension, 0.0f, layer->y, n);
-        } else {
-            cblas_sgemm_compute(ROW_MAJOR, AS_STORED, PACKED, m, n, k, layer->x, k, w,
-                                layer->w_leading_dimension, 0.0f, layer->y, n);
+                                           k, w, ldw, 0.0f, layer->y, n);
+            break;
+        case OF_BYTES:
+            cblas_gemm_s8u8s32_compute(ROW_MAJOR, AS_STORED, PACKED, FIXED_OFFSET, m, n, k, 1.0f,
+                                       layer->x, k, 0, w, ldw, 0, 0.0f, layer->y, n, &no_offset);
+            break;
+        default:
+            cblas_sgemm_compute(ROW_MAJOR, AS_STORED, PACKED, m, n, k, layer->x, k, w, ldw, 0.0f,
+                                layer->y, n);
         }
     }
 }

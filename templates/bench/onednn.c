@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-enum { DNNL_F32 = 3, DNNL_FORMAT_ANY = 1, DNNL_ENGINE_CPU = 1, DNNL_STREAM_IN_ORDER = 1 };
+enum { DNNL_F32 = 3, DNNL_S32 = 4, DNNL_FORMAT_ANY = 1, DNNL_ENGINE_CPU = 1, DNNL_STREAM_IN_ORDER = 1 };
 enum { DNNL_QUERY_WEIGHTS_MD = 131, DNNL_QUERY_SCRATCHPAD_MD = 136, DNNL_SCRATCHPAD_USER = 1 };
 enum {
     DNNL_ARG_SRC = 1,
@@ -16,6 +16,8 @@ enum {
     DNNL_ARG_WEIGHTS = 33,
     DNNL_ARG_BIAS = 41,
     DNNL_ARG_SCRATCHPAD = 80,
+    DNNL_ARG_ATTR_SCALES = 4096,
+    DNNL_ARG_ATTR_ZERO_POINTS = 8192,
     DNNL_ARG_POST_OP = 32768, /* times the number of the post-op, counted from one */
 };
 
@@ -53,6 +55,8 @@ int dnnl_memory_set_data_handle(memory_t, void *handle);
 int dnnl_primitive_attr_create(attributes_t *);
 int dnnl_primitive_attr_set_post_ops(attributes_t, post_ops_t);
 int dnnl_primitive_attr_set_scratchpad_mode(attributes_t, int mode);
+int dnnl_primitive_attr_set_scales_mask(attributes_t, int argument, int mask);
+int dnnl_primitive_attr_set_zero_points_mask(attributes_t, int argument, int mask);
 int dnnl_post_ops_create(post_ops_t *);
 int dnnl_post_ops_append_eltwise(post_ops_t, int algorithm, float alpha, float beta);
 int dnnl_post_ops_append_binary(post_ops_t, int algorithm, const_memory_desc_t);
@@ -65,25 +69,32 @@ const_memory_desc_t dnnl_primitive_desc_query_md(primitive_desc_t, int query, in
 int dnnl_primitive_create(primitive_t *, primitive_desc_t);
 int dnnl_primitive_execute(primitive_t, stream_t, int count, const execution_argument *);
 
-enum { MAX_STEPS = 16, MAX_ARGUMENTS = MAX_STEPS + 5 };
+enum { MAX_STEPS = 16, MAX_ARGUMENTS = MAX_STEPS + 9 };
 enum { HUGE_PAGE_BYTES = 2 << 20 };
 
-/* One post-op: an element-wise function, or a binary one with an operand of `operand_rows` rows. */
+/* One post-op: an element-wise function, or a binary one with an operand that may have one row or
+ * one column. */
 typedef struct onednn_step {
     int32_t algorithm;
     float alpha;
     float beta;
-    int32_t operand_rows;
+    int32_t operand_rows, operand_columns;
+    int32_t operand_type;
     void *operand; /* NULL for an element-wise function */
 } onednn_step;
 
 typedef struct onednn_layer_description {
     int64_t m, n, k;
-    int32_t x_type, w_type, y_type; /* data types of oneDNN; operands have that of y */
+    int32_t x_type, w_type, y_type; /* data types of oneDNN */
     int64_t w_k_stride, w_n_stride;
     void *x;
     void *y;
     void *bias; /* (n,), or NULL */
+    int32_t bias_type;
+    void *x_scale;      /* one float for all of x, or NULL */
+    void *w_scales;     /* a float for each of n columns, or NULL */
+    void *x_zero_point; /* one int32_t, or NULL */
+    void *y_zero_point; /* one int32_t, or NULL */
     const onednn_step *steps;
     int32_t step_count;
 } onednn_layer_description;
@@ -121,6 +132,41 @@ static int add_argument(onednn_layer *layer, int argument, const_memory_desc_t d
     return 0;
 }
 
+/* Give the primitive an argument that holds the scales or zero points of another argument. */
+static int add_vector(onednn_layer *layer, int argument, int64_t length, int32_t type,
+                      void *elements) {
+    memory_desc_t vector;
+    dims_t dims = {length};
+    dims_t strides = {1};
+    TRY(dnnl_memory_desc_create_with_strides(&vector, 1, dims, type, strides));
+    return add_argument(layer, argument, vector, elements);
+}
+
+static int add_quantisation(onednn_layer *layer, const onednn_layer_description *wanted,
+                            attributes_t attributes) {
+    enum { FOR_ALL = 0, FOR_EACH_COLUMN = 1 << 1 };
+    if (wanted->x_scale != NULL) {
+        TRY(dnnl_primitive_attr_set_scales_mask(attributes, DNNL_ARG_SRC, FOR_ALL));
+        TRY(add_vector(layer, DNNL_ARG_ATTR_SCALES | DNNL_ARG_SRC, 1, DNNL_F32, wanted->x_scale));
+    }
+    if (wanted->w_scales != NULL) {
+        TRY(dnnl_primitive_attr_set_scales_mask(attributes, DNNL_ARG_WEIGHTS, FOR_EACH_COLUMN));
+        TRY(add_vector(layer, DNNL_ARG_ATTR_SCALES | DNNL_ARG_WEIGHTS, wanted->n, DNNL_F32,
+                       wanted->w_scales));
+    }
+    if (wanted->x_zero_point != NULL) {
+        TRY(dnnl_primitive_attr_set_zero_points_mask(attributes, DNNL_ARG_SRC, FOR_ALL));
+        TRY(add_vector(layer, DNNL_ARG_ATTR_ZERO_POINTS | DNNL_ARG_SRC, 1, DNNL_S32,
+                       wanted->x_zero_point));
+    }
+    if (wanted->y_zero_point != NULL) {
+        TRY(dnnl_primitive_attr_set_zero_points_mask(attributes, DNNL_ARG_DST, FOR_ALL));
+        TRY(add_vector(layer, DNNL_ARG_ATTR_ZERO_POINTS | DNNL_ARG_DST, 1, DNNL_S32,
+                       wanted->y_zero_point));
+    }
+    return 0;
+}
+
 static int add_steps(onednn_layer *layer, const onednn_layer_description *wanted,
                      attributes_t attributes) {
     post_ops_t post_ops;
@@ -132,7 +178,8 @@ static int add_steps(onednn_layer *layer, const onednn_layer_description *wanted
             continue;
         }
         memory_desc_t operand;
-        TRY(describe_matrix(&operand, step->operand_rows, wanted->n, wanted->y_type));
+        TRY(describe_matrix(&operand, step->operand_rows, step->operand_columns,
+                            step->operand_type));
         TRY(dnnl_post_ops_append_binary(post_ops, step->algorithm, operand));
         TRY(add_argument(layer, DNNL_ARG_POST_OP * (i + 1) | DNNL_ARG_SRC_1, operand,
                          step->operand));
@@ -166,7 +213,7 @@ static int create(const onednn_layer_description *wanted, onednn_layer *layer) {
     TRY(add_argument(layer, DNNL_ARG_SRC, x, wanted->x));
     TRY(add_argument(layer, DNNL_ARG_DST, y, wanted->y));
     if (wanted->bias != NULL) {
-        TRY(describe_matrix(&bias, 1, wanted->n, wanted->y_type));
+        TRY(describe_matrix(&bias, 1, wanted->n, wanted->bias_type));
         TRY(add_argument(layer, DNNL_ARG_BIAS, bias, wanted->bias));
     }
 
@@ -174,6 +221,7 @@ static int create(const onednn_layer_description *wanted, onednn_layer *layer) {
     primitive_desc_t description;
     TRY(dnnl_primitive_attr_create(&attributes));
     TRY(dnnl_primitive_attr_set_scratchpad_mode(attributes, DNNL_SCRATCHPAD_USER));
+    TRY(add_quantisation(layer, wanted, attributes));
     TRY(add_steps(layer, wanted, attributes));
     TRY(dnnl_matmul_primitive_desc_create(&description, layer->engine, x, w, bias, y, attributes));
     TRY(dnnl_primitive_create(&layer->primitive, description));

@@ -1,7 +1,7 @@
 /* The OpenBLAS inside NumPy as a baseline: the product alone, without the epilogue.
  *
  * The text of sample.h stands before this one; the library is loaded before this driver. */
-enum { ROW_MAJOR = 101, AS_STORED = 111, TRANSPOSED = 112 };
+enum { ROW_MAJOR = 101, AS_STORED = 111 };
 
 void scipy_cblas_sgemm64_(int order, int transpose_a, int transpose_b, int64_t m, int64_t n,
                           int64_t k, float alpha, const float *a, int64_t lda, const float *b,
@@ -9,17 +9,14 @@ void scipy_cblas_sgemm64_(int order, int transpose_a, int transpose_b, int64_t m
 
 typedef struct openblas_layer {
     int64_t m, n, k;
-    int64_t w_leading_dimension;
-    int32_t w_is_transposed; /* w is stored as (n, k) */
     const float *x;
     float *y;
 } openblas_layer;
 
 static void call(const openblas_layer *layer, bench_weights *weights, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
-        scipy_cblas_sgemm64_(ROW_MAJOR, AS_STORED, layer->w_is_transposed ? TRANSPOSED : AS_STORED,
-                             layer->m, layer->n, layer->k, 1.0f, layer->x, layer->k,
-                             bench_next_weights(weights), layer->w_leading_dimension, 0.0f,
+        scipy_cblas_sgemm64_(ROW_MAJOR, AS_STORED, AS_STORED, layer->m, layer->n, layer->k, 1.0f,
+                             layer->x, layer->k, bench_next_weights(weights), layer->n, 0.0f,
                              layer->y, layer->n);
     }
 }

@@ -3,6 +3,7 @@ from planted import build_planted
 
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import STEP_KINDS
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import BaselineMissing
@@ -22,20 +23,44 @@ def _baseline_of(text: str, *, baseline: str, threads: int = 1) -> str:
         return host.baseline_text
 
 
+_EPILOGUES_OF_FLOATS = [
+    "none",
+    *sorted(name for name, kind in STEP_KINDS.items() if kind.operand_type is not DType.S32),
+    "bias+gelu_erf+add",
+    "scale+bias+relu",
+    "clamp:-0.5:0.25+leaky_relu:0.3",
+    "add+mul+bias+add",
+]
+
+
 @pytest.mark.baseline("onednn")
-@pytest.mark.parametrize(
-    "epilogue",
-    [
-        "none",
-        *sorted(STEP_KINDS),
-        "bias+gelu_erf+add",
-        "scale+bias+relu",
-        "clamp:-0.5:0.25+leaky_relu:0.3",
-        "add+mul+bias+add",
-    ],
-)
+@pytest.mark.parametrize("epilogue", _EPILOGUES_OF_FLOATS)
 def test_onednn_computes_every_epilogue(epilogue: str) -> None:
     assert _baseline_of(f"f32 19x37x23 nk {epilogue}", baseline="onednn").startswith("onednn 3.")
+
+
+# Layers of bytes: as integers, dequantised, with an activation, per row, and quantised again.
+_LAYERS_OF_BYTES = [
+    "u8_s8_s32_s32 19x37x23 nk x_zero_point",
+    "u8_s8_s32_f32 19x37x23 nk none",
+    "s8_s8_s32_f32 19x37x23 kn scale+channel_scale+bias+relu",
+    "u8_s8_s32_f32 19x37x23 nk x_zero_point+scale+bias+gelu_erf+add",
+    "s8_s8_s32_f32 19x37x23 nk row_scale+channel_scale+bias",
+    "s8_s8_s32_s8 19x37x23 nk channel_scale+y_zero_point",
+    "u8_s8_s32_u8 19x37x23 nk scale+channel_scale+bias+relu+scale+y_zero_point",
+]
+
+
+@pytest.mark.baseline("onednn")
+@pytest.mark.parametrize("text", [*_LAYERS_OF_BYTES, "u8_s8_s32_bf16 19x37x23 nk scale+silu"])
+def test_onednn_computes_layers_of_bytes(text: str) -> None:
+    assert _baseline_of(text, baseline="onednn").startswith("onednn 3.")
+
+
+@pytest.mark.baseline("onednn")
+def test_onednn_refuses_a_step_that_it_cannot_fuse() -> None:
+    with pytest.raises(BaselineMissing, match="cannot fuse the step 'x_row_zero_point'"):
+        _baseline_of("u8_s8_s32_f32 19x37x23 nk x_row_zero_point+row_scale", baseline="onednn")
 
 
 @pytest.mark.baseline("onednn")
@@ -68,6 +93,14 @@ def test_mkl_computes_the_product(dtype: str, layout: str, threads: int) -> None
     assert text.startswith("mkl ")
 
 
+@pytest.mark.baseline("mkl")
+@pytest.mark.parametrize("y", ["s32", "f32", "u8"])
+def test_mkl_computes_the_product_of_bytes(y: str) -> None:
+    text = _baseline_of(f"u8_s8_s32_{y} 19x37x23", baseline="mkl")
+
+    assert text.startswith("mkl ")
+
+
 @pytest.mark.baseline("libxsmm")
 @pytest.mark.parametrize("layout", ["nk", "kn"])
 def test_libxsmm_computes_the_product(layout: str) -> None:
@@ -82,23 +115,18 @@ def test_libxsmm_refuses_what_is_not_small() -> None:
         _baseline_of("f32 65x64x64", baseline="libxsmm")
 
 
-_EPILOGUES_OF_FLOATS = [
-    "none",
-    *sorted({"add", "bias", "clamp", "gelu_erf", "gelu_tanh", "hardswish", "leaky_relu", "mul"}),
-    *sorted({"relu", "scale", "sigmoid", "silu", "tanh"}),
-    "bias+gelu_erf+add",
-    "scale+bias+relu",
-    "clamp:-0.5:0.25+leaky_relu:0.3",
-    "add+mul+bias+add",
-]
-
-
 @pytest.mark.baseline("onnxruntime")
 @pytest.mark.parametrize("epilogue", _EPILOGUES_OF_FLOATS)
 def test_onnx_runtime_computes_every_epilogue(epilogue: str) -> None:
     text = _baseline_of(f"f32 19x37x23 kn {epilogue}", baseline="onnxruntime")
 
     assert text.startswith("onnxruntime ")
+
+
+@pytest.mark.baseline("onnxruntime")
+@pytest.mark.parametrize("text", _LAYERS_OF_BYTES)
+def test_onnx_runtime_computes_layers_of_bytes(text: str) -> None:
+    assert _baseline_of(text, baseline="onnxruntime").startswith("onnxruntime ")
 
 
 @pytest.mark.baseline("onnxruntime")
@@ -114,6 +142,19 @@ def test_torch_computes_every_epilogue(dtype: str, epilogue: str) -> None:
     text = _baseline_of(f"{dtype} 19x37x23 nk {epilogue}", baseline="torch")
 
     assert text.startswith("torch ")
+
+
+@pytest.mark.baseline("torch")
+@pytest.mark.parametrize("text", _LAYERS_OF_BYTES[1:])
+def test_torch_computes_layers_of_bytes(text: str) -> None:
+    assert _baseline_of(text, baseline="torch").startswith("torch ")
+
+
+@pytest.mark.baseline("torch")
+@pytest.mark.parametrize("layer", ["u8_s8_s32_s32 9x7x3", "u8_s8_s32_u8 9x7x3 nk scale+sigmoid"])
+def test_torch_refuses_what_its_quantised_layer_cannot_do(layer: str) -> None:
+    with pytest.raises(BaselineMissing, match="PyTorch"):
+        _baseline_of(layer, baseline="torch")
 
 
 @pytest.mark.baseline("torch-inductor")

@@ -2,8 +2,10 @@
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.baseline import CBaseline
 from gemm_tuner.bench.baselines.wheels import find_in_wheel, wheel_version
@@ -12,12 +14,18 @@ from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.errors import BaselineMissing
+from gemm_tuner.runtime.arrays import NUMPY_TYPES
 from gemm_tuner.runtime.memory import address_of
 
 _WHEEL = "mkl"
 _LIBRARY = "libmkl_rt.so.3"
 _INSTALL = 'pip install "gemm-tuner[peers]"'
-_INPUT_TYPES = {(DType.F32, DType.F32), (DType.BF16, DType.BF16)}
+# `mkl_product` of templates/bench/mkl.c by the types of x and w, and the type of its results.
+_PRODUCTS: dict[tuple[DType, DType], tuple[int, DType]] = {
+    (DType.F32, DType.F32): (0, DType.F32),
+    (DType.BF16, DType.BF16): (1, DType.F32),
+    (DType.U8, DType.S8): (2, DType.S32),
+}
 
 
 class _LayerStruct(ctypes.Structure):
@@ -29,14 +37,14 @@ class _LayerStruct(ctypes.Structure):
         ("k", ctypes.c_int32),
         ("w_leading_dimension", ctypes.c_int32),
         ("w_is_transposed", ctypes.c_int32),
-        ("is_bf16", ctypes.c_int32),
+        ("product", ctypes.c_int32),
         ("x", ctypes.c_void_p),
         ("y", ctypes.c_void_p),
     )
 
 
 class Mkl(CBaseline):
-    """MKL with packed weights; its results are float32, whatever the type of y.
+    """MKL with packed weights; its results are float32 or integers, whatever the type of y.
 
     Its threads are chosen by MKL_THREADING_LAYER, which must be set before it is loaded.
     """
@@ -60,7 +68,7 @@ class Mkl(CBaseline):
             BaselineMissing: MKL does not load, or does not multiply such types.
         """
         types = workload.problem.types
-        if (types.x, types.w) not in _INPUT_TYPES:
+        if (types.x, types.w) not in _PRODUCTS:
             raise BaselineMissing(f"MKL does not compute {types.text}; choose another baseline.")
         try:
             ctypes.CDLL(str(self._library), mode=ctypes.RTLD_GLOBAL)
@@ -79,15 +87,18 @@ class _MklCallee:
         self._driver = driver
         self._w = workload.w
         self._y = workload.y
-        writes_y = problem.types.y is DType.F32
-        self._product = workload.y if writes_y else np.empty(workload.y.shape, np.float32)
+        product, product_type = _PRODUCTS[problem.types.x, problem.types.w]
+        writes_y = problem.types.y is product_type
+        self._product = (
+            workload.y if writes_y else np.empty(workload.y.shape, NUMPY_TYPES[product_type])
+        )
         self._layer = _LayerStruct(
             workload.rows,
             problem.n,
             problem.k,
             max(1, workload.w.shape[1]),
             problem.w_layout is WeightLayout.NK,
-            problem.types.x is DType.BF16,
+            product,
             address_of(workload.x),
             address_of(self._product),
         )
@@ -115,6 +126,13 @@ class _MklCallee:
             ctypes.c_int64(timed_calls),
             ctypes.byref(sample),
         )
-        if self._product is not self._y:
-            self._y[...] = self._product
+        if self._product is not self._y:  # that y is right can be seen only there
+            self._y[...] = _converted(self._product, self._y.dtype)
         return sample
+
+
+def _converted(product: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        product = np.clip(product, limits.min, limits.max)
+    return product.astype(dtype)

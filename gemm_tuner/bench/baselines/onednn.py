@@ -2,16 +2,14 @@
 
 import ctypes
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.baseline import CBaseline
+from gemm_tuner.bench.baselines.chain import Link, split_chain
 from gemm_tuner.bench.baselines.wheels import find_in_wheel
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import DType
-from gemm_tuner.domain.epilogue import OperandShape, Step
+from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.runtime.memory import address_of
@@ -60,6 +58,7 @@ _BINARY = {
     "add": _BINARY_ADD,
     "mul": _BINARY_MUL,
     "channel_scale": _BINARY_MUL,
+    "row_scale": _BINARY_MUL,
 }
 _SCALE = "scale"
 
@@ -72,6 +71,8 @@ class _StepStruct(ctypes.Structure):
         ("alpha", ctypes.c_float),
         ("beta", ctypes.c_float),
         ("operand_rows", ctypes.c_int32),
+        ("operand_columns", ctypes.c_int32),
+        ("operand_type", ctypes.c_int32),
         ("operand", ctypes.c_void_p),
     )
 
@@ -91,6 +92,11 @@ class _DescriptionStruct(ctypes.Structure):
         ("x", ctypes.c_void_p),
         ("y", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
+        ("bias_type", ctypes.c_int32),
+        ("x_scale", ctypes.c_void_p),
+        ("w_scales", ctypes.c_void_p),
+        ("x_zero_point", ctypes.c_void_p),
+        ("y_zero_point", ctypes.c_void_p),
         ("steps", ctypes.POINTER(_StepStruct)),
         ("step_count", ctypes.c_int32),
     )
@@ -123,10 +129,10 @@ class OneDnn(CBaseline):
         Raises:
             BaselineMissing: oneDNN refuses the problem, or has no such step.
         """
-        for step in workload.problem.epilogue.steps:
-            if step.kind.name not in {_SCALE, *_ELEMENTWISE, *_BINARY}:
+        for link in split_chain(workload).others:
+            if link.name not in {_SCALE, *_ELEMENTWISE, *_BINARY}:
                 raise BaselineMissing(
-                    f"oneDNN cannot fuse the step {step.text!r} of {workload.problem.text}; "
+                    f"oneDNN cannot fuse the step {link.step.text!r} of {workload.problem.text}; "
                     "choose another baseline."
                 )
         return _OneDnnCallee(self._driver, workload)
@@ -201,15 +207,9 @@ def find_onednn() -> Path:
 def _describe(workload: Workload) -> _DescriptionStruct:
     problem = workload.problem
     is_nk = problem.w_layout is WeightLayout.NK
-    operands = iter(workload.operands.values())
-    steps = list(problem.epilogue.steps)
     # A bias at the head of the chain is an argument of the primitive: it costs least there.
-    has_bias = bool(steps) and steps[0].kind.name == "bias"
-    bias = address_of(next(operands)) if has_bias else None
-    structs = []
-    for step in steps[1:] if has_bias else steps:
-        reads = step.kind.operand is not OperandShape.NONE
-        structs.append(_describe_step(step, next(operands) if reads else None, workload.rows))
+    chain = split_chain(workload)
+    steps = [_describe_step(link, workload) for link in chain.others]
     return _DescriptionStruct(
         workload.rows,
         problem.n,
@@ -221,23 +221,39 @@ def _describe(workload: Workload) -> _DescriptionStruct:
         problem.k if is_nk else 1,
         address_of(workload.x),
         address_of(workload.y),
-        bias,
-        (_StepStruct * len(structs))(*structs),
-        len(structs),
+        _address_of(chain.bias),
+        _DATA_TYPES[chain.bias.dtype] if chain.bias else 0,
+        _address_of(chain.scale),
+        _address_of(chain.channel_scale),
+        _address_of(chain.x_zero_point),
+        _address_of(chain.y_zero_point),
+        (_StepStruct * len(steps))(*steps),
+        len(steps),
     )
 
 
-def _describe_step(step: Step, operand: NDArray[Any] | None, rows: int) -> _StepStruct:
-    name = step.kind.name
-    if operand is None:
-        algorithm, constants = _ELEMENTWISE[name]
-        alpha, beta = (*step.parameters, *constants, 0.0)[:2]
-        return _StepStruct(algorithm, alpha, beta, 0, None)
-    if step.kind.operand is OperandShape.SCALAR:
+def _describe_step(link: Link, workload: Workload) -> _StepStruct:
+    if link.array is None:
+        algorithm, constants = _ELEMENTWISE[link.name]
+        alpha, beta = (*link.step.parameters, *constants, 0.0)[:2]
+        return _StepStruct(algorithm, alpha, beta, 0, 0, 0, None)
+    shape = link.step.kind.operand
+    if shape is OperandShape.SCALAR:
         # Known when the primitive is made, which gives oneDNN a constant instead of an operand.
-        return _StepStruct(_LINEAR, float(operand[0]), 0.0, 0, None)
-    operand_rows = rows if step.kind.operand is OperandShape.MATRIX else 1
-    return _StepStruct(_BINARY[name], 0.0, 0.0, operand_rows, address_of(operand))
+        return _StepStruct(_LINEAR, float(link.array[0]), 0.0, 0, 0, 0, None)
+    return _StepStruct(
+        _BINARY[link.name],
+        0.0,
+        0.0,
+        1 if shape is OperandShape.ROW_VECTOR else workload.rows,
+        1 if shape is OperandShape.COLUMN_VECTOR else workload.problem.n,
+        _DATA_TYPES[link.dtype],
+        address_of(link.array),
+    )
+
+
+def _address_of(link: Link | None) -> int | None:
+    return address_of(link.array) if link is not None and link.array is not None else None
 
 
 def _check_status(verb: str, status: int) -> None:

@@ -5,13 +5,17 @@ Source: onnx.proto3 of ONNX (the numbers of the fields), and Protocol Buffers, E
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemm_tuner.domain.epilogue import OperandShape, Step
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.bench.baselines.chain import Chain, Link, split_chain
+from gemm_tuner.bench.workload import Workload
+from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.epilogue import OperandShape
+from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 
 X = "x"
@@ -20,14 +24,15 @@ Y = "y"
 _IR_VERSION = 10
 _OPSET = 20  # the first with Gelu
 _CONTRIBUTED = "com.microsoft"
-_FLOAT = 1  # TensorProto.DataType
+# TensorProto.DataType
+_DATA_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6}
 _LARGEST_MODEL_BYTES = (2 << 30) - (1 << 20)  # of a protocol buffer
 
 _VARINT, _BYTES, _FIXED32 = 0, 2, 5
 _ATTRIBUTE_FLOAT, _ATTRIBUTE_INT, _ATTRIBUTE_STRING = 1, 2, 3
 
 Attribute = float | int | str
-FloatArray = NDArray[np.float32]
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,8 @@ _OPERATORS = {
     "bias":       _Operator(name="Add"),
     "add":        _Operator(name="Add"),
     "scale":      _Operator(name="Mul"),
+    "channel_scale": _Operator(name="Mul"),
+    "row_scale":  _Operator(name="Mul"),
     "mul":        _Operator(name="Mul"),
     "relu":       _Operator(name="Relu"),
     "leaky_relu": _Operator(name="LeakyRelu", parameters=("alpha",)),
@@ -59,8 +66,15 @@ _OPERATORS = {
 # fmt: on
 
 
-def write_model(problem: Problem, w: FloatArray, operands: dict[str, FloatArray]) -> bytes:
-    """Return the model of a layer in float32.
+# fmt: off
+_MATMUL_INTEGER = _Operator(name="MatMulInteger")
+_MATMUL_INTEGER_TO_FLOAT = _Operator(name="MatMulIntegerToFloat", domain=_CONTRIBUTED)
+_QUANTIZE = _Operator(name="QuantizeLinear")
+# fmt: on
+
+
+def write_model(workload: Workload, w: Array) -> bytes:
+    """Return the model of a workload with weights w, in the layout of the problem.
 
     Its inputs are `x` and the matrices among the operands, by name; vectors, scalars and w are
     constants in it. Its output is `y`.
@@ -73,61 +87,128 @@ def write_model(problem: Problem, w: FloatArray, operands: dict[str, FloatArray]
             f"an ONNX model holds at most 2 GiB, but w takes {w.nbytes} bytes; "
             "choose another baseline."
         )
-    rows = problem.m.high
-    steps = list(problem.epilogue.steps)
-    names = iter(operands)
-    constants: dict[str, FloatArray] = {"w": w}
-    inputs = {X: (rows, problem.k)}
-    product_inputs = [X, "w"]
-    if steps and steps[0].kind.name == "bias":
-        steps.pop(0)
-        name = next(names)
-        constants[name] = operands[name]
-        product_inputs.append(name)
-    transposed = (("transB", 1),) if problem.w_layout is WeightLayout.NK else ()
-    value = "product" if steps else Y
-    nodes = [_node(_Operator(name="Gemm", attributes=transposed), product_inputs, value)]
-    for number, step in enumerate(steps):
-        read = [value]
-        if step.kind.operand is not OperandShape.NONE:
-            name = next(names)
-            read.append(name)
-            if step.kind.operand is OperandShape.MATRIX:
-                inputs[name] = (rows, problem.n)
-            else:
-                constants[name] = operands[name]
-        operator = _operator_of(step, problem)
-        for index, parameter in enumerate(() if operator.parameters else step.parameters):
-            name = f"step{number}_parameter{index}"
-            constants[name] = np.full((), parameter, np.float32)
-            read.append(name)
-        value = Y if number == len(steps) - 1 else f"step{number}"
-        nodes.append(_node(operator, read, value, step.parameters))
-    graph = b"".join(
-        (
-            *(_bytes(1, node) for node in nodes),
-            _text(2, "layer"),
-            *(_bytes(5, _tensor(name, array)) for name, array in constants.items()),
-            *(_bytes(11, _declaration(name, shape)) for name, shape in inputs.items()),
-            _bytes(12, _declaration(Y, (rows, problem.n))),
+    graph = _Graph()
+    graph.inputs[X] = workload.x
+    chain = split_chain(workload)
+    if workload.problem.types.x.is_integer:
+        value = _add_product_of_bytes(graph, workload, w, chain)
+    else:
+        value = _add_product_of_floats(graph, workload, w, chain)
+    for link in chain.others:
+        value = _add_step(graph, workload, value, link)
+    if workload.problem.types.y in {DType.S8, DType.U8}:
+        one = graph.constant("y_scale", np.ones((), np.float32))
+        zero = _add_zero_point(graph, chain.y_zero_point, workload.y.dtype)
+        graph.add(_QUANTIZE, (value, one, zero))
+    return graph.write(workload.y)
+
+
+@dataclass
+class _Graph:
+    """The nodes of a model, each with its operator, inputs and parameters; the last computes y."""
+
+    nodes: list[tuple[_Operator, tuple[str, ...], tuple[float, ...]]] = field(default_factory=list)
+    constants: dict[str, Array] = field(default_factory=dict)
+    inputs: dict[str, Array] = field(default_factory=dict)
+
+    def constant(self, name: str, array: Array) -> str:
+        """Keep an array under a name that is not taken yet; return the name."""
+        name = f"{name}_{len(self.constants)}"
+        self.constants[name] = array
+        return name
+
+    def add(
+        self, operator: _Operator, inputs: Iterable[str], parameters: Iterable[float] = ()
+    ) -> str:
+        """Add a node; return the name of its output."""
+        self.nodes.append((operator, tuple(inputs), tuple(parameters)))
+        return f"value_{len(self.nodes)}"
+
+    def write(self, y: Array) -> bytes:
+        """Return the model in the format of ONNX."""
+        outputs = [f"value_{number}" for number in range(1, len(self.nodes))] + [Y]
+        graph = b"".join(
+            (
+                *(
+                    _bytes(1, _node(operator, inputs, output, parameters))
+                    for (operator, inputs, parameters), output in zip(
+                        self.nodes, outputs, strict=True
+                    )
+                ),
+                _text(2, "layer"),
+                *(_bytes(5, _tensor(name, array)) for name, array in self.constants.items()),
+                *(_bytes(11, _declaration(name, array)) for name, array in self.inputs.items()),
+                _bytes(12, _declaration(Y, y)),
+            )
         )
-    )
-    opsets = (_number(2, _OPSET), _text(1, _CONTRIBUTED) + _number(2, 1))
-    return _number(1, _IR_VERSION) + _bytes(7, graph) + b"".join(_bytes(8, one) for one in opsets)
+        opsets = (_number(2, _OPSET), _text(1, _CONTRIBUTED) + _number(2, 1))
+        sets = b"".join(_bytes(8, one) for one in opsets)
+        return _number(1, _IR_VERSION) + _bytes(7, graph) + sets
 
 
-def _operator_of(step: Step, problem: Problem) -> _Operator:
-    operator = _OPERATORS.get(step.kind.name)
-    if operator is None:
+def _add_product_of_floats(graph: _Graph, workload: Workload, w: Array, chain: Chain) -> str:
+    inputs = [X, graph.constant("w", w)]
+    if chain.bias is not None and chain.bias.array is not None:
+        inputs.append(graph.constant("bias", chain.bias.array))
+    transposed = (("transB", 1),) if workload.problem.w_layout is WeightLayout.NK else ()
+    return graph.add(_Operator(name="Gemm", attributes=transposed), inputs)
+
+
+def _add_product_of_bytes(graph: _Graph, workload: Workload, w: Array, chain: Chain) -> str:
+    is_nk = workload.problem.w_layout is WeightLayout.NK
+    inputs = [X, graph.constant("w", np.ascontiguousarray(w.T) if is_nk else w)]
+    x_zero_point = _add_zero_point(graph, chain.x_zero_point, workload.x.dtype)
+    if workload.problem.types.y is DType.S32:
+        return graph.add(_MATMUL_INTEGER, (*inputs, x_zero_point))
+    for scale in (chain.scale, chain.channel_scale):
+        one = np.ones((), np.float32)
+        array = one if scale is None or scale.array is None else scale.array
+        # A scale of x has no dimension.
+        inputs.append(graph.constant("scale", array.reshape(()) if array.size == 1 else array))
+    inputs += [x_zero_point, ""]
+    if chain.bias is not None and chain.bias.array is not None:
+        inputs.append(graph.constant("bias", chain.bias.array))
+    return graph.add(_MATMUL_INTEGER_TO_FLOAT, inputs)
+
+
+def _add_zero_point(graph: _Graph, link: Link | None, dtype: np.dtype[Any]) -> str:
+    number = 0 if link is None or link.array is None else int(link.array[0])
+    limits = np.iinfo(dtype)
+    if not limits.min <= number <= limits.max:
         raise BaselineMissing(
-            f"ONNX has no operator for the step {step.text!r} of {problem.text}; "
+            f"a zero point of ONNX is from {limits.min} to {limits.max} here, but it is {number}; "
             "choose another baseline."
         )
-    return operator
+    return graph.constant("zero_point", np.full((), number, dtype))
+
+
+def _add_step(graph: _Graph, workload: Workload, value: str, link: Link) -> str:
+    operator = _OPERATORS.get(link.name)
+    if operator is None:
+        raise BaselineMissing(
+            f"ONNX has no operator for the step {link.step.text!r} of {workload.problem.text}; "
+            "choose another baseline."
+        )
+    inputs = [value]
+    if link.operand is not None and link.array is not None:
+        if link.operand.shape is OperandShape.MATRIX:
+            graph.inputs[link.operand.name] = link.array
+            inputs.append(link.operand.name)
+        else:
+            is_column = link.operand.shape is OperandShape.COLUMN_VECTOR
+            array = link.array.reshape(-1, 1) if is_column else link.array
+            inputs.append(graph.constant(link.operand.name, array))
+    parameters = link.step.parameters
+    if not operator.parameters:
+        inputs += [
+            graph.constant("parameter", np.full((), parameter, np.float32))
+            for parameter in parameters
+        ]
+    return graph.add(operator, inputs, parameters)
 
 
 def _node(
-    operator: _Operator, inputs: Iterable[str], output: str, parameters: Iterable[float] = ()
+    operator: _Operator, inputs: Iterable[str], output: str, parameters: Iterable[float]
 ) -> bytes:
     named = zip(operator.parameters, parameters, strict=False)
     return b"".join(
@@ -150,14 +231,16 @@ def _attribute(name: str, value: Attribute) -> bytes:
     return _text(1, name) + stored + _number(20, _ATTRIBUTE_FLOAT)
 
 
-def _tensor(name: str, array: FloatArray) -> bytes:
+def _tensor(name: str, array: Array) -> bytes:
     dims = b"".join(_number(1, length) for length in array.shape)
-    return dims + _number(2, _FLOAT) + _text(8, name) + _bytes(9, array.tobytes())
+    dtype = _number(2, _DATA_TYPES[array.dtype.name])
+    return dims + dtype + _text(8, name) + _bytes(9, array.tobytes())
 
 
-def _declaration(name: str, shape: tuple[int, ...]) -> bytes:
-    dims = b"".join(_bytes(1, _number(1, length)) for length in shape)
-    return _text(1, name) + _bytes(2, _bytes(1, _number(1, _FLOAT) + _bytes(2, dims)))
+def _declaration(name: str, array: Array) -> bytes:
+    dims = b"".join(_bytes(1, _number(1, length)) for length in array.shape)
+    dtype = _number(1, _DATA_TYPES[array.dtype.name])
+    return _text(1, name) + _bytes(2, _bytes(1, dtype + _bytes(2, dims)))
 
 
 def _number(field: int, value: int) -> bytes:

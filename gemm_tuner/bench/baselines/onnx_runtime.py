@@ -11,7 +11,7 @@ from gemm_tuner.bench.baselines.onnx_model import X, Y, write_model
 from gemm_tuner.bench.baselines.python_callee import PythonCallee
 from gemm_tuner.bench.baselines.wheels import wheel_version
 from gemm_tuner.bench.workload import Workload
-from gemm_tuner.domain.dtype import F32
+from gemm_tuner.domain.dtype import F32, DType
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.runtime.memory import address_of
 
@@ -44,12 +44,12 @@ class OnnxRuntime:
         """Return a callee that works on `workload`.
 
         Raises:
-            BaselineMissing: the problem is not in float32, or has a step without an operator.
+            BaselineMissing: the problem is not in float32 or bytes.
         """
-        if workload.problem.types != F32:
+        types = workload.problem.types
+        if not (types == F32 or (types.x.is_integer and types.y is not DType.BF16)):
             raise BaselineMissing(
-                f"ONNX Runtime does not compute {workload.problem.types.text} on a CPU; "
-                "choose another baseline."
+                f"ONNX Runtime does not compute {types.text} on a CPU; choose another baseline."
             )
         runtime = import_module(_WHEEL)
         return PythonCallee(workload, partial(_make_call, runtime, workload))
@@ -63,7 +63,7 @@ def _make_call(runtime: Any, workload: Workload, w: NDArray[Any]) -> Callable[[]
     # Idle threads would slow down the callee that is timed next.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = _ERRORS_ONLY
-    model = write_model(workload.problem, w, workload.operands)
+    model = write_model(workload, w)
     try:
         session = runtime.InferenceSession(model, options, providers=[_CPU])
     except Exception as error:

@@ -10,17 +10,20 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from gemm_tuner.bench.baselines.chain import Link, split_chain
 from gemm_tuner.bench.baselines.python_callee import PythonCallee
-from gemm_tuner.bench.baselines.torch_eager import (
+from gemm_tuner.bench.baselines.torch_steps import (
     Tensor,
     Torch,
-    check_problem,
+    check_steps,
     import_torch,
+    operand_of,
     tensor_of,
     torch_version,
     weight_of,
 )
 from gemm_tuner.bench.workload import Workload
+from gemm_tuner.domain.dtype import OperandTypes
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.errors import BaselineMissing
 
@@ -74,7 +77,12 @@ class TorchInductor:
         Raises:
             BaselineMissing: the types differ, or PyTorch has no operator for a step.
         """
-        check_problem(workload, _STEPS, "PyTorch")
+        types = workload.problem.types
+        if types.x.is_integer or types != OperandTypes.of(types.x):
+            raise BaselineMissing(
+                f"PyTorch does not compile {types.text}; choose another baseline."
+            )
+        check_steps(workload, split_chain(workload).others, _STEPS)
         if "CXX" not in os.environ:
             os.environ["CXX"] = _find_compiler()
         torch = import_torch(workload.threads)
@@ -102,67 +110,55 @@ def _find_compiler() -> str:
 
 
 def _make_call(torch: Torch, workload: Workload, w: NDArray[Any]) -> Callable[[], object]:
-    config: Any = import_module("torch._inductor.config")
+    # It would print tables, and start processes that outlive this one.
     import_module("torch._inductor.select_algorithm").PRINT_AUTOTUNE = False  # type: ignore[attr-defined] # of an optional package
+    config: Any = import_module("torch._inductor.config")
+    config.compile_threads = 1
     config.freezing = True
-    config.compile_threads = 1  # others would be processes that outlive this one
     config.max_autotune_gemm_backends = "CPP,ATEN"
     config.cpp.threads = workload.threads
     layer = _make_layer(torch, workload, weight_of(torch, workload, w)).eval()
     compiled = torch.compile(layer, mode="max-autotune", dynamic=False)
     x, y = tensor_of(torch, workload.x), tensor_of(torch, workload.y)
-    inputs = [
-        tensor_of(torch, workload.operands[operand.name])
-        for operand in workload.problem.epilogue.operands
-        if operand.shape is OperandShape.MATRIX
+    matrices = [
+        operand_of(torch, link) for link in split_chain(workload).others if _is_matrix(link)
     ]
     try:
-        y.copy_(compiled(x, *inputs))  # compiles, and leaves the result to be checked
+        y.copy_(compiled(x, *matrices))  # calls have no y of their own: this is what is checked
     except Exception as error:
         raise BaselineMissing(
             f"Inductor refuses {workload.problem.text}: {error}; choose another baseline."
         ) from error
-    return partial(compiled, x, *inputs)
+    return partial(compiled, x, *matrices)
 
 
 def _make_layer(torch: Torch, workload: Workload, weight: Tensor) -> Any:  # noqa: ANN401 - a module of an optional package
+    """Return the layer as a module; its inputs are x and the matrices among the operands."""
     problem = workload.problem
-    names = iter(problem.epilogue.operands)
-    steps = list(problem.epilogue.steps)
+    chain = split_chain(workload)
 
     class Layer(torch.nn.Module):  # type: ignore[misc] # its base is of an optional package
         def __init__(self) -> None:
             super().__init__()
-            self.linear = torch.nn.Linear(problem.k, problem.n, bias=has_bias)
+            self.linear = torch.nn.Linear(problem.k, problem.n, bias=chain.bias is not None)
             self.linear.weight = torch.nn.Parameter(weight, requires_grad=False)
-            for name, constant in constants.items():
-                self.register_buffer(name, constant)
+            if chain.bias is not None:
+                bias = operand_of(torch, chain.bias)
+                self.linear.bias = torch.nn.Parameter(bias, requires_grad=False)
+            for number, link in enumerate(chain.others):
+                if not _is_matrix(link):
+                    self.register_buffer(f"operand_{number}", operand_of(torch, link))
 
         def forward(self, x: Tensor, *matrices: Tensor) -> Tensor:
             value = self.linear(x)
             given = iter(matrices)
-            for step, name in read:
-                if step.kind.operand is OperandShape.NONE:
-                    operand = None
-                elif step.kind.operand is OperandShape.MATRIX:
-                    operand = next(given)
-                else:
-                    operand = getattr(self, name)
-                value = _STEPS[step.kind.name](torch, value, operand, *step.parameters)
+            for number, link in enumerate(chain.others):
+                operand = next(given) if _is_matrix(link) else getattr(self, f"operand_{number}")
+                value = _STEPS[link.name](torch, value, operand, *link.step.parameters)
             return value
 
-    constants = {
-        f"{operand.name}_constant": tensor_of(torch, workload.operands[operand.name])
-        for operand in problem.epilogue.operands
-        if operand.shape is not OperandShape.MATRIX
-    }
-    read = [
-        (step, f"{next(names).name}_constant" if step.kind.operand is not OperandShape.NONE else "")
-        for step in steps
-    ]
-    has_bias = bool(steps) and steps[0].kind.name == "bias"
-    layer = Layer()
-    if has_bias:
-        first = read.pop(0)[1]
-        layer.linear.bias = torch.nn.Parameter(getattr(layer, first), requires_grad=False)
-    return layer
+    return Layer()
+
+
+def _is_matrix(link: Link) -> bool:
+    return link.operand is not None and link.operand.shape is OperandShape.MATRIX

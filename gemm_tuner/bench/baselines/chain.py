@@ -1,0 +1,83 @@
+"""An epilogue in the parts that libraries have arguments for."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from gemm_tuner.bench.workload import Workload
+from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.epilogue import EpilogueOperand, OperandShape, Step
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A step of an epilogue, with what it reads if it reads something."""
+
+    step: Step
+    operand: EpilogueOperand | None
+    array: Array | None
+    dtype: DType
+
+    @property
+    def name(self) -> str:
+        """Return the name of the step's kind."""
+        return self.step.kind.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """The epilogue of a workload: what stands at its head in this order, the rest, and its end.
+
+    Zero points and scales are found only in products of bytes. `bias` is at the head too.
+    """
+
+    x_zero_point: Link | None
+    scale: Link | None
+    channel_scale: Link | None
+    bias: Link | None
+    others: tuple[Link, ...]
+    y_zero_point: Link | None
+
+
+def split_chain(workload: Workload) -> Chain:
+    """Return the epilogue of a workload in parts."""
+    links = _links_of(workload)
+    head: dict[str, Link] = {}
+    y_zero_point = None
+    if workload.problem.types.x.is_integer:
+        if links and links[-1].name == "y_zero_point":
+            y_zero_point = links.pop()
+        if links and links[0].name == "x_zero_point":
+            head["x_zero_point"] = links.pop(0)
+        while links and links[0].name in {"scale", "channel_scale"} - head.keys():
+            scale = links.pop(0)
+            head[scale.name] = scale
+    bias = links.pop(0) if links and links[0].name == "bias" else None
+    return Chain(
+        x_zero_point=head.get("x_zero_point"),
+        scale=head.get("scale"),
+        channel_scale=head.get("channel_scale"),
+        bias=bias,
+        others=tuple(links),
+        y_zero_point=y_zero_point,
+    )
+
+
+def _links_of(workload: Workload) -> list[Link]:
+    problem = workload.problem
+    operands = iter(problem.epilogue.operands)
+    links = []
+    for step in problem.epilogue.steps:
+        operand = next(operands) if step.kind.operand is not OperandShape.NONE else None
+        links.append(
+            Link(
+                step=step,
+                operand=operand,
+                array=workload.operands[operand.name] if operand else None,
+                dtype=problem.operand_type(operand) if operand else problem.types.accumulator,
+            )
+        )
+    return links
