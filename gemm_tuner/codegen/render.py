@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from gemm_tuner.codegen.environment import environment
+from gemm_tuner.codegen.packing import packing_block
 from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.candidate import Candidate
@@ -63,6 +64,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             family=family,
             micro_kernel=candidate.micro_kernel,
             blocking=blocking,
+            packing=packing_block(problem, family),
             steps=steps,
             operands=operands,
             offsets=[operand for operand in operands if operand.is_offset],

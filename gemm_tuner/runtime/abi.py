@@ -124,6 +124,11 @@ class KernelLibrary:
         self.run_address = _address(self._library.gemm_tuner_run)
         self.workspace_bytes_address = _address(self._library.gemm_tuner_workspace_bytes)
 
+    @property
+    def pack_address(self) -> int:
+        """Return the address of `gemm_tuner_pack_weights`, for callers in C."""
+        return ctypes.cast(self._library.gemm_tuner_pack_weights, ctypes.c_void_p).value or 0
+
     def describe(self) -> str:
         """Return the library's description of itself, as JSON."""
         description: bytes = self._library.gemm_tuner_describe()

@@ -177,6 +177,13 @@ inline void store(float *to, Vector value)
 // Make the compiler keep a vector in a register instead of folding its load into each use.
 inline void keep_in_register(Vector &value) { asm("" : "+x"(value)); }
 
+// The elements of two vectors that the indices name: those of `b` come after those of `a`.
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLE(Indices, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(Indices, a, b, ...) __builtin_shuffle(a, b, Indices{__VA_ARGS__})
+#endif
+
 // bfloat16: the upper half of a float.
 struct Bf16
 {
@@ -236,6 +243,62 @@ inline Weights load_weights(const W *w)
 
 inline void multiply_add(Sums &sums, Group x, Weights w) { sums += x * w; }
 
+// Packing transposes 8 rows of w at a time in registers, each of `side` units of 2 bytes.
+constexpr int side = 8;
+constexpr int side_rows = 8;
+typedef uint16_t Row __attribute__((vector_size(16), may_alias));
+typedef Row UnalignedRow __attribute__((aligned(2)));
+constexpr int64_t row_length = sizeof(Row) / sizeof(W);
+
+// The units of two rows in turn: those of their first halves, and those of their second halves.
+inline Row mix_first(Row a, Row b) { return SHUFFLE(Row, a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+
+inline Row mix_second(Row a, Row b) { return SHUFFLE(Row, a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+
+// Write unit 0 of each row, then unit 1 of each, and so on, as whole rows `stride` apart.
+[[gnu::noinline]] void transpose(const W *from, int64_t ld, W *to, int64_t stride)
+{
+    Row rows[side_rows];
+#pragma GCC unroll 8
+    for (int i = 0; i < side_rows; ++i)
+        rows[i] = *reinterpret_cast<const UnalignedRow *>(from + i * ld);
+    // Each turn shuffles all units like a deck of cards.
+#pragma GCC unroll 3
+    for (int turn = 1; turn < side_rows; turn *= 2)
+    {
+        Row mixed[side_rows];
+#pragma GCC unroll 4
+        for (int i = 0; i < side_rows / 2; ++i)
+        {
+            mixed[2 * i] = mix_first(rows[i], rows[i + side_rows / 2]);
+            mixed[2 * i + 1] = mix_second(rows[i], rows[i + side_rows / 2]);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < side_rows; ++i)
+            rows[i] = mixed[i];
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < side_rows; ++i)
+        *reinterpret_cast<Row *>(to + i * stride) = rows[i];
+}
+
+// The same at an edge of w, where only `rows` rows of `length` elements are left: the others are 0.
+// Only the first `vectors` results are written.
+[[gnu::noinline]] void transpose_edge(const W *from, int64_t ld, int64_t rows, int64_t length, W *to, int64_t stride,
+                                      int64_t vectors)
+{
+    Row whole[side_rows], transposed[side_rows];
+    for (Row &row : whole)
+        row = Row{};
+    W *elements = reinterpret_cast<W *>(whole);
+    for (int64_t i = 0; i < rows && i < side_rows; ++i)
+        for (int64_t j = 0; j < length && j < row_length; ++j)
+            elements[i * row_length + j] = from[i * ld + j];
+    transpose(elements, row_length, reinterpret_cast<W *>(transposed), row_length);
+    for (int64_t i = 0; i < vectors && i < side_rows; ++i)
+        *reinterpret_cast<Row *>(to + i * stride) = transposed[i];
+}
+
 // Packed weights: blocks of kc steps of k; in each, panels of nr columns; in each, k-major.
 //
 //     block 0 (kc steps)                     block 1 ...
@@ -255,23 +318,43 @@ inline const W *packed_panel(const W *packed_w, int64_t pc, int64_t depth, int64
     return packed_w + pc * packed_n + column * ((depth + k_step - 1) / k_step * k_step);
 }
 
-inline void pack_weights(const W *w, int64_t ldw, W *packed)
+constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
+
+// Pack `depth` steps of one panel of `width` columns, of which `columns` are in w.
+inline void pack_panel(const W *w, int64_t ldw, int64_t columns, int64_t width, int64_t depth, W *packed)
 {
-    for (int64_t pc = 0; pc < k; pc += kc)
+    for (int64_t j = 0; j < width; j += side)
     {
-        const int64_t end = pc + kc < k ? pc + kc : k;
-        for (int64_t column = 0; column < n; column += nr)
-        {
-            const int64_t width = column + nr <= n ? nr : last_width;
-            for (int64_t p = pc; p < end; p += k_step)
-                for (int64_t j = column; j < column + width; ++j)
-                    for (int64_t q = p; q < p + k_step; ++q)
-                        *packed++ = j < n && q < k ? w[j * ldw + q] : W{};
-        }
+        const W *from = w + j * ldw;
+        W *to = packed + j * k_step;
+        int64_t p = 0;
+        if (j + side_rows <= columns)
+            for (; p + row_length <= depth; p += row_length)
+                transpose(from + p, ldw, to + p * width, width * k_step);
+        for (; p < depth; p += row_length)
+            transpose_edge(from + p, ldw, columns - j, depth - p, to + p * width, width * k_step,
+                           (depth - p + k_step - 1) / k_step);
     }
 }
 
-constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
+// Both sides are walked in whole cache lines: a panel a few vectors of k at a time.
+inline void pack_weights(const W *w, int64_t ldw, W *packed)
+{
+    constexpr int64_t stretch = 256;
+    const auto pack_stretch = [&](int64_t pc, int64_t depth, int64_t column, int64_t p) {
+        const int64_t width = column + nr <= n ? nr : last_width;
+        const int64_t steps = p + stretch < depth ? stretch : depth - p;
+        W *to = packed + (packed_panel(packed, pc, depth, column) - packed) + p * width;
+        pack_panel(w + column * ldw + pc + p, ldw, n - column, width, steps, to);
+    };
+    for (int64_t pc = 0; pc < k; pc += kc)
+    {
+        const int64_t depth = pc + kc < k ? kc : k - pc;
+        for (int64_t column = 0; column < n; column += nr)
+            for (int64_t p = 0; p < depth; p += stretch)
+                pack_stretch(pc, depth, column, p);
+    }
+}
 
 // The epilogue `none`, applied to each vector of finished sums.
 

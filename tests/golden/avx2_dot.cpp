@@ -176,6 +176,13 @@ inline void store(float *to, Vector value)
 // Make the compiler keep a vector in a register instead of folding its load into each use.
 inline void keep_in_register(Vector &value) { asm("" : "+x"(value)); }
 
+// The elements of two vectors that the indices name: those of `b` come after those of `a`.
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLE(Indices, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(Indices, a, b, ...) __builtin_shuffle(a, b, Indices{__VA_ARGS__})
+#endif
+
 // Products in float of vectors along k.
 typedef Vector Sums;
 typedef Vector Elements;
@@ -191,6 +198,42 @@ inline Weights load_weights(const W *w) { return load<lanes>(w); }
 
 inline void multiply_add(Sums &sums, Elements x, Weights w) { sums += x * w; }
 
+// Packing copies `side` elements of w at a time.
+constexpr int side = 8;
+constexpr int side_rows = 1;
+typedef uint32_t Row __attribute__((vector_size(32), may_alias));
+typedef Row UnalignedRow __attribute__((aligned(4)));
+constexpr int64_t row_length = sizeof(Row) / sizeof(W);
+
+// Write unit 0 of each row, then unit 1 of each, and so on, as whole rows `stride` apart.
+inline void transpose(const W *from, int64_t ld, W *to, int64_t stride)
+{
+    Row rows[side_rows];
+#pragma GCC unroll 8
+    for (int i = 0; i < side_rows; ++i)
+        rows[i] = *reinterpret_cast<const UnalignedRow *>(from + i * ld);
+#pragma GCC unroll 8
+    for (int i = 0; i < side_rows; ++i)
+        *reinterpret_cast<Row *>(to + i * stride) = rows[i];
+}
+
+// The same at an edge of w, where only `rows` rows of `length` elements are left: the others are 0.
+// Only the first `vectors` results are written.
+[[gnu::noinline]] void transpose_edge(const W *from, int64_t ld, int64_t rows, int64_t length, W *to, int64_t stride,
+                                      int64_t vectors)
+{
+    Row whole[side_rows], transposed[side_rows];
+    for (Row &row : whole)
+        row = Row{};
+    W *elements = reinterpret_cast<W *>(whole);
+    for (int64_t i = 0; i < rows && i < side_rows; ++i)
+        for (int64_t j = 0; j < length && j < row_length; ++j)
+            elements[i * row_length + j] = from[i * ld + j];
+    transpose(elements, row_length, reinterpret_cast<W *>(transposed), row_length);
+    for (int64_t i = 0; i < vectors && i < side_rows; ++i)
+        *reinterpret_cast<Row *>(to + i * stride) = transposed[i];
+}
+
 // Packed weights: each column of w contiguous along k, padded with zeros to whole vectors.
 constexpr int64_t packed_n = n;
 constexpr int64_t packed_k = (k + k_step - 1) / k_step * k_step;
@@ -200,14 +243,22 @@ inline const W *packed_panel(const W *packed_w, int64_t, int64_t, int64_t column
     return packed_w + column * packed_k;
 }
 
+constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
+
+// Both sides are walked in whole cache lines.
 inline void pack_weights(const W *w, int64_t ldw, W *packed)
 {
     for (int64_t column = 0; column < n; ++column)
-        for (int64_t p = 0; p < packed_k; ++p)
-            *packed++ = p < k ? w[column * ldw + p] : W{};
+    {
+        const W *from = w + column * ldw;
+        W *to = packed + column * packed_k;
+        int64_t p = 0;
+        for (; p + row_length <= k; p += row_length)
+            transpose(from + p, ldw, to + p, 0);
+        for (; p < packed_k; p += row_length)
+            transpose_edge(from + p, ldw, 1, k - p, to + p, 0, 1);
+    }
 }
-
-constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
 
 // The epilogue `scale`, applied to each vector of finished sums.
 
@@ -273,21 +324,16 @@ inline auto apply_epilogue([[maybe_unused]] const Call &call, [[maybe_unused]] c
 //
 //     x          rows of x from (row, 0) on, `x_stride` elements apart
 //     w          columns of w, each padded with zeros to `packed_k`
-#if __has_builtin(__builtin_shufflevector)
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, IntVector{__VA_ARGS__})
-#endif
 
 // The even and the odd elements of two vectors, those of `a` first.
 inline Sums evens(Sums a, Sums b)
 {
-    return SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+    return SHUFFLE(IntVector, a, b, 0, 2, 4, 6, 8, 10, 12, 14);
 }
 
 inline Sums odds(Sums a, Sums b)
 {
-    return SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+    return SHUFFLE(IntVector, a, b, 1, 3, 5, 7, 9, 11, 13, 15);
 }
 
 // Lane i of the result is the sum of the lanes of vectors[i]. Each turn adds neighbouring lanes and

@@ -1,0 +1,183 @@
+"""Time the packing of weights beside a copy of the same bytes, and print a table.
+
+    python tests/bench/packing.py
+
+Both write to memory that was touched before, in huge pages, in alternation. The exit code is 1 if
+packing takes more than three times as long as copying anywhere.
+"""
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from itertools import product
+from statistics import median
+
+import numpy as np
+
+from gemm_tuner.build.compile import compile_hosted, compile_kernel
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.dtype import OperandTypes
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.runtime.abi import make_weights
+from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.runtime.load import Kernel, load_kernel
+from gemm_tuner.runtime.memory import address_of, allocate_aligned
+from gemm_tuner.space.catalog import family_named
+
+SLOWEST = 3.0
+ROUNDS = 7
+SAMPLE_BYTES = 8 << 20
+
+DRIVER = """
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+typedef int32_t (*pack_function)(const void *weights, void *packed_w);
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+int64_t time_pack(pack_function pack, const void *weights, void *to, int64_t calls)
+{
+    const int64_t start = now_ns();
+    for (int64_t call = 0; call < calls; ++call)
+        pack(weights, to);
+    return now_ns() - start;
+}
+
+int64_t time_copy(const void *from, void *to, uint64_t size_bytes, int64_t calls)
+{
+    const int64_t start = now_ns();
+    for (int64_t call = 0; call < calls; ++call)
+    {
+        memcpy(to, from, size_bytes);
+        __asm__ volatile("" : : "r"(to) : "memory");
+    }
+    return now_ns() - start;
+}
+"""
+
+# Families with a tile, and the types of a problem for them.
+# fmt: off
+TILES = (
+    ("f32",           "avx512_f32_4x16"),
+    ("f32",           "avx512_f32_4x48"),
+    ("f32",           "avx512_f32_2x64"),
+    ("f32",           "avx512_f32_2x112"),
+    ("f32",           "avx2_f32_2x16"),
+    ("f32",           "avx512_f32_dot_1x4"),
+    ("bf16",          "avx512_bf16_4x16"),
+    ("bf16",          "avx512_bf16_4x48"),
+    ("bf16",          "avx512_bf16_2x64"),
+    ("bf16",          "avx512_bf16_by_f32_4x48"),
+    ("bf16",          "avx2_bf16_by_f32_2x16"),
+    ("u8_s8_s32_f32", "avx512_int8_4x48"),
+    ("s8_s8_s32_f32", "avx512_int8_4x16"),
+    ("s8_s8_s32_f32", "avx512_int8_4x48"),
+    ("s8_s8_s32_f32", "avx512_int8_2x64"),
+    ("s8_s8_s32_f32", "avx_vnni_int8_2x16"),
+    ("s8_s8_s32_f32", "avx512_int8_dot_1x4"),
+)
+# fmt: on
+SIZES = ((128, 128), (512, 512), (768, 3072), (2048, 2048), (4096, 4096))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The times of one kernel's packing and of the copy, in ns, in the same rounds."""
+
+    name: str
+    size_bytes: int
+    pack_ns: tuple[float, ...]
+    copy_ns: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Return how many times as long as the copy packing takes."""
+        return median(p / c for p, c in zip(self.pack_ns, self.copy_ns, strict=True))
+
+
+def main(words: list[str]) -> int:
+    """Print the table of the tiles whose names hold one of `words`, and return the exit code."""
+    toolchain = find_toolchain()
+    driver = ctypes.CDLL(str(compile_hosted(DRIVER, name="bench-packing", toolchain=toolchain)))
+    driver.time_pack.restype = driver.time_copy.restype = ctypes.c_int64
+    slow = 0
+    print(f"{'kernel':44} {'MB':>6} {'pack GB/s':>10} {'copy GB/s':>10} {'ratio':>6}")
+    for (types, tile), layout in product(TILES, ("nk", "kn")):
+        if words and not any(word in f"{tile} {layout}" for word in words):
+            continue
+        for n, k in SIZES:
+            problem = problem_of(types, n, k, layout)
+            kernel = build(problem, tile)
+            row = time_packing(driver, kernel, f"{tile} {types} {layout}")
+            slow += row.ratio > SLOWEST
+            rates = (row.size_bytes / median(row.pack_ns), row.size_bytes / median(row.copy_ns))
+            print(
+                f"{row.name:44} {row.size_bytes / 2**20:6.2f} {rates[0]:10.1f} {rates[1]:10.1f} "
+                f"{row.ratio:6.2f}{'  slow' if row.ratio > SLOWEST else ''}"
+            )
+    return 1 if slow else 0
+
+
+def problem_of(types: str, n: int, k: int, layout: str) -> Problem:
+    """Return a problem whose weights take as many bytes as n times k in f32."""
+    size_bytes = OperandTypes.parse(types).w.size_bytes
+    return Problem.parse(f"{types} 4x{n}x{4 // size_bytes * k} {layout}")
+
+
+def build(problem: Problem, tile: str) -> Kernel:
+    """Return the kernel of a tile with blocks of k that the problem's types allow."""
+    kc = problem.k
+    nr = int(tile.rpartition("x")[2])
+    mr = int(tile.rpartition("_")[2].partition("x")[0])
+    nc = -(-problem.n // nr) * nr
+    mc = -(-4 // mr) * mr
+    candidate = Candidate.parse(f"{tile} mc{mc}_nc{nc}_kc{kc} jc_ic_jr_ir")
+    family = family_named(candidate.micro_kernel.family)
+    source = render(problem, candidate, family)
+    built = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
+    return load_kernel(built.binary, artifact=built.artifact, cpu=detect_cpu())
+
+
+def time_packing(driver: ctypes.CDLL, kernel: Kernel, name: str) -> Row:
+    """Return the times of a kernel's packing and of a copy of w."""
+    problem = kernel.problem
+    size_bytes = problem.w_bytes
+    w, copied = allocate_aligned(size_bytes), allocate_aligned(size_bytes)
+    packed = allocate_aligned(kernel.library.packed_weight_bytes)
+    w[:] = np.random.default_rng(0).integers(0, 100, size_bytes, np.uint8)
+    ld = problem.k if problem.w_layout == "nk" else problem.n
+    weights = make_weights(address_of(w), ld)
+    pack = kernel.library.pack_address
+    calls = max(1, SAMPLE_BYTES // size_bytes)
+
+    def pack_ns() -> float:
+        elapsed: int = driver.time_pack(
+            ctypes.c_void_p(pack), ctypes.byref(weights), ctypes.c_void_p(address_of(packed)),
+            ctypes.c_int64(calls),
+        )  # fmt: skip
+        return elapsed / calls
+
+    def copy_ns() -> float:
+        elapsed: int = driver.time_copy(
+            ctypes.c_void_p(address_of(w)), ctypes.c_void_p(address_of(copied)),
+            ctypes.c_uint64(size_bytes), ctypes.c_int64(calls),
+        )  # fmt: skip
+        return elapsed / calls
+
+    pack_ns(), copy_ns()
+    rounds = [(pack_ns(), copy_ns()) for _round in range(ROUNDS)]
+    packs, copies = zip(*rounds, strict=True)
+    return Row(name=name, size_bytes=size_bytes, pack_ns=packs, copy_ns=copies)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

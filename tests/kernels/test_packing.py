@@ -1,0 +1,85 @@
+"""Packed weights, byte by byte, beside the layout that docs/kernels.md draws."""
+
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from test_families import FEW_ROWS, Row, around, candidate_text, small_tile, usable_row
+
+from gemm_tuner.build.compile import Build, compile_kernels
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.micro_kernel import PackedLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.runtime.arrays import NUMPY_TYPES
+from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.runtime.load import load_kernel
+from gemm_tuner.space.catalog import family_named
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+@pytest.mark.parametrize("row", FEW_ROWS, ids=lambda row: row.name)
+def test_packed_bytes_are_those_of_the_layout(row: Row, layout: str) -> None:
+    usable_row(row)
+    lanes, (_mr, nr) = row.family.lanes, small_tile(row.family)
+    columns = around(lanes, nr, 3 * nr)
+    depths = islice(cycle((0, 1, 15, 16, 17, 49, 64, 81, 300)), len(columns))
+    sizes = zip(columns, depths, strict=True)
+    problems = [Problem.parse(row.problem(f"1x{n}x{k}", layout, "x_zero_point")) for n, k in sizes]
+    candidates = [Candidate.parse(candidate_text(row, one.k)) for one in problems]
+    sources = [
+        (render(problem, candidate, row.family), row.family.isa)
+        for problem, candidate in zip(problems, candidates, strict=True)
+    ]
+
+    builds = compile_kernels(sources, toolchain=find_toolchain())
+
+    for problem, candidate, build in zip(problems, candidates, builds, strict=True):
+        assert isinstance(build, Build), build
+        w = _weights(problem)
+        assert _packed(build, w) == _expected(problem, candidate, w), (problem.text, candidate.text)
+
+
+def _weights(problem: Problem) -> NDArray[Any]:
+    shape = (problem.n, problem.k) if problem.w_layout == "nk" else (problem.k, problem.n)
+    bits = np.random.default_rng(3).integers(0, 256, (*shape, problem.types.w.size_bytes), np.uint8)
+    dense: NDArray[Any] = bits.view(NUMPY_TYPES[problem.types.w])[..., 0]
+    apart = np.zeros((shape[0], shape[1] + 3), dense.dtype)
+    apart[:, : shape[1]] = dense
+    return apart[:, : shape[1]]
+
+
+def _packed(build: Build, w: NDArray[Any]) -> bytes:
+    kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
+    return kernel.pack(w).memory.tobytes()
+
+
+def _expected(problem: Problem, candidate: Candidate, w: NDArray[Any]) -> bytes:
+    """Return the packed weights, put together in NumPy from the definition of the layout."""
+    family = family_named(candidate.micro_kernel.family)
+    columns = w.T if problem.w_layout == "nk" else w
+    k, n = columns.shape
+    step = family.k_step
+    if family.layout is PackedLayout.COLUMNS:
+        packed = np.pad(columns, ((0, -k % step), (0, 0))).T.tobytes()
+        padded_n = n
+    else:
+        packed = b""
+        nr, kc = candidate.micro_kernel.nr, candidate.blocking.kc
+        padded_n = n // nr * nr + -(-(n % nr) // family.lanes) * family.lanes
+        wide = np.pad(columns, ((0, 0), (0, padded_n - n)))
+        for pc in range(0, k, kc):
+            block = wide[pc : pc + kc]
+            block = np.pad(block, ((0, -len(block) % step), (0, 0)))
+            for first in range(0, padded_n, nr):
+                panel = block[:, first : first + nr]
+                groups = panel.reshape(len(panel) // step, step, panel.shape[1])
+                packed += groups.transpose(0, 2, 1).tobytes()
+    if not problem.types.w.is_integer:
+        return packed
+    sums = np.zeros(padded_n, np.int32)
+    sums[:n] = columns.astype(np.int32).sum(axis=0)
+    return packed + bytes(-len(packed) % 64) + sums.tobytes()
