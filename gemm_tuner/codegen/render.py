@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from gemm_tuner.codegen.environment import environment
+from gemm_tuner.codegen.packed_format import needs_column_sums, packed_format
 from gemm_tuner.codegen.packing import packing_block
 from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.domain.blocking import LoopOrder
@@ -21,7 +22,6 @@ from gemm_tuner.domain.source import Source
 
 _SELECTIONS = re.compile(r"\b(maximum|minimum|select_negative)\(")
 _TRANSCENDENTALS = re.compile(r"\b(logistic|hyperbolic_tangent|gelu_tanh|normal_cdf)\(")
-_PRODUCTS_WITHOUT_SIGN = {"int8_quads", "int8_quads_dot"}
 _BLANK_LINES = re.compile(r"\n{3,}")
 
 
@@ -70,8 +70,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             offsets=[operand for operand in operands if operand.is_offset],
             elements=_elements(problem),
             quantises=problem.types.y in {DType.S8, DType.U8} or "nearest_even(" in code,
-            needs_column_sums=any(operand.is_offset for operand in operands)
-            or (problem.types.x is DType.S8 and family.product in _PRODUCTS_WITHOUT_SIGN),
+            needs_column_sums=needs_column_sums(problem, family),
             needs_transcendental=needs_transcendental,
             needs_select=needs_transcendental or _SELECTIONS.search(code) is not None,
             k_blocks=k_blocks,
@@ -150,6 +149,7 @@ def _describe(problem: Problem, candidate: Candidate, family: MicroKernelFamily)
         {
             "abi_version": ABI_VERSION,
             "candidate": candidate.text,
+            "packed_format": packed_format(problem, candidate, family),
             "problem": problem.text,
             "required_isa": sorted(feature.value for feature in family.isa),
         }

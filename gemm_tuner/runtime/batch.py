@@ -23,7 +23,7 @@ _DIMENSIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedBatch:
-    """The weights of each product of a batch, in the layout of the kernel that `packer` names.
+    """The weights of each product of a batch, in the layout that `packer` names.
 
     products: one row of bytes for each.
     """
@@ -32,14 +32,14 @@ class PackedBatch:
     products: NDArray[Any]
 
     def check(self, kernel: str, batch: int) -> None:
-        """Check that these weights were packed by the kernel that is to use them, for its batch.
+        """Check that these weights lie as the kernel that is to use them needs, for its batch.
 
         Raises:
-            InvalidArray: another kernel packed them, or for another number of products.
+            InvalidArray: they are packed in another layout, or for another number of products.
         """
         if self.packer != kernel:
             raise InvalidArray(
-                f"packed was made by kernel {self.packer}, but this is {kernel}: "
+                f"packed has the layout {self.packer!r}, but this kernel reads {kernel!r}: "
                 "pack the weights with this kernel."
             )
         if len(self.products) != batch:

@@ -75,6 +75,8 @@ class Kernel(DirectCall):
             description = json.loads(library.describe())
             self.problem = Problem.parse(description["problem"])
             self.candidate = Candidate.parse(description["candidate"])
+            # A kernel that does not name its layout shares it with no other.
+            self.packed_format = str(description.get("packed_format", artifact.sha256))
         except (KeyError, TypeError, ValueError) as error:
             raise KernelRejected(
                 f"kernel {artifact.sha256[:12]} does not say what it computes: {error}; "
@@ -97,7 +99,7 @@ class Kernel(DirectCall):
         """
         memory = allocate_aligned(self.library.packed_weight_bytes)
         self._pack_into(as_array("w", w), address_of(memory))
-        return PackedWeights(owner=self.artifact.sha256, memory=memory)
+        return PackedWeights(owner=self.packed_format, memory=memory)
 
     def _pack_into(self, w: object, packed_w: int) -> None:
         problem = self.problem
@@ -122,7 +124,7 @@ class Kernel(DirectCall):
 
         Args:
             x: (m, k), rows at any distance.
-            packed: what `pack` returned.
+            packed: what `pack` returned, of this kernel or of one with the same `packed_format`.
             out: where the result goes, (m, n), and what is returned; by default a new array of the
                 library of x. It shares no memory with an input: between blocks of k it holds
                 unfinished sums.
@@ -135,7 +137,7 @@ class Kernel(DirectCall):
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
             InvalidSetting: `threads` is out of range.
         """
-        packed.check_owner(self.artifact.sha256)
+        packed.check_owner(self.packed_format)
         parts = self._parts(self.threads if threads is None else threads)
         given = as_array("x", x)
         rows = self._rows_of(given)
@@ -177,7 +179,7 @@ class Kernel(DirectCall):
         memory = allocate_aligned(len(products) * stride_bytes).reshape(len(products), -1)
         for product, row in zip(products, memory, strict=True):
             self._pack_into(product, address_of(row))
-        return PackedBatch(packer=self.artifact.sha256, products=memory)
+        return PackedBatch(packer=self.packed_format, products=memory)
 
     def batch(
         self,
@@ -204,10 +206,10 @@ class Kernel(DirectCall):
         given = batch_of("x", x, "(batch, m, k)")
         count = len(given)
         if isinstance(packed, PackedBatch):
-            packed.check(self.artifact.sha256, count)
+            packed.check(self.packed_format, count)
             weights, stride_bytes = packed.products, packed.products.strides[0]
         else:
-            packed.check_owner(self.artifact.sha256)
+            packed.check_owner(self.packed_format)
             weights, stride_bytes = packed.memory, 0
         parts = self._parts(self.threads if threads is None else threads)
         types, n, k = self.problem.types, self.problem.n, self.problem.k
@@ -255,7 +257,7 @@ class Kernel(DirectCall):
             k=problem.k,
             x_type=element_type(NUMPY_TYPES[problem.types.x]),
             y_type=element_type(self._y_type),
-            owner=self.artifact.sha256,
+            owner=self.packed_format,
             new_result=new_result,
             operands=tuple(
                 (

@@ -1,4 +1,4 @@
-"""Packed weights: what one kernel made of w, to be given back to it at each call."""
+"""Packed weights: what a kernel made of w, to be given to it, or one like it, at each call."""
 
 from dataclasses import dataclass
 
@@ -10,19 +10,19 @@ from gemm_tuner.errors import InvalidArray
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedWeights:
-    """Weights in the layout of the kernel that `owner` names."""
+    """Weights in the layout that `owner` names: the `packed_format` of kernels, or one kernel."""
 
     owner: str
     memory: NDArray[np.generic]
 
     def check_owner(self, owner: str) -> None:
-        """Check that these weights were packed by the kernel that is to use them.
+        """Check that these weights lie as the kernel that is to use them needs.
 
         Raises:
-            InvalidArray: another kernel packed them.
+            InvalidArray: they are packed in another layout.
         """
         if self.owner != owner:
             raise InvalidArray(
-                f"packed was made by kernel {self.owner}, but this is {owner}: "
+                f"packed has the layout {self.owner!r}, but this kernel reads {owner!r}: "
                 "pack the weights with this kernel."
             )

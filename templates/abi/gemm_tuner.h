@@ -75,7 +75,8 @@ typedef struct gemm_tuner_args {
 /* The version of this interface that the library was built for. */
 uint32_t gemm_tuner_abi_version(void);
 
-/* The problem, the candidate and the required CPU features, as JSON. */
+/* The problem, the candidate, the required CPU features and the format of packed weights, as JSON.
+ * Kernels whose "packed_format" is the same read each other's packed weights. */
 const char *gemm_tuner_describe(void);
 
 /* The size of the packed weights, in bytes. */

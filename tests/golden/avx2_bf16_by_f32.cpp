@@ -82,7 +82,8 @@ typedef struct gemm_tuner_args {
 /* The version of this interface that the library was built for. */
 uint32_t gemm_tuner_abi_version(void);
 
-/* The problem, the candidate and the required CPU features, as JSON. */
+/* The problem, the candidate, the required CPU features and the format of packed weights, as JSON.
+ * Kernels whose "packed_format" is the same read each other's packed weights. */
 const char *gemm_tuner_describe(void);
 
 /* The size of the packed weights, in bytes. */
@@ -556,7 +557,7 @@ extern "C" {
 
 uint32_t gemm_tuner_abi_version() { return GEMM_TUNER_ABI_VERSION; }
 
-const char *gemm_tuner_describe() { return "{\"abi_version\":2,\"candidate\":\"avx2_bf16_by_f32_4x16 mc8_nc32_kc9 jc_ic_jr_ir\",\"problem\":\"bf16_bf16_f32_f32 7x20x9 nk none\",\"required_isa\":[\"avx2\",\"fma\"]}"; }
+const char *gemm_tuner_describe() { return "{\"abi_version\":2,\"candidate\":\"avx2_bf16_by_f32_4x16 mc8_nc32_kc9 jc_ic_jr_ir\",\"packed_format\":\"bf16 20x9 panels nr16 last8\",\"problem\":\"bf16_bf16_f32_f32 7x20x9 nk none\",\"required_isa\":[\"avx2\",\"fma\"]}"; }
 
 uint64_t gemm_tuner_packed_weight_bytes() { return packed_weight_bytes; }
 

@@ -82,7 +82,8 @@ typedef struct gemm_tuner_args {
 /* The version of this interface that the library was built for. */
 uint32_t gemm_tuner_abi_version(void);
 
-/* The problem, the candidate and the required CPU features, as JSON. */
+/* The problem, the candidate, the required CPU features and the format of packed weights, as JSON.
+ * Kernels whose "packed_format" is the same read each other's packed weights. */
 const char *gemm_tuner_describe(void);
 
 /* The size of the packed weights, in bytes. */
@@ -500,7 +501,7 @@ extern "C" {
 
 uint32_t gemm_tuner_abi_version() { return GEMM_TUNER_ABI_VERSION; }
 
-const char *gemm_tuner_describe() { return "{\"abi_version\":2,\"candidate\":\"avx2_f32_dot_1x4 mc1_nc100_kc300 jc_ic_jr_ir u4\",\"problem\":\"f32 1x100x300 nk scale\",\"required_isa\":[\"avx2\",\"fma\"]}"; }
+const char *gemm_tuner_describe() { return "{\"abi_version\":2,\"candidate\":\"avx2_f32_dot_1x4 mc1_nc100_kc300 jc_ic_jr_ir u4\",\"packed_format\":\"f32 100x300 columns k8\",\"problem\":\"f32 1x100x300 nk scale\",\"required_isa\":[\"avx2\",\"fma\"]}"; }
 
 uint64_t gemm_tuner_packed_weight_bytes() { return packed_weight_bytes; }
 

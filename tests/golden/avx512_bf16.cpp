@@ -82,7 +82,8 @@ typedef struct gemm_tuner_args {
 /* The version of this interface that the library was built for. */
 uint32_t gemm_tuner_abi_version(void);
 
-/* The problem, the candidate and the required CPU features, as JSON. */
+/* The problem, the candidate, the required CPU features and the format of packed weights, as JSON.
+ * Kernels whose "packed_format" is the same read each other's packed weights. */
 const char *gemm_tuner_describe(void);
 
 /* The size of the packed weights, in bytes. */
@@ -818,7 +819,7 @@ extern "C" {
 
 uint32_t gemm_tuner_abi_version() { return GEMM_TUNER_ABI_VERSION; }
 
-const char *gemm_tuner_describe() { return "{\"abi_version\":2,\"candidate\":\"avx512_bf16_8x48 mc16_nc4128_kc4096 jc_ic_jr_ir pf16384\",\"problem\":\"bf16 16x4096x4095 nk bias+silu\",\"required_isa\":[\"avx2\",\"avx512_bf16\",\"avx512bw\",\"avx512dq\",\"avx512f\",\"avx512vl\",\"fma\"]}"; }
+const char *gemm_tuner_describe() { return "{\"abi_version\":2,\"candidate\":\"avx512_bf16_8x48 mc16_nc4128_kc4096 jc_ic_jr_ir pf16384\",\"packed_format\":\"bf16 4096x4095 panels nr48 last16 k2\",\"problem\":\"bf16 16x4096x4095 nk bias+silu\",\"required_isa\":[\"avx2\",\"avx512_bf16\",\"avx512bw\",\"avx512dq\",\"avx512f\",\"avx512vl\",\"fma\"]}"; }
 
 uint64_t gemm_tuner_packed_weight_bytes() { return packed_weight_bytes; }
 

@@ -82,7 +82,8 @@ typedef struct gemm_tuner_args {
 /* The version of this interface that the library was built for. */
 uint32_t gemm_tuner_abi_version(void);
 
-/* The problem, the candidate and the required CPU features, as JSON. */
+/* The problem, the candidate, the required CPU features and the format of packed weights, as JSON.
+ * Kernels whose "packed_format" is the same read each other's packed weights. */
 const char *gemm_tuner_describe(void);
 
 /* The size of the packed weights, in bytes. */
@@ -578,7 +579,7 @@ extern "C" {
 
 uint32_t gemm_tuner_abi_version() { return GEMM_TUNER_ABI_VERSION; }
 
-const char *gemm_tuner_describe() { return "{\"abi_version\":2,\"candidate\":\"avx512_f16_dot_1x4 mc1_nc256_kc4095 jc_ic_jr_ir pf4096 u2\",\"problem\":\"f16 1x256x4095 nk bias+relu\",\"required_isa\":[\"avx2\",\"avx512bw\",\"avx512dq\",\"avx512f\",\"avx512vl\",\"fma\"]}"; }
+const char *gemm_tuner_describe() { return "{\"abi_version\":2,\"candidate\":\"avx512_f16_dot_1x4 mc1_nc256_kc4095 jc_ic_jr_ir pf4096 u2\",\"packed_format\":\"f16 256x4095 columns k16\",\"problem\":\"f16 1x256x4095 nk bias+relu\",\"required_isa\":[\"avx2\",\"avx512bw\",\"avx512dq\",\"avx512f\",\"avx512vl\",\"fma\"]}"; }
 
 uint64_t gemm_tuner_packed_weight_bytes() { return packed_weight_bytes; }
 

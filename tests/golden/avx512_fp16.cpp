@@ -82,7 +82,8 @@ typedef struct gemm_tuner_args {
 /* The version of this interface that the library was built for. */
 uint32_t gemm_tuner_abi_version(void);
 
-/* The problem, the candidate and the required CPU features, as JSON. */
+/* The problem, the candidate, the required CPU features and the format of packed weights, as JSON.
+ * Kernels whose "packed_format" is the same read each other's packed weights. */
 const char *gemm_tuner_describe(void);
 
 /* The size of the packed weights, in bytes. */
@@ -171,6 +172,13 @@ inline void store(float *to, Vector value)
 // Make the compiler keep a vector in a register instead of folding its load into each use.
 inline void keep_in_register(Vector &value) { asm("" : "+v"(value)); }
 
+// The elements of two vectors that the indices name: those of `b` come after those of `a`.
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLE(Indices, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(Indices, a, b, ...) __builtin_shuffle(a, b, Indices{__VA_ARGS__})
+#endif
+
 // IEEE 754 binary16. Its subnormal numbers are numbers like any other, whatever the mode of the CPU.
 // The intrinsics for it are not the same in every compiler; the instructions are.
 struct F16
@@ -254,6 +262,62 @@ inline Sums to_sums(PartialSums partial)
            to_float(__builtin_convertvector(partial >> 16, F16Vector));
 }
 
+// Packing transposes 8 rows of w at a time in registers, each of `side` units of 4 bytes.
+constexpr int side = 8;
+constexpr int side_rows = 8;
+typedef uint32_t Row __attribute__((vector_size(32), may_alias));
+typedef Row UnalignedRow __attribute__((aligned(2)));
+constexpr int64_t row_length = sizeof(Row) / sizeof(W);
+
+// The units of two rows in turn: those of their first halves, and those of their second halves.
+inline Row mix_first(Row a, Row b) { return SHUFFLE(Row, a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+
+inline Row mix_second(Row a, Row b) { return SHUFFLE(Row, a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+
+// Write unit 0 of each row, then unit 1 of each, and so on, as whole rows `stride` apart.
+[[gnu::noinline]] void transpose(const W *from, int64_t ld, W *to, int64_t stride)
+{
+    Row rows[side_rows];
+#pragma GCC unroll 8
+    for (int i = 0; i < side_rows; ++i)
+        rows[i] = *reinterpret_cast<const UnalignedRow *>(from + i * ld);
+    // Each turn shuffles all units like a deck of cards.
+#pragma GCC unroll 3
+    for (int turn = 1; turn < side_rows; turn *= 2)
+    {
+        Row mixed[side_rows];
+#pragma GCC unroll 4
+        for (int i = 0; i < side_rows / 2; ++i)
+        {
+            mixed[2 * i] = mix_first(rows[i], rows[i + side_rows / 2]);
+            mixed[2 * i + 1] = mix_second(rows[i], rows[i + side_rows / 2]);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < side_rows; ++i)
+            rows[i] = mixed[i];
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < side_rows; ++i)
+        *reinterpret_cast<Row *>(to + i * stride) = rows[i];
+}
+
+// The same at an edge of w, where only `rows` rows of `length` elements are left: the others are 0.
+// Only the first `vectors` results are written.
+[[gnu::noinline]] void transpose_edge(const W *from, int64_t ld, int64_t rows, int64_t length, W *to, int64_t stride,
+                                      int64_t vectors)
+{
+    Row whole[side_rows], transposed[side_rows];
+    for (Row &row : whole)
+        row = Row{};
+    W *elements = reinterpret_cast<W *>(whole);
+    for (int64_t i = 0; i < rows && i < side_rows; ++i)
+        for (int64_t j = 0; j < length && j < row_length; ++j)
+            elements[i * row_length + j] = from[i * ld + j];
+    transpose(elements, row_length, reinterpret_cast<W *>(transposed), row_length);
+    for (int64_t i = 0; i < vectors && i < side_rows; ++i)
+        *reinterpret_cast<Row *>(to + i * stride) = transposed[i];
+}
+
 // Packed weights: blocks of kc steps of k; in each, panels of nr columns; in each, k-major,
 // 2 steps of k side by side.
 //
@@ -274,23 +338,43 @@ inline const W *packed_panel(const W *packed_w, int64_t pc, int64_t depth, int64
     return packed_w + pc * packed_n + column * ((depth + k_step - 1) / k_step * k_step);
 }
 
-inline void pack_weights(const W *w, int64_t ldw, W *packed)
+constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
+
+// Pack `depth` steps of one panel of `width` columns, of which `columns` are in w.
+inline void pack_panel(const W *w, int64_t ldw, int64_t columns, int64_t width, int64_t depth, W *packed)
 {
-    for (int64_t pc = 0; pc < k; pc += kc)
+    for (int64_t j = 0; j < width; j += side)
     {
-        const int64_t end = pc + kc < k ? pc + kc : k;
-        for (int64_t column = 0; column < n; column += nr)
-        {
-            const int64_t width = column + nr <= n ? nr : last_width;
-            for (int64_t p = pc; p < end; p += k_step)
-                for (int64_t j = column; j < column + width; ++j)
-                    for (int64_t q = p; q < p + k_step; ++q)
-                        *packed++ = j < n && q < k ? w[j * ldw + q] : W{};
-        }
+        const W *from = w + j * ldw;
+        W *to = packed + j * k_step;
+        int64_t p = 0;
+        if (j + side_rows <= columns)
+            for (; p + row_length <= depth; p += row_length)
+                transpose(from + p, ldw, to + p * width, width * k_step);
+        for (; p < depth; p += row_length)
+            transpose_edge(from + p, ldw, columns - j, depth - p, to + p * width, width * k_step,
+                           (depth - p + k_step - 1) / k_step);
     }
 }
 
-constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
+// Both sides are walked in whole cache lines: a panel a few vectors of k at a time.
+inline void pack_weights(const W *w, int64_t ldw, W *packed)
+{
+    constexpr int64_t stretch = 256;
+    const auto pack_stretch = [&](int64_t pc, int64_t depth, int64_t column, int64_t p) {
+        const int64_t width = column + nr <= n ? nr : last_width;
+        const int64_t steps = p + stretch < depth ? stretch : depth - p;
+        W *to = packed + (packed_panel(packed, pc, depth, column) - packed) + p * width;
+        pack_panel(w + column * ldw + pc + p, ldw, n - column, width, steps, to);
+    };
+    for (int64_t pc = 0; pc < k; pc += kc)
+    {
+        const int64_t depth = pc + kc < k ? kc : k - pc;
+        for (int64_t column = 0; column < n; column += nr)
+            for (int64_t p = 0; p < depth; p += stretch)
+                pack_stretch(pc, depth, column, p);
+    }
+}
 
 // Comparisons that hand on a NaN in `value`: every comparison with NaN is false.
 // The instructions return their second operand, here `value`, if one is NaN. gcc does not find them.
@@ -552,7 +636,7 @@ extern "C" {
 
 uint32_t gemm_tuner_abi_version() { return GEMM_TUNER_ABI_VERSION; }
 
-const char *gemm_tuner_describe() { return "{\"abi_version\":2,\"candidate\":\"avx512_fp16_12x32 mc24_nc512_kc1002 jc_ic_jr_ir pf8192\",\"problem\":\"f16_f16_f16_f16 24x512x1001 nk bias+relu\",\"required_isa\":[\"avx2\",\"avx512_fp16\",\"avx512bw\",\"avx512dq\",\"avx512f\",\"avx512vl\",\"fma\"]}"; }
+const char *gemm_tuner_describe() { return "{\"abi_version\":2,\"candidate\":\"avx512_fp16_12x32 mc24_nc512_kc1002 jc_ic_jr_ir pf8192\",\"packed_format\":\"f16 512x1001 panels nr32 k2\",\"problem\":\"f16_f16_f16_f16 24x512x1001 nk bias+relu\",\"required_isa\":[\"avx2\",\"avx512_fp16\",\"avx512bw\",\"avx512dq\",\"avx512f\",\"avx512vl\",\"fma\"]}"; }
 
 uint64_t gemm_tuner_packed_weight_bytes() { return packed_weight_bytes; }
 

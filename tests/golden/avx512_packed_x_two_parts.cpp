@@ -82,7 +82,8 @@ typedef struct gemm_tuner_args {
 /* The version of this interface that the library was built for. */
 uint32_t gemm_tuner_abi_version(void);
 
-/* The problem, the candidate and the required CPU features, as JSON. */
+/* The problem, the candidate, the required CPU features and the format of packed weights, as JSON.
+ * Kernels whose "packed_format" is the same read each other's packed weights. */
 const char *gemm_tuner_describe(void);
 
 /* The size of the packed weights, in bytes. */
@@ -622,7 +623,7 @@ extern "C" {
 
 uint32_t gemm_tuner_abi_version() { return GEMM_TUNER_ABI_VERSION; }
 
-const char *gemm_tuner_describe() { return "{\"abi_version\":2,\"candidate\":\"avx512_f32_8x48 mc64_nc1008_kc512 ic_jc_ir_jr pack_x u2 grid1x2\",\"problem\":\"f32 1..64x1000x2048 kn bias+clamp:0:6+add\",\"required_isa\":[\"avx2\",\"avx512bw\",\"avx512dq\",\"avx512f\",\"avx512vl\",\"fma\"]}"; }
+const char *gemm_tuner_describe() { return "{\"abi_version\":2,\"candidate\":\"avx512_f32_8x48 mc64_nc1008_kc512 ic_jc_ir_jr pack_x u2 grid1x2\",\"packed_format\":\"f32 1000x2048 panels nr48 last48 kc512\",\"problem\":\"f32 1..64x1000x2048 kn bias+clamp:0:6+add\",\"required_isa\":[\"avx2\",\"avx512bw\",\"avx512dq\",\"avx512f\",\"avx512vl\",\"fma\"]}"; }
 
 uint64_t gemm_tuner_packed_weight_bytes() { return packed_weight_bytes; }
 

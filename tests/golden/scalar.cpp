@@ -82,7 +82,8 @@ typedef struct gemm_tuner_args {
 /* The version of this interface that the library was built for. */
 uint32_t gemm_tuner_abi_version(void);
 
-/* The problem, the candidate and the required CPU features, as JSON. */
+/* The problem, the candidate, the required CPU features and the format of packed weights, as JSON.
+ * Kernels whose "packed_format" is the same read each other's packed weights. */
 const char *gemm_tuner_describe(void);
 
 /* The size of the packed weights, in bytes. */
@@ -468,7 +469,7 @@ extern "C" {
 
 uint32_t gemm_tuner_abi_version() { return GEMM_TUNER_ABI_VERSION; }
 
-const char *gemm_tuner_describe() { return "{\"abi_version\":2,\"candidate\":\"scalar_f32_2x4 mc6_nc8_kc3 jc_ic_jr_ir\",\"problem\":\"f32 5x7x3 nk none\",\"required_isa\":[]}"; }
+const char *gemm_tuner_describe() { return "{\"abi_version\":2,\"candidate\":\"scalar_f32_2x4 mc6_nc8_kc3 jc_ic_jr_ir\",\"packed_format\":\"f32 7x3 panels nr4 last3\",\"problem\":\"f32 5x7x3 nk none\",\"required_isa\":[]}"; }
 
 uint64_t gemm_tuner_packed_weight_bytes() { return packed_weight_bytes; }
 

@@ -122,7 +122,7 @@ def test_weights_of_another_kernel_are_refused(
 ) -> None:
     other = replace(kernel.pack(w), owner="0" * 64)
 
-    with pytest.raises(InvalidArray, match="packed was made by kernel 000000000000"):
+    with pytest.raises(InvalidArray, match="packed has the layout '000000000000"):
         kernel(x, other, bias=BIAS)
 
 

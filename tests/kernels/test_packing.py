@@ -8,15 +8,16 @@ import pytest
 from numpy.typing import NDArray
 from test_families import FEW_ROWS, Row, around, candidate_text, small_tile, usable_row
 
-from gemm_tuner.build.compile import Build, compile_kernels
+from gemm_tuner.build.compile import Build, compile_kernel, compile_kernels
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.micro_kernel import PackedLayout
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.arrays import NUMPY_TYPES
 from gemm_tuner.runtime.detect import detect_cpu
-from gemm_tuner.runtime.load import load_kernel
+from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import family_named
 
 
@@ -83,3 +84,65 @@ def _expected(problem: Problem, candidate: Candidate, w: NDArray[Any]) -> bytes:
     sums = np.zeros(padded_n, np.int32)
     sums[:n] = columns.astype(np.int32).sum(axis=0)
     return packed + bytes(-len(packed) % 64) + sums.tobytes()
+
+
+# Kernels for other m, types of x and y, tiles, loops and orders of w: the weights are the same.
+# fmt: off
+_ALIKE = (
+    (("f32 4x100x70 nk",             "avx512_f32_4x48 mc4_nc144_kc32 jc_ic_jr_ir"),
+     ("f32 1..64x100x70 kn bias",    "avx512_f32_8x48 mc64_nc48_kc32 ic_jc_ir_jr pack_x u2")),
+    (("bf16 16x96x33 nk",            "avx512_bf16_4x32 mc16_nc96_kc34 jc_ic_jr_ir"),
+     ("bf16_bf16_f32_f32 1x96x33",   "avx512_bf16_1x32 mc1_nc96_kc34 jc_ic_jr_ir pf4096")),
+    (("u8_s8_s32_f32 4x50x70 nk x_zero_point", "avx512_int8_4x32 mc4_nc64_kc72 jc_ic_jr_ir"),
+     ("s8_s8_s32_s8 9x50x70 kn",               "avx512_int8_8x32 mc16_nc64_kc72 jc_ic_jr_ir")),
+    (("f32 1x7x70 nk",               "avx512_f32_dot_1x4 mc1_nc8_kc70 jc_ic_jr_ir"),
+     ("f32 3x7x70 kn relu",          "avx512_f32_dot_3x2 mc3_nc8_kc70 jc_ic_jr_ir")),
+)
+# fmt: on
+
+
+@pytest.mark.parametrize(("one", "other"), _ALIKE, ids=lambda pair: pair[1].split()[0])
+def test_kernels_of_one_format_pack_the_same_bytes(
+    one: tuple[str, str], other: tuple[str, str]
+) -> None:
+    first, second = (_kernel(*texts) for texts in (one, other))
+    w = _weights(first.problem)
+
+    packed = first.pack(w)
+    repacked = second.pack(w if second.problem.w_layout == first.problem.w_layout else w.T.copy())
+
+    assert first.packed_format == second.packed_format
+    assert packed.memory.tobytes() == repacked.memory.tobytes()
+
+
+def test_kernels_of_one_format_share_one_packed_copy() -> None:
+    (first, second) = (_kernel(*texts) for texts in _ALIKE[0])
+    w = np.random.default_rng(5).random((100, 70), np.float32)
+    x = np.random.default_rng(6).random((7, 70), np.float32)
+
+    y = second(x, first.pack(w), bias=np.zeros(100, np.float32))
+
+    np.testing.assert_allclose(y, x @ w.T, rtol=1e-5)
+
+
+def test_weights_of_another_format_are_refused() -> None:
+    kernel = _kernel(*_ALIKE[0][0])
+    other = _kernel("f32 4x100x70 nk", "avx512_f32_4x32 mc4_nc128_kc70 jc_ic_jr_ir")
+    x, w = np.zeros((4, 70), np.float32), np.zeros((100, 70), np.float32)
+
+    with pytest.raises(InvalidArray) as refusal:
+        kernel(x, other.pack(w))
+
+    assert "'f32 100x70 panels nr32 last16'" in str(refusal.value)
+    assert "'f32 100x70 panels nr48 last16 kc32'" in str(refusal.value)
+
+
+def _kernel(problem_text: str, candidate_text: str) -> Kernel:
+    candidate = Candidate.parse(candidate_text)
+    family = family_named(candidate.micro_kernel.family)
+    missing = family.isa - detect_cpu().isa
+    if missing:
+        pytest.skip(f"this CPU lacks {sorted(missing)}")
+    source = render(Problem.parse(problem_text), candidate, family)
+    build = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
+    return load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())

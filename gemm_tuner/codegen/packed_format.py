@@ -1,0 +1,41 @@
+"""The name of a layout of packed weights: kernels with the same name share one packed copy."""
+
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.problem import Problem
+
+_PRODUCTS_WITHOUT_SIGN = {"int8_quads", "int8_quads_dot"}
+
+
+def needs_column_sums(problem: Problem, family: MicroKernelFamily) -> bool:
+    """Return whether the sums of the columns of w lie behind the packed weights.
+
+    They do where x has an offset: zero points, or what makes its signed bytes unsigned.
+    """
+    has_zero_points = any(step.kind.is_offset for step in problem.epilogue.steps)
+    is_shifted = problem.types.x is DType.S8 and family.product in _PRODUCTS_WITHOUT_SIGN
+    return has_zero_points or is_shifted
+
+
+def packed_format(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> str:
+    """Return everything that the bytes of packed weights depend on, besides the weights.
+
+    Such as `f32 768x3072 panels nr48 kc512`: the type of w, n, k, the layout, columns in a panel,
+    steps of k in a block if there are several, steps of k side by side if there are several
+    (`k4`), columns in the last panel if it is narrower (`last16`), and `sums` if those of the
+    columns follow. It is the same for both orders in which the caller may store w.
+    """
+    words = [problem.types.w.value, f"{problem.n}x{problem.k}", family.layout.value]
+    if family.layout is PackedLayout.PANELS:
+        words.append(f"nr{candidate.micro_kernel.nr}")
+        rest = problem.n % candidate.micro_kernel.nr
+        if rest:
+            words.append(f"last{-(-rest // family.lanes) * family.lanes}")
+        if candidate.blocking.kc < problem.k:
+            words.append(f"kc{candidate.blocking.kc}")
+    if family.k_step > 1:
+        words.append(f"k{family.k_step}")
+    if needs_column_sums(problem, family):
+        words.append("sums")
+    return " ".join(words)
