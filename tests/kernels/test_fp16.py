@@ -55,10 +55,10 @@ def subject(
     order: str = "jc_ic_jr_ir",
     extras: str = "",
 ) -> Subject:
-    """Return a problem with a candidate with blocks of two tiles, and all of k unless y is f32."""
+    """Return a problem with a candidate with small blocks, of k a little more than sums in f16."""
     mr, nr = (int(number) for number in tile.split("x"))
     k = Problem.parse(f"f16 {problem}").k
-    kc = IN_F16 + 2 if y == "f32" and k > IN_F16 + 2 else max(2, k + k % 2)
+    kc = min(IN_F16 + 2, max(2, k + k % 2))
     return Subject(
         problem=f"f16_f16_f16_{y} {problem}",
         candidate=f"{FAMILY.name}_{tile} mc{2 * mr}_nc{2 * nr}_kc{kc} {order}{extras}",
@@ -95,6 +95,7 @@ def test_tiles_loop_orders_and_extras_are_right(emulator: Emulator | None) -> No
         subject("30x17x5 nk silu", tile="29x16", order="jc_ic_ir_jr", y="f32", extras=" pack_x"),
         subject("4x129x300 kn mul", tile="3x128", extras=" pack_x pf8192 u2 grid1x2"),
         subject("2x100x1001 nk bias+tanh", tile="1x48", y="f32"),
+        subject("5x40x600 nk bias+gelu_erf", extras=" grid1x1x2"),
     ]
 
     wrong = prove_all(subjects, find_toolchain(), emulator)
