@@ -20,6 +20,7 @@ from gemm_tuner.cli.layers import Layer, layers_of
 from gemm_tuner.cli.output import print_json, print_message
 from gemm_tuner.cli.report import context_text
 from gemm_tuner.cli.roofline_plot import write_plot
+from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.record import Outcome
@@ -84,7 +85,7 @@ def bench(
     compiler: options.Compiler = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Time stored winners beside all baselines at once; exit with 1 if one is over 3 % slower.
+    """Time the best stored kernels beside all baselines at once; exit 1 if a verdict is refuted.
 
     A baseline that is missing, refuses, crashes or is wrong is reported and left out, as is a layer
     that cannot be timed; Ctrl-C prints what was timed before. Either of the latter two makes the
@@ -142,7 +143,7 @@ def _name(layer: Layer, context: ExecutionContext) -> str:
 
 
 def _time_layer(setting: _Bench, layer: Layer, context: ExecutionContext) -> BenchRow | None:
-    """Return a layer's winner timed beside the baselines, None where no kernel is served.
+    """Return a layer's best kernel, served or not, timed beside the baselines; None without one.
 
     Raises:
         BaselineMissing: no baseline can be used.
@@ -152,8 +153,8 @@ def _time_layer(setting: _Bench, layer: Layer, context: ExecutionContext) -> Ben
     build = _stored_build(setting.repository, verdict)
     if build is None:
         print_message(
-            f"{_name(layer, context)}: no kernel is served, the verdict is "
-            f"{verdict.decision.value}."
+            f"{_name(layer, context)}: no kernel is stored; "
+            'run "gemm-tuner sweep" for this layer first.'
         )
         return None
     rows_of_x = layer.problem.m.high
@@ -199,7 +200,7 @@ def _time_layer(setting: _Bench, layer: Layer, context: ExecutionContext) -> Ben
 
 
 def _stored_build(repository: Repository, verdict: Verdict) -> Build | None:
-    artifact = verdict.artifact
+    artifact = verdict.artifact or _unserved_artifact(repository, verdict)
     if artifact is None:
         return None
     binary = repository.binary(artifact.sha256)
@@ -207,6 +208,21 @@ def _stored_build(repository: Repository, verdict: Verdict) -> Build | None:
     if binary is None or text is None:
         return None
     return Build(artifact=artifact, source=Source(text=text), binary=binary)
+
+
+def _unserved_artifact(repository: Repository, verdict: Verdict) -> Artifact | None:
+    """Return the kernel of a verdict that names none, because its baseline may be faster."""
+    trials = repository.trials(problem=verdict.problem, cpu_key=verdict.cpu_key, only_decisive=True)
+    return next(
+        (
+            trial.artifact
+            for trial in reversed(trials)
+            if trial.context == verdict.context
+            and trial.measurement is not None
+            and trial.measurement == verdict.measurement
+        ),
+        None,
+    )
 
 
 def _time(host: TrialHost, build: Build, context: ExecutionContext) -> TimedFinding:

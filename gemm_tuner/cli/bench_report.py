@@ -29,7 +29,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRow:
-    """A stored winner timed beside several baselines in the same rounds.
+    """The best stored kernel timed beside several baselines in the same rounds.
 
     `roofline_ns` is the least time that a call can take. `product_only` names the baselines that
     leave the epilogue out. `left_out` says by name why others are not among the measurements.
@@ -64,6 +64,13 @@ class BenchRow:
             for beside in self.measurements
         )
 
+    @property
+    def _verdict_text(self) -> str:
+        words = [self.verdict.decision.value]
+        words += ["refuted"] if self.is_refuted else []
+        words += ["not served"] if self.verdict.artifact is None else []
+        return ", ".join(words)
+
     def facts(self) -> dict[str, Any]:
         """Return the row as JSON facts."""
         candidate = self.verdict.candidate
@@ -73,6 +80,7 @@ class BenchRow:
             "threads": self.verdict.context.threads,
             "regime": self.verdict.context.regime.value,
             "decision": self.verdict.decision.value,
+            "served": self.verdict.artifact is not None,
             "candidate": candidate.text if candidate else None,
             "median_ns": self.kernel_ns,
             "roofline_ns": self.roofline_ns,
@@ -103,7 +111,7 @@ class BenchRow:
             f"{self.roofline_ns / self.kernel_ns:.1%}",
             f"{self.best.ratio.median:.3f}",
             f"beside {BEST_OF_ALL}",
-            f"{self.verdict.decision.value}{', refuted' if self.is_refuted else ''}",
+            self._verdict_text,
         )
         return [kernel, *(self._cells_of(beside) for beside in self.measurements)]
 

@@ -1,15 +1,15 @@
-"""Turn what `gemm-tuner bench --shapes FILE --json` printed, once for each dtype, into a report.
+"""Turn what `gemm-tuner bench --json` printed into a report. In tests/bench, for each dtype:
 
-    gemm-tuner sweep --shapes FILE --regime both
-    gemm-tuner bench --shapes FILE --regime both --json --plot docs/performance.svg > f32.json
-    gemm-tuner sweep --shapes FILE --dtype bf16 --budget 8s
-    gemm-tuner bench --shapes FILE --dtype bf16 --json > bf16.json
-    python tests/bench/performance.py FILE f32.json bf16.json > docs/performance.md
+    gemm-tuner sweep --shapes layers.csv --regime both --budget 20s --dtype f32
+    gemm-tuner bench --shapes layers.csv --json --dtype f32 > f32.json
+    gemm-tuner bench --shapes layers.csv --json --dtype f32 --regime cold_weights > f32_cold.json
+    gemm-tuner sweep --shapes layers_large.csv --threads 2 --budget 8s --dtype f32
+    gemm-tuner bench --shapes layers_large.csv --threads 2 --json --dtype f32 > f32_2.json
+    python performance.py layers.csv f32.json f32_cold.json f32_2.json ... > docs/performance.md
 
-The report compares each layer with every baseline that was timed in the same rounds; a layer
-without a kernel counts as 1. Why a baseline is faster is for a person to say, in
-docs/performance-notes.json: a text by types, regime and layer, such as "f32 hot cube_2048".
-The exit code is 1 if a verdict `tuned` was refuted.
+The report compares each layer with every baseline that was timed in the same rounds. Why a baseline
+is faster is for a person to say, in docs/performance-notes.json: a text by types, regime and layer,
+such as "f32 hot cube_2048". The exit code is 1 if a verdict `tuned` was refuted.
 """
 
 import csv
@@ -23,7 +23,6 @@ from statistics import geometric_mean
 from typing import Any
 
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.domain.context import Regime
 from gemm_tuner.runtime.detect import detect_cpu
 
 NOTES = Path(__file__).parents[2] / "docs" / "performance-notes.json"
@@ -41,22 +40,21 @@ def main(shapes: Path, results: Iterable[Path]) -> int:
     notes: dict[str, str] = json.loads(NOTES.read_text()) if NOTES.exists() else {}
 
     print_head(rows)
-    for types in dict.fromkeys(types_of(row) for row in rows):
-        for regime in Regime:
-            of_section = [
-                row for row in rows if types_of(row) == types and row["regime"] == regime.value
-            ]
-            if of_section:
-                print_section(f"{types} {regime.value}", layers, of_section, notes)
+    sections: dict[str, list[Row]] = {}
+    for row in rows:
+        sections.setdefault(section_of(row), []).append(row)
+    for title, of_section in sections.items():
+        print_section(title, layers, of_section, notes)
     refuted = [f"{row['problem']} ({row['regime']})" for row in rows if row["refuted"]]
     print(f"Verdicts `tuned` that this separate run refuted: {', '.join(refuted) or 'none'}.")
     return 1 if refuted else 0
 
 
-def types_of(row: Row) -> str:
-    """Return the types of a row's problem, such as `f32`."""
-    types: str = row["problem"].split()[0]
-    return types
+def section_of(row: Row) -> str:
+    """Return where a row stands, such as `f32 hot` or `f32 hot, 2 threads`."""
+    types = row["problem"].split()[0]
+    threads = "" if row["threads"] == 1 else f", {row['threads']} threads"
+    return f"{types} {row['regime']}{threads}"
 
 
 def print_head(rows: Sequence[Row]) -> None:
@@ -77,7 +75,8 @@ def print_head(rows: Sequence[Row]) -> None:
         f"are read from a block of eight times the last-level cache.\n"
     )
     print(
-        "A layer for which no kernel is served counts as 1, also where a baseline was faster. The "
+        "Each layer is timed with its best kernel, also where that is not shown to be as fast as "
+        "its baseline and is not served. Means are geometric, over the layers of a section. The "
         f"product alone, without the epilogue: {', '.join(sorted(product_only)) or 'none'}.\n"
     )
     print(f"- CPU: {cpu.brand}, family {cpu.family:#x}, model {cpu.model:#x}, {cpu.exact_key}")
@@ -97,29 +96,26 @@ def print_section(
     title: str, layers: Sequence[dict[str, str]], rows: Sequence[Row], notes: dict[str, str]
 ) -> None:
     """Print the means and a table, the layers first where a baseline is fastest."""
-    timed = {row["name"]: row for row in rows}
+    sizes_of = {layer["name"]: layer for layer in layers}
     baselines = baselines_of(rows)
-    print(f"## {title.replace(' ', ', ')}\n")
+    print(f"## {title.replace(' ', ', ', 1)}\n")
     for baseline in baselines:
-        ratios = [ratios_of(row)[baseline] for row in rows if baseline in ratios_of(row)]
-        print_mean(baseline, ratios, layers_without_kernel(layers, timed))
-    best = {layer["name"]: 1.0 for layer in layers}
-    best |= {name: min(ratios_of(row).values()) for name, row in timed.items()}
-    print(f"- the best of all: **{geometric_mean(best.values()):.3f}**\n")
+        print_mean(
+            baseline, [ratios_of(row)[baseline] for row in rows if baseline in ratios_of(row)]
+        )
+    best = {row["name"]: min(ratios_of(row).values()) for row in rows}
+    print_mean("the best of all", list(best.values()))
+    print()
     columns = (*BEFORE, *baselines, *AFTER)
     print(f"| {' | '.join(columns)} |")
     print("|---" * len(columns) + "|")
-    for layer in sorted(layers, key=lambda layer: best[layer["name"]]):
-        name = layer["name"]
+    for row in sorted(rows, key=lambda row: best[row["name"]]):
+        name = row["name"]
+        layer = sizes_of[name]
         sizes = f"{layer['m']} x {layer['n']} x {layer['k']}"
-        head = (name, sizes, layer["epilogue"])
-        row = timed.get(name)
-        if row is None:
-            empty = [""] * (len(columns) - len(head) - 2)
-            print(f"| {' | '.join((*head, *empty))} | no kernel served | |")
-            continue
         note = notes.get(f"{title} {name}", "") if best[name] < 1 else ""
-        print(f"| {' | '.join((*head, *cells(layer, row, baselines), note))} |")
+        line = (name, sizes, layer["epilogue"], *cells(layer, row, baselines), note)
+        print(f"| {' | '.join(line)} |")
     print()
 
 
@@ -134,7 +130,9 @@ def cells(layer: dict[str, str], row: Row, baselines: Sequence[str]) -> tuple[st
         f"{row['share_of_roofline']:.0%}",
         *(f"{ratios[name]:.3f}" if name in ratios else "" for name in baselines),
         f"{ratios[row['best_baseline']]:.3f} ({row['best_baseline'].split()[0]})",
-        row["decision"] + (", refuted" if row["refuted"] else ""),
+        row["decision"]
+        + (", refuted" if row["refuted"] else "")
+        + ("" if row["served"] else ", not served"),
     )
 
 
@@ -148,18 +146,9 @@ def ratios_of(row: Row) -> dict[str, float]:
     return {one["baseline"]: one["ratio"]["median"] for one in row["baselines"]}
 
 
-def layers_without_kernel(layers: Iterable[dict[str, str]], timed: dict[str, Row]) -> int:
-    """Return how many layers count as 1."""
-    return sum(layer["name"] not in timed for layer in layers)
-
-
-def print_mean(baseline: str, ratios: Sequence[float], without_kernel: int) -> None:
+def print_mean(baseline: str, ratios: Sequence[float]) -> None:
     """Print the geometric mean beside a baseline over the layers that it was timed for."""
-    mean = geometric_mean([*ratios, *[1.0] * without_kernel])
-    print(
-        f"- {baseline}: **{mean:.3f}** (geometric mean of {len(ratios)} ratios, and "
-        f"{without_kernel} layers without a kernel)"
-    )
+    print(f"- {baseline}: **{geometric_mean(ratios):.3f}** over {len(ratios)} layers")
 
 
 def time_text(nanoseconds: float) -> str:
