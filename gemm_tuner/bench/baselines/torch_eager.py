@@ -29,7 +29,7 @@ class TorchEager:
     """PyTorch in eager mode. It is imported when it is needed, because that takes a second."""
 
     fuses_epilogue = True
-    most_weight_copies: int | None = None
+    most_weight_copies = 1 << 16  # each is a tensor, made in some microseconds
     preparation_s = 60.0
 
     def __init__(self) -> None:
