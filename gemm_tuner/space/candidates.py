@@ -19,7 +19,7 @@ from gemm_tuner.errors import NoKernelFamily
 from gemm_tuner.space.catalog import CATALOG, family_named
 from gemm_tuner.space.limits import is_possible
 
-_KC_TARGETS = (256, 512, 1024)
+_KC_TARGETS_BYTES = (2048, 1024, 4096)  # of a row of x; the first is tried first
 _UNROLLS = (1, 2, 4)
 _PREFETCHES_BYTES = (0, 4096, 8192, 16384)
 _UNKNOWN_L2_BYTES = 512 << 10
@@ -208,7 +208,7 @@ class Space:
             kc=kc,
             cut=cut,
             pack_x=False,
-            prefetch_w_bytes=8192 if streams_weights and self.problem.m.high > 1 else 0,
+            prefetch_w_bytes=16384 if streams_weights and self.problem.m.high > 1 else 0,
             k_unroll=1 if mr * nr >= 8 * family.lanes else 4,
             grid=self._grids(family, mr, nr)[0],
         )
@@ -294,11 +294,13 @@ class Space:
         if not self.problem.types.y_holds_sums:
             # Between blocks of k, sums would go through the workspace, which does not pay.
             return (_round_up(k, family.k_step),)
-        # Blocks of even depth, so that the last is not a sliver.
-        even = [_round_up(ceil(k / ceil(k / target)), 16) for target in _KC_TARGETS if target < k]
         whole = _round_up(k, family.k_step)
-        first = [whole] if k <= 512 else [_round_up(ceil(k / ceil(k / 512)), 16), whole]
-        return tuple(dict.fromkeys([*first, *even]))
+        targets = [target // self.problem.types.x.size_bytes for target in _KC_TARGETS_BYTES]
+        # Blocks of even depth, so that the last is not a sliver.
+        first, *others = (
+            _round_up(ceil(k / ceil(k / target)), 16) if target < k else whole for target in targets
+        )
+        return tuple(dict.fromkeys([first, whole, *others]))
 
     def _prefetches(self) -> tuple[int, ...]:
         fits = self.problem.w_bytes <= self.cpu.caches.l1d_bytes

@@ -27,6 +27,7 @@ _MEMORY_BYTES = 11.0
 _TILE_CYCLES = 14.0
 _CALL_CYCLES = 40.0
 _CYCLES_PER_EPILOGUE_STEP = 1.0
+_FEW_ROWS = 64  # of x: weights that are not in L2 are read while few multiplications are done
 NOMINAL_CLOCK_HZ = 4e9
 
 
@@ -37,8 +38,15 @@ def predict_cycles(
     rows = problem.m.high
     compute = _compute_cycles(problem, candidate, family, rows)
     memory = _memory_cycles(problem, candidate, cpu, rows)
+    row_tiles = 1
+    if 0 < rows <= _FEW_ROWS and problem.w_bytes > cpu.caches.l2_bytes:
+        # A panel of w arrives while the first tile of rows meets it; the others find it in L2.
+        row_tiles = ceil(min(rows, candidate.blocking.mc) / candidate.micro_kernel.mr)
+    alone = compute * (row_tiles - 1) / row_tiles
+    beside = compute - alone
     # Arithmetic and memory overlap, but never fully.
-    return (_CALL_CYCLES + max(compute, memory) + 0.3 * min(compute, memory)) / candidate.parts
+    busy = alone + max(beside, memory) + 0.3 * min(beside, memory)
+    return (_CALL_CYCLES + busy) / candidate.parts
 
 
 def _compute_cycles(

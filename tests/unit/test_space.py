@@ -90,6 +90,20 @@ def test_model_prefers_wide_vectors_and_full_tiles() -> None:
     assert best.micro_kernel.mr * best.micro_kernel.nr >= 8 * 16
 
 
+def test_model_prefers_to_read_streamed_weights_for_all_rows_at_once() -> None:
+    problem = Problem.parse("f32 8x4096x4096")
+    space = Space(problem=problem, cpu=cpu("avx512"))
+
+    best = min(
+        space.defaults(),
+        key=lambda one: predict_cycles(
+            problem, one, family_named(one.micro_kernel.family), space.cpu
+        ),
+    )
+
+    assert best.micro_kernel.mr == 8
+
+
 def test_every_loop_order_and_both_blocks_are_in_the_space() -> None:
     space = Space(problem=Problem.parse("f32 2000x2000x512"), cpu=cpu("avx512"))
 
