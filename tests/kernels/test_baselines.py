@@ -72,8 +72,9 @@ def test_onednn_computes_every_layout(sizes: str, layout: str) -> None:
 
 @pytest.mark.baseline("openblas")
 @pytest.mark.parametrize("layout", ["nk", "kn"])
-def test_openblas_computes_the_product(layout: str) -> None:
-    text = _baseline_of(f"f32 19x37x23 {layout} bias+relu", baseline="openblas")
+@pytest.mark.parametrize("sizes", ["19x37x23", "1x37x23", "19x1x23", "1x1x1", "1x4x0"])
+def test_openblas_computes_the_product(sizes: str, layout: str) -> None:
+    text = _baseline_of(f"f32 {sizes} {layout} bias+relu", baseline="openblas")
 
     assert text.startswith("openblas ")
 
