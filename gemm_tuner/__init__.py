@@ -10,15 +10,17 @@ if TYPE_CHECKING:
     from gemm_tuner import errors as errors
     from gemm_tuner.client.client import Client as Client
     from gemm_tuner.domain.problem import Problem as Problem
+    from gemm_tuner.runtime.quantise import quantise_weights as quantise_weights
     from gemm_tuner.tuning.tune import tune as tune
 
 _HOMES = {
     "Client": "gemm_tuner.client.client",
     "Problem": "gemm_tuner.domain.problem",
+    "quantise_weights": "gemm_tuner.runtime.quantise",
     "tune": "gemm_tuner.tuning.tune",
 }
 
-__all__ = ["Client", "Problem", "errors", "tune"]
+__all__ = ["Client", "Problem", "errors", "quantise_weights", "tune"]
 
 
 def __getattr__(name: str) -> object:

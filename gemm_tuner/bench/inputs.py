@@ -13,6 +13,7 @@ from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.runtime.arrays import NUMPY_TYPES
+from gemm_tuner.runtime.quantise import store_elements
 
 # Elements of the problem's types; NumPy's own types do not include bfloat16.
 Array = NDArray[Any]
@@ -25,6 +26,8 @@ _SPECIAL_VALUES = {
     DType.S32: (),
     DType.S8: (-128, 127),
     DType.U8: (0, 255),
+    DType.S4: (-8, 7),
+    DType.U4: (0, 15),
 }
 
 # Of float16: the largest number, and the unit of small multiples that are subnormal.
@@ -47,7 +50,8 @@ class InputKind(StrEnum):
 class Inputs:
     """What a call reads. All arrays are contiguous and have the types of the problem.
 
-    x: (m, k). w: as the problem's layout says. operands: by name; a scalar has the shape (1,).
+    x: (m, k). w: as the problem's layout says. scales, zero_points: (n, groups), where w has them.
+    operands: by name; a scalar has the shape (1,).
     """
 
     kind: InputKind
@@ -55,6 +59,8 @@ class Inputs:
     w: Array
     operands: dict[str, Array]
     row_operands: frozenset[str]  # have a row or an element for each row of x
+    scales: Array | None = None
+    zero_points: Array | None = None
 
     @property
     def product_is_exact(self) -> bool:
@@ -94,26 +100,33 @@ def make_inputs(problem: Problem, kind: InputKind, seed: int) -> Inputs:
     """
     random = np.random.default_rng(seed)
     rows, n, k = problem.m.high, problem.n, problem.k
-    exponent = 0 if problem.types.w.is_integer else -round(np.log2(max(k, 1)) / 2)
+    exponent = -round(np.log2(max(k, 1)) / 2)
     x = _elements(random, (rows, k), kind, problem.types.x)
     # Row j of w belongs to column j of the result.
-    w = _elements(random, (n, k), kind, problem.types.w, scale=2.0**exponent)
+    w_scale = 1.0 if problem.types.w.is_integer else 2.0**exponent
+    w = _elements(random, (n, k), kind, problem.types.w, scale=w_scale)
+    scales, zero_points = _make_groups(problem, kind, random, exponent)
     operands = _make_operands(problem, kind, random)
     if kind is InputKind.SPECIAL:
         if problem.types.x is DType.F16 and problem.types.accumulator is DType.F32:
             _use_range_of_f16(random, x, w)
-        _plant_in_rows(random, x, _special_values(problem, problem.types.x))
+        # Weights with zero points do not promise what an infinity becomes.
+        of_x = (np.nan,) if problem.has_zero_points else _special_values(problem, problem.types.x)
+        _plant_in_rows(random, x, of_x)
         _plant_in_rows(random, w, _special_values(problem, problem.types.w))
         for operand in problem.epilogue.operands:
             special = _special_values(problem, problem.operand_type(operand))
             _plant(random, operands[operand.name], special)
     if kind is InputKind.NORMAL and not problem.types.x.is_integer:
         _plant_in_rows(random, x, (_SUBNORMALS[problem.types.x],))
-        _plant_in_rows(random, w, (_SUBNORMALS[problem.types.w],))
+        if not problem.types.w.is_integer:
+            _plant_in_rows(random, w, (_SUBNORMALS[problem.types.w],))
     return Inputs(
         kind=kind,
         x=x,
-        w=w if problem.w_layout is WeightLayout.NK else np.ascontiguousarray(w.T),
+        w=_stored(problem, w),
+        scales=scales,
+        zero_points=zero_points,
         operands=operands,
         row_operands=frozenset(
             operand.name
@@ -131,15 +144,40 @@ def _elements(
     *,
     scale: float = 1.0,
 ) -> Array:
-    wanted = NUMPY_TYPES[dtype]
+    # Elements of 4 bits are made in bytes of their own.
+    wanted = NUMPY_TYPES[DType.S8 if dtype is DType.S4 else dtype]
     if kind is not InputKind.NORMAL:
-        least = 0 if dtype is DType.U8 else -3
+        least = -3 if dtype.is_signed else 0
         small = random.integers(least, 4, shape, dtype=np.int8)
         return small.astype(wanted) if dtype.is_integer else _scaled(small, scale).astype(wanted)
     if dtype.is_integer:
-        limits = np.iinfo(wanted)
-        return random.integers(limits.min, limits.max + 1, shape, dtype=wanted)
+        least = -(2 ** (dtype.size_bits - 1)) if dtype.is_signed else 0
+        return random.integers(least, least + 2**dtype.size_bits, shape, dtype=wanted)
     return _scaled(random.standard_normal(shape, dtype=np.float32), scale).astype(wanted)
+
+
+def _make_groups(
+    problem: Problem, kind: InputKind, random: np.random.Generator, exponent: int
+) -> tuple[Array | None, Array | None]:
+    """Return the scales and zero points of groups: powers of two where products are exact."""
+    if problem.w_group is None:
+        return None, None
+    shape = (problem.n, problem.w_groups)
+    powers = np.exp2(random.integers(exponent - 3, exponent + 1, shape)).astype(np.float32)
+    is_normal = kind is InputKind.NORMAL
+    largest = 2**problem.types.w.size_bits
+    if is_normal:
+        powers *= random.uniform(1.0, 2.0, shape).astype(np.float32) / np.float32(largest / 4)
+    if not problem.has_zero_points:
+        return powers, None
+    return powers, random.integers(0, largest if is_normal else 4, shape, dtype=np.uint8)
+
+
+def _stored(problem: Problem, w: Array) -> Array:
+    """Return w, given as (n, k), as the problem's caller stores it."""
+    if problem.types.is_weight_only:
+        return store_elements(problem, w.astype(np.int16))
+    return w if problem.w_layout is WeightLayout.NK else np.ascontiguousarray(w.T)
 
 
 def _scaled(values: Array, scale: float) -> Array:

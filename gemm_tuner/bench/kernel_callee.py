@@ -7,14 +7,9 @@ from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.errors import TrialFailed
-from gemm_tuner.runtime.abi import (
-    ArgsStruct,
-    ArrayView,
-    KernelLibrary,
-    make_args,
-    make_weights,
-)
+from gemm_tuner.runtime.abi import ArgsStruct, ArrayView, KernelLibrary, make_args
 from gemm_tuner.runtime.memory import address_of, allocate_aligned
+from gemm_tuner.runtime.weights import check_weights
 
 
 class _KernelCallsStruct(ctypes.Structure):
@@ -57,8 +52,9 @@ class KernelCallee:
 
     def pack(self, address: int) -> None:
         """Pack the weights of the workload into the memory at `address`."""
-        w = self._workload.w
-        self._library.pack_weights(make_weights(address_of(w), max(1, w.shape[1])), address)
+        workload = self._workload
+        weights = check_weights(workload.problem, workload.w, workload.scales, workload.zero_points)
+        self._library.pack_weights(weights.struct, address)
 
     def sample(
         self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int

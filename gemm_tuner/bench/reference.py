@@ -15,6 +15,12 @@ from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.runtime.arrays import NUMPY_TYPES
+from gemm_tuner.runtime.quantise import (
+    QuantisedWeights,
+    dequantise_weights,
+    read_elements,
+    spread_along_k,
+)
 
 _EXACT_IN_FLOAT = 2.0**24
 
@@ -26,8 +32,7 @@ def compute_expected(problem: Problem, inputs: Inputs) -> Expected:
     adds its own rounding, as its row in the table of steps says.
     """
     x = inputs.x.astype(np.float64)
-    w = inputs.w.astype(np.float64)
-    w = w.T if problem.w_layout is WeightLayout.NK else w
+    w, magnitudes, more_roundings = _numbers_of_w(problem, inputs)
     accumulator = problem.types.accumulator
     with np.errstate(all="ignore"):
         values = x @ w
@@ -35,10 +40,38 @@ def compute_expected(problem: Problem, inputs: Inputs) -> Expected:
         if not accumulator.is_integer:
             bounds += flush_bound(problem.k, accumulator)
         if not inputs.product_is_exact:
-            bounds += summation_bound(problem.k, accumulator) * (np.abs(x) @ np.abs(w))
+            terms = problem.k + more_roundings
+            bounds += summation_bound(terms, accumulator) * (np.abs(x) @ magnitudes)
         product = Expected(values=values, bounds=bounds)
         finished = _apply_epilogue(problem, inputs, product, sums_of_w=w.sum(axis=0))
     return round_to_y(finished, problem.types)
+
+
+def _numbers_of_w(
+    problem: Problem, inputs: Inputs
+) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
+    """Return w, the magnitudes that its sums pass through, and the roundings besides those of k.
+
+    Both are (k, n). Quantised weights enter as `scale * (sum of x * element - zero_point * sum of
+    x)`, for each group: the sums pass through the magnitudes of both terms. The kernel takes half
+    the range off elements and zero points first, and so may the bound. A group of d elements makes
+    d roundings; then come zero_point * scale, its product with the sum of x, the scaling, the
+    subtraction, and one addition for each group: with g groups at most d + 4 + g, where d + g is at
+    most k + 1.
+    """
+    if inputs.scales is None:
+        w = inputs.w.astype(np.float64)
+        w = w.T if problem.w_layout is WeightLayout.NK else w
+        return w, np.abs(w), 0
+    weights = QuantisedWeights(inputs.w, inputs.scales, inputs.zero_points)
+    w = dequantise_weights(problem, weights).T
+    if inputs.zero_points is None:
+        return w, np.abs(w), 5
+    middle = 2 ** (problem.types.w.size_bits - 1)
+    of_elements = np.abs(read_elements(problem, inputs.w).astype(np.float64) - middle)
+    of_zero_points = np.abs(inputs.zero_points.astype(np.float64) - middle)
+    magnitudes = of_elements + spread_along_k(problem, of_zero_points)
+    return w, (magnitudes * spread_along_k(problem, inputs.scales)).T, 5
 
 
 def _apply_epilogue(

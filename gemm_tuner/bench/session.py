@@ -4,6 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from typing import Any
+
+from numpy.typing import NDArray
 
 from gemm_tuner.bench.available_memory import check_memory
 from gemm_tuner.bench.baselines.baseline import Baseline
@@ -22,6 +25,7 @@ from gemm_tuner.bench.forked import Death, Result, run_in_child
 from gemm_tuner.bench.inputs import InputKind
 from gemm_tuner.bench.kernel_callee import KernelCallee
 from gemm_tuner.bench.measure import Contestant, measure
+from gemm_tuner.bench.plain import PlainBaseline, plain_weights
 from gemm_tuner.bench.regimes import WeightCopies, copies_of_weights, stride_of_copy
 from gemm_tuner.bench.roofline import PeakLoop
 from gemm_tuner.bench.verify import Case, verify
@@ -130,7 +134,14 @@ class Session:
         flop = problem.flop(problem.m.high)
         self.stall_timeout_s = setup.stall_timeout_s + flop / _SLOWEST_BASELINE_FLOP_PER_S
         materials = Materials(drivers=setup.drivers, scalar_build=setup.scalar_build, cpu=self._cpu)
-        makers = {name: partial(make, materials) for name, make in BASELINES.items()}
+        makers: dict[str, Callable[[], Baseline]] = {
+            name: partial(make, materials) for name, make in BASELINES.items()
+        }
+        if problem.types.is_weight_only:
+            plain_w = plain_weights(problem, self._cases[InputKind.NORMAL].inputs)
+            makers = {
+                name: partial(_make_plain, make, problem, plain_w) for name, make in makers.items()
+            }
         choice = choose_baselines(setup.baselines, makers, self._check_baseline)
         self._baselines = choice.baselines
         slowest_call_s = max(checked.call_s for checked in choice.baselines)
@@ -298,6 +309,12 @@ class Session:
             stall_timeout_s=self.stall_timeout_s + preparation_s,
             owner=self._owner,
         )
+
+
+def _make_plain(
+    make: Callable[[], Baseline], problem: Problem, plain_w: NDArray[Any]
+) -> PlainBaseline:
+    return PlainBaseline(make(), problem, plain_w)
 
 
 def _timed_finding(

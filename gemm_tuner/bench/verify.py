@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.finding import Finding
-from gemm_tuner.bench.guard import Flush, GuardedMatrix, GuardedMemory
+from gemm_tuner.bench.guard import Flush, GuardedMatrix, GuardedMemory, Region
 from gemm_tuner.bench.inputs import InputKind, Inputs, make_inputs
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.tolerance import Expected, find_error
@@ -80,6 +80,29 @@ _SCENARIOS = (
 # fmt: on
 
 
+class _GuardedWeights:
+    """Weights as the caller stores them, each array between guard pages."""
+
+    def __init__(self, problem: Problem, inputs: Inputs, scenario: _Scenario) -> None:
+        """Guard copies of the arrays; scales and zero points are dense."""
+        w = _guard_input("w", inputs.w, scenario)
+        self._matrices = [w]
+        addresses = {}
+        dense = replace(scenario, padding=0)
+        for name, array in (("scales", inputs.scales), ("zero_points", inputs.zero_points)):
+            if array is not None:
+                matrix = _guard_input(name, array, dense)
+                self._matrices.append(matrix)
+                addresses[name] = matrix.address
+        elements_per_byte = 8 // min(8, problem.types.w.size_bits)
+        self.struct = make_weights(w.address, w.leading_dimension * elements_per_byte, **addresses)
+
+    @property
+    def regions(self) -> list[Region]:
+        """Return the addresses that must not be touched."""
+        return [region for matrix in self._matrices for region in matrix.regions]
+
+
 class Case:
     """Inputs of one kind with their exact result, and the weights where every kernel reads them."""
 
@@ -88,7 +111,7 @@ class Case:
         scenario = next(one for one in _SCENARIOS if one.kind is kind)
         self.inputs = make_inputs(problem, kind, seed)
         self.expected = compute_expected(problem, self.inputs)
-        self.w = _guard_input("w", self.inputs.w, scenario)
+        self.w = _GuardedWeights(problem, self.inputs, scenario)
 
 
 def verify(
@@ -154,12 +177,12 @@ def _resolve_parts(parts: int, library: KernelLibrary) -> int:
 
 
 def _pack(
-    library: KernelLibrary, w: GuardedMatrix, scenario: _Scenario, report: Report
+    library: KernelLibrary, w: _GuardedWeights, scenario: _Scenario, report: Report
 ) -> GuardedMemory:
     packed_w = _guard_block("packed w", library.packed_weight_bytes, scenario)
     report.watch_regions([*w.regions, *packed_w.regions])
     report.step()
-    library.pack_weights(make_weights(w.address, w.leading_dimension), packed_w.address)
+    library.pack_weights(w.struct, packed_w.address)
     packed_w.forbid_writing()
     return packed_w
 

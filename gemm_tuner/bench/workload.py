@@ -17,13 +17,16 @@ from gemm_tuner.runtime.memory import allocate_aligned
 class Workload:
     """A problem with the largest number of rows: dense, aligned arrays, large ones in huge pages.
 
-    x: (m, k). w: as the problem's layout says. y: (m, n). operands: by name.
+    x: (m, k). w: as the problem's layout says, with scales and zero_points where it has them.
+    y: (m, n). operands: by name.
     """
 
     problem: Problem
     threads: int
     x: NDArray[Any]
     w: NDArray[Any]
+    scales: NDArray[Any] | None
+    zero_points: NDArray[Any] | None
     y: NDArray[Any]
     operands: dict[str, NDArray[Any]]
 
@@ -54,14 +57,17 @@ def make_workload(problem: Problem, inputs: Inputs, *, threads: int) -> Workload
     return Workload(
         problem=problem,
         threads=threads,
-        x=_aligned_copy(inputs.x),
-        w=_aligned_copy(inputs.w),
-        y=_aligned_copy(np.zeros((problem.m.high, problem.n), NUMPY_TYPES[problem.types.y])),
-        operands={name: _aligned_copy(array) for name, array in inputs.operands.items()},
+        x=aligned_copy(inputs.x),
+        w=aligned_copy(inputs.w),
+        scales=inputs.scales,
+        zero_points=inputs.zero_points,
+        y=aligned_copy(np.zeros((problem.m.high, problem.n), NUMPY_TYPES[problem.types.y])),
+        operands={name: aligned_copy(array) for name, array in inputs.operands.items()},
     )
 
 
-def _aligned_copy(array: NDArray[Any]) -> NDArray[Any]:
+def aligned_copy(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a dense copy of an array, aligned, and in huge pages if it is large."""
     copy = allocate_aligned(array.nbytes).view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy

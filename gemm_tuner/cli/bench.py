@@ -77,6 +77,7 @@ def bench(
     dtype: options.DTypeName = "f32",
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
+    groups: options.Groups = None,
     threads: options.Threads = 1,
     regime: options.RegimeChoice = "hot",
     baseline: _Baselines = None,
@@ -92,7 +93,13 @@ def bench(
     exit code 1.
     """
     layers = layers_of(
-        m=m, n=n, k=k, shapes=shapes, dtype=dtype, epilogue=epilogue, w_layout=w_layout
+        m=m,
+        n=n,
+        k=k,
+        shapes=shapes,
+        dtype=dtype,
+        epilogue=epilogue,
+        w_layout=options.with_groups(w_layout, groups),
     )
     contexts = options.execution_contexts(threads, regime)
     setting = _Bench(

@@ -21,13 +21,15 @@ def explain(
     dtype: options.DTypeName = "f32",
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
+    groups: options.Groups = None,
     threads: options.Threads = 1,
     regime: options.RegimeName = "hot",
     db: options.DatabaseUrl = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Print each step of the lookup ladder for a layer, and what it rests on."""
-    problem = Problem.create(m, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue)
+    layout = options.with_groups(w_layout, groups)
+    problem = Problem.create(m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue)
     context = options.execution_context(threads, regime)
     repository = Repository(open_database(db))
     cpu = detect_cpu()

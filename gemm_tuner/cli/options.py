@@ -24,11 +24,15 @@ OptionalDepth = Annotated[
 Shapes = Annotated[
     Path | None, typer.Option(metavar="FILE.csv", help="Take the layers from a file with the "
                               "columns name, m, n, k and, if you like, epilogue and from")]
-DTypeName = Annotated[str, typer.Option("--dtype", help="Element type of x, w and y")]
+DTypeName = Annotated[
+    str, typer.Option("--dtype", help="Element type of x, w and y; or such as int8, bf16_s4")]
 EpilogueText = Annotated[
     str, typer.Option("--epilogue", help="Steps after the product, such as bias+relu")]
 LayoutName = Annotated[
     str, typer.Option("--w-layout", help="How w is stored: nk as PyTorch's Linear, or kn")]
+Groups = Annotated[
+    str | None, typer.Option("--groups", help="Elements of quantised weights along k that share a "
+                             "scale: 32, 64, 128, or k for a whole column")]
 Threads = Annotated[int, typer.Option("--threads", help="Threads that share one call")]
 RegimeName = Annotated[str, typer.Option("--regime", help="hot or cold_weights")]
 RegimeChoice = Annotated[str, typer.Option("--regime", help="hot, cold_weights or both")]
@@ -40,6 +44,11 @@ Compiler = Annotated[
     str | None, typer.Option("--compiler", help="gcc, clang or zig; by default the first found")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the same facts as JSON")]
 # fmt: on
+
+
+def with_groups(w_layout: str, groups: str | None) -> str:
+    """Return the weight layout meant by the options `--w-layout` and `--groups`: `nk:g128`."""
+    return w_layout if groups is None else f"{w_layout}:g{groups}"
 
 
 def parse_duration_s(text: str) -> float:

@@ -30,13 +30,15 @@ def resolve(
     dtype: options.DTypeName = "f32",
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
+    groups: options.Groups = None,
     threads: options.Threads = 1,
     regime: options.RegimeName = "hot",
     db: options.DatabaseUrl = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Print the verdict for a layer; exit with 1 if no kernel is to be used."""
-    problem = Problem.create(m, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue)
+    layout = options.with_groups(w_layout, groups)
+    problem = Problem.create(m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue)
     context = options.execution_context(threads, regime)
     if url is not None:
         is_served = _from_service(url, problem, context, as_json=as_json)

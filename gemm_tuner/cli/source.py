@@ -47,13 +47,15 @@ def source(
     dtype: options.DTypeName = "f32",
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
+    groups: options.Groups = None,
     threads: options.Threads = 1,
     regime: options.RegimeName = "hot",
     db: options.DatabaseUrl = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Print the generated source of the winner, or of any candidate, or write its library."""
-    problem = Problem.create(m, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue)
+    layout = options.with_groups(w_layout, groups)
+    problem = Problem.create(m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue)
     context = options.execution_context(threads, regime)
     if header is not None:
         _write(header, (templates_dir() / "abi" / "gemm_tuner.h").read_bytes())

@@ -53,6 +53,7 @@ def sweep(
     dtype: options.DTypeName = "f32",
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
+    groups: options.Groups = None,
     threads: options.Threads = 1,
     regime: options.RegimeChoice = "hot",
     budget: options.Budget = "30s",
@@ -69,7 +70,13 @@ def sweep(
     a file that cannot be swept is reported, and the others are swept.
     """
     layers = layers_of(
-        m=m, n=n, k=k, shapes=shapes, dtype=dtype, epilogue=epilogue, w_layout=w_layout
+        m=m,
+        n=n,
+        k=k,
+        shapes=shapes,
+        dtype=dtype,
+        epilogue=epilogue,
+        w_layout=options.with_groups(w_layout, groups),
     )
     contexts = options.execution_contexts(threads, regime)
     budget_s = options.parse_duration_s(budget)

@@ -26,6 +26,8 @@ def packed_format(problem: Problem, candidate: Candidate, family: MicroKernelFam
     (`k4`), columns in the last panel if it is narrower (`last16`), and `sums` if those of the
     columns follow. It is the same for both orders in which the caller may store w.
     """
+    if family.layout is PackedLayout.GROUPS:
+        return _groups_format(problem, candidate, family)
     words = [problem.types.w.value, f"{problem.n}x{problem.k}", family.layout.value]
     if family.layout is PackedLayout.PANELS:
         words.append(f"nr{candidate.micro_kernel.nr}")
@@ -39,3 +41,12 @@ def packed_format(problem: Problem, candidate: Candidate, family: MicroKernelFam
     if needs_column_sums(problem, family):
         words.append("sums")
     return " ".join(words)
+
+
+def _groups_format(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> str:
+    """Return such as `u4 768x3072 groups nr64 g128 lanes16 k2`, lanes being columns in a vector."""
+    steps = f" k{family.k_step}" if family.k_step > 1 else ""
+    return (
+        f"{problem.types.w.value} {problem.n}x{problem.k} {family.layout.value} "
+        f"nr{candidate.micro_kernel.nr} g{problem.w_group} lanes{family.lanes}{steps}"
+    )

@@ -100,7 +100,7 @@ def _rows_at_once(family: MicroKernelFamily) -> int:
 def _elements(problem: Problem) -> list[str]:
     """Return the templates of the element types that are not float."""
     types = problem.types
-    used = {types.x, types.w, types.accumulator, types.y}
+    used = {types.x, types.accumulator, types.y}
     used |= {problem.operand_type(operand) for operand in problem.epilogue.operands}
     integers = any(dtype.is_integer for dtype in used)
     halves = [dtype.value for dtype in (DType.BF16, DType.F16) if dtype in used]

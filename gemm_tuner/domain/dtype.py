@@ -15,21 +15,37 @@ class DType(StrEnum):
     S32 = "s32"
     S8 = "s8"
     U8 = "u8"
+    S4 = "s4"
+    U4 = "u4"
+
+    @property
+    def size_bits(self) -> int:
+        """Return the size of one element, in bits."""
+        return _FACTS[self].size_bits
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of one element, in bytes."""
-        return _FACTS[self].size_bytes
+        """Return the size of one element that shares its bytes with no other."""
+        return self.row_bytes(1)
+
+    def row_bytes(self, elements: int) -> int:
+        """Return the size of so many elements side by side, in bytes."""
+        return -(-elements * self.size_bits // 8)
 
     @property
     def cpp(self) -> str:
-        """Return the C++ type of one element."""
+        """Return the C++ type of one element, or of the byte that several share."""
         return _FACTS[self].cpp
 
     @property
     def is_integer(self) -> bool:
         """Say whether the elements are integers."""
         return _FACTS[self].unit_roundoff == 0.0
+
+    @property
+    def is_signed(self) -> bool:
+        """Say whether there are elements below zero."""
+        return self not in {DType.U8, DType.U4}
 
     @property
     def unit_roundoff(self) -> float:
@@ -54,24 +70,35 @@ class DType(StrEnum):
 class _Facts:
     """What is to be known of an element type."""
 
-    size_bytes: int
+    size_bits: int
     cpp: str
     unit_roundoff: float = 0.0
 
 
 _FACTS = {
-    DType.F32: _Facts(4, "float", 2.0**-24),
-    DType.BF16: _Facts(2, "Bf16", 2.0**-8),
-    DType.F16: _Facts(2, "F16", 2.0**-11),
-    DType.S32: _Facts(4, "int32_t"),
-    DType.S8: _Facts(1, "int8_t"),
-    DType.U8: _Facts(1, "uint8_t"),
+    DType.F32: _Facts(32, "float", 2.0**-24),
+    DType.BF16: _Facts(16, "Bf16", 2.0**-8),
+    DType.F16: _Facts(16, "F16", 2.0**-11),
+    DType.S32: _Facts(32, "int32_t"),
+    DType.S8: _Facts(8, "int8_t"),
+    DType.U8: _Facts(8, "uint8_t"),
+    DType.S4: _Facts(4, "uint8_t"),
+    DType.U4: _Facts(4, "uint8_t"),
 }
 
 # As the accumulator, f16 allows a kernel to add this many products in f16, and these sums in f32.
 TERMS_IN_F16 = 64
 
-_SHORT_NAMES = {"int8": "u8_s8_s32_f32", "u8s8": "u8_s8_s32_f32", "s8s8": "s8_s8_s32_f32"}
+# What w alone may be of integers, and the types of x and y beside it.
+_QUANTISED_WEIGHTS = (DType.S8, DType.U8, DType.S4, DType.U4)
+_BESIDE_QUANTISED = (DType.F32, DType.BF16)
+
+_SHORT_NAMES = {
+    "int8": "u8_s8_s32_f32",
+    "u8s8": "u8_s8_s32_f32",
+    "s8s8": "s8_s8_s32_f32",
+    **{f"{x}_{w}": f"{x}_{w}_f32_{x}" for x in _BESIDE_QUANTISED for w in _QUANTISED_WEIGHTS},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +107,8 @@ class OperandTypes:
 
     The text form is `x_w_accumulator_y`; the name of one floating-point type alone stands for x, w
     and y, accumulated in f32. Bytes are accumulated in s32. The accumulator f16 is a permission: up
-    to `TERMS_IN_F16` products may be added in f16, and sums of them in f32.
+    to `TERMS_IN_F16` products may be added in f16, and sums of them in f32. Where w alone is of
+    integers, they stand for floating-point numbers: `bf16_s4` is short for `bf16_s4_f32_bf16`.
     """
 
     x: DType
@@ -91,15 +119,22 @@ class OperandTypes:
     def __post_init__(self) -> None:
         """Check that the types go together."""
         is_float = not (self.x.is_integer or self.w.is_integer or self.y.is_integer)
-        is_bytes = self.x in {DType.U8, DType.S8} and self.w is DType.S8
-        allowed = {DType.F32} if is_float else {DType.S32}
+        is_bytes = self.x in {DType.U8, DType.S8} and self.w is DType.S8 and self.y.size_bits >= 8
+        is_quantised = self.w in _QUANTISED_WEIGHTS and {self.x, self.y} <= {*_BESIDE_QUANTISED}
+        allowed = {DType.S32} if is_bytes else {DType.F32}
         if self.x is self.w is DType.F16:
             allowed.add(DType.F16)
-        if not (is_float or is_bytes) or self.accumulator not in allowed:
+        if not (is_float or is_bytes or is_quantised) or self.accumulator not in allowed:
             raise InvalidProblem(
                 f"operand types {self._full_text} do not go together; use floating-point types "
-                "with the accumulator f32, f16_f16_f16_f16, or bytes such as u8_s8_s32_f32."
+                "with the accumulator f32, f16_f16_f16_f16, bytes such as u8_s8_s32_f32, or "
+                "integers for w alone such as bf16_s4."
             )
+
+    @property
+    def is_weight_only(self) -> bool:
+        """Say whether w alone is of integers, which stand for floating-point numbers."""
+        return self.w.is_integer and not self.x.is_integer
 
     @property
     def _full_text(self) -> str:

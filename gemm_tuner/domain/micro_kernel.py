@@ -13,6 +13,7 @@ class PackedLayout(StrEnum):
 
     PANELS = "panels"  # blocks of kc; in each, panels of nr columns, k-major
     COLUMNS = "columns"  # each column of w contiguous, padded to whole vectors
+    GROUPS = "groups"  # panels of nr columns; in each, groups of k with their scales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

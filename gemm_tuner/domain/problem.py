@@ -11,6 +11,9 @@ from gemm_tuner.errors import InvalidEpilogue, InvalidProblem
 MAX_DIMENSION = 2**31 - 1
 MAX_OPERAND_BYTES = 2**40
 
+GROUP_SIZES = (32, 64, 128)
+WHOLE_COLUMN = "k"
+
 _SIZES = re.compile(r"(?P<m>-?\d+(?:\.\.\d+)?)x(?P<n>-?\d+)x(?P<k>-?\d+)")
 
 
@@ -72,6 +75,10 @@ class Problem:
 
     n and k are known at build time; m is exact or a range. The text form is
     `f32 128x3072x768 nk bias+gelu_erf`; the last two words may be left out when parsing.
+
+    Where w alone is of integers, `w_group` elements along k share a scale, and a zero point if the
+    integers are unsigned: `bf16_s4 1x4096x4096 nk:g128`, or `nk:gk` for one group per column. The
+    last group may be shorter.
     """
 
     m: Rows
@@ -79,6 +86,7 @@ class Problem:
     k: int
     types: OperandTypes = field(default=F32)
     w_layout: WeightLayout = WeightLayout.NK
+    w_group: int | None = None
     epilogue: Epilogue = field(default=NO_EPILOGUE)
 
     def __post_init__(self) -> None:
@@ -90,12 +98,12 @@ class Problem:
             ("w", self.n * self.k, self.types.w),
             ("y", self.m.high * self.n, self.types.y),
         ):
-            if elements * dtype.size_bytes > MAX_OPERAND_BYTES:
+            if dtype.row_bytes(elements) > MAX_OPERAND_BYTES:
                 raise InvalidProblem(
-                    f"{name} of {self.sizes_text} takes {elements * dtype.size_bytes} bytes; "
+                    f"{name} of {self.sizes_text} takes {dtype.row_bytes(elements)} bytes; "
                     f"at most {MAX_OPERAND_BYTES} are supported: split the problem."
                 )
-
+        self._check_group()
         self._check_steps()
 
     @property
@@ -106,7 +114,30 @@ class Problem:
     @property
     def text(self) -> str:
         """Return the text form, which `parse` reads back."""
-        return f"{self.types.text} {self.sizes_text} {self.w_layout.value} {self.epilogue.text}"
+        return f"{self.types.text} {self.sizes_text} {self.layout_text} {self.epilogue.text}"
+
+    @property
+    def layout_text(self) -> str:
+        """Return how w is stored: `nk`, or `nk:g128` with groups."""
+        if self.w_group is None:
+            return self.w_layout.value
+        is_whole = self.w_group == max(1, self.k)
+        return f"{self.w_layout.value}:g{WHOLE_COLUMN if is_whole else self.w_group}"
+
+    @property
+    def w_groups(self) -> int:
+        """Return the number of groups of each column of w, 0 if w has none."""
+        return 0 if self.w_group is None else -(-self.k // self.w_group)
+
+    @property
+    def has_zero_points(self) -> bool:
+        """Say whether groups of w have zero points."""
+        return self.w_group is not None and not self.types.w.is_signed
+
+    @property
+    def w_shape(self) -> tuple[int, int]:
+        """Return the rows and columns of w as the caller stores it."""
+        return (self.n, self.k) if self.w_layout is WeightLayout.NK else (self.k, self.n)
 
     def flop(self, rows: int) -> int:
         """Return the floating-point operations of the product for `rows` rows."""
@@ -115,6 +146,19 @@ class Problem:
     def operand_type(self, operand: EpilogueOperand) -> DType:
         """Return the element type of an operand of the epilogue."""
         return operand.dtype or (DType.F32 if self.types.y.is_integer else self.types.y)
+
+    def _check_group(self) -> None:
+        if self.types.is_weight_only is (self.w_group is None):
+            raise InvalidProblem(
+                f"types {self.types.text} with the weight layout {self.layout_text!r} do not go "
+                "together; weights of integers alone need groups, as in 'nk:g128', and others "
+                "have none."
+            )
+        if self.w_group is not None and self.w_group not in (*GROUP_SIZES, max(1, self.k)):
+            raise InvalidProblem(
+                f"groups of {self.w_group} elements of w are not supported; "
+                f"use {', '.join(map(str, GROUP_SIZES))} or {WHOLE_COLUMN}, a whole column."
+            )
 
     def _check_steps(self) -> None:
         kinds = [step.kind for step in self.epilogue.steps]
@@ -137,8 +181,10 @@ class Problem:
 
     @property
     def w_bytes(self) -> int:
-        """Return the size of w as the caller stores it."""
-        return self.n * self.k * self.types.w.size_bytes
+        """Return the size of w as the caller stores it, with its scales and zero points."""
+        rows, columns = self.w_shape
+        group_bytes = DType.F32.size_bytes + (1 if self.has_zero_points else 0)
+        return rows * self.types.w.row_bytes(columns) + self.n * self.w_groups * group_bytes
 
     @classmethod
     def create(
@@ -153,23 +199,20 @@ class Problem:
     ) -> "Problem":
         """Return the problem described by plain values, as they come from a user.
 
+        `w_layout` is `nk` or `kn`, with groups `nk:g128` or `nk:gk`.
+
         Raises:
             InvalidProblem: a size, dtype or layout cannot be used.
             InvalidEpilogue: the epilogue cannot be used.
         """
-        try:
-            layout = WeightLayout(w_layout)
-        except ValueError:
-            raise InvalidProblem(
-                f"weight layout {w_layout!r} is not known; "
-                "use 'nk' for (n, k) as PyTorch's Linear, or 'kn' for (k, n)."
-            ) from None
+        layout, group = _parse_layout(w_layout, k)
         return cls(
             m=Rows.parse(str(m)),
             n=n,
             k=k,
             types=OperandTypes.parse(dtype),
             w_layout=layout,
+            w_group=group,
             epilogue=Epilogue.parse(epilogue),
         )
 
@@ -196,6 +239,30 @@ class Problem:
             w_layout=words[2] if len(words) > 2 else WeightLayout.NK.value,
             epilogue=words[3] if len(words) > 3 else "none",
         )
+
+
+def _parse_layout(text: str, k: int) -> tuple[WeightLayout, int | None]:
+    """Return the layout and the group written as `nk` or `nk:g128`; no group is longer than k."""
+    name, colon, group = text.partition(":")
+    size = group.removeprefix("g")
+    is_whole = size == WHOLE_COLUMN
+    is_size = is_whole or size.isdecimal()
+    try:
+        layout = WeightLayout(name)
+    except ValueError:
+        layout = None
+    if layout is None or (colon and not (group.startswith("g") and is_size)):
+        raise InvalidProblem(
+            f"weight layout {text!r} is not known; "
+            "use 'nk' for (n, k) as PyTorch's Linear, or 'kn' for (k, n), "
+            "with the groups of quantised weights as in 'nk:g128' or 'nk:gk'."
+        )
+    if not colon:
+        return layout, None
+    column = max(1, k)
+    if is_whole:
+        return layout, column
+    return layout, min(int(size), column) if int(size) in GROUP_SIZES else int(size)
 
 
 def _check_dimension(name: str, value: int) -> None:

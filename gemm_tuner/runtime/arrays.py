@@ -20,6 +20,9 @@ NUMPY_TYPES: dict[DType, np.dtype[Any]] = {
     DType.S32: np.dtype(np.int32),
     DType.S8: np.dtype(np.int8),
     DType.U8: np.dtype(np.uint8),
+    # Bytes of two elements.
+    DType.S4: np.dtype(np.uint8),
+    DType.U4: np.dtype(np.uint8),
 }
 
 

@@ -73,6 +73,28 @@ def batch_of(name: str, array: object, wanted: str) -> NDArray[Any]:
     return given
 
 
+def batch_of_weights(
+    w: object, scales: object, zero_points: object
+) -> list[tuple[object, object, object]]:
+    """Return the weights, scales and zero points of each product, None for what is not given.
+
+    Raises:
+        InvalidArray: an array has not three dimensions, or is not for as many products as w.
+    """
+    products = batch_of("w", w, "of weights (batch, n, k) or (batch, k, n)")
+    columns: list[list[object]] = [list(products)]
+    for name, values in (("scales", scales), ("zero_points", zero_points)):
+        given: list[object] = [None] * len(products)
+        if values is not None:
+            given = list(batch_of(name, values, "of groups (batch, n, groups)"))
+        if len(given) != len(products):
+            raise InvalidArray(
+                f"{name} is for {len(given)} products, but w for {len(products)}: pass as many."
+            )
+        columns.append(given)
+    return [(one, scale, zero) for one, scale, zero in zip(*columns, strict=True)]
+
+
 def batched_operands(
     operands: Sequence[EpilogueOperand], values: Mapping[str, object], count: int
 ) -> dict[str, NDArray[Any]]:

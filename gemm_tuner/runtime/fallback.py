@@ -19,9 +19,11 @@ from gemm_tuner.runtime.arrays import (
     view_operand,
     view_output,
 )
-from gemm_tuner.runtime.batch import PackedBatch, batch_of, products_of
+from gemm_tuner.runtime.batch import PackedBatch, batch_of, batch_of_weights, products_of
 from gemm_tuner.runtime.dlpack import AnyArray, as_array, new_result
 from gemm_tuner.runtime.packed import PackedWeights
+from gemm_tuner.runtime.quantise import QuantisedWeights, dequantise_weights
+from gemm_tuner.runtime.weights import check_weights
 
 _ERF_COEFFICIENTS = np.array(
     [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592], np.float32
@@ -55,23 +57,24 @@ class FallbackKernel:
     problem: Problem
     reason: str
 
-    def pack(self, w: object) -> PackedWeights:
-        """Return a copy of the weights, ready to be multiplied.
-
-        Args:
-            w: (n, k) or (k, n), as the problem's layout says; rows at any distance.
+    def pack(
+        self, w: object, *, scales: object = None, zero_points: object = None
+    ) -> PackedWeights:
+        """Return a copy of the weights, ready to be multiplied; the arguments are `Kernel.pack`'s.
 
         Raises:
-            InvalidArray: the type, shape or strides of `w` cannot be used.
+            InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
+                be used.
         """
         problem = self.problem
+        weights = check_weights(problem, w, scales, zero_points)
+        if weights.scales is not None:
+            quantised = QuantisedWeights(weights.w, weights.scales, weights.zero_points)
+            columns = dequantise_weights(problem, quantised).astype(np.float32)
+            return PackedWeights(owner=self._name, memory=columns.T)
         is_nk = problem.w_layout is WeightLayout.NK
-        shape = (problem.n, problem.k) if is_nk else (problem.k, problem.n)
-        w = as_array("w", w)
-        view_matrix("w", w, shape, problem.types.w)
-        assert isinstance(w, np.ndarray)
         # Sums of integers are exact in float64.
-        copied = w.astype(np.float64 if problem.types.w.is_integer else np.float32)
+        copied = weights.w.astype(np.float64 if problem.types.w.is_integer else np.float32)
         return PackedWeights(owner=self._name, memory=copied.T if is_nk else copied)
 
     def __call__(
@@ -111,14 +114,19 @@ class FallbackKernel:
             y[...] = _rounded(self._epilogue(product, packed.memory, arrays), problem.types.y)
         return result
 
-    def pack_batch(self, w: object) -> PackedBatch:
-        """Return a copy of the weights of each product; `w` is as in `Kernel`.
+    def pack_batch(
+        self, w: object, *, scales: object = None, zero_points: object = None
+    ) -> PackedBatch:
+        """Return a copy of the weights of each product; the arguments are `Kernel.pack_batch`'s.
 
         Raises:
-            InvalidArray: the type, shape or strides of `w` cannot be used.
+            InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
+                be used.
         """
-        products = batch_of("w", w, "of weights (batch, n, k) or (batch, k, n)")
-        copies = [self.pack(product).memory for product in products]
+        copies = [
+            self.pack(one, scales=scale, zero_points=zero).memory
+            for one, scale, zero in batch_of_weights(w, scales, zero_points)
+        ]
         return PackedBatch(
             packer=self._name, products=np.stack(copies) if copies else np.empty((0, 0, 0))
         )

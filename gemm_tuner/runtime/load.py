@@ -13,7 +13,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import MAX_THREADS
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.epilogue import OperandShape
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray, InvalidSetting, KernelRejected
 from gemm_tuner.runtime.abi import (
     ALIGNMENT_BYTES,
@@ -21,7 +21,6 @@ from gemm_tuner.runtime.abi import (
     ArrayView,
     KernelLibrary,
     make_args,
-    make_weights,
 )
 from gemm_tuner.runtime.arrays import (
     NUMPY_TYPES,
@@ -34,6 +33,7 @@ from gemm_tuner.runtime.arrays import (
 from gemm_tuner.runtime.batch import (
     PackedBatch,
     batch_of,
+    batch_of_weights,
     batched_operands,
     check_batch_overlap,
     view_products,
@@ -43,6 +43,7 @@ from gemm_tuner.runtime.dlpack import AnyArray, as_array, element_type, new_resu
 from gemm_tuner.runtime.memory import address_of, allocate_aligned
 from gemm_tuner.runtime.packed import PackedWeights
 from gemm_tuner.runtime.pool import configure_pool, run_parts
+from gemm_tuner.runtime.weights import check_weights
 
 # Operand shapes as native/kernel_call.h numbers them.
 _SHAPE_NUMBERS = {
@@ -88,25 +89,30 @@ class Kernel(DirectCall):
         if library.run_address:
             self._prepare()
 
-    def pack(self, w: object) -> PackedWeights:
-        """Return the weights in the layout of this kernel.
+    def pack(
+        self, w: object, *, scales: object = None, zero_points: object = None
+    ) -> PackedWeights:
+        """Return the weights in the layout of this kernel; nothing given is needed any more.
 
         Args:
-            w: (n, k) or (k, n), as the problem's layout says; rows at any distance.
+            w: (n, k) or (k, n), as the problem's layout says; rows at any distance. Elements of 4
+                bits lie two in a byte, as `gemm_tuner.quantise_weights` returns them.
+            scales: (n, groups), where w is of integers that stand for floats.
+            zero_points: (n, groups), where they are unsigned.
 
         Raises:
-            InvalidArray: the type, shape or strides of `w` cannot be used.
+            InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
+                be used.
         """
         memory = allocate_aligned(self.library.packed_weight_bytes)
-        self._pack_into(as_array("w", w), address_of(memory))
+        self._pack_into(memory, w, scales, zero_points)
         return PackedWeights(owner=self.packed_format, memory=memory)
 
-    def _pack_into(self, w: object, packed_w: int) -> None:
-        problem = self.problem
-        is_nk = problem.w_layout is WeightLayout.NK
-        shape = (problem.n, problem.k) if is_nk else (problem.k, problem.n)
-        view = view_matrix("w", w, shape, problem.types.w)
-        self.library.pack_weights(make_weights(view.address, view.leading_dimension), packed_w)
+    def _pack_into(
+        self, memory: NDArray[np.uint8], w: object, scales: object, zero_points: object
+    ) -> None:
+        weights = check_weights(self.problem, w, scales, zero_points)
+        self.library.pack_weights(weights.struct, address_of(memory))
 
     def compute(
         self,
@@ -164,21 +170,26 @@ class Kernel(DirectCall):
         self._run(args, parts)
         return result
 
-    def pack_batch(self, w: object) -> PackedBatch:
+    def pack_batch(
+        self, w: object, *, scales: object = None, zero_points: object = None
+    ) -> PackedBatch:
         """Return the weights of each product of a batch, in the layout of this kernel.
 
         Args:
             w: (batch, n, k) or (batch, k, n), as the problem's layout says.
+            scales: (batch, n, groups), where `pack` needs them.
+            zero_points: (batch, n, groups), where `pack` needs them.
 
         Raises:
-            InvalidArray: the type, shape or strides of `w` cannot be used.
+            InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
+                be used.
         """
         size_bytes = self.library.packed_weight_bytes
         stride_bytes = -(-max(1, size_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        products = batch_of("w", w, "of weights (batch, n, k) or (batch, k, n)")
+        products = batch_of_weights(w, scales, zero_points)
         memory = allocate_aligned(len(products) * stride_bytes).reshape(len(products), -1)
         for product, row in zip(products, memory, strict=True):
-            self._pack_into(product, address_of(row))
+            self._pack_into(row, *product)
         return PackedBatch(packer=self.packed_format, products=memory)
 
     def batch(

@@ -181,7 +181,7 @@ class Space:
         mc = _round_up(max(1, self.problem.m.high), choice.mr)
         nc = _round_up(max(1, self.problem.n), choice.nr)
         share_bytes = (self.cpu.caches.l2_bytes or _UNKNOWN_L2_BYTES) // cut.l2_parts
-        fitting = share_bytes // (kc * self.problem.types.w.size_bytes)
+        fitting = share_bytes // self.problem.types.w.row_bytes(kc)
         # A packed block of x has to stay in L2, or packing it was in vain.
         if cut.residence in {Residence.X, Residence.BOTH} or choice.pack_x:
             mc = min(mc, max(choice.mr, fitting // choice.mr * choice.mr))
@@ -289,7 +289,7 @@ class Space:
     def _kcs(self, family: MicroKernelFamily) -> tuple[int, ...]:
         """Return the depths of a block of k, the first to be tried first."""
         k = max(1, self.problem.k)
-        if family.layout is PackedLayout.COLUMNS:
+        if family.layout is not PackedLayout.PANELS:
             return (k,)
         if not self.problem.types.y_holds_sums:
             # Between blocks of k, sums would go through the workspace, which does not pay.

@@ -35,6 +35,16 @@ _INT8 = frozenset(
     for x in (DType.U8, DType.S8)
     for y in (DType.F32, DType.BF16, DType.F16, DType.S32, DType.S8, DType.U8)
 )
+_WEIGHT_ONLY = {
+    bits: frozenset(
+        OperandTypes(x=x, w=w, accumulator=DType.F32, y=y)
+        for x, y in ((DType.F32, DType.F32), (DType.BF16, DType.BF16), (DType.BF16, DType.F32))
+        for w in integers
+    )
+    for bits, integers in ((8, (DType.S8, DType.U8)), (4, (DType.S4, DType.U4)))
+}
+_W8, _W4 = _WEIGHT_ONLY[8], _WEIGHT_ONLY[4]
+_W4_BF16 = frozenset(types for types in _W4 if types.x is DType.BF16)
 _SCALAR_TILES = ((1, 1), (2, 4), (4, 2), (1, 8))
 
 
@@ -124,6 +134,32 @@ def _dot(
     )
 
 
+def _grouped(
+    name: str,
+    vectors: _Vectors,
+    types: frozenset[OperandTypes],
+    isa: frozenset[IsaFeature],
+    product: str,
+    *,
+    k_step: int = 1,
+) -> MicroKernelFamily:
+    """Return a family of outer products for weights in groups, which three registers unpack."""
+    tiles = _outer_tiles(vectors.lanes, vectors.registers - 3, range(1, 9))
+    return MicroKernelFamily(
+        name=name,
+        types=types,
+        isa=isa,
+        template="grouped",
+        product=product,
+        vectors=vectors.name,
+        lanes=vectors.lanes,
+        registers=vectors.registers,
+        layout=PackedLayout.GROUPS,
+        tiles=_SCALAR_TILES if vectors.lanes == 1 else tiles,
+        k_step=k_step,
+    )
+
+
 # Families that convert to float hold the converted numbers in registers; those of scalars complete
 # the table: any x86-64 CPU can run them. Families of bytes may have to write f16: every CPU with
 # AVX2 has F16C.
@@ -156,6 +192,14 @@ CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
     _outer("avx2_int8",          _V256, _INT8, _AVX2_F16C,   "int8_pairs",     k_step=2),
     _dot  ("avx2_int8_dot",      _V256, _INT8, _AVX2_F16C,   "int8_pairs_dot", k_step=16),
     _outer("scalar_int8",        _V1,   _INT8, _ANY,         "int8_single"),
+
+    _grouped("avx512_w8",      _V512, _W8,      _AVX512,      "w8_float"),
+    _grouped("avx512_w4",      _V512, _W4,      _AVX512,      "w4_float"),
+    _grouped("avx512_bf16_w4", _V512, _W4_BF16, _AVX512_BF16, "w4_bf16_pairs", k_step=2),
+    _grouped("avx2_w8",        _V256, _W8,      _AVX2,        "w8_float"),
+    _grouped("avx2_w4",        _V256, _W4,      _AVX2,        "w4_float"),
+    _grouped("scalar_w8",      _V1,   _W8,      _ANY,         "w8_float"),
+    _grouped("scalar_w4",      _V1,   _W4,      _ANY,         "w4_float"),
 )}
 # fmt: on
 

@@ -98,7 +98,7 @@ def _memory_cycles(problem: Problem, candidate: Candidate, cpu: Cpu, rows: int) 
     x_passes = 1 if x_bytes <= cpu.caches.l2_bytes // 2 else ceil(problem.n / blocking.nc)
     w_passes = 1 if problem.w_bytes <= cpu.caches.l2_bytes // 2 else ceil(rows / blocking.mc)
     if blocking.loop_order in {LoopOrder.JC_IC_IR_JR, LoopOrder.IC_JC_IR_JR} and (
-        blocking.nc * blocking.kc * problem.types.w.size_bytes > cpu.caches.l2_bytes
+        problem.types.w.row_bytes(blocking.nc * blocking.kc) > cpu.caches.l2_bytes
     ):
         # A block of w that does not fit L2 is read again for each tile of rows.
         w_passes *= ceil(min(rows, blocking.mc) / candidate.micro_kernel.mr)

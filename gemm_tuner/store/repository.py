@@ -150,7 +150,7 @@ class Repository:
             ProblemRow.n == problem.n,
             ProblemRow.k == problem.k,
             ProblemRow.types == problem.types.text,
-            ProblemRow.w_layout == problem.w_layout.value,
+            ProblemRow.w_layout == problem.layout_text,
             ProblemRow.epilogue == problem.epilogue.text,
         )
         with self._reading() as connection:
@@ -305,7 +305,7 @@ def _insert_problem(connection: Connection, problem: Problem) -> None:
         n=problem.n,
         k=problem.k,
         types=problem.types.text,
-        w_layout=problem.w_layout.value,
+        w_layout=problem.layout_text,
         epilogue=problem.epilogue.text,
     )
 

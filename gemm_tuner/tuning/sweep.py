@@ -1,9 +1,10 @@
 """A sweep: search the candidates of one problem, in each context, within a budget."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gemm_tuner.bench.isolate import TrialHost
+from gemm_tuner.bench.plain import plain_problem
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.codegen.environment import generator_version
@@ -182,7 +183,9 @@ def sweep(
 
 
 def _start_host(problem: Problem, space: Space, settings: SweepSettings) -> TrialHost:
-    scalar = next(one for one in space.defaults() if one.micro_kernel.family.startswith("scalar"))
+    plain = plain_problem(problem)
+    candidates = replace(space, problem=plain).defaults()
+    scalar = next(one for one in candidates if one.micro_kernel.family.startswith("scalar"))
     family = family_named(scalar.micro_kernel.family)
     return TrialHost(
         problem,
@@ -191,7 +194,7 @@ def _start_host(problem: Problem, space: Space, settings: SweepSettings) -> Tria
         toolchain=settings.toolchain,
         seed=settings.seed,
         scalar_build=compile_kernel(
-            render(problem, scalar, family), isa=family.isa, toolchain=settings.toolchain
+            render(plain, scalar, family), isa=family.isa, toolchain=settings.toolchain
         ),
     )
 

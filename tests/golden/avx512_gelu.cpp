@@ -38,9 +38,10 @@ extern "C" {
 #define GEMM_TUNER_BAD_ARGS 1 /* size_bytes, m, batch, operand_count, phase, part or parts */
 
 /* The weights as the caller stores them: (n, k) or (k, n), as the problem says. Two 4-bit elements
- * lie in one byte, neighbours along a row, the first in the lower half. Where the problem has groups
- * of weights along k, each (column, group) has a scale, and a zero point if the elements are
- * unsigned; otherwise both are NULL. A weight is scale * (element - zero point). */
+ * lie in one byte, neighbours along a row, the first in the lower half; a row starts with a byte,
+ * and the leading dimension is even. Where the problem has groups of weights along k, each (column,
+ * group) has a scale, and a zero point if the elements are unsigned; otherwise both are NULL. A
+ * weight is scale * (element - zero point). */
 typedef struct gemm_tuner_weights {
     uint64_t size_bytes; /* sizeof(gemm_tuner_weights) of the caller */
     const void *elements;

@@ -37,6 +37,10 @@ SOURCES = {
         "f16 1x256x4095 nk bias+relu",
         "avx512_f16_dot_1x4 mc1_nc256_kc4095 jc_ic_jr_ir pf4096 u2",
     ),
+    "avx512_bf16_w4_groups": (
+        "bf16_u4 1..16x1000x4090 nk:g128 bias",
+        "avx512_bf16_w4_4x64 mc16_nc1024_kc4090 jc_ic_jr_ir pf4096",
+    ),
     "scalar": ("f32 5x7x3 nk none", "scalar_f32_2x4 mc6_nc8_kc3 jc_ic_jr_ir"),
 }
 

@@ -11,7 +11,7 @@ from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import STEP_KINDS, Epilogue, Step
 from gemm_tuner.domain.measurement import Measurement, Ratio, Timing
 from gemm_tuner.domain.micro_kernel import MicroKernel
-from gemm_tuner.domain.problem import Problem, Rows, WeightLayout
+from gemm_tuner.domain.problem import GROUP_SIZES, Problem, Rows, WeightLayout
 from gemm_tuner.domain.verdict import Decision, decide
 from gemm_tuner.errors import (
     InvalidCandidate,
@@ -46,6 +46,8 @@ TYPES = [
     "u8_s8_s32_f32",
     "s8_s8_s32_s8",
     "u8_s8_s32_s32",
+    "f32_u8",
+    "bf16_s4",
 ]
 
 
@@ -56,11 +58,15 @@ def problems(draw: st.DrawFn) -> Problem:
     chain = draw(st.lists(steps(), max_size=4))
     offsets = [step for step in chain if step.kind.is_offset]
     others = [step for step in chain if not step.kind.is_offset]
+    k = draw(sizes)
+    column = max(1, k)
+    groups = [size for size in (*GROUP_SIZES, column) if size <= column]
     return Problem(
         m=Rows(low=low, high=draw(st.one_of(st.just(low), st.integers(low, low + 100)))),
         n=draw(sizes),
-        k=draw(sizes),
+        k=k,
         types=types,
+        w_group=draw(st.sampled_from(groups)) if types.is_weight_only else None,
         w_layout=draw(st.sampled_from(WeightLayout)),
         epilogue=Epilogue(
             steps=(
@@ -117,11 +123,35 @@ def test_problem_text_may_leave_out_layout_and_epilogue() -> None:
     assert Problem.parse("f32 1x2x3").text == "f32 1x2x3 nk none"
 
 
+def test_groups_of_weights_are_part_of_the_layout() -> None:
+    problem = Problem.parse("bf16_u4 1x64x200 kn:g128 bias")
+
+    assert problem.text == "bf16_u4_f32_bf16 1x64x200 kn:g128 bias"
+    assert (problem.w_group, problem.w_groups) == (128, 2)
+    # Half a byte for each element, and a float and a byte for each group of each column.
+    assert problem.w_bytes == 64 * 200 // 2 + 64 * 2 * 5
+
+
+def test_no_group_is_longer_than_a_column() -> None:
+    whole = Problem.parse("f32_s8 1x64x100 nk:gk")
+
+    assert Problem.parse("f32_s8 1x64x100 nk:g128") == whole
+    assert whole.w_groups == 1
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
         ("s8 1x2x3", "does not say the types"),
-        ("f32_s8_f32_f32 1x2x3", "do not go together"),
+        ("f32_s32_f32_f32 1x2x3", "do not go together"),
+        ("u8_s4_s32_f32 1x2x3", "do not go together"),
+        ("f32_s8_f32_s8 1x2x3 nk:g32", "do not go together"),
+        ("f32_s8_f32_f32 1x2x3", "need groups"),
+        ("f32 1x2x3 nk:g32", "need groups"),
+        ("f32_s8 1x2x99 nk:g33", "groups of 33"),
+        ("f32_s8 1x2x99 nk:g0", "groups of 0"),
+        ("f32_s8 1x2x99 nk:32", "'nk:32'"),
+        ("f32_s8 1x2x99 nk:g", "'nk:g'"),
         ("u8_s8_f32_f32 1x2x3", "do not go together"),
         ("f32 -1x2x3", "m = '-1'|m = -1"),
         ("f32 4x-2x3", "n = -2"),

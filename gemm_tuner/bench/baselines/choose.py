@@ -141,7 +141,10 @@ def check_baseline(
     expected = case.expected
     if not baseline.fuses_epilogue:
         expected = compute_expected(replace(problem, epilogue=NO_EPILOGUE), case.inputs)
-    tolerance = max(_TOLERANCE, _ROUNDINGS_TO_Y * problem.types.y.unit_roundoff)
+    # Beside quantised weights, a library computes with weights rounded to the type of x.
+    rounded_to = {problem.types.y} | ({problem.types.x} if problem.types.is_weight_only else set())
+    roundoff = max(dtype.unit_roundoff for dtype in rounded_to)
+    tolerance = max(_TOLERANCE, _ROUNDINGS_TO_Y * roundoff)
     bounds = _FACTOR * expected.bounds + tolerance * (1.0 + np.abs(expected.values))
 
     sample = callee.sample(weights.struct, warm_up_calls=0, timed_calls=1)

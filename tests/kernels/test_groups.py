@@ -1,0 +1,110 @@
+"""Quantised weights: sizes of groups, tails of k in them, and numbers worked out by hand."""
+
+import numpy as np
+import pytest
+from proof import Subject, prove_all
+
+from gemm_tuner import quantise_weights
+from gemm_tuner.build.compile import Build, compile_kernel
+from gemm_tuner.build.toolchain import Toolchain, find_toolchain
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.runtime.load import Kernel, load_kernel
+from gemm_tuner.space.catalog import CATALOG, family_named
+
+FAMILIES = [family for family in CATALOG.values() if family.layout is PackedLayout.GROUPS]
+
+
+@pytest.fixture(scope="module")
+def toolchain() -> Toolchain:
+    return find_toolchain()
+
+
+@pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
+def family(request: pytest.FixtureRequest) -> MicroKernelFamily:
+    wanted: MicroKernelFamily = request.param
+    missing = wanted.isa - detect_cpu().isa
+    if missing:
+        pytest.skip(f"this CPU lacks {sorted(missing)}")
+    return wanted
+
+
+def _candidate(family: MicroKernelFamily, k: int, extras: str = "") -> str:
+    nr = 2 * family.lanes if family.lanes > 1 else 4
+    return f"{family.name}_2x{nr} mc4_nc{2 * nr}_kc{max(1, k)} jc_ic_jr_ir{extras}"
+
+
+def test_groups_of_every_size_with_every_tail(
+    family: MicroKernelFamily, toolchain: Toolchain
+) -> None:
+    texts = sorted(types.text for types in family.types)
+    cases = [
+        *(("g32", k) for k in (0, 1, 31, 32, 33, 64, 71, 100)),
+        *(("g64", k) for k in (64, 65, 127, 200)),
+        *(("g128", k) for k in (128, 131, 384)),
+        *(("gk", k) for k in (1, 7, 40, 133)),
+    ]
+    subjects = [
+        Subject(
+            problem=f"{texts[number % len(texts)]} 0..5x{3 * family.lanes + 1}x{k} "
+            f"{('nk', 'kn')[number % 2]}:{groups} bias",
+            candidate=_candidate(family, k, ("", " pack_x u2", " pf4096 u4 grid1x2")[number % 3]),
+        )
+        for number, (groups, k) in enumerate(cases)
+    ]
+
+    wrong = prove_all(subjects, toolchain)
+
+    assert not wrong
+
+
+@pytest.mark.parametrize("w_type", ["s8", "u8", "s4", "u4"])
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+def test_a_kernel_computes_what_its_weights_stand_for(
+    w_type: str, layout: str, toolchain: Toolchain
+) -> None:
+    family = family_named(f"scalar_w{w_type[1]}")
+    kernel = _load(f"f32_{w_type} 3x5x70 {layout}:g32 none", family, toolchain)
+    random = np.random.default_rng(7)
+    w = random.standard_normal((5, 70) if layout == "nk" else (70, 5), np.float32)
+    x = random.standard_normal((3, 70), np.float32)
+    quantised = quantise_weights(w, w_type, group=32, w_layout=layout)
+
+    packed = kernel.pack(quantised.w, scales=quantised.scales, zero_points=quantised.zero_points)
+    y = np.asarray(kernel(x, packed))
+
+    # The quantised weights are within half a step of w, and no step is larger than this.
+    columns = w if layout == "nk" else w.T
+    step = 2 * np.abs(w).max() / (2 ** int(w_type[1]) - 2)
+    assert np.all(np.abs(y - x @ columns.T) <= np.abs(x).sum(axis=1, keepdims=True) * 0.51 * step)
+
+
+def test_numbers_worked_out_by_hand(toolchain: Toolchain) -> None:
+    kernel = _load("f32_u4 1x2x33 nk:g32 none", family_named("scalar_w4"), toolchain)
+    x = np.zeros((1, 33), np.float32)
+    x[0, [0, 1, 32]] = 1.0, 10.0, 100.0
+    w = np.zeros((2, 17), np.uint8)
+    w[0, 0], w[0, 16] = 0x3F, 0x05  # elements 15, 3 and, in the second group, 5
+    w[1, 0], w[1, 16] = 0x20, 0x0E  # elements 0, 2 and 14
+    scales = np.array([[0.5, 2.0], [1.0, 0.25]], np.float32)
+    zero_points = np.array([[7, 4], [1, 15]], np.uint8)
+
+    y = np.asarray(kernel(x, kernel.pack(w, scales=scales, zero_points=zero_points)))
+
+    assert y.tolist() == [
+        [
+            0.5 * (8 * 1 - 4 * 10) + 2.0 * 1 * 100,
+            1.0 * (-1 * 1 + 1 * 10) + 0.25 * -1 * 100,
+        ]
+    ]
+
+
+def _load(problem: str, family: MicroKernelFamily, toolchain: Toolchain) -> Kernel:
+    asked = Problem.parse(problem)
+    candidate = Candidate.parse(_candidate(family, asked.k))
+    build = compile_kernel(render(asked, candidate, family), isa=family.isa, toolchain=toolchain)
+    assert isinstance(build, Build)
+    return load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
