@@ -193,6 +193,9 @@ class Space:
         return _round_up(ceil(self.problem.k / slices), 16)
 
     def _default(self, family: MicroKernelFamily, mr: int, nr: int) -> Choice:
+        # A chunk of weights in groups is several steps, and is converted before it is used.
+        is_unrolled = family.layout is PackedLayout.GROUPS
+        prefers_prefetch = is_unrolled or self.problem.m.high > 1
         streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
         kc = self._kcs(family)[0]
         x_bytes = self.problem.m.high * kc * self.problem.types.x.size_bytes
@@ -208,8 +211,8 @@ class Space:
             kc=kc,
             cut=cut,
             pack_x=False,
-            prefetch_w_bytes=16384 if streams_weights and self.problem.m.high > 1 else 0,
-            k_unroll=1 if mr * nr >= 8 * family.lanes else 4,
+            prefetch_w_bytes=16384 if streams_weights and prefers_prefetch else 0,
+            k_unroll=1 if is_unrolled or mr * nr >= 8 * family.lanes else 4,
             grid=self._grids(family, mr, nr)[0],
         )
 

@@ -62,7 +62,7 @@ ROWS = [
 # micro-kernels of f32 and bf16. Of those for quantised weights, those of AVX-512 with zero points
 # are, which do the most; test_groups.py proves the rest.
 _FEW = {"u8_s8_s32_u8", "s8_s8_s32_f32", "f16"}
-_FEW_QUANTISED = {"bf16_u8_f32_bf16", "bf16_u4_f32_f32"}
+_FEW_QUANTISED = {"bf16_u8_f32_bf16", "f32_u4_f32_f32"}
 FEW_ROWS = [
     row
     for row in ROWS
