@@ -670,8 +670,10 @@ int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part,
     X *workspace = reinterpret_cast<X *>(blocks_of_x + part * x_sums_bytes);
     // A large batch is dealt out whole products at a time; otherwise every product is cut.
     const bool deals_products = parts == 1 || args->batch >= parts;
-    const int64_t first = deals_products ? args->batch * part / parts : 0;
-    const int64_t last = deals_products ? args->batch * (part + 1) / parts : args->batch;
+    // A division takes as long as the smallest of products: none where there is one part.
+    const bool shares_batch = deals_products && parts > 1;
+    const int64_t first = shares_batch ? args->batch * part / parts : 0;
+    const int64_t last = shares_batch ? args->batch * (part + 1) / parts : args->batch;
     for (int64_t item = first; item < last; ++item)
     {
         const Call call = read_args(*args, item);
