@@ -7,7 +7,6 @@ import pytest
 
 from gemm_tuner.bench.baselines.libxsmm import Libxsmm
 from gemm_tuner.bench.baselines.mkl import Mkl
-from gemm_tuner.bench.baselines.onednn import find_onednn
 from gemm_tuner.bench.baselines.onnx_runtime import OnnxRuntime
 from gemm_tuner.bench.baselines.openblas import find_openblas
 from gemm_tuner.bench.baselines.torch_eager import TorchEager
@@ -17,6 +16,7 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.cpu import isa_text, parse_isa
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.runtime.onednn import find_onednn
 
 
 def _find_libxsmm() -> object:

@@ -92,7 +92,7 @@ def _call(client: Client, problem: Problem) -> None:
     """Fetch the kernel for a problem, call it, check the result and print its speed."""
     kernel = client.kernel(problem)
     if isinstance(kernel, FallbackKernel):
-        print_line(f"NumPy computes {problem.text}: {kernel.reason}")
+        print_line(f"{kernel.library} computes {problem.text}: {kernel.reason}")
     else:
         print_line(f"{problem.text}: {kernel.candidate.text}, sha256 {kernel.artifact.sha256[:12]}")
     inputs = make_inputs(problem, InputKind.NORMAL, _SEED)

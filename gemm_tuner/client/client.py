@@ -1,4 +1,4 @@
-"""From a problem to a callable kernel: memory, service, cache directory, or NumPy with a reason."""
+"""From a problem to a callable kernel: memory, service, cache directory, or a library instead."""
 
 import logging
 from collections.abc import Iterable
@@ -83,7 +83,7 @@ class Client:
 
         It comes from memory, else from what the service answers now, else, when the service is
         away, from the cache directory. Where none is to be had, or the baseline is faster, a
-        `FallbackKernel` says why in its `reason`.
+        `FallbackKernel` computes the same with oneDNN, or else NumPy, and says why in its `reason`.
 
         Args:
             problem: a problem, or its text such as `f32 128x3072x768 nk bias+gelu_erf`.
@@ -125,13 +125,13 @@ class Client:
             return self._served_kernel(question, kept)
         except ServiceUnreachable as error:
             kernel = self._kept_kernel(question, kept) if kept is not None else None
-            return kernel or FallbackKernel(problem=question.problem, reason=str(error))
+            return kernel or _fallback(question, str(error))
 
     def _served_kernel(self, question: _Question, kept: bytes | None) -> Kernel | FallbackKernel:
         answer, verdict = self._resolve(question, kept)
         artifact = _artifact_of(verdict)
         if artifact is None:
-            kernel: Kernel | FallbackKernel = _fallback(question, verdict)
+            kernel: Kernel | FallbackKernel = _fallback(question, _reason(verdict))
         else:
             binary = self._cache.artifact(artifact.sha256)
             if binary is None:
@@ -150,7 +150,7 @@ class Client:
             verdict = self._open(parse_answer(kept), question, keys)
             artifact = _artifact_of(verdict)
             if artifact is None:
-                return _fallback(question, verdict)
+                return _fallback(question, _reason(verdict))
             binary = self._cache.artifact(artifact.sha256)
             return None if binary is None else self._load(binary, artifact, question)
         except (KernelRejected, IsaNotUsable) as error:
@@ -217,8 +217,8 @@ def _artifact_of(verdict: VerdictPayload) -> Artifact | None:
     return verdict.artifact.to_domain() if verdict.artifact else None
 
 
-def _fallback(question: _Question, verdict: VerdictPayload) -> FallbackKernel:
-    return FallbackKernel(problem=question.problem, reason=_reason(verdict))
+def _fallback(question: _Question, reason: str) -> FallbackKernel:
+    return FallbackKernel(problem=question.problem, reason=reason, threads=question.context.threads)
 
 
 def _reason(verdict: VerdictPayload) -> str:

@@ -1,16 +1,14 @@
-"""What runs when no kernel is served: the same calls as a kernel, on NumPy."""
+"""What runs when no kernel is served: the same calls as a kernel, on oneDNN or NumPy."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemm_tuner.domain.dtype import DType
-from gemm_tuner.domain.epilogue import OperandShape
-from gemm_tuner.domain.problem import Problem, WeightLayout
-from gemm_tuner.errors import InvalidArray
+from gemm_tuner.domain.context import MAX_THREADS
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import BaselineMissing, InvalidArray, InvalidSetting
 from gemm_tuner.runtime.arrays import (
     NUMPY_TYPES,
     check_operand_names,
@@ -21,41 +19,55 @@ from gemm_tuner.runtime.arrays import (
 )
 from gemm_tuner.runtime.batch import PackedBatch, batch_of, batch_of_weights, products_of
 from gemm_tuner.runtime.dlpack import AnyArray, as_array, new_result
+from gemm_tuner.runtime.memory import allocate_aligned
+from gemm_tuner.runtime.numpy_layer import NumpyLayer
+from gemm_tuner.runtime.onednn_layer import OneDnnLayer
 from gemm_tuner.runtime.packed import PackedWeights
-from gemm_tuner.runtime.quantise import QuantisedWeights, dequantise_weights
-from gemm_tuner.runtime.weights import check_weights
+from gemm_tuner.runtime.weights import StoredWeights, check_weights
 
-_ERF_COEFFICIENTS = np.array(
-    [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592], np.float32
-)
+Array = NDArray[Any]
 
 
-def _gelu_erf(_xp: object, value: NDArray[np.float32], _operand: None) -> NDArray[np.float32]:
-    """Return x times the normal distribution function of x, in whole-array steps.
+class _Layer(Protocol):
+    """A problem computed by a library."""
 
-    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: the error of erf is
-    at most 1.5e-7.
-    """
-    magnitude = np.abs(value) * np.float32(0.7071067811865476)
-    t = 1 / (1 + np.float32(0.3275911) * magnitude)
-    polynomial = t * np.polyval(_ERF_COEFFICIENTS, t)
-    tail = polynomial * np.exp(-magnitude * magnitude) / 2
-    return np.asarray(value * np.where(value < 0, tail, 1 - tail), dtype=np.float32)
+    text: str  # the name and version of the library
 
+    def pack(self, weights: StoredWeights) -> Array:
+        """Return a copy of the weights in the layout of the library."""
 
-# NumPy has no erf: the table's reference calls Python for each element.
-_WHOLE_ARRAY_STEPS: dict[str, Callable[..., NDArray[np.generic]]] = {"gelu_erf": _gelu_erf}
+    def compute(
+        self, x: Array, packed: Array, y: Array, operands: Sequence[Array], threads: int | None
+    ) -> None:
+        """Write `epilogue(x @ w)` to y; the operands are in the order of the epilogue."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FallbackKernel:
-    """A problem computed by NumPy, in float32 or integers, and the reason why no kernel does it.
+    """A problem computed by oneDNN, or else by NumPy, and the reason why no kernel does it.
 
-    It is called like a `Kernel`: pack the weights once, then call.
+    It is called like a `Kernel`: pack the weights once, then call, from any number of threads.
+    `library` says what computes: `onednn 3.2.0`. If that is NumPy, `reason` ends with what keeps
+    oneDNN from it.
     """
 
-    problem: Problem
-    reason: str
+    def __init__(self, *, problem: Problem, reason: str, threads: int | None = None) -> None:
+        """Choose the library.
+
+        A call uses `threads` threads if it does not say how many; None leaves it to the library.
+        """
+        self.problem = problem
+        self.threads = threads
+        try:
+            self._layer: _Layer = OneDnnLayer(problem, threads)
+            self.reason = reason
+        except BaselineMissing as refusal:
+            self._layer = NumpyLayer(problem)
+            self.reason = f"{reason} NumPy computes instead of oneDNN: {refusal}"
+
+    @property
+    def library(self) -> str:
+        """Return the name and version of the library that computes."""
+        return self._layer.text
 
     def pack(
         self, w: object, *, scales: object = None, zero_points: object = None
@@ -66,16 +78,8 @@ class FallbackKernel:
             InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
                 be used.
         """
-        problem = self.problem
-        weights = check_weights(problem, w, scales, zero_points)
-        if weights.scales is not None:
-            quantised = QuantisedWeights(weights.w, weights.scales, weights.zero_points)
-            columns = dequantise_weights(problem, quantised).astype(np.float32)
-            return PackedWeights(owner=self._name, memory=columns.T)
-        is_nk = problem.w_layout is WeightLayout.NK
-        # Sums of integers are exact in float64.
-        copied = weights.w.astype(np.float64 if problem.types.w.is_integer else np.float32)
-        return PackedWeights(owner=self._name, memory=copied.T if is_nk else copied)
+        weights = check_weights(self.problem, w, scales, zero_points)
+        return PackedWeights(owner=self._name, memory=self._layer.pack(weights))
 
     def __call__(
         self,
@@ -83,16 +87,18 @@ class FallbackKernel:
         packed: PackedWeights,
         *,
         out: AnyArray | None = None,
-        threads: int | None = None,  # noqa: ARG002 - NumPy chooses its threads itself
+        threads: int | None = None,
         **operands: object,
     ) -> AnyArray:
         """Return `epilogue(x @ w)`; the arguments are those of `Kernel`.
 
         Raises:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
+            InvalidSetting: `threads` is out of range.
         """
         problem = self.problem
         packed.check_owner(self._name)
+        wanted = self._wanted_threads(threads)
         given = as_array("x", x)
         if not isinstance(given, np.ndarray) or given.ndim != 2 or len(given) not in problem.m:
             raise InvalidArray(
@@ -107,11 +113,10 @@ class FallbackKernel:
         view_output(y, shape, problem.types.y)
         assert isinstance(y, np.ndarray)
         if out is not None:
-            check_overlap(y, "x", given)
-        # A kernel computes with infinities in silence, and so does its substitute.
-        with np.errstate(all="ignore"):
-            product = np.matmul(given.astype(packed.memory.dtype, copy=False), packed.memory)
-            y[...] = _rounded(self._epilogue(product, packed.memory, arrays), problem.types.y)
+            names = [operand.name for operand in problem.epilogue.operands]
+            for name, array in zip(("x", *names), (given, *arrays), strict=True):
+                check_overlap(y, name, array)
+        self._layer.compute(given, packed.memory, y, arrays, wanted)
         return result
 
     def pack_batch(
@@ -127,9 +132,7 @@ class FallbackKernel:
             self.pack(one, scales=scale, zero_points=zero).memory
             for one, scale, zero in batch_of_weights(w, scales, zero_points)
         ]
-        return PackedBatch(
-            packer=self._name, products=np.stack(copies) if copies else np.empty((0, 0, 0))
-        )
+        return PackedBatch(packer=self._name, products=_stacked(copies))
 
     def batch(
         self,
@@ -144,6 +147,7 @@ class FallbackKernel:
 
         Raises:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
+            InvalidSetting: `threads` is out of range.
         """
         given = batch_of("x", x, "(batch, m, k)")
         count = len(given)
@@ -164,7 +168,13 @@ class FallbackKernel:
 
     @property
     def _name(self) -> str:
-        return f"NumPy for {self.problem.text}"
+        threads = "" if self.threads is None else f" in {self.threads} threads"
+        return f"{self.library} for {self.problem.text}{threads}"
+
+    def _wanted_threads(self, threads: int | None) -> int | None:
+        if threads is not None and not 1 <= threads <= MAX_THREADS:
+            raise InvalidSetting(f"threads = {threads} is out of range; use 1 to {MAX_THREADS}.")
+        return self.threads if threads is None else threads
 
     def _operand_arrays(
         self, operands: dict[str, object], shape: tuple[int, int]
@@ -182,34 +192,10 @@ class FallbackKernel:
             for wanted in epilogue.operands
         ]
 
-    def _epilogue(
-        self,
-        value: NDArray[np.generic],
-        w: NDArray[np.generic],
-        arrays: list[NDArray[np.generic]],
-    ) -> NDArray[np.generic]:
-        remaining = iter(arrays)
-        for step in self.problem.epilogue.steps:
-            kind = step.kind
-            operand: NDArray[np.generic] | None = None
-            if kind.operand is not OperandShape.NONE:
-                operand = next(remaining).astype(value.dtype, copy=False)
-                if kind.operand is OperandShape.COLUMN_VECTOR:
-                    operand = operand[:, np.newaxis]
-                if kind.is_offset:
-                    operand = operand * w.sum(axis=0)
-            compute: Callable[..., NDArray[np.generic]] = _WHOLE_ARRAY_STEPS.get(
-                kind.name, kind.reference
-            )
-            value = np.asarray(compute(np, value, operand, *step.parameters), dtype=value.dtype)
-        return value
 
-
-def _rounded(value: NDArray[Any], dtype: DType) -> NDArray[Any]:
-    """Return a result in its type: integers are rounded to even and saturated, NaN is the least."""
-    wanted = NUMPY_TYPES[dtype]
-    if not dtype.is_integer:
-        return value.astype(wanted, copy=False)
-    limits = np.iinfo(wanted)
-    finite = np.where(np.isnan(value), limits.min, value)
-    return np.clip(np.rint(finite), limits.min, limits.max).astype(wanted)
+def _stacked(copies: list[Array]) -> Array:
+    """Return arrays one behind the other in aligned memory."""
+    if not copies:
+        return np.empty((0, 0, 0))
+    memory = allocate_aligned(sum(copy.nbytes for copy in copies)).view(copies[0].dtype)
+    return np.stack(copies, out=memory.reshape(len(copies), *copies[0].shape))

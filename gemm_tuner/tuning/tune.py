@@ -19,8 +19,8 @@ from gemm_tuner.tuning.sweep import SweepSettings, sweep
 class Tuned:
     """The verdict on a problem, the trials it rests on, and what to call.
 
-    `kernel` is the winner, or, where the baseline is faster, the same computed by NumPy with the
-    reason.
+    `kernel` is the winner, or, where the baseline is faster, the same computed by oneDNN, or else
+    NumPy, with the reason.
     """
 
     verdict: Verdict
@@ -68,7 +68,7 @@ def tune(
     kernel = (
         load_kernel(binary, artifact=artifact, cpu=cpu, threads=threads)
         if artifact and binary
-        else FallbackKernel(problem=asked, reason=_reason(result.verdict))
+        else FallbackKernel(problem=asked, reason=_reason(result.verdict), threads=threads)
     )
     return Tuned(verdict=result.verdict, finalists=result.finalists, kernel=kernel)
 

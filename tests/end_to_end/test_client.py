@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from libraries import take_onednn_away
 from served import PROBLEM, Edit, Site, keep_trial
 
 from gemm_tuner import Client
@@ -76,7 +77,7 @@ def test_kernels_come_from_the_cache_when_the_service_is_away(site: Site, tmp_pa
     _assert_computes(kernel, PROBLEM)
 
 
-def test_without_service_and_cache_numpy_computes_and_says_why(tmp_path: Path) -> None:
+def test_without_service_and_cache_a_library_computes_and_says_why(tmp_path: Path) -> None:
     kernel = Client("http://127.0.0.1:9", cache_dir=tmp_path / "cache").kernel(PROBLEM)
 
     assert isinstance(kernel, FallbackKernel)
@@ -92,7 +93,8 @@ def test_an_untuned_problem_falls_back_with_the_reason(site: Site, tmp_path: Pat
     assert "nothing was tuned for 'f32 3x5x7 nk none'" in kernel.reason
 
 
-def test_a_faster_baseline_falls_back_with_the_ratio(build: Build, tmp_path: Path) -> None:
+@pytest.mark.baseline("onednn")
+def test_a_faster_baseline_is_what_computes(build: Build, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/slow.sqlite3"
     repository = Repository(open_database(url))
     keep_trial(repository, build, cpu=detect_cpu(), speed=0.5)
@@ -103,6 +105,28 @@ def test_a_faster_baseline_falls_back_with_the_ratio(build: Build, tmp_path: Pat
 
     assert isinstance(kernel, FallbackKernel)
     assert "0.500 times its speed" in kernel.reason
+    assert kernel.library.startswith("onednn 3.")
+    assert kernel.threads == 1
+    _assert_computes(kernel, PROBLEM)
+
+
+def test_without_the_faster_baseline_numpy_computes_and_says_why(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_onednn_away(monkeypatch)
+    url = f"sqlite:///{tmp_path}/slow.sqlite3"
+    repository = Repository(open_database(url))
+    keep_trial(repository, build, cpu=detect_cpu(), speed=0.5)
+    slow = Site.at(url, tmp_path / "key.pem", repository)
+
+    with slow.serving() as address:
+        kernel = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    assert isinstance(kernel, FallbackKernel)
+    assert "0.500 times its speed" in kernel.reason
+    assert "oneDNN was taken away" in kernel.reason
+    assert kernel.library.startswith("numpy 2.")
+    _assert_computes(kernel, PROBLEM)
 
 
 @pytest.mark.parametrize("folder", ["artifacts", "answers"])

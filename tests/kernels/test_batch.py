@@ -1,9 +1,10 @@
-"""Products of the same sizes in one call: kernels, and NumPy in their place."""
+"""Products of the same sizes in one call: kernels, and oneDNN or NumPy in their place."""
 
 from typing import Any
 
 import numpy as np
 import pytest
+from libraries import take_onednn_away
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.inputs import InputKind, make_inputs
@@ -34,11 +35,21 @@ def make_kernel(problem: Problem, threads: int) -> Kernel:
     return load_kernel(build.binary, artifact=build.artifact, cpu=cpu, threads=threads)
 
 
-@pytest.fixture(params=["kernel", "kernel in two threads", "NumPy"])
-def make(request: pytest.FixtureRequest) -> Any:  # noqa: ANN401 - a function of a problem
+@pytest.fixture(
+    params=[
+        "kernel",
+        "kernel in two threads",
+        pytest.param("oneDNN", marks=pytest.mark.baseline("onednn")),
+        "NumPy",
+    ]
+)
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401 - a function of a problem
+    if request.param == "NumPy":
+        take_onednn_away(monkeypatch)
+
     def make_one(text: str) -> AnyKernel:
         problem = Problem.parse(text)
-        if request.param == "NumPy":
+        if "kernel" not in request.param:
             return FallbackKernel(problem=problem, reason="a test asked for it")
         return make_kernel(problem, 2 if "two" in request.param else 1)
 

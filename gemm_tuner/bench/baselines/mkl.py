@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.baseline import CBaseline
-from gemm_tuner.bench.baselines.wheels import find_in_wheel, wheel_version
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import DType
@@ -16,6 +15,7 @@ from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.runtime.arrays import NUMPY_TYPES
 from gemm_tuner.runtime.memory import address_of
+from gemm_tuner.runtime.wheels import find_in_wheel, wheel_version
 
 _WHEEL = "mkl"
 _LIBRARY = "libmkl_rt.so.3"

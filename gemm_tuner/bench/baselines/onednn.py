@@ -5,61 +5,21 @@ from pathlib import Path
 
 from gemm_tuner.bench.baselines.baseline import CBaseline
 from gemm_tuner.bench.baselines.chain import Link, split_chain
-from gemm_tuner.bench.baselines.wheels import find_in_wheel
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.workload import Workload
-from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.runtime.memory import address_of
+from gemm_tuner.runtime.onednn import (
+    BINARY,
+    DATA_TYPES,
+    ELEMENTWISE,
+    LINEAR,
+    find_onednn,
+    load_library,
+)
 
-_WHEEL = "onednn-cpu-gomp"
-_LIBRARY = "libdnnl.so.3"
-_OPENMP = "libgomp"  # not in the wheel
-
-# Algorithms of oneDNN by their number in its C API, version 3.
-_RELU = 0x20
-_TANH = 0x21
-_LINEAR = 0x26
-_LOGISTIC = 0x29
-_GELU_TANH = 0x2B
-_SWISH = 0x2C
-_CLIP = 0x2E
-_GELU_ERF = 0x31
-_HARDSWISH = 0x34
-_BINARY_ADD = 0x1FFF0
-_BINARY_MUL = 0x1FFF1
-
-_DATA_TYPES = {
-    DType.F16: 1,
-    DType.BF16: 2,
-    DType.F32: 3,
-    DType.S32: 4,
-    DType.S8: 5,
-    DType.U8: 6,
-}
-
-# The element-wise function of a step: algorithm, then alpha and beta, which are the parameters of
-# the step if it has any.
-_ELEMENTWISE: dict[str, tuple[int, tuple[float, ...]]] = {
-    "relu": (_RELU, (0.0, 0.0)),
-    "leaky_relu": (_RELU, ()),
-    "clamp": (_CLIP, ()),
-    "hardswish": (_HARDSWISH, (1.0 / 6.0, 0.5)),
-    "sigmoid": (_LOGISTIC, (0.0, 0.0)),
-    "silu": (_SWISH, (1.0, 0.0)),
-    "tanh": (_TANH, (0.0, 0.0)),
-    "gelu_tanh": (_GELU_TANH, (0.0, 0.0)),
-    "gelu_erf": (_GELU_ERF, (0.0, 0.0)),
-}
-_BINARY = {
-    "bias": _BINARY_ADD,
-    "add": _BINARY_ADD,
-    "mul": _BINARY_MUL,
-    "channel_scale": _BINARY_MUL,
-    "row_scale": _BINARY_MUL,
-}
 _SCALE = "scale"
 
 
@@ -130,7 +90,7 @@ class OneDnn(CBaseline):
             BaselineMissing: oneDNN refuses the problem, or has no such step.
         """
         for link in split_chain(workload).others:
-            if link.name not in {_SCALE, *_ELEMENTWISE, *_BINARY}:
+            if link.name not in {_SCALE, *ELEMENTWISE, *BINARY}:
                 raise BaselineMissing(
                     f"oneDNN cannot fuse the step {link.step.text!r} of {workload.problem.text}; "
                     "choose another baseline."
@@ -183,25 +143,8 @@ def load_onednn(library: Path, driver: Path) -> ctypes.CDLL:
     Raises:
         BaselineMissing: the system cannot load one of them.
     """
-    try:
-        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-        return ctypes.CDLL(str(driver))
-    except OSError as error:
-        advice = (
-            "install it from the system's packages: libgomp1 on Debian, libgomp on RHEL"
-            if _OPENMP in str(error)
-            else 'run: pip install --force-reinstall "gemm-tuner[onednn]"'
-        )
-        raise BaselineMissing(f"oneDNN does not load: {error}; {advice}.") from error
-
-
-def find_onednn() -> Path:
-    """Return the library of the installed wheel.
-
-    Raises:
-        BaselineMissing: there is none.
-    """
-    return find_in_wheel(_WHEEL, _LIBRARY, install='pip install "gemm-tuner[onednn]"')
+    load_library(library, mode=ctypes.RTLD_GLOBAL)
+    return load_library(driver)
 
 
 def _describe(workload: Workload) -> _DescriptionStruct:
@@ -214,15 +157,15 @@ def _describe(workload: Workload) -> _DescriptionStruct:
         workload.rows,
         problem.n,
         problem.k,
-        _DATA_TYPES[problem.types.x],
-        _DATA_TYPES[problem.types.w],
-        _DATA_TYPES[problem.types.y],
+        DATA_TYPES[problem.types.x],
+        DATA_TYPES[problem.types.w],
+        DATA_TYPES[problem.types.y],
         1 if is_nk else problem.n,
         problem.k if is_nk else 1,
         address_of(workload.x),
         address_of(workload.y),
         _address_of(chain.bias),
-        _DATA_TYPES[chain.bias.dtype] if chain.bias else 0,
+        DATA_TYPES[chain.bias.dtype] if chain.bias else 0,
         _address_of(chain.scale),
         _address_of(chain.channel_scale),
         _address_of(chain.x_zero_point),
@@ -234,20 +177,20 @@ def _describe(workload: Workload) -> _DescriptionStruct:
 
 def _describe_step(link: Link, workload: Workload) -> _StepStruct:
     if link.array is None:
-        algorithm, constants = _ELEMENTWISE[link.name]
+        algorithm, constants = ELEMENTWISE[link.name]
         alpha, beta = (*link.step.parameters, *constants, 0.0)[:2]
         return _StepStruct(algorithm, alpha, beta, 0, 0, 0, None)
     shape = link.step.kind.operand
     if shape is OperandShape.SCALAR:
         # Known when the primitive is made, which gives oneDNN a constant instead of an operand.
-        return _StepStruct(_LINEAR, float(link.array[0]), 0.0, 0, 0, 0, None)
+        return _StepStruct(LINEAR, float(link.array[0]), 0.0, 0, 0, 0, None)
     return _StepStruct(
-        _BINARY[link.name],
+        BINARY[link.name],
         0.0,
         0.0,
         1 if shape is OperandShape.ROW_VECTOR else workload.rows,
         1 if shape is OperandShape.COLUMN_VECTOR else workload.problem.n,
-        _DATA_TYPES[link.dtype],
+        DATA_TYPES[link.dtype],
         address_of(link.array),
     )
 

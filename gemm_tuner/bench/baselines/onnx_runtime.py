@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.onnx_model import X, Y, write_model
 from gemm_tuner.bench.baselines.python_callee import PythonCallee
-from gemm_tuner.bench.baselines.wheels import wheel_version
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import F32, DType
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.runtime.memory import address_of
+from gemm_tuner.runtime.wheels import wheel_version
 
 _WHEEL = "onnxruntime"
 _INSTALL = 'pip install "gemm-tuner[peers]"'

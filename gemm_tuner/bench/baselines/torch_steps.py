@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.chain import Link
-from gemm_tuner.bench.baselines.wheels import wheel_version
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.errors import BaselineMissing
+from gemm_tuner.runtime.wheels import wheel_version
 
 _WHEEL = "torch"
 _INSTALL = "pip install torch"
