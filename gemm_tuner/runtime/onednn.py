@@ -5,6 +5,7 @@ kernel is faster.
 """
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -164,7 +165,10 @@ class OneDnnLibrary:
         self._size_of.argtypes = (_OBJECT,)
         self._size_of.restype = ctypes.c_size_t
         self._set_max_threads = library.omp_set_num_threads
-        self.engine = self.create("engine", _CPU, 0)
+        self._process = os.getpid()
+        # It outlives all that is made for it.
+        self.engine = ctypes.c_void_p()
+        self.call("engine_create", ctypes.byref(self.engine), _CPU, 0)
 
     @property
     def text(self) -> str:
@@ -179,15 +183,19 @@ class OneDnnLibrary:
         return threads
 
     @contextmanager
-    def in_threads(self, threads: int | None) -> Iterator[None]:
-        """Let the calling thread use `threads` threads of OpenMP; None for what it uses anyway."""
-        if threads is None:
-            yield
+    def in_threads(self, threads: int | None) -> Iterator[int | None]:
+        """Let the calling thread use `threads` threads of OpenMP; None for what it uses anyway.
+
+        In a forked child it is one, because GNU's OpenMP waits for the others for ever there.
+        """
+        usable = threads if os.getpid() == self._process else 1
+        if usable is None:
+            yield None
             return
         before = self.max_threads()
-        self._set_max_threads(threads)
+        self._set_max_threads(usable)
         try:
-            yield
+            yield usable
         finally:
             self._set_max_threads(before)
 

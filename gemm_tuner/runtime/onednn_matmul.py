@@ -63,6 +63,7 @@ class OneDnnMatmul:
         _check_problem(problem)
         self._library = library
         self._problem = problem
+        self._threads = threads
         self._primitive = lru_cache(_KEPT_PRIMITIVES)(self._make_primitive)
         in_any_layout = library.matrix_in_any_layout((problem.k, problem.n), problem.types.w)
         with library.in_threads(threads):
@@ -90,11 +91,12 @@ class OneDnnMatmul:
         problem, library, engine = self._problem, self._library, self._library.engine
         strides = (1, problem.k) if problem.w_layout is WeightLayout.NK else (problem.n, 1)
         given = library.array((problem.k, problem.n), problem.types.w, strides)
-        description = library.create(
-            "reorder_primitive_desc", given, engine, self._layout, engine, None
-        )
-        reorder = _Primitive(library, description, [(SOURCE, given), (DESTINATION, self._layout)])
-        reorder.execute([w, packed])
+        arguments: list[_Argument] = [(SOURCE, given), (DESTINATION, self._layout)]
+        with library.in_threads(self._threads):
+            description = library.create(
+                "reorder_primitive_desc", given, engine, self._layout, engine, None
+            )
+            _Primitive(library, description, arguments).execute([w, packed])
 
     def compute(
         self,
@@ -112,8 +114,8 @@ class OneDnnMatmul:
         Raises:
             BaselineMissing: oneDNN failed, for lack of memory, say.
         """
-        with self._library.in_threads(threads):
-            primitive = self._primitive(len(x), threads)
+        with self._library.in_threads(threads) as usable:
+            primitive = self._primitive(len(x), usable)
             primitive.execute([address_of(array) for array in (x, packed, y, *operands)])
 
     def _make_primitive(self, rows: int, _threads: int | None) -> "_Primitive":

@@ -1,6 +1,9 @@
 """oneDNN or NumPy in the place of a kernel: the same calls, the same results, the same refusals."""
 
 import ctypes
+import os
+import signal
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -173,6 +176,30 @@ def _watch_threads(kernel: FallbackKernel) -> list[int]:
 
     matmul._primitive = watch
     return seen
+
+
+@needs_onednn
+def test_a_forked_child_computes() -> None:
+    kernel = _fallback("f32 256x256x256", threads=2)
+    _assert_right(kernel)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends a child that hangs
+        os._exit(_status_of(kernel))
+    _child, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def _status_of(kernel: FallbackKernel) -> int:
+    try:
+        _assert_right(kernel)
+    except BaseException:  # noqa: BLE001 - the child must not go on with the tests
+        return 1
+    return 0
 
 
 def test_calls_at_the_same_time_do_not_disturb_each_other(library: str) -> None:
