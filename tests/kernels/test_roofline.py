@@ -17,10 +17,10 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.runtime.detect import detect_cpu
 
-# How many products an instruction adds in each lane.
-_OF_BYTES = ({IsaFeature.AVX512_VNNI, IsaFeature.AVX_VNNI}, 4)
-TERMS: dict[DType, tuple[set[IsaFeature], int]] = {
-    DType.BF16: ({IsaFeature.AVX512_BF16}, 2),
+# How many products an instruction adds in each lane, and in how many independent chains.
+_OF_BYTES = ({IsaFeature.AVX512_VNNI, IsaFeature.AVX_VNNI}, 4, 12)
+TERMS: dict[DType, tuple[set[IsaFeature], int, int]] = {
+    DType.BF16: ({IsaFeature.AVX512_BF16}, 2, 16),
     DType.S8: _OF_BYTES,
     DType.U8: _OF_BYTES,
 }
@@ -39,9 +39,10 @@ def test_peak_loop_counts_its_operations(drivers: Drivers, dtype: DType) -> None
 
     lanes = {frozenset(): 4, frozenset({IsaFeature.AVX2, IsaFeature.FMA}): 8}
     vectors = widest_vectors(detect_cpu().isa)
-    instructions, terms = TERMS.get(dtype, (set(), 1))
-    terms = terms if instructions & vectors else 1
-    assert loop.flop_per_call == 1000 * 12 * 2 * lanes.get(vectors, 16) * terms
+    instructions, terms, chains = TERMS.get(dtype, (set(), 1, 12))
+    if not instructions & vectors:
+        terms, chains = 1, 12
+    assert loop.flop_per_call == 1000 * chains * 2 * lanes.get(vectors, 16) * terms
     assert sample.elapsed_ns > 0
 
 
