@@ -350,7 +350,8 @@ class _ContextSweep:
         """Race batch after batch; return whether the search came to its end by itself."""
         strategy = LocalSearch(self._space, seeds=seeds)
         while batch := strategy.next_batch(self._speeds):
-            if self._is_stopped() or self._budget.remaining_s <= self._confirming_s():
+            is_spent = self._budget.remaining_s <= self._confirming_s()
+            if self._is_stopped() or (is_spent and self._speeds):
                 return False
             self._race([one for one in batch if one not in self._speeds])
             self._report("searching", strategy.pending)

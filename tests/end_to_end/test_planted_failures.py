@@ -27,16 +27,20 @@ from gemm_tuner.tuning.search import LocalSearch
 from gemm_tuner.tuning.sweep import SweepSettings, sweep
 
 PROBLEM = Problem.parse("f32 9x33x20 nk bias+relu")
-CALL = "    const Call call = read_args(*args);\n"
-RETURN = "    return GEMM_TUNER_OK;\n}"
+CALL = "        const Call call = read_args(*args, item);\n"
+RETURN = "    return GEMM_TUNER_OK;\n}\n\n} // extern"
+LAST = "    const Call call = read_args(*args, 0);\n"
 
 # What is put in front of, or behind, the work of `gemm_tuner_run`.
 PLANTED = {
     Outcome.CRASHED: (CALL, CALL + "    __builtin_trap();\n"),
     Outcome.HUNG: (CALL, CALL + '    for (;;)\n        asm volatile("");\n'),
-    Outcome.OUT_OF_BOUNDS: (RETURN, "    call.y[(call.m - 1) * call.ldy + n] = 0.0f;\n" + RETURN),
-    Outcome.WRONG: (RETURN, "    call.y[0] += 0.001f;\n" + RETURN),
-    Outcome.COMPILE_FAILED: (RETURN, "    return missing_name;\n}"),
+    Outcome.OUT_OF_BOUNDS: (
+        RETURN,
+        LAST + "    call.y[(call.m - 1) * call.ldy + n] = 0.0f;\n" + RETURN,
+    ),
+    Outcome.WRONG: (RETURN, LAST + "    call.y[0] += 0.001f;\n" + RETURN),
+    Outcome.COMPILE_FAILED: (RETURN, "    return missing_name;\n}\n\n} // extern"),
 }
 
 
