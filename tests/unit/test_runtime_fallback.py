@@ -52,7 +52,8 @@ def _fallback(text: str, threads: int | None = None) -> FallbackKernel:
 def _assert_right(kernel: FallbackKernel, seed: int = SEED) -> None:
     inputs = make_inputs(kernel.problem, InputKind.NORMAL, seed)
     operands: dict[str, Any] = {**inputs.operands}
-    out = kernel(inputs.x, kernel.pack(inputs.w), **operands)
+    packed = kernel.pack(inputs.w, scales=inputs.scales, zero_points=inputs.zero_points)
+    out = kernel(inputs.x, packed, **operands)
     assert find_error(compute_expected(kernel.problem, inputs), np.asarray(out)) is None
 
 
@@ -257,6 +258,8 @@ def test_without_openmp_numpy_computes_and_says_why(monkeypatch: pytest.MonkeyPa
         ("f32 5x7x0 nk bias", "has no elements"),
         ("f32 0x7x3 nk bias", "has no elements"),
         ("f32_bf16_f32_f32 5x7x9 nk bias", "types f32_bf16_f32_f32"),
+        ("f32_u4 5x7x70 nk:g32 bias", "types f32_u4"),
+        ("bf16_s8 5x7x70 nk:g32 none", "types bf16_s8"),
     ],
 )
 def test_what_onednn_does_not_take_is_computed_by_numpy(text: str, reason: str) -> None:
