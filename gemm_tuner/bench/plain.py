@@ -1,7 +1,7 @@
 """What one would run instead of a kernel for quantised weights: floating-point weights.
 
 Libraries differ in whether they have a fast path for quantised weights, and beside a slow one any
-kernel looks good: docs/decisions/0010 says more.
+kernel looks good: docs/decisions/0012 says more.
 """
 
 from dataclasses import replace
