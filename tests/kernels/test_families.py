@@ -73,19 +73,30 @@ ROWS = [
     for types in sorted(family.types, key=lambda types: types.text)
 ]
 
-# Tails and blocks do not depend on how results are written: of the families of bytes, two
-# combinations are proved there, one for each type of x. Those that convert f16 have the
+# Tails and blocks do not depend on how results are written: each family is proved there with one
+# combination of types, and where signs matter with one for each. Those that convert f16 have the
 # micro-kernels of f32 and bf16. Of those for quantised weights, those of AVX-512 with zero points
 # are, which do the most; test_groups.py proves the rest.
-_FEW = {"u8_s8_s32_u8", "s8_s8_s32_f32", "f16"}
-_FEW_QUANTISED = {"bf16_u8_f32_bf16", "f32_u4_f32_f32"}
+_FEW = {
+    "avx512_int8": {"u8_s8_s32_u8", "s8_s8_s32_f32"},
+    "avx512_int8_dot": {"s8_s8_s32_f32"},
+    "avx_vnni_int8": {"u8_s8_s32_u8"},
+    "avx2_int8": {"s8_s8_s32_f32"},
+    "avx2_int8_dot": {"u8_s8_s32_u8"},
+    "scalar_int8": {"s8_s8_s32_f32"},
+    "avx512_w8": {"bf16_u8_f32_bf16"},
+    "avx512_w4": {"f32_u4_f32_f32"},
+    "avx512_bf16_w4": set(),
+    "avx2_w8": set(),
+    "avx2_w4": set(),
+    "scalar_w8": set(),
+    "scalar_w4": set(),
+}
+_PLAIN = {"f32", "bf16", "f16"}
 FEW_ROWS = [
     row
     for row in ROWS
-    if (row.types.x in {DType.F32, DType.BF16} and not row.types.is_weight_only)
-    or row.types.text in _FEW
-    or (row.types.text in _FEW_QUANTISED and row.family.lanes == 16)
-    or row.family.partial_steps
+    if row.types.text in _FEW.get(row.family.name, _PLAIN) or row.family.partial_steps
 ]
 
 
@@ -134,6 +145,12 @@ def tails_of_vectors(family: MicroKernelFamily, nr: int) -> list[int]:
     return sorted({*range(family.lanes + 2), *around(nr, 2 * nr)})
 
 
+def tails_of_groups(family: MicroKernelFamily) -> list[int]:
+    """Return the depths at which a group of k is filled to each part, and those around blocks."""
+    step = family.k_step
+    return sorted({*range(min(step, KC) + 2), *around(KC, 2 * KC, step, 2 * step)})
+
+
 def candidate_text(
     row: Row,
     k: int,
@@ -172,7 +189,7 @@ def test_tails_of_k_for_any_m(row: Row, toolchain: Toolchain) -> None:
             problem=row.problem(f"0..{2 * mr + 1}x{nr + 1}x{k}", "nk", "x_row_zero_point+bias"),
             candidate=candidate_text(row, k),
         )
-        for k in range(2 * KC + 2)
+        for k in (range(2 * KC + 2) if row.is_plain else tails_of_groups(row.family))
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -189,7 +206,7 @@ def test_exact_m_around_tiles_and_blocks(row: Row, toolchain: Toolchain) -> None
             candidate=candidate_text(row, KC + 5, order=orders[m % len(orders)], extras=extras),
         )
         for m in around(mr, 2 * mr, 4 * mr)
-        for extras in ("", " pack_x")
+        for extras in (("", " pack_x") if row.is_plain else (("", " pack_x")[m % 2],))
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -294,11 +311,10 @@ def test_quantised_layers_of_every_type(any_row: Row, toolchain: Toolchain) -> N
             problem=any_row.problem(f"{m}x{n}x{k}", layout, epilogue),
             candidate=candidate_text(any_row, k, extras=extras),
         )
-        for epilogue in QUANTISED
-        for m, n, k, layout, extras in (
-            (mr, nr, 1, "nk", ""),
-            (2 * mr + 1, nr + 1, 67, "kn", " pack_x"),
-            (1, 1, 300, "nk", ""),
+        for m, n, k, layout, extras, epilogue in (
+            (mr, nr, 1, "nk", "", QUANTISED[0]),
+            (2 * mr + 1, nr + 1, 67, "kn", " pack_x", QUANTISED[1]),
+            (1, 1, 300, "nk", "", QUANTISED[1]),
         )
     ]
 
