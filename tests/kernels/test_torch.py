@@ -95,6 +95,7 @@ def test_wrong_tensors_are_told(changes: dict[str, Any], reason: str) -> None:
         kernel(x, kernel.pack(_random(N, K)), **named)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of PyTorch, about its own tensors
 def test_tensors_without_memory_are_told() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - it may be missing
 
