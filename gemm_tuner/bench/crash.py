@@ -9,6 +9,9 @@ from pathlib import Path
 from gemm_tuner.bench.guard import Region
 from gemm_tuner.domain.record import Outcome
 
+# No kernel sends itself these: they come from the system, and say nothing about the kernel.
+_BY_THE_SYSTEM = frozenset({signal.SIGKILL, signal.SIGTERM})
+
 
 class _CrashStruct(ctypes.Structure):
     """`crash_report` of templates/bench/crash.c."""
@@ -78,6 +81,9 @@ class Report:
         if crash.in_region:
             name = crash.region.decode()
             return Outcome.OUT_OF_BOUNDS, f"touched {name}, {crash.offset} bytes into it"
+        if -status in _BY_THE_SYSTEM:
+            name = signal.Signals(-status).name
+            return Outcome.HUNG, f"ended by {name}, as when memory runs out; it is tried again"
         if status < 0:
             return Outcome.CRASHED, f"ended by {signal.Signals(-status).name}"
         return Outcome.CRASHED, f"ended its process with exit code {status}"

@@ -23,7 +23,8 @@ from gemm_tuner.runtime.detect import detect_cpu
 Answer = TypeVar("Answer")
 
 _STALL_TIMEOUT_S = 5.0
-_TUNED_BY = ("OPENBLAS_", "MKL_", "OMP_", "GOMP_")  # how names of settings begin
+# How the names of libraries' settings begin.
+_TUNED_BY = ("OPENBLAS_", "MKL_", "OMP_", "GOMP_", "KMP_", "ONEDNN_", "DNNL_")
 
 
 class TrialHost:

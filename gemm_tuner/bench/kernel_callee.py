@@ -6,10 +6,12 @@ from pathlib import Path
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.epilogue import OperandShape
-from gemm_tuner.errors import TrialFailed
+from gemm_tuner.errors import KernelRejected, TrialFailed
 from gemm_tuner.runtime.abi import ArgsStruct, ArrayView, KernelLibrary, make_args
 from gemm_tuner.runtime.memory import address_of, allocate_aligned
 from gemm_tuner.runtime.weights import check_weights
+
+_REFUSED = -2
 
 
 class _KernelCallsStruct(ctypes.Structure):
@@ -68,6 +70,11 @@ class KernelCallee:
             ctypes.c_int64(timed_calls),
             ctypes.byref(sample),
         )
+        if status == _REFUSED:
+            raise KernelRejected(
+                f"the kernel refused a call for {self._workload.problem.text}: it cannot be timed; "
+                "build or fetch it again."
+            )
         if status != 0:
             raise TrialFailed(
                 f"{self._workload.threads} threads could not be started; use fewer threads."

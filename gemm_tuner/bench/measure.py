@@ -114,6 +114,9 @@ def _without_interrupted(rounds: Sequence[_Round]) -> Sequence[_Round]:
 
 def _calibrate(contestant: Contestant, sample_ns: int) -> tuple[int, int]:
     """Return how many calls take about `sample_ns`, and how long they took."""
+    first_ns = int(contestant.sample(1, is_long=True).elapsed_ns)
+    if first_ns >= _LONG_CALL_NS:
+        return 1, first_ns
     calls = 1
     while True:
         elapsed_ns = max(1, int(contestant.sample(calls).elapsed_ns))

@@ -26,13 +26,7 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
 from gemm_tuner.domain.verdict import Verdict
-from gemm_tuner.errors import (
-    BaselineMissing,
-    CompilationFailed,
-    InvalidSetting,
-    NotEnoughMemory,
-    TrialFailed,
-)
+from gemm_tuner.errors import GemmTunerError, InvalidSetting, TrialFailed
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.database import open_database
@@ -115,7 +109,7 @@ def bench(
         for layer, context in product(layers, contexts):
             try:
                 row = _time_layer(setting, layer, context)
-            except (BaselineMissing, CompilationFailed, NotEnoughMemory, TrialFailed) as error:
+            except GemmTunerError as error:
                 is_complete = False
                 print_message(f"{_name(layer, context)}: {error}")
                 continue
@@ -125,7 +119,7 @@ def bench(
         print_message("Stopped; these layers were timed before.")
 
     if as_json:
-        print_json(bench_facts(setting.cpu.brand, rows))
+        print_json(bench_facts(setting.cpu, rows))
     elif rows:
         print_rows(rows)
     if plot is not None and rows:
@@ -201,6 +195,8 @@ def _time_layer(setting: _Bench, layer: Layer, context: ExecutionContext) -> Ben
             read_rates=read_rates,
             cores=context.threads,
         ),
+        conditions=timed.conditions,
+        toolchain=build.artifact.toolchain,
         product_only=product_only,
         left_out=left_out,
     )

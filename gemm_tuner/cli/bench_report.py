@@ -1,15 +1,18 @@
 """What `gemm-tuner bench` found, as JSON facts and as the tables a person reads."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from statistics import geometric_mean
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from gemm_tuner.cli.layers import Layer
+from gemm_tuner.cli.means import Mean, geometric_means
 from gemm_tuner.cli.output import print_line, print_table, time_text
 from gemm_tuner.cli.report import context_text, interval_text, ratio_facts
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.measurement import Measurement
+from gemm_tuner.domain.record import Conditions
 from gemm_tuner.domain.verdict import Decision, Verdict
 
 BEST_OF_ALL = "the best of all"
@@ -31,14 +34,17 @@ _COLUMNS = (
 class BenchRow:
     """The best stored kernel timed beside several baselines in the same rounds.
 
-    `roofline_ns` is the least time that a call can take. `product_only` names the baselines that
-    leave the epilogue out. `left_out` says by name why others are not among the measurements.
+    `roofline_ns` is what the arithmetic or the reading of a call takes on its own. `product_only`
+    names the baselines that leave the epilogue out. `left_out` says by name why others are not
+    among the measurements.
     """
 
     layer: Layer
     verdict: Verdict
     measurements: tuple[Measurement, ...]
     roofline_ns: float
+    conditions: Conditions
+    toolchain: str
     product_only: frozenset[str] = frozenset()
     left_out: dict[str, str]
 
@@ -53,21 +59,25 @@ class BenchRow:
         return self.best.candidate.median_ns
 
     @property
-    def is_refuted(self) -> bool:
-        """Say whether this contradicts a verdict that the kernel is faster than its baseline."""
+    def is_refuted(self) -> bool | None:
+        """Say whether this contradicts a verdict that the kernel is faster than its baseline.
+
+        None where that baseline was not timed.
+        """
         measured = self.verdict.measurement
         if self.verdict.decision is not Decision.TUNED or measured is None:
             return False
-        return any(
-            beside.baseline.split()[0] == measured.baseline.split()[0]
-            and beside.ratio.median < _SLOWER_BELOW
+        ratios = [
+            beside.ratio.median
             for beside in self.measurements
-        )
+            if beside.baseline.split()[0] == measured.baseline.split()[0]
+        ]
+        return min(ratios) < _SLOWER_BELOW if ratios else None
 
     @property
     def _verdict_text(self) -> str:
         words = [self.verdict.decision.value]
-        words += ["refuted"] if self.is_refuted else []
+        words += {True: ["refuted"], False: [], None: ["not checked"]}[self.is_refuted]
         words += ["not served"] if self.verdict.artifact is None else []
         return ", ".join(words)
 
@@ -98,6 +108,8 @@ class BenchRow:
             ],
             "best_baseline": self.best.baseline,
             "left_out": self.left_out,
+            "toolchain": self.toolchain,
+            "conditions": asdict(self.conditions),
         }
 
     def cells(self) -> list[tuple[str, ...]]:
@@ -130,44 +142,22 @@ class BenchRow:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mean:
-    """The geometric mean of the kernels' speeds over those of one baseline, or of the best."""
-
-    context: ExecutionContext
-    baseline: str
-    layers: int
-    value: float
-
-    def facts(self) -> dict[str, Any]:
-        """Return the mean as JSON facts."""
-        return {
-            "threads": self.context.threads,
-            "regime": self.context.regime.value,
-            "baseline": self.baseline,
-            "layers": self.layers,
-            "geometric_mean": self.value,
-        }
-
-
 def means_of(rows: Iterable[BenchRow]) -> list[Mean]:
     """Return the mean beside each baseline and beside the best of all, for each context."""
-    ratios: dict[tuple[ExecutionContext, str], list[float]] = {}
+    ratios: list[tuple[ExecutionContext, str, float]] = []
     for row in rows:
         context = row.verdict.context
-        for beside in row.measurements:
-            ratios.setdefault((context, beside.baseline), []).append(beside.ratio.median)
-        ratios.setdefault((context, BEST_OF_ALL), []).append(row.best.ratio.median)
-    return [
-        Mean(context=context, baseline=baseline, layers=len(values), value=geometric_mean(values))
-        for (context, baseline), values in ratios.items()
-    ]
+        ratios += [(context, one.baseline, one.ratio.median) for one in row.measurements]
+        ratios.append((context, BEST_OF_ALL, row.best.ratio.median))
+    return geometric_means(ratios)
 
 
-def bench_facts(cpu: str, rows: Sequence[BenchRow]) -> dict[str, Any]:
-    """Return all rows and their means as JSON facts."""
+def bench_facts(cpu: Cpu, rows: Sequence[BenchRow]) -> dict[str, Any]:
+    """Return all rows and their means as JSON facts, with when and where they were measured."""
     return {
-        "cpu": cpu,
+        "cpu": cpu.brand,
+        "cpu_key": cpu.exact_key,
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "layers": [row.facts() for row in rows],
         "means": [mean.facts() for mean in means_of(rows)],
     }
@@ -178,8 +168,4 @@ def print_rows(rows: Sequence[BenchRow]) -> None:
     print_table("Bench", _COLUMNS, [cells for row in rows for cells in row.cells()])
     print_line("")
     for mean in means_of(rows):
-        plural = "" if mean.layers == 1 else "s"
-        print_line(
-            f"geometric mean, {context_text(mean.context)}: {mean.value:.3f} times the speed of "
-            f"{mean.baseline} ({mean.layers} layer{plural})"
-        )
+        print_line(mean.text)

@@ -8,6 +8,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidInput, InvalidSetting
 
 _REQUIRED = ("name", "m", "n", "k")
+_OPTIONAL = ("epilogue", "from")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,12 @@ def _read_layers(path: Path, *, dtype: str, epilogue: str, w_layout: str) -> tup
         raise InvalidSetting(
             f"file {path} has no column {', '.join(missing)}; its first line must name the "
             f"columns {', '.join(_REQUIRED)} and may name epilogue and from."
+        )
+    unknown = sorted(name for name in columns if name not in {*_REQUIRED, *_OPTIONAL})
+    if unknown:
+        raise InvalidSetting(
+            f"file {path} has the column {', '.join(unknown)}, which is not known; "
+            f"rename it to one of {', '.join((*_REQUIRED, *_OPTIONAL))}, or leave it out."
         )
     if not rows:
         raise InvalidSetting(f"file {path} has no layer; add a line below the column names.")

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import geometric_mean
 from typing import Any
 
 from gemm_tuner.cli.layers import Layer
+from gemm_tuner.cli.means import Mean, geometric_means
 from gemm_tuner.cli.output import print_line, print_table, time_text
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext
@@ -164,27 +164,22 @@ def print_summary(
             for failure in failures
         ],
     )
-    for context, mean in geometric_means([result.verdict for _layer, result in found]).items():
-        print_line(
-            f"geometric mean, {context_text(context)}: {mean:.3f} times the speed of the baseline"
-        )
+    for mean in means_of([result.verdict for _layer, result in found]):
+        print_line(mean.text)
 
 
-def geometric_means(verdicts: Sequence[Verdict]) -> dict[ExecutionContext, float]:
-    """Return, for each context, the geometric mean of the kernels' speeds over the baseline's."""
-    ratios: dict[ExecutionContext, list[float]] = {}
-    for verdict in verdicts:
-        if verdict.ratio is not None:
-            ratios.setdefault(verdict.context, []).append(verdict.ratio.median)
-    return {context: geometric_mean(values) for context, values in ratios.items()}
+def means_of(verdicts: Sequence[Verdict]) -> list[Mean]:
+    """Return the geometric mean of the kernels' speeds for each context and baseline."""
+    return geometric_means(
+        (verdict.context, verdict.measurement.baseline, verdict.measurement.ratio.median)
+        for verdict in verdicts
+        if verdict.measurement is not None
+    )
 
 
 def summary_facts(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
     """Return the geometric means as JSON facts."""
-    return [
-        {"threads": context.threads, "regime": context.regime.value, "geometric_mean": mean}
-        for context, mean in geometric_means(verdicts).items()
-    ]
+    return [mean.facts() for mean in means_of(verdicts)]
 
 
 def _measurement_cells(measurement: Measurement | None) -> tuple[str, str, str]:
@@ -225,4 +220,5 @@ def _finalist_rows(result: SweepResult) -> list[_FinalistRow]:
 
 
 def _role(trial: Trial, verdict: Verdict) -> str:
-    return "winner" if trial.candidate == verdict.candidate else "finalist"
+    is_winner = verdict.artifact is not None and trial.candidate == verdict.candidate
+    return "winner" if is_winner else "finalist"

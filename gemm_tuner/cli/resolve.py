@@ -10,13 +10,14 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line
 from gemm_tuner.cli.report import decision_text
 from gemm_tuner.client.client import Client
+from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.trust.payload import VerdictPayload
+from gemm_tuner.trust.payload import SignedArtifact, VerdictPayload
 
 
 def resolve(
@@ -60,10 +61,7 @@ def _from_database(
         print_json(_facts(payload, match.explain))
         return verdict.artifact is not None
     print_line(decision_text(verdict))
-    if verdict.candidate is not None:
-        print_line(f"kernel: {verdict.candidate.text}")
-    if verdict.artifact is not None:
-        print_line(f"artifact: sha256 {verdict.artifact.sha256}")
+    _print_kernel(verdict.candidate.text if verdict.candidate else None, verdict.artifact)
     return verdict.artifact is not None
 
 
@@ -77,11 +75,16 @@ def _from_service(url: str, problem: Problem, context: ExecutionContext, *, as_j
     for step in resolution.explain:
         print_line(f"- {step}")
     print_line(f"{verdict.decision.value}, basis {verdict.basis.value}")
-    if verdict.candidate is not None:
-        print_line(f"kernel: {verdict.candidate}")
-    if verdict.artifact is not None:
-        print_line(f"artifact: sha256 {verdict.artifact.sha256}")
+    _print_kernel(verdict.candidate, verdict.artifact)
     return verdict.artifact is not None
+
+
+def _print_kernel(candidate: str | None, artifact: Artifact | SignedArtifact | None) -> None:
+    if artifact is not None:
+        print_line(f"kernel: {candidate}")
+        print_line(f"artifact: sha256 {artifact.sha256}")
+    elif candidate is not None:
+        print_line(f"best candidate, not served: {candidate}")
 
 
 def _facts(verdict: VerdictPayload, explain: Sequence[str]) -> dict[str, Any]:

@@ -59,9 +59,10 @@ def _listen(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM
         )[0]
         return socket.create_server((str(address[0]), int(address[1])), family=family)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise MissingCapability(
-            f"nothing can listen at {host}, port {port} ({error.strerror}); "
+            f"nothing can listen at {host}, port {port} ({reason}); "
             "stop what does, or choose another --host or --port."
         ) from None
 

@@ -83,7 +83,7 @@ class Transport:
             ) as response:
                 status = response.status_code
                 content = _read(response, limit_bytes)
-        except httpx.RequestError as error:
+        except (httpx.RequestError, UnicodeError) as error:
             raise ServiceUnreachable(
                 f"the service at {self.url} does not answer ({error}); check the address, "
                 'or start one with "gemm-tuner serve".'

@@ -3,11 +3,15 @@
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
+from pathlib import Path
 
 from jinja2 import FileSystemLoader, StrictUndefined
 from jinja2.sandbox import SandboxedEnvironment
 
 from gemm_tuner.resources import templates_dir
+
+_PACKAGE = Path(__file__).parents[1]
+_TABLES = (_PACKAGE / "domain" / "epilogue.py", _PACKAGE / "space" / "catalog.py")
 
 
 @cache
@@ -25,11 +29,20 @@ def environment() -> SandboxedEnvironment:
 
 @cache
 def generator_version() -> str:
-    """Return what identifies the generator: the package's version and its templates' digest."""
+    """Return what identifies the generator: the package's version and a digest of what it is.
+
+    That is the templates, the modules that fill them in, and the tables of families and steps.
+    """
     digest = sha256()
-    folder = templates_dir()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.suffix in {".j2", ".h"}:
-            digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
+    for root, files in (
+        (templates_dir(), _files(templates_dir(), {".j2", ".h"})),
+        (_PACKAGE, [*_files(_PACKAGE / "codegen", {".py"}), *_TABLES]),
+    ):
+        for path in files:
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0")
             digest.update(path.read_bytes())
     return f"gemm-tuner {version('gemm-tuner')}+{digest.hexdigest()[:12]}"
+
+
+def _files(folder: Path, suffixes: set[str]) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in suffixes)

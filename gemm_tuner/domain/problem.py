@@ -14,6 +14,7 @@ MAX_OPERAND_BYTES = 2**40
 GROUP_SIZES = (32, 64, 128)
 WHOLE_COLUMN = "k"
 
+_ROWS = re.compile(r"(?P<low>-?[0-9]{1,99})(?:\.\.(?P<high>-?[0-9]{1,99}))?")
 _SIZES = re.compile(r"(?P<m>-?\d+(?:\.\.\d+)?)x(?P<n>-?\d+)x(?P<k>-?\d+)")
 
 
@@ -58,15 +59,10 @@ class Rows:
         Raises:
             InvalidProblem: `text` is neither.
         """
-        low, _dots, high = text.partition("..")
-        try:
-            return cls(low=int(low), high=int(high or low))
-        except ValueError as error:
-            if isinstance(error, InvalidProblem):
-                raise
-            raise InvalidProblem(
-                f"m = {text!r} is not understood; write a number, or low..high."
-            ) from None
+        match = _ROWS.fullmatch(text)
+        if match is None:
+            raise InvalidProblem(f"m = {text!r} is not understood; write a number, or low..high.")
+        return cls(low=int(match["low"]), high=int(match["high"] or match["low"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

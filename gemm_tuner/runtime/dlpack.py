@@ -124,7 +124,9 @@ def as_array(name: str, value: object) -> object:
 def new_result(x: AnyArray, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> AnyArray:
     """Return a new array of the library that `x` comes from, or of NumPy if that makes none."""
     library = sys.modules.get(type(x).__module__.partition(".")[0])
-    empty, of_type = getattr(library, "empty", None), getattr(library, dtype.name, None)
+    # That of the array itself makes it where x is, whatever the library's default device.
+    empty = getattr(x, "new_empty", None) or getattr(library, "empty", None)
+    of_type = getattr(library, dtype.name, None)
     if isinstance(x, np.ndarray) or empty is None or of_type is None:
         return cast(AnyArray, np.empty(shape, dtype))
     return cast(AnyArray, empty(shape, dtype=of_type))

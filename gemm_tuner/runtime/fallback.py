@@ -17,12 +17,19 @@ from gemm_tuner.runtime.arrays import (
     view_operand,
     view_output,
 )
-from gemm_tuner.runtime.batch import PackedBatch, batch_of, batch_of_weights, products_of
+from gemm_tuner.runtime.batch import (
+    PackedBatch,
+    batch_of,
+    batch_of_weights,
+    batched_operands,
+    check_batch_overlap,
+    products_of,
+)
 from gemm_tuner.runtime.dlpack import AnyArray, as_array, new_result
 from gemm_tuner.runtime.memory import allocate_aligned
 from gemm_tuner.runtime.numpy_layer import NumpyLayer
 from gemm_tuner.runtime.onednn_layer import OneDnnLayer
-from gemm_tuner.runtime.packed import PackedWeights
+from gemm_tuner.runtime.packed import PackedWeights, check_packed
 from gemm_tuner.runtime.weights import StoredWeights, check_weights
 
 Array = NDArray[Any]
@@ -97,7 +104,7 @@ class FallbackKernel:
             InvalidSetting: `threads` is out of range.
         """
         problem = self.problem
-        packed.check_owner(self._name)
+        check_packed(packed, self._name)
         wanted = self._wanted_threads(threads)
         given = as_array("x", x)
         if not isinstance(given, np.ndarray) or given.ndim != 2 or len(given) not in problem.m:
@@ -161,7 +168,10 @@ class FallbackKernel:
         y = batch_of("out", result, f"of the shape {shape}")
         if len(y) != count:
             raise InvalidArray(f"out has the shape {y.shape}, but {shape} is needed.")
-        products = products_of(self.problem.epilogue.operands, operands, count)
+        epilogue = self.problem.epilogue
+        if out is not None:
+            check_batch_overlap(y, given, batched_operands(epilogue.operands, operands, count))
+        products = products_of(epilogue.operands, operands, count)
         for one_x, one_w, one_y, its_operands in zip(given, weights, y, products, strict=True):
             self(one_x, one_w, out=one_y, threads=threads, **its_operands)
         return result

@@ -41,7 +41,7 @@ from gemm_tuner.runtime.batch import (
 from gemm_tuner.runtime.direct import DirectCall
 from gemm_tuner.runtime.dlpack import AnyArray, as_array, element_type, new_result
 from gemm_tuner.runtime.memory import address_of, allocate_aligned
-from gemm_tuner.runtime.packed import PackedWeights
+from gemm_tuner.runtime.packed import PackedWeights, check_packed
 from gemm_tuner.runtime.pool import configure_pool, run_parts
 from gemm_tuner.runtime.weights import check_weights
 
@@ -143,7 +143,7 @@ class Kernel(DirectCall):
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
             InvalidSetting: `threads` is out of range.
         """
-        packed.check_owner(self.packed_format)
+        check_packed(packed, self.packed_format)
         parts = self._parts(self.threads if threads is None else threads)
         given = as_array("x", x)
         rows = self._rows_of(given)
@@ -187,7 +187,8 @@ class Kernel(DirectCall):
         size_bytes = self.library.packed_weight_bytes
         stride_bytes = -(-max(1, size_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         products = batch_of_weights(w, scales, zero_points)
-        memory = allocate_aligned(len(products) * stride_bytes).reshape(len(products), -1)
+        memory = allocate_aligned(len(products) * stride_bytes)
+        memory = memory.reshape(len(products), stride_bytes)
         for product, row in zip(products, memory, strict=True):
             self._pack_into(row, *product)
         return PackedBatch(packer=self.packed_format, products=memory)
@@ -220,7 +221,7 @@ class Kernel(DirectCall):
             packed.check(self.packed_format, count)
             weights, stride_bytes = packed.products, packed.products.strides[0]
         else:
-            packed.check_owner(self.packed_format)
+            check_packed(packed, self.packed_format)
             weights, stride_bytes = packed.memory, 0
         parts = self._parts(self.threads if threads is None else threads)
         types, n, k = self.problem.types, self.problem.n, self.problem.k

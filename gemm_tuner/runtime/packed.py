@@ -26,3 +26,17 @@ class PackedWeights:
                 f"packed has the layout {self.owner!r}, but this kernel reads {owner!r}: "
                 "pack the weights with this kernel."
             )
+
+
+def check_packed(packed: object, owner: str) -> None:
+    """Check that what a caller gives as packed weights is that, and lies as a kernel needs.
+
+    Raises:
+        InvalidArray: it is something else, or packed in another layout.
+    """
+    check = getattr(packed, "check_owner", None)
+    if check is None:
+        raise InvalidArray(
+            f"packed is a {type(packed).__name__}, not packed weights: pass kernel.pack(w)."
+        )
+    check(owner)

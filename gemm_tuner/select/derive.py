@@ -4,11 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.measurement import Measurement, Ratio
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict, decide, is_as_fast
 
 EQUALLY_FAST = 1.01
+SCALAR = "scalar"  # how the name begins of the baseline for want of a library
 
 
 def derive_verdict(
@@ -21,6 +23,8 @@ def derive_verdict(
     basis: Basis = Basis.MEASURED,
 ) -> Verdict:
     """Return the verdict that `trials`, all of one generator and beside one baseline, allow.
+
+    Beside the scalar baseline there is nothing faster to claim: at best a tie.
 
     Of the candidates confirmed in `context`, the one with the greatest speed over its own paired
     baseline stands against it. A verdict keeps the measurement that it rests on, but names no
@@ -39,13 +43,20 @@ def derive_verdict(
         problem=problem,
         cpu_key=cpu_key,
         context=context,
-        decision=decide(ratio),
+        decision=_decide_beside(best.measurement, ratio),
         basis=basis,
         complete=complete,
         candidate=best.candidate,
         artifact=best.artifact if is_as_fast(ratio) else None,
         measurement=best.measurement,
     )
+
+
+def _decide_beside(measurement: Measurement | None, ratio: Ratio) -> Decision:
+    """Return the decision; to be faster than our own scalar loop is no claim."""
+    decision = decide(ratio)
+    is_library = measurement is not None and not measurement.baseline.startswith(SCALAR)
+    return decision if is_library or decision is not Decision.TUNED else Decision.TIE
 
 
 def standing_trials(trials: Iterable[Trial]) -> tuple[Trial, ...]:

@@ -83,7 +83,7 @@ def _parse(url: str) -> URL:
         parsed = make_url(url)
         shown = parsed.render_as_string()
         parsed.get_dialect().import_dbapi()
-    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError, ValueError) as error:
         raise InvalidSetting(
             f"database URL {shown} cannot be used: {error}; "
             "write it as sqlite:////folder/file.sqlite3."

@@ -166,11 +166,6 @@ class Repository:
         _check_digest("CPU", row[0], row[1].encode())
         return WireCpu.model_validate_json(row[1]).to_domain()
 
-    def artifact(self, sha256: str) -> Artifact | None:
-        """Return what is known of the binary with this digest."""
-        row = self._first(select(ArtifactRow.document).where(ArtifactRow.sha256 == sha256))
-        return None if row is None else WireArtifact.model_validate_json(row[0]).to_domain()
-
     def held_artifacts(self, digests: Collection[str]) -> frozenset[str]:
         """Return those of `digests` whose binaries are in the store."""
         if not digests:

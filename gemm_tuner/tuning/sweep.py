@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.bench.plain import plain_problem
@@ -65,7 +66,7 @@ class SweepSettings:
 
     def __post_init__(self) -> None:
         """Check the budget."""
-        if not self.budget_s > 0:
+        if not 0 < self.budget_s < inf:
             raise InvalidSetting(
                 f"budget {self.budget_s} s cannot be used; give a positive time such as 30s."
             )
@@ -185,7 +186,12 @@ def sweep(
 def _start_host(problem: Problem, space: Space, settings: SweepSettings) -> TrialHost:
     plain = plain_problem(problem)
     candidates = replace(space, problem=plain).defaults()
-    scalar = next(one for one in candidates if one.micro_kernel.family.startswith("scalar"))
+    scalar = min(
+        (one for one in candidates if one.micro_kernel.family.startswith("scalar")),
+        key=lambda one: predict_cycles(
+            plain, one, family_named(one.micro_kernel.family), space.cpu
+        ),
+    )
     family = family_named(scalar.micro_kernel.family)
     return TrialHost(
         problem,
@@ -353,15 +359,19 @@ class _ContextSweep:
             is_spent = self._budget.remaining_s <= self._confirming_s()
             if self._is_stopped() or (is_spent and self._speeds):
                 return False
-            self._race([one for one in batch if one not in self._speeds])
+            is_whole = self._race([one for one in batch if one not in self._speeds])
             self._report("searching", strategy.pending)
+            if not is_whole:
+                return False
         return True
 
-    def _race(self, batch: list[Candidate]) -> None:
+    def _race(self, batch: list[Candidate]) -> bool:
+        """Time a batch; return whether there was time for all of it."""
         for candidate in self._attempts.prove(batch, self._context):
-            if self._is_stopped():
-                return
+            if self._is_stopped() or (self._speeds and self._budget.remaining_s <= 0):
+                return False
             self._time(candidate, _RACE)
+        return True
 
     def _confirm(self) -> None:
         """Time the best few carefully, then the best of them once more, for its own sake.

@@ -32,6 +32,7 @@ typedef struct worker {
     int64_t warm_up_calls;
     int64_t timed_calls;
     int32_t first_part;
+    int32_t status; /* not 0 if the kernel refused a call */
 } worker;
 
 static void meet(barrier *meeting) {
@@ -61,7 +62,7 @@ static void call(worker *self, int64_t count) {
         args.packed_w = bench_next_weights(&self->weights);
         for (int32_t phase = 0; phase < calls->phases; phase++) {
             for (int32_t part = self->first_part; part < calls->parts; part += calls->threads) {
-                calls->run(&args, phase, part, calls->parts);
+                self->status |= calls->run(&args, phase, part, calls->parts);
             }
             meet(self->meeting);
         }
@@ -76,13 +77,13 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* Time `timed_calls` calls after `warm_up_calls` that do not count. Returns 0, or -1 if the threads
- * could not be started. */
+/* Time `timed_calls` calls after `warm_up_calls` that do not count. Returns 0, -1 if the threads
+ * could not be started, or -2 if the kernel refused a call. */
 int32_t bench_time_kernel(const kernel_calls *calls, bench_weights *weights, int64_t warm_up_calls,
                           int64_t timed_calls, bench_sample *sample) {
     int32_t helpers = calls->threads - 1;
     barrier meeting = {.parties = calls->threads};
-    worker leader = {calls, *weights, &meeting, warm_up_calls, timed_calls, 0};
+    worker leader = {calls, *weights, &meeting, warm_up_calls, timed_calls, 0, 0};
     worker *workers = calloc(calls->threads, sizeof *workers);
     pthread_t *threads = calloc(calls->threads, sizeof *threads);
     if (workers == NULL || threads == NULL) {
@@ -102,9 +103,10 @@ int32_t bench_time_kernel(const kernel_calls *calls, bench_weights *weights, int
     *sample = bench_end(begin);
     for (int32_t i = 0; i < helpers; i++) {
         pthread_join(threads[i], NULL);
+        leader.status |= workers[i].status;
     }
     weights->next = leader.weights.next;
     free(threads);
     free(workers);
-    return 0;
+    return leader.status == 0 ? 0 : -2;
 }

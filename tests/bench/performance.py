@@ -1,11 +1,13 @@
-"""Turn what `gemm-tuner bench --json` printed into a report. In tests/bench, for each dtype:
+"""Turn what `gemm-tuner bench --json` printed into a report. In tests/bench:
 
-    gemm-tuner sweep --shapes layers.csv --regime both --budget 20s --dtype f32
-    gemm-tuner bench --shapes layers.csv --json --dtype f32 > f32.json
-    gemm-tuner bench --shapes layers.csv --json --dtype f32 --regime cold_weights > f32_cold.json
-    gemm-tuner sweep --shapes layers_large.csv --threads 2 --budget 8s --dtype f32
-    gemm-tuner bench --shapes layers_large.csv --threads 2 --json --dtype f32 > f32_2.json
-    python performance.py layers.csv f32.json f32_cold.json f32_2.json ... > docs/performance.md
+    gemm-tuner sweep --shapes layers.csv --regime both --budget 20s
+    gemm-tuner sweep --shapes layers.csv --regime both --budget 12s --dtype int8
+    gemm-tuner sweep --shapes layers.csv --regime both --budget 12s --dtype bf16
+    gemm-tuner bench --shapes layers.csv --json --plot ../../docs/performance.svg > f32.json
+    gemm-tuner bench --shapes layers.csv --json --dtype int8 > int8.json
+    gemm-tuner bench --shapes layers.csv --json --dtype bf16 > bf16.json
+    gemm-tuner bench --shapes layers.csv --json --regime cold_weights --baseline onednn > cold.json
+    python performance.py layers.csv f32.json int8.json bf16.json cold.json > performance.md
 
 The report compares each layer with every baseline that was timed in the same rounds. Why a baseline
 is faster is for a person to say, in docs/performance-notes.json: a text by types, regime and layer,
@@ -14,16 +16,11 @@ such as "f32 hot cube_2048". The exit code is 1 if a verdict `tuned` was refuted
 
 import csv
 import json
-import platform
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
-
-from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.runtime.detect import detect_cpu
 
 NOTES = Path(__file__).parents[2] / "docs" / "performance-notes.json"
 BEFORE = ("Layer", "m x n x k", "Epilogue", "Kernel", "Time", "GFLOP/s", "Of roofline")
@@ -36,17 +33,22 @@ def main(shapes: Path, results: Iterable[Path]) -> int:
     """Print the report and return the exit code."""
     with shapes.open(newline="") as file:
         layers = list(csv.DictReader(file))
-    rows: list[Row] = [row for path in results for row in json.loads(path.read_text())["layers"]]
+    documents = [json.loads(path.read_text()) for path in results]
+    rows: list[Row] = [row for document in documents for row in document["layers"]]
     notes: dict[str, str] = json.loads(NOTES.read_text()) if NOTES.exists() else {}
 
-    print_head(rows)
+    print_head(documents, rows)
     sections: dict[str, list[Row]] = {}
     for row in rows:
         sections.setdefault(section_of(row), []).append(row)
     for title, of_section in sections.items():
         print_section(title, layers, of_section, notes)
     refuted = [f"{row['problem']} ({row['regime']})" for row in rows if row["refuted"]]
-    print(f"Verdicts `tuned` that this separate run refuted: {', '.join(refuted) or 'none'}.")
+    unchecked = sum(row["refuted"] is None for row in rows)
+    print(
+        f"Verdicts `tuned` that this separate run refuted: {', '.join(refuted) or 'none'}; "
+        f"not checked, because their baseline was not timed: {unchecked}."
+    )
     return 1 if refuted else 0
 
 
@@ -57,32 +59,32 @@ def section_of(row: Row) -> str:
     return f"{types} {row['regime']}{threads}"
 
 
-def print_head(rows: Sequence[Row]) -> None:
+def print_head(documents: Iterable[dict[str, Any]], rows: Sequence[Row]) -> None:
     """Print what was measured, and under which conditions."""
-    cpu = detect_cpu()
     product_only = {
         one["baseline"] for row in rows for one in row["baselines"] if one["computes"] == "product"
     }
-    threads = sorted({row["threads"] for row in rows})
     print("# Performance\n")
     print(
-        f"Stored winners of `gemm-tuner sweep`, timed again by `gemm-tuner bench` in fresh "
-        f"processes: at most 30 interleaved rounds with every baseline at its best, weights packed "
-        f"and epilogue fused where the library can; threads: {', '.join(map(str, threads))}. Times "
-        f"are medians; a ratio is the median of the paired ratios of speed, above 1 where the "
-        f"kernel is faster. Roofline: the larger of flop over the peak of a multiply-add loop "
-        f"timed in alternation, and bytes over the read bandwidth at that footprint; cold weights "
-        f"are read from a block of eight times the last-level cache.\n"
+        "Best kernels of `gemm-tuner sweep`, timed again by `gemm-tuner bench` in fresh processes: "
+        "at most 30 interleaved rounds with the baselines that a section names, each at its best, "
+        "weights packed and epilogue fused where the library can. Times are medians; a ratio is "
+        "the median of the paired ratios of speed, above 1 where the kernel is faster. Roofline: "
+        "the larger of flop over the peak of a multiply-add loop timed in alternation, and bytes "
+        "over the rate of a plain read loop at that footprint, which a kernel may exceed a little; "
+        "cold weights are read from a block of eight times the last-level cache.\n"
     )
     print(
         "Each layer is timed with its best kernel, also where that is not shown to be as fast as "
         "its baseline and is not served. Means are geometric, over the layers of a section. The "
         f"product alone, without the epilogue: {', '.join(sorted(product_only)) or 'none'}.\n"
     )
-    print(f"- CPU: {cpu.brand}, family {cpu.family:#x}, model {cpu.model:#x}, {cpu.exact_key}")
-    print(f"- {cpu.physical_cores} cores of a shared virtual machine, Linux {platform.release()}")
-    print(f"- compiler: {find_toolchain().text}; date: {datetime.now(UTC):%Y-%m-%d}")
-    print(f"- baselines: {', '.join(baselines_of(rows))}\n")
+    machines = {f"{one['cpu']}, {one['cpu_key']}" for one in documents}
+    releases = {row["conditions"]["kernel_release"] for row in rows}
+    print(f"- CPU: {'; '.join(sorted(machines))}")
+    print(f"- Linux {', '.join(sorted(releases))}")
+    print(f"- compiler: {', '.join(sorted({row['toolchain'] for row in rows}))}")
+    print(f"- date: {', '.join(sorted({one['date'] for one in documents}))}\n")
     print("Reproduce:\n")
     print("```sh")
     print(

@@ -70,6 +70,7 @@ def test_wrong_usage_is_one_clear_line(
         ("name,m,n,k\na,1,2,3\nb,1,two,3\n", "line 3: n = 'two'"),
         ("name,m,n,k,epilogue\na,1,2,3,bais\n", "line 2: epilogue step 'bais'"),
         ("name,m,n,k\na,1\n", "line 2: n = None"),
+        ("name,m,n,k,Epilogue\na,1,2,3,bias\n", "the column Epilogue"),
     ],
 )
 def test_a_wrong_shapes_file_names_the_line(

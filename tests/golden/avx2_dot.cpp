@@ -237,6 +237,7 @@ inline void transpose(const W *from, int64_t ld, W *to, int64_t stride)
 }
 
 // Packed weights: each column of w contiguous along k, padded with zeros to whole vectors.
+static_assert(kc >= k, "dot products run over all of k");
 constexpr int64_t packed_n = n;
 constexpr int64_t packed_k = (k + k_step - 1) / k_step * k_step;
 

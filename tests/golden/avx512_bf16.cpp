@@ -419,6 +419,9 @@ inline Vector times_power_of_2(Vector value, Vector shifted)
     return __builtin_bit_cast(Vector, __builtin_bit_cast(IntVector, value) + whole_bits);
 }
 
+// NaN where `value` is NaN: the functions below take its payload for an exponent.
+inline Vector keep_nan(Vector value, Vector result) { return value == value ? result : value; }
+
 // Vectors of neighbouring rows as one value. A long epilogue is a chain of instructions that wait for
 // each other: with several chains in turn, the processor has others to do.
 template <typename Element, int rows>
@@ -490,6 +493,10 @@ struct Several
     friend Several times_power_of_2(const Several &value, const Several &shifted)
     {
         return each([](Element x, Element y) { return times_power_of_2(x, y); }, value, shifted);
+    }
+    friend Several keep_nan(const Several &value, const Several &result)
+    {
+        return each([](Element x, Element y) { return keep_nan(x, y); }, value, result);
     }
 };
 

@@ -31,8 +31,14 @@ def values_to_try() -> NDArray[np.float32]:
             np.linspace(80.0, 110.0, 3001),
         ]
     ).astype(np.float32)
+    payloads = np.array([0x7FC00000, 0x7FC00001, 0x7FFFFFFF, 0xFFFFFFFF], np.uint32)
     return np.concatenate(
-        [magnitudes, -magnitudes, np.array([np.nan, np.inf, -np.inf], np.float32)]
+        [
+            magnitudes,
+            -magnitudes,
+            np.array([np.inf, -np.inf], np.float32),
+            payloads.view(np.float32),
+        ]
     )
 
 

@@ -29,6 +29,13 @@ from gemm_tuner.runtime.load import load_kernel
 CRASH = "__builtin_trap();"
 WILD = "*reinterpret_cast<volatile float *>(16) = sum;"
 HANG = 'for (;;) __asm__ volatile("");'
+# What the system does when memory runs out, here by two system calls: getpid, and kill with 9.
+KILL = """
+long number = 39, process;
+__asm__ volatile("syscall" : "=a"(process) : "a"(number) : "rcx", "r11", "memory");
+number = 62;
+__asm__ volatile("syscall" : "+a"(number) : "D"(process), "S"(9L) : "rcx", "r11", "memory");
+"""
 TIMING_PAIRS = 5
 SAMPLE_NS = 20_000
 
@@ -36,6 +43,11 @@ SAMPLE_NS = 20_000
 PLANTED = {
     "illegal instruction": (CRASH, Outcome.CRASHED, "SIGILL"),
     "wild pointer": (WILD, Outcome.CRASHED, "SIGSEGV"),
+    "killed by the system": (
+        KILL,
+        Outcome.HUNG,
+        "SIGKILL",
+    ),
     "write after y": (RIGHT + "y[(m - 1) * ldy + N] = 0;", Outcome.OUT_OF_BOUNDS, "after y"),
     "write before y": (RIGHT + "y[-1] = 0;", Outcome.OUT_OF_BOUNDS, "before y"),
     "write after y in its two parts": (

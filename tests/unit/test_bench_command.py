@@ -12,12 +12,16 @@ from gemm_tuner.cli.roofline_plot import write_plot
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.measurement import Measurement, Timing
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Conditions
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.errors import BaselineMissing, InvalidSetting, TrialFailed
 
 SHAPES = "name,m,n,k,epilogue\nfirst,1,2,3,none\nsecond,4,5,6,none\nthird,7,8,9,none\n"
 LAYER = Layer(name="first", problem=Problem.parse("f32 1x2x3 nk bias"))
 ANSWER_IS_NO = 1
+CONDITIONS = Conditions(
+    peak_flop_per_s=1e11, noise=0.01, huge_pages="always", kernel_release="6", microcode="0x1"
+)
 
 
 def _timing(time_ns: int) -> Timing:
@@ -45,6 +49,8 @@ def _row(layer: Layer, *, decision: Decision = Decision.TIE, **times_ns: int) ->
         ),
         measurements=measurements,
         roofline_ns=50.0,
+        conditions=CONDITIONS,
+        toolchain="gcc 12.2",
         product_only=frozenset({"openblas 3"}),
         left_out={"mkl": "mkl is not installed."},
     )
@@ -131,13 +137,15 @@ def test_facts_name_each_baseline_and_the_best() -> None:
         (Decision.TUNED, 95, 100, True),
         (Decision.TUNED, 98, 100, False),
         (Decision.TUNED, 110, 50, False),  # another baseline than that of the verdict
+        (Decision.TUNED, None, 100, None),  # that of the verdict was not timed
         (Decision.TIE, 95, 100, False),
     ],
 )
 def test_only_the_baseline_of_a_verdict_refutes_it(
-    decision: Decision, onednn: int, openblas: int, *, refuted: bool
+    decision: Decision, onednn: int | None, openblas: int, *, refuted: bool | None
 ) -> None:
-    row = _row(LAYER, decision=decision, onednn=onednn, openblas=openblas)
+    times_ns = {"openblas": openblas} | ({"onednn": onednn} if onednn else {})
+    row = _row(LAYER, decision=decision, **times_ns)
 
     assert row.is_refuted is refuted
 

@@ -154,6 +154,7 @@ def test_no_group_is_longer_than_a_column() -> None:
         ("f32_s8 1x2x99 nk:g", "'nk:g'"),
         ("u8_s8_f32_f32 1x2x3", "do not go together"),
         ("f32 -1x2x3", "m = '-1'|m = -1"),
+        ("f32 1..x2x3", "is not understood"),
         ("f32 4x-2x3", "n = -2"),
         ("f32 1x2x1000000000000", "k = 1000000000000"),
         ("f32 2000000000x2000000000x1", "split the problem"),

@@ -118,6 +118,17 @@ def test_only_a_kernel_that_is_not_slower_is_named(
     assert verdict.measurement is not None
 
 
+def test_to_be_faster_than_our_own_scalar_loop_is_no_claim() -> None:
+    trial = make_trial(call_ns=100)
+    assert trial.measurement is not None
+    beside_scalar = replace(trial.measurement, baseline="scalar 0123456789ab")
+
+    verdict = derive(replace(trial, measurement=beside_scalar))
+
+    assert verdict.decision is Decision.TIE
+    assert verdict.artifact is not None
+
+
 def test_a_tie_whose_kernel_may_be_slower_names_no_kernel() -> None:
     samples = (10_000,) * 5 + (11_000,) * 7
     measurement = Measurement(

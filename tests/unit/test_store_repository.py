@@ -131,14 +131,12 @@ def test_a_build_is_kept_with_its_source(repository: Repository) -> None:
     artifact = add_build(repository)
     add_build(repository)
 
-    assert repository.artifact(artifact.sha256) == artifact
     assert repository.binary(artifact.sha256) == b"\x7fELF sample"
     assert repository.source_text(artifact.sha256) == SOURCE_TEXT
     assert repository.held_artifacts([artifact.sha256, "0" * 64]) == {artifact.sha256}
 
 
 def test_what_is_not_there_is_none(repository: Repository) -> None:
-    assert repository.artifact("0" * 64) is None
     assert repository.binary("0" * 64) is None
     assert repository.source_text("0" * 64) is None
     assert repository.cpu("none") is None

@@ -61,7 +61,7 @@ static PyObject *direct_call_call(PyObject *object, PyObject *positional, PyObje
     call_values values;
     if (self->is_prepared && read_values(&self->facts, positional, named, &values)) {
         PyObject *y = call_kernel(&self->facts, &values);
-        if (y) {
+        if (y || PyErr_Occurred()) {
             return y;
         }
     }

@@ -265,6 +265,9 @@ PyObject *call_kernel(const kernel_facts *kernel, const call_values *values) {
         return call.y;
     }
     Py_XDECREF(call.y);
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) {
+        return NULL; /* such as Ctrl-C while y was made */
+    }
     PyErr_Clear();
     return NULL;
 }
