@@ -52,13 +52,16 @@ def test_a_library_that_is_no_kernel_is_refused(program: Path, tmp_path: Path) -
     assert "does not load" in completed.stderr
 
 
-def test_rows_that_the_kernel_does_not_take_are_refused(
-    program: Path, build: Build, tmp_path: Path
+@pytest.mark.parametrize("changed", [0, 1, 2])
+def test_other_sizes_than_the_kernel_has_are_refused(
+    changed: int, program: Path, build: Build, tmp_path: Path
 ) -> None:
     library = tmp_path / "kernel.so"
     library.write_bytes(build.binary)
+    sizes = [PROBLEM.m.high, PROBLEM.n, PROBLEM.k]
+    sizes[changed] += 1
 
-    completed = _call(program, str(library), "9", str(PROBLEM.n), str(PROBLEM.k))
+    completed = _call(program, str(library), *map(str, sizes))
 
     assert completed.returncode == 1
-    assert "refused its arguments" in completed.stderr
+    assert "is for another problem" in completed.stderr

@@ -149,11 +149,38 @@ def test_weights_of_a_batch_are_not_those_of_one_product(make: Any) -> None:  # 
         kernel(np.ones((6, 5), np.float32), packed)
 
 
-def test_products_of_out_must_not_overlap() -> None:
+@pytest.mark.parametrize("strides", [(0, 32, 4), (16, 64, 4)])
+def test_products_of_out_must_not_overlap(strides: tuple[int, ...]) -> None:
     kernel = make_kernel(Problem.parse("f32 6x8x5 nk none"), 1)
-    out = np.lib.stride_tricks.as_strided(np.zeros(48, np.float32), (2, 6, 8), (0, 32, 4))
+    out = np.lib.stride_tricks.as_strided(np.zeros(200, np.float32), (5, 6, 8), strides)
 
     with pytest.raises(InvalidArray, match="overlap each other"):
         kernel.batch(
-            np.ones((2, 6, 5), np.float32), kernel.pack(np.ones((8, 5), np.float32)), out=out
+            np.ones((5, 6, 5), np.float32), kernel.pack(np.ones((8, 5), np.float32)), out=out
         )
+
+
+def test_products_of_out_must_not_overlap_those_of_x(make: Any) -> None:  # noqa: ANN401
+    kernel: AnyKernel = make("f32 1x4x4 nk none")
+    both = np.ones((4, 1, 4), np.float32)
+
+    with pytest.raises(InvalidArray, match="out overlaps x"):
+        kernel.batch(both[:-1], kernel.pack(np.eye(4, dtype=np.float32)), out=both[1:])
+
+
+def test_no_weights_are_packed_for_no_product(make: Any) -> None:  # noqa: ANN401
+    kernel: AnyKernel = make("f32 6x8x5 nk none")
+
+    packed = kernel.pack_batch(np.empty((0, 8, 5), np.float32))
+
+    assert np.asarray(kernel.batch(np.empty((0, 6, 5), np.float32), packed)).shape == (0, 6, 8)
+
+
+def test_weights_that_are_not_packed_are_named(make: Any) -> None:  # noqa: ANN401
+    kernel: AnyKernel = make("f32 6x8x5 nk none")
+    w: Any = np.ones((8, 5), np.float32)
+
+    with pytest.raises(InvalidArray, match=r"packed is a ndarray.*kernel\.pack"):
+        kernel(np.ones((6, 5), np.float32), w)
+    with pytest.raises(InvalidArray, match=r"packed is a ndarray.*kernel\.pack"):
+        kernel.batch(np.ones((2, 6, 5), np.float32), w)

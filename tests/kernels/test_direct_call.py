@@ -254,7 +254,7 @@ def test_wrong_calls_are_told() -> None:
         kernel(x, packed, x)  # type: ignore[call-arg]  # what is tested
     with pytest.raises(InvalidArray, match="reads scale, bias, add, but got none"):
         kernel(x, packed)
-    with pytest.raises(AttributeError):
+    with pytest.raises(InvalidArray, match="not packed weights"):
         kernel(x, x, **_arguments())  # type: ignore[arg-type]  # what is tested
 
 

@@ -74,3 +74,26 @@ def test_step_is_within_its_bound_for_every_value(family: MicroKernelFamily, ste
     y = kernel(x, kernel.pack(w), bias=bias)
 
     assert find_error(compute_expected(problem, inputs), y) is None
+
+
+@pytest.mark.parametrize("family", ["avx512_int8", "avx2_int8", "scalar_int8"])
+def test_large_sums_are_whole_numbers_already(family: str) -> None:
+    row = CATALOG[family]
+    if row.isa - detect_cpu().isa:
+        pytest.skip("this CPU lacks what the family needs")
+    mr, nr = row.tiles[0]
+    problem = Problem.parse("int8 1x1x260 nk y_zero_point")
+    candidate = Candidate.parse(f"{family}_{mr}x{nr} mc{mr}_nc{nr}_kc260 jc_ic_jr_ir")
+    build = compile_kernel(render(problem, candidate, row), isa=row.isa, toolchain=find_toolchain())
+    kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
+    x = np.full((1, 260), 255, np.uint8)
+    w = np.full((1, 260), 127, np.int8)
+    w[0, 130:] = 0
+    w[0, 0] = 126  # the sum is odd, above 2^22
+    exact = int(x.astype(np.int64)[0] @ w.astype(np.int64)[0])
+
+    y = kernel(x, kernel.pack(w), y_zero_point=0)
+
+    assert exact % 2 == 1
+    assert exact > 2**22
+    assert np.asarray(y)[0, 0] == exact
