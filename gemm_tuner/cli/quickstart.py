@@ -78,6 +78,8 @@ def quickstart(budget: options.Budget = "20s", db: options.DatabaseUrl = None) -
         "      gemm-tuner serve                               share what was found\n"
         "      README.md                                      call kernels from Python and C"
     )
+    if swept.failures:
+        raise typer.Exit(1)
 
 
 def _most_telling(found: list[tuple[Layer, SweepResult]]) -> Problem:
@@ -140,14 +142,16 @@ def _service(database_url: str) -> Iterator[str]:
 def _address_of(child: subprocess.Popen[str]) -> str:
     """Return the address that the service prints once it listens there."""
     assert child.stderr is not None
-    line = child.stderr.readline()
-    match = _ADDRESS.search(line)
-    if match is None:
-        raise ServiceUnreachable(
-            f"the service did not come up and said {line.strip()!r}; "
-            'make "gemm-tuner serve" work, then run quickstart again.'
-        )
-    return match[0]
+    said = []
+    for line in child.stderr:
+        match = _ADDRESS.search(line)
+        if match is not None:
+            return match[0]
+        said.append(line.strip())
+    raise ServiceUnreachable(
+        f"the service did not come up and said {' '.join(said)!r}; "
+        'make "gemm-tuner serve" work, then run quickstart again.'
+    )
 
 
 def _wait_until_ready(address: str, child: subprocess.Popen[str]) -> None:
