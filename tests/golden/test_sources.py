@@ -25,6 +25,10 @@ SOURCES = {
         "bf16 16x4096x4095 nk bias+silu",
         "avx512_bf16_8x48 mc16_nc4128_kc4096 jc_ic_jr_ir pf16384",
     ),
+    "avx512_int8": (
+        "s8_s8_s32_u8 17x40x67 nk x_zero_point+channel_scale+bias+relu+scale+y_zero_point",
+        "avx512_int8_6x32 mc18_nc64_kc68 jc_ic_jr_ir u2",
+    ),
     "avx2_bf16_by_f32": (
         "bf16_bf16_f32_f32 7x20x9 nk none",
         "avx2_bf16_by_f32_4x16 mc8_nc32_kc9 jc_ic_jr_ir",
