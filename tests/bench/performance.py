@@ -5,9 +5,8 @@
     gemm-tuner sweep --shapes layers.csv --regime both --budget 12s --dtype bf16
     gemm-tuner bench --shapes layers.csv --json --plot ../../docs/performance.svg > f32.json
     gemm-tuner bench --shapes layers.csv --json --dtype int8 > int8.json
-    gemm-tuner bench --shapes layers.csv --json --dtype bf16 > bf16.json
-    gemm-tuner bench --shapes layers.csv --json --regime cold_weights --baseline onednn > cold.json
-    python performance.py layers.csv f32.json int8.json bf16.json cold.json > performance.md
+    gemm-tuner bench --shapes layers.csv --json --dtype bf16 --baseline onednn > bf16.json
+    python performance.py layers.csv f32.json int8.json bf16.json > ../../docs/performance.md
 
 The report compares each layer with every baseline that was timed in the same rounds. Why a baseline
 is faster is for a person to say, in docs/performance-notes.json: a text by types, regime and layer,
