@@ -20,7 +20,6 @@ from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import family_named
 
-
 # Weights in groups lie among their scales: test_groups.py proves what is computed from them.
 PLAIN_ROWS = [row for row in FEW_ROWS if not row.types.is_weight_only]
 
