@@ -140,15 +140,9 @@ def around(*edges: int) -> list[int]:
     )
 
 
-def tails_of_vectors(family: MicroKernelFamily, nr: int) -> list[int]:
-    """Return the widths at which a vector is filled to each part, and those around panels."""
-    return sorted({*range(family.lanes + 2), *around(nr, 2 * nr)})
-
-
-def tails_of_groups(family: MicroKernelFamily) -> list[int]:
-    """Return the depths at which a group of k is filled to each part, and those around blocks."""
-    step = family.k_step
-    return sorted({*range(min(step, KC) + 2), *around(KC, 2 * KC, step, 2 * step)})
+def tails_of_k(family: MicroKernelFamily) -> list[int]:
+    """Return every depth up to two blocks, and those around groups that are deeper."""
+    return sorted({*range(2 * KC + 2), *around(family.k_step, 2 * family.k_step)})
 
 
 def candidate_text(
@@ -173,7 +167,7 @@ def test_tails_of_n_for_any_m(row: Row, toolchain: Toolchain) -> None:
             problem=row.problem(f"0..{2 * mr + 1}x{n}x{k}", "nk", "x_zero_point+bias"),
             candidate=candidate_text(row, k),
         )
-        for n in (range(2 * nr + 2) if row.is_plain else tails_of_vectors(row.family, nr))
+        for n in range(2 * nr + 2)
         for k in ((0, KC + 1) if row.is_plain or n in around(nr) else (KC + 1,))
     ]
 
@@ -189,7 +183,7 @@ def test_tails_of_k_for_any_m(row: Row, toolchain: Toolchain) -> None:
             problem=row.problem(f"0..{2 * mr + 1}x{nr + 1}x{k}", "nk", "x_row_zero_point+bias"),
             candidate=candidate_text(row, k),
         )
-        for k in (range(2 * KC + 2) if row.is_plain else tails_of_groups(row.family))
+        for k in tails_of_k(row.family)
     ]
 
     wrong = prove_all(subjects, toolchain)
