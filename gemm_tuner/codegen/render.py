@@ -23,6 +23,8 @@ from gemm_tuner.domain.source import Source
 _SELECTIONS = re.compile(r"\b(maximum|minimum|select_negative)\(")
 _TRANSCENDENTALS = re.compile(r"\b(logistic|hyperbolic_tangent|gelu_tanh|normal_cdf)\(")
 _BLANK_LINES = re.compile(r"\n{3,}")
+_FEWEST_ROWS_OF_GAPLESS_COPY = 6
+_TINY_FLOP = 2 * 64**3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             rows_at_once=_rows_at_once(family) if needs_transcendental else 1,
             has_single_columns=family.layout is PackedLayout.COLUMNS
             and 1 in {candidate.micro_kernel.nr, problem.n % candidate.micro_kernel.nr},
+            has_gapless_copy=_has_gapless_copy(problem, candidate, family),
             rounds_by_instruction=IsaFeature.AVX512_BF16 in family.isa,
             exact_rest=exact_rest,
             rest_steps=[step for step in (16, 8, 4, 2, 1) if is_dynamic and step < mr],
@@ -95,6 +98,20 @@ def _rows_at_once(family: MicroKernelFamily) -> int:
     if family.layout is PackedLayout.COLUMNS or family.lanes == 1:
         return 1
     return family.registers // 4
+
+
+def _has_gapless_copy(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> bool:
+    """Return whether the loops stand there twice, once for rows of x without gaps.
+
+    Where the distance of rows is a constant, all are addressed from one pointer. That counts where
+    there are more rows than registers for pointers, and little is done with an element of x: a
+    tile is one vector wide, or a product so small that preparing the pointers shows.
+    """
+    mr, nr = candidate.micro_kernel.mr, candidate.micro_kernel.nr
+    if candidate.blocking.pack_x or problem.k == 0 or mr < _FEWEST_ROWS_OF_GAPLESS_COPY:
+        return False
+    is_narrow = nr == 1 if family.layout is PackedLayout.COLUMNS else nr <= family.lanes
+    return is_narrow or problem.flop(problem.m.high) <= _TINY_FLOP
 
 
 def _elements(problem: Problem) -> list[str]:

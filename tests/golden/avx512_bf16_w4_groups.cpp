@@ -438,8 +438,8 @@ inline void sum_x(const X *x, int64_t ldx, int64_t rows, float *sums)
 //
 //     x          rows of x from (row, 0) on, `x_stride` elements apart
 //     w          a packed panel
-template <int rows, int columns>
-[[gnu::noinline]] void micro_kernel(const Call &call, const X *x, [[maybe_unused]] int64_t x_stride,
+template <int rows, int columns, typename Stride>
+[[gnu::noinline]] void micro_kernel(const Call &call, const X *x, Stride x_stride,
                                     const W *w, int64_t, int64_t row, int64_t column,
                                     bool is_first, bool is_last)
 {
@@ -447,7 +447,6 @@ template <int rows, int columns>
     constexpr int last_count = columns - (vectors - 1) * lanes;
     constexpr int64_t whole_k = k / chunk_k * chunk_k;
     constexpr int rest_k = k - whole_k;
-    const int64_t stride = x_stride;
     const float *x_sums = call.x_sums + (row - call.x_sums_row) * groups;
 
     Sums sums[rows][vectors];
@@ -475,7 +474,7 @@ template <int rows, int columns>
 #pragma GCC unroll 32
             for (int r = 0; r < rows; ++r)
             {
-                const Group elements = broadcast_elements(x + r * stride + p + step * k_step);
+                const Group elements = broadcast_elements(x + r * x_stride + p + step * k_step);
 #pragma GCC unroll 16
                 for (int v = 0; v < vectors; ++v)
                     multiply_add(group_sums[r][v], elements, weights[v]);
@@ -535,9 +534,8 @@ struct Part
 };
 
 // One row tile against one panel.
-template <int rows>
-inline void tile(const Call &call, const X *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
-                 int64_t column)
+template <int rows, typename Stride>
+inline void tile(const Call &call, const X *x, Stride x_stride, int64_t pc, int64_t depth, int64_t row, int64_t column)
 {
     const W *w = packed_panel(call.packed_w, pc, depth, column);
     const bool is_first = pc == 0;
@@ -551,8 +549,8 @@ inline void tile(const Call &call, const X *x, int64_t x_stride, int64_t pc, int
 }
 
 // The panels in [column_begin, column_end) of one row tile.
-template <int rows>
-inline void panels(const Call &call, const X *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
+template <int rows, typename Stride>
+inline void panels(const Call &call, const X *x, Stride x_stride, int64_t pc, int64_t depth, int64_t row,
                    int64_t column_begin, int64_t column_end)
 {
     for (int64_t column = column_begin; column < column_end; column += nr)
@@ -561,7 +559,8 @@ inline void panels(const Call &call, const X *x, int64_t x_stride, int64_t pc, i
 
 // The rows left over when mr does not divide them.
 static_assert(mr <= 4, "every number of rows below mr is a sum of the steps");
-inline void rest_panels(const Call &call, const X *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
+template <typename Stride>
+inline void rest_panels(const Call &call, const X *x, Stride x_stride, int64_t pc, int64_t depth, int64_t row,
                         [[maybe_unused]] int64_t rows, int64_t column_begin, int64_t column_end)
 {
     if (rows & 2)
@@ -579,16 +578,17 @@ inline void rest_panels(const Call &call, const X *x, int64_t x_stride, int64_t 
 }
 
 // One block: rows [ic, ic + rows) of x from column pc on, against columns [jc, jc + columns) of w.
-inline void block(const Call &whole_call, int64_t jc, int64_t columns, int64_t pc, int64_t depth, int64_t ic, int64_t rows,
-                  [[maybe_unused]] X *workspace)
+template <typename Stride>
+inline void block(const Call &whole_call, Stride ldx, int64_t jc, int64_t columns, int64_t pc,
+                  int64_t depth, int64_t ic, int64_t rows, [[maybe_unused]] X *workspace)
 {
     float *x_sums = reinterpret_cast<float *>(workspace);
-    sum_x(whole_call.x + ic * whole_call.ldx, whole_call.ldx, rows, x_sums);
+    sum_x(whole_call.x + ic * ldx, ldx, rows, x_sums);
     Call call = whole_call;
     call.x_sums = x_sums;
     call.x_sums_row = ic;
-    const X *x = call.x + ic * call.ldx + pc;
-    const int64_t x_stride = call.ldx;
+    const X *x = call.x + ic * ldx + pc;
+    const Stride x_stride = ldx;
     const int64_t whole_rows = rows / mr * mr;
     for (int64_t jr = jc; jr < jc + columns; jr += nr)
     {
@@ -600,7 +600,8 @@ inline void block(const Call &whole_call, int64_t jc, int64_t columns, int64_t p
     }
 }
 
-inline void run_part(const Call &call, const Part &part, X *workspace)
+template <typename Stride>
+inline void run_blocks(const Call &call, Stride ldx, const Part &part, X *workspace)
 {
     for (int64_t jc = part.column_begin; jc < part.column_end; jc += nc)
         for (int64_t pc = 0; pc == 0 || pc < k; pc += kc)
@@ -610,9 +611,14 @@ inline void run_part(const Call &call, const Part &part, X *workspace)
             {
                 const int64_t columns = jc + nc < part.column_end ? nc : part.column_end - jc;
                 const int64_t rows = ic + mc < part.row_end ? mc : part.row_end - ic;
-                block(call, jc, columns, pc, depth, ic, rows, workspace);
+                block(call, ldx, jc, columns, pc, depth, ic, rows, workspace);
             }
         }
+}
+
+inline void run_part(const Call &call, const Part &part, X *workspace)
+{
+    run_blocks(call, call.ldx, part, workspace);
 }
 
 // Cut m into whole tiles and n into whole panels, as evenly as they go.

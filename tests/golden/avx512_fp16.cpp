@@ -472,14 +472,13 @@ inline auto apply_epilogue([[maybe_unused]] const Call &call, [[maybe_unused]] c
 //     x          rows of x from (row, pc) on, `x_stride` elements apart
 //     w          a packed panel, 64-byte aligned: `depth` steps of whole vectors, zero past them
 //     y          sums of earlier blocks of k are in it unless this is the first
-template <int rows, int columns>
-[[gnu::noinline]] void micro_kernel(const Call &call, const X *x, [[maybe_unused]] int64_t x_stride,
+template <int rows, int columns, typename Stride>
+[[gnu::noinline]] void micro_kernel(const Call &call, const X *x, Stride x_stride,
                                     const W *w, int64_t depth, int64_t row, int64_t column,
                                     [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
 {
     constexpr int vectors = (columns + lanes - 1) / lanes;
     constexpr int last_count = columns - (vectors - 1) * lanes;
-    const int64_t stride = x_stride;
 
     Sums sums[rows][vectors];
 #pragma GCC unroll 32
@@ -500,7 +499,7 @@ template <int rows, int columns>
 #pragma GCC unroll 32
         for (int r = 0; r < rows; ++r)
         {
-            const Group elements = broadcast_elements(x + r * stride + p);
+            const Group elements = broadcast_elements(x + r * x_stride + p);
 #pragma GCC unroll 16
             for (int v = 0; v < vectors; ++v)
                 multiply_add(partial[r][v], elements, weights[v]);
@@ -551,9 +550,8 @@ struct Part
 };
 
 // One row tile against one panel.
-template <int rows>
-inline void tile(const Call &call, const X *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
-                 int64_t column)
+template <int rows, typename Stride>
+inline void tile(const Call &call, const X *x, Stride x_stride, int64_t pc, int64_t depth, int64_t row, int64_t column)
 {
     const W *w = packed_panel(call.packed_w, pc, depth, column);
     const bool is_first = pc == 0;
@@ -567,8 +565,8 @@ inline void tile(const Call &call, const X *x, int64_t x_stride, int64_t pc, int
 }
 
 // The panels in [column_begin, column_end) of one row tile.
-template <int rows>
-inline void panels(const Call &call, const X *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
+template <int rows, typename Stride>
+inline void panels(const Call &call, const X *x, Stride x_stride, int64_t pc, int64_t depth, int64_t row,
                    int64_t column_begin, int64_t column_end)
 {
     for (int64_t column = column_begin; column < column_end; column += nr)
@@ -576,17 +574,19 @@ inline void panels(const Call &call, const X *x, int64_t x_stride, int64_t pc, i
 }
 
 // The rows left over when mr does not divide them.
-inline void rest_panels(const Call &call, const X *x, int64_t x_stride, int64_t pc, int64_t depth, int64_t row,
+template <typename Stride>
+inline void rest_panels(const Call &call, const X *x, Stride x_stride, int64_t pc, int64_t depth, int64_t row,
                         [[maybe_unused]] int64_t rows, int64_t column_begin, int64_t column_end)
 {
 }
 
 // One block: rows [ic, ic + rows) of x from column pc on, against columns [jc, jc + columns) of w.
-inline void block(const Call &call, int64_t jc, int64_t columns, int64_t pc, int64_t depth, int64_t ic, int64_t rows,
-                  [[maybe_unused]] X *workspace)
+template <typename Stride>
+inline void block(const Call &call, Stride ldx, int64_t jc, int64_t columns, int64_t pc,
+                  int64_t depth, int64_t ic, int64_t rows, [[maybe_unused]] X *workspace)
 {
-    const X *x = call.x + ic * call.ldx + pc;
-    const int64_t x_stride = call.ldx;
+    const X *x = call.x + ic * ldx + pc;
+    const Stride x_stride = ldx;
     const int64_t whole_rows = rows / mr * mr;
     for (int64_t jr = jc; jr < jc + columns; jr += nr)
     {
@@ -598,7 +598,8 @@ inline void block(const Call &call, int64_t jc, int64_t columns, int64_t pc, int
     }
 }
 
-inline void run_part(const Call &call, const Part &part, X *workspace)
+template <typename Stride>
+inline void run_blocks(const Call &call, Stride ldx, const Part &part, X *workspace)
 {
     for (int64_t jc = part.column_begin; jc < part.column_end; jc += nc)
         for (int64_t pc = 0; pc == 0 || pc < k; pc += kc)
@@ -608,9 +609,14 @@ inline void run_part(const Call &call, const Part &part, X *workspace)
             {
                 const int64_t columns = jc + nc < part.column_end ? nc : part.column_end - jc;
                 const int64_t rows = ic + mc < part.row_end ? mc : part.row_end - ic;
-                block(call, jc, columns, pc, depth, ic, rows, workspace);
+                block(call, ldx, jc, columns, pc, depth, ic, rows, workspace);
             }
         }
+}
+
+inline void run_part(const Call &call, const Part &part, X *workspace)
+{
+    run_blocks(call, call.ldx, part, workspace);
 }
 
 // Cut m into whole tiles and n into whole panels, as evenly as they go.

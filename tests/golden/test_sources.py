@@ -20,6 +20,10 @@ SOURCES = {
         "f32 1..64x1000x2048 kn bias+clamp:0:6+add",
         "avx512_f32_8x48 mc64_nc1008_kc512 ic_jc_ir_jr pack_x u2 grid1x2",
     ),
+    "avx512_narrow": (
+        "f32 512x13x512 nk bias+relu",
+        "avx512_f32_18x16 mc522_nc16_kc512 jc_ic_jr_ir",
+    ),
     "avx2_dot": ("f32 1x100x300 nk scale", "avx2_f32_dot_1x4 mc1_nc100_kc300 jc_ic_jr_ir u4"),
     "avx512_bf16": (
         "bf16 16x4096x4095 nk bias+silu",
