@@ -46,6 +46,7 @@ class TrialHost:
         toolchain: Toolchain,
         seed: int,
         scalar_build: Build,
+        one_thread_build: Build | None = None,
         stall_timeout_s: float = _STALL_TIMEOUT_S,
     ) -> None:
         """Start the server and wait until it is ready.
@@ -58,6 +59,7 @@ class TrialHost:
             toolchain: compiles the drivers.
             seed: of the random inputs.
             scalar_build: the baseline if there is no library.
+            one_thread_build: the baseline `one-thread`.
             stall_timeout_s: how long a candidate may run without progress, besides a multiple of
                 the time that the baseline takes.
 
@@ -75,6 +77,7 @@ class TrialHost:
             drivers=build_drivers(toolchain, detect_cpu(), baselines=names),
             seed=seed,
             scalar_build=scalar_build,
+            one_thread_build=one_thread_build,
             stall_timeout_s=stall_timeout_s,
         )
         ours, theirs = socket.socketpair()

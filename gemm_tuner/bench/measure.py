@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
+from time import perf_counter_ns
 
 from gemm_tuner.bench.drivers import SampleStruct
 from gemm_tuner.bench.regimes import WeightCopies
@@ -15,6 +16,12 @@ _MAX_CALLS_PER_SAMPLE = 1 << 20
 _WARM_UP_SHARE = 8  # of the calls of a hot sample
 # A call that takes this long is not worth a warm-up, and cannot expect never to be interrupted.
 _LONG_CALL_NS = 20_000_000
+# One whose samples take so many times as long as those of the first is timed in few rounds: its
+# ratio is far from 1 anyhow.
+_SLOW_OVER_FIRST = 3
+_ROUNDS_OF_SLOW = 9
+# Idle threads of OpenMP spin for up to 0.5 ms here (bench/isolate.py), then sleep.
+SETTLING_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +55,9 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """One sample of each contestant, in their order, and whether all of them were calm."""
+    """One sample of each contestant that took part, and whether all of them were calm."""
 
-    samples_ns: tuple[int, ...]
+    samples_ns: dict[int, int]
     is_calm: bool
 
 
@@ -60,37 +67,61 @@ def measure(
     pairs: int,
     sample_ns: int,
     on_turn: Callable[[int], None],
+    settling_ns: int = 0,
 ) -> tuple[Timing, ...]:
     """Return the timings of all contestants, sample i of each taken in the same round.
 
-    There are `pairs` samples of each, or at least half as many where rounds were interrupted. When
-    one contestant takes long for a call, all are treated as such. `on_turn` is told who runs before
-    each sample.
+    There are `pairs` samples of each, or at least half as many where rounds were interrupted; a
+    contestant much slower than the first has only the first few of them. When one contestant takes
+    long for a call, all are treated as such. `on_turn` is told who runs before each sample, and
+    then nothing is done for `settling_ns`, so that threads of the one before come to rest.
     """
-    calls = []
-    is_long = False
+    calls, elapsed_ns = [], []
     for index, contestant in enumerate(contestants):
         on_turn(index)
-        count, elapsed_ns = _calibrate(contestant, sample_ns)
+        count, sample_takes_ns = _calibrate(contestant, sample_ns)
         calls.append(count)
-        is_long = is_long or elapsed_ns >= count * _LONG_CALL_NS
-    rounds = []
-    for round_number in range(pairs):
-        samples = {}
-        for index in turn_order(round_number, len(contestants)):
-            on_turn(index)
-            samples[index] = contestants[index].sample(calls[index], is_long=is_long)
-        rounds.append(
-            _Round(
-                tuple(max(1, int(samples[index].elapsed_ns)) for index in range(len(contestants))),
-                all(sample.involuntary_switches == 0 for sample in samples.values()),
-            )
-        )
-    kept = [one.samples_ns for one in _without_interrupted(rounds)]
-    return tuple(
-        Timing(calls_per_sample=count, samples_ns=taken)
-        for count, taken in zip(calls, zip(*kept, strict=True), strict=True)
+        elapsed_ns.append(sample_takes_ns)
+    is_long = any(
+        takes_ns >= count * _LONG_CALL_NS for count, takes_ns in zip(calls, elapsed_ns, strict=True)
     )
+    slow_ns = _SLOW_OVER_FIRST * max(sample_ns, elapsed_ns[0])
+    lasting = [index for index, takes_ns in enumerate(elapsed_ns) if takes_ns <= slow_ns]
+    rounds_of_all = pairs if len(lasting) == len(contestants) else min(pairs, _ROUNDS_OF_SLOW)
+
+    def run_round(number: int, participants: Sequence[int]) -> _Round:
+        samples = {}
+        for turn in turn_order(number, len(participants)):
+            index = participants[turn]
+            on_turn(index)
+            _wait(settling_ns)
+            samples[index] = contestants[index].sample(calls[index], is_long=is_long)
+        return _Round(
+            {index: max(1, int(sample.elapsed_ns)) for index, sample in samples.items()},
+            all(sample.involuntary_switches == 0 for sample in samples.values()),
+        )
+
+    everyone = range(len(contestants))
+    kept = [
+        *_without_interrupted([run_round(number, everyone) for number in range(rounds_of_all)]),
+        *_without_interrupted(
+            [run_round(number, lasting) for number in range(rounds_of_all, pairs)]
+        ),
+    ]
+    return tuple(
+        Timing(
+            calls_per_sample=count,
+            samples_ns=tuple(one.samples_ns[index] for one in kept if index in one.samples_ns),
+        )
+        for index, count in enumerate(calls)
+    )
+
+
+def _wait(nanoseconds: int) -> None:
+    """Keep this core busy for a while: it should not fall asleep while others do."""
+    end_ns = perf_counter_ns() + nanoseconds
+    while perf_counter_ns() < end_ns:
+        pass
 
 
 def turn_order(round_number: int, count: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from gemm_tuner.bench.available_memory import check_memory
 from gemm_tuner.bench.baselines.baseline import Baseline
 from gemm_tuner.bench.baselines.choose import (
     BASELINES,
+    ONE_THREAD,
     CheckedBaseline,
     Materials,
     check_baseline,
@@ -24,7 +25,7 @@ from gemm_tuner.bench.finding import Finding, TimedFinding
 from gemm_tuner.bench.forked import Death, Result, run_in_child
 from gemm_tuner.bench.inputs import InputKind
 from gemm_tuner.bench.kernel_callee import KernelCallee
-from gemm_tuner.bench.measure import Contestant, measure
+from gemm_tuner.bench.measure import SETTLING_NS, Contestant, measure
 from gemm_tuner.bench.plain import PlainBaseline, plain_weights
 from gemm_tuner.bench.regimes import WeightCopies, copies_of_weights, stride_of_copy
 from gemm_tuner.bench.roofline import PeakLoop
@@ -72,6 +73,7 @@ class Setup:
     drivers: Drivers
     seed: int
     scalar_build: Build
+    one_thread_build: Build | None = None
     stall_timeout_s: float  # besides what the time of the baseline allows
 
 
@@ -133,14 +135,20 @@ class Session:
         self._cases = {kind: Case(problem, kind, setup.seed) for kind in InputKind}
         flop = problem.flop(problem.m.high)
         self.stall_timeout_s = setup.stall_timeout_s + flop / _SLOWEST_BASELINE_FLOP_PER_S
-        materials = Materials(drivers=setup.drivers, scalar_build=setup.scalar_build, cpu=self._cpu)
+        materials = Materials(
+            drivers=setup.drivers,
+            scalar_build=setup.scalar_build,
+            one_thread_build=setup.one_thread_build,
+            cpu=self._cpu,
+        )
         makers: dict[str, Callable[[], Baseline]] = {
             name: partial(make, materials) for name, make in BASELINES.items()
         }
         if problem.types.is_weight_only:
             plain_w = plain_weights(problem, self._cases[InputKind.NORMAL].inputs)
             makers = {
-                name: partial(_make_plain, make, problem, plain_w) for name, make in makers.items()
+                name: make if name == ONE_THREAD else partial(_make_plain, make, problem, plain_w)
+                for name, make in makers.items()
             }
         choice = choose_baselines(setup.baselines, makers, self._check_baseline)
         self._baselines = choice.baselines
@@ -238,6 +246,7 @@ class Session:
             pairs=request.pairs,
             sample_ns=request.sample_ns,
             on_turn=self._report.step,
+            settling_ns=0 if self._setup.threads == 1 else SETTLING_NS,
         )
         return _Round(
             build=timings[_BUILD],
@@ -324,7 +333,9 @@ def _timed_finding(
         finding=Finding(outcome=Outcome.CORRECT),
         measurements=tuple(
             Measurement(
-                candidate=timed.build, baseline=checked.baseline.text, baseline_timing=timing
+                candidate=timed.build.first(len(timing.samples_ns)),
+                baseline=checked.baseline.text,
+                baseline_timing=timing,
             )
             for checked, timing in zip(baselines, timed.baselines, strict=True)
         ),

@@ -1,13 +1,13 @@
 """`gemm-tuner bench`: time stored winners again, beside all installed baselines at once."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gemm_tuner.bench.baselines.choose import BASELINES
+from gemm_tuner.bench.baselines.choose import BASELINES, ONE_THREAD
 from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.finding import TimedFinding
 from gemm_tuner.bench.isolate import TrialHost
@@ -34,8 +34,10 @@ from gemm_tuner.store.repository import Repository
 
 _SCALAR = "scalar"  # needs a kernel of its own
 _SLOW_TO_PREPARE = "torch-inductor"  # compiles each layer for tens of seconds
-_BY_DEFAULT = tuple(name for name in BASELINES if name not in {_SCALAR, _SLOW_TO_PREPARE})
-_CHOICE = (*_BY_DEFAULT, _SLOW_TO_PREPARE)
+_LIBRARIES = tuple(
+    name for name in BASELINES if name not in {_SCALAR, ONE_THREAD, _SLOW_TO_PREPARE}
+)
+_CHOICE = (*_LIBRARIES, ONE_THREAD, _SLOW_TO_PREPARE)
 _PAIRS = 30
 _SAMPLE_NS = 10_000_000
 _SEED = 2
@@ -44,7 +46,9 @@ _SEED = 2
 _Baselines = Annotated[
     list[str] | None, typer.Option("--baseline", help="Time beside this library; repeat it for "
                                    "more. By default beside each that is installed, except "
-                                   f"{_SLOW_TO_PREPARE}. One of: {', '.join(_CHOICE)}")]
+                                   f"{_SLOW_TO_PREPARE}; {ONE_THREAD}, the best stored kernel of "
+                                   "one thread, where there are several. "
+                                   f"One of: {', '.join(_CHOICE)}")]
 _Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the speed of each callee "
                               "over the roofline")]
@@ -97,7 +101,7 @@ def bench(
     )
     contexts = options.execution_contexts(threads, regime)
     setting = _Bench(
-        baselines=_chosen_baselines(baseline),
+        baselines=_chosen_baselines(baseline, threads),
         repository=Repository(open_database(db)),
         cpu=detect_cpu(),
         toolchain=find_toolchain(compiler),
@@ -130,13 +134,20 @@ def bench(
         raise typer.Exit(1)
 
 
-def _chosen_baselines(names: list[str] | None) -> tuple[str, ...]:
+def _chosen_baselines(names: list[str] | None, threads: int) -> tuple[str, ...]:
     for name in names or ():
         if name not in _CHOICE:
             raise InvalidSetting(
                 f"baseline {name!r} is not known; use one of: {', '.join(_CHOICE)}."
             )
-    return tuple(dict.fromkeys(names)) if names else _BY_DEFAULT
+        if name == ONE_THREAD and threads == 1:
+            raise InvalidSetting(
+                f"baseline {name!r} says what more threads bring, but threads = 1; "
+                "use it with --threads 2 or more."
+            )
+    if names:
+        return tuple(dict.fromkeys(names))
+    return _LIBRARIES if threads == 1 else (*_LIBRARIES, ONE_THREAD)
 
 
 def _name(layer: Layer, context: ExecutionContext) -> str:
@@ -173,6 +184,7 @@ def _time_layer(setting: _Bench, layer: Layer, context: ExecutionContext) -> Ben
         toolchain=setting.toolchain,
         seed=_SEED,
         scalar_build=build,  # not used: the baselines are named
+        one_thread_build=_one_thread_build(setting, layer, context),
     ) as host:
         timed = _time(host, build, context)
         product_only = host.product_only
@@ -200,6 +212,15 @@ def _time_layer(setting: _Bench, layer: Layer, context: ExecutionContext) -> Ben
         product_only=product_only,
         left_out=left_out,
     )
+
+
+def _one_thread_build(setting: _Bench, layer: Layer, context: ExecutionContext) -> Build | None:
+    """Return the best stored kernel of one thread in the same regime, if it is asked for."""
+    if ONE_THREAD not in setting.baselines:
+        return None
+    alone = replace(context, threads=1)
+    verdict = choose(setting.repository, layer.problem, cpu=setting.cpu, context=alone).verdict
+    return _stored_build(setting.repository, verdict)
 
 
 def _stored_build(repository: Repository, verdict: Verdict) -> Build | None:

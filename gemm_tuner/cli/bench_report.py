@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from gemm_tuner.bench.baselines.choose import ONE_THREAD
 from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.means import Mean, geometric_means
 from gemm_tuner.cli.output import print_line, print_table, time_text
@@ -18,6 +19,7 @@ from gemm_tuner.domain.verdict import Decision, Verdict
 BEST_OF_ALL = "the best of all"
 
 _SLOWER_BELOW = 0.97  # a tuned winner below this share of its baseline's speed is no winner
+_AS_FAST = 1.0
 _COLUMNS = (
     "layer",
     "context",
@@ -50,8 +52,16 @@ class BenchRow:
 
     @property
     def best(self) -> Measurement:
-        """Return the measurement beside the fastest baseline."""
-        return min(self.measurements, key=lambda measurement: measurement.ratio.median)
+        """Return the measurement beside the fastest library, or whatever was timed without any."""
+        libraries = [one for one in self.measurements if one.baseline != ONE_THREAD]
+        return min(libraries or self.measurements, key=lambda one: one.ratio.median)
+
+    @property
+    def is_slower_than_one_thread(self) -> bool:
+        """Say whether several threads are surely slower than one."""
+        return any(
+            one.baseline == ONE_THREAD and one.ratio.high < _AS_FAST for one in self.measurements
+        )
 
     @property
     def kernel_ns(self) -> float:
@@ -79,6 +89,7 @@ class BenchRow:
         words = [self.verdict.decision.value]
         words += {True: ["refuted"], False: [], None: ["not checked"]}[self.is_refuted]
         words += ["not served"] if self.verdict.artifact is None else []
+        words += ["slower than one thread"] if self.is_slower_than_one_thread else []
         return ", ".join(words)
 
     def facts(self) -> dict[str, Any]:

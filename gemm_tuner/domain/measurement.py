@@ -1,6 +1,6 @@
 """Times of a candidate beside its baseline, and what they allow one to say."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 from statistics import median
 
@@ -33,6 +33,10 @@ class Timing:
         """Check that there is something to speak of."""
         if self.calls_per_sample < 1 or not self.samples_ns or min(self.samples_ns) < 1:
             raise InvalidRecord("a timing needs at least one call and positive samples.")
+
+    def first(self, count: int) -> "Timing":
+        """Return the timing of the first `count` samples."""
+        return replace(self, samples_ns=self.samples_ns[:count])
 
     @property
     def minimum_ns(self) -> float:

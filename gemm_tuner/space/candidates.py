@@ -122,6 +122,18 @@ class Space:
         found.pop(candidate.text, None)
         return list(found.values())
 
+    def cuts_of(self, candidate: Candidate) -> list[Candidate]:
+        """Return `candidate` cut for the threads in each way that its tile allows, one part last.
+
+        There are none if `candidate` is not of this space.
+        """
+        found = (
+            self.candidate(replace(choice, grid=grid))
+            for choice in self._choices_like(candidate)
+            for grid in self._grids(choice.family, choice.mr, choice.nr)
+        )
+        return list(dict.fromkeys(found))
+
     def all(self) -> Iterator[Candidate]:
         """Yield every candidate, each once."""
         seen = set()

@@ -29,6 +29,7 @@ from gemm_tuner.tuning.search import FAVOURITES, LocalSearch
 SEEDS_FROM_OTHER_REGIME = 8
 FINALISTS = 4
 CONFIRMED = 3
+_REACH = 0.9  # of the best speed of a race: slower ones do not win the final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +166,8 @@ def sweep(
                 toolchain=settings.toolchain,
                 render=settings.render,
             )
-            for trial in _earlier_trials(repository, problem, cpu, settings.toolchain):
+            earlier = _earlier_trials(repository, problem, cpu, settings.toolchain)
+            for trial in earlier:
                 attempts.recall(trial)
             seeds: Sequence[Candidate] = ()
             for context in [context for context in contexts if found[context] is None]:
@@ -178,7 +180,7 @@ def sweep(
                 one = _ContextSweep(
                     attempts, space, context, budget, share, settings, on_progress, is_stopped
                 )
-                found[context] = one.run(seeds)
+                found[context] = one.run([*_cuts_of_one_thread(earlier, space, context), *seeds])
                 seeds = one.ranked()[:SEEDS_FROM_OTHER_REGIME]
     return tuple(result for result in found.values() if result is not None)
 
@@ -232,6 +234,22 @@ def _finished(
             trials = _relevant(earlier, context, end.baseline)
             return _result(problem, cpu, context, trials, complete=end.is_exhausted, resumed=True)
     return None
+
+
+def _cuts_of_one_thread(
+    earlier: Sequence[Trial], space: Space, context: ExecutionContext
+) -> list[Candidate]:
+    """Return the winner of one thread in the same regime, if known, cut for several and as it is.
+
+    So several threads are compared with one, and a call too small for them stays with one.
+    """
+    if context.threads == 1:
+        return []
+    alone = replace(context, threads=1)
+    verdict = derive_verdict(
+        earlier, problem=space.problem, cpu_key=space.cpu.exact_key, context=alone, complete=False
+    )
+    return space.cuts_of(verdict.candidate) if verdict.candidate else []
 
 
 def _relevant(trials: Sequence[Trial], context: ExecutionContext, baseline: str) -> list[Trial]:
@@ -381,7 +399,7 @@ class _ContextSweep:
         """
         self._report("confirming", 0)
         waiting: dict[Candidate, float] = {}
-        for candidate in self._attempts.prove(self.ranked()[:FINALISTS], self._context):
+        for candidate in self._attempts.prove(self._finalists(), self._context):
             if self._is_stopped():
                 return
             if speed := self._time(candidate, _FINAL):
@@ -394,6 +412,13 @@ class _ContextSweep:
             candidate = simplest_of_fastest(waiting)
             del waiting[candidate]
             confirmed = max(confirmed, self._time(candidate, _CONFIRM))
+
+    def _finalists(self) -> list[Candidate]:
+        """Return the best few, and the best that needs one thread only, if it is not far behind."""
+        ranked = self.ranked()
+        best, in_reach = ranked[:FINALISTS], _REACH * self._speeds[ranked[0]]
+        alone = [one for one in ranked if one.parts == 1 and self._speeds[one] >= in_reach]
+        return list(dict.fromkeys([*best, *alone[:1]]))
 
     def _time(self, candidate: Candidate, care: _Care) -> float:
         """Return the speed over that of the baseline, 0 for a candidate that failed."""

@@ -227,6 +227,16 @@ def test_a_sweep_beside_another_baseline_is_another_sweep(database: str) -> None
     assert again.verdict == beside_scalar.verdict
 
 
+def test_a_call_too_small_for_two_threads_stays_with_the_winner_of_one(database: str) -> None:
+    alone = _tune(database, baseline="scalar").verdict.candidate
+
+    shared = _tune(database, baseline="scalar", contexts=[ExecutionContext(threads=2)])
+
+    assert shared.verdict.candidate is not None
+    assert shared.verdict.candidate.parts == 1
+    assert alone in [trial.candidate for trial in shared.finalists]
+
+
 def test_a_finished_sweep_is_answered_without_a_trial_host(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

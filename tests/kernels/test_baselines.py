@@ -131,6 +131,14 @@ def test_onnx_runtime_computes_layers_of_bytes(text: str) -> None:
 
 
 @pytest.mark.baseline("onnxruntime")
+@pytest.mark.parametrize("epilogue", ["bias+gelu_erf+add", "bias+clamp:-0.5:0.25"])
+def test_onnx_runtime_converts_half_precision(epilogue: str) -> None:
+    text = _baseline_of(f"f16 19x37x23 nk {epilogue}", baseline="onnxruntime")
+
+    assert text.startswith("onnxruntime ")
+
+
+@pytest.mark.baseline("onnxruntime")
 def test_onnx_runtime_refuses_what_it_has_no_operator_for() -> None:
     with pytest.raises(BaselineMissing, match="does not compute bf16"):
         _baseline_of("bf16 19x37x23", baseline="onnxruntime")

@@ -9,7 +9,7 @@ from planted import PROBLEM, RIGHT, build_planted
 
 from gemm_tuner.bench import session
 from gemm_tuner.bench.baselines.choose import BASELINES, Materials
-from gemm_tuner.bench.baselines.scalar import ScalarKernel
+from gemm_tuner.bench.baselines.own_kernel import ScalarKernel
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct, build_drivers
 from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.isolate import TrialHost
@@ -250,6 +250,22 @@ def test_timing_with_two_threads(toolchain: Toolchain) -> None:
         found = host.time(build, context=ExecutionContext(threads=2), pairs=2, sample_ns=SAMPLE_NS)
 
     assert found.measurement is not None
+
+
+def test_two_threads_are_timed_beside_the_kernel_of_one(toolchain: Toolchain) -> None:
+    build = build_planted(toolchain)
+    with TrialHost(
+        PROBLEM,
+        threads=2,
+        baseline=("scalar", "one-thread"),
+        toolchain=toolchain,
+        seed=3,
+        scalar_build=build,
+        one_thread_build=build,
+    ) as host:
+        found = host.time(build, context=ExecutionContext(threads=2), pairs=2, sample_ns=SAMPLE_NS)
+
+    assert [one.baseline.split()[0] for one in found.measurements] == ["scalar", "one-thread"]
 
 
 def test_other_number_of_threads_is_refused(host: TrialHost, toolchain: Toolchain) -> None:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -103,6 +104,24 @@ def test_unknown_baseline_is_refused_before_anything_is_timed(
 
     assert code == 2
     assert "'blas' is not known; use one of: onednn, mkl" in capsys.readouterr().err
+
+
+def test_one_thread_is_no_baseline_for_one_thread(capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["bench", "1", "2", "3", "--baseline", "one-thread"])
+
+    assert code == 2
+    assert "use it with --threads 2 or more" in capsys.readouterr().err
+
+
+def test_best_library_is_not_a_kernel_of_one_thread() -> None:
+    shared = _row(LAYER, onednn=110)
+    alone = Measurement(candidate=_timing(100), baseline="one-thread", baseline_timing=_timing(90))
+    row = replace(shared, measurements=(*shared.measurements, alone))
+
+    assert row.best.baseline == "onednn 3"
+    assert row.facts()["best_baseline"] == "onednn 3"
+    assert "slower than one thread" in row.cells()[0][-1]
+    assert "slower than one thread" not in shared.cells()[0][-1]
 
 
 def test_each_reason_to_leave_a_baseline_out_is_told_once(

@@ -59,6 +59,20 @@ def test_one_long_contestant_makes_all_long() -> None:
     assert short.warm_ups[-4:] == [0] * 4
 
 
+def test_slow_contestant_has_the_first_samples_only() -> None:
+    first, slow, lasting = Clock(1000), Clock(5_000), Clock(100)
+
+    timings = measured([first, slow, lasting], pairs=20)
+
+    assert [len(timing.samples_ns) for timing in timings] == [20, 9, 20]
+
+
+def test_contestant_that_is_slow_for_a_call_only_is_timed_in_every_round() -> None:
+    timings = measured([Clock(100), Clock(1_000), Clock(100)], pairs=20)
+
+    assert [len(timing.samples_ns) for timing in timings] == [20, 20, 20]
+
+
 def test_interrupted_rounds_are_dropped_for_all() -> None:
     # The first sample calibrates; then every fourth round is interrupted in each of its tries.
     long = Clock(30_000_000, lambda sample: int(sample > 0 and sample % 4 == 0))

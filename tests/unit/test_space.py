@@ -69,6 +69,17 @@ def test_neighbours_belong_to_the_space(shape: str) -> None:
         assert {neighbour.text for neighbour in neighbours} <= everything
 
 
+def test_winner_of_one_thread_is_cut_for_two_and_stays_possible() -> None:
+    problem = Problem.parse("f32 512x512x512")
+    alone = Space(problem=problem, cpu=cpu("avx512")).defaults()[0]
+
+    cuts = Space(problem=problem, cpu=cpu("avx512"), threads=2).cuts_of(alone)
+
+    assert {one.parts for one in cuts} == {1, 2}
+    assert cuts[-1] == alone
+    assert {one.micro_kernel for one in cuts} == {alone.micro_kernel}
+
+
 def test_scalar_family_completes_the_table() -> None:
     space = Space(problem=Problem.parse("f32 3x3x3"), cpu=cpu("x86_64"))
 

@@ -11,7 +11,7 @@ from gemm_tuner.bench.baselines.mkl import Mkl
 from gemm_tuner.bench.baselines.onednn import OneDnn
 from gemm_tuner.bench.baselines.onnx_runtime import OnnxRuntime
 from gemm_tuner.bench.baselines.openblas import OpenBlas
-from gemm_tuner.bench.baselines.scalar import ScalarKernel
+from gemm_tuner.bench.baselines.own_kernel import OneThread, ScalarKernel
 from gemm_tuner.bench.baselines.torch_eager import TorchEager
 from gemm_tuner.bench.baselines.torch_inductor import TorchInductor
 from gemm_tuner.bench.drivers import Drivers
@@ -27,6 +27,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import BaselineMissing, InvalidSetting, NotEnoughMemory, TrialFailed
 
 AUTO = "auto"
+ONE_THREAD = "one-thread"
 
 # What `auto` stands for: the first of these that is there and right.
 _AUTO = ("onednn", "openblas", "scalar")
@@ -40,10 +41,11 @@ _ROUNDINGS_TO_Y = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Materials:
-    """What baselines are made of: the drivers, and the kernel for want of a library."""
+    """What baselines are made of: the drivers, and kernels of ours."""
 
     drivers: Drivers
     scalar_build: Build
+    one_thread_build: Build | None
     cpu: Cpu
 
 
@@ -60,6 +62,8 @@ BASELINES: dict[str, Callable[[Materials], Baseline]] = {
     "torch-inductor": lambda _materials: TorchInductor(),
     "scalar":         lambda materials: ScalarKernel(
         materials.scalar_build, materials.cpu, materials.drivers.timer),
+    ONE_THREAD:       lambda materials: OneThread(
+        materials.one_thread_build, materials.cpu, materials.drivers.timer),
 }
 # fmt: on
 

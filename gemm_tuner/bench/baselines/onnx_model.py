@@ -25,7 +25,7 @@ _IR_VERSION = 10
 _OPSET = 20  # the first with Gelu
 _CONTRIBUTED = "com.microsoft"
 # TensorProto.DataType
-_DATA_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6}
+_DATA_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "float16": 10}
 _LARGEST_MODEL_BYTES = (2 << 30) - (1 << 20)  # of a protocol buffer
 
 _VARINT, _BYTES, _FIXED32 = 0, 2, 5
@@ -199,10 +199,10 @@ def _add_step(graph: _Graph, workload: Workload, value: str, link: Link) -> str:
             array = link.array.reshape(-1, 1) if is_column else link.array
             inputs.append(graph.constant(link.operand.name, array))
     parameters = link.step.parameters
+    dtype = np.float16 if workload.problem.types.x is DType.F16 else np.float32
     if not operator.parameters:
         inputs += [
-            graph.constant("parameter", np.full((), parameter, np.float32))
-            for parameter in parameters
+            graph.constant("parameter", np.full((), parameter, dtype)) for parameter in parameters
         ]
     return graph.add(operator, inputs, parameters)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from gemm_tuner.bench.baselines.onnx_model import X, Y, write_model
 from gemm_tuner.bench.baselines.python_callee import PythonCallee
 from gemm_tuner.bench.workload import Workload
-from gemm_tuner.domain.dtype import F32, DType
+from gemm_tuner.domain.dtype import F32, DType, OperandTypes
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.runtime.memory import address_of
 from gemm_tuner.runtime.wheels import wheel_version
@@ -18,6 +18,7 @@ from gemm_tuner.runtime.wheels import wheel_version
 _WHEEL = "onnxruntime"
 _INSTALL = 'pip install "gemm-tuner[peers]"'
 _CPU = "CPUExecutionProvider"
+_FLOATS = (F32, OperandTypes.of(DType.F16))  # f16 is converted where the CPU cannot add in it
 _ERRORS_ONLY = 3
 
 
@@ -44,10 +45,10 @@ class OnnxRuntime:
         """Return a callee that works on `workload`.
 
         Raises:
-            BaselineMissing: the problem is not in float32 or bytes.
+            BaselineMissing: the problem is not in float32, float16 or bytes.
         """
         types = workload.problem.types
-        if not (types == F32 or (types.x.is_integer and types.y is not DType.BF16)):
+        if types not in _FLOATS and not (types.x.is_integer and types.y is not DType.BF16):
             raise BaselineMissing(
                 f"ONNX Runtime does not compute {types.text} on a CPU; choose another baseline."
             )
@@ -60,8 +61,9 @@ def _make_call(runtime: Any, workload: Workload, w: NDArray[Any]) -> Callable[[]
     options.intra_op_num_threads = workload.threads
     options.inter_op_num_threads = 1
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    # Idle threads would slow down the callee that is timed next.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Threads spin while a call runs; idle ones would slow down the callee that is timed next.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = _ERRORS_ONLY
     model = write_model(workload, w)
     try:

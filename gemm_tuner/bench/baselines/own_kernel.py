@@ -1,4 +1,4 @@
-"""A kernel of the scalar family, for machines that have no library to compare with."""
+"""Kernels of ours as baselines: one for want of a library, one to see what more threads bring."""
 
 from pathlib import Path
 
@@ -7,11 +7,12 @@ from gemm_tuner.bench.kernel_callee import KernelCallee
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.runtime.load import load_kernel
 
 
 class ScalarKernel(CBaseline):
-    """One kernel in portable C++."""
+    """One kernel in portable C++, for machines that have no library to compare with."""
 
     fuses_epilogue = True
 
@@ -28,3 +29,21 @@ class ScalarKernel(CBaseline):
     def prepare(self, workload: Workload) -> KernelCallee:
         """Return a callee that works on `workload`."""
         return KernelCallee(self._kernel.library, workload, self._timer)
+
+
+class OneThread(ScalarKernel):
+    """The best stored kernel of one thread, beside one that has several."""
+
+    def __init__(self, build: Build | None, cpu: Cpu, timer: Path) -> None:
+        """Load the kernel.
+
+        Raises:
+            BaselineMissing: there is none.
+            KernelRejected: it cannot be loaded.
+        """
+        if build is None:
+            raise BaselineMissing(
+                'no kernel of one thread is stored; run "gemm-tuner sweep" with --threads 1 first.'
+            )
+        super().__init__(build, cpu, timer)
+        self.text = "one-thread"
