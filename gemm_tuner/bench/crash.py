@@ -5,9 +5,12 @@ import mmap
 import signal
 from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar
 
 from gemm_tuner.bench.guard import Region
 from gemm_tuner.domain.record import Outcome
+
+_REFUSAL_BYTES = 512
 
 # No kernel sends itself these: they come from the system, and say nothing about the kernel.
 _BY_THE_SYSTEM = frozenset({signal.SIGKILL, signal.SIGTERM})
@@ -29,11 +32,14 @@ class _ReportStruct(ctypes.Structure):
         ("crash", _CrashStruct),
         ("running", ctypes.c_int64),
         ("steps", ctypes.c_int64),
+        ("refusal", ctypes.c_char * _REFUSAL_BYTES),
     )
 
 
 class Report:
     """Progress and last words of a child: made before it is forked, read by its parent."""
+
+    REFUSAL_BYTES: ClassVar[int] = _REFUSAL_BYTES
 
     def __init__(self, crash_driver: Path) -> None:
         """Load the driver that handles fatal signals."""
@@ -66,6 +72,11 @@ class Report:
         self._report.steps += 1
 
     @property
+    def refusal_address(self) -> int:
+        """Return where an emulator writes why an instruction is refused: `REFUSAL_BYTES` bytes."""
+        return ctypes.addressof(self._report) + _ReportStruct.refusal.offset
+
+    @property
     def running(self) -> int:
         """Return which callee ran last."""
         return int(self._report.running)
@@ -81,6 +92,8 @@ class Report:
         if crash.in_region:
             name = crash.region.decode()
             return Outcome.OUT_OF_BOUNDS, f"touched {name}, {crash.offset} bytes into it"
+        if self._report.refusal:
+            return Outcome.CRASHED, self._report.refusal.decode()
         if -status in _BY_THE_SYSTEM:
             name = signal.Signals(-status).name
             return Outcome.HUNG, f"ended by {name}, as when memory runs out; it is tried again"

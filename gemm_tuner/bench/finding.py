@@ -2,16 +2,21 @@
 
 from dataclasses import dataclass, field
 
+from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.record import Conditions, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The outcome; `detail` says in words what went wrong."""
+    """The outcome; `detail` says in words what went wrong.
+
+    `emulated` are the features that this CPU lacks and that were emulated for the proof.
+    """
 
     outcome: Outcome
     detail: str = ""
+    emulated: frozenset[IsaFeature] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

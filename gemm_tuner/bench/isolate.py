@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 
 from gemm_tuner.bench.baselines.choose import AUTO
 from gemm_tuner.bench.drivers import build_drivers
+from gemm_tuner.bench.emulator import plan_emulation
 from gemm_tuner.bench.finding import Finding, TimedFinding
 from gemm_tuner.bench.session import Opening, Setup, TimeRequest, VerifyRequest
 from gemm_tuner.build.compile import Build
@@ -69,6 +70,7 @@ class TrialHost:
             TrialFailed: the server could not be started.
         """
         self._threads = threads
+        self._toolchain = toolchain
         names = (baseline,) if isinstance(baseline, str) else tuple(baseline)
         setup = Setup(
             problem_text=problem.text,
@@ -108,10 +110,16 @@ class TrialHost:
     def verify(self, build: Build) -> Finding:
         """Return whether a build computes what it should and touches nothing else.
 
+        Features that this CPU lacks are emulated if they can be; the finding says so.
+
         Raises:
+            CompilationFailed: the compiler refused the emulator.
             TrialFailed: the server broke.
         """
-        return self._ask(VerifyRequest(build=build), Finding)
+        emulation = plan_emulation(
+            build.artifact.required_isa, cpu=detect_cpu(), toolchain=self._toolchain
+        )
+        return self._ask(VerifyRequest(build=build, emulation=emulation), Finding)
 
     def time(
         self,

@@ -1,7 +1,7 @@
 """All trials of one problem: its inputs, exact results and baselines, made once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,6 +21,7 @@ from gemm_tuner.bench.baselines.choose import (
 from gemm_tuner.bench.conditions import gather_conditions
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.drivers import Drivers
+from gemm_tuner.bench.emulator import Emulation, load_for_proof
 from gemm_tuner.bench.finding import Finding, TimedFinding
 from gemm_tuner.bench.forked import Death, Result, run_in_child
 from gemm_tuner.bench.inputs import InputKind
@@ -33,6 +34,7 @@ from gemm_tuner.bench.verify import Case, verify
 from gemm_tuner.bench.workload import Callee, make_workload
 from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.context import Regime
+from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.measurement import Measurement, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
@@ -57,6 +59,8 @@ _BYTES_PER_RESULT_ELEMENT = 96
 # take the time of a slow scalar loop.
 _SLOWEST_OVER_BASELINE = 50
 _SLOWEST_BASELINE_FLOP_PER_S = 2e8
+# A signal for each vector of 64 operations in f16, on a slow machine.
+_SLOWEST_EMULATED_FLOP_PER_S = 5e6
 
 # The turns of the callees that are timed together; the peak loop comes after the last baseline.
 _BUILD = 0
@@ -92,9 +96,10 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRequest:
-    """Ask whether a build is right."""
+    """Ask whether a build is right, on this CPU or with features that it lacks."""
 
     build: Build
+    emulation: Emulation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,18 +171,24 @@ class Session:
 
     def verify(self, request: VerifyRequest) -> Finding:
         """Return whether a build is right."""
+        emulation = request.emulation
+        emulated: frozenset[IsaFeature] = emulation.features if emulation else frozenset()
 
         def task() -> Finding:
-            kernel = self._load(request.build)
+            kernel = load_for_proof(
+                request.build, cpu=self._cpu, emulation=emulation, report=self._report
+            )
             return verify(kernel, self._problem, self._cases, self._report)
 
+        flop = self._problem.flop(self._problem.m.high)
+        extra_s = flop / _SLOWEST_EMULATED_FLOP_PER_S if emulation else 0.0
         try:
-            result = self._run(task)
+            result = self._run(task, extra_s)
         except (IsaNotUsable, KernelRejected) as refusal:
-            return Finding(outcome=Outcome.LOAD_FAILED, detail=str(refusal))
+            return Finding(outcome=Outcome.LOAD_FAILED, detail=str(refusal), emulated=emulated)
         if isinstance(result, Death):
-            return Finding(outcome=result.outcome, detail=result.detail)
-        return result
+            return Finding(outcome=result.outcome, detail=result.detail, emulated=emulated)
+        return replace(result, emulated=emulated)
 
     def time(self, request: TimeRequest) -> TimedFinding:
         """Return the measurements of a build, taken in alternation with the baselines.
@@ -311,11 +322,11 @@ class Session:
         )
         return result.detail if isinstance(result, Death) else result
 
-    def _run(self, task: Callable[[], Result], preparation_s: float = 0.0) -> Result | Death:
+    def _run(self, task: Callable[[], Result], extra_s: float = 0.0) -> Result | Death:
         return run_in_child(
             task,
             report=self._report,
-            stall_timeout_s=self.stall_timeout_s + preparation_s,
+            stall_timeout_s=self.stall_timeout_s + extra_s,
             owner=self._owner,
         )
 

@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe
 
-from fp16 import Emulator
-
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.drivers import build_driver
+from gemm_tuner.bench.emulator import load_for_proof, plan_emulation
 from gemm_tuner.bench.finding import Finding
 from gemm_tuner.bench.forked import Death, run_in_child
 from gemm_tuner.bench.inputs import InputKind
@@ -20,7 +19,6 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
 from gemm_tuner.runtime.detect import detect_cpu
-from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.space.catalog import family_named
 
 SEED = 20_260
@@ -34,12 +32,10 @@ class Subject:
     candidate: str
 
 
-def prove_all(
-    subjects: Iterable[Subject], toolchain: Toolchain, emulator: Emulator | None = None
-) -> dict[Subject, Finding]:
+def prove_all(subjects: Iterable[Subject], toolchain: Toolchain) -> dict[Subject, Finding]:
     """Return what the proof finds for each subject that is not correct.
 
-    Features that this CPU lacks are those of the emulator, if there is one.
+    Features that this CPU lacks are emulated.
     """
     asked = tuple(subjects)
     sources = []
@@ -54,7 +50,7 @@ def prove_all(
         problem = Problem.parse(subject.problem)
         if subject.problem not in cases:
             cases[subject.problem] = {kind: Case(problem, kind, SEED) for kind in InputKind}
-        findings[subject] = _prove(problem, build, cases[subject.problem], report, emulator)
+        findings[subject] = _prove(problem, build, cases[subject.problem], report, toolchain)
     return {
         subject: finding
         for subject, finding in findings.items()
@@ -67,14 +63,16 @@ def _prove(
     build: Build | CompilationFailed | CompilationInterrupted,
     cases: dict[InputKind, Case],
     report: Report,
-    emulator: Emulator | None,
+    toolchain: Toolchain,
 ) -> Finding:
     if not isinstance(build, Build):
         return Finding(outcome=Outcome.COMPILE_FAILED, detail=str(build))
 
+    cpu = detect_cpu()
+    emulation = plan_emulation(build.artifact.required_isa, cpu=cpu, toolchain=toolchain)
+
     def task() -> Finding:
-        cpu = detect_cpu() if emulator is None else emulator.start()
-        kernel = load_kernel(build.binary, artifact=build.artifact, cpu=cpu)
+        kernel = load_for_proof(build, cpu=cpu, emulation=emulation, report=report)
         return verify(kernel, problem, cases, report)
 
     ours, theirs = Pipe()

@@ -1,13 +1,16 @@
 """The family with AVX512-FP16, on a CPU that has it or on an emulated one."""
 
+import ctypes
 import random
+from collections.abc import Callable
 from fractions import Fraction
+from typing import cast
 
 import numpy as np
 import pytest
-from fp16 import Emulator
 from proof import Subject, prove_all
 
+from gemm_tuner.bench.emulator import build_emulator
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.codegen.render import render
@@ -42,11 +45,6 @@ def toolchain(request: pytest.FixtureRequest) -> Toolchain:
     return toolchain
 
 
-@pytest.fixture(scope="module")
-def emulator() -> Emulator | None:
-    return None if HAS_FP16 else Emulator(find_toolchain())
-
-
 def subject(
     problem: str,
     *,
@@ -66,29 +64,29 @@ def subject(
 
 
 def test_a_kernel_with_every_compiler_is_right(
-    toolchain: Toolchain, emulator: Emulator | None
+    toolchain: Toolchain,
 ) -> None:
     subjects = [
         subject("5x35x37 nk bias+gelu_erf+add"),
         subject(f"3x17x{3 * IN_F16 + 1} kn relu", y="f32", extras=" pack_x u2"),
     ]
 
-    wrong = prove_all(subjects, toolchain, emulator)
+    wrong = prove_all(subjects, toolchain)
 
     assert not wrong
 
 
-def test_tails_of_n_and_k_for_any_m_are_right(emulator: Emulator | None) -> None:
+def test_tails_of_n_and_k_for_any_m_are_right() -> None:
     tails_of_n = [subject(f"0..5x{n}x19 nk bias") for n in (0, 1, 15, 16, 17, 31, 32, 33, 63, 66)]
     depths = (0, 1, 2, 3, IN_F16 - 1, IN_F16, IN_F16 + 1, IN_F16 + 2, 2 * IN_F16 + 1)
     tails_of_k = [subject(f"0..5x33x{k} nk bias", y=y) for k in depths for y in ("f16", "f32")]
 
-    wrong = prove_all([*tails_of_n, *tails_of_k], find_toolchain(), emulator)
+    wrong = prove_all([*tails_of_n, *tails_of_k], find_toolchain())
 
     assert not wrong
 
 
-def test_tiles_loop_orders_and_extras_are_right(emulator: Emulator | None) -> None:
+def test_tiles_loop_orders_and_extras_are_right() -> None:
     subjects = [
         subject("15x66x131 kn add", tile="14x32", order="ic_jc_ir_jr", extras=" u4 grid2x1"),
         subject("9x49x131 nk scale", tile="8x48", order="ic_jc_jr_ir", extras=" pf4096 u2"),
@@ -98,7 +96,7 @@ def test_tiles_loop_orders_and_extras_are_right(emulator: Emulator | None) -> No
         subject("5x40x600 nk bias+gelu_erf", extras=" grid1x1x2"),
     ]
 
-    wrong = prove_all(subjects, find_toolchain(), emulator)
+    wrong = prove_all(subjects, find_toolchain())
 
     assert not wrong
 
@@ -114,6 +112,14 @@ def test_a_kernel_is_refused_where_the_cpu_lacks_the_feature() -> None:
         load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
 
 
+def _multiply_add() -> Callable[[int, int, int], int]:
+    """Return the emulator's a * b + sum; all are bits of float16."""
+    function = ctypes.CDLL(str(build_emulator(find_toolchain()))).emulator_half_multiply_add
+    function.argtypes = (ctypes.c_uint16,) * 3
+    function.restype = ctypes.c_uint16
+    return cast(Callable[[int, int, int], int], function)
+
+
 def _rounded(exact: Fraction) -> np.float16:
     """Return the nearest float16, ties to even."""
     magnitude = abs(exact)
@@ -126,7 +132,7 @@ def _rounded(exact: Fraction) -> np.float16:
 
 
 def test_emulated_products_are_added_with_one_rounding() -> None:
-    emulator = Emulator(find_toolchain())
+    multiply_add = _multiply_add()
     generator = random.Random(20_260)
     numbers = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     finite = numbers[np.isfinite(numbers)]
@@ -136,7 +142,7 @@ def test_emulated_products_are_added_with_one_rounding() -> None:
         b = generator.choice(generator.choice((finite, near_one)))
         total = generator.choice((generator.choice(finite), -a))
 
-        bits = emulator.multiply_add(*(int(number.view(np.uint16)) for number in (a, b, total)))
+        bits = multiply_add(*(int(number.view(np.uint16)) for number in (a, b, total)))
 
         expected = _rounded(Fraction(float(a)) * Fraction(float(b)) + Fraction(float(total)))
         assert np.uint16(bits).view(np.float16) == expected, (a, b, total)
@@ -153,21 +159,21 @@ def test_emulated_products_are_added_with_one_rounding() -> None:
     ],
 )
 def test_emulated_infinity_and_nan(a: float, b: float, total: float, expected: float) -> None:
-    emulator = Emulator(find_toolchain())
+    multiply_add = _multiply_add()
     bits = (int(np.float16(number).view(np.uint16)) for number in (a, b, total))
 
-    result = np.uint16(emulator.multiply_add(*bits)).view(np.float16)
+    result = np.uint16(multiply_add(*bits)).view(np.float16)
 
     np.testing.assert_equal(float(result), expected)
 
 
 def test_a_wrong_sum_in_f16_is_found(
-    emulator: Emulator | None, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chosen = subject("5x35x300 nk none")
     monkeypatch.setattr("proof.render", _render_without_the_odd_steps)
 
-    wrong = prove_all([chosen], find_toolchain(), emulator)
+    wrong = prove_all([chosen], find_toolchain())
 
     assert wrong[chosen].outcome is Outcome.WRONG
 

@@ -1,38 +1,39 @@
-/* Lets a process run kernels with AVX512-FP16 on a CPU that has AVX-512 without it.
- *
- * The only such instruction in a kernel, vfmadd231ph of three 512-bit registers without a mask, is
- * refused with SIGILL. The handler computes it on the registers that the kernel saved in the signal
- * frame, and goes on behind it. Every other SIGILL goes to the handler that was there before.
+/* The instruction of AVX512-FP16 that kernels use, vfmadd231ph of three 512-bit registers without a
+ * mask, computed on the registers that are saved in the frame of a signal.
  *
  * Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, section 13.4 (the
  * XSAVE area), and volume 2, section 2.7 (EVEX). */
-#define _GNU_SOURCE
 #include <cpuid.h>
 #include <math.h>
-#include <signal.h>
-#include <stdint.h>
-#include <string.h>
-#include <ucontext.h>
+#include <stddef.h>
 
-enum { INSTRUCTION_BYTES = 6, LANES = 32, REGISTER_BYTES = 64 };
+enum { HALVES = 32, REGISTER_BYTES = 64, FMA_BYTES = 6 };
 enum { YMM_HIGH = 2, ZMM_HIGH = 6, ZMM_16_TO_31 = 7, COMPONENTS = 8 };
-enum { XMM_AT = 160, SOFTWARE_BYTES_AT = 464, STATE_BITS_AT = 512 };
+enum { MXCSR_AT = 24, XMM_AT = 160, SOFTWARE_BYTES_AT = 464, STATE_BITS_AT = 512 };
 static const uint32_t HAS_XSAVE_AREA = 0x46505853; /* FP_XSTATE_MAGIC1 of Linux */
+static const uint32_t ROUNDING_BITS = 0x6000;      /* of MXCSR; 0: to the nearest */
 
 typedef struct vfmadd231ph {
     int sums, a, b;
 } vfmadd231ph;
 
 static uint32_t component_at[COMPONENTS], component_bytes[COMPONENTS];
-static struct sigaction previous;
 
-static int decode(const uint8_t *code, vfmadd231ph *operands) {
-    const int is_map_6 = (code[1] & 0x0f) == 0x06;
-    const int has_prefix_66_and_w0 = (code[2] & 0x87) == 0x05;
-    const int is_512_bit_unmasked = (code[3] & 0xf7) == 0x40;
-    const int has_registers_only = (code[5] & 0xc0) == 0xc0;
-    if (code[0] != 0x62 || !is_map_6 || !has_prefix_66_and_w0 || !is_512_bit_unmasked ||
-        code[4] != 0xb8 || !has_registers_only) {
+/* Ask the CPU how it saves registers. */
+static void find_components(void) {
+    for (int i = YMM_HIGH; i < COMPONENTS; i++) {
+        uint32_t unused_c, unused_d;
+        __cpuid_count(0xd, i, component_bytes[i], component_at[i], unused_c, unused_d);
+    }
+}
+
+/* Return the bytes of the instruction, or 0. Bytes are read only behind others that fit. */
+static int decode_half(const uint8_t *code, vfmadd231ph *operands) {
+    const int is_the_instruction =
+        code[0] == 0x62 && (code[1] & 0x0f) == 0x06 /* map 6 */ &&
+        (code[2] & 0x87) == 0x05 /* prefix 66, W0 */ && (code[3] & 0xf7) == 0x40 /* 512 bits */ &&
+        code[4] == 0xb8 && (code[5] & 0xc0) == 0xc0 /* registers */;
+    if (!is_the_instruction) {
         return 0;
     }
     /* The prefix holds the upper bits of the numbers inverted. */
@@ -41,7 +42,7 @@ static int decode(const uint8_t *code, vfmadd231ph *operands) {
     operands->sums = r_high << 4 | r << 3 | (code[5] >> 3 & 7);
     operands->a = v_high << 4 | v;
     operands->b = x << 4 | b << 3 | (code[5] & 7);
-    return 1;
+    return FMA_BYTES;
 }
 
 /* Where bytes [part * 16, part * 16 + 16) of a register are. */
@@ -55,15 +56,15 @@ static uint8_t *register_part(uint8_t *area, int number, int part) {
     return part ? area + component_at[YMM_HIGH] + number * 16 : area + XMM_AT + number * 16;
 }
 
-static void read_register(uint8_t *area, int number, uint16_t *lanes) {
+static void read_register(uint8_t *area, int number, uint16_t *halves) {
     for (int part = 0; part < 4; part++) {
-        memcpy(lanes + part * 8, register_part(area, number, part), 16);
+        memcpy(halves + part * 8, register_part(area, number, part), 16);
     }
 }
 
-static void write_register(uint8_t *area, int number, const uint16_t *lanes) {
+static void write_register(uint8_t *area, int number, const uint16_t *halves) {
     for (int part = 0; part < 4; part++) {
-        memcpy(register_part(area, number, part), lanes + part * 8, 16);
+        memcpy(register_part(area, number, part), halves + part * 8, 16);
     }
 }
 
@@ -85,7 +86,7 @@ static void complete(uint8_t *area) {
     memcpy(area + STATE_BITS_AT, &present, sizeof present);
 }
 
-static double double_of(uint16_t bits) {
+static double double_of_half(uint16_t bits) {
     const int exponent = bits >> 10 & 31, digits = bits & 1023;
     double magnitude = ldexp(exponent ? digits + 1024 : digits, (exponent ? exponent : 1) - 25);
     if (exponent == 31) {
@@ -95,7 +96,7 @@ static double double_of(uint16_t bits) {
 }
 
 /* Round to the nearest number, ties to even. */
-static uint16_t half_of(double value) {
+static uint16_t half_of_double(double value) {
     const uint16_t sign = signbit(value) ? 0x8000 : 0;
     const double magnitude = fabs(value);
     if (isnan(value)) {
@@ -114,9 +115,10 @@ static uint16_t half_of(double value) {
     return sign | (uint16_t)(((unit + 24) << 10) + digits);
 }
 
-/* Multiply and add with one rounding. */
-static uint16_t multiply_add(uint16_t a, uint16_t b, uint16_t sum) {
-    const double product = double_of(a) * double_of(b), term = double_of(sum); /* both exact */
+/* Multiply and add with one rounding; all are bits of halves. */
+uint16_t emulator_half_multiply_add(uint16_t a, uint16_t b, uint16_t sum) {
+    const double product = double_of_half(a) * double_of_half(b); /* exact, and so is the term */
+    const double term = double_of_half(sum);
     double result = product + term;
     /* What this sum lost must not be lost to the rounding after it: make the last digit odd. */
     const double part = result - product;
@@ -127,44 +129,28 @@ static uint16_t multiply_add(uint16_t a, uint16_t b, uint16_t sum) {
         bits += (lost > 0) == (result > 0) ? 1 : -1;
         memcpy(&result, &bits, sizeof result);
     }
-    return half_of(result);
+    return half_of_double(result);
 }
 
-static void on_illegal_instruction(int number, siginfo_t *information, void *context) {
-    ucontext_t *interrupted = context;
-    greg_t *next = &interrupted->uc_mcontext.gregs[REG_RIP];
-    uint8_t *area = (uint8_t *)interrupted->uc_mcontext.fpregs;
-    uint32_t magic;
+/* Return why the CPU would not do what is done here, or NULL. */
+static const char *execute_half(uint8_t *area, const vfmadd231ph *operands) {
+    uint32_t magic, mxcsr;
     memcpy(&magic, area + SOFTWARE_BYTES_AT, sizeof magic);
-    vfmadd231ph operands;
-    if (magic != HAS_XSAVE_AREA || !decode((const uint8_t *)*next, &operands)) {
-        previous.sa_sigaction(number, information, context);
-        return;
+    memcpy(&mxcsr, area + MXCSR_AT, sizeof mxcsr);
+    if (magic != HAS_XSAVE_AREA) {
+        return "the system does not save the registers of AVX-512";
     }
-    uint16_t sums[LANES], a[LANES], b[LANES];
+    if (mxcsr & ROUNDING_BITS) {
+        return "only rounding to the nearest is emulated";
+    }
+    uint16_t sums[HALVES], a[HALVES], b[HALVES];
     complete(area);
-    read_register(area, operands.sums, sums);
-    read_register(area, operands.a, a);
-    read_register(area, operands.b, b);
-    for (int i = 0; i < LANES; i++) {
-        sums[i] = multiply_add(a[i], b[i], sums[i]);
+    read_register(area, operands->sums, sums);
+    read_register(area, operands->a, a);
+    read_register(area, operands->b, b);
+    for (int i = 0; i < HALVES; i++) {
+        sums[i] = emulator_half_multiply_add(a[i], b[i], sums[i]);
     }
-    write_register(area, operands.sums, sums);
-    *next += INSTRUCTION_BYTES;
+    write_register(area, operands->sums, sums);
+    return NULL;
 }
-
-/* Emulate from now on, on the signal stack of the handler that is there. */
-void fp16_emulate(void) {
-    for (int i = YMM_HIGH; i < COMPONENTS; i++) {
-        uint32_t bytes, at, unused_c, unused_d;
-        __cpuid_count(0xd, i, bytes, at, unused_c, unused_d);
-        component_bytes[i] = bytes;
-        component_at[i] = at;
-    }
-    struct sigaction action = {.sa_sigaction = on_illegal_instruction,
-                               .sa_flags = SA_SIGINFO | SA_ONSTACK};
-    sigaction(SIGILL, &action, &previous);
-}
-
-/* The same arithmetic, called from a test. */
-uint16_t fp16_multiply_add(uint16_t a, uint16_t b, uint16_t sum) { return multiply_add(a, b, sum); }

@@ -1,0 +1,92 @@
+"""Emulate features that this CPU lacks: kernels are proved with them, and never timed.
+
+The instructions are computed by templates/emulator, in the handler of the signal that refuses them.
+"""
+
+import ctypes
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gemm_tuner.bench.crash import Report
+from gemm_tuner.build.compile import Build, compile_hosted
+from gemm_tuner.build.toolchain import Toolchain
+from gemm_tuner.domain.cpu import Cpu, IsaFeature
+from gemm_tuner.resources import templates_dir
+from gemm_tuner.runtime.load import Kernel, load_kernel
+
+_AMX = frozenset({IsaFeature.AMX_TILE, IsaFeature.AMX_BF16, IsaFeature.AMX_INT8})
+_EMULABLE = _AMX | {IsaFeature.AVX512_FP16}
+
+# The emulator itself computes with these.
+_ITS_ISA = frozenset({IsaFeature.AVX2, IsaFeature.FMA})
+_PARTS = ("tiles", "products", "half", "emulator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """Features to emulate, and the library that does it."""
+
+    features: frozenset[IsaFeature]
+    library: Path
+
+
+def plan_emulation(
+    required: frozenset[IsaFeature], *, cpu: Cpu, toolchain: Toolchain
+) -> Emulation | None:
+    """Return how to run what needs `required` on `cpu`, if emulation is needed and is enough.
+
+    Raises:
+        CompilationFailed: the compiler refused the emulator.
+        StoreFailed: the build cache is not writable.
+    """
+    missing = required - cpu.isa
+    # Tiles are those of the CPU or those of the emulator: its products cannot be mixed with ours.
+    has_tiles = bool(missing & _AMX) and IsaFeature.AMX_TILE in cpu.isa
+    if not missing or not missing <= _EMULABLE or not cpu.isa >= _ITS_ISA or has_tiles:
+        return None
+    return Emulation(features=missing, library=build_emulator(toolchain))
+
+
+def build_emulator(toolchain: Toolchain) -> Path:
+    """Build the emulator or take it from the cache; return the path of the library.
+
+    Raises:
+        CompilationFailed: the compiler refused it.
+        StoreFailed: the build cache is not writable.
+    """
+    folder = templates_dir() / "emulator"
+    text = "\n".join((folder / f"{part}.c").read_text() for part in _PARTS)
+    return compile_hosted(text, name="emulator", toolchain=toolchain, isa=_ITS_ISA)
+
+
+class Emulator:
+    """Executes in this process what the CPU refuses, from `start` to `stop`, in every thread."""
+
+    def __init__(self, library: Path) -> None:
+        """Load a built emulator."""
+        self._library = ctypes.CDLL(str(library))
+        self._library.emulator_start.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+    def start(self, report: Report) -> None:
+        """Emulate from now on; `report` gets the reason if an instruction is refused."""
+        self._library.emulator_start(report.refusal_address, report.REFUSAL_BYTES)
+
+    def stop(self) -> None:
+        """Leave illegal instructions to the handler that was there before."""
+        self._library.emulator_stop()
+
+
+def load_for_proof(
+    build: Build, *, cpu: Cpu, emulation: Emulation | None, report: Report
+) -> Kernel:
+    """Load a kernel in a child that will do nothing but prove it, and emulate what it needs.
+
+    Raises:
+        IsaNotUsable: the kernel needs features that are neither usable here nor emulated.
+        KernelRejected: the system cannot load it.
+    """
+    if emulation is None:
+        return load_kernel(build.binary, artifact=build.artifact, cpu=cpu)
+    Emulator(emulation.library).start(report)
+    extended = replace(cpu, isa=cpu.isa | emulation.features)
+    return load_kernel(build.binary, artifact=build.artifact, cpu=extended)

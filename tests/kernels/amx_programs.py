@@ -1,0 +1,152 @@
+"""Small programs of AMX instructions, compiled by a compiler that knows them."""
+
+import ctypes
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemm_tuner.build.compile import compile_hosted
+from gemm_tuner.build.toolchain import Toolchain
+
+PRODUCTS = ("tdpbf16ps", "tdpfp16ps", "tdpbssd", "tdpbsud", "tdpbusd", "tdpbuud")
+
+# The arguments are rdi: shapes; rsi, rdx, rcx, r8: memory; r9: the distance of rows in bytes.
+_PRODUCT = """
+    ldtilecfg (%rdi)
+    tileloadd (%rsi,%r9,1), %tmm0
+    tileloadd (%rdx,%r9,1), %tmm1
+    tileloaddt1 (%rcx,%r9,1), %tmm2
+    {name} %tmm2, %tmm1, %tmm0
+    sttilecfg (%r8)
+    tilestored %tmm0, (%rsi,%r9,1)
+    tilerelease
+"""
+_THROUGH_TILE_7 = """
+    ldtilecfg (%rdi)
+    {load} (%rsi,%r9,1), %tmm7
+    {behind}
+    sttilecfg (%rcx)
+    tilestored %tmm7, (%rdx,%r9,1)
+    sttilecfg (%r8)
+    tilerelease
+"""
+# Ways to load what lies at rsi, with a distance of r9 between rows unless there is no index.
+ADDRESSES = {
+    "offset": ("lea 64(%rsi), %rsi", "-64(%rsi,%r9,1)"),
+    "far_offset": ("add $4096, %rsi\n shr $3, %r9", "-4096(%rsi,%r9,8)"),
+    "upper_registers": ("mov %rsi, %r10\n mov %r9, %r11\n shr $1, %r11", "(%r10,%r11,2)"),
+    "r13": ("push %r13\n mov %rsi, %r13", "0(%r13,%r9,1)"),
+    "r12": ("push %r13\n mov %r12, %r13\n mov %rsi, %r12", "(%r12,%r9,1)"),
+    "index_r12": ("push %r13\n mov %r12, %r13\n mov %r9, %r12", "(%rsi,%r12,1)"),
+    "no_index": ("", "(%rsi)"),
+}
+_BACK = {
+    "r13": "pop %r13",
+    "r12": "mov %r13, %r12\n pop %r13",
+    "index_r12": "mov %r13, %r12\n pop %r13",
+}
+
+
+def _address_program(name: str) -> str:
+    before, address = ADDRESSES[name]
+    return f"""
+    ldtilecfg (%rdi)
+    mov %r9, %rax
+    {before}
+    tileloadd {address}, %tmm7
+    {_BACK.get(name, "")}
+    tilestored %tmm7, (%rdx,%rax,1)
+    tilerelease
+"""
+
+
+_PROGRAMS = {
+    **{name: _PRODUCT.format(name=name) for name in PRODUCTS},
+    **{f"address_{name}": _address_program(name) for name in ADDRESSES},
+    "copy": _THROUGH_TILE_7.format(load="tileloadd", behind=""),
+    "copy_t1": _THROUGH_TILE_7.format(load="tileloaddt1", behind=""),
+    "zero": _THROUGH_TILE_7.format(load="tileloadd", behind="tilezero %tmm7"),
+    "configure_again": _THROUGH_TILE_7.format(load="tileloadd", behind="ldtilecfg (%rdi)"),
+    "release": "ldtilecfg (%rdi)\n sttilecfg (%rdx)\n tilerelease\n sttilecfg (%r8)",
+    "configure_from_code": """
+    lea 1f(%rip), %rax
+    ldtilecfg 1f(%rip)
+    sttilecfg 64(%rdx,%r9,2)
+    lea 64(%rax), %r10
+    ldtilecfg -128(%r10,%r9,1)
+    sttilecfg (%r8)
+    tilerelease
+    ret
+1:  .byte 1, 0
+    .zero 14
+    .short 12
+    .zero 30
+    .byte 5
+    .zero 15
+""",
+    "store": "ldtilecfg (%rdi)\n tilestored %tmm0, (%rsi,%r9,1)\n tilerelease",
+    "zero_from_start_row": "ldtilecfg (%rdi)\n tilezero %tmm0\n sttilecfg (%rsi)\n tilerelease",
+    "multiply_from_start_row": """
+    ldtilecfg (%rdi)
+    tdpbssd %tmm2, %tmm1, %tmm0
+    sttilecfg (%rsi)
+    tilerelease
+""",
+    "configure": "ldtilecfg (%rdi)",
+    "zero_unconfigured": "tilerelease\n tilezero %tmm0",
+    "load_unconfigured": "tilerelease\n tileloadd (%rsi,%r9,1), %tmm0",
+    "multiply_unconfigured": "tilerelease\n tdpbssd %tmm2, %tmm1, %tmm0",
+    "store_tile_3": "ldtilecfg (%rdi)\n tilestored %tmm3, (%rsi,%r9,1)",
+    "multiply": "ldtilecfg (%rdi)\n tdpbssd %tmm2, %tmm1, %tmm0",
+    # Assemblers refuse these two: tdpbf16ps %tmm0, %tmm1, %tmm0 and tilezero %tmm9.
+    "multiply_by_sums": "ldtilecfg (%rdi)\n .byte 0xc4, 0xe2, 0x7a, 0x5c, 0xc1",
+    "zero_tile_9": "ldtilecfg (%rdi)\n .byte 0xc4, 0x62, 0x7b, 0x49, 0xc8",
+    "not_of_amx": "ldtilecfg (%rdi)\n ud2",
+}
+_HEAD = """
+#ifdef __clang__
+#define FUNCTION __attribute__((naked, target("amx-tile,amx-int8,amx-bf16,amx-fp16"))) void
+#else
+#define FUNCTION __attribute__((naked)) void
+#endif
+"""
+
+
+def shapes(*tiles: tuple[int, int], start_row: int = 0, palette: int = 1) -> NDArray[np.uint8]:
+    """Return what LDTILECFG reads: rows, and bytes in each, of the first tiles."""
+    config = np.zeros(64, np.uint8)
+    config[:2] = palette, start_row
+    for number, (rows, row_bytes) in enumerate(tiles):
+        config[16 + 2 * number : 18 + 2 * number] = row_bytes & 255, row_bytes >> 8
+        config[48 + number] = rows
+    return config
+
+
+class Programs:
+    """The programs, built by one compiler."""
+
+    def __init__(self, toolchain: Toolchain) -> None:
+        """Build them.
+
+        Raises:
+            CompilationFailed: the compiler does not know an instruction.
+        """
+        text = _HEAD + "\n".join(
+            f"FUNCTION {name}(void) {{ __asm__({_quoted(lines)}); }}"
+            for name, lines in _PROGRAMS.items()
+        )
+        path = compile_hosted(text, name="test-amx", toolchain=toolchain)
+        self._library = ctypes.CDLL(str(path))
+
+    def run(
+        self, name: str, config: NDArray[np.uint8], *memory: int, stride_bytes: int = 64
+    ) -> None:
+        """Run a program on up to four addresses."""
+        function = self._library[name]
+        function.argtypes = (*(ctypes.c_void_p,) * 5, ctypes.c_int64)
+        addresses = (*memory, 0, 0, 0, 0)[:4]
+        function(config.ctypes.data, *addresses, stride_bytes)
+
+
+def _quoted(lines: str) -> str:
+    return "\n".join(f'"{line.strip()}\\n"' for line in [*lines.strip().splitlines(), "ret"])
