@@ -201,13 +201,31 @@ def test_artifact_that_cannot_be_loaded_has_its_outcome(
 
     other_bytes = host.verify(replace(build, binary=build.binary + b"\0"))
     other_abi = host.verify(build_planted(toolchain, abi=ABI_VERSION + 1))
-    needs_amx = replace(build.artifact, required_isa=frozenset({IsaFeature.AMX_INT8}))
 
     assert other_bytes.outcome is Outcome.LOAD_FAILED
     assert "sha256" in other_bytes.detail
     assert other_abi.outcome is Outcome.LOAD_FAILED
     assert f"version {ABI_VERSION + 1}" in other_abi.detail
-    assert host.verify(replace(build, artifact=needs_amx)).outcome is Outcome.LOAD_FAILED
+
+
+@pytest.mark.isa("avx2", "fma")
+def test_a_build_for_another_cpu_is_verified_by_emulation_and_not_timed(
+    host: TrialHost, toolchain: Toolchain
+) -> None:
+    needed = frozenset({IsaFeature.AMX_TILE, IsaFeature.AMX_INT8})
+    if needed & detect_cpu().isa:
+        pytest.skip("this CPU has AMX")
+    build = build_planted(toolchain)
+    build = replace(build, artifact=replace(build.artifact, required_isa=needed))
+
+    finding = host.verify(build)
+    timed = host.time(build, context=ExecutionContext(), pairs=1, sample_ns=SAMPLE_NS)
+
+    assert finding.outcome is Outcome.CORRECT
+    assert finding.emulated == needed
+    assert timed.finding.outcome is Outcome.LOAD_FAILED
+    assert "amx_int8,amx_tile, which this CPU lacks" in timed.finding.detail
+    assert timed.measurement is None
 
 
 @pytest.mark.parametrize("regime", list(Regime))
