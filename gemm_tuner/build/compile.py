@@ -40,7 +40,10 @@ _FEATURE_FLAGS = {
     IsaFeature.AMX_TILE: "-mamx-tile",
     IsaFeature.AMX_BF16: "-mamx-bf16",
     IsaFeature.AMX_INT8: "-mamx-int8",
+    IsaFeature.AMX_FP16: "-mamx-fp16",
 }
+# gcc knows this flag from version 13 on; its assembler knows the instruction without.
+_SUPERFLUOUS = {"gcc": frozenset({IsaFeature.AMX_FP16})}
 
 _KERNEL_FLAGS = (
     "-std=c++17",
@@ -110,7 +113,7 @@ def compile_kernel(source: Source, *, isa: frozenset[IsaFeature], toolchain: Too
     flags = [
         *_KERNEL_FLAGS,
         *_TOOLCHAIN_FLAGS[toolchain.name],
-        *sorted(_FEATURE_FLAGS[feature] for feature in isa),
+        *_feature_flags(isa, toolchain),
     ]
     command = [*toolchain.command, "-x", "c++", *flags, "-o", "kernel.so", "kernel.cpp"]
     binary = _build_cached(source.text, "kernel.cpp", [command], toolchain).read_bytes()
@@ -164,7 +167,7 @@ def compile_hosted(
         StoreFailed: the build cache is not writable.
     """
     target = _HOSTED_TARGET_FLAGS[toolchain.name]
-    features = sorted(_FEATURE_FLAGS[feature] for feature in isa)
+    features = _feature_flags(isa, toolchain)
     compiler = [*toolchain.command, *target]
     linked = (*(f"-l{library}" for library in libraries), *_HOSTED_LINK_FLAGS[toolchain.name])
     commands = [
@@ -172,6 +175,11 @@ def compile_hosted(
         [*compiler, "-shared", "-o", "kernel.so", "kernel.o", *linked],
     ]
     return _build_cached(source_text, "kernel.c", commands, toolchain, label=name)
+
+
+def _feature_flags(isa: frozenset[IsaFeature], toolchain: Toolchain) -> list[str]:
+    needed = isa - _SUPERFLUOUS.get(toolchain.name, frozenset())
+    return sorted(_FEATURE_FLAGS[feature] for feature in needed)
 
 
 def _build_cached(

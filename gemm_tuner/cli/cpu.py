@@ -1,13 +1,12 @@
 """`gemm-tuner cpu`: what this machine offers, and what keeps the rest from being used."""
 
-import os
 from typing import Any
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line, print_table
 from gemm_tuner.domain.cpu import Cpu, IsaFeature, isa_text
 from gemm_tuner.runtime.cpus import usable_cpus
-from gemm_tuner.runtime.detect import ISA_VARIABLE, detect_cpu
+from gemm_tuner.runtime.detect import detect_cpu, why_not_usable
 from gemm_tuner.runtime.direct import NATIVE
 from gemm_tuner.space.catalog import CATALOG
 
@@ -54,11 +53,7 @@ def _usability(needed: frozenset[IsaFeature], detected: Cpu) -> tuple[str, str]:
     missing = needed - detected.isa
     if not missing:
         return ("yes", "")
-    if ISA_VARIABLE in os.environ:
-        cause = f"not among the features that {ISA_VARIABLE} leaves, {os.environ[ISA_VARIABLE]}"
-    else:
-        cause = "the CPU lacks it, or its hypervisor, firmware or kernel does not enable it"
-    return ("no", f"{isa_text(missing)}: {cause}")
+    return ("no", f"{isa_text(missing)}: {why_not_usable(missing)}")
 
 
 def _facts(detected: Cpu) -> dict[str, Any]:

@@ -23,21 +23,25 @@ def packed_format(problem: Problem, candidate: Candidate, family: MicroKernelFam
 
     Such as `f32 768x3072 panels nr48 kc512`: the type of w, n, k, the layout, columns in a panel,
     steps of k in a block if there are several, steps of k side by side if there are several
-    (`k4`), columns in the last panel if it is narrower (`last16`), and `sums` if those of the
-    columns follow. It is the same for both orders in which the caller may store w.
+    (`k4`), columns in the last panel if it is narrower (`last16`), what k is padded to if that is
+    more than the steps side by side (`whole32`), and `sums` if those of the columns follow. It is
+    the same for both orders in which the caller may store w.
     """
     if family.layout is PackedLayout.GROUPS:
         return _groups_format(problem, candidate, family)
     words = [problem.types.w.value, f"{problem.n}x{problem.k}", family.layout.value]
     if family.layout is PackedLayout.PANELS:
-        words.append(f"nr{candidate.micro_kernel.nr}")
-        rest = problem.n % candidate.micro_kernel.nr
+        width = family.panel_width(candidate.micro_kernel.nr)
+        words.append(f"nr{width}")
+        rest = problem.n % width
         if rest:
             words.append(f"last{-(-rest // family.lanes) * family.lanes}")
         if candidate.blocking.kc < problem.k:
             words.append(f"kc{candidate.blocking.kc}")
     if family.k_step > 1:
         words.append(f"k{family.k_step}")
+    if family.k_tile and problem.k % family.k_tile:
+        words.append(f"whole{family.k_tile}")
     if needs_column_sums(problem, family):
         words.append("sums")
     return " ".join(words)

@@ -55,7 +55,6 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
     code = " ".join(step.cpp for step in steps)
     needs_transcendental = _TRANSCENDENTALS.search(code) is not None
     exact_rest = problem.m.exact % mr if problem.m.exact is not None else 0
-    is_dynamic = problem.m.exact is None
     k_blocks = ceil(problem.k / blocking.kc)
     text = (
         environment()
@@ -84,13 +83,32 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             has_gapless_copy=_has_gapless_copy(problem, candidate, family),
             rounds_by_instruction=IsaFeature.AVX512_BF16 in family.isa,
             exact_rest=exact_rest,
-            rest_steps=[step for step in (16, 8, 4, 2, 1) if is_dynamic and step < mr],
+            rest_heights=_rest_heights(problem, mr, family),
+            rest_steps=_rest_steps(problem, mr, family),
             is_jc_outer=blocking.loop_order in {LoopOrder.JC_IC_JR_IR, LoopOrder.JC_IC_IR_JR},
             is_ir_outer=blocking.loop_order in {LoopOrder.JC_IC_IR_JR, LoopOrder.IC_JC_IR_JR},
             description=json.dumps(_describe(problem, candidate, family)),
         )
     )
     return Source(text=_BLANK_LINES.sub("\n\n", text))
+
+
+def _rest_steps(problem: Problem, mr: int, family: MicroKernelFamily) -> list[int]:
+    """Return the heights whose sums are the numbers of rows that tiles of `mr` may leave over."""
+    if problem.m.exact is not None or family.register_rows > 1:
+        return []
+    return [step for step in (16, 8, 4, 2, 1) if step < mr]
+
+
+def _rest_heights(problem: Problem, mr: int, family: MicroKernelFamily) -> list[int]:
+    """Return the heights of tiles for rows left over, where a register takes several rows."""
+    step = family.register_rows
+    if step == 1:
+        return []
+    if problem.m.exact is None:
+        return list(range(step, mr + 1, step))
+    rest = problem.m.exact % mr
+    return [ceil(rest / step) * step] if rest else []
 
 
 def _rows_at_once(family: MicroKernelFamily) -> int:

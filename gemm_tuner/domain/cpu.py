@@ -25,6 +25,7 @@ class IsaFeature(StrEnum):
     AMX_TILE = "amx_tile"
     AMX_BF16 = "amx_bf16"
     AMX_INT8 = "amx_int8"
+    AMX_FP16 = "amx_fp16"
 
 
 def parse_isa(names: Iterable[str]) -> frozenset[IsaFeature]:

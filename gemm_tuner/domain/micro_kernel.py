@@ -25,6 +25,9 @@ class MicroKernelFamily:
     lie side by side in packed weights. `tiles` are the (mr, nr) pairs on offer. After
     `partial_steps` steps of k, sums in a narrow type are moved to the accumulator; 0 if there are
     none.
+
+    Where a register holds a tile, it has `register_rows` rows of sums, and one multiplication takes
+    `k_tile` steps of k, of which `k_step` lie side by side.
     """
 
     name: str
@@ -39,6 +42,17 @@ class MicroKernelFamily:
     tiles: tuple[tuple[int, int], ...]
     k_step: int
     partial_steps: int = 0
+    register_rows: int = 1
+    k_tile: int = 0
+
+    @property
+    def k_multiple(self) -> int:
+        """Return what packed weights are padded to along k, in every block of k."""
+        return self.k_tile or self.k_step
+
+    def panel_width(self, nr: int) -> int:
+        """Return the columns of a packed panel, for tiles of `nr` columns."""
+        return self.lanes if self.k_tile else nr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

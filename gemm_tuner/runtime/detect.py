@@ -1,6 +1,5 @@
 """Detect the CPU: its model, what a program may use of it, its caches and its cores."""
 
-import ctypes
 import os
 import re
 from collections.abc import Mapping
@@ -11,18 +10,16 @@ import cpuinfo
 
 from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature, parse_isa
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.runtime.amx import ask_for_amx
 from gemm_tuner.runtime.cpus import quota_cpus
 
 ISA_VARIABLE = "GEMM_TUNER_ISA"
 
 _SYSTEM_CPUS = Path("/sys/devices/system/cpu")
-_AMX = frozenset({IsaFeature.AMX_TILE, IsaFeature.AMX_BF16, IsaFeature.AMX_INT8})
+_AMX = frozenset(
+    {IsaFeature.AMX_TILE, IsaFeature.AMX_BF16, IsaFeature.AMX_INT8, IsaFeature.AMX_FP16}
+)
 _SIZE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-# Linux, arch/x86/include/uapi/asm/prctl.h, and the number of the call in syscall_64.tbl.
-_SYS_ARCH_PRCTL = 158
-_ARCH_REQ_XCOMP_PERM = 0x1023
-_XFEATURE_XTILEDATA = 18
 
 
 def detect_cpu() -> Cpu:
@@ -85,13 +82,16 @@ def _cpu_fields() -> Mapping[str, str]:
 def _usable_isa(flags: list[str]) -> frozenset[IsaFeature]:
     # Linux leaves out of the flags what it has not enabled in XCR0; AMX needs a permission too.
     isa = parse_isa(flags)
-    return isa if not isa & _AMX or _amx_is_permitted() else isa - _AMX
+    return isa if not isa & _AMX or ask_for_amx() is None else isa - _AMX
 
 
-def _amx_is_permitted() -> bool:
-    libc = ctypes.CDLL(None)
-    request = (_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
-    return bool(libc.syscall(*(ctypes.c_long(number) for number in request)) == 0)
+def why_not_usable(missing: frozenset[IsaFeature]) -> str:
+    """Say why this process cannot use features that `detect_cpu` does not find."""
+    if ISA_VARIABLE in os.environ:
+        return f"not among the features that {ISA_VARIABLE} leaves, {os.environ[ISA_VARIABLE]}"
+    if IsaFeature.AMX_TILE in missing & parse_isa(_cpu_fields()["flags"].split()):
+        return f"refused by the system: {ask_for_amx()}"
+    return "the CPU lacks it, or its hypervisor, firmware or kernel does not enable it"
 
 
 def _allowed_isa(text: str | None) -> frozenset[IsaFeature]:

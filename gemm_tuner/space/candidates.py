@@ -186,7 +186,7 @@ class Space:
         """Return mc, nc, kc and the order of the loops."""
         cut = choice.cut
         kc = (
-            min(choice.kc, self._depth_of_slice(choice.grid[2]))
+            min(choice.kc, self._depth_of_slice(choice.family, choice.grid[2]))
             if choice.grid[2] > 1
             else choice.kc
         )
@@ -201,8 +201,8 @@ class Space:
             nc = min(nc, max(choice.nr, fitting // choice.nr * choice.nr))
         return mc, nc, kc, cut.loop_order
 
-    def _depth_of_slice(self, slices: int) -> int:
-        return _round_up(ceil(self.problem.k / slices), 16)
+    def _depth_of_slice(self, family: MicroKernelFamily, slices: int) -> int:
+        return _round_up(ceil(self.problem.k / slices), max(16, family.k_multiple))
 
     def _default(self, family: MicroKernelFamily, mr: int, nr: int) -> Choice:
         # A chunk of weights in groups is several steps, and is converted before it is used.
@@ -222,11 +222,16 @@ class Space:
             nr=nr,
             kc=kc,
             cut=cut,
-            pack_x=False,
+            pack_x=self._shares_sets(family),
             prefetch_w_bytes=16384 if streams_weights and prefers_prefetch else 0,
             k_unroll=1 if is_unrolled or mr * nr >= 8 * family.lanes else 4,
             grid=self._grids(family, mr, nr)[0],
         )
+
+    def _shares_sets(self, family: MicroKernelFamily) -> bool:
+        """Return whether the rows of x that a register takes, if dense, share L1 sets."""
+        row_bytes = self.problem.types.x.row_bytes(self.problem.k)
+        return family.register_rows > 1 and row_bytes > 0 and row_bytes % 4096 == 0
 
     def _choices_of(self, family: MicroKernelFamily, mr: int, nr: int) -> Iterator[Choice]:
         for kc, cut, pack_x, prefetch, k_unroll, grid in product(
@@ -287,14 +292,14 @@ class Space:
             yield replace(choice, mr=mr, nr=nr, grid=grid)
 
     def _tiles_beside(self, choice: Choice) -> Iterator[tuple[int, int]]:
-        """Yield the family's tiles one row higher or lower, and the tallest one vector off."""
+        """Yield the family's tiles one register higher or lower, and the tallest one vector off."""
         family = choice.family
         possible = [
             tile for tile in family.tiles if is_possible(self.problem, self.cpu, family, *tile)
         ]
         step = 1 if family.layout is PackedLayout.COLUMNS else family.lanes
         for mr, nr in possible:
-            if nr == choice.nr and abs(mr - choice.mr) == 1:
+            if nr == choice.nr and abs(mr - choice.mr) == family.register_rows:
                 yield mr, nr
         for nr in (choice.nr - step, choice.nr + step):
             heights = [height for height, width in possible if width == nr]
@@ -306,14 +311,17 @@ class Space:
         k = max(1, self.problem.k)
         if family.layout is not PackedLayout.PANELS:
             return (k,)
-        if not self.problem.types.y_holds_sums:
+        whole = _round_up(k, family.k_multiple)
+        if not (self.problem.types.y_holds_sums or family.k_tile):
             # Between blocks of k, sums would go through the workspace, which does not pay.
-            return (_round_up(k, family.k_step),)
-        whole = _round_up(k, family.k_step)
+            return (whole,)
         targets = [target // self.problem.types.x.size_bytes for target in _KC_TARGETS_BYTES]
         # Blocks of even depth, so that the last is not a sliver.
         first, *others = (
-            _round_up(ceil(k / ceil(k / target)), 16) if target < k else whole for target in targets
+            _round_up(ceil(k / ceil(k / target)), max(16, family.k_multiple))
+            if target < k
+            else whole
+            for target in targets
         )
         return tuple(dict.fromkeys([first, whole, *others]))
 
@@ -343,7 +351,7 @@ class Space:
             family.layout is PackedLayout.PANELS
             and tiles <= _FEW_TILES_PER_THREAD * self.threads
             and k >= _LEAST_SLICE_OF_K * slices
-            and ceil(k / self._depth_of_slice(slices)) == slices
+            and ceil(k / self._depth_of_slice(family, slices)) == slices
         )
 
 

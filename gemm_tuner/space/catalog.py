@@ -20,6 +20,9 @@ _AVX2_F16C = _AVX2 | {IsaFeature.F16C}
 _AVX512_BF16 = _AVX512 | {IsaFeature.AVX512_BF16}
 _AVX512_FP16 = _AVX512 | {IsaFeature.AVX512_FP16}
 _AVX512_VNNI = _AVX512 | {IsaFeature.AVX512_VNNI}
+_AMX_BF16 = _AVX512_BF16 | {IsaFeature.AMX_TILE, IsaFeature.AMX_BF16}
+_AMX_INT8 = _AVX512_VNNI | {IsaFeature.AMX_TILE, IsaFeature.AMX_INT8}
+_AMX_FP16 = _AVX512 | {IsaFeature.AMX_TILE, IsaFeature.AMX_FP16}
 _AVX_VNNI = _AVX2_F16C | {IsaFeature.AVX_VNNI}
 
 _F32 = frozenset({F32})
@@ -45,6 +48,8 @@ _WEIGHT_ONLY = {
 }
 _W8, _W4 = _WEIGHT_ONLY[8], _WEIGHT_ONLY[4]
 _W4_BF16 = frozenset(types for types in _W4 if types.x is DType.BF16)
+# Rows by columns, of up to eight registers: sums, one of x for each row of them, and one of w.
+_AMX_TILES = ((16, 16), (16, 32), (16, 48), (16, 64), (32, 16), (32, 32), (48, 16))
 _SCALAR_TILES = ((1, 1), (2, 4), (4, 2), (1, 8))
 
 
@@ -160,6 +165,32 @@ def _grouped(
     )
 
 
+def _amx(
+    name: str,
+    types: frozenset[OperandTypes],
+    isa: frozenset[IsaFeature],
+    product: str,
+    *,
+    k_step: int,
+) -> MicroKernelFamily:
+    """Return a family whose sums stay in tile registers, of 16 rows and columns of 4 bytes."""
+    return MicroKernelFamily(
+        name=name,
+        types=types,
+        isa=isa,
+        template="amx",
+        product=product,
+        vectors=_V512.name,
+        lanes=_V512.lanes,
+        registers=_V512.registers,
+        layout=PackedLayout.PANELS,
+        tiles=_AMX_TILES,
+        k_step=k_step,
+        register_rows=16,
+        k_tile=16 * k_step,
+    )
+
+
 # Families that convert to float hold the converted numbers in registers; those of scalars complete
 # the table: any x86-64 CPU can run them. Families of bytes may have to write f16: every CPU with
 # AVX2 has F16C.
@@ -171,6 +202,7 @@ CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
     _dot  ("avx2_f32_dot",       _V256, _F32,  _AVX2,        "float_dot",      k_step=8),
     _outer("scalar_f32",         _V1,   _F32,  _ANY,         "float"),
 
+    _amx  ("amx_bf16",                  _BF16, _AMX_BF16,    "bf16_tiles",     k_step=2),
     _outer("avx512_bf16",        _V512, _BF16, _AVX512_BF16, "bf16_pairs",     k_step=2),
     _outer("avx512_bf16_by_f32", _V512, _BF16, _AVX512,      "float",          widest=6),
     _dot  ("avx512_bf16_dot",    _V512, _BF16, _AVX512,      "float_dot",      k_step=16),
@@ -178,6 +210,7 @@ CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
     _dot  ("avx2_bf16_dot",      _V256, _BF16, _AVX2,        "float_dot",      k_step=8),
     _outer("scalar_bf16",        _V1,   _BF16, _ANY,         "float"),
 
+    _amx  ("amx_fp16",                  _F16_ANY,  _AMX_FP16,    "f16_tiles",  k_step=2),
     _outer("avx512_fp16",        _V512, _F16_SUMS, _AVX512_FP16, "f16_pairs",  k_step=2,
            partial_steps=2 * TERMS_IN_F16),
     _outer("avx512_f16_by_f32",  _V512, _F16_ANY,  _AVX512,      "float",      widest=6),
@@ -186,6 +219,7 @@ CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
     _dot  ("avx2_f16_dot",       _V256, _F16_ANY,  _AVX2_F16C,   "float_dot",  k_step=8),
     _outer("scalar_f16",         _V1,   _F16_ANY,  _ANY,         "float"),
 
+    _amx  ("amx_int8",                  _INT8, _AMX_INT8,    "int8_tiles",     k_step=4),
     _outer("avx512_int8",        _V512, _INT8, _AVX512_VNNI, "int8_quads",     k_step=4),
     _dot  ("avx512_int8_dot",    _V512, _INT8, _AVX512_VNNI, "int8_quads_dot", k_step=64),
     _outer("avx_vnni_int8",      _V256, _INT8, _AVX_VNNI,    "int8_quads",     k_step=4),

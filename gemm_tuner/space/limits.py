@@ -24,10 +24,10 @@ def needs_missing_isa(
 
 
 def has_rows_to_spare(
-    problem: Problem, _cpu: Cpu, _family: MicroKernelFamily, mr: int, _nr: int
+    problem: Problem, _cpu: Cpu, family: MicroKernelFamily, mr: int, _nr: int
 ) -> bool:
-    """Return whether the tile is taller than x ever is."""
-    return mr > max(1, problem.m.high)
+    """Return whether the tile is taller than x ever is, beyond what whole registers need."""
+    return mr >= max(1, problem.m.high) + family.register_rows
 
 
 def has_columns_to_spare(

@@ -17,6 +17,10 @@ _FMAS = 2
 _LOADS = 2
 _INSTRUCTIONS = 8
 _FMA_LATENCY = 4
+# Of a product of tiles, and of loading one from L1: Intel, Optimization Reference Manual, chapter
+# on AMX.
+_TILE_PRODUCT_CYCLES = 16
+_TILE_LOAD_CYCLES = 8
 
 # Bytes a cycle from each level; measured on an AMD Zen 5 server core, 2026.
 _L2_BYTES = 60.0
@@ -70,12 +74,14 @@ def _tile_cycles(
     blocks = max(1, ceil(problem.k / candidate.blocking.kc))
     is_dot = family.layout is PackedLayout.COLUMNS
     vectors = columns if is_dot else ceil(columns / family.lanes)
-    steps = ceil(problem.k / family.k_step)
-    fmas = rows * vectors
-    loads = rows + vectors
+    steps = ceil(problem.k / family.k_multiple)
+    fmas = ceil(rows / family.register_rows) * vectors
+    loads = ceil(rows / family.register_rows) + vectors
     instructions = fmas + loads + 3 / candidate.blocking.k_unroll
     step = max(fmas / _FMAS, loads / _LOADS, instructions / _INSTRUCTIONS, _FMA_LATENCY)
-    stored = rows if is_dot else fmas
+    if family.k_tile:
+        step = max(fmas * _TILE_PRODUCT_CYCLES, loads * _TILE_LOAD_CYCLES)
+    stored = rows if is_dot else rows * vectors
     reduction = 12.0 * fmas if is_dot else 0.0
     epilogue = stored * (1 + _CYCLES_PER_EPILOGUE_STEP * len(problem.epilogue.steps))
     return steps * step + reduction + epilogue + blocks * (_TILE_CYCLES + stored)

@@ -587,6 +587,21 @@ inline auto apply_epilogue([[maybe_unused]] const Call &call, [[maybe_unused]] c
     return value;
 }
 
+// The epilogue of `count` columns in `rows` rows, in turn.
+template <int count, int rows>
+[[gnu::always_inline]] inline void finish_rows(const Call &call, const Columns &columns, const Sums *sums, int64_t row, int64_t column)
+{
+    Several<Sums, rows> values;
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r)
+        values.of_row[r] = sums[r];
+    const auto results = apply_epilogue<count>(call, columns, values, row, column);
+    Y *y = call.y + row * call.ldy + column;
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r)
+        store<count>(y + r * call.ldy, results.of_row[r]);
+}
+
 // The epilogue of `count` columns in all rows of a tile: a loop, since it is long.
 template <int count, int rows>
 inline void finish_column(const Call &call, const Sums (&sums)[rows], int64_t row, int64_t column)
@@ -598,15 +613,7 @@ inline void finish_column(const Call &call, const Sums (&sums)[rows], int64_t ro
     {
         // The last group may overlap the one before, and some rows be computed twice.
         const int first = group < groups - 1 ? group * together : rows - together;
-        Several<Sums, together> values;
-#pragma GCC unroll 8
-        for (int r = 0; r < together; ++r)
-            values.of_row[r] = sums[first + r];
-        const auto results = apply_epilogue<count>(call, columns, values, row + first, column);
-        Y *y = call.y + (row + first) * call.ldy + column;
-#pragma GCC unroll 8
-        for (int r = 0; r < together; ++r)
-            store<count>(y + r * call.ldy, results.of_row[r]);
+        finish_rows<count, together>(call, columns, sums + first, row + first, column);
     }
 }
 

@@ -5,7 +5,14 @@ import pytest
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.runtime import detect
-from gemm_tuner.runtime.detect import ISA_VARIABLE, detect_cpu, parse_size_bytes, read_cpu_fields
+from gemm_tuner.runtime.amx import ask_for_amx
+from gemm_tuner.runtime.detect import (
+    ISA_VARIABLE,
+    detect_cpu,
+    parse_size_bytes,
+    read_cpu_fields,
+    why_not_usable,
+)
 
 _CPUINFO = """\
 processor\t: 0
@@ -64,6 +71,42 @@ def test_unknown_feature_in_the_variable_is_refused(monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(InvalidSetting, match="avx3"):
         detect_cpu()
+
+
+_WITH_AMX = _CPUINFO.replace("flags", "model : 143\nstepping : 8\nflags", 1).replace(
+    "avx2", "avx2 amx_tile amx_bf16", 1
+)
+
+
+@pytest.mark.parametrize("refusal", [None, "a filter of system calls forbids to ask"])
+def test_amx_is_usable_if_the_system_permits_it(
+    refusal: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detect, "_cpu_fields", lambda: read_cpu_fields(_WITH_AMX))
+    monkeypatch.setattr(detect, "ask_for_amx", lambda: refusal)
+    amx = {IsaFeature.AMX_TILE, IsaFeature.AMX_BF16}
+
+    isa = detect._detect_cpu.__wrapped__(None).isa  # the kept result is of this machine
+
+    assert isa & amx == (amx if refusal is None else set())
+    assert {IsaFeature.FMA, IsaFeature.AVX2} <= isa
+
+
+def test_why_amx_is_not_usable_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detect, "_cpu_fields", lambda: read_cpu_fields(_WITH_AMX))
+    monkeypatch.setattr(detect, "ask_for_amx", lambda: "the kernel is older than Linux 5.16")
+    amx_fp16 = frozenset({IsaFeature.AMX_TILE, IsaFeature.AMX_FP16})
+
+    assert why_not_usable(amx_fp16) == "refused by the system: the kernel is older than Linux 5.16"
+    assert "the CPU lacks it" in why_not_usable(amx_fp16 - {IsaFeature.AMX_TILE})
+
+
+def test_the_system_is_asked_once_for_amx_and_may_refuse() -> None:
+    first = ask_for_amx()
+
+    assert first is None or first
+    assert ask_for_amx() is first
+    assert ask_for_amx.cache_info().misses == 1
 
 
 @pytest.mark.parametrize(
