@@ -78,6 +78,13 @@ def make_failed_trial(*, minute: int = 0) -> Trial:
     return make_trial(minute=minute, outcome=Outcome.CRASHED, measurement=None, detail="SIGILL")
 
 
+def make_emulated_trial() -> Trial:
+    """Return a trial whose kernel was proved by emulation, and so was not timed."""
+    return make_trial(
+        measurement=None, conditions=None, emulated=frozenset({IsaFeature.AVX512_FP16})
+    )
+
+
 def add_build(repository: Repository, binary: bytes = b"\x7fELF sample") -> Artifact:
     """Keep `binary` in the store, and return its artifact."""
     artifact = make_artifact(binary)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.problem import Problem
 
@@ -64,7 +64,9 @@ class Trial:
     """One candidate tried once for one problem, CPU and context. Trials are never changed.
 
     `generator` identifies the templates and the package version that made the source. `detail`
-    says in words what went wrong, empty when nothing did.
+    says in words what went wrong, empty when nothing did. `emulated` are features that the CPU
+    lacks and that were emulated for the proof: such a trial has no measurement, and no verdict
+    rests on it.
     """
 
     created_at: datetime
@@ -77,6 +79,7 @@ class Trial:
     stage: Stage
     outcome: Outcome
     detail: str = ""
+    emulated: frozenset[IsaFeature] = frozenset()
     artifact: Artifact | None = None
     measurement: Measurement | None = None
     conditions: Conditions | None = None

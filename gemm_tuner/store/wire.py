@@ -216,6 +216,8 @@ class WireRecord(WireModel):
     stage: Stage
     outcome: Outcome
     detail: Annotated[str, Field(max_length=MAX_DETAIL)] = ""
+    # Left out where it is empty, so that records without it stay what they are.
+    emulated: Annotated[Isa, Field(exclude_if=lambda features: not features)] = ()
     artifact: WireArtifact | None = None
     measurement: WireMeasurement | None = None
     conditions: WireConditions | None = None
@@ -224,6 +226,12 @@ class WireRecord(WireModel):
     def _check_that_what_was_timed_was_verified(self) -> Self:
         if self.measurement and self.outcome is not Outcome.CORRECT:
             raise ValueError(f"a measurement needs the outcome correct, not {self.outcome.value}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_that_nothing_emulated_was_timed(self) -> Self:
+        if self.measurement and self.emulated:
+            raise ValueError("a measurement cannot be of emulated features")
         return self
 
     @classmethod
@@ -241,6 +249,7 @@ class WireRecord(WireModel):
             stage=trial.stage,
             outcome=trial.outcome,
             detail=trial.detail[:MAX_DETAIL],
+            emulated=tuple(sorted(trial.emulated)),
             artifact=WireArtifact.of(trial.artifact) if trial.artifact else None,
             measurement=WireMeasurement.of(trial.measurement) if trial.measurement else None,
             conditions=WireConditions.of(trial.conditions) if trial.conditions else None,
@@ -264,6 +273,7 @@ class WireRecord(WireModel):
             stage=self.stage,
             outcome=self.outcome,
             detail=self.detail,
+            emulated=frozenset(self.emulated),
             artifact=self.artifact.to_domain() if self.artifact else None,
             measurement=self.measurement.to_domain() if self.measurement else None,
             conditions=self.conditions.to_domain() if self.conditions else None,

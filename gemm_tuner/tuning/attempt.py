@@ -65,7 +65,8 @@ class Attempts:
                 continue
             finding = self.host.verify(build)
             if finding.outcome is Outcome.CORRECT:
-                self.repository.add_trial(self._trial(candidate, context, build))
+                trial = self._trial(candidate, context, build)
+                self.repository.add_trial(replace(trial, emulated=finding.emulated))
                 self._proven[candidate] = build
             else:
                 self._record_failure(candidate, context, finding, build)
@@ -127,7 +128,10 @@ class Attempts:
         logger.info("%s: %s %s", candidate.text, finding.outcome.value, finding.detail)
         self._proven.pop(candidate, None)
         trial = replace(
-            self._trial(candidate, context, build), outcome=finding.outcome, detail=finding.detail
+            self._trial(candidate, context, build),
+            outcome=finding.outcome,
+            detail=finding.detail,
+            emulated=finding.emulated,
         )
         self.repository.add_trial(trial)
         self._failed[candidate] = trial

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from samples import CPU, make_failed_trial, make_trial
+from samples import CPU, make_emulated_trial, make_failed_trial, make_trial
 
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.errors import InvalidRecord
@@ -38,7 +38,15 @@ def test_the_committed_schema_is_that_of_the_code() -> None:
     )
 
 
-@pytest.mark.parametrize("trial", [make_trial(), make_failed_trial(), make_trial(conditions=None)])
+@pytest.mark.parametrize(
+    "trial",
+    [
+        make_trial(),
+        make_failed_trial(),
+        make_emulated_trial(),
+        make_trial(conditions=None),
+    ],
+)
 def test_a_record_follows_the_schema_and_reads_back(trial: Trial) -> None:
     line = dump_record(trial)
 
@@ -54,6 +62,11 @@ def test_the_same_instant_in_another_zone_is_the_same_record() -> None:
     assert dump_record(replace(trial, created_at=trial.created_at.astimezone(zone))) == dump_record(
         trial
     )
+
+
+def test_only_a_proof_by_emulation_speaks_of_it() -> None:
+    assert "emulated" not in json.loads(dump_record(make_trial()))
+    assert json.loads(dump_record(make_emulated_trial()))["emulated"] == ["avx512_fp16"]
 
 
 def test_a_very_long_detail_is_cut() -> None:
@@ -87,6 +100,7 @@ def test_a_trial_outside_the_schema_is_refused() -> None:
         (edited(regime="warm"), "regime"),
         (edited(outcome="fast"), "outcome"),
         (edited(outcome="wrong"), "measurement needs the outcome correct"),
+        (edited(emulated=["avx512_fp16"]), "measurement cannot be of emulated"),
         (edited(cpu=None), "cpu"),
         (edited(artifact={"sha256": "0"}), "artifact"),
         (edited(conditions=json.loads("[NaN]")), "conditions"),
