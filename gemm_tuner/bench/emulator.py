@@ -14,7 +14,9 @@ from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.resources import templates_dir
 from gemm_tuner.runtime.load import Kernel, load_kernel
 
-_AMX = frozenset({IsaFeature.AMX_TILE, IsaFeature.AMX_BF16, IsaFeature.AMX_INT8})
+_AMX = frozenset(
+    {IsaFeature.AMX_TILE, IsaFeature.AMX_BF16, IsaFeature.AMX_INT8, IsaFeature.AMX_FP16}
+)
 _EMULABLE = _AMX | {IsaFeature.AVX512_FP16}
 
 # The emulator itself computes with these.
