@@ -10,6 +10,7 @@ from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.means import Mean, geometric_means
 from gemm_tuner.cli.output import print_line, print_table, time_text
 from gemm_tuner.cli.report import context_text, interval_text, ratio_facts
+from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.measurement import Measurement
@@ -168,6 +169,7 @@ def bench_facts(cpu: Cpu, rows: Sequence[BenchRow]) -> dict[str, Any]:
     return {
         "cpu": cpu.brand,
         "cpu_key": cpu.exact_key,
+        "generator": generator_version(),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "layers": [row.facts() for row in rows],
         "means": [mean.facts() for mean in means_of(rows)],
