@@ -26,21 +26,30 @@ SETTLING_NS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """A callee with its own copies of the weights."""
+    """A callee with its own copies of the weights.
+
+    `warm_up_ns` is how long hot calls go on at least before a sample.
+    """
 
     callee: Callee
     weights: WeightCopies
     is_cold: bool
+    warm_up_ns: int = 0
 
-    def sample(self, calls: int, *, is_long: bool = False) -> SampleStruct:
-        """Return the time of `calls` calls, from a calm sample if there is one."""
-        if is_long:
-            return self._sample(calls, warm_up_calls=0)
-        # Cold weights must stay cold: one call warms the activations only.
-        warm_up_calls = 1 if self.is_cold else max(1, calls // _WARM_UP_SHARE)
+    def warm_up_calls(self, calls: int, elapsed_ns: int) -> int:
+        """Return how many calls stand before a sample of `calls`, which takes `elapsed_ns`."""
+        if self.is_cold:
+            return 1  # cold weights must stay cold: one call warms the activations only
+        return max(1, calls // _WARM_UP_SHARE, ceil(calls * self.warm_up_ns / elapsed_ns))
+
+    def sample(self, calls: int, *, warm_up_calls: int) -> SampleStruct:
+        """Return the time of `calls` calls, from a calm sample if there is one.
+
+        Without a warm-up there is one try.
+        """
         calmest = self._sample(calls, warm_up_calls=warm_up_calls)
         for _retry in range(_TRIES_FOR_A_CALM_SAMPLE - 1):
-            if calmest.involuntary_switches == 0:
+            if calmest.involuntary_switches == 0 or warm_up_calls == 0:
                 break
             sample = self._sample(calls, warm_up_calls=warm_up_calls)
             if sample.involuntary_switches < calmest.involuntary_switches:
@@ -85,6 +94,10 @@ def measure(
     is_long = any(
         takes_ns >= count * _LONG_CALL_NS for count, takes_ns in zip(calls, elapsed_ns, strict=True)
     )
+    warm_ups = [
+        0 if is_long else contestant.warm_up_calls(count, takes_ns)
+        for contestant, count, takes_ns in zip(contestants, calls, elapsed_ns, strict=True)
+    ]
     slow_ns = _SLOW_OVER_FIRST * max(sample_ns, elapsed_ns[0])
     lasting = [index for index, takes_ns in enumerate(elapsed_ns) if takes_ns <= slow_ns]
     rounds_of_all = pairs if len(lasting) == len(contestants) else min(pairs, _ROUNDS_OF_SLOW)
@@ -95,7 +108,7 @@ def measure(
             index = participants[turn]
             on_turn(index)
             _wait(settling_ns)
-            samples[index] = contestants[index].sample(calls[index], is_long=is_long)
+            samples[index] = contestants[index].sample(calls[index], warm_up_calls=warm_ups[index])
         return _Round(
             {index: max(1, int(sample.elapsed_ns)) for index, sample in samples.items()},
             all(sample.involuntary_switches == 0 for sample in samples.values()),
@@ -145,12 +158,12 @@ def _without_interrupted(rounds: Sequence[_Round]) -> Sequence[_Round]:
 
 def _calibrate(contestant: Contestant, sample_ns: int) -> tuple[int, int]:
     """Return how many calls take about `sample_ns`, and how long they took."""
-    first_ns = int(contestant.sample(1, is_long=True).elapsed_ns)
+    first_ns = int(contestant.sample(1, warm_up_calls=0).elapsed_ns)
     if first_ns >= _LONG_CALL_NS:
         return 1, first_ns
     calls = 1
     while True:
-        elapsed_ns = max(1, int(contestant.sample(calls).elapsed_ns))
+        elapsed_ns = max(1, int(contestant.sample(calls, warm_up_calls=1).elapsed_ns))
         if elapsed_ns >= sample_ns or calls >= _MAX_CALLS_PER_SAMPLE:
             return calls, elapsed_ns
         wanted = min(ceil(1.1 * calls * sample_ns / elapsed_ns), 16 * calls)

@@ -28,8 +28,13 @@ from gemm_tuner.bench.inputs import InputKind
 from gemm_tuner.bench.kernel_callee import KernelCallee
 from gemm_tuner.bench.measure import SETTLING_NS, Contestant, measure
 from gemm_tuner.bench.plain import PlainBaseline, plain_weights
-from gemm_tuner.bench.regimes import WeightCopies, copies_of_weights, stride_of_copy
-from gemm_tuner.bench.roofline import PeakLoop
+from gemm_tuner.bench.regimes import (
+    WeightCopies,
+    copies_of_weights,
+    stride_of_copy,
+    warm_up_ns,
+)
+from gemm_tuner.bench.roofline import PeakLoop, footprint_bytes
 from gemm_tuner.bench.verify import Case, verify
 from gemm_tuner.bench.workload import Callee, make_workload
 from gemm_tuner.build.compile import Build
@@ -299,6 +304,10 @@ class Session:
     def _make_contestants(
         self, callees: Sequence[Callee], copies: Sequence[int], regime: Regime
     ) -> list[Contestant]:
+        rows = self._problem.m.high
+        least_ns = warm_up_ns(
+            regime, footprint_bytes(self._problem, rows), self._cpu.caches.l3_bytes
+        )
         contestants = []
         for index, (count, callee) in enumerate(zip(copies, callees, strict=True)):
             self._report.step(index)
@@ -306,7 +315,12 @@ class Session:
                 callee, count, self._setup.seed, on_block=partial(self._report.step, index)
             )
             contestants.append(
-                Contestant(callee=callee, weights=weights, is_cold=regime is Regime.COLD_WEIGHTS)
+                Contestant(
+                    callee=callee,
+                    weights=weights,
+                    is_cold=regime is Regime.COLD_WEIGHTS,
+                    warm_up_ns=0 if isinstance(callee, PeakLoop) else least_ns,
+                )
             )
         return contestants
 

@@ -31,9 +31,16 @@ class Clock:
         return SampleStruct(self.call_ns * timed_calls + 1000 * switches, switches)
 
 
-def measured(clocks: Iterable[Clock], pairs: int) -> tuple[Timing, ...]:
+def measured(
+    clocks: Iterable[Clock], pairs: int, *, is_cold: bool = False, warm_up_ns: int = 0
+) -> tuple[Timing, ...]:
     contestants = [
-        Contestant(callee=clock, weights=WeightCopies(clock, 1, seed=0), is_cold=False)
+        Contestant(
+            callee=clock,
+            weights=WeightCopies(clock, 1, seed=0),
+            is_cold=is_cold,
+            warm_up_ns=warm_up_ns,
+        )
         for clock in clocks
     ]
     return measure(contestants, pairs=pairs, sample_ns=1000, on_turn=lambda _index: None)
@@ -71,6 +78,23 @@ def test_contestant_that_is_slow_for_a_call_only_is_timed_in_every_round() -> No
     timings = measured([Clock(100), Clock(1_000), Clock(100)], pairs=20)
 
     assert [len(timing.samples_ns) for timing in timings] == [20, 20, 20]
+
+
+def test_warm_up_lasts_until_the_caches_have_settled() -> None:
+    slow, fast = Clock(500), Clock(100)
+
+    measured([slow, fast], pairs=4, warm_up_ns=10_000)
+
+    assert slow.warm_ups[-4:] == [20] * 4
+    assert fast.warm_ups[-4:] == [100] * 4
+
+
+def test_cold_weights_are_not_warmed() -> None:
+    clock = Clock(10)
+
+    measured([clock, Clock(10)], pairs=4, is_cold=True, warm_up_ns=10_000)
+
+    assert max(clock.warm_ups) == 1
 
 
 def test_interrupted_rounds_are_dropped_for_all() -> None:

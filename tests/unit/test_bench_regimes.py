@@ -6,7 +6,12 @@ import pytest
 from gemm_tuner.bench import roofline
 from gemm_tuner.bench.conditions import relative_spread
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
-from gemm_tuner.bench.regimes import WeightCopies, copies_of_weights, stride_of_copy
+from gemm_tuner.bench.regimes import (
+    WeightCopies,
+    copies_of_weights,
+    stride_of_copy,
+    warm_up_ns,
+)
 from gemm_tuner.bench.roofline import ReadRates, footprint_bytes, measure_read_rates, roofline_ns
 from gemm_tuner.bench.verify import rows_to_check
 from gemm_tuner.domain.context import Regime
@@ -33,6 +38,16 @@ def test_tiny_cold_weights_take_no_more_memory_than_others() -> None:
 @pytest.mark.parametrize("packed_bytes", [0, MIB])
 def test_hot_weights_are_one_copy(packed_bytes: int) -> None:
     assert copies_of_weights(Regime.HOT, packed_bytes, 32 * MIB) == 1
+
+
+def test_only_what_is_about_as_large_as_l3_settles_slowly() -> None:
+    sizes = (MIB, 32 * MIB, 64 * MIB, 256 * MIB)
+
+    hot = [warm_up_ns(Regime.HOT, size, 32 * MIB) > 0 for size in sizes]
+    cold = [warm_up_ns(Regime.COLD_WEIGHTS, size, 32 * MIB) for size in sizes]
+
+    assert hot == [False, True, True, False]
+    assert cold == [0, 0, 0, 0]
 
 
 def test_copies_start_at_cache_lines() -> None:
