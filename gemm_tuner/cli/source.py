@@ -11,13 +11,12 @@ from gemm_tuner.cli.output import print_json, print_message
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.domain.micro_kernel import MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import InvalidCandidate, InvalidSetting
+from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.resources import templates_dir
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.select.choose import choose
-from gemm_tuner.space.catalog import family_named
+from gemm_tuner.space.limits import check_covers
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 
@@ -67,8 +66,7 @@ def source(
         return
     if candidate is not None:
         chosen = Candidate.parse(candidate)
-        family = family_named(chosen.micro_kernel.family)
-        _check_covers(family, problem, chosen)
+        family = check_covers(problem, chosen)
         text = render(problem, chosen, family).text
     else:
         winner = _winner(problem, context, db)
@@ -77,20 +75,6 @@ def source(
         print_json({"problem": problem.text, "candidate": chosen.text, "source": text})
     else:
         typer.echo(text, nl=False)
-
-
-def _check_covers(family: MicroKernelFamily, problem: Problem, candidate: Candidate) -> None:
-    tile = candidate.micro_kernel
-    if problem.types not in family.types:
-        raise InvalidCandidate(
-            f"family {family.name} does not compute {problem.types.text}; "
-            f"it computes: {', '.join(sorted(types.text for types in family.types))}."
-        )
-    if (tile.mr, tile.nr) not in family.tiles:
-        raise InvalidCandidate(
-            f"family {family.name} has no register tile {tile.mr}x{tile.nr}; "
-            "choose one whose sums fit its registers in whole vectors."
-        )
 
 
 def _winner(problem: Problem, context: ExecutionContext, db: str | None) -> _Winner:

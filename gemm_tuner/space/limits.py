@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 
+from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import InvalidCandidate
+from gemm_tuner.space.catalog import family_named
 
 Limit = Callable[[Problem, Cpu, MicroKernelFamily, int, int], bool]
 
@@ -60,3 +63,24 @@ LIMITS: tuple[Limit, ...] = (
 def is_possible(problem: Problem, cpu: Cpu, family: MicroKernelFamily, mr: int, nr: int) -> bool:
     """Return whether no limit speaks against the tile."""
     return not any(limit(problem, cpu, family, mr, nr) for limit in LIMITS)
+
+
+def check_covers(problem: Problem, candidate: Candidate) -> MicroKernelFamily:
+    """Return the family of a candidate that someone chose, which need not run here.
+
+    Raises:
+        InvalidCandidate: the family does not compute the problem, or has no such register tile.
+    """
+    tile = candidate.micro_kernel
+    family = family_named(tile.family)
+    if problem.types not in family.types:
+        raise InvalidCandidate(
+            f"family {family.name} does not compute {problem.types.text}; "
+            f"it computes: {', '.join(sorted(types.text for types in family.types))}."
+        )
+    if (tile.mr, tile.nr) not in family.tiles:
+        raise InvalidCandidate(
+            f"family {family.name} has no register tile {tile.mr}x{tile.nr}; "
+            "choose one whose sums fit its registers in whole vectors."
+        )
+    return family

@@ -42,6 +42,7 @@ class Attempts:
     render: Render = render
     _known: set[str] = field(default_factory=set)
     _proven: dict[Candidate, Build] = field(default_factory=dict)
+    _proofs: dict[Candidate, Trial] = field(default_factory=dict)
     _failed: dict[Candidate, Trial] = field(default_factory=dict)
 
     def prove(self, candidates: Sequence[Candidate], context: ExecutionContext) -> list[Candidate]:
@@ -66,7 +67,8 @@ class Attempts:
             finding = self.host.verify(build)
             if finding.outcome is Outcome.CORRECT:
                 trial = self._trial(candidate, context, build)
-                self.repository.add_trial(replace(trial, emulated=finding.emulated))
+                self._proofs[candidate] = replace(trial, emulated=finding.emulated)
+                self.repository.add_trial(self._proofs[candidate])
                 self._proven[candidate] = build
             else:
                 self._record_failure(candidate, context, finding, build)
@@ -98,6 +100,10 @@ class Attempts:
         )
         self.repository.add_trial(trial)
         return trial
+
+    def trial_of(self, candidate: Candidate) -> Trial | None:
+        """Return the trial in which a candidate failed or else was proved, if it was tried."""
+        return self._failed.get(candidate) or self._proofs.get(candidate)
 
     @property
     def failures(self) -> tuple[Trial, ...]:

@@ -157,7 +157,7 @@ def sweep(
     if any(result is None for result in found.values()):
         budget = Budget(seconds=settings.budget_s)
         space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads)
-        with _start_host(problem, space, settings) as host:
+        with start_host(problem, space, settings) as host:
             attempts = Attempts(
                 problem=problem,
                 cpu=cpu,
@@ -185,7 +185,8 @@ def sweep(
     return tuple(result for result in found.values() if result is not None)
 
 
-def _start_host(problem: Problem, space: Space, settings: SweepSettings) -> TrialHost:
+def start_host(problem: Problem, space: Space, settings: SweepSettings) -> TrialHost:
+    """Return a server for the trials of a problem, beside the baseline of `settings`."""
     plain = plain_problem(problem)
     candidates = replace(space, problem=plain).defaults()
     scalar = min(

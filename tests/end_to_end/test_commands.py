@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,20 @@ from served import CANDIDATE, PROBLEM, Site, keep_trial
 
 from gemm_tuner.build.compile import Build
 from gemm_tuner.cli.main import run
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.source import Source
 from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.prove import prove
 
 SIZES = ["8", "32", "16", "--epilogue", "bias+relu"]
 ANSWER_IS_NO = 1
+AMX_FAMILY = family_named("amx_bf16")
+AMX = frozenset({IsaFeature.AMX_TILE, IsaFeature.AMX_BF16})
 
 
 def _json(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> Any:  # noqa: ANN401 - JSON
@@ -125,6 +134,56 @@ def test_source_renders_any_candidate(build: Build, capsys: pytest.CaptureFixtur
 
     assert code == 0
     assert capsys.readouterr().out == build.source.text
+
+
+def test_verify_proves_a_candidate_and_keeps_the_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/proofs.sqlite3"
+
+    code = run(["verify", *SIZES, "--candidate", CANDIDATE.text, "--db", url])
+
+    (trial,) = Repository(open_database(url)).trials()
+    assert code == 0
+    assert capsys.readouterr().out == f"{PROBLEM.text}: correct: {CANDIDATE.text}\n"
+    assert trial.outcome is Outcome.CORRECT
+    assert trial.measurement is None
+    assert not trial.emulated
+
+
+@pytest.mark.isa(*(AMX_FAMILY.isa - AMX))
+def test_verify_emulates_what_the_cpu_lacks_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if AMX & detect_cpu().isa:
+        pytest.skip("this CPU has AMX")
+    url = f"sqlite:///{tmp_path}/proofs.sqlite3"
+    text = f"{AMX_FAMILY.name}_16x16 mc16_nc16_kc64 jc_ic_jr_ir"
+
+    command = ["verify", "5", "35", "64", "--dtype", "bf16", "--candidate", text, "--db", url]
+    code = run([*command, "--json"])
+
+    (trial,) = Repository(open_database(url)).trials()
+    assert code == 0
+    assert json.loads(capsys.readouterr().out)["emulated"] == ["amx_bf16", "amx_tile"]
+    assert trial.outcome is Outcome.CORRECT
+    assert trial.emulated == AMX
+    assert trial.measurement is None
+
+
+def test_verify_of_a_wrong_kernel_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def render_wrong(*args: Any) -> Source:  # noqa: ANN401 - handed on
+        return Source(text=render(*args).text.replace("sums += x * w", "sums -= x * w"))
+
+    monkeypatch.setattr("gemm_tuner.cli.verify.prove", partial(prove, render=render_wrong))
+    url = f"sqlite:///{tmp_path}/proofs.sqlite3"
+
+    code = run(["verify", *SIZES, "--candidate", CANDIDATE.text, "--db", url])
+
+    assert code == 1
+    assert "wrong: " in capsys.readouterr().out
 
 
 def test_source_writes_what_a_c_program_needs(
