@@ -23,6 +23,8 @@ _KC_TARGETS_BYTES = (2048, 1024, 4096)  # of a row of x; the first is tried firs
 _UNROLLS = (1, 2, 4)
 _PREFETCHES_BYTES = (0, 4096, 8192, 16384)
 _UNKNOWN_L2_BYTES = 512 << 10
+# Of so many sums, none waits for the one before: unrolling k brings little.
+_SUMS_AT_ONCE = 8
 # k is cut for several threads only if y has few tiles for each, and a slice of k is worth it.
 _FEW_TILES_PER_THREAD = 16
 _LEAST_SLICE_OF_K = 256
@@ -207,6 +209,7 @@ class Space:
     def _default(self, family: MicroKernelFamily, mr: int, nr: int) -> Choice:
         # A chunk of weights in groups is several steps, and is converted before it is used.
         is_unrolled = family.layout is PackedLayout.GROUPS
+        sums = mr * nr if family.layout is PackedLayout.COLUMNS else mr * nr // family.lanes
         prefers_prefetch = is_unrolled or self.problem.m.high > 1
         streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
         kc = self._kcs(family)[0]
@@ -224,7 +227,7 @@ class Space:
             cut=cut,
             pack_x=self._shares_sets(family),
             prefetch_w_bytes=16384 if streams_weights and prefers_prefetch else 0,
-            k_unroll=1 if is_unrolled or mr * nr >= 8 * family.lanes else 4,
+            k_unroll=1 if is_unrolled or sums >= _SUMS_AT_ONCE else 4,
             grid=self._grids(family, mr, nr)[0],
         )
 

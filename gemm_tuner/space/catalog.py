@@ -63,10 +63,16 @@ def _outer_tiles(lanes: int, registers: int, widths: range) -> tuple[tuple[int, 
     )
 
 
-def _dot_tiles(lanes: int, registers: int, widths: range) -> tuple[tuple[int, int], ...]:
-    """Return the tiles of dot products whose sums, weights and one vector of x fit."""
+def _dot_tiles(lanes: int, registers: int) -> tuple[tuple[int, int], ...]:
+    """Return the tiles of dot products whose sums, rows or columns, and one of the others fit.
+
+    Of one row, eight sums are enough for none to wait for the one before.
+    """
     return tuple(
-        (mr, nr) for nr in widths for mr in range(1, lanes + 1) if mr * nr + nr + 1 <= registers
+        (mr, nr)
+        for nr in range(1, lanes + 1)
+        for mr in range(1, lanes + 1)
+        if mr * nr + min(mr, nr) + 1 <= registers and (mr > 1 or nr <= 8)
     )
 
 
@@ -123,7 +129,6 @@ def _dot(
     k_step: int,
 ) -> MicroKernelFamily:
     """Return a family of dot products."""
-    widest = 8 if vectors.registers > 16 else 4
     return MicroKernelFamily(
         name=name,
         types=types,
@@ -134,7 +139,7 @@ def _dot(
         lanes=vectors.lanes,
         registers=vectors.registers,
         layout=PackedLayout.COLUMNS,
-        tiles=_dot_tiles(vectors.lanes, vectors.registers, range(1, widest + 1)),
+        tiles=_dot_tiles(vectors.lanes, vectors.registers),
         k_step=k_step,
     )
 
@@ -206,6 +211,7 @@ CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
     _outer("avx512_bf16",        _V512, _BF16, _AVX512_BF16, "bf16_pairs",     k_step=2),
     _outer("avx512_bf16_by_f32", _V512, _BF16, _AVX512,      "float",          widest=6),
     _dot  ("avx512_bf16_dot",    _V512, _BF16, _AVX512,      "float_dot",      k_step=16),
+    _dot  ("avx512_bf16_pairs_dot", _V512, _BF16, _AVX512_BF16, "bf16_pairs_dot", k_step=32),
     _outer("avx2_bf16_by_f32",   _V256, _BF16, _AVX2,        "float",          widest=4),
     _dot  ("avx2_bf16_dot",      _V256, _BF16, _AVX2,        "float_dot",      k_step=8),
     _outer("scalar_bf16",        _V1,   _BF16, _ANY,         "float"),

@@ -1,6 +1,7 @@
 """Why a register tile cannot work for a problem, or cannot be the best: one predicate a reason."""
 
 from collections.abc import Callable
+from math import ceil
 
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu
@@ -8,6 +9,9 @@ from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidCandidate
 from gemm_tuner.space.catalog import family_named
+
+# The share of lanes without a column from which on dot products are tried beside outer products.
+_IDLE_LANES = 0.1
 
 Limit = Callable[[Problem, Cpu, MicroKernelFamily, int, int], bool]
 
@@ -45,10 +49,15 @@ def has_columns_to_spare(
 def wastes_short_sums(
     problem: Problem, _cpu: Cpu, family: MicroKernelFamily, _mr: int, _nr: int
 ) -> bool:
-    """Return whether vectors along k would be mostly empty, or reduced for too many columns."""
+    """Return whether vectors along k would be mostly empty, or vectors of columns are nearly full.
+
+    A single row has no such choice to make: weights are read once either way.
+    """
     if family.layout is not PackedLayout.COLUMNS:
         return False
-    return problem.k < family.lanes or (problem.m.high > 1 and problem.n >= family.lanes)
+    width = ceil(problem.n / family.lanes) * family.lanes
+    is_nearly_full = problem.n >= 2 * family.lanes and width - problem.n < width * _IDLE_LANES
+    return problem.k < family.lanes or (problem.m.high > 1 and is_nearly_full)
 
 
 LIMITS: tuple[Limit, ...] = (

@@ -21,6 +21,9 @@ _FMA_LATENCY = 4
 # on AMX.
 _TILE_PRODUCT_CYCLES = 16
 _TILE_LOAD_CYCLES = 8
+_SHUFFLES = 2
+_SHUFFLES_PER_ADDITION = 2  # of two vectors, so that each takes half of the lanes of their sum
+_NOT_OVERLAPPED = 0.3
 
 # Bytes a cycle from each level; measured on an AMD Zen 5 server core, 2026.
 _L2_BYTES = 60.0
@@ -48,9 +51,7 @@ def predict_cycles(
         row_tiles = ceil(min(rows, candidate.blocking.mc) / candidate.micro_kernel.mr)
     alone = compute * (row_tiles - 1) / row_tiles
     beside = compute - alone
-    # Arithmetic and memory overlap, but never fully.
-    busy = alone + max(beside, memory) + 0.3 * min(beside, memory)
-    return (_CALL_CYCLES + busy) / candidate.parts
+    return (_CALL_CYCLES + alone + _overlapped(beside, memory)) / candidate.parts
 
 
 def _compute_cycles(
@@ -81,10 +82,29 @@ def _tile_cycles(
     step = max(fmas / _FMAS, loads / _LOADS, instructions / _INSTRUCTIONS, _FMA_LATENCY)
     if family.k_tile:
         step = max(fmas * _TILE_PRODUCT_CYCLES, loads * _TILE_LOAD_CYCLES)
-    stored = rows if is_dot else rows * vectors
-    reduction = 12.0 * fmas if is_dot else 0.0
+    products = steps * step
+    if not is_dot:
+        stored = rows * vectors
+    elif columns == 1:
+        stored = 1
+        products = _overlapped(products, _reduction_cycles(rows, family.lanes))
+    else:
+        stored = rows
+        products = _overlapped(products, rows * _reduction_cycles(columns, family.lanes))
     epilogue = stored * (1 + _CYCLES_PER_EPILOGUE_STEP * len(problem.epilogue.steps))
-    return steps * step + reduction + epilogue + blocks * (_TILE_CYCLES + stored)
+    return products + epilogue + blocks * (_TILE_CYCLES + stored)
+
+
+def _reduction_cycles(vectors: int, lanes: int) -> float:
+    """Return the cycles to add up the lanes of each of some vectors, two at a time."""
+    levels = range(1, lanes.bit_length())
+    additions = sum(ceil(vectors / (1 << level)) for level in levels)
+    return additions * _SHUFFLES_PER_ADDITION / _SHUFFLES
+
+
+def _overlapped(one: float, other: float) -> float:
+    """Return how long two things take that the core does beside each other, but never fully."""
+    return max(one, other) + _NOT_OVERLAPPED * min(one, other)
 
 
 def _memory_cycles(problem: Problem, candidate: Candidate, cpu: Cpu, rows: int) -> float:

@@ -196,7 +196,12 @@ inline Elements load_elements(const X *x)
     return load<count>(x);
 }
 
-inline Weights load_weights(const W *w) { return load<lanes>(w); }
+inline Weights load_weights(const W *w)
+{
+    Weights weights = load<lanes>(w);
+    keep_in_register(weights);
+    return weights;
+}
 
 inline void multiply_add(Sums &sums, Elements x, Weights w) { sums += x * w; }
 
@@ -328,26 +333,31 @@ inline auto apply_epilogue([[maybe_unused]] const Call &call, [[maybe_unused]] c
 //     x          rows of x from (row, 0) on, `x_stride` elements apart
 //     w          columns of w, each padded with zeros to `packed_k`
 
-// The even and the odd elements of two vectors, those of `a` first.
-inline Sums evens(Sums a, Sums b)
+// Sums of neighbouring lanes: two of `a` and two of `b` in each four.
+inline Sums add_neighbours(Sums a, Sums b)
 {
-    return SHUFFLE(IntVector, a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+    const Vector x = __builtin_bit_cast(Vector, a), y = __builtin_bit_cast(Vector, b);
+    return __builtin_bit_cast(Sums, SHUFFLE(IntVector, x, y, 0, 2, 8, 10, 4, 6, 12, 14)) +
+           __builtin_bit_cast(Sums, SHUFFLE(IntVector, x, y, 1, 3, 9, 11, 5, 7, 13, 15));
 }
 
-inline Sums odds(Sums a, Sums b)
+// Sums of neighbouring fours of lanes: those of `a` first.
+inline Sums add_fours(Sums a, Sums b)
 {
-    return SHUFFLE(IntVector, a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+    const Vector x = __builtin_bit_cast(Vector, a), y = __builtin_bit_cast(Vector, b);
+    return __builtin_bit_cast(Sums, SHUFFLE(IntVector, x, y, 0, 1, 2, 3, 8, 9, 10, 11)) +
+           __builtin_bit_cast(Sums, SHUFFLE(IntVector, x, y, 4, 5, 6, 7, 12, 13, 14, 15));
 }
 
-// Lane i of the result is the sum of the lanes of vectors[i]. Each turn adds neighbouring lanes and
-// halves the number of vectors.
+// Lane i of the result is the sum of the lanes of vectors[i]. Each turn halves the number of vectors.
 inline Sums sum_each(Sums (&vectors)[lanes])
 {
 #pragma GCC unroll 16
     for (int width = lanes / 2; width >= 1; width /= 2)
 #pragma GCC unroll 16
         for (int i = 0; i < width; ++i)
-            vectors[i] = evens(vectors[2 * i], vectors[2 * i + 1]) + odds(vectors[2 * i], vectors[2 * i + 1]);
+            vectors[i] = width >= lanes / 4 ? add_neighbours(vectors[2 * i], vectors[2 * i + 1])
+                                            : add_fours(vectors[2 * i], vectors[2 * i + 1]);
     return vectors[0];
 }
 
@@ -365,35 +375,48 @@ template <int rows, int columns, typename Stride>
 #pragma GCC unroll 16
         for (int c = 0; c < columns; ++c)
             sums[r][c] = Sums{};
+    const auto load_column = [&](int c, int64_t p) __attribute__((always_inline)) {
+        const W *from = w + c * packed_k + p;
+        return load_weights(from);
+    };
+    // What there is less of stays in registers: vectors of the rows or of the columns.
+    const auto turn = [&](int64_t p, auto load_row) __attribute__((always_inline)) {
+        if constexpr (rows < columns)
+        {
+            Elements elements[rows];
+#pragma GCC unroll 32
+            for (int r = 0; r < rows; ++r)
+                elements[r] = load_row(x + r * x_stride + p);
+#pragma GCC unroll 16
+            for (int c = 0; c < columns; ++c)
+            {
+                const Weights weights = load_column(c, p);
+#pragma GCC unroll 32
+                for (int r = 0; r < rows; ++r)
+                    multiply_add(sums[r][c], elements[r], weights);
+            }
+        }
+        else
+        {
+            Weights weights[columns];
+#pragma GCC unroll 16
+            for (int c = 0; c < columns; ++c)
+                weights[c] = load_column(c, p);
+#pragma GCC unroll 32
+            for (int r = 0; r < rows; ++r)
+            {
+                const Elements elements = load_row(x + r * x_stride + p);
+#pragma GCC unroll 16
+                for (int c = 0; c < columns; ++c)
+                    multiply_add(sums[r][c], elements, weights[c]);
+            }
+        }
+    };
 #pragma GCC unroll 4
     for (int64_t p = 0; p < whole_k; p += k_step)
-    {
-        Weights weights[columns];
-#pragma GCC unroll 16
-        for (int c = 0; c < columns; ++c)
-        {
-            weights[c] = load_weights(w + c * packed_k + p);
-        }
-#pragma GCC unroll 32
-        for (int r = 0; r < rows; ++r)
-        {
-            const Elements elements = load_elements<k_step>(x + r * x_stride + p);
-#pragma GCC unroll 16
-            for (int c = 0; c < columns; ++c)
-                multiply_add(sums[r][c], elements, weights[c]);
-        }
-    }
+        turn(p, load_elements<k_step>);
     if constexpr (rest_k > 0)
-    {
-#pragma GCC unroll 32
-        for (int r = 0; r < rows; ++r)
-        {
-            const Elements elements = load_elements<rest_k>(x + r * x_stride + whole_k);
-#pragma GCC unroll 16
-            for (int c = 0; c < columns; ++c)
-                multiply_add(sums[r][c], elements, load_weights(w + c * packed_k + whole_k));
-        }
-    }
+        turn(whole_k, load_elements<rest_k>);
 
     Sums terms[lanes];
     const Columns columns_of_y = read_columns<columns>(call, column);

@@ -74,10 +74,11 @@ ROWS = [
 ]
 
 # Tails and blocks do not depend on how results are written: each family is proved there with one
-# combination of types, and where signs matter with one for each. Those that convert f16 have the
-# micro-kernels of f32 and bf16. Of those for quantised weights, those of AVX-512 with zero points
-# are, which do the most; test_groups.py proves the rest.
+# combination of types, and where signs matter with one for each. Those that convert f16, and dot
+# products that convert bf16, have the micro-kernels of f32 and bf16. Of those for quantised
+# weights, those of AVX-512 with zero points are, which do the most; test_groups.py proves the rest.
 _FEW = {
+    "avx512_bf16_dot": set(),
     "avx512_int8": {"u8_s8_s32_u8", "s8_s8_s32_f32"},
     "avx512_int8_dot": {"s8_s8_s32_f32"},
     "avx_vnni_int8": {"u8_s8_s32_u8"},
@@ -267,7 +268,7 @@ def test_every_height_of_a_tile_for_a_range_of_m(row: Row, toolchain: Toolchain)
 
 
 def test_every_register_tile(row: Row, toolchain: Toolchain) -> None:
-    k = KC + 3
+    k = max(KC, row.family.k_step) + 3
     subjects = [
         Subject(
             problem=row.problem(f"{mr + 1}x{nr + 1}x{k}", "nk", "relu"),

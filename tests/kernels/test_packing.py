@@ -100,6 +100,8 @@ _ALIKE = (
      ("s8_s8_s32_s8 9x50x70 kn",               "avx512_int8_8x32 mc16_nc64_kc72 jc_ic_jr_ir")),
     (("f32 1x7x70 nk",               "avx512_f32_dot_1x4 mc1_nc8_kc70 jc_ic_jr_ir"),
      ("f32 3x7x70 kn relu",          "avx512_f32_dot_3x2 mc3_nc8_kc70 jc_ic_jr_ir")),
+    (("bf16 9x7x70 nk",              "avx512_bf16_pairs_dot_3x7 mc9_nc7_kc70 jc_ic_jr_ir"),
+     ("bf16 1x7x70 kn",              "avx512_bf16_pairs_dot_1x4 mc1_nc8_kc70 jc_ic_jr_ir")),
 )
 # fmt: on
 

@@ -117,6 +117,21 @@ def test_model_prefers_to_read_streamed_weights_for_all_rows_at_once() -> None:
     assert best.micro_kernel.mr == 8
 
 
+@pytest.mark.parametrize("shape", ["512x3x512", "512x13x512", "512x24x512"])
+def test_model_prefers_dot_products_to_vectors_with_idle_lanes(shape: str) -> None:
+    problem = Problem.parse(f"f32 {shape}")
+    space = Space(problem=problem, cpu=cpu("avx512"))
+
+    best = min(
+        space.defaults(),
+        key=lambda one: predict_cycles(
+            problem, one, family_named(one.micro_kernel.family), space.cpu
+        ),
+    )
+
+    assert best.micro_kernel.family == "avx512_f32_dot"
+
+
 def test_every_loop_order_and_both_blocks_are_in_the_space() -> None:
     space = Space(problem=Problem.parse("f32 2000x2000x512"), cpu=cpu("avx512"))
 
