@@ -1,21 +1,21 @@
 """The name of a layout of packed weights: kernels with the same name share one packed copy."""
 
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 
-_PRODUCTS_WITHOUT_SIGN = {"int8_quads", "int8_quads_dot"}
+_PRODUCTS_OF_BOTH_SIGNS = {"int8_quads", "int8_quads_dot"}
 
 
 def needs_column_sums(problem: Problem, family: MicroKernelFamily) -> bool:
     """Return whether the sums of the columns of w lie behind the packed weights.
 
-    They do where x has an offset: zero points, or what makes its signed bytes unsigned.
+    They do where x has an offset: zero points, or what makes one of two operands with the same
+    sign the other.
     """
     has_zero_points = any(step.kind.is_offset for step in problem.epilogue.steps)
-    is_shifted = problem.types.x is DType.S8 and family.product in _PRODUCTS_WITHOUT_SIGN
-    return has_zero_points or is_shifted
+    has_one_sign = problem.types.x is problem.types.w
+    return has_zero_points or (has_one_sign and family.product in _PRODUCTS_OF_BOTH_SIGNS)
 
 
 def packed_format(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> str:

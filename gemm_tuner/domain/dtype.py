@@ -93,10 +93,11 @@ TERMS_IN_F16 = 64
 _QUANTISED_WEIGHTS = (DType.S8, DType.U8, DType.S4, DType.U4)
 _BESIDE_QUANTISED = (DType.F32, DType.BF16)
 
+_BYTES = {DType.U8, DType.S8}
+
 _SHORT_NAMES = {
     "int8": "u8_s8_s32_f32",
-    "u8s8": "u8_s8_s32_f32",
-    "s8s8": "s8_s8_s32_f32",
+    **{f"{x}{w}": f"{x}_{w}_s32_f32" for x in ("u8", "s8") for w in ("s8", "u8")},
     **{f"{x}_{w}": f"{x}_{w}_f32_{x}" for x in _BESIDE_QUANTISED for w in _QUANTISED_WEIGHTS},
 }
 
@@ -119,7 +120,7 @@ class OperandTypes:
     def __post_init__(self) -> None:
         """Check that the types go together."""
         is_float = not (self.x.is_integer or self.w.is_integer or self.y.is_integer)
-        is_bytes = self.x in {DType.U8, DType.S8} and self.w is DType.S8 and self.y.size_bits >= 8
+        is_bytes = {self.x, self.w} <= _BYTES and self.y.size_bits >= 8
         is_quantised = self.w in _QUANTISED_WEIGHTS and {self.x, self.y} <= {*_BESIDE_QUANTISED}
         allowed = {DType.S32} if is_bytes else {DType.F32}
         if self.x is self.w is DType.F16:

@@ -34,8 +34,9 @@ _F16_SUMS = frozenset(
 )
 _F16_ANY = _F16 | _F16_SUMS
 _INT8 = frozenset(
-    OperandTypes(x=x, w=DType.S8, accumulator=DType.S32, y=y)
+    OperandTypes(x=x, w=w, accumulator=DType.S32, y=y)
     for x in (DType.U8, DType.S8)
+    for w in (DType.U8, DType.S8)
     for y in (DType.F32, DType.BF16, DType.F16, DType.S32, DType.S8, DType.U8)
 )
 _WEIGHT_ONLY = {

@@ -267,8 +267,8 @@ inline void store(uint8_t *to, Vector value)
 typedef IntVector Sums;
 typedef IntVector Group;
 typedef IntVector Weights;
-// The instruction takes x without a sign: 128 is added to x here, and 128 times the sum of each
-// column of w is taken off in the end.
+// The instruction takes one operand with a sign and one without: 128 is added to x here, and
+// 128 times the sum of each column of w is taken off in the end.
 constexpr int32_t x_offset = 128;
 
 inline Group broadcast_quad(uint32_t quad)

@@ -1,0 +1,171 @@
+"""The families with AMX, on a CPU that has it or on an emulated one."""
+
+from collections.abc import Iterator
+
+import pytest
+from proof import Subject, prove_all
+
+from gemm_tuner.build.compile import compile_kernel
+from gemm_tuner.build.toolchain import Toolchain, find_toolchain
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.blocking import LoopOrder
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.cpu import IsaFeature, parse_isa
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.source import Source
+from gemm_tuner.errors import CompilationFailed, IsaNotUsable, ToolchainMissing
+from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.runtime.load import load_kernel
+from gemm_tuner.space.catalog import CATALOG, family_named
+
+AMX = parse_isa(("amx_tile", "amx_bf16", "amx_int8", "amx_fp16"))
+FAMILIES = [family for family in CATALOG.values() if family.register_rows > 1]
+INSTRUCTION = Source(text='extern "C" void f() { asm("tdpfp16ps %tmm2, %tmm1, %tmm0"); }\n')
+TYPES = {
+    "amx_bf16": ("bf16", "bf16_bf16_f32_f32"),
+    "amx_fp16": ("f16", "f16_f16_f16_f32"),
+    "amx_int8": ("u8_s8_s32_u8", "s8_s8_s32_f32", "s8_u8_s32_f32", "u8_u8_s32_f32"),
+}
+
+
+@pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
+def family(request: pytest.FixtureRequest) -> MicroKernelFamily:
+    return usable(request.param)
+
+
+def usable(family: MicroKernelFamily) -> MicroKernelFamily:
+    if missing := family.isa - AMX - detect_cpu().isa:
+        pytest.skip(f"this CPU lacks {sorted(missing)}, which are not emulated")
+    return family
+
+
+def subject(
+    family: MicroKernelFamily,
+    sizes: str,
+    *,
+    turn: int,
+    epilogue: str = "bias",
+    tile: str = "32x32",
+    extras: str = "",
+) -> Subject:
+    """Return a problem with a candidate with small blocks; `turn` picks what is proved in turn."""
+    texts = TYPES[family.name]
+    types = texts[turn % len(texts)]
+    orders = list(LoopOrder)
+    mr, nr = (int(number) for number in tile.split("x"))
+    layout = ("nk", "kn")[turn % 2]
+    order = orders[turn % len(orders)].value
+    return Subject(
+        problem=f"{types} {sizes} {layout} {epilogue}",
+        candidate=f"{family.name}_{tile} mc{2 * mr}_nc{2 * nr}_kc{family.k_tile} {order}{extras}",
+    )
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang", "zig"])
+def test_every_tile_with_every_height(family: MicroKernelFamily, compiler: str) -> None:
+    toolchain = toolchain_named(compiler, family)
+    subjects = [
+        subject(
+            family, f"0..{2 * mr + 1}x{nr + 1}x{family.k_tile + 3}", turn=turn, tile=f"{mr}x{nr}"
+        )
+        for turn, (mr, nr) in enumerate(family.tiles)
+    ]
+
+    wrong = prove_all(subjects, toolchain)
+
+    assert not wrong
+
+
+def toolchain_named(compiler: str, family: MicroKernelFamily) -> Toolchain:
+    try:
+        toolchain = find_toolchain(compiler)
+        if IsaFeature.AMX_FP16 in family.isa:
+            compile_kernel(INSTRUCTION, isa=family.isa, toolchain=toolchain)
+    except ToolchainMissing as missing:
+        pytest.skip(str(missing))
+    except CompilationFailed as failure:
+        pytest.skip(f"does not know AMX-FP16: {failure}")
+    return toolchain
+
+
+def test_tails_of_n_and_k(family: MicroKernelFamily) -> None:
+    step = family.k_tile
+    depths = (*range(6), step - 1, step, step + 1, 2 * step - 1, 2 * step, 2 * step + 2)
+    widths = (0, 1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 127)
+    tails_of_k = [subject(family, f"0..3x17x{k}", turn=turn) for turn, k in enumerate(depths)]
+    tails_of_n = [
+        subject(family, f"15..18x{n}x{step + 5}", turn=turn, tile="16x64")
+        for turn, n in enumerate(widths)
+    ]
+
+    wrong = prove_all([*tails_of_k, *tails_of_n], find_toolchain())
+
+    assert not wrong
+
+
+def blocks(family: MicroKernelFamily) -> Iterator[Subject]:
+    """Yield candidates that cut everything, with everything that is done beside the products."""
+    all_extras = ("", " pf4096", " pack_x u2", " u4 grid2x1", " pack_x pf8192 grid1x2")
+    for turn, extras in enumerate(all_extras):
+        for tile in ("32x32", "16x48"):
+            k = 3 * family.k_tile + turn
+            yield subject(
+                family, f"0..70x100x{k}", turn=turn, epilogue="bias+relu", tile=tile, extras=extras
+            )
+    for turn, grid in enumerate(("1x1x2", "1x1x3", "2x1x2")):
+        k = 4 * family.k_tile + turn
+        yield subject(family, f"49x70x{k}", turn=turn, epilogue="silu", extras=f" grid{grid}")
+
+
+def test_blocks_orders_and_extras(family: MicroKernelFamily) -> None:
+    wrong = prove_all(blocks(family), find_toolchain())
+
+    assert not wrong
+
+
+def test_epilogues(family: MicroKernelFamily) -> None:
+    epilogues = ["none", "bias+gelu_erf+add", "scale+hardswish+add"]
+    if family.name == "amx_int8":
+        epilogues += ["x_zero_point+row_scale+channel_scale+bias", "x_row_zero_point+scale+tanh"]
+    subjects = [
+        subject(family, f"0..41x49x{family.k_tile + 7}", turn=turn, epilogue=epilogue)
+        for epilogue in epilogues
+        for turn in range(len(TYPES[family.name]))
+    ]
+
+    wrong = prove_all(subjects, find_toolchain())
+
+    assert not wrong
+
+
+def test_a_row_too_many_is_found(
+    family: MicroKernelFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = subject(family, f"17x32x{family.k_tile}", turn=0)
+    monkeypatch.setattr("proof.render", _render_with_whole_tiles)
+
+    wrong = prove_all([chosen], find_toolchain())
+
+    assert wrong[chosen].outcome is Outcome.OUT_OF_BOUNDS
+
+
+def _render_with_whole_tiles(*args: object) -> Source:
+    text = render(*args).text  # type: ignore[arg-type]  # handed on
+    changed = text.replace("rest < tile_rows ? rest : tile_rows", "tile_rows")
+    assert changed != text
+    return Source(text=changed)
+
+
+def test_a_kernel_is_refused_where_the_cpu_lacks_amx() -> None:
+    if detect_cpu().isa & AMX:
+        pytest.skip("this CPU has AMX")
+    chosen = subject(family_named("amx_bf16"), "33x32x32", turn=0)
+    candidate = Candidate.parse(chosen.candidate)
+    family = family_named(candidate.micro_kernel.family)
+    source = render(Problem.parse(chosen.problem), candidate, family)
+    build = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
+
+    with pytest.raises(IsaNotUsable, match="amx_bf16,amx_tile"):
+        load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
