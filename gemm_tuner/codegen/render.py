@@ -21,7 +21,9 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.source import Source
 
 _SELECTIONS = re.compile(r"\b(maximum|minimum|select_negative)\(")
-_TRANSCENDENTALS = re.compile(r"\b(logistic|hyperbolic_tangent|gelu_tanh|normal_cdf)\(")
+_TRANSCENDENTALS = re.compile(r"\b(logistic|hyperbolic_tangent|gelu|erf_rise|tanh_rise)\b")
+# Of many instructions: too much code to repeat for each vector of a tile.
+_LONG_FUNCTIONS = frozenset({"logistic", "hyperbolic_tangent"})
 _BLANK_LINES = re.compile(r"\n{3,}")
 _FEWEST_ROWS_OF_GAPLESS_COPY = 6
 _TINY_FLOP = 2 * 64**3
@@ -53,7 +55,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
     operands = _rendered_operands(problem)
     steps = _rendered_steps(problem, operands)
     code = " ".join(step.cpp for step in steps)
-    needs_transcendental = _TRANSCENDENTALS.search(code) is not None
+    functions = frozenset(_TRANSCENDENTALS.findall(code))
     exact_rest = problem.m.exact % mr if problem.m.exact is not None else 0
     k_blocks = ceil(problem.k / blocking.kc)
     text = (
@@ -72,12 +74,12 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             elements=_elements(problem),
             quantises=problem.types.y in {DType.S8, DType.U8} or "nearest_even(" in code,
             needs_column_sums=needs_column_sums(problem, family),
-            needs_transcendental=needs_transcendental,
-            needs_select=needs_transcendental or _SELECTIONS.search(code) is not None,
+            functions=functions,
+            needs_select=bool(functions) or _SELECTIONS.search(code) is not None,
             k_blocks=k_blocks,
             sums_in_workspace=blocking.grid_k > 1
             or (k_blocks > 1 and not problem.types.y_holds_sums),
-            rows_at_once=_rows_at_once(family) if needs_transcendental else 1,
+            is_long=bool(functions & _LONG_FUNCTIONS),
             has_single_columns=family.layout is PackedLayout.COLUMNS
             and 1 in {candidate.micro_kernel.nr, problem.n % candidate.micro_kernel.nr},
             has_gapless_copy=_has_gapless_copy(problem, candidate, family),
@@ -109,13 +111,6 @@ def _rest_heights(problem: Problem, mr: int, family: MicroKernelFamily) -> list[
         return list(range(step, mr + 1, step))
     rest = problem.m.exact % mr
     return [ceil(rest / step) * step] if rest else []
-
-
-def _rows_at_once(family: MicroKernelFamily) -> int:
-    """Return over how many rows a long epilogue is interleaved, to hide its latencies."""
-    if family.layout is PackedLayout.COLUMNS or family.lanes == 1:
-        return 1
-    return family.registers // 4
 
 
 def _has_gapless_copy(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> bool:

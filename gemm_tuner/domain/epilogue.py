@@ -137,10 +137,10 @@ STEP_KINDS: dict[str, StepKind] = {kind.name: kind for kind in (
              error=_lipschitz(1.1)),
     StepKind(name="tanh",       cpp="keep_nan(value, hyperbolic_tangent(value))", ulp=6.0,
              reference=lambda xp, value, _operand: xp.tanh(value)),
-    StepKind(name="gelu_tanh",  cpp="gelu_tanh(value)", ulp=8.0, absolute=1e-6,
+    StepKind(name="gelu_tanh",  cpp="gelu(value, tanh_rise)", ulp=8.0, absolute=1e-6,
              reference=lambda xp, value, _operand: _gelu_tanh(xp, value),
              error=_lipschitz(1.13)),
-    StepKind(name="gelu_erf",   cpp="value * normal_cdf(value)", ulp=8.0, absolute=1e-6,
+    StepKind(name="gelu_erf",   cpp="gelu(value, erf_rise)", ulp=8.0, absolute=1e-6,
              reference=lambda xp, value, _operand: value * _normal_cdf(xp, value),
              error=_lipschitz(1.13)),
 )}

@@ -394,15 +394,13 @@ inline Vector select_below(Vector value, float bound, Vector if_below, Vector ot
     return value < broadcast(bound) ? if_below : otherwise;
 }
 
-template <typename Value>
-inline Value select_negative(const Value &value, const Value &if_negative, const Value &otherwise)
+inline Vector select_negative(Vector value, Vector if_negative, Vector otherwise)
 {
     return select_below(value, 0.0f, if_negative, otherwise);
 }
 
 // Transcendental functions on vectors, without libm. Polynomials are near-minimax fits made for
 // this project (Lawson's iteration on Chebyshev nodes); errors are stated against the exact value.
-// A `Value` is a vector, or vectors of several rows.
 
 // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
 constexpr float rounding_shift = 12582912.0f;
@@ -422,89 +420,10 @@ inline Vector times_power_of_2(Vector value, Vector shifted)
 // NaN where `value` is NaN: the functions below take its payload for an exponent.
 inline Vector keep_nan(Vector value, Vector result) { return value == value ? result : value; }
 
-// Vectors of neighbouring rows as one value. A long epilogue is a chain of instructions that wait for
-// each other: with several chains in turn, the processor has others to do.
-template <typename Element, int rows>
-struct Several;
-
-template <typename Function, typename Element, int rows, typename... Elements>
-inline auto each(Function function, const Several<Element, rows> &first, const Several<Elements, rows> &...others)
-{
-    Several<decltype(function(first.of_row[0], others.of_row[0]...)), rows> results;
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r)
-        results.of_row[r] = function(first.of_row[r], others.of_row[r]...);
-    return results;
-}
-
-template <typename Element, int rows>
-struct Several
-{
-    Element of_row[rows];
-
-    Several() = default;
-    Several(Element everywhere)
-    {
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; ++r)
-            of_row[r] = everywhere;
-    }
-    Several(float everywhere) : Several(broadcast(everywhere)) {}
-
-    friend Several operator-(const Several &a)
-    {
-        return each([](Element x) { return -x; }, a);
-    }
-    friend Several operator+(const Several &a, const Several &b)
-    {
-        return each([](Element x, Element y) { return x + y; }, a, b);
-    }
-    friend Several operator-(const Several &a, const Several &b)
-    {
-        return each([](Element x, Element y) { return x - y; }, a, b);
-    }
-    friend Several operator*(const Several &a, const Several &b)
-    {
-        return each([](Element x, Element y) { return x * y; }, a, b);
-    }
-    friend Several operator/(const Several &a, const Several &b)
-    {
-        return each([](Element x, Element y) { return x / y; }, a, b);
-    }
-    Several &operator-=(const Several &other) { return *this = *this - other; }
-
-    friend Several maximum(const Several &value, float bound)
-    {
-        return each([=](Element x) { return maximum(x, bound); }, value);
-    }
-    friend Several minimum(const Several &value, float bound)
-    {
-        return each([=](Element x) { return minimum(x, bound); }, value);
-    }
-    friend Several select_below(const Several &value, float bound, const Several &if_below, const Several &otherwise)
-    {
-        return each([=](Element x, Element y, Element z) { return select_below(x, bound, y, z); }, value, if_below,
-                    otherwise);
-    }
-    friend Several magnitude_of(const Several &value)
-    {
-        return each([](Element x) { return magnitude_of(x); }, value);
-    }
-    friend Several times_power_of_2(const Several &value, const Several &shifted)
-    {
-        return each([](Element x, Element y) { return times_power_of_2(x, y); }, value, shifted);
-    }
-    friend Several keep_nan(const Several &value, const Several &result)
-    {
-        return each([](Element x, Element y) { return keep_nan(x, y); }, value, result);
-    }
-};
-
 // 2^(fraction + whole), |fraction| <= 0.5, where `shifted` is whole + rounding_shift.
-template <typename Value>
-inline Value exp2_of_parts(const Value &fraction, const Value &shifted)
+inline Vector exp2_of_parts(Vector fraction, Vector shifted)
 {
-    Value power = broadcast(1.53458075e-4f);
+    Vector power = broadcast(1.53458075e-4f);
     power = power * fraction + broadcast(1.33999312e-3f);
     power = power * fraction + broadcast(9.61848897e-3f);
     power = power * fraction + broadcast(5.55032878e-2f);
@@ -514,80 +433,38 @@ inline Value exp2_of_parts(const Value &fraction, const Value &shifted)
     return times_power_of_2(power, shifted);
 }
 
-// 2^exponent for -126 <= exponent <= 127; relative error below 2e-7.
-template <typename Value>
-inline Value exp2_in_range(const Value &exponent)
-{
-    const Value shifted = exponent + broadcast(rounding_shift);
-    return exp2_of_parts(exponent - (shifted - broadcast(rounding_shift)), shifted);
-}
-
 // e^value for |value| <= 87; relative error below 3e-7.
-template <typename Value>
-inline Value exp_in_range(const Value &value)
+inline Vector exp_in_range(Vector value)
 {
-    const Value log2_e = broadcast(1.44269504f);
-    const Value shifted = value * log2_e + broadcast(rounding_shift);
-    const Value whole = shifted - broadcast(rounding_shift);
+    const Vector log2_e = broadcast(1.44269504f);
+    const Vector shifted = value * log2_e + broadcast(rounding_shift);
+    const Vector whole = shifted - broadcast(rounding_shift);
     // ln(2) in two parts: the product with the first is exact.
-    const Value rest = (value - whole * broadcast(0.693145752f)) - whole * broadcast(1.42860677e-6f);
+    const Vector rest = (value - whole * broadcast(0.693145752f)) - whole * broadcast(1.42860677e-6f);
     return exp2_of_parts(rest * log2_e, shifted);
 }
 
 // 1 / (1 + e^-value); error below 4 units in the last place, results under 1e-37 become 0.
-template <typename Value>
-inline Value logistic(const Value &value)
+inline Vector logistic(Vector value)
 {
-    const Value decay = exp_in_range(-minimum(maximum(value, -87.0f), 87.0f));
+    const Vector decay = exp_in_range(-minimum(maximum(value, -87.0f), 87.0f));
     return select_below(value, -87.0f, Vector{}, 1.0f / (1.0f + decay));
 }
 
 // tanh(value); error below 6 units in the last place.
-template <typename Value>
-inline Value hyperbolic_tangent(const Value &value)
+inline Vector hyperbolic_tangent(Vector value)
 {
-    const Value magnitude = magnitude_of(value);
-    const Value growth = exp_in_range(minimum(magnitude + magnitude, 87.0f));
-    const Value large = 1.0f - 2.0f / (growth + 1.0f);
-    const Value square = value * value;
-    Value series = broadcast(-5.71703656e-3f);
+    const Vector magnitude = magnitude_of(value);
+    const Vector growth = exp_in_range(minimum(magnitude + magnitude, 87.0f));
+    const Vector large = 1.0f - 2.0f / (growth + 1.0f);
+    const Vector square = value * value;
+    Vector series = broadcast(-5.71703656e-3f);
     series = series * square + broadcast(2.0650579e-2f);
     series = series * square + broadcast(-5.37434953e-2f);
     series = series * square + broadcast(1.33314912e-1f);
     series = series * square + broadcast(-3.33332839e-1f);
-    const Value small = value + value * (square * series);
+    const Vector small = value + value * (square * series);
     return select_below(magnitude, 0.625f, small, select_below(value, 0.0f, -large, large));
-}
-
-// value * (1 + tanh(sqrt(2/pi) * (value + 0.044715 * value^3))) / 2, which is
-// value * logistic(2 * sqrt(2/pi) * ...); absolute error below 1e-6.
-template <typename Value>
-inline Value gelu_tanh(const Value &value)
-{
-    const Value cubic = broadcast(0.0713548163f) * value * value + broadcast(1.59576912f);
-    return value * logistic(value * cubic);
-}
-
-// The normal distribution function (1 + erf(value / sqrt(2))) / 2; absolute error below 5e-7 and
-// relative error below 5e-5 down to value = -9.5, 0 beyond.
-//
-// With a = |value|, log2 of the tail erfc(a / sqrt(2)) / 2 is -1 - a * q(a), q a polynomial.
-template <typename Value>
-inline Value normal_cdf(const Value &value)
-{
-    const Value magnitude = minimum(magnitude_of(value), 9.5f);
-    Value q = broadcast(2.98237084e-9f);
-    q = q * magnitude + broadcast(-1.3255804e-7f);
-    q = q * magnitude + broadcast(2.40370439e-6f);
-    q = q * magnitude + broadcast(-2.1658528e-5f);
-    q = q * magnitude + broadcast(7.41419682e-5f);
-    q = q * magnitude + broadcast(4.5617447e-4f);
-    q = q * magnitude + broadcast(-7.52648411e-3f);
-    q = q * magnitude + broadcast(5.28323635e-2f);
-    q = q * magnitude + broadcast(4.59099864e-1f);
-    q = q * magnitude + broadcast(1.15111624f);
-    const Value tail = exp2_in_range(-1.0f - magnitude * q);
-    return select_below(value, -9.5f, Vector{}, select_below(value, 0.0f, tail, 1.0f - tail));
 }
 
 // The epilogue `bias+silu`, applied to each vector of finished sums.
@@ -638,10 +515,10 @@ inline Columns read_columns([[maybe_unused]] const Call &call, [[maybe_unused]] 
     return columns;
 }
 
-// The steps on the sums of `count` columns of y in `rows` rows, from (row, column) on.
-template <int count, int rows>
-inline auto apply_epilogue([[maybe_unused]] const Call &call, [[maybe_unused]] const Columns &columns,
-                           Several<Sums, rows> sums, [[maybe_unused]] int64_t row, [[maybe_unused]] int64_t column)
+// The steps on the sums of `count` columns of y from (row, column) on.
+template <int count>
+inline auto apply_epilogue([[maybe_unused]] const Call &call, [[maybe_unused]] const Columns &columns, Sums sums,
+                           [[maybe_unused]] int64_t row, [[maybe_unused]] int64_t column)
 {
     auto value = sums;
     {
@@ -650,36 +527,6 @@ inline auto apply_epilogue([[maybe_unused]] const Call &call, [[maybe_unused]] c
     }
     value = value * logistic(value);
     return value;
-}
-
-// The epilogue of `count` columns in `rows` rows, in turn.
-template <int count, int rows>
-[[gnu::always_inline]] inline void finish_rows(const Call &call, const Columns &columns, const Sums *sums, int64_t row, int64_t column)
-{
-    Several<Sums, rows> values;
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r)
-        values.of_row[r] = sums[r];
-    const auto results = apply_epilogue<count>(call, columns, values, row, column);
-    Y *y = call.y + row * call.ldy + column;
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r)
-        store<count>(y + r * call.ldy, results.of_row[r]);
-}
-
-// The epilogue of `count` columns in all rows of a tile: a loop, since it is long.
-template <int count, int rows>
-inline void finish_column(const Call &call, const Sums (&sums)[rows], int64_t row, int64_t column)
-{
-    constexpr int groups = (rows + 8 - 1) / 8;
-    constexpr int together = (rows + groups - 1) / groups;
-    const Columns columns = read_columns<count>(call, column);
-    for (int group = 0; group < groups; ++group)
-    {
-        // The last group may overlap the one before, and some rows be computed twice.
-        const int first = group < groups - 1 ? group * together : rows - together;
-        finish_rows<count, together>(call, columns, sums + first, row + first, column);
-    }
 }
 
 // The micro-kernel by outer products: rows x columns sums stay in registers while each turn adds
@@ -727,16 +574,27 @@ template <int rows, int columns, typename Stride>
         turn(p, broadcast_rest);
 
     constexpr int last = (vectors - 1) * lanes;
-    // Copied out with constant indices, so that the sums above stay in registers.
-    Sums finished[vectors][rows];
+    Columns columns_of_y[vectors];
 #pragma GCC unroll 16
-    for (int v = 0; v < vectors; ++v)
-#pragma GCC unroll 32
-        for (int r = 0; r < rows; ++r)
-            finished[v][r] = sums[r][v];
     for (int v = 0; v < vectors - 1; ++v)
-        finish_column<lanes>(call, finished[v], row, column + v * lanes);
-    finish_column<last_count>(call, finished[vectors - 1], row, column + last);
+        columns_of_y[v] = read_columns<lanes>(call, column + v * lanes);
+    columns_of_y[vectors - 1] = read_columns<last_count>(call, column + last);
+    // A loop over rows of a copy, made with constant indices so that the sums above stay in registers.
+    Sums finished[rows][vectors];
+#pragma GCC unroll 32
+    for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors; ++v)
+            finished[r][v] = sums[r][v];
+#pragma GCC unroll 1
+    for (int r = 0; r < rows; ++r)
+    {
+        auto *at = call.y + (row + r) * call.ldy + column;
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors - 1; ++v)
+            store<lanes>(at + v * lanes, apply_epilogue<lanes>(call, columns_of_y[v], finished[r][v], row + r, column + v * lanes));
+        store<last_count>(at + last, apply_epilogue<last_count>(call, columns_of_y[vectors - 1], finished[r][vectors - 1], row + r, column + last));
+    }
 }
 
 // The loops around the micro-kernel, in the order `jc_ic_jr_ir`, over one part of y:

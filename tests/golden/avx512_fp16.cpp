@@ -398,8 +398,7 @@ inline Vector select_below(Vector value, float bound, Vector if_below, Vector ot
     return value < broadcast(bound) ? if_below : otherwise;
 }
 
-template <typename Value>
-inline Value select_negative(const Value &value, const Value &if_negative, const Value &otherwise)
+inline Vector select_negative(Vector value, Vector if_negative, Vector otherwise)
 {
     return select_below(value, 0.0f, if_negative, otherwise);
 }
