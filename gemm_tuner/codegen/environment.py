@@ -11,7 +11,11 @@ from jinja2.sandbox import SandboxedEnvironment
 from gemm_tuner.resources import templates_dir
 
 _PACKAGE = Path(__file__).parents[1]
-_TABLES = (_PACKAGE / "domain" / "epilogue.py", _PACKAGE / "space" / "catalog.py")
+_TABLES = (
+    _PACKAGE / "domain" / "epilogue.py",
+    _PACKAGE / "domain" / "packed_format.py",
+    _PACKAGE / "space" / "catalog.py",
+)
 
 
 @cache
@@ -31,7 +35,8 @@ def environment() -> SandboxedEnvironment:
 def generator_version() -> str:
     """Return what identifies the generator: the package's version and a digest of what it is.
 
-    That is the templates, the modules that fill them in, and the tables of families and steps.
+    That is the templates, the modules that fill them in, the tables of families and steps, and
+    the names of packed formats.
     """
     digest = sha256()
     for root, files in (

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import ceil
 
 from gemm_tuner.codegen.environment import environment
-from gemm_tuner.codegen.packed_format import needs_column_sums, packed_format
 from gemm_tuner.codegen.packing import packing_block
 from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.domain.blocking import LoopOrder
@@ -17,6 +16,7 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape, Step
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.packed_format import needs_column_sums, packed_format
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.source import Source
 

@@ -28,6 +28,7 @@ class Basis(StrEnum):
     MEASURED = "measured"  # this problem on this CPU
     SIBLING = "sibling"  # this problem on the same micro-architecture class
     BUCKET = "bucket"  # a kernel tuned for a range of m that holds this m
+    SHARED = "shared"  # this problem on this CPU, of the kernels that share packed weights
     NONE = "none"  # nothing known
 
 

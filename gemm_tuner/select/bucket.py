@@ -6,7 +6,7 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.verdict import Basis, Decision
-from gemm_tuner.select.rung import Rung, servable_verdict
+from gemm_tuner.select.rung import Rung, servable
 from gemm_tuner.store.repository import Repository
 
 
@@ -24,7 +24,7 @@ def bucket(
         if problem.m.low in known.m and problem.m.high in known.m
     ]
     for rows in sorted(ranges, key=lambda rows: (rows.high - rows.low, rows.low)):
-        verdict = servable_verdict(
+        verdict, confirmed = servable(
             repository,
             repository.trials(
                 problem=replace(problem, m=rows), cpu_key=cpu.exact_key, only_decisive=True
@@ -38,7 +38,7 @@ def bucket(
             continue
         reason = f"bucket: tuned for m = {rows.text}, measured at m = {rows.high}"
         if problem.m.high == rows.high:
-            return Rung(verdict=verdict, reason=f"{reason}.")
+            return Rung(verdict=verdict, reason=f"{reason}.", confirmed=confirmed)
         if verdict.artifact is not None:
             unmeasured = replace(verdict, decision=Decision.TIE, measurement=None)
             reason = f"{reason}, so its speed at m = {problem.m.text} is not known."

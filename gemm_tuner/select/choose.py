@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.select.bucket import bucket
 from gemm_tuner.select.derive import no_verdict
@@ -17,10 +18,14 @@ _LADDER = (exact, sibling, bucket)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A verdict, and one sentence for each rung of the ladder that was tried."""
+    """A verdict, and one sentence for each rung of the ladder that was tried.
+
+    `confirmed` are the trials of all kernels that could be served in the place of the verdict's.
+    """
 
     verdict: Verdict
     explain: tuple[str, ...]
+    confirmed: tuple[Trial, ...] = ()
 
 
 def choose(
@@ -32,7 +37,11 @@ def choose(
         rung = look(repository, problem, cpu=cpu, context=context)
         explain.append(rung.reason)
         if rung.verdict is not None:
-            return Match(verdict=rung.verdict, explain=(*explain, _say(rung.verdict)))
+            return Match(
+                verdict=rung.verdict,
+                explain=(*explain, _say(rung.verdict)),
+                confirmed=rung.confirmed,
+            )
     imported = len(repository.trials(problem=problem, origin=Origin.IMPORTED))
     if imported:
         explain.append(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.domain.measurement import Measurement, Ratio
+from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict, decide, is_as_fast
@@ -31,31 +31,33 @@ def derive_verdict(
     artifact unless that shows it to be as fast as the baseline.
     """
     confirmed = [
-        (trial, trial.measurement.ratio)
+        (trial, trial.measurement)
         for trial in standing_trials(trials)
         if trial.context == context and trial.measurement is not None
     ]
     if not confirmed:
         return no_verdict(problem, cpu_key=cpu_key, context=context)
 
-    best, ratio = min(confirmed, key=lambda one: (-one[1].median, _simplicity(one[0].candidate)))
+    best, measurement = min(
+        confirmed, key=lambda one: (-one[1].ratio.median, _simplicity(one[0].candidate))
+    )
     return Verdict(
         problem=problem,
         cpu_key=cpu_key,
         context=context,
-        decision=_decide_beside(best.measurement, ratio),
+        decision=decide_beside(measurement),
         basis=basis,
         complete=complete,
         candidate=best.candidate,
-        artifact=best.artifact if is_as_fast(ratio) else None,
-        measurement=best.measurement,
+        artifact=best.artifact if is_as_fast(measurement.ratio) else None,
+        measurement=measurement,
     )
 
 
-def _decide_beside(measurement: Measurement | None, ratio: Ratio) -> Decision:
+def decide_beside(measurement: Measurement) -> Decision:
     """Return the decision; to be faster than our own scalar loop is no claim."""
-    decision = decide(ratio)
-    is_library = measurement is not None and not measurement.baseline.startswith(SCALAR)
+    decision = decide(measurement.ratio)
+    is_library = not measurement.baseline.startswith(SCALAR)
     return decision if is_library or decision is not Decision.TUNED else Decision.TIE
 
 

@@ -5,18 +5,19 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.verdict import Basis
-from gemm_tuner.select.rung import Rung, servable_verdict
+from gemm_tuner.select.rung import Rung, servable
 from gemm_tuner.store.repository import Repository
 
 
 def exact(repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext) -> Rung:
     """Look for `problem` measured on exactly this CPU."""
     trials = repository.trials(problem=problem, cpu_key=cpu.exact_key, only_decisive=True)
-    verdict = servable_verdict(
+    verdict, confirmed = servable(
         repository, trials, problem=problem, cpu=cpu, context=context, basis=Basis.MEASURED
     )
     found = "measured" if verdict else "no kernel confirmed in this store"
-    return Rung(verdict=verdict, reason=f"exact: {found} on {cpu.exact_key}.")
+    reason = f"exact: {found} on {cpu.exact_key}."
+    return Rung(verdict=verdict, reason=reason, confirmed=confirmed)
 
 
 def sibling(
@@ -32,11 +33,11 @@ def sibling(
             for trial in trials
             if trial.cpu.exact_key == key or trial.outcome is not Outcome.CORRECT
         ]
-        verdict = servable_verdict(
+        verdict, confirmed = servable(
             repository, of_key, problem=problem, cpu=cpu, context=context, basis=Basis.SIBLING
         )
         if verdict:
             reason = f"sibling: measured on {key}, so stale until measured here."
-            return Rung(verdict=verdict, reason=reason)
+            return Rung(verdict=verdict, reason=reason, confirmed=confirmed)
     reason = f"sibling: no kernel confirmed in this store on the class {cpu.class_key}."
     return Rung(verdict=None, reason=reason)

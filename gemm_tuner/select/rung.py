@@ -14,13 +14,17 @@ from gemm_tuner.store.repository import Repository
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """A verdict, or none, and the sentence that explains it."""
+    """A verdict, or none, and the sentence that explains it.
+
+    `confirmed` are the trials of all kernels that could be served in the place of the verdict's.
+    """
 
     verdict: Verdict | None
     reason: str
+    confirmed: tuple[Trial, ...] = ()
 
 
-def servable_verdict(
+def servable(
     repository: Repository,
     trials: Sequence[Trial],
     *,
@@ -28,8 +32,10 @@ def servable_verdict(
     cpu: Cpu,
     context: ExecutionContext,
     basis: Basis,
-) -> Verdict | None:
+) -> tuple[Verdict | None, tuple[Trial, ...]]:
     """Return the verdict for `problem` on `cpu` from the newest generator that gives one.
+
+    With it come the confirmed trials, of this generator, of kernels that could be served.
 
     `trials` are of one problem and CPU, in every stage and context: a failure in any of them
     speaks against a kernel. Trials beside different baselines are not compared: the newest count.
@@ -46,8 +52,8 @@ def servable_verdict(
         in_store = [t for t in of_group if t.artifact and t.artifact.sha256 in held]
         verdict = _derive(repository, in_store or of_group, problem, cpu, basis)
         if verdict.artifact is None or verdict.artifact.sha256 in held:
-            return verdict
-    return None
+            return verdict, tuple(in_store)
+    return None, ()
 
 
 def _group(trial: Trial) -> tuple[str, str]:

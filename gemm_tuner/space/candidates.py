@@ -7,13 +7,14 @@ of a tile and moves along one axis at a time.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from itertools import product
+from itertools import islice, product
 from math import ceil
 
 from gemm_tuner.domain.blocking import Blocking, LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.packed_format import packed_format
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import NoKernelFamily
 from gemm_tuner.space.catalog import CATALOG, family_named
@@ -87,11 +88,19 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """Everything that could be generated for a problem on a CPU with a number of threads."""
+    """Everything that could be generated for a problem on a CPU with a number of threads.
+
+    With `like`, a candidate for the same layer with any m, only what reads weights packed as by it.
+    """
 
     problem: Problem
     cpu: Cpu
     threads: int = 1
+    like: Candidate | None = None
+
+    def __contains__(self, candidate: Candidate) -> bool:
+        """Return whether the packed weights of `candidate` lie as they have to."""
+        return self.like is None or self._format(candidate) == self._format(self.like)
 
     def tiles(self) -> Iterator[tuple[MicroKernelFamily, int, int]]:
         """Yield the register tiles that no limit speaks against."""
@@ -106,10 +115,15 @@ class Space:
         Raises:
             NoKernelFamily: no family of the catalog covers the problem on this CPU.
         """
-        found = [self.candidate(self._default(*tile)) for tile in self.tiles()]
+        found = [
+            candidate
+            for tile in self.tiles()
+            for candidate in islice(self._candidates_by_grid(self._default(*tile)), 1)
+        ]
         if not found:
+            packed = f" in the format {self._format(self.like)!r}" if self.like else ""
             raise NoKernelFamily(
-                f"no kernel family covers {self.problem.text!r} on {self.cpu.brand}; "
+                f"no kernel family covers {self.problem.text!r}{packed} on {self.cpu.brand}; "
                 'run "gemm-tuner cpu" to see what there is.'
             )
         return found
@@ -120,7 +134,8 @@ class Space:
         for choice in self._choices_like(candidate):
             for other in self._moves(choice):
                 neighbour = self.candidate(other)
-                found[neighbour.text] = neighbour
+                if neighbour in self:
+                    found[neighbour.text] = neighbour
         found.pop(candidate.text, None)
         return list(found.values())
 
@@ -134,7 +149,7 @@ class Space:
             for choice in self._choices_like(candidate)
             for grid in self._grids(choice.family, choice.mr, choice.nr)
         )
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(cut for cut in found if cut in self))
 
     def all(self) -> Iterator[Candidate]:
         """Yield every candidate, each once."""
@@ -142,12 +157,12 @@ class Space:
         for family, mr, nr in self.tiles():
             for choice in self._choices_of(family, mr, nr):
                 candidate = self.candidate(choice)
-                if candidate.text not in seen:
+                if candidate in self and candidate.text not in seen:
                     seen.add(candidate.text)
                     yield candidate
 
     def size(self) -> int:
-        """Return how many candidates there are, without making them all."""
+        """Return how many candidates there are in any format, without making them all."""
         count = 0
         for family, mr, nr in self.tiles():
             start = self._default(family, mr, nr)
@@ -183,6 +198,16 @@ class Space:
                 grid_k=choice.grid[2],
             ),
         )
+
+    def _candidates_by_grid(self, choice: Choice) -> Iterator[Candidate]:
+        """Yield the candidates that differ from `choice` in the grid at most, the best first."""
+        for grid in self._grids(choice.family, choice.mr, choice.nr):
+            candidate = self.candidate(replace(choice, grid=grid))
+            if candidate in self:
+                yield candidate
+
+    def _format(self, candidate: Candidate) -> str:
+        return packed_format(self.problem, candidate, family_named(candidate.micro_kernel.family))
 
     def _blocks(self, choice: Choice) -> tuple[int, int, int, LoopOrder]:
         """Return mc, nc, kc and the order of the loops."""
@@ -315,6 +340,8 @@ class Space:
         if family.layout is not PackedLayout.PANELS:
             return (k,)
         whole = _round_up(k, family.k_multiple)
+        if self.like is not None:
+            return (self.like.blocking.kc if self.like.blocking.kc < k else whole,)
         if not (self.problem.types.y_holds_sums or family.k_tile):
             # Between blocks of k, sums would go through the workspace, which does not pay.
             return (whole,)

@@ -1,11 +1,14 @@
+from dataclasses import replace
 from math import ceil
 
 import pytest
 
 from gemm_tuner.domain.blocking import LoopOrder
+from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Caches, Cpu, parse_isa
+from gemm_tuner.domain.packed_format import packed_format
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import InvalidCandidate
+from gemm_tuner.errors import InvalidCandidate, NoKernelFamily
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import CATALOG, family_named
 from gemm_tuner.space.model import predict_cycles
@@ -162,6 +165,38 @@ def test_slices_of_k_are_in_the_space_where_y_is_small(types: str) -> None:
     assert grids("8x16x16384") == {1, 2, 4}
     assert grids("8x16x300") == {1}
     assert grids("1024x1024x1024") == {1}
+
+
+@pytest.mark.parametrize(
+    ("shape", "like"),
+    [
+        ("1x96x1100", "avx512_f32_8x48 mc8_nc96_kc560 jc_ic_jr_ir"),
+        ("9x100x70", "avx512_f32_1x48 mc1_nc144_kc70 jc_ic_jr_ir u4"),
+        ("8x16x600", "avx512_f32_1x16 mc1_nc16_kc304 jc_ic_jr_ir grid1x1x2"),
+        ("1x7x70", "avx512_f32_dot_3x2 mc3_nc8_kc70 jc_ic_jr_ir"),
+    ],
+)
+def test_a_space_can_be_cut_down_to_one_format_of_packed_weights(shape: str, like: str) -> None:
+    problem, example = Problem.parse(f"f32 {shape}"), Candidate.parse(like)
+
+    def format_of(candidate: Candidate) -> str:
+        return packed_format(problem, candidate, family_named(candidate.micro_kernel.family))
+
+    whole = Space(problem=problem, cpu=cpu("avx512"), threads=2)
+    cut = replace(whole, like=example)
+
+    found = {candidate.text for candidate in cut.all()}
+    assert found == {one.text for one in whole.all() if format_of(one) == format_of(example)}
+    for start in cut.defaults():
+        assert start.text in found
+        assert {neighbour.text for neighbour in cut.neighbours(start)} <= found
+
+
+def test_a_format_that_no_kernel_reads_is_told() -> None:
+    like = Candidate.parse("avx512_f32_dot_1x4 mc1_nc8_kc70 jc_ic_jr_ir")
+
+    with pytest.raises(NoKernelFamily, match="in the format 'f32 32x70 columns k16'"):
+        Space(problem=Problem.parse("f32 4x32x70"), cpu=cpu("avx512"), like=like).defaults()
 
 
 def test_tiles_fit_the_registers() -> None:
