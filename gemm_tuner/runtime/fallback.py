@@ -86,7 +86,7 @@ class FallbackKernel:
                 be used.
         """
         weights = check_weights(self.problem, w, scales, zero_points)
-        return PackedWeights(owner=self._name, memory=self._layer.pack(weights))
+        return PackedWeights(owner=self.packed_format, memory=self._layer.pack(weights))
 
     def __call__(
         self,
@@ -104,7 +104,7 @@ class FallbackKernel:
             InvalidSetting: `threads` is out of range.
         """
         problem = self.problem
-        check_packed(packed, self._name)
+        check_packed(packed, self.packed_format)
         wanted = self._wanted_threads(threads)
         given = as_array("x", x)
         if not isinstance(given, np.ndarray) or given.ndim != 2 or len(given) not in problem.m:
@@ -139,7 +139,7 @@ class FallbackKernel:
             self.pack(one, scales=scale, zero_points=zero).memory
             for one, scale, zero in batch_of_weights(w, scales, zero_points)
         ]
-        return PackedBatch(packer=self._name, products=_stacked(copies))
+        return PackedBatch(packer=self.packed_format, products=_stacked(copies))
 
     def batch(
         self,
@@ -159,8 +159,10 @@ class FallbackKernel:
         given = batch_of("x", x, "(batch, m, k)")
         count = len(given)
         if isinstance(packed, PackedBatch):
-            packed.check(self._name, count)
-            weights = [PackedWeights(owner=self._name, memory=one) for one in packed.products]
+            packed.check(self.packed_format, count)
+            weights = [
+                PackedWeights(owner=self.packed_format, memory=one) for one in packed.products
+            ]
         else:
             weights = [packed] * count
         shape = (count, given.shape[1], self.problem.n)
@@ -177,7 +179,8 @@ class FallbackKernel:
         return result
 
     @property
-    def _name(self) -> str:
+    def packed_format(self) -> str:
+        """Return the name of the layout of packed weights, which is shared with no other."""
         threads = "" if self.threads is None else f" in {self.threads} threads"
         return f"{self.library} for {self.problem.text}{threads}"
 

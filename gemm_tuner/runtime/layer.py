@@ -1,0 +1,200 @@
+"""A linear layer for many batch sizes: kernels that share packed copies of the weights."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemm_tuner.domain.epilogue import OperandShape
+from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.errors import InvalidArray
+from gemm_tuner.runtime.arrays import NUMPY_TYPES, check_overlap
+from gemm_tuner.runtime.dlpack import AnyArray, as_array, new_result
+from gemm_tuner.runtime.fallback import FallbackKernel
+from gemm_tuner.runtime.load import Kernel
+from gemm_tuner.runtime.packed import PackedWeights
+
+_WITH_ROWS = {OperandShape.COLUMN_VECTOR, OperandShape.MATRIX}
+
+AnyKernel = Kernel | FallbackKernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedLayer:
+    """The weights of a layer, packed once in each format that its kernels read."""
+
+    copies: Mapping[str, PackedWeights]
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of all copies."""
+        return sum(copy.memory.nbytes for copy in self.copies.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some rows of a call, and the kernel that computes them."""
+
+    kernel: AnyKernel
+    rows: slice
+
+
+class Layer:
+    """One n and k for several m: pack the weights once, then call with any number of rows.
+
+    A call runs the kernel for its number of rows, or else for the narrowest range that holds it. A
+    number between these is computed in pieces, by the kernels for the most rows that fit: where
+    1, 4 and 16 were asked for, 37 rows are 16, 16, 4 and 1. Any number of threads may call it.
+    """
+
+    def __init__(self, kernels: Sequence[AnyKernel]) -> None:
+        """Take kernels for problems that differ in m alone, at least one."""
+        self.kernels = tuple(kernels)
+        self.problem = kernels[0].problem
+        self._pieces: dict[int, tuple[_Piece, ...]] = {}
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Return the formats in which the weights are packed, each once."""
+        return tuple(dict.fromkeys(kernel.packed_format for kernel in self.kernels))
+
+    def pack(self, w: object, *, scales: object = None, zero_points: object = None) -> PackedLayer:
+        """Return the weights in each of `formats`; the arguments are `Kernel.pack`'s.
+
+        Raises:
+            InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
+                be used.
+        """
+        packers = {kernel.packed_format: kernel for kernel in reversed(self.kernels)}
+        return PackedLayer(
+            copies={
+                name: packers[name].pack(w, scales=scales, zero_points=zero_points)
+                for name in self.formats
+            }
+        )
+
+    def __call__(
+        self,
+        x: AnyArray,
+        packed: PackedLayer,
+        *,
+        out: AnyArray | None = None,
+        threads: int | None = None,
+        **operands: object,
+    ) -> AnyArray:
+        """Return `epilogue(x @ w)`; the arguments are those of `Kernel`, but for `packed`.
+
+        Raises:
+            InvalidArray: an array is missing, or its type, shape or strides cannot be used; or
+                there is no kernel for so many rows, nor for some to make them up.
+            InvalidSetting: `threads` is out of range.
+        """
+        pieces = self._pieces_of(x)
+        if len(pieces) == 1:
+            kernel = pieces[0].kernel
+            return kernel(x, _copy_for(kernel, packed), out=out, threads=threads, **operands)
+        given = _with_rows("x", x, pieces)
+        shape = (len(given), self.problem.n)
+        result = new_result(x, shape, NUMPY_TYPES[self.problem.types.y]) if out is None else out
+        y = _with_rows("out", result, pieces)
+        cut = {
+            operand.name: _with_rows(operand.name, operands[operand.name], pieces)
+            for operand in self.problem.epilogue.operands
+            if operand.shape in _WITH_ROWS and operand.name in operands
+        }
+        for name, array in {"x": given, **cut}.items():
+            check_overlap(y, name, array)
+        for piece in pieces:
+            piece.kernel(
+                given[piece.rows],
+                _copy_for(piece.kernel, packed),
+                out=y[piece.rows],
+                threads=threads,
+                **{**operands, **{name: array[piece.rows] for name, array in cut.items()}},
+            )
+        return result
+
+    def _pieces_of(self, x: object) -> tuple[_Piece, ...]:
+        shape: tuple[int, ...] = getattr(x, "shape", ())
+        if len(shape) != 2:
+            raise InvalidArray("x must be an array of two dimensions, (m, k).")
+        rows = int(shape[0])
+        if rows not in self._pieces:
+            self._pieces[rows] = self._cut(rows)
+        return self._pieces[rows]
+
+    def _cut(self, rows: int) -> tuple[_Piece, ...]:
+        pieces: list[_Piece] = []
+        done = 0
+        while done < rows or not pieces:
+            rest = rows - done
+            kernel = self._best_for(rest)
+            if kernel is None:
+                known = ", ".join(one.problem.m.text for one in self.kernels)
+                raise InvalidArray(
+                    f"x has {rows} rows, which the kernels for m = {known} do not add up to; "
+                    "ask for a layer with m = 1, or with a range of m, too."
+                )
+            step = min(rest, kernel.problem.m.high)
+            pieces.append(_Piece(kernel, slice(done, done + step)))
+            done += step
+        return tuple(pieces)
+
+    def _best_for(self, rows: int) -> AnyKernel | None:
+        """Return the kernel made for `rows` the most closely, or for the most of them."""
+        fitting = [one for one in self.kernels if rows in one.problem.m]
+        if fitting:
+            return min(fitting, key=lambda one: one.problem.m.high - one.problem.m.low)
+        smaller = [one for one in self.kernels if 0 < one.problem.m.high < rows]
+        return max(smaller, key=lambda one: one.problem.m.high, default=None)
+
+
+def make_layer(
+    problems: Sequence[Problem], found: Sequence[Kernel | str], *, threads: int
+) -> Layer:
+    """Return the layer of the kernels found for problems that differ in m alone.
+
+    For those of which `found` says why there is none, one library computes, from one copy.
+    """
+    kernels: list[AnyKernel] = [one for one in found if isinstance(one, Kernel)]
+    without = {
+        problem.m: one
+        for problem, one in zip(problems, found, strict=True)
+        if not isinstance(one, Kernel)
+    }
+    if without:
+        rows = Rows(low=min(rows.low for rows in without), high=max(rows.high for rows in without))
+        kernels.append(
+            FallbackKernel(
+                problem=replace(problems[0], m=rows),
+                reason=" ".join(dict.fromkeys(without.values())),
+                threads=threads,
+            )
+        )
+    return Layer(kernels)
+
+
+def _copy_for(kernel: AnyKernel, packed: object) -> PackedWeights:
+    if not isinstance(packed, PackedLayer):
+        raise InvalidArray(
+            f"packed is a {type(packed).__name__}, not a packed layer: pass layer.pack(w)."
+        )
+    copy = packed.copies.get(kernel.packed_format)
+    if copy is None:
+        raise InvalidArray(
+            f"packed has no copy in the format {kernel.packed_format!r}: "
+            "pack the weights with this layer."
+        )
+    return copy
+
+
+def _with_rows(name: str, value: object, pieces: Sequence[_Piece]) -> NDArray[np.generic]:
+    """Return an array with as many rows as the pieces have, to be cut like them."""
+    rows = pieces[-1].rows.stop
+    array = as_array(name, value)
+    if not isinstance(array, np.ndarray) or array.ndim < 1 or len(array) != rows:
+        raise InvalidArray(
+            f"{name} has the shape {getattr(array, 'shape', 'of no array')}, but x has {rows} rows."
+        )
+    return array
