@@ -12,15 +12,17 @@ if TYPE_CHECKING:
     from gemm_tuner.domain.problem import Problem as Problem
     from gemm_tuner.runtime.quantise import quantise_weights as quantise_weights
     from gemm_tuner.tuning.tune import tune as tune
+    from gemm_tuner.tuning.tune import tune_layer as tune_layer
 
 _HOMES = {
     "Client": "gemm_tuner.client.client",
     "Problem": "gemm_tuner.domain.problem",
     "quantise_weights": "gemm_tuner.runtime.quantise",
     "tune": "gemm_tuner.tuning.tune",
+    "tune_layer": "gemm_tuner.tuning.tune",
 }
 
-__all__ = ["Client", "Problem", "errors", "quantise_weights", "tune"]
+__all__ = ["Client", "Problem", "errors", "quantise_weights", "tune", "tune_layer"]
 
 
 def __getattr__(name: str) -> object:

@@ -31,7 +31,8 @@ def layers_of(
 ) -> tuple[Layer, ...]:
     """Return the layers meant by the arguments M N K or by the option `--shapes`.
 
-    In a file, an empty or absent epilogue means the one of the option `--epilogue`.
+    M may be several, joined by commas. In a file, an empty or absent epilogue means the one of the
+    option `--epilogue`.
 
     Raises:
         InvalidSetting: both or neither are given, or the file cannot be read.
@@ -43,8 +44,11 @@ def layers_of(
         return _read_layers(shapes, dtype=dtype, epilogue=epilogue, w_layout=w_layout)
     if m is None or n is None or k is None:
         raise InvalidSetting(f"sizes {m} {n or ''} are not complete; give M, N and K.")
-    problem = Problem.create(m, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue)
-    return (Layer(name=problem.sizes_text, problem=problem),)
+    problems = [
+        Problem.create(rows, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue)
+        for rows in dict.fromkeys(m.split(","))
+    ]
+    return tuple(Layer(name=problem.sizes_text, problem=problem) for problem in problems)
 
 
 def _read_layers(path: Path, *, dtype: str, epilogue: str, w_layout: str) -> tuple[Layer, ...]:

@@ -17,7 +17,8 @@ Rows = Annotated[str, typer.Argument(metavar="M", help="Rows of x: a number, or 
 Columns = Annotated[int, typer.Argument(metavar="N", help="Columns of y")]
 Depth = Annotated[int, typer.Argument(metavar="K", help="Columns of x, summed over")]
 OptionalRows = Annotated[
-    str | None, typer.Argument(metavar="M", help="Rows of x: a number, or low..high")]
+    str | None, typer.Argument(metavar="M", help="Rows of x: a number, or low..high; or several, "
+                               "as in 1,16,17..64")]
 OptionalColumns = Annotated[int | None, typer.Argument(metavar="N", help="Columns of y")]
 OptionalDepth = Annotated[
     int | None, typer.Argument(metavar="K", help="Columns of x, summed over")]

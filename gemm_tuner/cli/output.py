@@ -58,6 +58,14 @@ def duration_text(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def bytes_text(size_bytes: int) -> str:
+    """Return a size with a fitting unit: `640 B`, `24.0 KiB`, `64.0 MiB`."""
+    for unit, scale in (("B", 1), ("KiB", 2**10), ("MiB", 2**20)):
+        if size_bytes < 1024 * scale:
+            return f"{size_bytes} B" if scale == 1 else f"{size_bytes / scale:.1f} {unit}"
+    return f"{size_bytes / 2**30:.1f} GiB"
+
+
 def time_text(time_ns: float) -> str:
     """Return the time of one call with a fitting unit: `412 ns`, `1.24 µs`, `3.02 ms`."""
     for unit, scale in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):

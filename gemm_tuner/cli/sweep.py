@@ -25,13 +25,22 @@ from gemm_tuner.cli.report import (
     result_facts,
     summary_facts,
 )
+from gemm_tuner.cli.share import (
+    SharedLayers,
+    print_shared,
+    share_layers,
+    shared_facts,
+    sharing_groups,
+)
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.select.share import MAX_LOSS
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning import sweep as tuning
+from gemm_tuner.tuning.share import split_budget
 from gemm_tuner.tuning.sweep import SweepResult, SweepSettings
 
 
@@ -60,6 +69,18 @@ def sweep(
     db: options.DatabaseUrl = None,
     compiler: options.Compiler = None,
     as_json: options.AsJson = False,
+    share_weights: Annotated[
+        bool,
+        typer.Option(
+            "--share-weights",
+            help="Find kernels of several m, as in 1,16,128, that read one packed copy of the "
+            "weights; takes a third of the budget",
+        ),
+    ] = False,
+    max_loss: Annotated[
+        float,
+        typer.Option("--max-loss", help="Percent of its speed that sharing may cost an m"),
+    ] = 100 * MAX_LOSS,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say how many candidates and seconds it would take")
     ] = False,
@@ -67,7 +88,7 @@ def sweep(
     """Tune a layer, or those of a file, and print the autotuning table.
 
     What was tried is kept as it happens: Ctrl-C loses nothing, and a second run resumes. A layer of
-    a file that cannot be swept is reported, and the others are swept.
+    several that cannot be swept is reported, and the others are swept.
     """
     layers = layers_of(
         m=m,
@@ -81,19 +102,34 @@ def sweep(
     contexts = options.execution_contexts(threads, regime)
     budget_s = options.parse_duration_s(budget)
     settings = SweepSettings(budget_s=budget_s, toolchain=find_toolchain(compiler))
+    alike = sharing_groups(layers, max_loss / 100) if share_weights else []
     cpu = detect_cpu()
     if dry_run:
         _print_estimate(layers, contexts, cpu, settings, as_json=as_json)
         return
 
+    repository = Repository(open_database(db))
+    own_settings, shared_settings = split_budget(settings) if alike else (settings, settings)
     swept = sweep_layers(
         layers,
         contexts=contexts,
         cpu=cpu,
-        repository=Repository(open_database(db)),
-        settings=settings,
+        repository=repository,
+        settings=own_settings,
         is_quiet=as_json,
+        later_s=sum(map(len, alike)) * shared_settings.budget_s,
     )
+    failed = {failure.layer.problem for failure in swept.failures}
+    shared = SharedLayers(is_stopped=swept.is_stopped)
+    if alike and not swept.is_stopped:
+        shared = share_layers(
+            [group for group in alike if failed.isdisjoint(group)],
+            contexts=contexts,
+            cpu=cpu,
+            repository=repository,
+            settings=shared_settings,
+            max_loss=max_loss / 100,
+        )
 
     if as_json:
         print_json(
@@ -102,13 +138,17 @@ def sweep(
                 "layers": [result_facts(layer, result) for layer, result in swept.found],
                 "failures": [failure_facts(failure) for failure in swept.failures],
                 "summary": summary_facts([result.verdict for _layer, result in swept.found]),
+                "shared": [shared_facts(one, max_loss / 100) for one in shared.found],
             }
         )
-    elif len(layers) > 1:
-        print_summary(swept.found, swept.failures)
-    if swept.is_stopped:
+    else:
+        if len(layers) > 1:
+            print_summary(swept.found, swept.failures)
+        for one in shared.found:
+            print_shared(one, max_loss / 100)
+    if shared.is_stopped:
         print_message("Stopped; what was found is kept: run the same command again to resume.")
-    if swept.is_stopped or swept.failures:
+    if shared.is_stopped or swept.failures or not shared.is_complete:
         raise typer.Exit(1)
 
 
@@ -120,11 +160,12 @@ def sweep_layers(
     repository: Repository,
     settings: SweepSettings,
     is_quiet: bool,
+    later_s: float = 0.0,
 ) -> SweptLayers:
     """Tune each layer in each context.
 
     Each result is printed as it comes, unless `is_quiet`. Where there are several layers, one that
-    cannot be swept is kept as a failure.
+    cannot be swept is kept as a failure. `later_s` is the time that what follows will take.
 
     Raises:
         GemmTunerError: the only layer cannot be swept.
@@ -135,9 +176,9 @@ def sweep_layers(
             if interrupt.is_stopped():
                 break
             label = f"{layer.name} ({position} of {len(layers)})"
-            later_s = (len(layers) - position) * settings.budget_s
+            rest_s = (len(layers) - position) * settings.budget_s + later_s
             try:
-                with ProgressLine(label, later_s=later_s) as progress:
+                with ProgressLine(label, later_s=rest_s) as progress:
                     results = tuning.sweep(
                         layer.problem,
                         contexts=contexts,

@@ -25,6 +25,18 @@ class _ResolveDocument(BaseModel):
     explain: tuple[str, ...]
 
 
+class _ItemDocument(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    resolution: _ResolveDocument
+
+
+class _BatchDocument(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    results: tuple[_ItemDocument, ...]
+
+
 def parse_answer(document: bytes) -> Answer:
     """Return the answer in a JSON document.
 
@@ -39,3 +51,19 @@ def parse_answer(document: bytes) -> Answer:
             "nothing was loaded: check the address of the service."
         ) from None
     return Answer(document=document, envelope=parsed.signed, explain=parsed.explain)
+
+
+def parse_envelopes(document: bytes) -> tuple[SignedVerdict, ...]:
+    """Return the signed verdicts in the answer to a batch of questions, not yet checked.
+
+    Raises:
+        SignatureInvalid: it holds none, or not one for each question.
+    """
+    try:
+        parsed = _BatchDocument.model_validate_json(document)
+    except ValidationError as error:
+        raise SignatureInvalid(
+            "the answer does not hold a signed verdict for each problem "
+            f"({error.error_count()} faults); nothing was loaded: check the address of the service."
+        ) from None
+    return tuple(item.resolution.signed for item in parsed.results)

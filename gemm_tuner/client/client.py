@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from gemm_tuner.client.answer import Answer, parse_answer
+from gemm_tuner.client.answer import Answer, parse_answer, parse_envelopes
 from gemm_tuner.client.cache import Cache, default_cache_dir
 from gemm_tuner.client.keys import KEYS_VARIABLE, Keys, configured_keys, keys_by_id, parse_keys
 from gemm_tuner.client.transport import Transport
@@ -26,9 +26,12 @@ from gemm_tuner.errors import (
 )
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.fallback import FallbackKernel
+from gemm_tuner.runtime.layer import Layer, make_layer
 from gemm_tuner.runtime.load import Kernel, load_kernel
+from gemm_tuner.select.share import MAX_LOSS, layer_problems
 from gemm_tuner.store.wire import WireCpu
 from gemm_tuner.trust.payload import VerdictPayload
+from gemm_tuner.trust.sign import SignedVerdict
 from gemm_tuner.trust.verify import open_verdict
 
 _LOG = logging.getLogger(__name__)
@@ -46,6 +49,13 @@ class Resolution:
 class _Question:
     problem: Problem
     context: ExecutionContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LayerQuestion:
+    problems: tuple[Problem, ...]
+    context: ExecutionContext
+    max_loss: float
 
 
 class Client:
@@ -74,6 +84,7 @@ class Client:
         self._cache = Cache(cache_dir or default_cache_dir())
         self._cpu = cpu or detect_cpu()
         self._kernels: dict[_Question, Kernel] = {}
+        self._layers: dict[_LayerQuestion, Layer] = {}
         self._lock = Lock()
 
     def kernel(
@@ -107,6 +118,52 @@ class Client:
                 self._kernels[question] = kernel
             return kernel
 
+    def layer(
+        self,
+        n: int,
+        k: int,
+        *,
+        m: Iterable[int | str],
+        dtype: str = "f32",
+        epilogue: str = "none",
+        w_layout: str = "nk",
+        threads: int = 1,
+        regime: Regime | str = Regime.HOT,
+        max_loss: float = MAX_LOSS,
+    ) -> Layer:
+        """Return a layer for several m, whose kernels read as few packed copies as they can.
+
+        The kernels come from where `kernel` takes them. For those m that have none, one library
+        computes.
+
+        Args:
+            n: columns of y.
+            k: columns of x.
+            m: the numbers of rows, or ranges such as `"17..64"`. Others are made up of these.
+            dtype: types such as `f32` or `bf16_bf16_f32_f32`.
+            epilogue: steps such as `bias+gelu_erf`.
+            w_layout: `nk` or `kn`, with groups `nk:g128`.
+            threads: how many threads will share a call.
+            regime: what is in the caches when it is called, `hot` or `cold_weights`.
+            max_loss: the share of its speed that each m may lose so that weights are shared.
+
+        Raises:
+            InvalidInput: an argument cannot be used.
+            GemmTunerError: as in `kernel`.
+        """
+        question = _LayerQuestion(
+            problems=layer_problems(
+                n, k, m=m, dtype=dtype, epilogue=epilogue, w_layout=w_layout, max_loss=max_loss
+            ),
+            context=ExecutionContext(threads=threads, regime=Regime.parse_one(regime)),
+            max_loss=max_loss,
+        )
+        with self._lock:
+            layer = self._layers.get(question) or self._find_layer(question)
+            if all(isinstance(kernel, Kernel) for kernel in layer.kernels):
+                self._layers[question] = layer
+            return layer
+
     def resolve(
         self, problem: Problem | str, *, threads: int = 1, regime: Regime | str = Regime.HOT
     ) -> Resolution:
@@ -133,29 +190,84 @@ class Client:
         if artifact is None:
             kernel: Kernel | FallbackKernel = _fallback(question, _reason(verdict))
         else:
-            binary = self._cache.artifact(artifact.sha256)
-            if binary is None:
-                binary = self._transport.artifact(artifact.sha256, artifact.size_bytes)
-            kernel = self._load(binary, artifact, question)
-            self._cache.keep_artifact(artifact.sha256, binary)
+            kernel = self._kernel_of(artifact, question, may_fetch=True)
         # Only what passed every check is kept, the answer last: it promises the artifact.
         self._cache.keep_answer(self._key(question), answer.document)
         return kernel
 
     def _kept_kernel(self, question: _Question, kept: bytes) -> Kernel | FallbackKernel | None:
         try:
-            keys = self._pinned
-            if keys is None:
-                keys = parse_keys(self._cache.answer(self._keys_name()) or b"")
-            verdict = self._open(parse_answer(kept), question, keys)
+            verdict = self._open(parse_answer(kept).envelope, question, self._kept_keys())
             artifact = _artifact_of(verdict)
             if artifact is None:
                 return _fallback(question, _reason(verdict))
-            binary = self._cache.artifact(artifact.sha256)
-            return None if binary is None else self._load(binary, artifact, question)
+            return self._kernel_of(artifact, question, may_fetch=False)
         except (KernelRejected, IsaNotUsable) as error:
             _LOG.info("The cached answer for %s is not used: %s", question.problem.text, error)
             return None
+
+    def _find_layer(self, question: _LayerQuestion) -> Layer:
+        request = self._layer_request(question)
+        name = identity([self._transport.url, request])
+        try:
+            keys = self._loopback_keys() if self._pinned is None else self._pinned
+            document = self._transport.resolve_batch(request)
+            layer = self._open_layer(document, question, keys, may_fetch=True)
+        except ServiceUnreachable as error:
+            kept = self._cache.answer(name)
+            return (kept and self._kept_layer(kept, question)) or make_layer(
+                question.problems,
+                [str(error)] * len(question.problems),
+                threads=question.context.threads,
+            )
+        self._cache.keep_answer(name, document)
+        return layer
+
+    def _kept_layer(self, kept: bytes, question: _LayerQuestion) -> Layer | None:
+        try:
+            return self._open_layer(kept, question, self._kept_keys(), may_fetch=False)
+        except (KernelRejected, IsaNotUsable) as error:
+            _LOG.info("The cached answer for a layer is not used: %s", error)
+            return None
+
+    def _open_layer(
+        self, document: bytes, question: _LayerQuestion, keys: Keys, *, may_fetch: bool
+    ) -> Layer:
+        envelopes = parse_envelopes(document)
+        if len(envelopes) != len(question.problems):
+            raise SignatureInvalid(
+                f"the answer holds {len(envelopes)} verdicts for {len(question.problems)} "
+                "problems; nothing was loaded: check the service."
+            )
+        found: list[Kernel | str] = []
+        for problem, envelope in zip(question.problems, envelopes, strict=True):
+            one = _Question(problem=problem, context=question.context)
+            verdict = self._open(envelope, one, keys)
+            artifact = _artifact_of(verdict)
+            found.append(
+                _reason(verdict)
+                if artifact is None
+                else self._kernel_of(artifact, one, may_fetch=may_fetch)
+            )
+        return make_layer(question.problems, found, threads=question.context.threads)
+
+    def _kernel_of(self, artifact: Artifact, question: _Question, *, may_fetch: bool) -> Kernel:
+        """Return the kernel that an artifact names, from the cache or else the service.
+
+        Raises:
+            KernelRejected: it is not in the cache, and may not be fetched.
+            GemmTunerError: as in `kernel`.
+        """
+        binary = self._cache.artifact(artifact.sha256)
+        if binary is None and not may_fetch:
+            raise KernelRejected(
+                f"kernel {artifact.sha256[:12]} is not in the cache; ask when the service is there."
+            )
+        if binary is None:
+            binary = self._transport.artifact(artifact.sha256, artifact.size_bytes)
+        kernel = self._load(binary, artifact, question)
+        self._cache.keep_artifact(artifact.sha256, binary)
+        return kernel
 
     def _load(self, binary: bytes, artifact: Artifact, question: _Question) -> Kernel:
         threads = question.context.threads
@@ -164,10 +276,10 @@ class Client:
     def _resolve(self, question: _Question, kept: bytes | None) -> tuple[Answer, VerdictPayload]:
         keys = self._loopback_keys() if self._pinned is None else self._pinned
         answer = parse_answer(self._transport.resolve(self._request(question), kept))
-        return answer, self._open(answer, question, keys)
+        return answer, self._open(answer.envelope, question, keys)
 
-    def _open(self, answer: Answer, question: _Question, keys: Keys) -> VerdictPayload:
-        verdict = open_verdict(answer.envelope, keys, datetime.now(UTC))
+    def _open(self, envelope: SignedVerdict, question: _Question, keys: Keys) -> VerdictPayload:
+        verdict = open_verdict(envelope, keys, datetime.now(UTC))
         answered = (verdict.problem, verdict.cpu_key, verdict.threads, verdict.regime.value)
         context = question.context
         asked = (
@@ -192,12 +304,26 @@ class Client:
         self._cache.keep_answer(self._keys_name(), document)
         return keys
 
+    def _kept_keys(self) -> Keys:
+        if self._pinned is not None:
+            return self._pinned
+        return parse_keys(self._cache.answer(self._keys_name()) or b"")
+
     def _request(self, question: _Question) -> dict[str, Any]:
+        return {"problem": question.problem.text, **self._where(question.context)}
+
+    def _layer_request(self, question: _LayerQuestion) -> dict[str, Any]:
         return {
-            "problem": question.problem.text,
+            "problems": [problem.text for problem in question.problems],
+            "max_loss": question.max_loss,
+            **self._where(question.context),
+        }
+
+    def _where(self, context: ExecutionContext) -> dict[str, Any]:
+        return {
             "cpu": WireCpu.of(self._cpu).model_dump(mode="json"),
-            "threads": question.context.threads,
-            "regime": question.context.regime.value,
+            "threads": context.threads,
+            "regime": context.regime.value,
         }
 
     def _key(self, question: _Question) -> str:

@@ -43,6 +43,10 @@ class Transport:
         status, content = self._send("POST", "/v1/resolve", body=request, headers=headers)
         return kept if status == HTTPStatus.NOT_MODIFIED and kept is not None else content
 
+    def resolve_batch(self, request: dict[str, Any]) -> bytes:
+        """Return the answer to `POST /v1/resolve:batch`, not yet parsed."""
+        return self._send("POST", "/v1/resolve:batch", body=request)[1]
+
     def keys(self) -> bytes:
         """Return the answer to `GET /v1/keys`, not yet parsed."""
         return self._send("GET", "/v1/keys")[1]

@@ -17,7 +17,12 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.select.derive import EQUALLY_FAST, derive_verdict, simplest_of_fastest
+from gemm_tuner.select.derive import (
+    EQUALLY_FAST,
+    derive_verdict,
+    simplest_of_fastest,
+    standing_trials,
+)
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.model import NOMINAL_CLOCK_HZ, predict_cycles
@@ -137,12 +142,14 @@ def sweep(
     settings: SweepSettings,
     on_progress: Callable[[Progress], None],
     is_stopped: Callable[[], bool],
+    like: Candidate | None = None,
 ) -> tuple[SweepResult, ...]:
     """Tune one problem and return a result for each context, in order.
 
     Every trial is in the repository before the next begins. A sweep whose search was exhausted, or
     that had as large a budget, is not run again beside the same baseline; any other goes on with
-    what it knows.
+    what it knows. With `like`, only what reads weights packed as by it is searched and returned,
+    and a kernel that was confirmed is the end of it.
 
     Raises:
         NoKernelFamily: no family covers the problem on this CPU.
@@ -150,13 +157,13 @@ def sweep(
         BaselineMissing: the chosen baseline is not available.
     """
     baseline = _EXPECTED_BASELINES.get(settings.baseline, settings.baseline)
+    space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads, like=like)
     found = {
-        context: _finished(problem, context, cpu, repository, settings, baseline=baseline)
+        context: _finished(space, context, repository, settings, baseline=baseline)
         for context in contexts
     }
     if any(result is None for result in found.values()):
         budget = Budget(seconds=settings.budget_s)
-        space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads)
         with start_host(problem, space, settings) as host:
             attempts = Attempts(
                 problem=problem,
@@ -166,13 +173,13 @@ def sweep(
                 toolchain=settings.toolchain,
                 render=settings.render,
             )
-            earlier = _earlier_trials(repository, problem, cpu, settings.toolchain)
+            earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
             for trial in earlier:
                 attempts.recall(trial)
             seeds: Sequence[Candidate] = ()
             for context in [context for context in contexts if found[context] is None]:
                 found[context] = _finished(
-                    problem, context, cpu, repository, settings, baseline=host.baseline_text
+                    space, context, repository, settings, baseline=host.baseline_text
                 )
             unfinished = [context for context in contexts if found[context] is None]
             for position, context in enumerate(unfinished):
@@ -188,7 +195,7 @@ def sweep(
 def start_host(problem: Problem, space: Space, settings: SweepSettings) -> TrialHost:
     """Return a server for the trials of a problem, beside the baseline of `settings`."""
     plain = plain_problem(problem)
-    candidates = replace(space, problem=plain).defaults()
+    candidates = replace(space, problem=plain, like=None).defaults()
     scalar = min(
         (one for one in candidates if one.micro_kernel.family.startswith("scalar")),
         key=lambda one: predict_cycles(
@@ -209,9 +216,8 @@ def start_host(problem: Problem, space: Space, settings: SweepSettings) -> Trial
 
 
 def _finished(
-    problem: Problem,
+    space: Space,
     context: ExecutionContext,
-    cpu: Cpu,
     repository: Repository,
     settings: SweepSettings,
     *,
@@ -221,6 +227,7 @@ def _finished(
 
     The baseline is a name, which stands for each version, or a name and a version.
     """
+    problem, cpu = space.problem, space.cpu
     ends = repository.sweep_ends(
         problem,
         cpu.exact_key,
@@ -230,9 +237,11 @@ def _finished(
     )
     for end in ends:
         is_as_long = end.is_exhausted or end.budget_s >= settings.budget_s
-        if is_as_long and end.baseline.startswith(baseline):
-            earlier = _earlier_trials(repository, problem, cpu, settings.toolchain)
-            trials = _relevant(earlier, context, end.baseline)
+        if not (is_as_long and end.baseline.startswith(baseline)):
+            continue
+        earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
+        trials = _relevant(earlier, space, context, end.baseline)
+        if space.like is None or standing_trials(trials):
             return _result(problem, cpu, context, trials, complete=end.is_exhausted, resumed=True)
     return None
 
@@ -253,20 +262,25 @@ def _cuts_of_one_thread(
     return space.cuts_of(verdict.candidate) if verdict.candidate else []
 
 
-def _relevant(trials: Sequence[Trial], context: ExecutionContext, baseline: str) -> list[Trial]:
+def _relevant(
+    trials: Sequence[Trial], space: Space, context: ExecutionContext, baseline: str
+) -> list[Trial]:
     """Return the failures, the proofs in a context, and its timings beside a baseline."""
     return [
         trial
         for trial in trials
-        if trial.outcome is not Outcome.CORRECT
-        or (
-            trial.context == context
-            and (trial.measurement is None or trial.measurement.baseline == baseline)
+        if trial.candidate in space
+        and (
+            trial.outcome is not Outcome.CORRECT
+            or (
+                trial.context == context
+                and (trial.measurement is None or trial.measurement.baseline == baseline)
+            )
         )
     ]
 
 
-def _earlier_trials(
+def earlier_trials(
     repository: Repository,
     problem: Problem,
     cpu: Cpu,
@@ -330,7 +344,7 @@ class _ContextSweep:
         if self._speeds and not self._is_stopped():
             self._confirm()
         problem, cpu = self._space.problem, self._space.cpu
-        if not self._is_stopped():
+        if not self._is_stopped() and self._space.like is None:
             self._attempts.repository.mark_ended(
                 problem,
                 cpu.exact_key,
@@ -360,10 +374,10 @@ class _ContextSweep:
     def _recall(self) -> bool:
         """Take over what earlier, stopped sweeps have found; return whether there was anything."""
         attempts = self._attempts
-        earlier = _earlier_trials(
+        earlier = earlier_trials(
             attempts.repository, self._space.problem, self._space.cpu, attempts.toolchain
         )
-        self._trials = _relevant(earlier, self._context, attempts.host.baseline_text)
+        self._trials = _relevant(earlier, self._space, self._context, attempts.host.baseline_text)
         for trial in self._trials:
             if trial.measurement is not None:
                 self._speeds[trial.candidate] = trial.measurement.ratio.median

@@ -1,17 +1,22 @@
-"""Tune one problem from Python, with no server."""
+"""Tune one problem, or a layer for several m, from Python, with no server."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.fallback import FallbackKernel
+from gemm_tuner.runtime.layer import Layer, make_layer
 from gemm_tuner.runtime.load import Kernel, load_kernel
+from gemm_tuner.select.share import MAX_LOSS, Sharing, layer_problems
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.share import split_budget, sweep_shared
 from gemm_tuner.tuning.sweep import SweepSettings, sweep
 
 
@@ -63,14 +68,94 @@ def tune(
         on_progress=lambda _progress: None,
         is_stopped=lambda: False,
     )
-    artifact = result.verdict.artifact
-    binary = repository.binary(artifact.sha256) if artifact else None
-    kernel = (
-        load_kernel(binary, artifact=artifact, cpu=cpu, threads=threads)
-        if artifact and binary
-        else FallbackKernel(problem=asked, reason=_reason(result.verdict), threads=threads)
+    kernel = _kernel_of(result.verdict, repository, cpu, threads) or FallbackKernel(
+        problem=asked, reason=_reason(result.verdict), threads=threads
     )
     return Tuned(verdict=result.verdict, finalists=result.finalists, kernel=kernel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedLayer:
+    """What each m uses, in the order asked for, with its reasons, and the layer to call."""
+
+    sharing: Sharing
+    layer: Layer
+
+
+def tune_layer(
+    n: int,
+    k: int,
+    *,
+    m: Iterable[int | str],
+    dtype: str = "f32",
+    epilogue: str = "none",
+    w_layout: str = "nk",
+    threads: int = 1,
+    regime: Regime | str = Regime.HOT,
+    max_loss: float = MAX_LOSS,
+    budget_s: float = 30.0,
+    db_url: str | None = None,
+) -> TunedLayer:
+    """Tune a layer for several m, so that its kernels read as few packed copies as they can.
+
+    Args:
+        n: columns of y.
+        k: columns of x.
+        m: the numbers of rows, or ranges such as `"17..64"`. Others are made up of these.
+        dtype: types such as `f32` or `bf16_bf16_f32_f32`.
+        epilogue: steps such as `bias+gelu_erf`.
+        w_layout: `nk` or `kn`, with groups `nk:g128`.
+        threads: how many threads will share a call.
+        regime: what is in the caches when it is called, `hot` or `cold_weights`.
+        max_loss: the share of its speed that each m may lose so that weights are shared.
+        budget_s: the time to spend on each m, in seconds.
+        db_url: the database for the records, as an SQLAlchemy URL; None for the user's own.
+
+    Raises:
+        GemmTunerError: as in `tune`.
+    """
+    problems = layer_problems(
+        n, k, m=m, dtype=dtype, epilogue=epilogue, w_layout=w_layout, max_loss=max_loss
+    )
+    context = ExecutionContext(threads=threads, regime=Regime.parse_one(regime))
+    cpu = detect_cpu()
+    repository = Repository(open_database(db_url))
+    own_settings, shared_settings = split_budget(
+        SweepSettings(budget_s=budget_s, toolchain=find_toolchain())
+    )
+    for problem in problems:
+        sweep(
+            problem,
+            contexts=[context],
+            cpu=cpu,
+            repository=repository,
+            settings=own_settings,
+            on_progress=lambda _progress: None,
+            is_stopped=lambda: False,
+        )
+    sharing = sweep_shared(
+        problems,
+        context=context,
+        cpu=cpu,
+        repository=repository,
+        settings=shared_settings,
+        max_loss=max_loss,
+        on_progress=lambda _progress: None,
+        is_stopped=lambda: False,
+    )
+    verdicts = [one.chosen.verdict for one in sharing.kernels]
+    found = [
+        _kernel_of(verdict, repository, cpu, threads) or _reason(verdict) for verdict in verdicts
+    ]
+    return TunedLayer(sharing=sharing, layer=make_layer(problems, found, threads=threads))
+
+
+def _kernel_of(verdict: Verdict, repository: Repository, cpu: Cpu, threads: int) -> Kernel | None:
+    artifact = verdict.artifact
+    binary = repository.binary(artifact.sha256) if artifact else None
+    if artifact is None or binary is None:
+        return None
+    return load_kernel(binary, artifact=artifact, cpu=cpu, threads=threads)
 
 
 def _reason(verdict: Verdict) -> str:

@@ -1,5 +1,6 @@
 """What the endpoints are given: the store, the key and the settings of the running service."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time
 from typing import Annotated, cast
@@ -10,8 +11,10 @@ from sqlalchemy import Engine
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu, IsaFeature, parse_isa
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.select.choose import choose
+from gemm_tuner.select.share import share
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.keys import KeyPair
 from gemm_tuner.trust.payload import VerdictPayload
@@ -56,16 +59,34 @@ class RunningService:
     ) -> Resolution:
         """Return the answer for `problem`, signed."""
         match = choose(self.repository, problem, cpu=cpu, context=context)
+        return self._signed(match.verdict, match.explain, now)
+
+    def resolve_layer(
+        self,
+        problems: Sequence[Problem],
+        *,
+        cpu: Cpu,
+        context: ExecutionContext,
+        max_loss: float,
+        now: datetime,
+    ) -> list[Resolution]:
+        """Return the answers, signed, for problems that are to share packed weights.
+
+        Raises:
+            InvalidSetting: they differ in more than m, or are too many.
+        """
+        sharing = share(self.repository, problems, cpu=cpu, context=context, max_loss=max_loss)
+        return [self._signed(one.chosen.verdict, one.explain, now) for one in sharing.kernels]
+
+    def _signed(self, verdict: Verdict, explain: Sequence[str], now: datetime) -> Resolution:
         issued_at = datetime.combine(now.astimezone(UTC), time.min, tzinfo=UTC)
         payload = VerdictPayload.of(
-            match.verdict,
-            issued_at=issued_at,
-            expires_at=issued_at + self.settings.verdict_lifetime,
+            verdict, issued_at=issued_at, expires_at=issued_at + self.settings.verdict_lifetime
         )
         return Resolution(
             signed=sign_verdict(payload.to_bytes(), self.key_pair),
-            verdict=VerdictView.of(match.verdict),
-            explain=list(match.explain),
+            verdict=VerdictView.of(verdict),
+            explain=list(explain),
         )
 
     def _default_cpu(self) -> Cpu:

@@ -154,9 +154,14 @@ class ResolveRequest(ContextFields):
 
 
 class BatchRequest(ContextFields):
-    """Many problems, as text, for one CPU and context."""
+    """Many problems, as text, for one CPU and context.
+
+    With `max_loss` they are one layer for several m, whose kernels are to read as few packed copies
+    of the weights as they can: each may lose this share of its speed, such as 0.02.
+    """
 
     problems: Annotated[list[Text], Field(min_length=1, max_length=MAX_BATCH)]
+    max_loss: Annotated[float | None, Field(ge=0, lt=1)] = None
 
 
 class ArtifactView(BaseModel):

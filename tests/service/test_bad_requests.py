@@ -125,6 +125,23 @@ def test_a_bad_body_is_explained(
 
 
 @pytest.mark.parametrize(
+    ("problems", "max_loss", "name"),
+    [
+        ([PROBLEM.text, "f32 1x64x64"], 0.02, "invalid-setting"),
+        ([f"f32 {m}x64x64" for m in range(17)], 0.02, "invalid-setting"),
+        ([PROBLEM.text, "f32 -1x64x64"], 0.02, "invalid-problem"),
+        ([PROBLEM.text], 1.0, "invalid-request"),
+    ],
+)
+def test_a_layer_that_cannot_share_weights_is_explained(
+    client: httpx.Client, problems: list[str], max_loss: float, name: str
+) -> None:
+    answer = client.post("/v1/resolve:batch", json={"problems": problems, "max_loss": max_loss})
+
+    check_problem_document(answer, 422, name)
+
+
+@pytest.mark.parametrize(
     ("content", "status"),
     [
         (b"", 422),

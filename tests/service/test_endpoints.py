@@ -2,6 +2,7 @@ import asyncio
 import json
 import re
 from base64 import b64decode
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sqlalchemy import Engine
 
 from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Rows
 from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.store.repository import Repository
@@ -166,6 +168,27 @@ def test_a_batch_is_answered_in_order_with_its_faults(client: httpx.Client) -> N
     assert results[0]["resolution"]["verdict"]["decision"] == "tuned"
     assert results[1]["error"]["type"] == "urn:gemm-tuner:problem:invalid-problem"
     assert results[2]["resolution"]["verdict"]["decision"] == "baseline"
+
+
+def test_a_batch_that_shares_weights_is_answered_with_kernels_of_one_format(
+    own_client: httpx.Client, repository: Repository
+) -> None:
+    one_row = replace(PROBLEM, m=Rows(low=1, high=1))
+    for nr, call_ns in ((32, 792), (48, 800)):
+        repository.add_trial(make_trial(problem=one_row, nr=nr, call_ns=call_ns))
+    question = {"problems": [one_row.text, PROBLEM.text]}
+
+    apart = own_client.post("/v1/resolve:batch", json=question).json()["results"]
+    shared = own_client.post("/v1/resolve:batch", json={**question, "max_loss": 0.02}).json()
+
+    first, second = (result["resolution"] for result in shared["results"])
+    assert [result["problem"] for result in shared["results"]] == question["problems"]
+    assert "_8x32" in apart[0]["resolution"]["verdict"]["candidate"]
+    assert "_8x48" in first["verdict"]["candidate"]
+    assert first["verdict"]["basis"] == Basis.SHARED
+    assert second["verdict"]["basis"] == Basis.MEASURED
+    assert "'f32 3072x768 panels nr48 kc256'" in first["explain"][-1]
+    assert "1.0% less speed" in first["explain"][-1]
 
 
 def test_the_largest_batch_is_answered(client: httpx.Client) -> None:

@@ -43,9 +43,23 @@ def resolve(
 
 @router.post("/v1/resolve:batch")
 def resolve_batch(batch: BatchRequest, service: Service) -> BatchResolution:
-    """Say which kernels should run many problems on one CPU."""
+    """Say which kernels should run many problems, or one layer for several m, on one CPU."""
     cpu, context = service.described_cpu(batch.cpu), batch.to_context()
     now = datetime.now(UTC)
+    if batch.max_loss is not None:
+        resolutions = service.resolve_layer(
+            [Problem.parse(text) for text in batch.problems],
+            cpu=cpu,
+            context=context,
+            max_loss=batch.max_loss,
+            now=now,
+        )
+        return BatchResolution(
+            results=[
+                BatchItem(problem=text, resolution=resolution)
+                for text, resolution in zip(batch.problems, resolutions, strict=True)
+            ]
+        )
     return BatchResolution(
         results=[
             _resolve_item(service, text, cpu=cpu, context=context, now=now)
