@@ -15,6 +15,11 @@ def tuning_db_dir() -> Path:
     return _resource_dir("tuning_db")
 
 
+def native_dir() -> Path:
+    """Return the folder of the C sources of the call path."""
+    return _PACKAGE / "runtime" / "native"
+
+
 def _resource_dir(name: str) -> Path:
     installed = _PACKAGE / f"_{name}"
     return installed if installed.is_dir() else _PACKAGE.parent / name

@@ -1,6 +1,7 @@
 """The small C programs of templates/bench: built where a trial starts, loaded where it runs."""
 
 import ctypes
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,11 @@ from gemm_tuner.build.compile import compile_hosted
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.errors import CompilationFailed
-from gemm_tuner.resources import templates_dir
+from gemm_tuner.resources import native_dir, templates_dir
 
 # Debian has them for linking only, not for loading.
 _LIBXSMM = ("xsmm", "xsmmnoblas")
+_OUR_INCLUDES = re.compile(r'#include ("pool\.h"|<gemm_tuner\.h>)\n')
 
 
 class SampleStruct(ctypes.Structure):
@@ -61,7 +63,7 @@ def build_drivers(toolchain: Toolchain, cpu: Cpu, *, baselines: Sequence[str] = 
     """
     return Drivers(
         crash=build_driver("crash", toolchain),
-        timer=build_driver("timer", toolchain, "abi/gemm_tuner.h", "bench/sample.h"),
+        timer=_build_timer(toolchain),
         onednn=build_driver("onednn", toolchain, "bench/sample.h"),
         openblas=build_driver("openblas", toolchain, "bench/sample.h"),
         mkl=build_driver("mkl", toolchain, "bench/sample.h"),
@@ -92,11 +94,26 @@ def build_driver(
     libraries: tuple[str, ...] = (),
 ) -> Path:
     """Build templates/bench/`name`.c after the texts of its headers; return the library's path."""
-    files = (*headers, f"bench/{name}.c")
-    text = "\n".join((templates_dir() / file).read_text() for file in files)
+    text = _template_texts(*headers, f"bench/{name}.c")
     return compile_hosted(
         text, name=f"bench-{name}", toolchain=toolchain, isa=isa, libraries=libraries
     )
+
+
+def _build_timer(toolchain: Toolchain) -> Path:
+    """Build templates/bench/timer.c with the pool of threads that calls from Python have."""
+    pool = "\n".join((native_dir() / name).read_text() for name in ("pool.h", "pool.c"))
+    texts = (
+        "#define _GNU_SOURCE",
+        _template_texts("abi/gemm_tuner.h"),
+        _OUR_INCLUDES.sub("", pool),
+        _template_texts("bench/sample.h", "bench/timer.c"),
+    )
+    return compile_hosted("\n".join(texts), name="bench-timer", toolchain=toolchain)
+
+
+def _template_texts(*files: str) -> str:
+    return "\n".join((templates_dir() / file).read_text() for file in files)
 
 
 def _build_libxsmm(toolchain: Toolchain) -> Path | None:

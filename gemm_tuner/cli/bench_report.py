@@ -19,8 +19,7 @@ from gemm_tuner.domain.verdict import Decision, Verdict
 
 BEST_OF_ALL = "the best of all"
 
-_SLOWER_BELOW = 0.97  # a tuned winner below this share of its baseline's speed is no winner
-_AS_FAST = 1.0
+_SLOWER_BELOW = 0.97  # a winner below this share of its baseline's speed is no winner
 _COLUMNS = (
     "layer",
     "context",
@@ -59,9 +58,10 @@ class BenchRow:
 
     @property
     def is_slower_than_one_thread(self) -> bool:
-        """Say whether several threads are surely slower than one."""
+        """Say whether several threads are surely slower than one, and not by the noise of runs."""
         return any(
-            one.baseline == ONE_THREAD and one.ratio.high < _AS_FAST for one in self.measurements
+            one.baseline == ONE_THREAD and one.ratio.high < _SLOWER_BELOW
+            for one in self.measurements
         )
 
     @property
