@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import MAX_THREADS
-from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray, InvalidSetting, KernelRejected
@@ -22,6 +22,7 @@ from gemm_tuner.runtime.abi import (
     KernelLibrary,
     make_args,
 )
+from gemm_tuner.runtime.amx import ask_for_amx
 from gemm_tuner.runtime.arrays import (
     NUMPY_TYPES,
     check_operand_names,
@@ -361,5 +362,7 @@ def load_kernel(binary: bytes, *, artifact: Artifact, cpu: Cpu, threads: int = 1
         InvalidSetting: GEMM_TUNER_PIN is neither 0 nor 1.
     """
     artifact.check(binary, cpu.isa)
+    if IsaFeature.AMX_TILE in artifact.required_isa:
+        ask_for_amx()  # `cpu` may have been detected by another process
     configure_pool()
     return Kernel(KernelLibrary(binary), artifact, threads)

@@ -17,10 +17,11 @@ _FMAS = 2
 _LOADS = 2
 _INSTRUCTIONS = 8
 _FMA_LATENCY = 4
-# Of a product of tiles, and of loading one from L1: Intel, Optimization Reference Manual, chapter
-# on AMX.
+# Of a product of tiles, of loading one of x from L1 and one of w from L2: Intel, Optimization
+# Reference Manual, chapter on AMX; the last is an estimate.
 _TILE_PRODUCT_CYCLES = 16
-_TILE_LOAD_CYCLES = 8
+_X_TILE_CYCLES = 8
+_W_TILE_CYCLES = 21
 _SHUFFLES = 2
 _SHUFFLES_PER_ADDITION = 2  # of two vectors, so that each takes half of the lanes of their sum
 _NOT_OVERLAPPED = 0.3
@@ -76,12 +77,14 @@ def _tile_cycles(
     is_dot = family.layout is PackedLayout.COLUMNS
     vectors = columns if is_dot else ceil(columns / family.lanes)
     steps = ceil(problem.k / family.k_multiple)
-    fmas = ceil(rows / family.register_rows) * vectors
-    loads = ceil(rows / family.register_rows) + vectors
+    height = ceil(rows / family.register_rows)
+    fmas = height * vectors
+    loads = height + vectors
     instructions = fmas + loads + 3 / candidate.blocking.k_unroll
     step = max(fmas / _FMAS, loads / _LOADS, instructions / _INSTRUCTIONS, _FMA_LATENCY)
     if family.k_tile:
-        step = max(fmas * _TILE_PRODUCT_CYCLES, loads * _TILE_LOAD_CYCLES)
+        arriving = height * _X_TILE_CYCLES + vectors * _W_TILE_CYCLES
+        step = max(fmas * _TILE_PRODUCT_CYCLES, arriving)
     products = steps * step
     if not is_dot:
         stored = rows * vectors

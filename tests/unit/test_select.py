@@ -343,6 +343,16 @@ def test_features_are_checked_beyond_the_key(repository: Repository) -> None:
     assert ask(repository).verdict.basis is Basis.NONE
 
 
+def test_where_amx_is_not_usable_the_best_other_kernel_is_named(repository: Repository) -> None:
+    with_amx = make_artifact(b"for AMX", required_isa=frozenset({IsaFeature.AMX_TILE}))
+    repository.add_build(with_amx, binary=b"for AMX", source_text="// a kernel\n")
+    repository.add_trial(make_trial(nr=32, artifact=with_amx, call_ns=100))
+    add_build(repository)
+    repository.add_trial(make_trial())
+
+    assert ask(repository).verdict.candidate == make_trial().candidate
+
+
 def test_a_kernel_whose_binary_is_lost_is_not_named(repository: Repository) -> None:
     repository.add_trial(make_trial())
 

@@ -14,6 +14,10 @@ from gemm_tuner.space.catalog import CATALOG, family_named
 from gemm_tuner.space.model import predict_cycles
 
 ISA = {
+    "amx": (
+        *("fma", "avx2", "avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512_bf16"),
+        *("avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"),
+    ),
     "avx512": ("fma", "avx2", "avx512f", "avx512vl", "avx512bw", "avx512dq"),
     "avx2": ("fma", "avx2"),
     "x86_64": (),
@@ -44,7 +48,7 @@ def cpu(isa: str) -> Cpu:
     )
 
 
-@pytest.mark.parametrize("isa", ISA)
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "x86_64"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_candidate_runs_on_the_cpu_and_divides_its_blocks(isa: str, shape: str) -> None:
     machine = cpu(isa)
@@ -197,6 +201,52 @@ def test_a_format_that_no_kernel_reads_is_told() -> None:
 
     with pytest.raises(NoKernelFamily, match="in the format 'f32 32x70 columns k16'"):
         Space(problem=Problem.parse("f32 4x32x70"), cpu=cpu("avx512"), like=like).defaults()
+
+
+def test_tiles_of_amx_are_as_high_as_the_rows_need() -> None:
+    def tiles(rows: int, isa: str) -> set[tuple[int, int]]:
+        space = Space(problem=Problem.parse(f"bf16 {rows}x256x512"), cpu=cpu(isa))
+        kernels = [candidate.micro_kernel for candidate in space.defaults()]
+        return {(one.mr, one.nr) for one in kernels if one.family == "amx_bf16"}
+
+    assert tiles(4, "amx") == {(16, 16), (16, 32), (16, 48), (16, 64)}
+    assert {(32, 16), (32, 32)} <= tiles(17, "amx")
+    assert (48, 16) in tiles(33, "amx")
+    assert not tiles(33, "avx512")
+
+
+@pytest.mark.parametrize("types", ["bf16", "int8"])
+def test_blocks_of_k_are_whole_tiles_of_amx(types: str) -> None:
+    space = Space(problem=Problem.parse(f"{types} 64x128x5000"), cpu=cpu("amx"), threads=2)
+    of_amx = [one for one in space.all() if one.micro_kernel.family.startswith("amx")]
+
+    assert len({one.blocking.kc for one in of_amx}) > 2
+    for candidate in of_amx:
+        assert candidate.blocking.kc % family_named(candidate.micro_kernel.family).k_tile == 0
+
+
+def test_model_prefers_amx_for_many_rows() -> None:
+    problem = Problem.parse("bf16 512x1024x1024")
+    space = Space(problem=problem, cpu=cpu("amx"))
+
+    best = min(
+        space.defaults(),
+        key=lambda one: predict_cycles(
+            problem, one, family_named(one.micro_kernel.family), space.cpu
+        ),
+    )
+
+    assert best.micro_kernel.text == "amx_bf16_32x32"
+
+
+def test_rows_of_x_that_share_sets_are_packed_for_amx() -> None:
+    def packs(k: int) -> bool:
+        space = Space(problem=Problem.parse(f"bf16 64x128x{k}"), cpu=cpu("amx"))
+        defaults = [one for one in space.defaults() if one.micro_kernel.family == "amx_bf16"]
+        return all(candidate.blocking.pack_x for candidate in defaults)
+
+    assert packs(4096)
+    assert not packs(4000)
 
 
 def test_tiles_fit_the_registers() -> None:
