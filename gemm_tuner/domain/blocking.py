@@ -24,7 +24,8 @@ class Blocking:
     """Cache blocks in elements, the order of the loops, and what is done beside the arithmetic.
 
     `pack_x` copies each block of x to contiguous rows. `prefetch_w_bytes` is how far ahead of
-    their use packed weights are fetched; 0 leaves it to the hardware. `k_unroll` steps of k stand
+    their use packed weights are fetched; 0 leaves it to the hardware. A tile reads `w_streams`
+    packed panels side by side. `k_unroll` steps of k stand
     in one turn of the inner loop. `grid_m` x `grid_n` x `grid_k` parts can run at the same time;
     those along k compute sums that a second phase adds up.
     """
@@ -35,6 +36,7 @@ class Blocking:
     loop_order: LoopOrder = LoopOrder.JC_IC_JR_IR
     pack_x: bool = False
     prefetch_w_bytes: int = 0
+    w_streams: int = 1
     k_unroll: int = 1
     grid_m: int = 1
     grid_n: int = 1
@@ -43,6 +45,6 @@ class Blocking:
     def __post_init__(self) -> None:
         """Check that no count is zero."""
         grid = (self.grid_m, self.grid_n, self.grid_k)
-        counts = (self.mc, self.nc, self.kc, self.k_unroll, *grid)
+        counts = (self.mc, self.nc, self.kc, self.w_streams, self.k_unroll, *grid)
         if min(counts) < 1 or self.prefetch_w_bytes < 0:
             raise InvalidCandidate(f"blocking {self} has an empty block.")

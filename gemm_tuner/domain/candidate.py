@@ -11,7 +11,8 @@ _ORDERS = "|".join(order.value for order in LoopOrder)
 _TEXT = re.compile(
     r"(?P<micro_kernel>\w+) mc(?P<mc>\d+)_nc(?P<nc>\d+)_kc(?P<kc>\d+) "
     rf"(?P<loop_order>{_ORDERS})(?P<pack_x> pack_x)?(?: pf(?P<prefetch>\d+))?"
-    r"(?: u(?P<k_unroll>\d+))?(?: grid(?P<grid_m>\d+)x(?P<grid_n>\d+)(?:x(?P<grid_k>\d+))?)?"
+    r"(?: ws(?P<w_streams>\d+))?(?: u(?P<k_unroll>\d+))?"
+    r"(?: grid(?P<grid_m>\d+)x(?P<grid_n>\d+)(?:x(?P<grid_k>\d+))?)?"
 )
 
 
@@ -21,6 +22,7 @@ class Candidate:
 
     The text form is `avx512_f32_8x48 mc128_nc768_kc256 jc_ic_jr_ir pack_x pf4096 u4 grid1x2`;
     words that say nothing special (no packing, no prefetch, no unrolling, one part) are left out.
+    `ws2` before `u4` is two streams of weights.
     A grid that cuts k has three numbers: `grid1x1x2` is two parts along k.
     """
 
@@ -40,6 +42,8 @@ class Candidate:
             words.append("pack_x")
         if blocking.prefetch_w_bytes:
             words.append(f"pf{blocking.prefetch_w_bytes}")
+        if blocking.w_streams > 1:
+            words.append(f"ws{blocking.w_streams}")
         if blocking.k_unroll > 1:
             words.append(f"u{blocking.k_unroll}")
         if self.parts > 1:
@@ -53,6 +57,11 @@ class Candidate:
         return self.blocking.grid_m * self.blocking.grid_n * self.blocking.grid_k
 
     @property
+    def packed_columns(self) -> int:
+        """Return the columns of a packed panel of weights."""
+        return self.micro_kernel.nr // self.blocking.w_streams
+
+    @property
     def complexity(self) -> int:
         """Return how many things the kernel does beside the arithmetic."""
         blocking = self.blocking
@@ -60,6 +69,7 @@ class Candidate:
             (
                 blocking.pack_x,
                 blocking.prefetch_w_bytes > 0,
+                blocking.w_streams > 1,
                 blocking.k_unroll > 1,
                 self.parts > 1,
             )
@@ -87,6 +97,7 @@ class Candidate:
                 loop_order=LoopOrder(match["loop_order"]),
                 pack_x=match["pack_x"] is not None,
                 prefetch_w_bytes=int(match["prefetch"] or 0),
+                w_streams=int(match["w_streams"] or 1),
                 k_unroll=int(match["k_unroll"] or 1),
                 grid_m=int(match["grid_m"] or 1),
                 grid_n=int(match["grid_n"] or 1),

@@ -31,7 +31,7 @@ def packed_format(problem: Problem, candidate: Candidate, family: MicroKernelFam
         return _groups_format(problem, candidate, family)
     words = [problem.types.w.value, f"{problem.n}x{problem.k}", family.layout.value]
     if family.layout is PackedLayout.PANELS:
-        width = family.panel_width(candidate.micro_kernel.nr)
+        width = family.panel_width(candidate.packed_columns)
         words.append(f"nr{width}")
         rest = problem.n % width
         if rest:

@@ -82,6 +82,7 @@ class Choice:
     cut: Cut
     pack_x: bool
     prefetch_w_bytes: int
+    w_streams: int
     k_unroll: int
     grid: tuple[int, int, int]
 
@@ -176,7 +177,8 @@ class Space:
                     self._grids(family, mr, nr), self._kcs(family), CUTS, (False, True)
                 )
             }
-            count += len(blocks) * len(self._prefetches()) * len(_UNROLLS)
+            streams = self._w_streams(family, nr)
+            count += len(blocks) * len(self._prefetches()) * len(streams) * len(_UNROLLS)
         return count
 
     def candidate(self, choice: Choice) -> Candidate:
@@ -192,6 +194,7 @@ class Space:
                 loop_order=order,
                 pack_x=choice.pack_x,
                 prefetch_w_bytes=choice.prefetch_w_bytes,
+                w_streams=choice.w_streams,
                 k_unroll=choice.k_unroll,
                 grid_m=choice.grid[0],
                 grid_n=choice.grid[1],
@@ -237,7 +240,9 @@ class Space:
         sums = mr * nr if family.layout is PackedLayout.COLUMNS else mr * nr // family.lanes
         prefers_prefetch = is_unrolled or self.problem.m.high > 1
         streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
-        kc = self._kcs(family)[0]
+        w_streams = self._w_streams(family, nr)[0]
+        # Streams that are far apart do not stand in each other's way.
+        kc = self._kcs(family)[0] if w_streams == 1 else max(self._kcs(family))
         x_bytes = self.problem.m.high * kc * self.problem.types.x.size_bytes
         x_fits_l2 = x_bytes <= self.cpu.caches.l2_bytes // 2
         if x_fits_l2:
@@ -252,6 +257,7 @@ class Space:
             cut=cut,
             pack_x=self._shares_sets(family),
             prefetch_w_bytes=16384 if streams_weights and prefers_prefetch else 0,
+            w_streams=w_streams,
             k_unroll=1 if is_unrolled or sums >= _SUMS_AT_ONCE else 4,
             grid=self._grids(family, mr, nr)[0],
         )
@@ -262,11 +268,12 @@ class Space:
         return family.register_rows > 1 and row_bytes > 0 and row_bytes % 4096 == 0
 
     def _choices_of(self, family: MicroKernelFamily, mr: int, nr: int) -> Iterator[Choice]:
-        for kc, cut, pack_x, prefetch, k_unroll, grid in product(
+        for kc, cut, pack_x, prefetch, w_streams, k_unroll, grid in product(
             self._kcs(family),
             CUTS,
             (False, True),
             self._prefetches(),
+            self._w_streams(family, nr),
             _UNROLLS,
             self._grids(family, mr, nr),
         ):
@@ -278,6 +285,7 @@ class Space:
                 cut=cut,
                 pack_x=pack_x,
                 prefetch_w_bytes=prefetch,
+                w_streams=w_streams,
                 k_unroll=k_unroll,
                 grid=grid,
             )
@@ -294,6 +302,7 @@ class Space:
                 cut=cut,
                 pack_x=blocking.pack_x,
                 prefetch_w_bytes=blocking.prefetch_w_bytes,
+                w_streams=blocking.w_streams,
                 k_unroll=blocking.k_unroll,
                 grid=(blocking.grid_m, blocking.grid_n, blocking.grid_k),
             )
@@ -309,6 +318,8 @@ class Space:
         yield replace(choice, pack_x=not choice.pack_x)
         for prefetch in self._prefetches():
             yield replace(choice, prefetch_w_bytes=prefetch)
+        for w_streams in self._w_streams(choice.family, choice.nr):
+            yield replace(choice, w_streams=w_streams)
         for k_unroll in _UNROLLS:
             yield replace(choice, k_unroll=k_unroll)
         kcs = self._kcs(choice.family)
@@ -317,7 +328,9 @@ class Space:
         for mr, nr in self._tiles_beside(choice):
             grids = self._grids(choice.family, mr, nr)
             grid = choice.grid if choice.grid in grids else grids[0]
-            yield replace(choice, mr=mr, nr=nr, grid=grid)
+            all_streams = self._w_streams(choice.family, nr)
+            w_streams = choice.w_streams if choice.w_streams in all_streams else 1
+            yield replace(choice, mr=mr, nr=nr, w_streams=w_streams, grid=grid)
 
     def _tiles_beside(self, choice: Choice) -> Iterator[tuple[int, int]]:
         """Yield the family's tiles one register higher or lower, and the tallest one vector off."""
@@ -358,6 +371,14 @@ class Space:
     def _prefetches(self) -> tuple[int, ...]:
         fits = self.problem.w_bytes <= self.cpu.caches.l1d_bytes
         return _PREFETCHES_BYTES[:1] if fits else _PREFETCHES_BYTES
+
+    def _w_streams(self, family: MicroKernelFamily, nr: int) -> tuple[int, ...]:
+        """Return how many panels a tile may read side by side, the first to be tried first."""
+        problem, caches = self.problem, self.cpu.caches
+        can_split = family.template == "outer_product" and nr % (2 * family.lanes) == 0
+        if not can_split or problem.m.high > 1 or problem.w_bytes <= caches.l2_bytes:
+            return (1,)
+        return (2, 1) if problem.w_bytes > caches.l3_bytes // 2 else (1, 2)
 
     def _grids(
         self, family: MicroKernelFamily, mr: int, nr: int

@@ -492,8 +492,9 @@ template <int rows, int columns, typename Stride>
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; ++v)
         {
-            weights[v] = load_weights(panel_row + v * lanes * k_step);
-            __builtin_prefetch(reinterpret_cast<const char *>(panel_row + v * lanes * k_step) + prefetch_w_bytes);
+            const W *from = panel_row + v * lanes * k_step;
+            weights[v] = load_weights(from);
+            __builtin_prefetch(reinterpret_cast<const char *>(from) + prefetch_w_bytes);
         }
 #pragma GCC unroll 32
         for (int r = 0; r < rows; ++r)

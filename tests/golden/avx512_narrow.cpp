@@ -428,7 +428,8 @@ template <int rows, int columns, typename Stride>
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; ++v)
         {
-            weights[v] = load_weights(panel_row + v * lanes * k_step);
+            const W *from = panel_row + v * lanes * k_step;
+            weights[v] = load_weights(from);
         }
 #pragma GCC unroll 32
         for (int r = 0; r < rows; ++r)

@@ -239,6 +239,27 @@ def test_loop_orders_layouts_and_extras(row: Row, toolchain: Toolchain) -> None:
     assert not wrong
 
 
+def test_tiles_read_panels_side_by_side(row: Row, toolchain: Toolchain) -> None:
+    lanes = row.family.lanes
+    if row.family.template != "outer_product" or lanes == 1:
+        pytest.skip("only outer products of vectors read several panels")
+    k = 2 * KC + 3
+    subjects = [
+        Subject(
+            problem=row.problem(f"3x{n}x{k}", layout, "bias"),
+            candidate=candidate_text(row, k, tile=(2, 4 * lanes), extras=extras),
+        )
+        for n, layout, extras in (
+            (4 * lanes + 3 * lanes + 1, "nk", " pf4096 ws2"),
+            (4 * lanes + 2 * lanes - 1, "kn", " ws4 u2 grid1x2"),
+        )
+    ]
+
+    wrong = prove_all(subjects, toolchain)
+
+    assert not wrong
+
+
 def test_slices_of_k(row: Row, toolchain: Toolchain) -> None:
     if row.family.layout is not PackedLayout.PANELS:
         pytest.skip("dot products and groups run over all of k")

@@ -88,6 +88,7 @@ def candidates(draw: st.DrawFn) -> Candidate:
             loop_order=draw(st.sampled_from(LoopOrder)),
             pack_x=draw(st.booleans()),
             prefetch_w_bytes=draw(sizes),
+            w_streams=draw(counts),
             k_unroll=draw(counts),
             grid_m=draw(counts),
             grid_n=draw(counts),

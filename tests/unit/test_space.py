@@ -159,6 +159,35 @@ def test_packed_x_stays_in_the_cache() -> None:
             assert blocking.mc * blocking.kc * 4 <= machine.caches.l2_bytes
 
 
+@pytest.mark.parametrize(
+    ("shape", "first", "others"),
+    [
+        ("1x4096x4096", 2, {1, 2}),
+        ("1x1024x1024", 1, {1, 2}),
+        ("1x256x256", 1, {1}),
+        ("4x4096x4096", 1, {1}),
+    ],
+)
+def test_one_row_reads_two_streams_of_weights_that_fill_l3(
+    shape: str, first: int, others: set[int]
+) -> None:
+    space = Space(problem=Problem.parse(f"f32 {shape}"), cpu=cpu("avx512"))
+    wide = [one for one in space.defaults() if one.micro_kernel.text == "avx512_f32_1x128"]
+
+    assert [one.blocking.w_streams for one in wide] == [first]
+    neighbours = {one.blocking.w_streams for one in space.neighbours(wide[0])}
+    assert neighbours == others
+
+
+def test_panels_are_whole_vectors() -> None:
+    space = Space(problem=Problem.parse("bf16 1x8192x8192"), cpu=cpu("avx512"))
+
+    for candidate in space.all():
+        lanes = family_named(candidate.micro_kernel.family).lanes
+        if candidate.blocking.w_streams > 1:
+            assert candidate.packed_columns % lanes == 0
+
+
 @pytest.mark.parametrize("types", ["f32", "bf16"])
 def test_slices_of_k_are_in_the_space_where_y_is_small(types: str) -> None:
     def grids(sizes: str) -> set[int]:
