@@ -1,8 +1,7 @@
 """One packed copy of the weights for several m: the fewest formats at a bounded loss of speed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from math import inf
 
 from gemm_tuner.domain.context import ExecutionContext
@@ -144,15 +143,23 @@ def fewest_formats(losses: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
         losses: for each problem, the formats that it may use, and what each costs it.
     """
     names = _undominated(losses)
+    useful = [{name: one[name] for name in names if name in one} for one in losses]
     for count in range(1, len(losses) + 1):
-        found = [
-            formats
-            for formats in combinations(names, count)
-            if all(any(name in of_one for name in formats) for of_one in losses)
-        ]
+        found = list(_covers(useful, count))
         if found:
             return min(found, key=lambda formats: _total_loss(losses, formats))
     return ()
+
+
+def _covers(losses: Sequence[Mapping[str, float]], count: int) -> Iterator[tuple[str, ...]]:
+    """Yield all choices of at most `count` formats of which each problem has one."""
+    if not losses:
+        yield ()
+    elif count > 0:
+        for name in min(losses, key=len):
+            without = [one for one in losses if name not in one]
+            for others in _covers(without, count - 1):
+                yield (name, *others)
 
 
 def loss_beside(best: Ratio, ratio: Ratio) -> float:
