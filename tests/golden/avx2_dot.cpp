@@ -131,6 +131,7 @@ constexpr int64_t nc = 100;
 constexpr int64_t kc = 300;
 constexpr int32_t grid_m = 1;
 constexpr int32_t grid_n = 1;
+constexpr int32_t phases = 1;
 static_assert(mc % mr == 0 && nc % nr == 0);
 
 using X = float;
@@ -293,7 +294,7 @@ inline const Element *operand_of(const gemm_tuner_args &args, int index, int64_t
 inline Call read_args(const gemm_tuner_args &args, int64_t item)
 {
     Call call;
-    call.m = args.m;
+    call.m = m_low == m_high ? m_low : args.m;
     call.x = static_cast<const X *>(args.x) + item * args.x_batch_stride;
     call.ldx = args.x_leading_dimension;
     call.packed_w = reinterpret_cast<const W *>(static_cast<const char *>(args.packed_w) +
@@ -552,12 +553,12 @@ uint64_t gemm_tuner_workspace_bytes([[maybe_unused]] int32_t parts)
 
 int32_t gemm_tuner_preferred_parts() { return grid_m * grid_n; }
 
-int32_t gemm_tuner_phases() { return 1; }
+int32_t gemm_tuner_phases() { return phases; }
 
 int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part, int32_t parts)
 {
     if (args->size_bytes < sizeof(gemm_tuner_args) || args->m < m_low || args->m > m_high || args->batch < 0 ||
-        args->operand_count != 1 || phase < 0 || phase >= gemm_tuner_phases() || part < 0 || part >= parts)
+        args->operand_count != 1 || phase < 0 || phase >= phases || part < 0 || part >= parts)
         return GEMM_TUNER_BAD_ARGS;
     X *workspace = nullptr;
     // A large batch is dealt out whole products at a time; otherwise every product is cut.

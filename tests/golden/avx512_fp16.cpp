@@ -131,6 +131,7 @@ constexpr int64_t nc = 512;
 constexpr int64_t kc = 1002;
 constexpr int32_t grid_m = 1;
 constexpr int32_t grid_n = 1;
+constexpr int32_t phases = 1;
 constexpr int64_t prefetch_w_bytes = 8192;
 static_assert(mc % mr == 0 && nc % nr == 0);
 
@@ -428,7 +429,7 @@ inline const Element *operand_of(const gemm_tuner_args &args, int index, int64_t
 inline Call read_args(const gemm_tuner_args &args, int64_t item)
 {
     Call call;
-    call.m = args.m;
+    call.m = m_low == m_high ? m_low : args.m;
     call.x = static_cast<const X *>(args.x) + item * args.x_batch_stride;
     call.ldx = args.x_leading_dimension;
     call.packed_w = reinterpret_cast<const W *>(static_cast<const char *>(args.packed_w) +
@@ -473,9 +474,10 @@ inline auto apply_epilogue([[maybe_unused]] const Call &call, [[maybe_unused]] c
 //     y          sums of earlier blocks of k are in it unless this is the first
 template <int rows, int columns, typename Stride>
 [[gnu::noinline]] void micro_kernel(const Call &call, const X *x, Stride x_stride,
-                                    const W *w, int64_t depth, int64_t row, int64_t column,
+                                    const W *w, int64_t, int64_t row, int64_t column,
                                     [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
 {
+    constexpr int64_t depth = k;
     constexpr int vectors = (columns + lanes - 1) / lanes;
     constexpr int last_count = columns - (vectors - 1) * lanes;
 
@@ -526,19 +528,21 @@ template <int rows, int columns, typename Stride>
     }
 
     constexpr int last = (vectors - 1) * lanes;
+    // A copy: as far as a compiler can tell, the caller's may change with each store to y.
+    const Call own_call = call;
     Columns columns_of_y[vectors];
 #pragma GCC unroll 16
     for (int v = 0; v < vectors - 1; ++v)
-        columns_of_y[v] = read_columns<lanes>(call, column + v * lanes);
-    columns_of_y[vectors - 1] = read_columns<last_count>(call, column + last);
+        columns_of_y[v] = read_columns<lanes>(own_call, column + v * lanes);
+    columns_of_y[vectors - 1] = read_columns<last_count>(own_call, column + last);
+    auto *at = own_call.y + row * own_call.ldy + column;
 #pragma GCC unroll 32
-    for (int r = 0; r < rows; ++r)
+    for (int r = 0; r < rows; ++r, at += own_call.ldy)
     {
-        auto *at = call.y + (row + r) * call.ldy + column;
 #pragma GCC unroll 16
         for (int v = 0; v < vectors - 1; ++v)
-            store<lanes>(at + v * lanes, apply_epilogue<lanes>(call, columns_of_y[v], sums[r][v], row + r, column + v * lanes));
-        store<last_count>(at + last, apply_epilogue<last_count>(call, columns_of_y[vectors - 1], sums[r][vectors - 1], row + r, column + last));
+            store<lanes>(at + v * lanes, apply_epilogue<lanes>(own_call, columns_of_y[v], sums[r][v], row + r, column + v * lanes));
+        store<last_count>(at + last, apply_epilogue<last_count>(own_call, columns_of_y[vectors - 1], sums[r][vectors - 1], row + r, column + last));
     }
 }
 
@@ -663,12 +667,12 @@ uint64_t gemm_tuner_workspace_bytes([[maybe_unused]] int32_t parts)
 
 int32_t gemm_tuner_preferred_parts() { return grid_m * grid_n; }
 
-int32_t gemm_tuner_phases() { return 1; }
+int32_t gemm_tuner_phases() { return phases; }
 
 int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part, int32_t parts)
 {
     if (args->size_bytes < sizeof(gemm_tuner_args) || args->m < m_low || args->m > m_high || args->batch < 0 ||
-        args->operand_count != 1 || phase < 0 || phase >= gemm_tuner_phases() || part < 0 || part >= parts)
+        args->operand_count != 1 || phase < 0 || phase >= phases || part < 0 || part >= parts)
         return GEMM_TUNER_BAD_ARGS;
     X *workspace = nullptr;
     // A large batch is dealt out whole products at a time; otherwise every product is cut.
