@@ -49,6 +49,7 @@ _WEIGHT_ONLY = {
 }
 _W8, _W4 = _WEIGHT_ONLY[8], _WEIGHT_ONLY[4]
 _W4_BF16 = frozenset(types for types in _W4 if types.x is DType.BF16)
+_W8_BF16 = frozenset(types for types in _W8 if types.x is DType.BF16)
 # Rows by columns, of up to eight registers: sums, one of x for each row of them, and one of w.
 _AMX_TILES = ((16, 16), (16, 32), (16, 48), (16, 64), (32, 16), (32, 32), (48, 16))
 _SCALAR_TILES = ((1, 1), (2, 4), (4, 2), (1, 8))
@@ -178,18 +179,19 @@ def _amx(
     product: str,
     *,
     k_step: int,
+    layout: PackedLayout = PackedLayout.PANELS,
 ) -> MicroKernelFamily:
     """Return a family whose sums stay in tile registers, of 16 rows and columns of 4 bytes."""
     return MicroKernelFamily(
         name=name,
         types=types,
         isa=isa,
-        template="amx",
+        template="amx_grouped" if layout is PackedLayout.GROUPS else "amx",
         product=product,
         vectors=_V512.name,
         lanes=_V512.lanes,
         registers=_V512.registers,
-        layout=PackedLayout.PANELS,
+        layout=layout,
         tiles=_AMX_TILES,
         k_step=k_step,
         register_rows=16,
@@ -234,6 +236,8 @@ CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
     _dot  ("avx2_int8_dot",      _V256, _INT8, _AVX2_F16C,   "int8_pairs_dot", k_step=16),
     _outer("scalar_int8",        _V1,   _INT8, _ANY,         "int8_single"),
 
+    _amx("amx_bf16_w8", _W8_BF16, _AMX_BF16, "w8_bf16_tiles", k_step=2, layout=PackedLayout.GROUPS),
+    _amx("amx_bf16_w4", _W4_BF16, _AMX_BF16, "w4_bf16_tiles", k_step=2, layout=PackedLayout.GROUPS),
     _grouped("avx512_w8",      _V512, _W8,      _AVX512,      "w8_float"),
     _grouped("avx512_w4",      _V512, _W4,      _AVX512,      "w4_float"),
     _grouped("avx512_bf16_w4", _V512, _W4_BF16, _AVX512_BF16, "w4_bf16_pairs", k_step=2),

@@ -238,11 +238,11 @@ inline void store(Bf16 *to, Vector value)
                                           static_cast<uint16_t>((1u << count) - 1));
 }
 
-// Products of bfloat16 pairs with weights of 4 bits: chunks of eight steps of k. A lane holds those of
+// Products of bfloat16 pairs: two steps of k at a time, both products added in float.
+// Weights of 4 bits as bfloat16 pairs: chunks of eight steps of k. A lane holds those of
 // one column, each pair with its first in the lower half of the lane and its second in the upper.
 typedef Vector Sums;
-typedef uint32_t Group __attribute__((vector_size(64)));
-typedef Group Weights;
+typedef uint32_t Weights __attribute__((vector_size(64)));
 typedef uint16_t Numbers __attribute__((vector_size(64)));
 constexpr int chunk_k = 8;
 // Weights are looked up: the lowest five bits of each half are the index, of which four count.
@@ -259,18 +259,20 @@ inline void place_weight(W *chunk, int step, int lane, uint8_t weight)
     chunk[lane * 4 + step % 2 * 2 + pair / 2] |= static_cast<W>(weight << (pair % 2 * 4));
 }
 
-inline Group broadcast_group(const X *x)
-{
-    typedef uint32_t Pair __attribute__((aligned(2), may_alias));
-    return Group{} + *reinterpret_cast<const Pair *>(x);
-}
-
 inline Weights load_weights(const W *chunk, int step)
 {
     const Numbers index = *reinterpret_cast<const Numbers *>(chunk) >> (4 * step);
     Weights weights;
     asm("vpermw %2, %1, %0" : "=v"(weights) : "v"(index), "v"(numbers));
     return weights;
+}
+
+typedef Weights Group;
+
+inline Group broadcast_group(const X *x)
+{
+    typedef uint32_t Pair __attribute__((aligned(2), may_alias));
+    return Group{} + *reinterpret_cast<const Pair *>(x);
 }
 
 // The intrinsic has another type in each compiler; the instruction is one.

@@ -11,7 +11,7 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import IsaFeature, parse_isa
-from gemm_tuner.domain.micro_kernel import MicroKernelFamily
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
@@ -23,15 +23,26 @@ from gemm_tuner.space.catalog import CATALOG, family_named
 AMX = parse_isa(("amx_tile", "amx_bf16", "amx_int8", "amx_fp16"))
 FAMILIES = [family for family in CATALOG.values() if family.register_rows > 1]
 INSTRUCTION = Source(text='extern "C" void f() { asm("tdpfp16ps %tmm2, %tmm1, %tmm0"); }\n')
+GROUPS = [family for family in FAMILIES if family.layout is PackedLayout.GROUPS]
 TYPES = {
+    "amx_bf16_w8": ("bf16_u8_f32_bf16", "bf16_s8_f32_f32"),
+    "amx_bf16_w4": ("bf16_s4_f32_bf16", "bf16_u4_f32_f32"),
     "amx_bf16": ("bf16", "bf16_bf16_f32_f32"),
     "amx_fp16": ("f16", "f16_f16_f16_f32"),
     "amx_int8": ("u8_s8_s32_u8", "s8_s8_s32_f32", "s8_u8_s32_f32", "u8_u8_s32_f32"),
 }
 
 
-@pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
+@pytest.fixture(
+    params=[family for family in FAMILIES if family not in GROUPS], ids=lambda family: family.name
+)
 def family(request: pytest.FixtureRequest) -> MicroKernelFamily:
+    return usable(request.param)
+
+
+@pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
+def any_family(request: pytest.FixtureRequest) -> MicroKernelFamily:
+    """Return one of all families; test_groups.py proves tails and groups of those in groups."""
     return usable(request.param)
 
 
@@ -56,21 +67,27 @@ def subject(
     orders = list(LoopOrder)
     mr, nr = (int(number) for number in tile.split("x"))
     layout = ("nk", "kn")[turn % 2]
+    kc = family.k_tile
+    if family in GROUPS:
+        layout, kc = f"{layout}:g32", Problem.parse(f"f32 {sizes}").k
     order = orders[turn % len(orders)].value
     return Subject(
         problem=f"{types} {sizes} {layout} {epilogue}",
-        candidate=f"{family.name}_{tile} mc{2 * mr}_nc{2 * nr}_kc{family.k_tile} {order}{extras}",
+        candidate=f"{family.name}_{tile} mc{2 * mr}_nc{2 * nr}_kc{kc} {order}{extras}",
     )
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang", "zig"])
-def test_every_tile_with_every_height(family: MicroKernelFamily, compiler: str) -> None:
-    toolchain = toolchain_named(compiler, family)
+def test_every_tile_with_every_height(any_family: MicroKernelFamily, compiler: str) -> None:
+    toolchain = toolchain_named(compiler, any_family)
     subjects = [
         subject(
-            family, f"0..{2 * mr + 1}x{nr + 1}x{family.k_tile + 3}", turn=turn, tile=f"{mr}x{nr}"
+            any_family,
+            f"0..{2 * mr + 1}x{nr + 1}x{any_family.k_tile + 3}",
+            turn=turn,
+            tile=f"{mr}x{nr}",
         )
-        for turn, (mr, nr) in enumerate(family.tiles)
+        for turn, (mr, nr) in enumerate(any_family.tiles)
     ]
 
     wrong = prove_all(subjects, toolchain)

@@ -87,6 +87,8 @@ ROWS = [
 # test_amx.py proves AMX on other CPUs.
 _FEW = {
     "amx_fp16": {"f16"},
+    "amx_bf16_w8": set(),
+    "amx_bf16_w4": set(),
     "amx_int8": {"u8_s8_s32_u8", "s8_s8_s32_f32"},
     "avx512_bf16_dot": set(),
     "avx512_int8": {"u8_s8_s32_u8", "s8_s8_s32_f32"},
