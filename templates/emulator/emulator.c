@@ -53,7 +53,6 @@ typedef struct vex {
 } vex;
 
 static struct sigaction previous;
-static int is_started;
 static char *refusal;
 static size_t refusal_bytes;
 
@@ -230,25 +229,29 @@ static void on_illegal_instruction(int number, siginfo_t *information, void *con
     errno = saved_errno;
 }
 
+static int is_started(void) {
+    struct sigaction current;
+    sigaction(SIGILL, NULL, &current);
+    return current.sa_sigaction == on_illegal_instruction;
+}
+
 /* Emulate from now on, on the signal stacks that are there. Why an instruction is refused is written
  * to `reason`, a text of less than `reason_bytes` bytes. */
 void emulator_start(char *reason, size_t reason_bytes) {
     refusal = reason;
     refusal_bytes = reason_bytes;
-    if (is_started) {
+    if (is_started()) {
         return;
     }
     find_components();
     struct sigaction action = {.sa_sigaction = on_illegal_instruction,
                                .sa_flags = SA_SIGINFO | SA_ONSTACK};
     sigaction(SIGILL, &action, &previous);
-    is_started = 1;
 }
 
 /* Put the handler back that was there before. */
 void emulator_stop(void) {
-    if (is_started) {
+    if (is_started()) {
         sigaction(SIGILL, &previous, NULL);
-        is_started = 0;
     }
 }

@@ -62,6 +62,8 @@ def _address_program(name: str) -> str:
 
 _PROGRAMS = {
     **{name: _PRODUCT.format(name=name) for name in PRODUCTS},
+    # A signal for each instruction.
+    "tdpbusd_apart": _PRODUCT.format(name="tdpbusd").strip().replace("\n", "\n nop\n"),
     **{f"address_{name}": _address_program(name) for name in ADDRESSES},
     "copy": _THROUGH_TILE_7.format(load="tileloadd", behind=""),
     "copy_t1": _THROUGH_TILE_7.format(load="tileloaddt1", behind=""),
@@ -104,6 +106,9 @@ _PROGRAMS = {
     "not_of_amx": "ldtilecfg (%rdi)\n ud2",
 }
 _HEAD = """
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stddef.h>
 #ifdef __clang__
 #define FUNCTION __attribute__((naked, target("amx-tile,amx-int8,amx-bf16,amx-fp16"))) void
 #else
@@ -122,20 +127,62 @@ def shapes(*tiles: tuple[int, int], start_row: int = 0, palette: int = 1) -> NDA
     return config
 
 
+_REPEAT = """
+#include <string.h>
+typedef void product(const void *, void *, void *, void *, void *, long);
+int count_wrong(product *multiply, int repeats, const void *config, const void *sums, void *x,
+                void *w, const void *expected) {
+    int wrong = 0;
+    for (int i = 0; i < repeats; i++) {
+        char memory[1024], unused[64];
+        memcpy(memory, sums, sizeof memory);
+        multiply(config, memory, x, w, unused, 64);
+        wrong += memcmp(memory, expected, sizeof memory) != 0;
+    }
+    return wrong;
+}
+"""
+# Counts signals on their way to the handler that is there.
+_COUNTER = """
+static struct sigaction counted;
+static int signals;
+static void count(int number, siginfo_t *information, void *context) {
+    signals++;
+    counted.sa_sigaction(number, information, context);
+}
+void begin_to_count(void) {
+    signals = 0;
+    sigaction(SIGILL, NULL, &counted);
+    struct sigaction action = {.sa_sigaction = count, .sa_flags = counted.sa_flags};
+    sigaction(SIGILL, &action, NULL);
+}
+int end_to_count(void) {
+    sigaction(SIGILL, &counted, NULL);
+    return signals;
+}
+"""
+
+
+def check_amx(toolchain: Toolchain) -> None:
+    """Build an instruction of the newest extension.
+
+    Raises:
+        CompilationFailed: the compiler does not know it.
+    """
+    text = _HEAD + 'FUNCTION one(void) { __asm__("tdpfp16ps %tmm2, %tmm1, %tmm0"); }\n'
+    compile_hosted(text, name="test-amx", toolchain=toolchain)
+
+
 class Programs:
     """The programs, built by one compiler."""
 
     def __init__(self, toolchain: Toolchain) -> None:
-        """Build them.
-
-        Raises:
-            CompilationFailed: the compiler does not know an instruction.
-        """
+        """Build them."""
         text = _HEAD + "\n".join(
             f"FUNCTION {name}(void) {{ __asm__({_quoted(lines)}); }}"
             for name, lines in _PROGRAMS.items()
         )
-        path = compile_hosted(text, name="test-amx", toolchain=toolchain)
+        path = compile_hosted(text + _REPEAT + _COUNTER, name="test-amx", toolchain=toolchain)
         self._library = ctypes.CDLL(str(path))
 
     def run(
@@ -146,6 +193,21 @@ class Programs:
         function.argtypes = (*(ctypes.c_void_p,) * 5, ctypes.c_int64)
         addresses = (*memory, 0, 0, 0, 0)[:4]
         function(config.ctypes.data, *addresses, stride_bytes)
+
+    def count_wrong(
+        self, name: str, repeats: int, config: NDArray[np.uint8], *memory: NDArray[np.uint8]
+    ) -> int:
+        """Return how often a product of sums, x and w is not the fourth of these tiles."""
+        addresses = (ctypes.c_void_p(one.ctypes.data) for one in (config, *memory))
+        return int(self._library.count_wrong(self._library[name], repeats, *addresses))
+
+    def begin_to_count(self) -> None:
+        """Count, from now on, the signals that an emulator handles in this process."""
+        self._library.begin_to_count()
+
+    def end_to_count(self) -> int:
+        """Return how many there were."""
+        return int(self._library.end_to_count())
 
 
 def _quoted(lines: str) -> str:

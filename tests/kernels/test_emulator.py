@@ -7,7 +7,7 @@ from multiprocessing.connection import Pipe
 import numpy as np
 import pytest
 from amx_model import bf16, f16, float_product, integer_product
-from amx_programs import ADDRESSES, Programs, shapes
+from amx_programs import ADDRESSES, Programs, check_amx, shapes
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.crash import Report
@@ -101,11 +101,13 @@ class Sandbox:
 @pytest.fixture(scope="module", params=["gcc", "clang", "zig"])
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     try:
-        return Sandbox(find_toolchain(request.param))
+        toolchain = find_toolchain(request.param)
+        check_amx(toolchain)
     except ToolchainMissing as missing:
         pytest.skip(str(missing))
     except CompilationFailed as failure:
         pytest.skip(f"does not know AMX: {failure}")
+    return Sandbox(toolchain)
 
 
 @pytest.fixture
@@ -190,6 +192,19 @@ def test_numbers_at_the_ends_of_their_range_are_those_of_the_manual(
     both_nan = np.isnan(result) & np.isnan(expected)
     assert both_nan.any()
     assert np.array_equal(result.view(np.uint32)[~both_nan], expected.view(np.uint32)[~both_nan])
+
+
+def test_a_subnormal_sum_becomes_zero(programs: Programs) -> None:
+    least = np.finfo(np.float32).smallest_normal
+    sums = np.array([[-least, least, -least]], np.float32)
+    x = np.array([[0x3F80, 0]], np.uint16)  # 1 and 0
+    w = np.array(
+        [[0x00FF, 0, 0x80FF, 0, 0x0080, 0]], np.uint16
+    )  # nearly twice the least; the least
+
+    result = multiply(programs, "tdpbf16ps", sums, x, w)
+
+    assert result.view(np.uint32)[0, :3].tolist() == [0, 0x80000000, 0]
 
 
 @pytest.mark.parametrize("name", SIGNED)
@@ -312,21 +327,44 @@ def test_shapes_are_found_by_any_address(programs: Programs) -> None:
     assert np.array_equal(after, shapes((5, 12)))
 
 
-def test_each_thread_has_its_own_tiles(programs: Programs) -> None:
-    def multiply_often(number: int) -> None:
+def test_neighbours_share_one_signal(programs: Programs) -> None:
+    sums, factor = np.zeros((16, 16), np.float32), np.zeros((16, 32), np.uint16)
+    programs.begin_to_count()
+
+    multiply(programs, "tdpbf16ps", sums, factor, factor)  # eight instructions
+
+    assert programs.end_to_count() == 1
+
+
+def test_an_emulator_starts_again_behind_another_handler(sandbox: Sandbox) -> None:
+    """A child that is forked while its parent emulates watches for signals of its own."""
+    after = np.full(64, 0xAB, np.uint8)
+
+    def release() -> None:
+        sandbox.programs.run("release", shapes(FULL), 0, after.ctypes.data, 0, after.ctypes.data)
+
+    sandbox.emulator.start(sandbox.report)
+    finding = sandbox.run(release)
+    sandbox.emulator.stop()
+
+    assert finding == Finding(outcome=Outcome.CORRECT)
+
+
+def test_four_threads_have_tiles_of_their_own(programs: Programs) -> None:
+    def count_wrong(number: int) -> int:
         generator = np.random.default_rng(number)
-        for _repeat in range(50):
-            rows, columns, depth = (int(size) for size in generator.integers(1, 17, 3))
-            sums = generator.integers(-1000, 1000, (rows, columns), np.int32)
-            x = generator.integers(0, 255, (rows, 4 * depth), np.uint8)
-            w = generator.integers(-128, 127, (depth, 4 * columns), np.int8)
-
-            result = multiply(programs, "tdpbusd", sums, x, w)
-
-            assert np.array_equal(result, padded(integer_product(sums, x, w)))
+        rows, columns, depth = (int(size) for size in generator.integers(1, 17, 3))
+        sums = generator.integers(-1000, 1000, (rows, columns), np.int32)
+        x = generator.integers(0, 255, (rows, 4 * depth), np.uint8)
+        w = generator.integers(-128, 127, (depth, 4 * columns), np.int8)
+        config = shapes((rows, 4 * columns), (rows, 4 * depth), (depth, 4 * columns))
+        tiles = [padded(one) for one in (sums, x, w, integer_product(sums, x, w))]
+        return programs.count_wrong("tdpbusd_apart", 1000, config, *tiles)
 
     with ThreadPoolExecutor(max_workers=4) as pool:
-        list(pool.map(multiply_often, range(4)))
+        wrong = list(pool.map(count_wrong, range(4)))
+
+    assert wrong == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("name", "config", "reason"), REFUSALS)
