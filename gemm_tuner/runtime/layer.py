@@ -52,7 +52,7 @@ class Layer:
         """Take kernels for problems that differ in m alone, at least one."""
         self.kernels = tuple(kernels)
         self.problem = kernels[0].problem
-        self._pieces: dict[int, tuple[_Piece, ...]] = {}
+        self._whole: dict[int, tuple[_Piece]] = {}  # the calls that are one piece
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -115,16 +115,19 @@ class Layer:
             )
         return result
 
-    def _pieces_of(self, x: object) -> tuple[_Piece, ...]:
+    def _pieces_of(self, x: object) -> Sequence[_Piece]:
         shape: tuple[int, ...] = getattr(x, "shape", ())
         if len(shape) != 2:
             raise InvalidArray("x must be an array of two dimensions, (m, k).")
         rows = int(shape[0])
-        if rows not in self._pieces:
-            self._pieces[rows] = self._cut(rows)
-        return self._pieces[rows]
+        if rows in self._whole:
+            return self._whole[rows]
+        pieces = self._cut(rows)
+        if len(pieces) == 1:
+            self._whole[rows] = (pieces[0],)
+        return pieces
 
-    def _cut(self, rows: int) -> tuple[_Piece, ...]:
+    def _cut(self, rows: int) -> Sequence[_Piece]:
         pieces: list[_Piece] = []
         done = 0
         while done < rows or not pieces:
@@ -139,7 +142,7 @@ class Layer:
             step = min(rest, kernel.problem.m.high)
             pieces.append(_Piece(kernel, slice(done, done + step)))
             done += step
-        return tuple(pieces)
+        return pieces
 
     def _best_for(self, rows: int) -> AnyKernel | None:
         """Return the kernel made for `rows` the most closely, or for the most of them."""
