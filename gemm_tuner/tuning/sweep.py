@@ -1,6 +1,6 @@
 """A sweep: search the candidates of one problem, in each context, within a budget."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -34,7 +34,7 @@ from gemm_tuner.tuning.search import FAVOURITES, LocalSearch
 SEEDS_FROM_OTHER_REGIME = 8
 FINALISTS = 4
 CONFIRMED = 3
-_REACH = 0.9  # of the best speed of a race: slower ones do not win the final
+_REACH = 0.8  # of the speed of the fastest in the races: slower ones do not win the final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +334,7 @@ class _ContextSweep:
     _on_progress: Callable[[Progress], None]
     _is_stopped: Callable[[], bool]
     _speeds: dict[Candidate, float] = field(default_factory=dict)
+    _call_ns: dict[Candidate, float] = field(default_factory=dict)
     _trials: list[Trial] = field(default_factory=list)
     _slowest_call_s: float = 0.0
 
@@ -381,6 +382,7 @@ class _ContextSweep:
         for trial in self._trials:
             if trial.measurement is not None:
                 self._speeds[trial.candidate] = trial.measurement.ratio.median
+                self._call_ns[trial.candidate] = trial.measurement.candidate.median_ns
             elif trial.outcome is not Outcome.CORRECT:
                 self._speeds.pop(trial.candidate, None)
         return any(trial.context == self._context for trial in self._trials)
@@ -419,6 +421,7 @@ class _ContextSweep:
                 return
             if speed := self._time(candidate, _FINAL):
                 waiting[candidate] = speed
+        waiting = self._without_useless_threads(waiting)
         confirmed = 0.0
         for _attempt in range(CONFIRMED):
             is_held = confirmed * EQUALLY_FAST >= max(waiting.values(), default=0.0)
@@ -429,11 +432,35 @@ class _ContextSweep:
             confirmed = max(confirmed, self._time(candidate, _CONFIRM))
 
     def _finalists(self) -> list[Candidate]:
-        """Return the best few, and the best that needs one thread only, if it is not far behind."""
-        ranked = self.ranked()
-        best, in_reach = ranked[:FINALISTS], _REACH * self._speeds[ranked[0]]
-        alone = [one for one in ranked if one.parts == 1 and self._speeds[one] >= in_reach]
-        return list(dict.fromkeys([*best, *alone[:1]]))
+        """Return the best few, and the fastest that needs one thread, if it is not far behind."""
+        best = self.ranked()[:FINALISTS]
+        alone = self._fastest_alone(self._speeds)
+        if self._context.threads == 1 or alone is None:
+            return best
+        in_reach_ns = min(self._call_ns[one] for one in best) / _REACH
+        return list(dict.fromkeys([*best, alone] if self._call_ns[alone] <= in_reach_ns else best))
+
+    def _without_useless_threads(self, speeds: dict[Candidate, float]) -> dict[Candidate, float]:
+        """Leave out what takes longer with several threads than the fastest takes with one.
+
+        Speeds over a baseline may not show it: where its threads get into each other's way, its
+        own time differs from one run to the next.
+        """
+        alone = self._fastest_alone(speeds)
+        if alone is None:
+            return speeds
+        return {
+            one: speed
+            for one, speed in speeds.items()
+            if one.parts == 1 or self._call_ns[one] < self._call_ns[alone]
+        }
+
+    def _fastest_alone(self, candidates: Iterable[Candidate]) -> Candidate | None:
+        return min(
+            (one for one in candidates if one.parts == 1),
+            key=lambda one: (self._call_ns[one], one.text),
+            default=None,
+        )
 
     def _time(self, candidate: Candidate, care: _Care) -> float:
         """Return the speed over that of the baseline, 0 for a candidate that failed."""
@@ -450,8 +477,9 @@ class _ContextSweep:
         self._trials.append(trial)
         measurement = trial.measurement
         speed = self._speeds[candidate] = measurement.ratio.median
-        call_ns = max(measurement.candidate.median_ns, measurement.baseline_timing.median_ns)
-        self._slowest_call_s = max(self._slowest_call_s, call_ns / 1e9)
+        call_ns = self._call_ns[candidate] = measurement.candidate.median_ns
+        slowest_ns = max(call_ns, measurement.baseline_timing.median_ns)
+        self._slowest_call_s = max(self._slowest_call_s, slowest_ns / 1e9)
         return speed
 
     def _confirming_s(self) -> float:

@@ -23,9 +23,11 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli.main import run
 from gemm_tuner.cli.output import ProgressLine
 from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.measurement import Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage
 from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning import sweep as tuning
@@ -230,11 +232,49 @@ def test_a_sweep_beside_another_baseline_is_another_sweep(database: str) -> None
 def test_a_call_too_small_for_two_threads_stays_with_the_winner_of_one(database: str) -> None:
     alone = _tune(database, baseline="scalar").verdict.candidate
 
-    shared = _tune(database, baseline="scalar", contexts=[ExecutionContext(threads=2)])
+    shared = _tune_for_two(database)
 
     assert shared.verdict.candidate is not None
     assert shared.verdict.candidate.parts == 1
     assert alone in [trial.candidate for trial in shared.finalists]
+
+
+def test_threads_that_only_slow_the_baseline_down_do_not_win(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside kernels of two parts the baseline is made slower yet than they are."""
+    _tune(database, baseline="scalar")
+    time_fairly = TrialHost.time
+
+    def time_unfairly(
+        host: TrialHost, build: Build, *, context: ExecutionContext, pairs: int, sample_ns: int
+    ) -> TimedFinding:
+        found = time_fairly(host, build, context=context, pairs=pairs, sample_ns=sample_ns)
+        kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
+        if kernel.library.preferred_parts == 1 or found.measurement is None:
+            return found
+        beside = found.measurement
+        slowed = replace(
+            beside,
+            candidate=_times(beside.candidate, 2),
+            baseline_timing=_times(beside.baseline_timing, 100),
+        )
+        return replace(found, measurements=(slowed,))
+
+    monkeypatch.setattr(TrialHost, "time", time_unfairly)
+    verdict = _tune_for_two(database).verdict
+
+    assert verdict.candidate is not None
+    assert verdict.candidate.parts == 1
+
+
+def _tune_for_two(database: str) -> SweepResult:
+    contexts = [ExecutionContext(threads=2)]
+    return _tune(database, baseline="scalar", budget_s=3.0, contexts=contexts)
+
+
+def _times(timing: Timing, factor: int) -> Timing:
+    return replace(timing, samples_ns=tuple(factor * sample for sample in timing.samples_ns))
 
 
 def test_a_finished_sweep_is_answered_without_a_trial_host(
@@ -283,8 +323,7 @@ def test_a_verdict_rests_on_a_confirmed_trial(
 def _slowed(timed: TimedFinding) -> TimedFinding:
     measurement = timed.measurement
     assert measurement is not None
-    doubled = tuple(2 * sample for sample in measurement.candidate.samples_ns)
-    slow = replace(measurement, candidate=replace(measurement.candidate, samples_ns=doubled))
+    slow = replace(measurement, candidate=_times(measurement.candidate, 2))
     return replace(timed, measurements=(slow,))
 
 
