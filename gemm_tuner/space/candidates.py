@@ -113,7 +113,7 @@ class Space:
                     yield family, mr, nr
 
     def defaults(self) -> list[Candidate]:
-        """Return, for each tile, the blocking to try first.
+        """Return, for each tile, the blockings to try first.
 
         Raises:
             NoKernelFamily: no family of the catalog covers the problem on this CPU.
@@ -121,7 +121,8 @@ class Space:
         found = [
             candidate
             for tile in self.tiles()
-            for candidate in islice(self._candidates_by_grid(self._default(*tile)), 1)
+            for choice in self._defaults(*tile)
+            for candidate in islice(self._candidates_by_grid(choice), 1)
         ]
         if not found:
             packed = f" in the format {self._format(self.like)!r}" if self.like else ""
@@ -168,7 +169,7 @@ class Space:
         """Return how many candidates there are in any format, without making them all."""
         count = 0
         for family, mr, nr in self.tiles():
-            start = self._default(family, mr, nr)
+            start = self._defaults(family, mr, nr)[0]
             blocks = {
                 (
                     grid,
@@ -237,15 +238,26 @@ class Space:
     def _depth_of_slice(self, family: MicroKernelFamily, slices: int) -> int:
         return _round_up(ceil(self.problem.k / slices), max(16, family.k_multiple))
 
+    def _defaults(self, family: MicroKernelFamily, mr: int, nr: int) -> list[Choice]:
+        """Return one choice, or one for each number of streams where either may be faster."""
+        choice = self._default(family, mr, nr)
+        if self.problem.w_bytes <= self.cpu.caches.l3_bytes // 2:
+            return [choice]
+        # Streams that are far apart do not stand in each other's way.
+        return [
+            replace(
+                choice, w_streams=streams, kc=max(self._kcs(family)) if streams > 1 else choice.kc
+            )
+            for streams in self._w_streams(family, nr)
+        ]
+
     def _default(self, family: MicroKernelFamily, mr: int, nr: int) -> Choice:
         # A chunk of weights in groups is several steps, and is converted before it is used.
         is_unrolled = family.layout is PackedLayout.GROUPS
         sums = mr * nr if family.layout is PackedLayout.COLUMNS else mr * nr // family.lanes
         prefers_prefetch = is_unrolled or self.problem.m.high > 1
         streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
-        w_streams = self._w_streams(family, nr)[0]
-        # Streams that are far apart do not stand in each other's way.
-        kc = self._kcs(family)[0] if w_streams == 1 else max(self._kcs(family))
+        kc = self._kcs(family)[0]
         x_bytes = self.problem.m.high * kc * self.problem.types.x.size_bytes
         x_fits_l2 = x_bytes <= self.cpu.caches.l2_bytes // 2
         if x_fits_l2:
@@ -260,7 +272,7 @@ class Space:
             cut=cut,
             pack_x=self._shares_sets(family),
             prefetch_w_bytes=16384 if streams_weights and prefers_prefetch else 0,
-            w_streams=w_streams,
+            w_streams=1,
             k_unroll=1 if is_unrolled or sums >= _SUMS_AT_ONCE else 4,
             stream_y=self._y_streams(family)[0],
             grid=self._grids(family, mr, nr)[0],
@@ -382,12 +394,10 @@ class Space:
         return _PREFETCHES_BYTES[:1] if fits else _PREFETCHES_BYTES
 
     def _w_streams(self, family: MicroKernelFamily, nr: int) -> tuple[int, ...]:
-        """Return how many panels a tile may read side by side, the first to be tried first."""
-        problem, caches = self.problem, self.cpu.caches
+        """Return how many panels a tile may read side by side."""
         can_split = family.template == "outer_product" and nr % (2 * family.lanes) == 0
-        if not can_split or problem.m.high > 1 or problem.w_bytes <= caches.l2_bytes:
-            return (1,)
-        return (2, 1) if problem.w_bytes > caches.l3_bytes // 2 else (1, 2)
+        streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
+        return (1, 2) if can_split and streams_weights and self.problem.m.high == 1 else (1,)
 
     def _y_streams(self, family: MicroKernelFamily) -> tuple[bool, ...]:
         """Return whether y may be written past the caches, what is to be tried first first.
