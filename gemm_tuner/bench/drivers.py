@@ -77,7 +77,13 @@ def widest_vectors(usable: frozenset[IsaFeature]) -> frozenset[IsaFeature]:
     for vectors, products in (
         (
             {IsaFeature.AVX512F, IsaFeature.FMA},
-            {IsaFeature.AVX512_BF16, IsaFeature.AVX512_VNNI},
+            {
+                IsaFeature.AVX512_BF16,
+                IsaFeature.AVX512_VNNI,
+                IsaFeature.AMX_TILE,
+                IsaFeature.AMX_BF16,
+                IsaFeature.AMX_INT8,
+            },
         ),
         ({IsaFeature.AVX2, IsaFeature.FMA}, {IsaFeature.AVX_VNNI}),
     ):

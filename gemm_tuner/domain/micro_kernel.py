@@ -53,7 +53,7 @@ class MicroKernelFamily:
     @property
     def can_stream_y(self) -> bool:
         """Return whether its vectors of y can be written past the caches."""
-        return self.lanes > 1 and self.template in {"outer_product", "grouped"}
+        return self.lanes > 1 and self.template != "dot_product"
 
     def panel_width(self, nr: int) -> int:
         """Return the columns of a packed panel, for tiles of `nr` columns."""

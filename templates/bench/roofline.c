@@ -46,10 +46,49 @@ int64_t roofline_multiply_add(int64_t rounds, bench_sample *sample) {
     return rounds * CHAINS * LANES * 2;
 }
 
+#if defined(__AMX_BF16__) || defined(__AMX_INT8__)
+/* Six tiles of sums and one of each operand: all of 16 rows of 64 bytes. */
+enum { TILE_CHAINS = 6, TILE_ROWS = 16, TILE_COLUMNS = 16, TILE_ROW_BYTES = 64 };
+
+typedef struct tile_shapes {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} tile_shapes;
+
+static void shape_tiles(void) {
+    tile_shapes shapes = {.palette = 1};
+    for (int tile = 0; tile < TILE_CHAINS + 2; tile++) {
+        shapes.row_bytes[tile] = TILE_ROW_BYTES;
+        shapes.rows[tile] = TILE_ROWS;
+    }
+    __asm__ volatile("ldtilecfg %0" : : "m"(shapes)); /* clears all tiles */
+}
+
+#define MULTIPLY_TILES(instruction)                                                                \
+    __asm__ volatile(instruction " %tmm7, %tmm6, %tmm0\n\t" instruction " %tmm7, %tmm6, %tmm1\n\t"   \
+                     instruction " %tmm7, %tmm6, %tmm2\n\t" instruction " %tmm7, %tmm6, %tmm3\n\t"   \
+                     instruction " %tmm7, %tmm6, %tmm4\n\t" instruction " %tmm7, %tmm6, %tmm5")
+
+/* Return the operations of `rounds` rounds on elements of `element_bytes`. */
+static int64_t operations_of_tiles(int64_t rounds, int64_t element_bytes) {
+    return rounds * TILE_CHAINS * TILE_ROWS * TILE_COLUMNS * (TILE_ROW_BYTES / element_bytes) * 2;
+}
+#endif
+
 /* The same for products of bfloat16 pairs, which are converted to float where there is no
  * instruction for them. */
 int64_t roofline_multiply_add_bf16(int64_t rounds, bench_sample *sample) {
-#ifdef __AVX512BF16__
+#if defined(__AMX_BF16__)
+    shape_tiles();
+    bench_sample begin = bench_begin();
+    for (int64_t i = 0; i < rounds; i++) {
+        MULTIPLY_TILES("tdpbf16ps");
+    }
+    *sample = bench_end(begin);
+    __asm__ volatile("tilerelease");
+    return operations_of_tiles(rounds, 2);
+#elif defined(__AVX512BF16__)
     vector zero = {0};
     vector c0 = zero, c1 = zero, c2 = zero, c3 = zero, c4 = zero, c5 = zero;
     vector c6 = zero, c7 = zero, c8 = zero, c9 = zero, c10 = zero, c11 = zero;
@@ -87,7 +126,16 @@ int64_t roofline_multiply_add_bf16(int64_t rounds, bench_sample *sample) {
 
 /* The same for products of bytes, four in each lane. */
 int64_t roofline_multiply_add_int8(int64_t rounds, bench_sample *sample) {
-#if defined(__AVX512VNNI__)
+#if defined(__AMX_INT8__)
+    shape_tiles();
+    bench_sample begin = bench_begin();
+    for (int64_t i = 0; i < rounds; i++) {
+        MULTIPLY_TILES("tdpbusd");
+    }
+    *sample = bench_end(begin);
+    __asm__ volatile("tilerelease");
+    return operations_of_tiles(rounds, 1);
+#elif defined(__AVX512VNNI__)
 #define MULTIPLY_BYTES(sums) __asm__ volatile("vpdpbusd %1, %1, %0" : "+v"(sums) : "v"(bytes))
 #elif defined(__AVXVNNI__)
 #define MULTIPLY_BYTES(sums) __asm__ volatile("%{vex%} vpdpbusd %1, %1, %0" : "+x"(sums) : "x"(bytes))
@@ -115,7 +163,7 @@ int64_t roofline_multiply_add_int8(int64_t rounds, bench_sample *sample) {
     }
     *sample = bench_end(begin);
     return rounds * CHAINS * LANES * 8;
-#else
+#elif !defined(__AMX_INT8__)
     return roofline_multiply_add(rounds, sample);
 #endif
 }
