@@ -1,7 +1,7 @@
 """Predict the time of a candidate, to try the promising ones first.
 
-The model counts what the inner loop issues and what moves between the caches. It ranks; it never
-decides: only measured candidates win.
+The model counts what the inner loop issues and what moves between the caches, at the rates of the
+core (`space/cores.py`). It ranks; it never decides: only measured candidates win.
 """
 
 from math import ceil
@@ -11,12 +11,8 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.space.cores import Rates, core_of
 
-# Issue limits of the cores from Zen 2 and Skylake on; per cycle.
-_FMAS = 2
-_LOADS = 2
-_INSTRUCTIONS = 8
-_FMA_LATENCY = 4
 # Of a product of tiles, of loading one of x from L1 and one of w from L2: Intel, Optimization
 # Reference Manual, chapter on AMX; the last is an estimate.
 _TILE_PRODUCT_CYCLES = 16
@@ -26,14 +22,10 @@ _SHUFFLES = 2
 _SHUFFLES_PER_ADDITION = 2  # of two vectors, so that each takes half of the lanes of their sum
 _NOT_OVERLAPPED = 0.3
 
-# Bytes a cycle from each level; measured on an AMD Zen 5 server core, 2026.
-_L2_BYTES = 60.0
-_L3_BYTES = 28.0
-_MEMORY_BYTES = 11.0
-
 # Cycles around one register tile besides its steps of k: the call, pointers, branches.
 _TILE_CYCLES = 14.0
 _CALL_CYCLES = 40.0
+_WAKING_CYCLES = 4000.0  # until another thread computes
 _CYCLES_PER_EPILOGUE_STEP = 1.0
 _FEW_ROWS = 64  # of x: weights that are not in L2 are read while few multiplications are done
 NOMINAL_CLOCK_HZ = 4e9
@@ -43,26 +35,41 @@ def predict_cycles(
     problem: Problem, candidate: Candidate, family: MicroKernelFamily, cpu: Cpu
 ) -> float:
     """Return the predicted time of one call on one core, in cycles, for the largest m."""
-    rows = problem.m.high
-    compute = _compute_cycles(problem, candidate, family, rows)
-    memory = _memory_cycles(problem, candidate, cpu, rows)
+    rows, rates, parts = problem.m.high, core_of(cpu).rates, candidate.parts
+    compute = _compute_cycles(problem, candidate, family, rates)
+    memory = _memory_cycles(problem, candidate, cpu, rates)
     row_tiles = 1
     if 0 < rows <= _FEW_ROWS and problem.w_bytes > cpu.caches.l2_bytes:
         # A panel of w arrives while the first tile of rows meets it; the others find it in L2.
         row_tiles = ceil(min(rows, candidate.blocking.mc) / candidate.micro_kernel.mr)
     alone = compute * (row_tiles - 1) / row_tiles
     beside = compute - alone
-    return (_CALL_CYCLES + alone + _overlapped(beside, memory)) / candidate.parts
+    busy = alone + _overlapped(beside, memory)
+    waking = _WAKING_CYCLES * (parts - 1)
+    return _CALL_CYCLES + waking + busy * _unevenness(problem, candidate) / parts
+
+
+def _unevenness(problem: Problem, candidate: Candidate) -> float:
+    """Return the work of the part that has the most, over the mean."""
+    tile, blocking = candidate.micro_kernel, candidate.blocking
+    uneven = 1.0
+    for units, ways in (
+        (ceil(problem.m.high / tile.mr), blocking.grid_m),
+        (ceil(problem.n / tile.nr), blocking.grid_n),
+    ):
+        if units:
+            uneven *= ceil(units / ways) * ways / units
+    return uneven
 
 
 def _compute_cycles(
-    problem: Problem, candidate: Candidate, family: MicroKernelFamily, rows: int
+    problem: Problem, candidate: Candidate, family: MicroKernelFamily, rates: Rates
 ) -> float:
     tile = candidate.micro_kernel
-    whole_tiles, rest_rows = divmod(rows, tile.mr)
+    whole_tiles, rest_rows = divmod(problem.m.high, tile.mr)
     whole_panels, rest_columns = divmod(problem.n, tile.nr)
     return sum(
-        tiles * panels * _tile_cycles(problem, candidate, family, (height, width))
+        tiles * panels * _tile_cycles(problem, candidate, family, rates, (height, width))
         for tiles, height in ((whole_tiles, tile.mr), (1, rest_rows))
         for panels, width in ((whole_panels, tile.nr), (1, rest_columns))
         if tiles and panels and height and width
@@ -70,7 +77,11 @@ def _compute_cycles(
 
 
 def _tile_cycles(
-    problem: Problem, candidate: Candidate, family: MicroKernelFamily, tile: tuple[int, int]
+    problem: Problem,
+    candidate: Candidate,
+    family: MicroKernelFamily,
+    rates: Rates,
+    tile: tuple[int, int],
 ) -> float:
     rows, columns = tile
     blocks = max(1, ceil(problem.k / candidate.blocking.kc))
@@ -81,7 +92,13 @@ def _tile_cycles(
     fmas = height * vectors
     loads = height + vectors
     instructions = fmas + loads + 3 / candidate.blocking.k_unroll
-    step = max(fmas / _FMAS, loads / _LOADS, instructions / _INSTRUCTIONS, _FMA_LATENCY)
+    narrow = rates.narrow if 32 * family.lanes < rates.vector_bits else 1.0
+    step = max(
+        fmas / (narrow * _products_a_cycle(family, rates)),
+        loads / (narrow * rates.loads),
+        instructions / rates.instructions,
+        rates.latency,
+    )
     if family.k_tile:
         arriving = height * _X_TILE_CYCLES + vectors * _W_TILE_CYCLES
         step = max(fmas * _TILE_PRODUCT_CYCLES, arriving)
@@ -98,6 +115,15 @@ def _tile_cycles(
     return products + epilogue + blocks * (_TILE_CYCLES + stored)
 
 
+def _products_a_cycle(family: MicroKernelFamily, rates: Rates) -> float:
+    """Return how many of the family's multiplications of vectors a core starts in a cycle."""
+    if family.product.startswith("bf16_pairs"):
+        return rates.pairs or rates.multiply_adds
+    if family.product.startswith("int8_quads"):
+        return rates.quads or rates.multiply_adds
+    return rates.multiply_adds
+
+
 def _reduction_cycles(vectors: int, lanes: int) -> float:
     """Return the cycles to add up the lanes of each of some vectors, two at a time."""
     levels = range(1, lanes.bit_length())
@@ -110,19 +136,19 @@ def _overlapped(one: float, other: float) -> float:
     return max(one, other) + _NOT_OVERLAPPED * min(one, other)
 
 
-def _memory_cycles(problem: Problem, candidate: Candidate, cpu: Cpu, rows: int) -> float:
-    blocking = candidate.blocking
+def _memory_cycles(problem: Problem, candidate: Candidate, cpu: Cpu, rates: Rates) -> float:
+    blocking, rows = candidate.blocking, problem.m.high
     x_bytes = rows * problem.k * problem.types.x.size_bytes
     y_bytes = rows * problem.n * problem.types.y.size_bytes
     total = x_bytes + problem.w_bytes + y_bytes
     if total <= cpu.caches.l1d_bytes:
         return 0.0
     rate = (
-        _L2_BYTES
+        rates.l2_bytes
         if total <= cpu.caches.l2_bytes
-        else _L3_BYTES
+        else rates.l3_bytes
         if total <= cpu.caches.l3_bytes
-        else _MEMORY_BYTES
+        else rates.memory_bytes
     )
     x_passes = 1 if x_bytes <= cpu.caches.l2_bytes // 2 else ceil(problem.n / blocking.nc)
     w_passes = 1 if problem.w_bytes <= cpu.caches.l2_bytes // 2 else ceil(rows / blocking.mc)
