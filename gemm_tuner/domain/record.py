@@ -27,6 +27,7 @@ class Outcome(StrEnum):
 class Stage(StrEnum):
     """How carefully a trial was timed."""
 
+    PREDICTED = "predicted"  # not timed: a proof of what the model chose for a CPU not at hand
     RACE = "race"  # a proof, or a few samples that drop what is surely slower
     FINAL = "final"  # many samples of each of the few best
     CONFIRM = "confirm"  # more, of the best of these once again: verdicts rest on them
@@ -66,7 +67,7 @@ class Trial:
     `generator` identifies the templates and the package version that made the source. `detail`
     says in words what went wrong, empty when nothing did. `emulated` are features that the CPU
     lacks and that were emulated for the proof: such a trial has no measurement, and no verdict
-    rests on it.
+    claims a speed because of it.
     """
 
     created_at: datetime

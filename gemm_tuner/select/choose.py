@@ -6,14 +6,15 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
-from gemm_tuner.domain.verdict import Verdict
+from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.select.bucket import bucket
 from gemm_tuner.select.derive import no_verdict
 from gemm_tuner.select.exact import exact, sibling
+from gemm_tuner.select.predict import predicted
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.tables import Origin
 
-_LADDER = (exact, sibling, bucket)
+_LADDER = (exact, sibling, bucket, predicted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,8 @@ def choose(
 
 def _say(verdict: Verdict) -> str:
     ratio = verdict.ratio
+    if verdict.basis is Basis.PREDICTED:
+        return f"{verdict.decision.value}: expected to be fast, not measured."
     if ratio is None:
         return f"{verdict.decision.value}: not measured for m = {verdict.problem.m.text}."
     unserved = "; not shown to be as fast as the baseline, so no kernel is named"

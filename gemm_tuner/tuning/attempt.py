@@ -31,6 +31,7 @@ Render = Callable[[Problem, Candidate, MicroKernelFamily], Source]
 class Attempts:
     """Tries candidates for one problem and keeps each outcome the moment it is known.
 
+    `stage` is what proofs are recorded as; where nothing will be timed, builds are kept at once.
     `render` makes the source of a candidate; tests put broken kernels in its place.
     """
 
@@ -39,6 +40,7 @@ class Attempts:
     host: TrialHost
     repository: Repository
     toolchain: Toolchain
+    stage: Stage = Stage.RACE
     render: Render = render
     _known: set[str] = field(default_factory=set)
     _proven: dict[Candidate, Build] = field(default_factory=dict)
@@ -68,6 +70,8 @@ class Attempts:
             if finding.outcome is Outcome.CORRECT:
                 trial = self._trial(candidate, context, build)
                 self._proofs[candidate] = replace(trial, emulated=finding.emulated)
+                if self.stage is Stage.PREDICTED:
+                    self._keep(build)
                 self.repository.add_trial(self._proofs[candidate])
                 self._proven[candidate] = build
             else:
@@ -95,9 +99,7 @@ class Attempts:
             measurement=timed.measurement,
             conditions=timed.conditions,
         )
-        self.repository.add_build(
-            build.artifact, binary=build.binary, source_text=build.source.text
-        )
+        self._keep(build)
         self.repository.add_trial(trial)
         return trial
 
@@ -123,6 +125,11 @@ class Attempts:
     def _source(self, candidate: Candidate) -> tuple[Source, frozenset[IsaFeature]]:
         family = family_named(candidate.micro_kernel.family)
         return self.render(self.problem, candidate, family), family.isa
+
+    def _keep(self, build: Build) -> None:
+        self.repository.add_build(
+            build.artifact, binary=build.binary, source_text=build.source.text
+        )
 
     def _record_failure(
         self,
@@ -152,7 +159,7 @@ class Attempts:
             candidate=candidate,
             toolchain=self.toolchain.text,
             generator=generator_version(),
-            stage=Stage.RACE,
+            stage=self.stage,
             outcome=Outcome.CORRECT,
             artifact=build.artifact if build else None,
         )

@@ -4,16 +4,48 @@ The same measurements lead to the same order: nothing here is random.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.space.candidates import Space
-from gemm_tuner.space.catalog import family_named
-from gemm_tuner.space.model import predict_cycles
+from gemm_tuner.space.ranking import shortlist
 
 BATCH = 8
 FAVOURITES = 24
 EXPANDED = 2
 NOTABLE_GAIN = 1.005
+
+
+class Strategy(Protocol):
+    """What proposes candidates, batch after batch."""
+
+    def next_batch(self, speeds: Mapping[Candidate, float]) -> list[Candidate]:
+        """Return the candidates to try next, none when the search is over.
+
+        Args:
+            speeds: what was measured so far, greater is better; candidates that failed are absent.
+        """
+
+    @property
+    def pending(self) -> int:
+        """Return how many candidates are already in line."""
+
+
+class Chosen:
+    """Propose the candidates that somebody chose, and no others."""
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        self._queue = list(dict.fromkeys(candidates))
+
+    def next_batch(self, _speeds: Mapping[Candidate, float]) -> list[Candidate]:
+        """Return the next of those chosen."""
+        batch, self._queue = self._queue[:BATCH], self._queue[BATCH:]
+        return batch
+
+    @property
+    def pending(self) -> int:
+        """Return how many candidates are still in line."""
+        return len(self._queue)
 
 
 class LocalSearch:
@@ -24,17 +56,13 @@ class LocalSearch:
 
     def __init__(self, space: Space, *, seeds: Sequence[Candidate] = ()) -> None:
         self._space = space
-        self._queue = list(dict.fromkeys([*seeds, *_favourites(space, FAVOURITES)]))
+        self._queue = list(dict.fromkeys([*seeds, *shortlist(space, FAVOURITES)]))
         self._proposed: set[Candidate] = set()
         self._expanded: set[Candidate] = set()
         self._best_before = 0.0
 
     def next_batch(self, speeds: Mapping[Candidate, float]) -> list[Candidate]:
-        """Return the candidates to try next, none when the search is over.
-
-        Args:
-            speeds: what was measured so far, greater is better; candidates that failed are absent.
-        """
+        """Return the next in line, or the neighbours of the best."""
         if not self._queue:
             self._expand(speeds)
         batch, self._queue = self._queue[:BATCH], self._queue[BATCH:]
@@ -59,13 +87,3 @@ class LocalSearch:
                 for neighbour in self._space.neighbours(candidate)
                 if neighbour not in self._proposed and neighbour not in self._queue
             ]
-
-
-def _favourites(space: Space, count: int) -> list[Candidate]:
-    """Return the default candidates of the tiles that the model ranks first."""
-
-    def predicted(candidate: Candidate) -> tuple[float, str]:
-        family = family_named(candidate.micro_kernel.family)
-        return predict_cycles(space.problem, candidate, family, space.cpu), candidate.text
-
-    return sorted(space.defaults(), key=predicted)[:count]

@@ -29,7 +29,7 @@ from gemm_tuner.space.model import NOMINAL_CLOCK_HZ, predict_cycles
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts, Render
 from gemm_tuner.tuning.budget import Budget
-from gemm_tuner.tuning.search import FAVOURITES, LocalSearch
+from gemm_tuner.tuning.search import FAVOURITES, Chosen, LocalSearch, Strategy
 
 SEEDS_FROM_OTHER_REGIME = 8
 FINALISTS = 4
@@ -143,13 +143,15 @@ def sweep(
     on_progress: Callable[[Progress], None],
     is_stopped: Callable[[], bool],
     like: Candidate | None = None,
+    chosen: Sequence[Candidate] = (),
 ) -> tuple[SweepResult, ...]:
     """Tune one problem and return a result for each context, in order.
 
     Every trial is in the repository before the next begins. A sweep whose search was exhausted, or
     that had as large a budget, is not run again beside the same baseline; any other goes on with
     what it knows. With `like`, only what reads weights packed as by it is searched and returned,
-    and a kernel that was confirmed is the end of it.
+    and a kernel that was confirmed is the end of it. Of `chosen` candidates, if there are any, the
+    best is found without a search.
 
     Raises:
         NoKernelFamily: no family covers the problem on this CPU.
@@ -187,7 +189,14 @@ def sweep(
                 one = _ContextSweep(
                     attempts, space, context, budget, share, settings, on_progress, is_stopped
                 )
-                found[context] = one.run([*_cuts_of_one_thread(earlier, space, context), *seeds])
+                strategy = (
+                    Chosen(chosen)
+                    if chosen
+                    else LocalSearch(
+                        space, seeds=[*_cuts_of_one_thread(earlier, space, context), *seeds]
+                    )
+                )
+                found[context] = one.run(strategy, is_search=not chosen)
                 seeds = one.ranked()[:SEEDS_FROM_OTHER_REGIME]
     return tuple(result for result in found.values() if result is not None)
 
@@ -307,7 +316,8 @@ def _result(
     finals = {
         trial.candidate: trial
         for trial in trials
-        if trial.stage is not Stage.RACE and outcomes[trial.candidate] is Outcome.CORRECT
+        if trial.stage in {Stage.FINAL, Stage.CONFIRM}
+        and outcomes[trial.candidate] is Outcome.CORRECT
     }
     return SweepResult(
         verdict=derive_verdict(
@@ -338,14 +348,17 @@ class _ContextSweep:
     _trials: list[Trial] = field(default_factory=list)
     _slowest_call_s: float = 0.0
 
-    def run(self, seeds: Sequence[Candidate]) -> SweepResult:
-        """Search until it is over, the budget is spent or the user stops it; then confirm."""
+    def run(self, strategy: Strategy, *, is_search: bool) -> SweepResult:
+        """Try until it is over, the budget is spent or the user stops it; then confirm.
+
+        What is tried is the end of the sweep only if it `is_search`.
+        """
         resumed = self._recall()
-        is_exhausted = self._search(seeds)
+        is_exhausted = self._search(strategy) and is_search
         if self._speeds and not self._is_stopped():
             self._confirm()
         problem, cpu = self._space.problem, self._space.cpu
-        if not self._is_stopped() and self._space.like is None:
+        if is_search and not self._is_stopped() and self._space.like is None:
             self._attempts.repository.mark_ended(
                 problem,
                 cpu.exact_key,
@@ -387,9 +400,8 @@ class _ContextSweep:
                 self._speeds.pop(trial.candidate, None)
         return any(trial.context == self._context for trial in self._trials)
 
-    def _search(self, seeds: Sequence[Candidate]) -> bool:
+    def _search(self, strategy: Strategy) -> bool:
         """Race batch after batch; return whether the search came to its end by itself."""
-        strategy = LocalSearch(self._space, seeds=seeds)
         while batch := strategy.next_batch(self._speeds):
             is_spent = self._budget.remaining_s <= self._confirming_s()
             if self._is_stopped() or (is_spent and self._speeds):

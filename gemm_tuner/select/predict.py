@@ -1,0 +1,77 @@
+"""The rung for a CPU on which nothing was measured: what the model chose for such a core."""
+
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.domain.verdict import Basis, Decision, Verdict
+from gemm_tuner.errors import InvalidCandidate
+from gemm_tuner.select.rung import Rung
+from gemm_tuner.space.cores import core_of
+from gemm_tuner.space.ranking import ranked
+from gemm_tuner.store.repository import Repository
+
+
+def predicted(
+    repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
+) -> Rung:
+    """Look for kernels proved for the core of `cpu`, and name the one that the model ranks first.
+
+    It is a tie without a ratio: its speed is not known, on this CPU or on any other.
+    """
+    trials = shortlisted(repository, problem, cpu=cpu, context=context)
+    if not trials:
+        reason = f"predicted: no kernel was chosen for the core {core_of(cpu).cpu.brand}."
+        return Rung(verdict=None, reason=reason)
+    best = trials[0]
+    verdict = Verdict(
+        problem=problem,
+        cpu_key=cpu.exact_key,
+        context=context,
+        decision=Decision.TIE,
+        basis=Basis.PREDICTED,
+        complete=False,
+        candidate=best.candidate,
+        artifact=best.artifact,
+    )
+    reason = (
+        f"predicted: the model's first of {len(trials)} kernels that are proved for the core "
+        f'{core_of(cpu).cpu.brand}; "gemm-tuner tune-shortlist" times them here.'
+    )
+    return Rung(verdict=verdict, reason=reason)
+
+
+def shortlisted(
+    repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
+) -> list[Trial]:
+    """Return the proofs of kernels chosen for the core of `cpu` that it can run, best first.
+
+    Regimes share them: the model does not tell them apart. Only kernels whose binaries are in the
+    store count, and none that failed later on such a CPU.
+    """
+    core = core_of(cpu)
+    of_core = [trial for trial in repository.trials(problem=problem) if core.is_of(trial.cpu)]
+    failed = {
+        trial.artifact.sha256
+        for trial in of_core
+        if trial.artifact and trial.outcome is not Outcome.CORRECT
+    }
+    usable = {
+        trial.candidate: trial
+        for trial in of_core
+        if trial.stage is Stage.PREDICTED
+        and trial.context.threads == context.threads
+        and trial.artifact is not None
+        and trial.artifact.sha256 not in failed
+        and trial.artifact.required_isa <= cpu.isa
+    }
+    held = repository.held_artifacts({t.artifact.sha256 for t in usable.values() if t.artifact})
+    try:
+        order = ranked(usable, problem, cpu)
+    except InvalidCandidate:
+        return []  # of a catalog that this version does not have
+    return [
+        usable[one]
+        for one in order
+        if (artifact := usable[one].artifact) and artifact.sha256 in held
+    ]
