@@ -19,6 +19,7 @@ from gemm_tuner.cli.resolve import resolve
 from gemm_tuner.cli.serve import serve
 from gemm_tuner.cli.source import source
 from gemm_tuner.cli.sweep import sweep
+from gemm_tuner.cli.tune_shortlist import tune_shortlist
 from gemm_tuner.cli.verify import verify
 from gemm_tuner.domain.problem import MAX_DIMENSION
 from gemm_tuner.errors import (
@@ -45,7 +46,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (quickstart, cpu, sweep, bench, resolve, explain, source, verify, serve):
+for command in (
+    quickstart,
+    cpu,
+    sweep,
+    tune_shortlist,
+    bench,
+    resolve,
+    explain,
+    source,
+    verify,
+    serve,
+):
     app.command(help=(command.__doc__ or "").partition("\n")[0].rstrip("."))(command)
 app.add_typer(records, name="records")
 

@@ -1,5 +1,6 @@
 """`gemm-tuner sweep`: tune one layer, or every layer of a file."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -32,16 +33,22 @@ from gemm_tuner.cli.share import (
     shared_facts,
     sharing_groups,
 )
+from gemm_tuner.cli.target import predict_layers
+from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.select.share import MAX_LOSS
+from gemm_tuner.space.cores import core_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning import sweep as tuning
 from gemm_tuner.tuning.share import split_budget
 from gemm_tuner.tuning.sweep import SweepResult, SweepSettings
+
+Choose = Callable[[Problem], Sequence[Candidate]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,6 +73,7 @@ def sweep(
     threads: options.Threads = 1,
     regime: options.RegimeChoice = "hot",
     budget: options.Budget = "30s",
+    target: options.Target = None,
     db: options.DatabaseUrl = None,
     compiler: options.Compiler = None,
     as_json: options.AsJson = False,
@@ -103,6 +111,16 @@ def sweep(
     budget_s = options.parse_duration_s(budget)
     settings = SweepSettings(budget_s=budget_s, toolchain=find_toolchain(compiler))
     alike = sharing_groups(layers, max_loss / 100) if share_weights else []
+    if target is not None:
+        predict_layers(
+            layers,
+            contexts=contexts,
+            cpu=core_named(target).cpu,
+            repository=Repository(open_database(db)),
+            settings=settings,
+            as_json=as_json,
+        )
+        return
     cpu = detect_cpu()
     if dry_run:
         _print_estimate(layers, contexts, cpu, settings, as_json=as_json)
@@ -161,8 +179,9 @@ def sweep_layers(
     settings: SweepSettings,
     is_quiet: bool,
     later_s: float = 0.0,
+    choose: Choose = lambda _problem: (),
 ) -> SweptLayers:
-    """Tune each layer in each context.
+    """Tune each layer in each context, among the candidates that `choose` names if there are any.
 
     Each result is printed as it comes, unless `is_quiet`. Where there are several layers, one that
     cannot be swept is kept as a failure. `later_s` is the time that what follows will take.
@@ -187,6 +206,7 @@ def sweep_layers(
                         settings=settings,
                         on_progress=progress.show,
                         is_stopped=interrupt.is_stopped,
+                        chosen=choose(layer.problem),
                     )
             except GemmTunerError as error:
                 if len(layers) == 1:

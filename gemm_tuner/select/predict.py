@@ -10,6 +10,7 @@ from gemm_tuner.select.rung import Rung
 from gemm_tuner.space.cores import core_of
 from gemm_tuner.space.ranking import ranked
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.tables import Origin
 
 
 def predicted(
@@ -19,7 +20,10 @@ def predicted(
 
     It is a tie without a ratio: its speed is not known, on this CPU or on any other.
     """
-    trials = shortlisted(repository, problem, cpu=cpu, context=context)
+    chosen = shortlisted(repository, problem, cpu=cpu, threads=context.threads)
+    digests = {trial.artifact.sha256 for trial in chosen if trial.artifact}
+    held = repository.held_artifacts(digests)
+    trials = [trial for trial in chosen if trial.artifact and trial.artifact.sha256 in held]
     if not trials:
         reason = f"predicted: no kernel was chosen for the core {core_of(cpu).cpu.brand}."
         return Rung(verdict=None, reason=reason)
@@ -42,36 +46,34 @@ def predicted(
 
 
 def shortlisted(
-    repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
+    repository: Repository,
+    problem: Problem,
+    *,
+    cpu: Cpu,
+    threads: int,
+    origin: Origin | None = Origin.MEASURED,
 ) -> list[Trial]:
     """Return the proofs of kernels chosen for the core of `cpu` that it can run, best first.
 
-    Regimes share them: the model does not tell them apart. Only kernels whose binaries are in the
-    store count, and none that failed later on such a CPU.
+    Regimes share them: the model does not tell them apart. None counts that failed later on such
+    a CPU.
     """
     core = core_of(cpu)
-    of_core = [trial for trial in repository.trials(problem=problem) if core.is_of(trial.cpu)]
-    failed = {
-        trial.artifact.sha256
-        for trial in of_core
-        if trial.artifact and trial.outcome is not Outcome.CORRECT
-    }
+    if not core.is_of(cpu):
+        return []  # it only stands in for a core that is not known
+    trials = repository.trials(problem=problem, origin=origin)
+    of_core = [trial for trial in trials if core.is_of(trial.cpu)]
+    failed = {trial.candidate for trial in of_core if trial.outcome is not Outcome.CORRECT}
     usable = {
         trial.candidate: trial
         for trial in of_core
         if trial.stage is Stage.PREDICTED
-        and trial.context.threads == context.threads
+        and trial.context.threads == threads
+        and trial.candidate not in failed
         and trial.artifact is not None
-        and trial.artifact.sha256 not in failed
         and trial.artifact.required_isa <= cpu.isa
     }
-    held = repository.held_artifacts({t.artifact.sha256 for t in usable.values() if t.artifact})
     try:
-        order = ranked(usable, problem, cpu)
+        return [usable[candidate] for candidate in ranked(usable, problem, cpu)]
     except InvalidCandidate:
         return []  # of a catalog that this version does not have
-    return [
-        usable[one]
-        for one in order
-        if (artifact := usable[one].artifact) and artifact.sha256 in held
-    ]

@@ -21,6 +21,7 @@ from gemm_tuner.domain.record import Stage, SweepEnd, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.select.choose import Match, choose
 from gemm_tuner.select.derive import derive_verdict, simplest_of_fastest
+from gemm_tuner.space.ranking import ranked
 from gemm_tuner.store.repository import Repository
 
 
@@ -382,4 +383,56 @@ def test_each_rung_is_explained(repository: Repository) -> None:
     match = ask(repository)
 
     steps = [line.partition(":")[0] for line in match.explain]
-    assert steps == ["exact", "sibling", "bucket", "baseline"]
+    assert steps == ["exact", "sibling", "bucket", "predicted", "baseline"]
+
+
+def make_prediction(repository: Repository, nr: int, **changes: object) -> Trial:
+    """Keep a proof of a kernel that was chosen for the core of `CPU`, and not timed."""
+    artifact = add_build(repository, f"kernel {nr}".encode())
+    trial = replace(
+        make_trial(nr=nr, stage=Stage.PREDICTED, measurement=None, conditions=None),
+        cpu=replace(SIBLING_CPU, caches=replace(CPU.caches, l3_bytes=64 << 20)),
+        artifact=artifact,
+        **changes,  # type: ignore[arg-type]  # fields by name
+    )
+    repository.add_trial(trial)
+    return trial
+
+
+def test_a_cpu_without_measurements_gets_the_first_choice_of_the_model(
+    repository: Repository,
+) -> None:
+    narrow, wide = make_prediction(repository, 16), make_prediction(repository, 48)
+    order = ranked([narrow.candidate, wide.candidate], PROBLEM, CPU)
+
+    match = ask(repository)
+
+    assert match.verdict.candidate == order[0] == wide.candidate
+    assert match.verdict.artifact == wide.artifact
+    assert match.verdict.decision is Decision.TIE
+    assert match.verdict.basis is Basis.PREDICTED
+    assert match.verdict.ratio is None
+    assert "predicted: the model's first of 2 kernels" in match.explain[-2]
+    assert match.explain[-1] == "tie: expected to be fast, not measured."
+
+
+def test_what_was_measured_goes_before_what_was_predicted(repository: Repository) -> None:
+    make_prediction(repository, 16)
+    measured = make_trial(artifact=add_build(repository))
+    repository.add_trial(measured)
+
+    assert ask(repository).verdict.candidate == measured.candidate
+
+
+def test_no_prediction_is_served_that_cannot_run_here_or_failed_here(
+    repository: Repository,
+) -> None:
+    failing, other = make_prediction(repository, 48), make_prediction(repository, 16)
+    repository.add_trial(replace(make_failed_trial(), candidate=failing.candidate))
+
+    assert ask(repository).verdict.candidate == other.candidate
+    assert ask(repository, cpu=replace(CPU, isa=frozenset())).verdict.artifact is None
+    assert ask(repository, cpu=replace(CPU, family=25)).verdict.artifact is None
+    assert ask(repository, context=ExecutionContext(threads=2)).verdict.artifact is None
+    cold = ask(repository, context=ExecutionContext(regime=Regime.COLD_WEIGHTS))
+    assert cold.verdict.candidate == other.candidate

@@ -1,0 +1,90 @@
+"""From a CPU that is not here to a kernel that is timed: chosen, proved, served, raced."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gemm_tuner.cli.main import run
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome, Stage
+from gemm_tuner.domain.verdict import Basis
+from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.select.choose import choose
+from gemm_tuner.space.cores import core_named
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
+
+ARGUMENTS = ["17", "40", "70", "--dtype", "bf16", "--epilogue", "bias"]
+PROBLEM = Problem.parse("bf16 17x40x70 nk bias")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/store.sqlite3"
+
+
+@pytest.mark.skipif(
+    IsaFeature.AVX512_BF16 not in detect_cpu().isa,
+    reason="AMX kernels are emulated on a CPU with AVX512-BF16",
+)
+def test_a_kernel_for_amx_is_chosen_proved_and_served_to_a_cpu_that_has_it(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["sweep", *ARGUMENTS, "--target", "sapphire_rapids", "--budget", "60s", "--db", url]
+
+    assert run([*command, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    repository = Repository(open_database(url))
+    trials = repository.trials(problem=PROBLEM)
+
+    assert facts["target"] == "sapphire_rapids"
+    assert facts["layers"][0]["proved"][0]["candidate"].startswith("amx_bf16_")
+    assert not facts["layers"][0]["failed"]
+    assert {trial.stage for trial in trials} == {Stage.PREDICTED}
+    assert {trial.outcome for trial in trials} == {Outcome.CORRECT}
+    assert all(trial.measurement is None for trial in trials)
+
+    target = core_named("sapphire_rapids").cpu
+    match = choose(repository, PROBLEM, cpu=target, context=ExecutionContext())
+    assert match.verdict.basis is Basis.PREDICTED
+    assert match.verdict.artifact is not None
+    assert IsaFeature.AMX_BF16 in match.verdict.artifact.required_isa
+    assert repository.binary(match.verdict.artifact.sha256)
+
+    here = choose(repository, PROBLEM, cpu=detect_cpu(), context=ExecutionContext())
+    if IsaFeature.AMX_BF16 not in detect_cpu().isa:
+        assert here.verdict.artifact is None
+
+    # A second run proves nothing again.
+    assert run(command) == 0
+    assert "proving" not in capsys.readouterr().err
+
+
+def test_a_shortlist_is_timed_on_the_real_cpu(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tune-shortlist", *ARGUMENTS, "--budget", "2s", "--db", url, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    repository = Repository(open_database(url))
+
+    assert facts["layers"][0]["basis"] == "measured"
+    assert facts["layers"][0]["ratio"]["median"] > 0
+    stages = {trial.stage for trial in repository.trials(problem=PROBLEM)}
+    assert stages == {Stage.RACE, Stage.FINAL, Stage.CONFIRM}
+    # It is not the end of a sweep: that goes on from here.
+    ends = repository.sweep_ends(
+        PROBLEM,
+        detect_cpu().exact_key,
+        ExecutionContext(),
+        toolchain=repository.trials(problem=PROBLEM)[0].toolchain,
+        generator=repository.trials(problem=PROBLEM)[0].generator,
+    )
+    assert not ends
+
+
+def test_a_target_that_is_not_known_is_refused(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["sweep", *ARGUMENTS, "--target", "z80", "--db", url]) == 2
+    assert "target 'z80' is not known; use one of: cascade_lake" in capsys.readouterr().err
