@@ -34,7 +34,7 @@ PLOT = "performance.svg"
 # The longest time to sweep a layer, both regimes together, and the part of it for a step that has
 # winners of an earlier one to start from, or few layers.
 BUDGET_S = 10.0
-SHORT = 0.6
+SHORT = 0.8
 # What a sweep takes for a layer besides its budget, and a bench for a layer and regime, in seconds:
 # with all libraries, or with few. On an AMD EPYC (Zen 5, 2 cores), November 2026.
 BESIDES_BUDGET_S = 1.2
