@@ -27,9 +27,12 @@ def make_call_on_bytes(torch: Torch, workload: Workload, w: NDArray[Any]) -> Cal
     """Return a call of the layer: products, scales, bias and an activation in one operator.
 
     Raises:
-        BaselineMissing: it cannot be called with such zero points or scales, or for such a y.
+        BaselineMissing: it cannot be called with such weights, zero points or scales, or for such
+            a y.
     """
     problem = workload.problem
+    if problem.types.w is not DType.S8:
+        raise BaselineMissing("PyTorch multiplies with signed bytes only; choose another baseline.")
     chain = split_chain(workload)
     others = list(chain.others)
     fused = _FUSED.get(others[0].name, _NOT_FUSED) if others else _NOT_FUSED
