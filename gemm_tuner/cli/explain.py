@@ -38,7 +38,8 @@ def explain(
     failures = [trial for trial in tried if trial.outcome is not Outcome.CORRECT]
     outcomes: dict[str, int] = {}
     for trial in [trial for trial in tried if trial.context == context]:
-        outcomes[trial.outcome.value] = outcomes.get(trial.outcome.value, 0) + 1
+        outcome = trial.outcome.value + (" by emulation" if trial.emulated else "")
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
 
     if as_json:
         facts = {

@@ -169,6 +169,8 @@ def test_verify_emulates_what_the_cpu_lacks_and_says_so(
     assert trial.outcome is Outcome.CORRECT
     assert trial.emulated == AMX
     assert trial.measurement is None
+    run(["explain", "5", "35", "64", "--dtype", "bf16", "--db", url])
+    assert "trials here: 1 correct by emulation" in capsys.readouterr().out
 
 
 def test_verify_of_a_wrong_kernel_fails(
