@@ -12,6 +12,7 @@ import typer
 from gemm_tuner.cli.bench import bench
 from gemm_tuner.cli.cpu import cpu
 from gemm_tuner.cli.explain import explain
+from gemm_tuner.cli.model import model
 from gemm_tuner.cli.output import print_message
 from gemm_tuner.cli.quickstart import quickstart
 from gemm_tuner.cli.records import records
@@ -60,6 +61,7 @@ for command in (
 ):
     app.command(help=(command.__doc__ or "").partition("\n")[0].rstrip("."))(command)
 app.add_typer(records, name="records")
+app.add_typer(model, name="model")
 
 
 @app.callback()

@@ -20,8 +20,10 @@ def ranked(candidates: Iterable[Candidate], problem: Problem, cpu: Cpu) -> list[
     return sorted(candidates, key=predicted)
 
 
-def shortlist(space: Space, count: int) -> list[Candidate]:
+def shortlist(space: Space, count: int | None = None) -> list[Candidate]:
     """Return the `count` tiles that the model ranks first, each with the blocking to try first.
+
+    All of them, in that order, if there is no count.
 
     Raises:
         NoKernelFamily: no family of the catalog covers the problem on this CPU.

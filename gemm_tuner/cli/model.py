@@ -1,0 +1,72 @@
+"""`gemm-tuner model`: how well the model ranks candidates on this CPU."""
+
+import typer
+
+from gemm_tuner.cli import options
+from gemm_tuner.cli.output import print_json, print_line, print_table
+from gemm_tuner.cli.report import context_text
+from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.select.model_quality import TOP, RankedProblem, model_quality
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
+
+model = typer.Typer(help="Check the model that ranks candidates", no_args_is_help=False)
+
+_HEADERS = ("problem", "context", ">timed", ">rank", ">regret", "the model's first", "the best")
+
+
+@model.command("report", help="Compare the model's order with what was measured on this CPU")
+def report_command(*, db: options.DatabaseUrl = None, as_json: options.AsJson = False) -> None:
+    """Compare the model's order with what was measured on this CPU."""
+    cpu = detect_cpu()
+    problems = model_quality(Repository(open_database(db)), cpu)
+    if not problems.problems:
+        raise InvalidSetting(
+            f'nothing was measured on {cpu.exact_key}; run "gemm-tuner sweep" first, or name '
+            "another store with --db."
+        )
+    if as_json:
+        print_json(
+            {
+                "cpu": cpu.exact_key,
+                "share_in_top": problems.share_in_top,
+                "top": TOP,
+                "median_regret": problems.median_regret,
+                "problems": [_facts(one) for one in problems.problems],
+            }
+        )
+        return
+    worst = sorted(problems.problems, key=lambda one: -one.regret)
+    missed = [one for one in worst if not one.is_in_top or one.regret > problems.median_regret]
+    print_table("Where the model is furthest off", _HEADERS, [_row(one) for one in missed])
+    print_line(
+        f"\n{len(problems.problems)} problems on {cpu.brand}: one as fast as the best is among the "
+        f"model's first {TOP} for {problems.share_in_top:.0%} of them; its first choice is "
+        f"{problems.median_regret:.1%} slower than the best (median)"
+    )
+
+
+def _row(one: RankedProblem) -> tuple[str, ...]:
+    return (
+        one.problem.text,
+        context_text(one.context),
+        str(one.timed),
+        str(one.rank or "-"),
+        f"{one.regret:.1%}",
+        one.first.text,
+        one.best.text,
+    )
+
+
+def _facts(one: RankedProblem) -> dict[str, object]:
+    return {
+        "problem": one.problem.text,
+        "threads": one.context.threads,
+        "regime": one.context.regime.value,
+        "timed": one.timed,
+        "rank": one.rank,
+        "regret": one.regret,
+        "first": one.first.text,
+        "best": one.best.text,
+    }
