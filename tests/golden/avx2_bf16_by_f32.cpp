@@ -84,6 +84,7 @@ typedef struct gemm_tuner_args {
 uint32_t gemm_tuner_abi_version(void);
 
 /* The problem, the candidate, the required CPU features and the format of packed weights, as JSON.
+ * A process may use "amx_tile" only once it has asked Linux: arch_prctl(ARCH_REQ_XCOMP_PERM, 18).
  * Kernels whose "packed_format" is the same read each other's packed weights. */
 const char *gemm_tuner_describe(void);
 

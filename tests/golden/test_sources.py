@@ -29,6 +29,10 @@ SOURCES = {
         "bf16 16x4096x4095 nk bias+silu",
         "avx512_bf16_8x48 mc16_nc4128_kc4096 jc_ic_jr_ir pf16384",
     ),
+    "amx_int8": (
+        "s8_u8_s32_f32 1..128x1000x1000 nk x_zero_point+channel_scale+bias",
+        "amx_int8_32x32 mc128_nc1024_kc512 ic_jc_jr_ir pf4096",
+    ),
     "avx512_int8": (
         "s8_s8_s32_u8 17x40x67 nk x_zero_point+channel_scale+bias+relu+scale+y_zero_point",
         "avx512_int8_6x32 mc18_nc64_kc68 jc_ic_jr_ir u2",
