@@ -19,7 +19,6 @@ from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.packed_format import needs_column_sums, packed_format
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.source import Source
-from gemm_tuner.errors import InvalidCandidate
 
 _SELECTIONS = re.compile(r"\b(maximum|minimum|select_negative)\(")
 _TRANSCENDENTALS = re.compile(r"\b(logistic|hyperbolic_tangent|gelu|erf_rise|tanh_rise)\b")
@@ -50,17 +49,8 @@ class _RenderedStep:
 
 
 def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> Source:
-    """Return the C++ of `candidate`, whose micro-kernel is of `family`, for `problem`.
-
-    Raises:
-        InvalidCandidate: y is to be streamed, and the family or the type of y cannot.
-    """
+    """Return the C++ of `candidate`, whose micro-kernel is of `family`, for `problem`."""
     blocking = candidate.blocking
-    if blocking.stream_y and not (family.can_stream_y and problem.types.y.size_bytes == 4):
-        raise InvalidCandidate(
-            f"candidate {candidate.text!r} cannot write {problem.types.y.value} past the caches; "
-            "leave out stream_y."
-        )
     mr = candidate.micro_kernel.mr
     operands = _rendered_operands(problem)
     steps = _rendered_steps(problem, operands)

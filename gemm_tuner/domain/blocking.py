@@ -25,9 +25,9 @@ class Blocking:
 
     `pack_x` copies each block of x to contiguous rows. `prefetch_w_bytes` is how far ahead of
     their use packed weights are fetched; 0 leaves it to the hardware. A tile reads `w_streams`
-    packed panels side by side. `k_unroll` steps of k stand in one turn of the inner loop.
-    `stream_y` writes y past the caches, where its rows are aligned. `grid_m` x `grid_n` x `grid_k`
-    parts can run at the same time; those along k compute sums that a second phase adds up.
+    packed panels side by side. `k_unroll` steps of k stand
+    in one turn of the inner loop. `grid_m` x `grid_n` x `grid_k` parts can run at the same time;
+    those along k compute sums that a second phase adds up.
     """
 
     mc: int
@@ -38,7 +38,6 @@ class Blocking:
     prefetch_w_bytes: int = 0
     w_streams: int = 1
     k_unroll: int = 1
-    stream_y: bool = False
     grid_m: int = 1
     grid_n: int = 1
     grid_k: int = 1

@@ -11,7 +11,7 @@ _ORDERS = "|".join(order.value for order in LoopOrder)
 _TEXT = re.compile(
     r"(?P<micro_kernel>\w+) mc(?P<mc>\d+)_nc(?P<nc>\d+)_kc(?P<kc>\d+) "
     rf"(?P<loop_order>{_ORDERS})(?P<pack_x> pack_x)?(?: pf(?P<prefetch>\d+))?"
-    r"(?: ws(?P<w_streams>\d+))?(?: u(?P<k_unroll>\d+))?(?P<stream_y> stream_y)?"
+    r"(?: ws(?P<w_streams>\d+))?(?: u(?P<k_unroll>\d+))?"
     r"(?: grid(?P<grid_m>\d+)x(?P<grid_n>\d+)(?:x(?P<grid_k>\d+))?)?"
 )
 
@@ -20,9 +20,9 @@ _TEXT = re.compile(
 class Candidate:
     """One way to compute a problem.
 
-    The text form is `avx512_f32_8x48 mc128_nc768_kc256 jc_ic_jr_ir pack_x pf4096 u4 stream_y
-    grid1x2` on one line; words that say nothing special (no packing, no prefetch, no unrolling,
-    y through the caches, one part) are left out. `ws2` before `u4` is two streams of weights.
+    The text form is `avx512_f32_8x48 mc128_nc768_kc256 jc_ic_jr_ir pack_x pf4096 u4 grid1x2`;
+    words that say nothing special (no packing, no prefetch, no unrolling, one part) are left out.
+    `ws2` before `u4` is two streams of weights.
     A grid that cuts k has three numbers: `grid1x1x2` is two parts along k.
     """
 
@@ -46,8 +46,6 @@ class Candidate:
             words.append(f"ws{blocking.w_streams}")
         if blocking.k_unroll > 1:
             words.append(f"u{blocking.k_unroll}")
-        if blocking.stream_y:
-            words.append("stream_y")
         if self.parts > 1:
             k_ways = f"x{blocking.grid_k}" if blocking.grid_k > 1 else ""
             words.append(f"grid{blocking.grid_m}x{blocking.grid_n}{k_ways}")
@@ -73,7 +71,6 @@ class Candidate:
                 blocking.prefetch_w_bytes > 0,
                 blocking.w_streams > 1,
                 blocking.k_unroll > 1,
-                blocking.stream_y,
                 self.parts > 1,
             )
         )
@@ -102,7 +99,6 @@ class Candidate:
                 prefetch_w_bytes=int(match["prefetch"] or 0),
                 w_streams=int(match["w_streams"] or 1),
                 k_unroll=int(match["k_unroll"] or 1),
-                stream_y=match["stream_y"] is not None,
                 grid_m=int(match["grid_m"] or 1),
                 grid_n=int(match["grid_n"] or 1),
                 grid_k=int(match["grid_k"] or 1),

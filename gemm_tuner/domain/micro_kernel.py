@@ -50,11 +50,6 @@ class MicroKernelFamily:
         """Return what packed weights are padded to along k, in every block of k."""
         return self.k_tile or self.k_step
 
-    @property
-    def can_stream_y(self) -> bool:
-        """Return whether its vectors of y can be written past the caches."""
-        return self.lanes > 1 and self.template != "dot_product"
-
     def panel_width(self, nr: int) -> int:
         """Return the columns of a packed panel, for tiles of `nr` columns."""
         return self.lanes if self.k_tile else nr

@@ -24,7 +24,6 @@ _KC_TARGETS_BYTES = (2048, 1024, 4096)  # of a row of x; the first is tried firs
 _UNROLLS = (1, 2, 4)
 _PREFETCHES_BYTES = (0, 4096, 8192, 16384)
 _UNKNOWN_L2_BYTES = 512 << 10
-_FEW_BYTES_OF_X = 64  # in a row: the stores of y take longer than the products
 # Of so many sums, none waits for the one before: unrolling k brings little.
 _SUMS_AT_ONCE = 8
 # k is cut for several threads only if y has few tiles for each, and a slice of k is worth it.
@@ -85,7 +84,6 @@ class Choice:
     prefetch_w_bytes: int
     w_streams: int
     k_unroll: int
-    stream_y: bool
     grid: tuple[int, int, int]
 
 
@@ -180,8 +178,8 @@ class Space:
                     self._grids(family, mr, nr), self._kcs(family), CUTS, (False, True)
                 )
             }
-            streams = len(self._w_streams(family, nr)) * len(self._y_streams(family))
-            count += len(blocks) * len(self._prefetches()) * streams * len(_UNROLLS)
+            streams = self._w_streams(family, nr)
+            count += len(blocks) * len(self._prefetches()) * len(streams) * len(_UNROLLS)
         return count
 
     def candidate(self, choice: Choice) -> Candidate:
@@ -199,7 +197,6 @@ class Space:
                 prefetch_w_bytes=choice.prefetch_w_bytes,
                 w_streams=choice.w_streams,
                 k_unroll=choice.k_unroll,
-                stream_y=choice.stream_y,
                 grid_m=choice.grid[0],
                 grid_n=choice.grid[1],
                 grid_k=choice.grid[2],
@@ -274,7 +271,6 @@ class Space:
             prefetch_w_bytes=16384 if streams_weights and prefers_prefetch else 0,
             w_streams=1,
             k_unroll=1 if is_unrolled or sums >= _SUMS_AT_ONCE else 4,
-            stream_y=self._y_streams(family)[0],
             grid=self._grids(family, mr, nr)[0],
         )
 
@@ -284,14 +280,13 @@ class Space:
         return family.register_rows > 1 and row_bytes > 0 and row_bytes % 4096 == 0
 
     def _choices_of(self, family: MicroKernelFamily, mr: int, nr: int) -> Iterator[Choice]:
-        for kc, cut, pack_x, prefetch, w_streams, k_unroll, stream_y, grid in product(
+        for kc, cut, pack_x, prefetch, w_streams, k_unroll, grid in product(
             self._kcs(family),
             CUTS,
             (False, True),
             self._prefetches(),
             self._w_streams(family, nr),
             _UNROLLS,
-            self._y_streams(family),
             self._grids(family, mr, nr),
         ):
             yield Choice(
@@ -304,7 +299,6 @@ class Space:
                 prefetch_w_bytes=prefetch,
                 w_streams=w_streams,
                 k_unroll=k_unroll,
-                stream_y=stream_y,
                 grid=grid,
             )
 
@@ -322,7 +316,6 @@ class Space:
                 prefetch_w_bytes=blocking.prefetch_w_bytes,
                 w_streams=blocking.w_streams,
                 k_unroll=blocking.k_unroll,
-                stream_y=blocking.stream_y,
                 grid=(blocking.grid_m, blocking.grid_n, blocking.grid_k),
             )
             if self.candidate(choice) == candidate:
@@ -341,8 +334,6 @@ class Space:
             yield replace(choice, w_streams=w_streams)
         for k_unroll in _UNROLLS:
             yield replace(choice, k_unroll=k_unroll)
-        for stream_y in self._y_streams(choice.family):
-            yield replace(choice, stream_y=stream_y)
         kcs = self._kcs(choice.family)
         for grid in self._grids(choice.family, choice.mr, choice.nr):
             yield replace(choice, kc=choice.kc if choice.kc in kcs else kcs[0], grid=grid)
@@ -398,21 +389,6 @@ class Space:
         can_split = family.template == "outer_product" and nr % (2 * family.lanes) == 0
         streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
         return (1, 2) if can_split and streams_weights and self.problem.m.high == 1 else (1,)
-
-    def _y_streams(self, family: MicroKernelFamily) -> tuple[bool, ...]:
-        """Return whether y may be written past the caches, what is to be tried first first.
-
-        Of a y that stays in L2, whoever reads it next would wait longer than the stores save.
-        """
-        types = self.problem.types
-        y_bytes = self.problem.m.high * types.y.row_bytes(self.problem.n)
-        is_whole = len(self._kcs(family)) == 1
-        if not (family.can_stream_y and types.y.size_bytes == 4 and is_whole):
-            return (False,)
-        if y_bytes <= self.cpu.caches.l2_bytes or self.problem.n < family.lanes:
-            return (False,)
-        is_bound_by_stores = types.x.row_bytes(self.problem.k) <= _FEW_BYTES_OF_X
-        return (True, False) if is_bound_by_stores else (False, True)
 
     def _grids(
         self, family: MicroKernelFamily, mr: int, nr: int

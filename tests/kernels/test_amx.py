@@ -131,9 +131,6 @@ def blocks(family: MicroKernelFamily) -> Iterator[Subject]:
             yield subject(
                 family, f"0..70x100x{k}", turn=turn, epilogue="bias+relu", tile=tile, extras=extras
             )
-    for columns in (96, 93):
-        sizes = f"40x{columns}x{family.k_tile - 3}"
-        yield subject(family, sizes, turn=1, epilogue="bias+add", extras=" stream_y grid2x1")
     for turn, grid in enumerate(("1x1x2", "1x1x3", "2x1x2")):
         k = 4 * family.k_tile + turn
         yield subject(family, f"49x70x{k}", turn=turn, epilogue="silu", extras=f" grid{grid}")

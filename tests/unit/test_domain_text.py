@@ -90,7 +90,6 @@ def candidates(draw: st.DrawFn) -> Candidate:
             prefetch_w_bytes=draw(sizes),
             w_streams=draw(counts),
             k_unroll=draw(counts),
-            stream_y=draw(st.booleans()),
             grid_m=draw(counts),
             grid_n=draw(counts),
             grid_k=draw(counts),

@@ -139,27 +139,6 @@ def test_model_prefers_dot_products_to_vectors_with_idle_lanes(shape: str) -> No
     assert best.micro_kernel.family == "avx512_f32_dot"
 
 
-@pytest.mark.parametrize(
-    ("problem", "streams"),
-    [
-        ("f32 2048x512x13", [True, False]),
-        ("f32 2048x512x128", [False, True]),
-        ("f32 512x512x13", [False]),  # y fits L2
-        ("bf16 8192x512x13", [False]),
-        ("f32 4096x512x4096", [False]),  # several blocks of k
-    ],
-)
-def test_y_beyond_l2_may_be_streamed(problem: str, streams: list[bool]) -> None:
-    isa = parse_isa((*ISA["avx512"], "avx512_bf16"))
-    space = Space(problem=Problem.parse(problem), cpu=replace(cpu("avx512"), isa=isa))
-    default = next(one for one in space.defaults() if one.micro_kernel.mr == 8)
-
-    neighbours = [default, *space.neighbours(default)]
-
-    assert default.blocking.stream_y is streams[0]
-    assert {one.blocking.stream_y for one in neighbours} == set(streams)
-
-
 def test_every_loop_order_and_both_blocks_are_in_the_space() -> None:
     space = Space(problem=Problem.parse("f32 2000x2000x512"), cpu=cpu("avx512"))
 
