@@ -86,13 +86,10 @@ static void complete(uint8_t *area) {
     memcpy(area + STATE_BITS_AT, &present, sizeof present);
 }
 
-static double double_of_half(uint16_t bits) {
-    const int exponent = bits >> 10 & 31, digits = bits & 1023;
-    double magnitude = ldexp(exponent ? digits + 1024 : digits, (exponent ? exponent : 1) - 25);
-    if (exponent == 31) {
-        magnitude = digits ? NAN : INFINITY;
-    }
-    return bits & 0x8000 ? -magnitude : magnitude;
+static double double_of_bits(uint64_t bits) {
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
 /* Round to the nearest number, ties to even. */
@@ -105,20 +102,19 @@ static uint16_t half_of_double(double value) {
     if (magnitude >= 65520.0) {
         return sign | 0x7c00;
     }
-    int exponent, unit = -24;
-    frexp(magnitude, &exponent); /* magnitude < 2^exponent */
-    if (magnitude >= 0x1p-14) {
-        unit = exponent - 11;
-    }
+    uint64_t bits;
+    memcpy(&bits, &magnitude, sizeof bits);
+    const int exponent = (int)(bits >> 52) - 1023;
+    const int unit = (exponent < -14 ? -14 : exponent) - 10; /* the last digit's exponent */
+    const double digits = magnitude * double_of_bits((uint64_t)(1023 - unit) << 52);
     /* The sum has no bits left for a fraction; a carry to 2^11 goes to the exponent. */
-    const int digits = (int)(ldexp(magnitude, -unit) + 0x1p52 - 0x1p52);
-    return sign | (uint16_t)(((unit + 24) << 10) + digits);
+    return sign | (uint16_t)(((unit + 24) << 10) + (int)(digits + 0x1p52 - 0x1p52));
 }
 
 /* Multiply and add with one rounding; all are bits of halves. */
 uint16_t emulator_half_multiply_add(uint16_t a, uint16_t b, uint16_t sum) {
-    const double product = double_of_half(a) * double_of_half(b); /* exact, and so is the term */
-    const double term = double_of_half(sum);
+    const double product = (double)float_of_f16(a) * float_of_f16(b); /* exact, as is the term */
+    const double term = float_of_f16(sum);
     double result = product + term;
     /* What this sum lost must not be lost to the rounding after it: make the last digit odd. */
     const double part = result - product;
@@ -126,8 +122,7 @@ uint16_t emulator_half_multiply_add(uint16_t a, uint16_t b, uint16_t sum) {
     uint64_t bits;
     memcpy(&bits, &result, sizeof bits);
     if (isfinite(result) && lost != 0 && !(bits & 1)) {
-        bits += (lost > 0) == (result > 0) ? 1 : -1;
-        memcpy(&result, &bits, sizeof result);
+        result = double_of_bits(bits + ((lost > 0) == (result > 0) ? 1 : -1));
     }
     return half_of_double(result);
 }
