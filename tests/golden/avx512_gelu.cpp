@@ -339,23 +339,10 @@ inline Vector select_negative(Vector value, Vector if_negative, Vector otherwise
 // Transcendental functions on vectors, without libm. Polynomials are near-minimax fits made for
 // this project (Lawson's iteration on Chebyshev nodes); errors are stated against the exact value.
 
-// Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
-constexpr float rounding_shift = 12582912.0f;
-
 inline Vector magnitude_of(Vector value)
 {
     return __builtin_bit_cast(Vector, __builtin_bit_cast(IntVector, value) & 0x7fffffff);
 }
-
-// value * 2^whole, added to the bits of the exponent, where `shifted` is whole + rounding_shift.
-inline Vector times_power_of_2(Vector value, Vector shifted)
-{
-    const IntVector whole_bits = __builtin_bit_cast(IntVector, shifted) << 23;
-    return __builtin_bit_cast(Vector, __builtin_bit_cast(IntVector, value) + whole_bits);
-}
-
-// NaN where `value` is NaN: the functions below take its payload for an exponent.
-inline Vector keep_nan(Vector value, Vector result) { return value == value ? result : value; }
 
 // gelu(v) = v / 2 + |v| * rise(|v|), where rise(a) goes from 0 to 1/2: no case for the sign of v.
 //
