@@ -13,11 +13,12 @@ from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.cores import Rates, core_of
 
-# Of a product of tiles, of loading one of x from L1 and one of w from L2: Intel, Optimization
-# Reference Manual, chapter on AMX; the last is an estimate.
+# Of a product of tiles and of loading one of x from L1: Intel, Optimization Reference Manual,
+# chapter on AMX. Of loading one of w from L2, and of converting it first: estimates.
 _TILE_PRODUCT_CYCLES = 16
 _X_TILE_CYCLES = 8
 _W_TILE_CYCLES = 21
+_CONVERTED_TILE_CYCLES = 40
 _SHUFFLES = 2
 _SHUFFLES_PER_ADDITION = 2  # of two vectors, so that each takes half of the lanes of their sum
 _NOT_OVERLAPPED = 0.3
@@ -100,7 +101,9 @@ def _tile_cycles(
         rates.latency,
     )
     if family.k_tile:
-        arriving = height * _X_TILE_CYCLES + vectors * _W_TILE_CYCLES
+        is_converted = family.layout is PackedLayout.GROUPS
+        w_tile_cycles = _CONVERTED_TILE_CYCLES if is_converted else _W_TILE_CYCLES
+        arriving = height * _X_TILE_CYCLES + vectors * w_tile_cycles
         step = max(fmas * _TILE_PRODUCT_CYCLES, arriving)
     products = steps * step
     if not is_dot:
