@@ -23,11 +23,12 @@ class LoopOrder(StrEnum):
 class Blocking:
     """Cache blocks in elements, the order of the loops, and what is done beside the arithmetic.
 
-    `pack_x` copies each block of x to contiguous rows. `prefetch_w_bytes` is how far ahead of
-    their use packed weights are fetched; 0 leaves it to the hardware. A tile reads `w_streams`
-    packed panels side by side. `k_unroll` steps of k stand
-    in one turn of the inner loop. `grid_m` x `grid_n` x `grid_k` parts can run at the same time;
-    those along k compute sums that a second phase adds up.
+    `pack_x` copies each block of x to contiguous rows. `prefetch_w_bytes` is how far ahead of their
+    use packed weights are fetched; 0 leaves it to the hardware. With `prefetch_next_panel`, the
+    tiles that meet one panel fetch the next into L2, each a part. A tile reads `w_streams` packed
+    panels side by side. `k_unroll` steps of k stand in one turn of the inner loop. `grid_m` x
+    `grid_n` x `grid_k` parts can run at the same time; those along k compute sums that a second
+    phase adds up.
     """
 
     mc: int
@@ -36,6 +37,7 @@ class Blocking:
     loop_order: LoopOrder = LoopOrder.JC_IC_JR_IR
     pack_x: bool = False
     prefetch_w_bytes: int = 0
+    prefetch_next_panel: bool = False
     w_streams: int = 1
     k_unroll: int = 1
     grid_m: int = 1
@@ -48,3 +50,5 @@ class Blocking:
         counts = (self.mc, self.nc, self.kc, self.w_streams, self.k_unroll, *grid)
         if min(counts) < 1 or self.prefetch_w_bytes < 0:
             raise InvalidCandidate(f"blocking {self} has an empty block.")
+        if self.prefetch_w_bytes and self.prefetch_next_panel:
+            raise InvalidCandidate(f"blocking {self} fetches weights in two ways; choose one.")

@@ -11,7 +11,7 @@ _ORDERS = "|".join(order.value for order in LoopOrder)
 _TEXT = re.compile(
     r"(?P<micro_kernel>\w+) mc(?P<mc>\d+)_nc(?P<nc>\d+)_kc(?P<kc>\d+) "
     rf"(?P<loop_order>{_ORDERS})(?P<pack_x> pack_x)?(?: pf(?P<prefetch>\d+))?"
-    r"(?: ws(?P<w_streams>\d+))?(?: u(?P<k_unroll>\d+))?"
+    r"(?P<next_panel> pf_next)?(?: ws(?P<w_streams>\d+))?(?: u(?P<k_unroll>\d+))?"
     r"(?: grid(?P<grid_m>\d+)x(?P<grid_n>\d+)(?:x(?P<grid_k>\d+))?)?"
 )
 
@@ -22,7 +22,8 @@ class Candidate:
 
     The text form is `avx512_f32_8x48 mc128_nc768_kc256 jc_ic_jr_ir pack_x pf4096 u4 grid1x2`;
     words that say nothing special (no packing, no prefetch, no unrolling, one part) are left out.
-    `ws2` before `u4` is two streams of weights.
+    `ws2` before `u4` is two streams of weights; `pf_next` in the place of `pf4096` fetches the next
+    panel of them.
     A grid that cuts k has three numbers: `grid1x1x2` is two parts along k.
     """
 
@@ -42,6 +43,8 @@ class Candidate:
             words.append("pack_x")
         if blocking.prefetch_w_bytes:
             words.append(f"pf{blocking.prefetch_w_bytes}")
+        if blocking.prefetch_next_panel:
+            words.append("pf_next")
         if blocking.w_streams > 1:
             words.append(f"ws{blocking.w_streams}")
         if blocking.k_unroll > 1:
@@ -68,7 +71,7 @@ class Candidate:
         return sum(
             (
                 blocking.pack_x,
-                blocking.prefetch_w_bytes > 0,
+                blocking.prefetch_w_bytes > 0 or blocking.prefetch_next_panel,
                 blocking.w_streams > 1,
                 blocking.k_unroll > 1,
                 self.parts > 1,
@@ -97,6 +100,7 @@ class Candidate:
                 loop_order=LoopOrder(match["loop_order"]),
                 pack_x=match["pack_x"] is not None,
                 prefetch_w_bytes=int(match["prefetch"] or 0),
+                prefetch_next_panel=match["next_panel"] is not None,
                 w_streams=int(match["w_streams"] or 1),
                 k_unroll=int(match["k_unroll"] or 1),
                 grid_m=int(match["grid_m"] or 1),

@@ -23,6 +23,8 @@ from gemm_tuner.space.limits import is_possible
 _KC_TARGETS_BYTES = (2048, 1024, 4096)  # of a row of x; the first is tried first
 _UNROLLS = (1, 2, 4)
 _PREFETCHES_BYTES = (0, 4096, 8192, 16384)
+# Each tile fetches a cache line in every step of k at most.
+_LEAST_TILES_THAT_FETCH = 8
 _UNKNOWN_L2_BYTES = 512 << 10
 # Of so many sums, none waits for the one before: unrolling k brings little.
 _SUMS_AT_ONCE = 8
@@ -82,6 +84,7 @@ class Choice:
     cut: Cut
     pack_x: bool
     prefetch_w_bytes: int
+    prefetch_next_panel: bool
     w_streams: int
     k_unroll: int
     grid: tuple[int, int, int]
@@ -178,8 +181,11 @@ class Space:
                     self._grids(family, mr, nr), self._kcs(family), CUTS, (False, True)
                 )
             }
-            streams = self._w_streams(family, nr)
-            count += len(blocks) * len(self._prefetches()) * len(streams) * len(_UNROLLS)
+            prefetches = sum(
+                len(self._prefetches()) + self._can_fetch_panels(family, mr, nr, (mc, kc, order))
+                for _grid, _pack_x, mc, _nc, kc, order in blocks
+            )
+            count += prefetches * len(self._w_streams(family, nr)) * len(_UNROLLS)
         return count
 
     def candidate(self, choice: Choice) -> Candidate:
@@ -195,6 +201,8 @@ class Space:
                 loop_order=order,
                 pack_x=choice.pack_x,
                 prefetch_w_bytes=choice.prefetch_w_bytes,
+                prefetch_next_panel=choice.prefetch_next_panel
+                and self._can_fetch_panels(choice.family, choice.mr, choice.nr, (mc, kc, order)),
                 w_streams=choice.w_streams,
                 k_unroll=choice.k_unroll,
                 grid_m=choice.grid[0],
@@ -261,7 +269,7 @@ class Space:
             cut = Cut()
         else:
             cut = Cut(residence=Residence.X) if streams_weights else Cut(is_ir_outer=True)
-        return Choice(
+        choice = Choice(
             family=family,
             mr=mr,
             nr=nr,
@@ -269,10 +277,13 @@ class Space:
             cut=cut,
             pack_x=self._shares_sets(family),
             prefetch_w_bytes=16384 if streams_weights and prefers_prefetch else 0,
+            prefetch_next_panel=False,
             w_streams=1,
             k_unroll=1 if is_unrolled or sums >= _SUMS_AT_ONCE else 4,
             grid=self._grids(family, mr, nr)[0],
         )
+        ahead = replace(choice, prefetch_w_bytes=0, prefetch_next_panel=True)
+        return ahead if self.candidate(ahead).blocking.prefetch_next_panel else choice
 
     def _shares_sets(self, family: MicroKernelFamily) -> bool:
         """Return whether the rows of x that a register takes, if dense, share L1 sets."""
@@ -280,11 +291,12 @@ class Space:
         return family.register_rows > 1 and row_bytes > 0 and row_bytes % 4096 == 0
 
     def _choices_of(self, family: MicroKernelFamily, mr: int, nr: int) -> Iterator[Choice]:
+        prefetches = [*((ahead, False) for ahead in self._prefetches()), (0, True)]
         for kc, cut, pack_x, prefetch, w_streams, k_unroll, grid in product(
             self._kcs(family),
             CUTS,
             (False, True),
-            self._prefetches(),
+            prefetches,
             self._w_streams(family, nr),
             _UNROLLS,
             self._grids(family, mr, nr),
@@ -296,7 +308,8 @@ class Space:
                 kc=kc,
                 cut=cut,
                 pack_x=pack_x,
-                prefetch_w_bytes=prefetch,
+                prefetch_w_bytes=prefetch[0],
+                prefetch_next_panel=prefetch[1],
                 w_streams=w_streams,
                 k_unroll=k_unroll,
                 grid=grid,
@@ -314,6 +327,7 @@ class Space:
                 cut=cut,
                 pack_x=blocking.pack_x,
                 prefetch_w_bytes=blocking.prefetch_w_bytes,
+                prefetch_next_panel=blocking.prefetch_next_panel,
                 w_streams=blocking.w_streams,
                 k_unroll=blocking.k_unroll,
                 grid=(blocking.grid_m, blocking.grid_n, blocking.grid_k),
@@ -329,7 +343,8 @@ class Space:
             yield replace(choice, kc=kc)
         yield replace(choice, pack_x=not choice.pack_x)
         for prefetch in self._prefetches():
-            yield replace(choice, prefetch_w_bytes=prefetch)
+            yield replace(choice, prefetch_w_bytes=prefetch, prefetch_next_panel=False)
+        yield replace(choice, prefetch_w_bytes=0, prefetch_next_panel=True)
         for w_streams in self._w_streams(choice.family, choice.nr):
             yield replace(choice, w_streams=w_streams)
         for k_unroll in _UNROLLS:
@@ -383,6 +398,20 @@ class Space:
     def _prefetches(self) -> tuple[int, ...]:
         fits = self.problem.w_bytes <= self.cpu.caches.l1d_bytes
         return _PREFETCHES_BYTES[:1] if fits else _PREFETCHES_BYTES
+
+    def _can_fetch_panels(
+        self, family: MicroKernelFamily, mr: int, nr: int, blocks: tuple[int, int, LoopOrder]
+    ) -> bool:
+        """Return whether tiles can fetch the next panel, with blocks of mc and kc in an order."""
+        mc, kc, order = blocks
+        caches, weights = self.cpu.caches, self.problem.types.w
+        return (
+            family.template == "outer_product"
+            and order in {LoopOrder.JC_IC_JR_IR, LoopOrder.IC_JC_JR_IR}
+            and mc // mr >= max(_LEAST_TILES_THAT_FETCH, nr // family.lanes)
+            and caches.l2_bytes < self.problem.w_bytes
+            and weights.row_bytes(nr * kc) <= (caches.l2_bytes or _UNKNOWN_L2_BYTES) // 4
+        )
 
     def _w_streams(self, family: MicroKernelFamily, nr: int) -> tuple[int, ...]:
         """Return how many panels a tile may read side by side."""

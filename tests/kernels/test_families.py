@@ -233,7 +233,7 @@ def test_loop_orders_layouts_and_extras(row: Row, toolchain: Toolchain) -> None:
         )
         for turn, order in enumerate(LoopOrder)
         for layout in (("nk", "kn") if row.is_plain else (("nk", "kn")[turn % 2],))
-        for extras in (" pf4096", " pack_x u2", " u4 grid2x1", " pack_x pf8192 u2 grid1x2")
+        for extras in (" pf4096", " pack_x pf_next u2", " u4 grid2x1", " pack_x pf8192 u2 grid1x2")
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -252,7 +252,7 @@ def test_tiles_read_panels_side_by_side(row: Row, toolchain: Toolchain) -> None:
             candidate=candidate_text(row, k, tile=(2, 4 * lanes), extras=extras),
         )
         for n, layout, extras in (
-            (4 * lanes + 3 * lanes + 1, "nk", " pf4096 ws2"),
+            (4 * lanes + 3 * lanes + 1, "nk", " pf_next ws2"),
             (4 * lanes + 2 * lanes - 1, "kn", " ws4 u2 grid1x2"),
         )
     ]

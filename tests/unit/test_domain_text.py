@@ -79,6 +79,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 @st.composite
 def candidates(draw: st.DrawFn) -> Candidate:
+    prefetch_w_bytes = draw(sizes)
     return Candidate(
         micro_kernel=MicroKernel(family="avx512_f32", mr=draw(counts), nr=draw(counts)),
         blocking=Blocking(
@@ -87,7 +88,8 @@ def candidates(draw: st.DrawFn) -> Candidate:
             kc=draw(counts),
             loop_order=draw(st.sampled_from(LoopOrder)),
             pack_x=draw(st.booleans()),
-            prefetch_w_bytes=draw(sizes),
+            prefetch_w_bytes=prefetch_w_bytes,
+            prefetch_next_panel=prefetch_w_bytes == 0 and draw(st.booleans()),
             w_streams=draw(counts),
             k_unroll=draw(counts),
             grid_m=draw(counts),

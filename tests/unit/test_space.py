@@ -179,6 +179,16 @@ def test_one_row_reads_two_streams_of_weights_that_fill_l3(
     assert {one.blocking.w_streams for one in neighbours} == all_there_are
 
 
+def test_next_panel_is_fetched_by_many_tiles_that_wait_for_it() -> None:
+    def is_fetched(shape: str) -> bool:
+        space = Space(problem=Problem.parse(f"f32 {shape}"), cpu=cpu("avx512"))
+        return any(one.blocking.prefetch_next_panel for one in space.defaults())
+
+    assert is_fetched("256x4096x4096")
+    assert not is_fetched("4x4096x4096")  # too few tiles of rows
+    assert not is_fetched("256x256x256")  # the weights stay in L2
+
+
 def test_panels_are_whole_vectors() -> None:
     space = Space(problem=Problem.parse("bf16 1x8192x8192"), cpu=cpu("avx512"))
 
