@@ -82,6 +82,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             is_long=bool(functions & _LONG_FUNCTIONS),
             has_single_columns=family.layout is PackedLayout.COLUMNS
             and 1 in {candidate.micro_kernel.nr, problem.n % candidate.micro_kernel.nr},
+            shuffles_x=blocking.shuffle_x and family.can_shuffle(problem.types.x),
             has_gapless_copy=_has_gapless_copy(problem, candidate, family),
             rounds_by_instruction=IsaFeature.AVX512_BF16 in family.isa,
             exact_rest=exact_rest,

@@ -26,7 +26,8 @@ class Blocking:
     `pack_x` copies each block of x to contiguous rows. `prefetch_w_bytes` is how far ahead of their
     use packed weights are fetched; 0 leaves it to the hardware. With `prefetch_next_panel`, the
     tiles that meet one panel fetch the next into L2, each a part. A tile reads `w_streams` packed
-    panels side by side. `k_unroll` steps of k stand in one turn of the inner loop. `grid_m` x
+    panels side by side. `shuffle_x` loads four steps of every fourth row of x at once and picks
+    each by a shuffle. `k_unroll` steps of k stand in one turn of the inner loop. `grid_m` x
     `grid_n` x `grid_k` parts can run at the same time; those along k compute sums that a second
     phase adds up.
     """
@@ -39,6 +40,7 @@ class Blocking:
     prefetch_w_bytes: int = 0
     prefetch_next_panel: bool = False
     w_streams: int = 1
+    shuffle_x: bool = False
     k_unroll: int = 1
     grid_m: int = 1
     grid_n: int = 1

@@ -11,7 +11,8 @@ _ORDERS = "|".join(order.value for order in LoopOrder)
 _TEXT = re.compile(
     r"(?P<micro_kernel>\w+) mc(?P<mc>\d+)_nc(?P<nc>\d+)_kc(?P<kc>\d+) "
     rf"(?P<loop_order>{_ORDERS})(?P<pack_x> pack_x)?(?: pf(?P<prefetch>\d+))?"
-    r"(?P<next_panel> pf_next)?(?: ws(?P<w_streams>\d+))?(?: u(?P<k_unroll>\d+))?"
+    r"(?P<next_panel> pf_next)?(?: ws(?P<w_streams>\d+))?(?P<shuffle_x> shuffle_x)?"
+    r"(?: u(?P<k_unroll>\d+))?"
     r"(?: grid(?P<grid_m>\d+)x(?P<grid_n>\d+)(?:x(?P<grid_k>\d+))?)?"
 )
 
@@ -47,6 +48,8 @@ class Candidate:
             words.append("pf_next")
         if blocking.w_streams > 1:
             words.append(f"ws{blocking.w_streams}")
+        if blocking.shuffle_x:
+            words.append("shuffle_x")
         if blocking.k_unroll > 1:
             words.append(f"u{blocking.k_unroll}")
         if self.parts > 1:
@@ -73,6 +76,7 @@ class Candidate:
                 blocking.pack_x,
                 blocking.prefetch_w_bytes > 0 or blocking.prefetch_next_panel,
                 blocking.w_streams > 1,
+                blocking.shuffle_x,
                 blocking.k_unroll > 1,
                 self.parts > 1,
             )
@@ -102,6 +106,7 @@ class Candidate:
                 prefetch_w_bytes=int(match["prefetch"] or 0),
                 prefetch_next_panel=match["next_panel"] is not None,
                 w_streams=int(match["w_streams"] or 1),
+                shuffle_x=match["shuffle_x"] is not None,
                 k_unroll=int(match["k_unroll"] or 1),
                 grid_m=int(match["grid_m"] or 1),
                 grid_n=int(match["grid_n"] or 1),

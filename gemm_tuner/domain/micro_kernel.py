@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gemm_tuner.domain.cpu import IsaFeature
-from gemm_tuner.domain.dtype import OperandTypes
+from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.errors import InvalidCandidate
 
 
@@ -49,6 +49,12 @@ class MicroKernelFamily:
     def k_multiple(self) -> int:
         """Return what packed weights are padded to along k, in every block of k."""
         return self.k_tile or self.k_step
+
+    def can_shuffle(self, x: DType) -> bool:
+        """Return whether four steps of x can be loaded at once and picked by shuffles."""
+        is_word = self.k_step * x.size_bytes == 4
+        is_plain = self.template == "outer_product" and not self.partial_steps
+        return self.vectors == "avx512" and is_plain and is_word
 
     def panel_width(self, nr: int) -> int:
         """Return the columns of a packed panel, for tiles of `nr` columns."""

@@ -31,6 +31,7 @@ _SUMS_AT_ONCE = 8
 # k is cut for several threads only if y has few tiles for each, and a slice of k is worth it.
 _FEW_TILES_PER_THREAD = 16
 _LEAST_SLICE_OF_K = 256
+_FEWEST_ROWS_TO_SHUFFLE = 8
 
 
 class Residence(Enum):
@@ -86,6 +87,7 @@ class Choice:
     prefetch_w_bytes: int
     prefetch_next_panel: bool
     w_streams: int
+    shuffle_x: bool
     k_unroll: int
     grid: tuple[int, int, int]
 
@@ -185,7 +187,8 @@ class Space:
                 len(self._prefetches()) + self._can_fetch_panels(family, mr, nr, (mc, kc, order))
                 for _grid, _pack_x, mc, _nc, kc, order in blocks
             )
-            count += prefetches * len(self._w_streams(family, nr)) * len(_UNROLLS)
+            ways = len(self._w_streams(family, nr)) * len(self._shuffles(family, mr, nr))
+            count += prefetches * ways * len(_UNROLLS)
         return count
 
     def candidate(self, choice: Choice) -> Candidate:
@@ -204,6 +207,7 @@ class Space:
                 prefetch_next_panel=choice.prefetch_next_panel
                 and self._can_fetch_panels(choice.family, choice.mr, choice.nr, (mc, kc, order)),
                 w_streams=choice.w_streams,
+                shuffle_x=choice.shuffle_x,
                 k_unroll=choice.k_unroll,
                 grid_m=choice.grid[0],
                 grid_n=choice.grid[1],
@@ -279,6 +283,7 @@ class Space:
             prefetch_w_bytes=16384 if streams_weights and prefers_prefetch else 0,
             prefetch_next_panel=False,
             w_streams=1,
+            shuffle_x=self._shuffles(family, mr, nr)[0],
             k_unroll=1 if is_unrolled or sums >= _SUMS_AT_ONCE else 4,
             grid=self._grids(family, mr, nr)[0],
         )
@@ -292,12 +297,13 @@ class Space:
 
     def _choices_of(self, family: MicroKernelFamily, mr: int, nr: int) -> Iterator[Choice]:
         prefetches = [*((ahead, False) for ahead in self._prefetches()), (0, True)]
-        for kc, cut, pack_x, prefetch, w_streams, k_unroll, grid in product(
+        for kc, cut, pack_x, prefetch, w_streams, shuffle_x, k_unroll, grid in product(
             self._kcs(family),
             CUTS,
             (False, True),
             prefetches,
             self._w_streams(family, nr),
+            self._shuffles(family, mr, nr),
             _UNROLLS,
             self._grids(family, mr, nr),
         ):
@@ -311,6 +317,7 @@ class Space:
                 prefetch_w_bytes=prefetch[0],
                 prefetch_next_panel=prefetch[1],
                 w_streams=w_streams,
+                shuffle_x=shuffle_x,
                 k_unroll=k_unroll,
                 grid=grid,
             )
@@ -329,6 +336,7 @@ class Space:
                 prefetch_w_bytes=blocking.prefetch_w_bytes,
                 prefetch_next_panel=blocking.prefetch_next_panel,
                 w_streams=blocking.w_streams,
+                shuffle_x=blocking.shuffle_x,
                 k_unroll=blocking.k_unroll,
                 grid=(blocking.grid_m, blocking.grid_n, blocking.grid_k),
             )
@@ -347,17 +355,24 @@ class Space:
         yield replace(choice, prefetch_w_bytes=0, prefetch_next_panel=True)
         for w_streams in self._w_streams(choice.family, choice.nr):
             yield replace(choice, w_streams=w_streams)
+        for shuffle_x in self._shuffles(choice.family, choice.mr, choice.nr):
+            yield replace(choice, shuffle_x=shuffle_x)
         for k_unroll in _UNROLLS:
             yield replace(choice, k_unroll=k_unroll)
         kcs = self._kcs(choice.family)
         for grid in self._grids(choice.family, choice.mr, choice.nr):
             yield replace(choice, kc=choice.kc if choice.kc in kcs else kcs[0], grid=grid)
+        yield from self._moves_of_tile(choice)
+
+    def _moves_of_tile(self, choice: Choice) -> Iterator[Choice]:
+        """Yield the tiles beside, with what else they allow of the choice."""
         for mr, nr in self._tiles_beside(choice):
             grids = self._grids(choice.family, mr, nr)
             grid = choice.grid if choice.grid in grids else grids[0]
             all_streams = self._w_streams(choice.family, nr)
             w_streams = choice.w_streams if choice.w_streams in all_streams else 1
-            yield replace(choice, mr=mr, nr=nr, w_streams=w_streams, grid=grid)
+            shuffle_x = choice.shuffle_x and self._shuffles(choice.family, mr, nr)[0]
+            yield replace(choice, mr=mr, nr=nr, w_streams=w_streams, shuffle_x=shuffle_x, grid=grid)
 
     def _tiles_beside(self, choice: Choice) -> Iterator[tuple[int, int]]:
         """Yield the family's tiles one register higher or lower, and the tallest one vector off."""
@@ -418,6 +433,17 @@ class Space:
         can_split = family.template == "outer_product" and nr % (2 * family.lanes) == 0
         streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
         return (1, 2) if can_split and streams_weights and self.problem.m.high == 1 else (1,)
+
+    def _shuffles(self, family: MicroKernelFamily, mr: int, nr: int) -> tuple[bool, ...]:
+        """Return whether x may be read by shuffles, the first to be tried first.
+
+        Only a tile of one vector waits for loads, of which it has one for each multiplication.
+        """
+        waits_for_loads = nr == family.lanes and mr >= _FEWEST_ROWS_TO_SHUFFLE
+        fits = mr + ceil(mr / 4) + 2 <= family.registers
+        if not (waits_for_loads and fits) or not family.can_shuffle(self.problem.types.x):
+            return (False,)
+        return (True, False)
 
     def _grids(
         self, family: MicroKernelFamily, mr: int, nr: int

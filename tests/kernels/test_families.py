@@ -262,6 +262,23 @@ def test_tiles_read_panels_side_by_side(row: Row, toolchain: Toolchain) -> None:
     assert not wrong
 
 
+def test_rows_of_x_are_shuffled(row: Row, toolchain: Toolchain) -> None:
+    if not row.family.can_shuffle(row.types.x):
+        pytest.skip("only outer products of AVX-512 shuffle words of x")
+    step, lanes = row.family.k_step, row.family.lanes
+    subjects = [
+        Subject(
+            problem=row.problem(f"{m}x{lanes}x{k}", "nk", "bias"),
+            candidate=candidate_text(row, k, tile=(8, lanes), extras=f"{extras} shuffle_x"),
+        )
+        for m, k, extras in ((8, 4 * step, ""), (22, 9 * step - 1, " pack_x"), ("0..9", 2 * KC, ""))
+    ]
+
+    wrong = prove_all(subjects, toolchain)
+
+    assert not wrong
+
+
 def test_slices_of_k(row: Row, toolchain: Toolchain) -> None:
     if row.family.layout is not PackedLayout.PANELS:
         pytest.skip("dot products and groups run over all of k")

@@ -91,6 +91,7 @@ def candidates(draw: st.DrawFn) -> Candidate:
             prefetch_w_bytes=prefetch_w_bytes,
             prefetch_next_panel=prefetch_w_bytes == 0 and draw(st.booleans()),
             w_streams=draw(counts),
+            shuffle_x=draw(st.booleans()),
             k_unroll=draw(counts),
             grid_m=draw(counts),
             grid_n=draw(counts),

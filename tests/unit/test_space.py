@@ -189,6 +189,24 @@ def test_next_panel_is_fetched_by_many_tiles_that_wait_for_it() -> None:
     assert not is_fetched("256x256x256")  # the weights stay in L2
 
 
+@pytest.mark.parametrize(
+    ("tile", "ways"),
+    [
+        ("avx512_f32_16x16", {True, False}),
+        ("avx512_f32_4x16", {False}),
+        ("avx512_f32_8x32", {False}),
+        ("avx512_f32_28x16", {False}),
+        ("avx2_f32_8x8", {False}),
+    ],
+)
+def test_only_tiles_that_wait_for_loads_shuffle_x(tile: str, ways: set[bool]) -> None:
+    space = Space(problem=Problem.parse("f32 64x32x16"), cpu=cpu("avx512"))
+
+    found = {one.blocking.shuffle_x for one in space.all() if one.micro_kernel.text == tile}
+
+    assert found == ways
+
+
 def test_panels_are_whole_vectors() -> None:
     space = Space(problem=Problem.parse("bf16 1x8192x8192"), cpu=cpu("avx512"))
 
