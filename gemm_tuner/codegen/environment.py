@@ -12,7 +12,9 @@ from gemm_tuner.resources import templates_dir
 
 _PACKAGE = Path(__file__).parents[1]
 _TABLES = (
+    _PACKAGE / "domain" / "dtype.py",
     _PACKAGE / "domain" / "epilogue.py",
+    _PACKAGE / "domain" / "micro_kernel.py",
     _PACKAGE / "domain" / "packed_format.py",
     _PACKAGE / "space" / "catalog.py",
 )
@@ -35,8 +37,8 @@ def environment() -> SandboxedEnvironment:
 def generator_version() -> str:
     """Return what identifies the generator: the package's version and a digest of what it is.
 
-    That is the templates, the modules that fill them in, the tables of families and steps, and
-    the names of packed formats.
+    That is the templates, the modules that fill them in, the tables of types, families and steps,
+    and the names of packed formats.
     """
     digest = sha256()
     for root, files in (

@@ -184,8 +184,9 @@ class Space:
                 )
             }
             prefetches = sum(
-                len(self._prefetches()) + self._can_fetch_panels(family, mr, nr, (mc, kc, order))
-                for _grid, _pack_x, mc, _nc, kc, order in blocks
+                len(self._prefetches())
+                + self._can_fetch_panels(family, mr, nr, (grid[0], mc, kc, order))
+                for grid, _pack_x, mc, _nc, kc, order in blocks
             )
             ways = len(self._w_streams(family, nr)) * len(self._shuffles(family, mr, nr))
             count += prefetches * ways * len(_UNROLLS)
@@ -205,7 +206,9 @@ class Space:
                 pack_x=choice.pack_x,
                 prefetch_w_bytes=choice.prefetch_w_bytes,
                 prefetch_next_panel=choice.prefetch_next_panel
-                and self._can_fetch_panels(choice.family, choice.mr, choice.nr, (mc, kc, order)),
+                and self._can_fetch_panels(
+                    choice.family, choice.mr, choice.nr, (choice.grid[0], mc, kc, order)
+                ),
                 w_streams=choice.w_streams,
                 shuffle_x=choice.shuffle_x,
                 k_unroll=choice.k_unroll,
@@ -415,15 +418,19 @@ class Space:
         return _PREFETCHES_BYTES[:1] if fits else _PREFETCHES_BYTES
 
     def _can_fetch_panels(
-        self, family: MicroKernelFamily, mr: int, nr: int, blocks: tuple[int, int, LoopOrder]
+        self, family: MicroKernelFamily, mr: int, nr: int, blocks: tuple[int, int, int, LoopOrder]
     ) -> bool:
-        """Return whether tiles can fetch the next panel, with blocks of mc and kc in an order."""
-        mc, kc, order = blocks
+        """Return whether tiles can fetch the next panel, with blocks of mc and kc in an order.
+
+        Each fetches its part of it, so every part of a call must have a whole block of rows.
+        """
+        grid_m, mc, kc, order = blocks
         caches, weights = self.cpu.caches, self.problem.types.w
         return (
             family.template == "outer_product"
             and order in {LoopOrder.JC_IC_JR_IR, LoopOrder.IC_JC_JR_IR}
             and mc // mr >= max(_LEAST_TILES_THAT_FETCH, nr // family.lanes)
+            and mc - mr < self.problem.m.low // grid_m
             and caches.l2_bytes < self.problem.w_bytes
             and weights.row_bytes(nr * kc) <= (caches.l2_bytes or _UNKNOWN_L2_BYTES) // 4
         )

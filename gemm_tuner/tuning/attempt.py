@@ -1,7 +1,7 @@
 """One whole trial: render, compile, prove, time, record. The only module that knows all of it."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -47,36 +47,49 @@ class Attempts:
     _proofs: dict[Candidate, Trial] = field(default_factory=dict)
     _failed: dict[Candidate, Trial] = field(default_factory=dict)
 
-    def prove(self, candidates: Sequence[Candidate], context: ExecutionContext) -> list[Candidate]:
-        """Return the candidates that compile and compute the right result here.
+    def prove(
+        self, candidates: Sequence[Candidate], context: ExecutionContext
+    ) -> Iterator[Candidate]:
+        """Yield the candidates that compile and compute the right result here, in their order.
 
-        Each proof is recorded at once. A candidate whose compiler was interrupted was not tried.
+        All are compiled together; each is proved, and its proof recorded, when it is asked for. A
+        candidate whose compiler was interrupted was not tried.
         """
         new = [one for one in candidates if one not in self._proven and one not in self._failed]
         sources = [self._source(candidate) for candidate in new]
-        builds = compile_kernels(sources, toolchain=self.toolchain)
-        for candidate, build in zip(new, builds, strict=True):
-            if isinstance(build, CompilationInterrupted):
-                logger.info("%s: not tried: %s", candidate.text, build)
-                continue
-            if isinstance(build, CompilationFailed):
-                failure = Finding(outcome=Outcome.COMPILE_FAILED, detail=str(build))
-                self._record_failure(candidate, context, failure, None)
-                continue
-            if build.artifact.sha256 in self._known:
-                self._proven[candidate] = build
-                continue
-            finding = self.host.verify(build)
-            if finding.outcome is Outcome.CORRECT:
-                trial = self._trial(candidate, context, build)
-                self._proofs[candidate] = replace(trial, emulated=finding.emulated)
-                if self.stage is Stage.PREDICTED:
-                    self._keep(build)
-                self.repository.add_trial(self._proofs[candidate])
-                self._proven[candidate] = build
-            else:
-                self._record_failure(candidate, context, finding, build)
-        return [candidate for candidate in candidates if candidate in self._proven]
+        builds = dict(zip(new, compile_kernels(sources, toolchain=self.toolchain), strict=True))
+        for candidate in candidates:
+            if candidate in builds:
+                self._prove(candidate, context, builds[candidate])
+            if candidate in self._proven:
+                yield candidate
+
+    def _prove(
+        self,
+        candidate: Candidate,
+        context: ExecutionContext,
+        build: Build | CompilationFailed | CompilationInterrupted,
+    ) -> None:
+        if isinstance(build, CompilationInterrupted):
+            logger.info("%s: not tried: %s", candidate.text, build)
+            return
+        if isinstance(build, CompilationFailed):
+            failure = Finding(outcome=Outcome.COMPILE_FAILED, detail=str(build))
+            self._record_failure(candidate, context, failure, None)
+            return
+        if build.artifact.sha256 in self._known:
+            self._proven[candidate] = build
+            return
+        finding = self.host.verify(build)
+        if finding.outcome is not Outcome.CORRECT:
+            self._record_failure(candidate, context, finding, build)
+            return
+        trial = replace(self._trial(candidate, context, build), emulated=finding.emulated)
+        if self.stage is Stage.PREDICTED:
+            self._keep(build)
+        self.repository.add_trial(trial)
+        self._proofs[candidate] = trial
+        self._proven[candidate] = build
 
     def time(
         self,

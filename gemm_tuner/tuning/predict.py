@@ -69,7 +69,7 @@ def predict(
             for candidate in new:
                 if is_stopped() or (found and budget.remaining_s <= 0):
                     break
-                attempts.prove([candidate], context)
+                list(attempts.prove([candidate], context))
                 if trial := attempts.trial_of(candidate):
                     found[candidate] = trial
                 on_progress(
