@@ -42,11 +42,17 @@ def plan_emulation(
         StoreFailed: the build cache is not writable.
     """
     missing = required - cpu.isa
-    # Tiles are those of the CPU or those of the emulator: its products cannot be mixed with ours.
-    has_tiles = bool(missing & _AMX) and IsaFeature.AMX_TILE in cpu.isa
-    if not missing or not missing <= _EMULABLE or not cpu.isa >= _ITS_ISA or has_tiles:
+    if not missing or not can_prove(required, cpu=cpu):
         return None
     return Emulation(features=missing, library=build_emulator(toolchain))
+
+
+def can_prove(required: frozenset[IsaFeature], *, cpu: Cpu) -> bool:
+    """Return whether `cpu` runs what needs `required`, with what can be emulated."""
+    missing = required - cpu.isa
+    # Tiles are those of the CPU or those of the emulator: its products cannot be mixed with ours.
+    has_tiles = bool(missing & _AMX) and IsaFeature.AMX_TILE in cpu.isa
+    return not missing or (missing <= _EMULABLE and cpu.isa >= _ITS_ISA and not has_tiles)
 
 
 def build_emulator(toolchain: Toolchain) -> Path:
@@ -62,7 +68,10 @@ def build_emulator(toolchain: Toolchain) -> Path:
 
 
 class Emulator:
-    """Executes in this process what the CPU refuses, from `start` to `stop`, in every thread."""
+    """Executes in this process what the CPU refuses, from `start` to `stop`.
+
+    It does so in every thread that does not block signals, as the workers of our pool do.
+    """
 
     def __init__(self, library: Path) -> None:
         """Load a built emulator."""

@@ -19,7 +19,7 @@ _LONG_CALL_NS = 20_000_000
 # One whose samples take so many times as long as those of the first is timed in few rounds: its
 # ratio is far from 1 anyhow.
 _SLOW_OVER_FIRST = 3
-_ROUNDS_OF_SLOW = 9
+_ROUNDS_OF_SLOW = 11
 # Idle threads of OpenMP spin for up to 0.5 ms here (bench/isolate.py), then sleep.
 SETTLING_NS = 1_000_000
 

@@ -38,7 +38,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import GemmTunerError
+from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.select.share import MAX_LOSS
 from gemm_tuner.space.cores import core_named
@@ -112,6 +112,11 @@ def sweep(
     settings = SweepSettings(budget_s=budget_s, toolchain=find_toolchain(compiler))
     alike = sharing_groups(layers, max_loss / 100) if share_weights else []
     if target is not None:
+        if dry_run or share_weights:
+            raise InvalidSetting(
+                f"--target {target} proves and does not time; leave out "
+                f"{'--dry-run' if dry_run else '--share-weights'}."
+            )
         predict_layers(
             layers,
             contexts=contexts,

@@ -155,7 +155,7 @@ class Layer:
             last = self._piece_from(start, rows)
             if last and cost + last.cost < best[0]:
                 best = (cost + last.cost, [*pieces[:count], last])
-        if not best[1]:
+        if best[0] == inf:
             known = ", ".join(one.problem.m.text for one in self.kernels)
             raise InvalidArray(
                 f"x has {rows} rows, too few for the kernels for m = {known}; "
@@ -174,7 +174,7 @@ class Layer:
             kernel = max(smaller, key=lambda one: (one.problem.m.high, one.problem.m.low))
             pieces.append(_Piece(kernel, done, done + kernel.problem.m.high))
             done = pieces[-1].stop
-        return pieces, done == rows and rows > 0
+        return pieces, done == rows
 
     def _piece_from(self, start: int, rows: int) -> _Piece | None:
         """Return the smallest piece that holds the rows from `start` on, if there is one."""
@@ -231,7 +231,7 @@ def _copy_for(kernel: AnyKernel, packed: object) -> PackedWeights:
 
 def _with_rows(name: str, value: object, pieces: Sequence[_Piece]) -> NDArray[np.generic]:
     """Return an array with as many rows as the pieces have, to be cut like them."""
-    rows = pieces[-1].stop
+    rows = pieces[-1].stop if pieces else 0
     array = as_array(name, value)
     if not isinstance(array, np.ndarray) or array.ndim < 1 or len(array) != rows:
         raise InvalidArray(

@@ -1,5 +1,6 @@
 """The rung for a CPU on which nothing was measured: what the model chose for such a core."""
 
+from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
@@ -55,25 +56,33 @@ def shortlisted(
 ) -> list[Trial]:
     """Return the proofs of kernels chosen for the core of `cpu` that it can run, best first.
 
-    Regimes share them: the model does not tell them apart. None counts that failed later on such
-    a CPU.
+    They are of the newest generator that has any. Regimes share them: the model does not tell them
+    apart. None counts that failed later on such a CPU; what hung may have had too little time.
     """
     core = core_of(cpu)
     if not core.is_of(cpu):
         return []  # it only stands in for a core that is not known
     trials = repository.trials(problem=problem, origin=origin)
-    of_core = [trial for trial in trials if core.is_of(trial.cpu)]
-    failed = {trial.candidate for trial in of_core if trial.outcome is not Outcome.CORRECT}
-    usable = {
-        trial.candidate: trial
+    of_core = [trial for trial in trials if core.is_of(trial.cpu) and trial.artifact is not None]
+    failed = {
+        _build(trial) for trial in of_core if trial.outcome not in {Outcome.CORRECT, Outcome.HUNG}
+    }
+    usable = [
+        trial
         for trial in of_core
         if trial.stage is Stage.PREDICTED
+        and trial.outcome is Outcome.CORRECT
         and trial.context.threads == threads
-        and trial.candidate not in failed
-        and trial.artifact is not None
+        and _build(trial) not in failed
+        and trial.artifact
         and trial.artifact.required_isa <= cpu.isa
-    }
+    ]
+    newest = {trial.candidate: trial for trial in usable if trial.generator == usable[-1].generator}
     try:
-        return [usable[candidate] for candidate in ranked(usable, problem, cpu)]
+        return [newest[candidate] for candidate in ranked(newest, problem, cpu)]
     except InvalidCandidate:
         return []  # of a catalog that this version does not have
+
+
+def _build(trial: Trial) -> tuple[Candidate, str]:
+    return trial.candidate, trial.artifact.sha256 if trial.artifact else ""

@@ -399,7 +399,8 @@ class Space:
             return (k,)
         whole = _round_up(k, family.k_multiple)
         if self.like is not None:
-            return (self.like.blocking.kc if self.like.blocking.kc < k else whole,)
+            kc = self.like.blocking.kc
+            return (kc if kc < k and kc % family.k_multiple == 0 else whole,)
         if not (self.problem.types.y_holds_sums or family.k_tile):
             # Between blocks of k, sums would go through the workspace, which does not pay.
             return (whole,)

@@ -92,4 +92,22 @@ def check_covers(problem: Problem, candidate: Candidate) -> MicroKernelFamily:
             f"family {family.name} has no register tile {tile.mr}x{tile.nr}; "
             "choose one whose sums fit its registers in whole vectors."
         )
+    _check_words(problem, candidate, family)
     return family
+
+
+def _check_words(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> None:
+    """Check that a kernel of the family has what the words of the candidate say."""
+    blocking, is_outer = candidate.blocking, family.template == "outer_product"
+    streams, vectors = blocking.w_streams, candidate.micro_kernel.nr // family.lanes
+    refused = {
+        f"ws{streams}": streams > 1 and (not is_outer or vectors % streams > 0),
+        "pf_next": blocking.prefetch_next_panel and not is_outer,
+        "shuffle_x": blocking.shuffle_x and not family.can_shuffle(problem.types.x),
+    }
+    for word, is_refused in refused.items():
+        if is_refused:
+            raise InvalidCandidate(
+                f"a kernel {candidate.micro_kernel.text} has no {word}; leave the word out of "
+                f"{candidate.text!r}."
+            )

@@ -295,11 +295,20 @@ def earlier_trials(
     cpu: Cpu,
     toolchain: Toolchain,
 ) -> list[Trial]:
-    """Return what these templates and this compiler gave before, in any context."""
+    """Return what these templates and this compiler gave before on the CPU, in any context.
+
+    Proofs that were made elsewhere for such a CPU, or by emulation, are not among them.
+    """
     trials = repository.trials(
         problem=problem, cpu_key=cpu.exact_key, generator=generator_version()
     )
-    return [trial for trial in trials if trial.toolchain == toolchain.text]
+    return [
+        trial
+        for trial in trials
+        if trial.toolchain == toolchain.text
+        and trial.stage is not Stage.PREDICTED
+        and not trial.emulated
+    ]
 
 
 def _result(

@@ -4,7 +4,7 @@
 
 Each step sweeps the layers of a file, times the winners, and writes the report anew from all that
 is in the folder RESULTS. What has ended is not run again, so the same command goes on after an
-interruption; log.csv there has the time and exit code of each command. The exit code is 1 if a
+interruption; log.csv there has the time and exit code of each command. The exit code is not 0 if a
 command failed or the report found something wrong.
 """
 
@@ -40,7 +40,7 @@ SHORT = 0.8
 BESIDES_BUDGET_S = 1.2
 ALL_LIBRARIES_S = 5.5
 FEW_LIBRARIES_S = 2.2
-ENDED_WELL = {0, 1}  # 1 is an answer: a layer failed, or a verdict was refuted
+REFUTED = 1  # the exit code of bench where a verdict does not hold, which is a result too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +204,8 @@ def run(results: Path, command: Command) -> bool:
             check=False,
         ).returncode
     minutes = (time.monotonic() - begin_s) / 60
-    is_kept = code in ENDED_WELL and (command.output.endswith(".txt") or holds_rows(unfinished))
+    is_sweep = command.output.endswith(".txt")
+    is_kept = code == 0 or (code == REFUTED and not is_sweep and holds_rows(unfinished))
     with (results / "log.csv").open("a", newline="") as log:
         csv.writer(log).writerow([command.output, code, f"{minutes:.2f}", command.text])
     print(f"      {minutes:.1f} min, exit code {code}", flush=True)
@@ -231,7 +232,7 @@ def write_report(plan: Plan) -> tuple[int, str]:
         text=True,
         check=False,
     )
-    if report.stdout:
+    if report.returncode in {0, performance.MISFIT}:
         plan.report.write_text(report.stdout)
     picture = plan.results / PLOT
     if picture.exists():

@@ -1,6 +1,7 @@
 """From a CPU that is not here to a kernel that is timed: chosen, proved, served, raced."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from gemm_tuner.domain.record import Outcome, Stage
 from gemm_tuner.domain.verdict import Basis
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.select.choose import choose
-from gemm_tuner.space.cores import core_named
+from gemm_tuner.space.cores import CORES, core_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 
@@ -81,6 +82,44 @@ def test_a_shortlist_is_timed_on_the_real_cpu(url: str, capsys: pytest.CaptureFi
         generator=repository.trials(problem=PROBLEM)[0].generator,
     )
     assert not ends
+
+
+def test_what_was_proved_elsewhere_is_proved_here_before_it_is_timed(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of the table may have the very key of this CPU: its proofs are not of this CPU."""
+    here = detect_cpu()
+    row = replace(core_named("zen5"), cpu=here, models=frozenset({here.model}))
+    monkeypatch.setitem(CORES, "zen5", row)
+    assert run(["sweep", *ARGUMENTS, "--target", "zen5", "--budget", "1s", "--db", url]) == 0
+    assert run(["tune-shortlist", *ARGUMENTS, "--budget", "1s", "--db", url]) == 0
+    capsys.readouterr()
+
+    trials = Repository(open_database(url)).trials(problem=PROBLEM)
+    timed = {trial.candidate for trial in trials if trial.measurement}
+    proved = {t.candidate for t in trials if t.stage is Stage.RACE and not t.measurement}
+    assert timed
+    assert timed <= proved
+
+
+def test_a_cpu_that_cannot_prove_says_so_and_records_nothing(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weak = replace(detect_cpu(), isa=frozenset({IsaFeature.AVX2, IsaFeature.FMA}))
+    monkeypatch.setattr("gemm_tuner.tuning.predict.detect_cpu", lambda: weak)
+
+    assert run(["sweep", *ARGUMENTS, "--target", "sapphire_rapids", "--db", url]) == 3
+
+    assert "no kernel for sapphire_rapids can be proved here" in capsys.readouterr().err
+    assert not Repository(open_database(url)).trials(problem=PROBLEM)
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--share-weights"])
+def test_what_a_target_does_not_do_is_refused(
+    url: str, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    assert run(["sweep", *ARGUMENTS, "--target", "zen5", option, "--db", url]) == 2
+    assert f"leave out {option}" in capsys.readouterr().err
 
 
 def test_a_target_that_is_not_known_is_refused(

@@ -71,7 +71,7 @@ def assert_computes(layer: Layer, rows: int, *, has_out: bool = False) -> None:
 @pytest.mark.parametrize("has_out", [False, True])
 def test_any_number_of_rows_is_computed(kernels: dict[str, Kernel], *, has_out: bool) -> None:
     for asked in (("1", "16", "17..20"), ("1",), ("1", "4", "16")):
-        for rows in range(1, 60):
+        for rows in range(60):
             assert_computes(layer_of(kernels, *asked), rows, has_out=has_out)
 
 
@@ -128,9 +128,8 @@ def test_fewer_rows_than_any_kernel_takes_are_refused(kernels: dict[str, Kernel]
     layer = layer_of(kernels, "4", "16")
     packed = layer.pack(W)
 
-    for rows in (0, 3):
-        with pytest.raises(InvalidArray, match=f"x has {rows} rows, too few for the kernels for"):
-            layer(np.zeros((rows, K), np.float32), packed)
+    with pytest.raises(InvalidArray, match="x has 3 rows, too few for the kernels for"):
+        layer(np.zeros((3, K), np.float32), packed)
 
 
 def test_operands_of_another_height_are_refused(kernels: dict[str, Kernel]) -> None:

@@ -61,7 +61,8 @@ def test_peak_loop_of_tiles_counts_its_operations(
         pytest.skip("needs AVX-512 without AMX, to emulate it")
     driver = build_driver("roofline", toolchain, "bench/sample.h", isa=widest_vectors(isa))
     emulator = Emulator(build_emulator(toolchain))
-    emulator.start(Report(drivers.crash))
+    report = Report(drivers.crash)
+    emulator.start(report)
 
     loop = PeakLoop(driver, dtype)
     emulator.stop()

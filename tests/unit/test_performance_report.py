@@ -80,7 +80,7 @@ def test_notes_are_shown_where_they_fit_and_told_where_not(
 
     code, report, messages = _report(tmp_path, capsys, monkeypatch, rows, notes)
 
-    assert code == 1
+    assert code == performance.MISFIT
     assert "of a reason" in report
     assert "of another" not in report
     assert "it was once" not in report

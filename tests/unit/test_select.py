@@ -17,7 +17,7 @@ from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.domain.measurement import Measurement, Timing
 from gemm_tuner.domain.problem import Problem, Rows
-from gemm_tuner.domain.record import Stage, SweepEnd, Trial
+from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.select.choose import Match, choose
 from gemm_tuner.select.derive import derive_verdict, simplest_of_fastest
@@ -428,7 +428,9 @@ def test_no_prediction_is_served_that_cannot_run_here_or_failed_here(
     repository: Repository,
 ) -> None:
     failing, other = make_prediction(repository, 48), make_prediction(repository, 16)
-    repository.add_trial(replace(make_failed_trial(), candidate=failing.candidate))
+    repository.add_trial(
+        replace(make_failed_trial(), candidate=failing.candidate, artifact=failing.artifact)
+    )
 
     assert ask(repository).verdict.candidate == other.candidate
     assert ask(repository, cpu=replace(CPU, isa=frozenset())).verdict.artifact is None
@@ -436,3 +438,24 @@ def test_no_prediction_is_served_that_cannot_run_here_or_failed_here(
     assert ask(repository, context=ExecutionContext(threads=2)).verdict.artifact is None
     cold = ask(repository, context=ExecutionContext(regime=Regime.COLD_WEIGHTS))
     assert cold.verdict.candidate == other.candidate
+
+
+def test_a_prediction_of_the_newest_generator_counts_and_failures_are_of_builds(
+    repository: Repository,
+) -> None:
+    make_prediction(repository, 48)
+    repository.add_trial(replace(make_failed_trial(), artifact=make_artifact(b"wrong")))
+    assert ask(repository).verdict.candidate is not None
+
+    newer = make_prediction(repository, 16, generator="0.2.0-bbbb")
+    assert ask(repository).verdict.candidate == newer.candidate
+
+
+def test_a_prediction_that_hung_is_not_named_and_no_proof_against_others(
+    repository: Repository,
+) -> None:
+    hung = make_prediction(repository, 48, outcome=Outcome.HUNG)
+    assert ask(repository).verdict.artifact is None
+
+    make_prediction(repository, 48)
+    assert ask(repository).verdict.candidate == hung.candidate

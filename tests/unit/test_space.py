@@ -11,6 +11,8 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidCandidate, NoKernelFamily
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import CATALOG, family_named
+from gemm_tuner.space.cores import core_named
+from gemm_tuner.space.limits import check_covers
 from gemm_tuner.space.model import predict_cycles
 
 ISA = {
@@ -316,3 +318,30 @@ def test_tiles_fit_the_registers() -> None:
 def test_unknown_family_is_refused_by_name() -> None:
     with pytest.raises(InvalidCandidate, match="avx1024_f32"):
         family_named("avx1024_f32")
+
+
+def test_a_format_with_blocks_that_tiles_cannot_have_is_no_format_of_theirs() -> None:
+    problem = Problem.parse("u8_s8_s32_f32 128x512x4800 nk none")
+    like = Candidate.parse("avx512_int8_12x16 mc132_nc512_kc2400 jc_ic_jr_ir")
+    space = Space(problem=problem, cpu=core_named("sapphire_rapids").cpu, like=like)
+
+    families = {one.micro_kernel.family for one in space.defaults()}
+
+    assert "avx512_int8" in families
+    assert "amx_int8" not in families
+
+
+@pytest.mark.parametrize(
+    ("types", "text", "word"),
+    [
+        ("f32", "avx512_f32_1x16 mc1_nc16_kc64 jc_ic_jr_ir ws32", "ws32"),
+        ("f32", "avx512_f32_1x48 mc1_nc48_kc64 jc_ic_jr_ir ws2", "ws2"),
+        ("f32", "avx512_f32_dot_1x4 mc1_nc4_kc64 jc_ic_jr_ir ws2", "ws2"),
+        ("f32", "avx512_f32_dot_1x4 mc1_nc4_kc64 jc_ic_jr_ir pf_next", "pf_next"),
+        ("f32", "avx2_f32_1x16 mc1_nc16_kc64 jc_ic_jr_ir shuffle_x", "shuffle_x"),
+        ("bf16", "amx_bf16_32x32 mc32_nc32_kc64 jc_ic_jr_ir shuffle_x", "shuffle_x"),
+    ],
+)
+def test_words_that_a_kernel_does_not_have_are_refused(types: str, text: str, word: str) -> None:
+    with pytest.raises(InvalidCandidate, match=f"has no {word}; leave the word out"):
+        check_covers(Problem.parse(f"{types} 1x64x64 nk none"), Candidate.parse(text))
