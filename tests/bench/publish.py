@@ -78,6 +78,7 @@ class Step:
 
 HOT = Bench(name="hot", regime="hot")
 COLD = Bench(name="cold", regime="cold_weights", baselines=("onednn",))
+HOT_OF_2 = Bench(name="hot", regime="hot", baselines=("onednn", "one-thread"))
 COLD_OF_2 = Bench(name="cold", regime="cold_weights", baselines=("onednn", "one-thread"))
 BOTH = Bench(name="both", regime="both", baselines=("onednn",))
 
@@ -87,12 +88,12 @@ STEPS = (
     Step(name="f32-1",  shapes=ALL,   dtype="f32",  benches=(HOT, COLD)),
     Step(name="int8-1", shapes=ALL,   dtype="int8", benches=(HOT, COLD)),
     Step(name="bf16-1", shapes=ALL,   dtype="bf16", benches=(HOT, COLD)),
-    Step(name="f32-2",  shapes=LARGE, dtype="f32",  benches=(HOT, COLD_OF_2), threads=2),
+    Step(name="f32-2",  shapes=LARGE, dtype="f32",  benches=(HOT_OF_2, COLD_OF_2), threads=2),
     Step(name="f16",    shapes=FEW,   dtype="f16",  benches=(HOT,)),
     Step(name="w4",     shapes=WEIGHT_ONLY, dtype="bf16_s4", groups="128", benches=(BOTH,)),
     Step(name="w8",     shapes=WEIGHT_ONLY, dtype="f32_s8",  groups="128", benches=(BOTH,)),
-    Step(name="int8-2", shapes=LARGE, dtype="int8", benches=(HOT, COLD_OF_2), threads=2),
-    Step(name="bf16-2", shapes=LARGE, dtype="bf16", benches=(HOT, COLD_OF_2), threads=2),
+    Step(name="int8-2", shapes=LARGE, dtype="int8", benches=(HOT_OF_2, COLD_OF_2), threads=2),
+    Step(name="bf16-2", shapes=LARGE, dtype="bf16", benches=(HOT_OF_2, COLD_OF_2), threads=2),
 )
 # fmt: on
 
