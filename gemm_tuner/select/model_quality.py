@@ -89,7 +89,9 @@ def _ranked(
         one: trial.measurement.ratio.median for one, trial in careful.items() if trial.measurement
     }
     confirmed = [one for one, trial in careful.items() if trial.stage is not Stage.RACE]
-    order = shortlist(Space(problem=problem, cpu=cpu, threads=context.threads))
+    order = shortlist(
+        Space(problem=problem, cpu=cpu, threads=context.threads, regime=context.regime)
+    )
     timed = [one for one in order if one in speeds]
     if not confirmed or not timed:
         return None

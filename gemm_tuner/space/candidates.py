@@ -12,6 +12,7 @@ from math import ceil
 
 from gemm_tuner.domain.blocking import Blocking, LoopOrder
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.packed_format import packed_format
@@ -97,12 +98,14 @@ class Space:
     """Everything that could be generated for a problem on a CPU with a number of threads.
 
     With `like`, a candidate for the same layer with any m, only what reads weights packed as by it.
+    The regime decides what is tried first, not what there is.
     """
 
     problem: Problem
     cpu: Cpu
     threads: int = 1
     like: Candidate | None = None
+    regime: Regime = Regime.HOT
 
     def __contains__(self, candidate: Candidate) -> bool:
         """Return whether the packed weights of `candidate` lie as they have to."""
@@ -267,7 +270,6 @@ class Space:
         # A chunk of weights in groups is several steps, and is converted before it is used.
         is_unrolled = family.layout is PackedLayout.GROUPS
         sums = mr * nr if family.layout is PackedLayout.COLUMNS else mr * nr // family.lanes
-        prefers_prefetch = is_unrolled or self.problem.m.high > 1
         streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
         kc = self._kcs(family)[0]
         x_bytes = self.problem.m.high * kc * self.problem.types.x.size_bytes
@@ -283,7 +285,7 @@ class Space:
             kc=kc,
             cut=cut,
             pack_x=self._shares_sets(family),
-            prefetch_w_bytes=16384 if streams_weights and prefers_prefetch else 0,
+            prefetch_w_bytes=self._prefetch_first(family),
             prefetch_next_panel=False,
             w_streams=1,
             shuffle_x=self._shuffles(family, mr, nr)[0],
@@ -292,6 +294,20 @@ class Space:
         )
         ahead = replace(choice, prefetch_w_bytes=0, prefetch_next_panel=True)
         return ahead if self.candidate(ahead).blocking.prefetch_next_panel else choice
+
+    def _prefetch_first(self, family: MicroKernelFamily) -> int:
+        """Return how far ahead to fetch weights at first, in bytes.
+
+        The hardware fetches a single stream well, except where small elements leave it no time.
+        """
+        w_bytes, caches = self.problem.w_bytes, self.cpu.caches
+        if w_bytes <= caches.l1d_bytes:
+            return 0
+        if self.problem.m.high > 1 or family.layout is PackedLayout.GROUPS:
+            near = 8192 if self.regime is Regime.COLD_WEIGHTS else 0
+            return 16384 if w_bytes > caches.l2_bytes else near
+        is_brief = self.problem.types.x.size_bytes < 4 and self.regime is Regime.HOT
+        return 4096 if is_brief and caches.l2_bytes < w_bytes <= caches.l3_bytes // 2 else 0
 
     def _shares_sets(self, family: MicroKernelFamily) -> bool:
         """Return whether the rows of x that a register takes, if dense, share L1 sets."""

@@ -25,6 +25,7 @@ _NOT_OVERLAPPED = 0.3
 
 # Cycles around one register tile besides its steps of k: the call, pointers, branches.
 _TILE_CYCLES = 14.0
+_ROW_CYCLES = 2.0  # of a tile: addresses, and stores that begin another line
 _CALL_CYCLES = 40.0
 _WAKING_CYCLES = 4000.0  # until another thread computes
 _CYCLES_PER_EPILOGUE_STEP = 1.0
@@ -115,7 +116,7 @@ def _tile_cycles(
         stored = rows
         products = _overlapped(products, rows * _reduction_cycles(columns, family.lanes))
     epilogue = stored * (1 + _CYCLES_PER_EPILOGUE_STEP * len(problem.epilogue.steps))
-    return products + epilogue + blocks * (_TILE_CYCLES + stored)
+    return products + epilogue + rows * _ROW_CYCLES + blocks * (_TILE_CYCLES + stored)
 
 
 def _products_a_cycle(family: MicroKernelFamily, rates: Rates) -> float:

@@ -57,7 +57,7 @@ def sweep_shared(
     formats = _promising_formats(
         [
             _timed(
-                Space(problem=problem, cpu=cpu, threads=context.threads),
+                Space(problem=problem, cpu=cpu, threads=context.threads, regime=context.regime),
                 context,
                 repository,
                 settings.toolchain,
@@ -79,7 +79,13 @@ def sweep_shared(
             break
         for problem in problems:
             searches_left -= 1
-            space = Space(problem=problem, cpu=cpu, threads=context.threads, like=like)
+            space = Space(
+                problem=problem,
+                cpu=cpu,
+                threads=context.threads,
+                like=like,
+                regime=context.regime,
+            )
             if is_stopped() or _is_empty(space):
                 continue
             sweep(

@@ -186,14 +186,16 @@ def sweep(
             unfinished = [context for context in contexts if found[context] is None]
             for position, context in enumerate(unfinished):
                 share = budget.share(len(unfinished) - position)
+                in_regime = replace(space, regime=context.regime)
                 one = _ContextSweep(
-                    attempts, space, context, budget, share, settings, on_progress, is_stopped
+                    attempts, in_regime, context, budget, share, settings, on_progress, is_stopped
                 )
                 strategy = (
                     Chosen(chosen)
                     if chosen
                     else LocalSearch(
-                        space, seeds=[*_cuts_of_one_thread(earlier, space, context), *seeds]
+                        in_regime,
+                        seeds=[*_cuts_of_one_thread(earlier, space, context), *seeds],
                     )
                 )
                 found[context] = one.run(strategy, is_search=not chosen)

@@ -5,13 +5,14 @@ import pytest
 
 from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, parse_isa
 from gemm_tuner.domain.packed_format import packed_format
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidCandidate, NoKernelFamily
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import CATALOG, family_named
-from gemm_tuner.space.cores import core_named
+from gemm_tuner.space.cores import CORES, core_named
 from gemm_tuner.space.limits import check_covers
 from gemm_tuner.space.model import predict_cycles
 
@@ -345,3 +346,29 @@ def test_a_format_with_blocks_that_tiles_cannot_have_is_no_format_of_theirs() ->
 def test_words_that_a_kernel_does_not_have_are_refused(types: str, text: str, word: str) -> None:
     with pytest.raises(InvalidCandidate, match=f"has no {word}; leave the word out"):
         check_covers(Problem.parse(f"{types} 1x64x64 nk none"), Candidate.parse(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "regime", "ahead"),
+    [
+        ("f32 128x128x512", Regime.HOT, 0),
+        ("f32 128x128x512", Regime.COLD_WEIGHTS, 8192),
+        ("f32 64x64x48", Regime.COLD_WEIGHTS, 0),
+        ("f32 16x4096x4096", Regime.HOT, 16384),
+        ("f32 1x2304x768", Regime.HOT, 0),
+        ("bf16 1x2304x768", Regime.HOT, 4096),
+        ("bf16 1x2304x768", Regime.COLD_WEIGHTS, 0),
+    ],
+)
+def test_weights_are_fetched_ahead_at_first_where_they_come_from_afar(
+    text: str, regime: Regime, ahead: int
+) -> None:
+    space = Space(problem=Problem.parse(text), cpu=CORES["zen5"].cpu, regime=regime)
+
+    outer = [
+        one.blocking
+        for one in space.defaults()
+        if one.micro_kernel.nr == 64 and not one.blocking.prefetch_next_panel
+    ]
+
+    assert {blocking.prefetch_w_bytes for blocking in outer} == {ahead}
