@@ -92,8 +92,8 @@ STEPS = (
     Step(name="f16",    shapes=FEW,   dtype="f16",  benches=(HOT,)),
     Step(name="w4",     shapes=WEIGHT_ONLY, dtype="bf16_s4", groups="128", benches=(BOTH,)),
     Step(name="w8",     shapes=WEIGHT_ONLY, dtype="f32_s8",  groups="128", benches=(BOTH,)),
-    Step(name="int8-2", shapes=LARGE, dtype="int8", benches=(HOT_OF_2, COLD_OF_2), threads=2),
-    Step(name="bf16-2", shapes=LARGE, dtype="bf16", benches=(HOT_OF_2, COLD_OF_2), threads=2),
+    Step(name="int8-2", shapes=LARGE, dtype="int8", benches=(HOT_OF_2,), threads=2),
+    Step(name="bf16-2", shapes=LARGE, dtype="bf16", benches=(HOT_OF_2,), threads=2),
 )
 # fmt: on
 
