@@ -254,8 +254,10 @@ class Space:
         return _round_up(ceil(self.problem.k / slices), max(16, family.k_multiple))
 
     def _defaults(self, family: MicroKernelFamily, mr: int, nr: int) -> list[Choice]:
-        """Return one choice, or one for each number of streams where either may be faster."""
+        """Return one choice, or one for each order or number of streams that may be faster."""
         choice = self._default(family, mr, nr)
+        if choice.cut.is_ir_outer:
+            return [choice, replace(choice, cut=Cut())]
         if self.problem.w_bytes <= self.cpu.caches.l3_bytes // 2:
             return [choice]
         # Streams that are far apart do not stand in each other's way.

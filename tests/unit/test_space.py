@@ -372,3 +372,11 @@ def test_weights_are_fetched_ahead_at_first_where_they_come_from_afar(
     ]
 
     assert {blocking.prefetch_w_bytes for blocking in outer} == {ahead}
+
+
+def test_both_inner_orders_are_tried_first_where_x_passes_by() -> None:
+    space = Space(problem=Problem.parse("bf16 16384x512x128"), cpu=CORES["zen5"].cpu)
+
+    orders = {one.blocking.loop_order for one in space.defaults()}
+
+    assert orders == {LoopOrder.JC_IC_IR_JR, LoopOrder.JC_IC_JR_IR}
