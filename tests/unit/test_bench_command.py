@@ -9,7 +9,7 @@ from gemm_tuner.cli import bench
 from gemm_tuner.cli.bench_report import BEST_OF_ALL, BenchRow, means_of
 from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.main import run
-from gemm_tuner.cli.roofline_plot import write_plot
+from gemm_tuner.cli.roofline_plot import KERNEL, PlotLine, draw, write_plot
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.measurement import Measurement, Timing
 from gemm_tuner.domain.problem import Problem
@@ -192,9 +192,23 @@ def test_plot_has_a_mark_for_each_callee(tmp_path: Path) -> None:
     drawing = ET.parse(picture).getroot()  # noqa: S314 - written above
     texts = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
     kernels = list(drawing.iter("{http://www.w3.org/2000/svg}circle"))
-    assert texts.count("first, hot, 1 thread") == 2
+    assert texts.count("first") == texts.count("1x2x3") == 2
+    assert texts.count("f32, hot, 1 thread: speed over the roofline") == 1
     assert {"onednn 3", "openblas 3", "120%"} <= set(texts)
     assert len(kernels) == 2 + 1  # and one in the legend
+
+
+def test_plot_of_several_contexts_names_the_one_of_each_line() -> None:
+    shares = {KERNEL: 1.0, "onednn 3": 0.9}
+    lines = [
+        PlotLine(name="first", sizes="1x2x3", context=context, shares=shares)
+        for context in ("f32, hot, 1 thread", "f32, hot, 2 threads")
+    ]
+
+    drawing = draw(lines)
+
+    assert ">1x2x3, f32, hot, 1 thread<" in drawing
+    assert ">1x2x3, f32, hot, 2 threads<" in drawing
 
 
 def test_plot_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
