@@ -39,6 +39,16 @@ _COLOURS = (
     ("#4d7c0f", "#a3e635"),
     ("#6b7280", "#9ca3af"),
 )
+# What else has a colour, on a light and on a dark page.
+_RULES = {
+    ".page{fill:%s}": ("#ffffff", "#0d1117"),
+    ".band{fill:%s}": ("#f6f8fa", "#151b23"),
+    ".grid{stroke:%s}": ("#d8dee4", "#30363d"),
+    ".limit{stroke:%s}": ("#1f2328", "#f0f6fc"),
+    "text{fill:%s}": ("#1f2328", "#f0f6fc"),
+    ".muted{fill:%s}": ("#59636e", "#9198a1"),
+    **{f".c{turn}{{fill:%s}}": colours for turn, colours in enumerate(_COLOURS)},
+}
 # The outline of each baseline's marker, around its centre: no two differ by their colour alone.
 _OUTLINES = (
     "m0 -5l5 5l-5 5l-5 -5z",
@@ -121,7 +131,7 @@ class _Picture:
             f'height="{height:.0f}" viewBox="0 0 {self._width:.0f} {height:.0f}" '
             f'font-family="sans-serif" font-size="{_FONT}">'
         )
-        yield _STYLE
+        yield _style()
         yield '<rect class="page" width="100%" height="100%"/>'
         context = f"{self._common_context}: " if self._common_context else ""
         yield _text(_MARGIN, _ROW, f"{context}speed over the roofline", 'font-weight="bold"')
@@ -196,16 +206,5 @@ def _text(x: float, y: float, text: str, attributes: str = "") -> str:
 
 
 def _style() -> str:
-    def rules(side: int, page: str, band: str, grid: str, text: str, muted: str) -> str:
-        colours = "".join(f".c{turn}{{fill:{one[side]}}}" for turn, one in enumerate(_COLOURS))
-        return (
-            f".page{{fill:{page}}}.band{{fill:{band}}}.grid{{stroke:{grid}}}.limit{{stroke:{text}}}"
-            f"text{{fill:{text}}}.muted{{fill:{muted}}}{colours}"
-        )
-
-    light = rules(0, "#ffffff", "#f6f8fa", "#d8dee4", "#1f2328", "#59636e")
-    dark = rules(1, "#0d1117", "#151b23", "#30363d", "#f0f6fc", "#9198a1")
+    light, dark = ("".join(rule % pair[page] for rule, pair in _RULES.items()) for page in (0, 1))
     return f"<style>{light}@media(prefers-color-scheme:dark){{{dark}}}</style>"
-
-
-_STYLE = _style()

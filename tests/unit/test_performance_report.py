@@ -3,21 +3,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+import front_page
 import performance
-import publish
+import publish_steps
 import pytest
+from performance_summary import read_summary
 
 SMALL_FLOP = 10_000_000
 
 
 def _layers(name: str) -> list[dict[str, str]]:
-    with (publish.ROOT / publish.SHAPES / name).open(newline="") as file:
+    with (publish_steps.ROOT / publish_steps.SHAPES / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def _beside(baseline: str, low: float, median: float, high: float) -> dict[str, Any]:
     ratio = {"low": low, "median": median, "high": high, "of_minimums": median}
-    return {"baseline": baseline, "computes": "layer", "ratio": ratio}
+    return {"baseline": baseline, "computes": "layer", "ratio": ratio, "share_of_roofline": 0.4}
 
 
 def _row(
@@ -40,27 +42,28 @@ def _row(
     }
 
 
+def _write(results: Path, rows: list[dict[str, Any]], *, key: str = "x") -> None:
+    document = {"cpu": "a CPU", "cpu_key": key, "generator": "1 abc", "date": "2026-11-20"}
+    results.mkdir(exist_ok=True)
+    (results / "1.json").write_text(json.dumps(document | {"layers": rows}))
+    (results / performance.COMMANDS).write_text("gemm-tuner bench\n")
+
+
 def _report(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    rows: list[dict[str, Any]],
-    notes: dict[str, dict[str, str]],
+    tmp_path: Path, rows: list[dict[str, Any]], notes: dict[str, dict[str, str]]
 ) -> tuple[int, str, str]:
-    """Return the exit code, the report and the messages."""
-    document = {"cpu": "a CPU", "cpu_key": "x", "generator": "1 abc", "date": "2026-11-20"}
-    (tmp_path / "1.json").write_text(json.dumps(document | {"layers": rows}))
-    (tmp_path / performance.COMMANDS).write_text("gemm-tuner bench\n")
-    written = tmp_path / "notes"
-    written.write_text(json.dumps(notes))
-    monkeypatch.setattr(performance, "NOTES", written)
-    code = performance.main(tmp_path)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    """Return the exit code, the report and the front page."""
+    _write(tmp_path / "results", rows)
+    folder = tmp_path / "docs" / front_page.CPUS
+    folder.mkdir(parents=True)
+    (folder / "here-notes.json").write_text(json.dumps(notes))
+    code = performance.write_reports(tmp_path / "results", "here", tmp_path / "docs")
+    front = (tmp_path / "docs" / front_page.FRONT_PAGE).read_text()
+    return code, (folder / "here.md").read_text(), front
 
 
 def test_notes_are_shown_where_they_fit_and_told_where_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     behind = _beside("blas 3", 0.90, 0.95, 0.97)
     rows = [
@@ -78,8 +81,9 @@ def test_notes_are_shown_where_they_fit_and_told_where_not(
         "bf16 hot fits": {"beside": "blas", "why": "this section was not measured"},
     }
 
-    code, report, messages = _report(tmp_path, capsys, monkeypatch, rows, notes)
+    code, report, front = _report(tmp_path, rows, notes)
 
+    messages = capsys.readouterr().err
     assert code == performance.MISFIT
     assert "of a reason" in report
     assert "of another" not in report
@@ -88,10 +92,13 @@ def test_notes_are_shown_where_they_fit_and_told_where_not(
     for told in ("hot other: written", "hot ahead: no baseline", "hot gone: ", "hot silent: "):
         assert told in messages
     assert len(messages.splitlines()) == 4
+    for page, next_part in ((report, "## Conditions"), (front, "## Means")):
+        assert "A library is faster for 3 of the 5 kernels" in page
+        assert page.index("of a reason") < page.index(next_part)
 
 
 def test_sections_of_cold_weights_and_two_threads_say_what_differs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ahead = _beside("onednn 3", 1.1, 1.2, 1.3)
     rows = [
@@ -103,37 +110,68 @@ def test_sections_of_cold_weights_and_two_threads_say_what_differs(
         _row("differs", ahead, _beside("one-thread", 0.8, 0.9, 0.95), threads=2),
     ]
 
-    code, report, messages = _report(tmp_path, capsys, monkeypatch, rows, {})
+    code, report, _front = _report(tmp_path, rows, {})
 
     assert code == 0
-    assert not messages
+    assert not capsys.readouterr().err
     assert "another kernel than with hot weights: 1 of 2 layers" in report
     assert "slower than one thread: differs of 2 layers" in report
     assert report.count("the best of all: **1.200**") == 3
 
 
-def test_layers_for_two_threads_are_the_public_ones_that_are_large() -> None:
-    public = _layers(publish.ALL)
+def test_front_page_has_the_same_sections_of_all_cpus_side_by_side(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    rows = [
+        _row("cube", _beside("onednn 3", 1.1, 1.2, 1.3)),
+        _row("cube", _beside("onednn 3", 1.0, 1.1, 1.2), regime="cold_weights"),
+    ]
+    for name, key in (("one", "x"), ("other", "y")):
+        _write(tmp_path / name, rows, key=key)
+        performance.write_reports(tmp_path / name, name, docs)
 
-    assert _layers(publish.LARGE) == [
+    front = (docs / front_page.FRONT_PAGE).read_text()
+
+    assert [line.split(" | ")[1:4] for line in front.splitlines() if line.startswith("| f32")] == [
+        ["hot", "1", "one"],
+        ["hot", "1", "other"],
+        ["cold", "1", "one"],
+        ["cold", "1", "other"],
+    ]
+    assert front.count("No library is faster") == 2
+    assert "performance/one.md" in front
+
+
+def test_report_does_not_replace_that_of_another_cpu(tmp_path: Path) -> None:
+    ahead = [_row("cube", _beside("onednn 3", 1.1, 1.2, 1.3))]
+    _write(tmp_path / "one", ahead, key="x")
+    _write(tmp_path / "other", ahead, key="y")
+    performance.write_reports(tmp_path / "one", "same", tmp_path)
+
+    with pytest.raises(ValueError, match=r"same\.json is of x, not of y"):
+        performance.write_reports(tmp_path / "other", "same", tmp_path)
+
+
+def test_published_front_page_is_made_of_the_published_figures() -> None:
+    written = (performance.DOCS / front_page.FRONT_PAGE).read_text()
+
+    assert written == front_page.front_page_text(performance.DOCS)
+
+
+def test_figures_are_read_as_they_were_written(tmp_path: Path) -> None:
+    (known, *_others) = sorted((performance.DOCS / front_page.CPUS).glob("*-*[0-9].json"))
+    summary = read_summary(known)
+
+    summary.write(tmp_path / "again.json")
+
+    assert read_summary(tmp_path / "again.json") == summary
+    assert (tmp_path / "again.json").read_text() == known.read_text()
+
+
+def test_layers_for_two_threads_are_the_public_ones_that_are_large() -> None:
+    public = _layers(publish_steps.ALL)
+
+    assert _layers(publish_steps.LARGE) == [
         layer
         for layer in public
         if 2 * int(layer["m"]) * int(layer["n"]) * int(layer["k"]) > SMALL_FLOP
     ]
-
-
-def test_plan_goes_on_where_it_was_left(tmp_path: Path) -> None:
-    step = publish.STEPS[0]
-    plan = publish.Plan(
-        results=tmp_path,
-        steps=(step,),
-        budget_s=10.0,
-        shapes=publish.SHAPES,
-        report=tmp_path / "performance.md",
-    )
-    sweep, *benches = plan.left_of(step)
-
-    (tmp_path / sweep.output).touch()
-
-    assert plan.left_of(step) == benches
-    assert [bench.arguments[0] for bench in benches] == ["bench", "bench"]

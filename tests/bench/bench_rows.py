@@ -1,0 +1,90 @@
+"""What `gemm-tuner bench --json` says of a layer, and the sections of a report that rows stand in.
+
+A section is one combination of types, number of threads and regime, such as `f32 hot` or
+`f32 hot, 2 threads`.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ONE_THREAD = "one-thread"
+HOT = "hot"
+
+Row = dict[str, Any]
+
+
+def read_documents(results: Path) -> list[dict[str, Any]]:
+    """Return what each run of bench wrote into the folder `results`, in the order of the names."""
+    return [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
+
+
+def sections_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of each section: by types, the first measured first, threads and regime."""
+    types = list(dict.fromkeys(types_of(row) for row in rows))
+    sections: dict[str, list[Row]] = {}
+    for row in sorted(
+        rows, key=lambda row: (types.index(types_of(row)), row["threads"], row["regime"] != HOT)
+    ):
+        sections.setdefault(section_of(row), []).append(row)
+    return sections
+
+
+def types_of(row: Row) -> str:
+    """Return the types of a row as in the text of its problem: `f32`, `u8_s8_s32_f32`."""
+    return str(row["problem"].split()[0])
+
+
+def sizes_of(row: Row) -> str:
+    """Return the sizes as in the text of the problem: `128x768x768`."""
+    return str(row["problem"].split()[1])
+
+
+def epilogue_of(row: Row) -> str:
+    """Return the epilogue as in the text of the problem: `bias+relu`."""
+    return str(row["problem"].split()[3])
+
+
+def section_of(row: Row) -> str:
+    """Return where a row stands, such as `f32 hot` or `f32 hot, 2 threads`."""
+    threads = "" if row["threads"] == 1 else f", {row['threads']} threads"
+    return f"{types_of(row)} {row['regime']}{threads}"
+
+
+def key_of(row: Row) -> str:
+    """Return what names a row among all: its section and its layer."""
+    return f"{section_of(row)} {row['name']}"
+
+
+def baselines_of(rows: Iterable[Row]) -> list[str]:
+    """Return the names of all baselines that were timed, in their order."""
+    return list(dict.fromkeys(one["baseline"] for row in rows for one in row["baselines"]))
+
+
+def ratios_of(row: Row) -> dict[str, float]:
+    """Return the speed of the kernel over that of each baseline."""
+    return {one["baseline"]: one["ratio"]["median"] for one in row["baselines"]}
+
+
+def best_of(row: Row) -> Row | None:
+    """Return the fastest library, if any was timed."""
+    libraries = [one for one in row["baselines"] if one["baseline"] != ONE_THREAD]
+    return min(libraries, key=lambda one: float(one["ratio"]["median"]), default=None)
+
+
+def speed_beside_best(row: Row) -> float:
+    """Return the speed of the kernel over that of the fastest library; 0 if none was timed."""
+    best = best_of(row)
+    return float(best["ratio"]["median"]) if best else 0.0
+
+
+def is_behind(row: Row) -> bool:
+    """Return whether a library is faster: the whole interval of the ratio lies below 1."""
+    best = best_of(row)
+    return best is not None and best["ratio"]["high"] < 1
+
+
+def library_of(baseline: str) -> str:
+    """Return the name of a baseline without its version: `onednn`."""
+    return baseline.split(maxsplit=1)[0]
