@@ -34,6 +34,7 @@ _MEANS_COLUMNS = (
     "Over oneDNN",
     "Over the best of all",
     "Slowest layer",
+    "Not served",
     "Libraries",
 )
 
@@ -92,8 +93,9 @@ def _lines(summaries: Mapping[str, Summary]) -> Iterator[str]:
     yield "## Means\n"
     yield (
         "Geometric means of the speed of our kernels over that of oneDNN and over that of the "
-        "fastest library of each layer; every layer counts. Below, the layer that is slowest "
-        "beside the fastest library.\n"
+        "fastest library of each layer; every layer counts, also those that are not served, "
+        "because their kernels are not shown to be as fast as oneDNN. Layers with cold weights "
+        "read them from memory.\n"
     )
     yield from table_head(_MEANS_COLUMNS)
     for name, section in _sections_in_order(summaries):
@@ -105,10 +107,13 @@ def _lines(summaries: Mapping[str, Summary]) -> Iterator[str]:
             f"{summary.cpu} ({name})",
             f"`{summary.cpu_key}`",
             *(", ".join(of) for of in (summary.dates, summary.compilers, summary.generators)),
-            f"[table]({CPUS}/{name}.md), [picture]({CPUS}/{name}.svg)",
+            f"[{name}.md]({CPUS}/{name}.md)",
         )
+    yield ""
+    for name, summary in summaries.items():
+        yield f"![Speed over the roofline on {summary.cpu} ({name})]({CPUS}/{name}.svg)\n"
     yield (
-        "\n`python tests/bench/publish.py RESULTS` measures all of it on another CPU and adds it "
+        "`python tests/bench/publish.py RESULTS` measures all of it on another CPU and adds it "
         "to this page; with `--proofs` it first proves the kernels there."
     )
 
@@ -137,6 +142,7 @@ def _means_row(name: str, section: SectionSummary) -> str:
         ratio_text(section.over_onednn),
         ratio_text(section.over_best),
         f"{ratio_text(slowest.ratio)} ({slowest.layer}, {slowest.library})" if slowest else "",
+        str(section.unserved),
         ", ".join(library_of(one) for one in section.libraries),
     )
 
