@@ -24,7 +24,7 @@ from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Render
 from gemm_tuner.tuning.search import LocalSearch
-from gemm_tuner.tuning.sweep import SweepSettings, sweep
+from gemm_tuner.tuning.sweep import SweepResult, SweepSettings, sweep
 
 PROBLEM = Problem.parse("f32 9x33x20 nk bias+relu")
 CALL = "        const Call call = read_args(*args, item);\n"
@@ -69,35 +69,30 @@ def repository(database: str) -> Repository:
     return Repository(open_database(database))
 
 
-def sweep_first_batch(repository: Repository, render: Render = render) -> None:
-    """Sweep, and stop when the first batch of candidates was tried."""
-    stop_after_first_batch = iter([False, True])
-    sweep(
+def first_batch() -> list[Candidate]:
+    """Return the candidates that a sweep tries first."""
+    return LocalSearch(Space(problem=PROBLEM, cpu=detect_cpu())).next_batch({})
+
+
+def sweep_first_batch(repository: Repository, render: Render = render) -> SweepResult:
+    """Sweep the candidates that come first, however long it takes."""
+    (result,) = sweep(
         PROBLEM,
         contexts=[ExecutionContext()],
         cpu=detect_cpu(),
         repository=repository,
-        settings=SweepSettings(toolchain=find_toolchain(), budget_s=10.0, render=render),
+        settings=SweepSettings(toolchain=find_toolchain(), budget_s=600.0, render=render),
         on_progress=lambda _progress: None,
-        is_stopped=lambda: next(stop_after_first_batch, True),
+        is_stopped=lambda: False,
+        chosen=first_batch(),
     )
+    return result
 
 
 def test_each_failure_is_recorded_and_the_sweep_goes_on(repository: Repository) -> None:
-    cpu = detect_cpu()
-    context = ExecutionContext()
-    first = LocalSearch(Space(problem=PROBLEM, cpu=cpu)).next_batch({})
-    saboteur = Saboteur(first)
+    saboteur = Saboteur(first_batch())
 
-    (result,) = sweep(
-        PROBLEM,
-        contexts=[context],
-        cpu=cpu,
-        repository=repository,
-        settings=SweepSettings(toolchain=find_toolchain(), budget_s=10.0, render=saboteur),
-        on_progress=lambda _progress: None,
-        is_stopped=lambda: False,
-    )
+    result = sweep_first_batch(repository, saboteur)
 
     recorded = {trial.candidate: trial for trial in repository.trials(problem=PROBLEM)}
     for candidate, outcome in saboteur.plan.items():
@@ -114,8 +109,7 @@ def test_each_failure_is_recorded_and_the_sweep_goes_on(repository: Repository) 
 def test_explain_tells_each_failure(
     database: str, repository: Repository, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = LocalSearch(Space(problem=PROBLEM, cpu=detect_cpu())).next_batch({})
-    saboteur = Saboteur(first)
+    saboteur = Saboteur(first_batch())
     sweep_first_batch(repository, saboteur)
 
     run(["explain", "9", "33", "20", "--epilogue", "bias+relu", "--db", database])
@@ -129,12 +123,14 @@ def test_explain_tells_each_failure(
 def test_a_killed_compiler_is_no_failure_of_its_candidate(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = LocalSearch(Space(problem=PROBLEM, cpu=detect_cpu())).next_batch({})
+    first = first_batch()
 
     def compile_but_one(
         sources: Sequence[tuple[Source, frozenset[IsaFeature]]], *, toolchain: Toolchain
     ) -> list[Build | CompilationFailed | CompilationInterrupted]:
         builds = compile_kernels(sources, toolchain=toolchain)
+        if not sources:  # all were compiled before
+            return builds
         return [CompilationInterrupted("the compiler was killed."), *builds[1:]]
 
     monkeypatch.setattr("gemm_tuner.tuning.attempt.compile_kernels", compile_but_one)
@@ -146,21 +142,11 @@ def test_a_killed_compiler_is_no_failure_of_its_candidate(
 
 
 def test_known_failures_are_not_tried_again_unless_they_hung(repository: Repository) -> None:
-    cpu = detect_cpu()
-    first = LocalSearch(Space(problem=PROBLEM, cpu=cpu)).next_batch({})
-    saboteur = Saboteur(first)
+    saboteur = Saboteur(first_batch())
 
     sweep_first_batch(repository, saboteur)
     before = len(repository.trials(problem=PROBLEM))
-    sweep(
-        PROBLEM,
-        contexts=[ExecutionContext()],
-        cpu=cpu,
-        repository=repository,
-        settings=SweepSettings(toolchain=find_toolchain(), budget_s=10.0),
-        on_progress=lambda _progress: None,
-        is_stopped=lambda: False,
-    )
+    sweep_first_batch(repository)
 
     trials = repository.trials(problem=PROBLEM)
     assert before > 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planted_times import plant_speeds
 from served import Site
 
 from gemm_tuner import Client
@@ -22,12 +23,15 @@ from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli.main import run
 from gemm_tuner.cli.output import ProgressLine
+from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.measurement import Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning import sweep as tuning
@@ -35,8 +39,8 @@ from gemm_tuner.tuning.sweep import Progress, SweepResult, SweepSettings
 
 PROBLEM = Problem.parse("f32 8x32x16 nk bias+relu")
 ARGUMENTS = ["sweep", "8", "32", "16", "--epilogue", "bias+relu", "--budget", "1s"]
+LONG = "10m"  # a budget that no test spends
 SEED = 5
-CAREFUL_SAMPLE_NS = 2_000_000
 
 # Runs the command line until a method of the trial host is called for the fourth time; then the
 # process kills itself.
@@ -148,7 +152,7 @@ def test_a_dry_run_runs_nothing(database: str, capsys: pytest.CaptureFixture[str
 
 def _start_long_sweep(database: str) -> subprocess.Popen[str]:
     """Return a sweep that has recorded trials and has minutes to go."""
-    command = [sys.executable, "-m", "gemm_tuner", *ARGUMENTS[:-1], "10m", "--regime", "both"]
+    command = [sys.executable, "-m", "gemm_tuner", *ARGUMENTS[:-1], LONG, "--regime", "both"]
     process = subprocess.Popen(
         [*command, "--db", database], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -166,22 +170,23 @@ def test_ctrl_c_keeps_what_was_found_and_the_next_run_resumes(
         process.send_signal(signal.SIGINT)
         _out, messages = process.communicate(timeout=60)
 
-    kept = len(Repository(open_database(database)).trials())
+    kept = {trial.candidate for trial in Repository(open_database(database)).trials()}
     assert process.returncode == 1
     assert "run the same command again to resume" in messages
     assert "Traceback" not in messages
-    assert kept > 0
+    assert kept
     facts = _sweep_facts(database, capsys)
     assert facts["resumed"]
-    assert facts["tried"] >= kept
+    assert facts["tried"] >= len(kept)
 
 
 @pytest.mark.parametrize("method", ["verify", "time"])
 def test_kill_9_loses_at_most_the_trial_in_flight(
     method: str, database: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    arguments = [method, *ARGUMENTS[:-1], LONG, "--db", database]
     process = subprocess.run(
-        [sys.executable, "-c", KILLED_IN_FOURTH, method, *ARGUMENTS, "--db", database],
+        [sys.executable, "-c", KILLED_IN_FOURTH, *arguments],
         capture_output=True,
         check=False,
     )
@@ -201,6 +206,7 @@ def _tune(
     baseline: str = "auto",
     budget_s: float = 1.0,
     contexts: Sequence[ExecutionContext] = (ExecutionContext(),),
+    chosen: Sequence[Candidate] = (),
     on_progress: Callable[[Progress], None] = lambda _progress: None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> SweepResult:
@@ -212,6 +218,7 @@ def _tune(
         settings=SweepSettings(toolchain=find_toolchain(), budget_s=budget_s, baseline=baseline),
         on_progress=on_progress,
         is_stopped=is_stopped,
+        chosen=chosen,
     )
     return results[0]
 
@@ -290,42 +297,17 @@ def test_a_finished_sweep_is_answered_without_a_trial_host(
 def test_a_verdict_rests_on_a_confirmed_trial(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first finalist that is confirmed shows half its speed: the next one is confirmed too."""
-    time_fairly = TrialHost.time
-    finalists: list[Build] = []
-    slowed: list[Build] = []
+    """The finalist that is confirmed first shows half its speed: the next one is confirmed too."""
+    first, second = shortlist(Space(problem=PROBLEM, cpu=detect_cpu()), 2)
+    plant_speeds(monkeypatch, iter([4.0, 3.0, 4.0, 3.0, 2.0, 3.0]))
 
-    def time_slowly(
-        host: TrialHost, build: Build, *, context: ExecutionContext, pairs: int, sample_ns: int
-    ) -> TimedFinding:
-        found = time_fairly(host, build, context=context, pairs=pairs, sample_ns=sample_ns)
-        if sample_ns != CAREFUL_SAMPLE_NS:
-            return found
-        if build not in finalists:
-            finalists.append(build)
-            return found
-        if slowed:
-            return found
-        slowed.append(build)
-        return _slowed(found)
-
-    monkeypatch.setattr(TrialHost, "time", time_slowly)
-    verdict = _tune(database).verdict
+    verdict = _tune(database, budget_s=600.0, chosen=[first, second]).verdict
 
     trials = Repository(open_database(database)).trials(only_decisive=True)
     confirmed = [trial for trial in trials if trial.stage is Stage.CONFIRM]
-    (slow,) = slowed
-    assert len(confirmed) >= 2
-    assert confirmed[0].artifact == slow.artifact
-    assert verdict.candidate != confirmed[0].candidate
-    assert verdict.measurement in [trial.measurement for trial in confirmed]
-
-
-def _slowed(timed: TimedFinding) -> TimedFinding:
-    measurement = timed.measurement
-    assert measurement is not None
-    slow = replace(measurement, candidate=_times(measurement.candidate, 2))
-    return replace(timed, measurements=(slow,))
+    assert [trial.candidate for trial in confirmed] == [first, second]
+    assert verdict.candidate == second
+    assert verdict.measurement == confirmed[1].measurement
 
 
 def test_the_time_left_is_that_of_all_contexts(database: str) -> None:

@@ -1,9 +1,11 @@
 """`gemm_tuner.tune`: from a problem to a called kernel, with no server."""
 
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 import pytest
+from planted_times import plant_speeds
 
 import gemm_tuner
 from gemm_tuner.errors import InvalidEpilogue, InvalidSetting
@@ -13,7 +15,10 @@ PROBLEM = "f32 1..12x33x20 nk bias+gelu_erf+add"
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_tune_returns_a_kernel_that_computes_the_layer(threads: int, tmp_path: Path) -> None:
+def test_tune_returns_a_kernel_that_computes_the_layer(
+    threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_speeds(monkeypatch, repeat(2.0))
     random = np.random.default_rng(7)
     x = random.standard_normal((9, 20), np.float32)
     w = random.standard_normal((33, 20), np.float32)
@@ -21,7 +26,7 @@ def test_tune_returns_a_kernel_that_computes_the_layer(threads: int, tmp_path: P
     residual = random.standard_normal((9, 33), np.float32)
     url = f"sqlite:///{tmp_path}/records.sqlite3"
 
-    tuned = gemm_tuner.tune(PROBLEM, threads=threads, budget_s=2, db_url=url)
+    tuned = gemm_tuner.tune(PROBLEM, threads=threads, budget_s=1, db_url=url)
     y = tuned.kernel(x, tuned.kernel.pack(w), bias=bias, add=residual)
 
     value = x.astype(np.float64) @ w.T + bias

@@ -134,7 +134,7 @@ def host(toolchain: Toolchain) -> Iterator[TrialHost]:
         toolchain=toolchain,
         seed=3,
         scalar_build=build_planted(toolchain),
-        stall_timeout_s=1.5,
+        stall_timeout_s=4.0,
     ) as host:
         yield host
 

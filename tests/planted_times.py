@@ -1,0 +1,36 @@
+"""Times that tests plant in place of those that a busy machine would give."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from gemm_tuner.bench.finding import Finding, TimedFinding
+from gemm_tuner.bench.isolate import TrialHost
+from gemm_tuner.build.compile import Build
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.measurement import Measurement, Timing
+from gemm_tuner.domain.record import Outcome
+
+_BASELINE_NS = 10_000
+
+
+def plant_speeds(monkeypatch: pytest.MonkeyPatch, speeds: Iterator[float]) -> None:
+    """Let each timing of a sweep find the next of `speeds`, over that of the baseline."""
+
+    def time(
+        host: TrialHost,
+        _build: Build,
+        *,
+        context: ExecutionContext,  # noqa: ARG001 - named by the caller
+        pairs: int,
+        sample_ns: int,  # noqa: ARG001 - named by the caller
+    ) -> TimedFinding:
+        samples_ns = (round(_BASELINE_NS / next(speeds)),) * pairs
+        measurement = Measurement(
+            candidate=Timing(calls_per_sample=1, samples_ns=samples_ns),
+            baseline=host.baseline_text,
+            baseline_timing=Timing(calls_per_sample=1, samples_ns=(_BASELINE_NS,) * pairs),
+        )
+        return TimedFinding(finding=Finding(outcome=Outcome.CORRECT), measurements=(measurement,))
+
+    monkeypatch.setattr(TrialHost, "time", time)
