@@ -1,0 +1,70 @@
+"""The scripts of tests/bench, at the smallest size; test_publish.py has the others."""
+
+from pathlib import Path
+
+import call_cost
+import packing
+import pytest
+import weight_only
+from publish_steps import GEMM_TUNER, PROOFS, ROOT, Plan, steps_for
+
+from gemm_tuner.cli.main import run
+
+
+def test_every_way_to_call_a_kernel_is_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(call_cost, "SAMPLE_S", 1e-3)
+    monkeypatch.setattr(call_cost, "SLEEPS", 3)
+
+    call_cost.main()
+
+    lines = capsys.readouterr().out.splitlines()
+    times = {line[:46].strip(): line[46:].split() for line in lines if line.endswith(" ns")}
+    assert times.keys() >= call_cost.WAYS.keys()
+    assert all(float(time) > 0 for time, _unit in times.values())
+
+
+@pytest.mark.isa("avx2", "fma")
+def test_packing_is_timed_beside_a_copy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(packing, "SIZES", ((16, 16),))
+
+    packing.main(["avx2_f32_2x16"])
+
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[:3] for row in rows] == [["avx2_f32_2x16", "f32", way] for way in ("nk", "kn")]
+    assert all(float(rate) > 0 for row in rows for rate in row[4:7])
+
+
+def test_weights_of_few_bits_are_timed_beside_floats(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(weight_only, "TYPES", ("f32", "f32_s4"))
+    monkeypatch.setattr(weight_only, "SAMPLE_NS", 10_000)
+
+    weight_only.main(1, 32, 128, budget_s=0.1)
+
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.partition(" nk")[0] for row in rows] == [
+        "f32 1x32x128",
+        "f32_s4_f32_f32 1x32x128",
+    ]
+    assert " 1.00 x " in rows[0]
+
+
+def test_commands_that_measure_everything_are_understood(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = dict(enumerate(steps_for(2)))
+    plan = Plan(results=tmp_path, steps=steps, records=tmp_path / "records", has_proofs=True)
+    commands = [command for piece in plan.pieces().values() for command in piece]
+    ours = [command.arguments for command in commands if command.program == GEMM_TUNER]
+
+    # Options are read before the help is printed.
+    codes = [run([*arguments, "--help"]) for arguments in ours]
+
+    assert codes == [0] * len(ours), capsys.readouterr().err
+    assert {arguments[0] for arguments in ours} == {"cpu", "sweep", "bench", "model", "records"}
+    assert all((ROOT / proof).is_file() for proof in PROOFS)
