@@ -21,7 +21,7 @@ _EMULABLE = _AMX | {IsaFeature.AVX512_FP16}
 
 # The emulator itself computes with these.
 _ITS_ISA = frozenset({IsaFeature.AVX2, IsaFeature.FMA})
-_PARTS = ("tiles", "products", "half", "emulator")
+_PARTS = ("tiles", "products", "half", "decode", "patches", "emulator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +76,24 @@ class Emulator:
     def __init__(self, library: Path) -> None:
         """Load a built emulator."""
         self._library = ctypes.CDLL(str(library))
-        self._library.emulator_start.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        self._library.emulator_start.argtypes = (
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_int,
+        )
 
-    def start(self, report: Report) -> None:
-        """Emulate from now on; `report` gets the reason if an instruction is refused."""
-        self._library.emulator_start(report.refusal_address, report.REFUSAL_BYTES)
+    def start(self, report: Report, *, has_one_thread: bool = False) -> None:
+        """Emulate from now on; `report` gets the reason if an instruction is refused.
+
+        In a process that has one thread, and stays so, an instruction costs a signal only once:
+        then a jump to the emulator stands in its place.
+        """
+        self._library.emulator_start(
+            report.refusal_address, report.REFUSAL_BYTES, int(has_one_thread)
+        )
 
     def stop(self) -> None:
-        """Leave illegal instructions to the handler that was there before."""
+        """Leave illegal instructions to the handler that was there before, and code as it was."""
         self._library.emulator_stop()
 
 
@@ -98,6 +108,6 @@ def load_for_proof(
     """
     if emulation is None:
         return load_kernel(build.binary, artifact=build.artifact, cpu=cpu)
-    Emulator(emulation.library).start(report)
+    Emulator(emulation.library).start(report, has_one_thread=True)
     extended = replace(cpu, isa=cpu.isa | emulation.features)
     return load_kernel(build.binary, artifact=build.artifact, cpu=extended)

@@ -1,7 +1,7 @@
 /* The tiles of AMX: their shapes, what they hold, and how they are loaded and stored.
  *
- * The files of this folder are one source, in the order tiles, products, half, emulator. A function
- * that executes an instruction returns why the CPU would refuse it, or NULL.
+ * The files of this folder are one source, in the order tiles, products, half, decode, patches,
+ * emulator. A function that executes an instruction returns why the CPU would refuse it, or NULL.
  *
  * Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18, and
  * volume 2, section 2.10 (exceptions) and the pages of LDTILECFG to TILEZERO. */

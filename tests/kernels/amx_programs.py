@@ -60,7 +60,32 @@ def _address_program(name: str) -> str:
 """
 
 
+# Registers that a program may give any value, and where it keeps what is in them behind `tilezero`.
+KEPT = ("rax", "rbx", "rbp", *(f"r{number}" for number in range(8, 16)))
+_SAVED = ("rbx", "rbp", "r12", "r13", "r14", "r15")
+_TILEZERO_BETWEEN = "\n".join(
+    (
+        "ldtilecfg (%rdi)",
+        *(f"push %{name}" for name in _SAVED),
+        "movq $101, -128(%rsp)\n movq $102, -8(%rsp)",
+        *(f"vmovdqu64 {64 * number}(%rdx), %zmm{number}" for number in range(32)),
+        "mov $0x5a5a, %eax\n kmovw %eax, %k3",
+        *(f"mov ${number}, %{name}" for number, name in enumerate(KEPT, 1)),
+        "stc",
+        "tilezero %tmm7",
+        *(f"mov %{name}, {8 * number}(%rsi)" for number, name in enumerate(KEPT)),
+        "setc %al\n movzbl %al, %eax\n mov %rax, 88(%rsi)",
+        "mov -128(%rsp), %rax\n mov %rax, 96(%rsi)",
+        "mov -8(%rsp), %rax\n mov %rax, 104(%rsi)",
+        "kmovw %k3, %eax\n mov %rax, 112(%rsi)",
+        *(f"vmovdqu64 %zmm{number}, {64 * number}(%rcx)" for number in range(32)),
+        *(f"pop %{name}" for name in reversed(_SAVED)),
+        "tilerelease",
+    )
+)
+
 _PROGRAMS = {
+    "tilezero_between": _TILEZERO_BETWEEN,
     **{name: _PRODUCT.format(name=name) for name in PRODUCTS},
     # A signal for each instruction.
     "tdpbusd_apart": _PRODUCT.format(name="tdpbusd").strip().replace("\n", "\n nop\n"),
@@ -110,7 +135,7 @@ _HEAD = """
 #include <signal.h>
 #include <stddef.h>
 #ifdef __clang__
-#define FUNCTION __attribute__((naked, target("amx-tile,amx-int8,amx-bf16,amx-fp16"))) void
+#define FUNCTION __attribute__((naked, target("amx-tile,amx-int8,amx-bf16,amx-fp16,avx512f"))) void
 #else
 #define FUNCTION __attribute__((naked)) void
 #endif
@@ -200,6 +225,11 @@ class Programs:
         """Return how often a product of sums, x and w is not the fourth of these tiles."""
         addresses = (ctypes.c_void_p(one.ctypes.data) for one in (config, *memory))
         return int(self._library.count_wrong(self._library[name], repeats, *addresses))
+
+    def code_of(self, name: str) -> bytes:
+        """Return the first bytes of a program."""
+        address = ctypes.cast(self._library[name], ctypes.c_void_p).value
+        return ctypes.string_at(address or 0, 16)
 
     def begin_to_count(self) -> None:
         """Count, from now on, the signals that an emulator handles in this process."""

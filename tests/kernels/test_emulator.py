@@ -3,26 +3,20 @@
 A CPU with AMX executes them itself, and is compared with the model in the emulator's place.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Pipe
 
 import numpy as np
 import pytest
 from amx_model import bf16, f16, float_product, integer_product
-from amx_programs import ADDRESSES, Programs, check_amx, shapes
+from amx_programs import ADDRESSES, Programs, shapes
+from amx_sandbox import Sandbox, open_sandbox
 from numpy.typing import NDArray
 
-from gemm_tuner.bench.crash import Report
-from gemm_tuner.bench.drivers import build_driver
-from gemm_tuner.bench.emulator import Emulator, build_emulator
 from gemm_tuner.bench.finding import Finding
-from gemm_tuner.bench.forked import Death, run_in_child
 from gemm_tuner.bench.guard import Flush, GuardedMatrix
-from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.record import Outcome
-from gemm_tuner.errors import CompilationFailed, ToolchainMissing
 from gemm_tuner.runtime.detect import detect_cpu
 
 USABLE = detect_cpu().isa
@@ -84,41 +78,9 @@ REFUSALS = [
 ]
 
 
-class Sandbox:
-    """Programs by one compiler, and an emulator by the same."""
-
-    def __init__(self, toolchain: Toolchain) -> None:
-        self.programs = Programs(toolchain)
-        self.emulator = Emulator(build_emulator(toolchain))
-        self.report = Report(build_driver("crash", toolchain))
-
-    def run(self, task: Callable[[], None], *guarded: GuardedMatrix) -> Finding:
-        """Return what becomes of a child that runs a program in its emulator."""
-
-        def child() -> Finding:
-            self.emulator.start(self.report)
-            self.report.watch_regions([region for matrix in guarded for region in matrix.regions])
-            task()
-            return Finding(outcome=Outcome.CORRECT)
-
-        ours, theirs = Pipe()
-        with ours, theirs:
-            result = run_in_child(child, report=self.report, stall_timeout_s=20.0, owner=ours)
-        if isinstance(result, Death):
-            return Finding(outcome=result.outcome, detail=result.detail)
-        return result
-
-
 @pytest.fixture(scope="module", params=["gcc", "clang", "zig"])
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
-    try:
-        toolchain = find_toolchain(request.param)
-        check_amx(toolchain)
-    except ToolchainMissing as missing:
-        pytest.skip(str(missing))
-    except CompilationFailed as failure:
-        pytest.skip(f"does not know AMX: {failure}")
-    return Sandbox(toolchain)
+    return open_sandbox(request.param)
 
 
 @pytest.fixture
