@@ -1,11 +1,14 @@
 """Run trials in processes that may die: a crash or a hang there is an outcome here."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -32,7 +35,8 @@ class TrialHost:
     """A server process in which candidates of one problem are verified and timed.
 
     It prepares inputs, exact results and the baselines once. Each request runs in a child that the
-    server forks, so that a candidate can end nothing but its own trial. Use it in a `with`
+    server forks, so that a candidate can end nothing but its own trial. As many threads as there
+    are `provers` may ask at the same time: the server forks itself for them. Use it in a `with`
     statement. `baseline_text` names the first baseline; `left_out` says by name why others are not
     used, and `baseline_note` says the same in one text, which is empty if none was left out.
     `product_only` are the baselines, with their versions, that leave the epilogue out.
@@ -49,6 +53,7 @@ class TrialHost:
         scalar_build: Build,
         one_thread_build: Build | None = None,
         stall_timeout_s: float = _STALL_TIMEOUT_S,
+        provers: int = 1,
     ) -> None:
         """Start the server and wait until it is ready.
 
@@ -63,6 +68,7 @@ class TrialHost:
             one_thread_build: the baseline `one-thread`.
             stall_timeout_s: how long a candidate may run without progress, besides a multiple of
                 the time that the baseline takes.
+            provers: how many builds can be verified at the same time.
 
         Raises:
             BaselineMissing: no baseline is installed and computes the problem.
@@ -81,23 +87,38 @@ class TrialHost:
             scalar_build=scalar_build,
             one_thread_build=one_thread_build,
             stall_timeout_s=stall_timeout_s,
+            provers=provers,
         )
-        ours, theirs = socket.socketpair()
-        with theirs:
+        self._connections: list[Connection] = []
+        descriptors: list[int] = []
+        with ExitStack() as stack:
+            for _prover in range(provers):
+                ours, theirs = socket.socketpair()
+                self._connections.append(Connection(ours.detach()))
+                descriptors.append(stack.enter_context(theirs).fileno())
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "gemm_tuner.bench.trial_server", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "gemm_tuner.bench.trial_server",
+                    *map(str, descriptors),
+                ],
+                pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=_environment(threads),
                 start_new_session=True,  # Ctrl-C is for the host alone
             )
-        self._connection = Connection(ours.detach())
+        self._idle: SimpleQueue[Connection] = SimpleQueue()
+        self._idle.put(self._connections[0])
         try:
             opening = self._ask(setup, Opening)
         except BaseException:
             self.close()
             raise
+        for connection in self._connections[1:]:
+            self._idle.put(connection)
         self.baseline_text = opening.baselines[0]
         self.product_only = opening.product_only
         self.left_out = opening.left_out
@@ -151,10 +172,12 @@ class TrialHost:
         return self._ask(request, TimedFinding)
 
     def close(self) -> None:
-        """End the server, and with it the child that may be running."""
-        self._connection.close()
-        self._process.kill()
+        """End the server, what it forked, and the children that may be running."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        for connection in self._connections:
+            connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -168,13 +191,16 @@ class TrialHost:
         self.close()
 
     def _ask(self, request: object, wanted: type[Answer]) -> Answer:
+        connection = self._idle.get()
         try:
-            self._connection.send(request)
-            answer = self._connection.recv()
+            connection.send(request)
+            answer = connection.recv()
         except (EOFError, OSError) as error:
             raise TrialFailed(
                 f"the trial server ended with status {self._process.poll()}; start it again."
             ) from error
+        finally:
+            self._idle.put(connection)
         if isinstance(answer, GemmTunerError):
             raise answer
         if not isinstance(answer, wanted):

@@ -84,6 +84,7 @@ class Setup:
     scalar_build: Build
     one_thread_build: Build | None = None
     stall_timeout_s: float  # besides what the time of the baseline allows
+    provers: int = 1  # builds that are verified at the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +142,7 @@ class Session:
         self._problem = problem = Problem.parse(setup.problem_text)
         self._cpu = detect_cpu()
         self._report = Report(setup.drivers.crash)
-        _check_operands_fit(problem)
+        _check_operands_fit(problem, setup.provers)
         self._cases = {kind: Case(problem, kind, setup.seed) for kind in InputKind}
         flop = problem.flop(problem.m.high)
         self.stall_timeout_s = setup.stall_timeout_s + flop / _SLOWEST_BASELINE_FLOP_PER_S
@@ -173,6 +174,11 @@ class Session:
             ),
             left_out=choice.left_out,
         )
+
+    def go_on_in_fork(self, owner: Connection) -> None:
+        """Work for `owner` from now on, in a process that was forked when all was prepared."""
+        self._owner = owner
+        self._report = Report(self._setup.drivers.crash)
 
     def verify(self, request: VerifyRequest) -> Finding:
         """Return whether a build is right."""
@@ -375,8 +381,9 @@ def _preparation_s(baselines: Sequence[CheckedBaseline]) -> float:
     return max(checked.baseline.preparation_s for checked in baselines)
 
 
-def _check_operands_fit(problem: Problem) -> None:
+def _check_operands_fit(problem: Problem, provers: int) -> None:
     rows, n, k = problem.m.high, problem.n, problem.k
     needed_bytes = _BYTES_PER_INPUT_ELEMENT * (rows * k + n * k)
     needed_bytes += _BYTES_PER_RESULT_ELEMENT * rows * n
-    check_memory(needed_bytes, f"verifying {problem.text}")
+    # Half of it is shared, and half is alive while one of them computes.
+    check_memory(needed_bytes * (1 + provers) // 2, f"verifying {problem.text}")

@@ -1,35 +1,49 @@
-"""The process that trials run under: `python -m gemm_tuner.bench.trial_server DESCRIPTOR`.
+"""The process that trials run under: `python -m gemm_tuner.bench.trial_server DESCRIPTOR...`.
 
-It answers the requests of one `TrialHost` over a socket, until the other end is closed.
+It answers the requests of one `TrialHost` over a socket, until the other end is closed. Where there
+are several sockets, it forks itself for each of the others once everything is prepared.
 """
 
+import os
 import resource
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from gemm_tuner.bench.session import Session, Setup, TimeRequest, VerifyRequest
 from gemm_tuner.errors import GemmTunerError
 
 
-def main(descriptor: int) -> None:
-    """Serve one host over an inherited socket."""
+def main(descriptors: list[int]) -> None:
+    """Serve one host over inherited sockets."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # crashes are expected here
-    with Connection(descriptor) as owner:
+    owner, *others = [Connection(descriptor) for descriptor in descriptors]
+    with suppress(EOFError):  # the host is gone
+        setup = owner.recv()
+        assert isinstance(setup, Setup)
         try:
-            _serve(owner)
-        except EOFError:  # the host is gone
+            session = Session(setup, owner)
+        except GemmTunerError as error:
+            owner.send(error)
             return
+        owner.send(session.opening)
+        _serve(session, _fork_for(session, owner, others))
 
 
-def _serve(owner: Connection) -> None:
-    setup = owner.recv()
-    assert isinstance(setup, Setup)
-    try:
-        session = Session(setup, owner)
-    except GemmTunerError as error:
-        owner.send(error)
-        return
-    owner.send(session.opening)
+def _fork_for(session: Session, owner: Connection, others: list[Connection]) -> Connection:
+    """Return the connection that this process answers: `owner` here, another in each fork."""
+    while others:
+        other = others.pop(0)
+        if os.fork() == 0:
+            for connection in (owner, *others):
+                connection.close()
+            session.go_on_in_fork(other)
+            return other
+        other.close()
+    return owner
+
+
+def _serve(session: Session, owner: Connection) -> None:
     while True:
         request = owner.recv()
         try:
@@ -45,4 +59,4 @@ def _answer(session: Session, request: VerifyRequest | TimeRequest) -> object:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main([int(descriptor) for descriptor in sys.argv[1:]])

@@ -1,7 +1,8 @@
 """One whole trial: render, compile, prove, time, record. The only module that knows all of it."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, as_completed
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -25,6 +26,15 @@ from gemm_tuner.store.repository import Repository
 logger = logging.getLogger(__name__)
 
 Render = Callable[[Problem, Candidate, MicroKernelFamily], Source]
+Built = Build | CompilationFailed | CompilationInterrupted
+
+
+def build_candidate(
+    problem: Problem, candidate: Candidate, *, toolchain: Toolchain, render: Render
+) -> Built:
+    """Return the compiled candidate, or why it was not compiled."""
+    [built] = compile_kernels([_source(problem, candidate, render)], toolchain=toolchain)
+    return built
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,7 +66,7 @@ class Attempts:
         candidate whose compiler was interrupted was not tried.
         """
         new = [one for one in candidates if one not in self._proven and one not in self._failed]
-        sources = [self._source(candidate) for candidate in new]
+        sources = [_source(self.problem, candidate, self.render) for candidate in new]
         builds = dict(zip(new, compile_kernels(sources, toolchain=self.toolchain), strict=True))
         for candidate in candidates:
             if candidate in builds:
@@ -64,32 +74,69 @@ class Attempts:
             if candidate in self._proven:
                 yield candidate
 
-    def _prove(
+    def prove_together(
+        self,
+        builds: Mapping[Candidate, Future[Built]],
+        context: ExecutionContext,
+        *,
+        executor: Executor,
+        is_over: Callable[[], bool],
+    ) -> Iterator[Trial]:
+        """Yield the trial of each candidate when its proof ends: the host proves several at once.
+
+        Its proof is recorded by then. Once one was yielded and it `is_over`, no more are begun. A
+        candidate whose compiler was interrupted was not tried.
+        """
+        proofs = {
+            executor.submit(self._verify, build): (candidate, build)
+            for candidate, build in builds.items()
+        }
+        for proof in as_completed(proofs):
+            candidate, build = proofs[proof]
+            if not proof.cancelled():
+                self._conclude(candidate, context, build.result(), proof.result())
+                if trial := self.trial_of(candidate):
+                    yield trial
+            if is_over():
+                for waiting in proofs:
+                    waiting.cancel()
+
+    def _verify(self, build: Future[Built]) -> Finding | None:
+        built = build.result()
+        return self.host.verify(built) if isinstance(built, Build) else None
+
+    def _prove(self, candidate: Candidate, context: ExecutionContext, built: Built) -> None:
+        if not isinstance(built, Build):
+            self._conclude(candidate, context, built, None)
+        elif built.artifact.sha256 in self._known:
+            self._proven[candidate] = built
+        else:
+            self._conclude(candidate, context, built, self.host.verify(built))
+
+    def _conclude(
         self,
         candidate: Candidate,
         context: ExecutionContext,
-        build: Build | CompilationFailed | CompilationInterrupted,
+        built: Built,
+        finding: Finding | None,
     ) -> None:
-        if isinstance(build, CompilationInterrupted):
-            logger.info("%s: not tried: %s", candidate.text, build)
+        """Record what came of a candidate; there is a finding if it was built."""
+        if isinstance(built, CompilationInterrupted):
+            logger.info("%s: not tried: %s", candidate.text, built)
             return
-        if isinstance(build, CompilationFailed):
-            failure = Finding(outcome=Outcome.COMPILE_FAILED, detail=str(build))
+        if isinstance(built, CompilationFailed) or finding is None:
+            failure = Finding(outcome=Outcome.COMPILE_FAILED, detail=str(built))
             self._record_failure(candidate, context, failure, None)
             return
-        if build.artifact.sha256 in self._known:
-            self._proven[candidate] = build
-            return
-        finding = self.host.verify(build)
         if finding.outcome is not Outcome.CORRECT:
-            self._record_failure(candidate, context, finding, build)
+            self._record_failure(candidate, context, finding, built)
             return
-        trial = replace(self._trial(candidate, context, build), emulated=finding.emulated)
+        trial = replace(self._trial(candidate, context, built), emulated=finding.emulated)
         if self.stage is Stage.PREDICTED:
-            self._keep(build)
+            self._keep(built)
         self.repository.add_trial(trial)
         self._proofs[candidate] = trial
-        self._proven[candidate] = build
+        self._proven[candidate] = built
 
     def time(
         self,
@@ -135,10 +182,6 @@ class Attempts:
         elif trial.outcome is Outcome.CORRECT and trial.artifact is not None:
             self._known.add(trial.artifact.sha256)
 
-    def _source(self, candidate: Candidate) -> tuple[Source, frozenset[IsaFeature]]:
-        family = family_named(candidate.micro_kernel.family)
-        return self.render(self.problem, candidate, family), family.isa
-
     def _keep(self, build: Build) -> None:
         self.repository.add_build(
             build.artifact, binary=build.binary, source_text=build.source.text
@@ -176,3 +219,10 @@ class Attempts:
             outcome=Outcome.CORRECT,
             artifact=build.artifact if build else None,
         )
+
+
+def _source(
+    problem: Problem, candidate: Candidate, render: Render
+) -> tuple[Source, frozenset[IsaFeature]]:
+    family = family_named(candidate.micro_kernel.family)
+    return render(problem, candidate, family), family.isa

@@ -1,6 +1,8 @@
 """Kernels for a CPU that is not here: the model chooses, and the choice is proved."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from gemm_tuner.bench.emulator import can_prove
@@ -16,7 +18,7 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.attempt import Attempts
+from gemm_tuner.tuning.attempt import Attempts, build_candidate
 from gemm_tuner.tuning.budget import Budget
 from gemm_tuner.tuning.sweep import Progress, SweepSettings, start_host
 
@@ -44,9 +46,9 @@ def predict(
     """Build and prove the candidates that the model ranks first on `cpu`, without timing any.
 
     Features that this machine lacks are emulated; what can neither run nor be emulated here is left
-    out. Each is in the repository, with its binary, before the next begins; what was proved before
-    is not proved again, unless it hung. One at least is tried, and others while
-    `settings.budget_s` lasts.
+    out. As many are proved at the same time as there are cores, and each is in the repository, with
+    its binary, before `on_progress` hears of it; what was proved before is not proved again, unless
+    it hung. One at least is tried, and others while `settings.budget_s` lasts.
 
     Raises:
         NoKernelFamily: no family covers the problem on this CPU.
@@ -66,39 +68,70 @@ def predict(
         and trial.context == context
         and trial.toolchain == settings.toolchain.text
     }
-    new = [one for one in candidates if one not in known]
     found = {one: known[one] for one in candidates if one in known}
-    if new:
-        with start_host(problem, space, settings) as host:
-            attempts = Attempts(
-                problem=problem,
-                cpu=cpu,
-                host=host,
-                repository=repository,
-                toolchain=settings.toolchain,
-                stage=Stage.PREDICTED,
-                render=settings.render,
-            )
-            for candidate in new:
-                if is_stopped() or (found and budget.remaining_s <= 0):
-                    break
-                list(attempts.prove([candidate], context))
-                if trial := attempts.trial_of(candidate):
-                    found[candidate] = trial
-                on_progress(
-                    Progress(
-                        stage="proving",
-                        done=len(found),
-                        total=len(candidates),
-                        best_ratio=None,
-                        remaining_s=budget.remaining_s,
-                    )
+    new = [one for one in candidates if one not in known]
+    if new and not (is_stopped() or (found and budget.is_spent())):
+        for trial in _prove_together(
+            new,
+            context=context,
+            space=space,
+            repository=repository,
+            settings=settings,
+            is_over=lambda: is_stopped() or budget.is_spent(),
+        ):
+            found[trial.candidate] = trial
+            on_progress(
+                Progress(
+                    stage="proving",
+                    done=len(found),
+                    total=len(candidates),
+                    best_ratio=None,
+                    remaining_s=budget.remaining_s,
                 )
+            )
     trials = [found[one] for one in candidates if one in found]
     return Shortlist(
         proven=tuple(one for one in trials if one.outcome is Outcome.CORRECT),
         failed=tuple(one for one in trials if one.outcome is not Outcome.CORRECT),
     )
+
+
+def _prove_together(
+    candidates: Sequence[Candidate],
+    *,
+    context: ExecutionContext,
+    space: Space,
+    repository: Repository,
+    settings: SweepSettings,
+    is_over: Callable[[], bool],
+) -> Iterator[Trial]:
+    """Yield the trials of candidates as they end: nothing is timed, so every usable core proves.
+
+    Candidates are compiled while the inputs and exact results are made.
+    """
+    problem, workers = space.problem, len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(max_workers=workers) as executor:
+        builds = {
+            one: executor.submit(
+                build_candidate,
+                problem,
+                one,
+                toolchain=settings.toolchain,
+                render=settings.render,
+            )
+            for one in candidates
+        }
+        # The host is closed first, whatever happens: then no thread waits for it.
+        with start_host(problem, space, settings, provers=min(workers, len(candidates))) as host:
+            attempts = Attempts(
+                problem=problem,
+                cpu=space.cpu,
+                host=host,
+                repository=repository,
+                toolchain=settings.toolchain,
+                stage=Stage.PREDICTED,
+            )
+            yield from attempts.prove_together(builds, context, executor=executor, is_over=is_over)
 
 
 def _provable(candidates: Sequence[Candidate], cpu: Cpu) -> list[Candidate]:

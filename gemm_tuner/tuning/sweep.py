@@ -203,8 +203,13 @@ def sweep(
     return tuple(result for result in found.values() if result is not None)
 
 
-def start_host(problem: Problem, space: Space, settings: SweepSettings) -> TrialHost:
-    """Return a server for the trials of a problem, beside the baseline of `settings`."""
+def start_host(
+    problem: Problem, space: Space, settings: SweepSettings, *, provers: int = 1
+) -> TrialHost:
+    """Return a server for the trials of a problem, beside the baseline of `settings`.
+
+    Up to `provers` builds can be verified at the same time.
+    """
     plain = plain_problem(problem)
     candidates = replace(space, problem=plain, like=None).defaults()
     scalar = min(
@@ -223,6 +228,7 @@ def start_host(problem: Problem, space: Space, settings: SweepSettings) -> Trial
         scalar_build=compile_kernel(
             render(plain, scalar, family), isa=family.isa, toolchain=settings.toolchain
         ),
+        provers=provers,
     )
 
 
