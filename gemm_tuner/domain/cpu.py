@@ -71,13 +71,18 @@ class Cpu:
             raise InvalidRecord(f"a CPU with {self.physical_cores} cores cannot be used.")
 
     @property
+    def model_key(self) -> str:
+        """Return vendor, family and model: the core, whatever a program may use of it."""
+        return f"{self.vendor}-{self.family:x}-{self.model:x}"
+
+    @property
     def class_key(self) -> str:
         """Return the micro-architecture class: vendor, family, model and every usable feature.
 
         The features are named by their widest vector class and a digest of them all.
         """
         digest = sha256(isa_text(self.isa).encode()).hexdigest()[:8]
-        return f"{self.vendor}-{self.family:x}-{self.model:x}-{self.isa_key}-{digest}"
+        return f"{self.model_key}-{self.isa_key}-{digest}"
 
     @property
     def exact_key(self) -> str:

@@ -28,6 +28,7 @@ class Basis(StrEnum):
     MEASURED = "measured"  # this problem on this CPU
     SIBLING = "sibling"  # this problem on the same micro-architecture class
     BUCKET = "bucket"  # a kernel tuned for a range of m that holds this m
+    SAME_MODEL = "same_model"  # this problem on the same CPU model with more features
     SHARED = "shared"  # this problem on this CPU, of the kernels that share packed weights
     PREDICTED = "predicted"  # proved, and the first choice of the model for such a core; not timed
     NONE = "none"  # nothing known

@@ -11,10 +11,11 @@ from gemm_tuner.select.bucket import bucket
 from gemm_tuner.select.derive import no_verdict
 from gemm_tuner.select.exact import exact, sibling
 from gemm_tuner.select.predict import predicted
+from gemm_tuner.select.same_model import same_model
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.tables import Origin
 
-_LADDER = (exact, sibling, bucket, predicted)
+_LADDER = (exact, sibling, bucket, same_model, predicted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,8 @@ def _say(verdict: Verdict) -> str:
     ratio = verdict.ratio
     if verdict.basis is Basis.PREDICTED:
         return f"{verdict.decision.value}: expected to be fast, not measured."
+    if verdict.basis is Basis.SAME_MODEL:
+        return f"{verdict.decision.value}: its speed over the baseline is not known here."
     if ratio is None:
         return f"{verdict.decision.value}: not measured for m = {verdict.problem.m.text}."
     unserved = "; not shown to be as fast as the baseline, so no kernel is named"

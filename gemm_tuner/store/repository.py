@@ -98,6 +98,7 @@ class Repository:
         problem: Problem | None = None,
         cpu_key: str | None = None,
         class_key: str | None = None,
+        model_key: str | None = None,
         generator: str | None = None,
         only_decisive: bool = False,
         origin: Origin | None = Origin.MEASURED,
@@ -111,12 +112,14 @@ class Repository:
         query = select(TrialRow.id, TrialRow.document).order_by(TrialRow.sequence)
         if problem is not None:
             query = query.where(TrialRow.problem_id == _problem_id(problem))
-        if cpu_key is not None or class_key is not None:
+        if any(key is not None for key in (cpu_key, class_key, model_key)):
             query = query.join(CpuRow, CpuRow.id == TrialRow.cpu_id)
         if cpu_key is not None:
             query = query.where(CpuRow.exact_key == cpu_key)
         if class_key is not None:
             query = query.where(CpuRow.class_key == class_key)
+        if model_key is not None:
+            query = query.where(CpuRow.class_key.startswith(f"{model_key}-", autoescape=True))
         if generator is not None:
             query = query.where(TrialRow.generator == generator)
         if only_decisive:

@@ -115,6 +115,7 @@ def test_explain_tells_each_step(site: Site, capsys: pytest.CaptureFixture[str])
         "- exact",
         "- sibling",
         "- bucket",
+        "- same_model",
         "- predicted",
         "- baseline",
         "trials here",

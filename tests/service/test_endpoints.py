@@ -120,6 +120,22 @@ def test_a_sibling_and_an_unknown_cpu_are_told_apart(client: httpx.Client) -> No
     assert bases == [Basis.SIBLING, Basis.NONE]
 
 
+def test_a_cpu_that_refuses_a_feature_gets_what_its_model_runs_without_it(
+    client: httpx.Client,
+) -> None:
+    bases = {}
+    for isa in (["avx2", "avx512f"], ["avx2", "fma"]):
+        question = {"problem": PROBLEM.text, "cpu": described(CPU) | {"isa": isa}}
+        verdict = client.post("/v1/resolve", json=question).json()["verdict"]
+        bases[isa[1]] = verdict["basis"]
+        if isa[1] == "avx512f":
+            assert verdict["decision"] == Decision.TIE
+            assert verdict["artifact"]["url"] == ARTIFACT_URL
+            assert verdict["measurement"] is None
+
+    assert bases == {"avx512f": Basis.SAME_MODEL, "fma": Basis.NONE}
+
+
 def test_features_that_are_not_known_are_ignored_in_a_description(client: httpx.Client) -> None:
     cpu = described(CPU) | {"isa": ["fma", "avx2", "avx512f", "sse4_2", "svm"]}
 

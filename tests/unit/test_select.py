@@ -383,7 +383,7 @@ def test_each_rung_is_explained(repository: Repository) -> None:
     match = ask(repository)
 
     steps = [line.partition(":")[0] for line in match.explain]
-    assert steps == ["exact", "sibling", "bucket", "predicted", "baseline"]
+    assert steps == ["exact", "sibling", "bucket", "same_model", "predicted", "baseline"]
 
 
 def make_prediction(repository: Repository, nr: int, **changes: object) -> Trial:

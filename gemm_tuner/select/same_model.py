@@ -1,0 +1,77 @@
+"""The rung for a CPU whose features are not all usable: what was timed where more of them are.
+
+So it is where the system refuses the permission to use AMX, or a virtual machine hides a feature.
+"""
+
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome, Trial
+from gemm_tuner.domain.verdict import Basis, Decision, Verdict
+from gemm_tuner.select.derive import simplest_of_fastest
+from gemm_tuner.select.rung import Rung
+from gemm_tuner.store.repository import Repository
+
+
+def same_model(
+    repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
+) -> Rung:
+    """Look for kernels timed on this model with more features, of which they need none.
+
+    The one whose calls took least time is a tie without a ratio: the baseline, too, had features
+    that it lacks here. A kernel need not have come to the final there, which others may have won.
+    """
+    trials = _timed_with_more_features(repository, problem, cpu=cpu, context=context)
+    if not trials:
+        reason = f"same_model: no kernel that can run here was timed on {cpu.model_key} with more."
+        return Rung(verdict=None, reason=reason)
+    fastest = simplest_of_fastest({one: 1 / _call_ns(trial) for one, trial in trials.items()})
+    verdict = Verdict(
+        problem=problem,
+        cpu_key=cpu.exact_key,
+        context=context,
+        decision=Decision.TIE,
+        basis=Basis.SAME_MODEL,
+        complete=False,
+        candidate=fastest,
+        artifact=trials[fastest].artifact,
+    )
+    reason = (
+        f"same_model: the fastest of {len(trials)} kernels that can run here and were timed on "
+        f"{trials[fastest].cpu.exact_key}, which has more features."
+    )
+    return Rung(verdict=verdict, reason=reason)
+
+
+def _timed_with_more_features(
+    repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
+) -> dict[Candidate, Trial]:
+    """Return the latest timing of each kernel, of the newest generator that has any in the store.
+
+    None counts that failed on such a CPU, whatever its features.
+    """
+    trials = repository.trials(problem=problem, model_key=cpu.model_key)
+    failed = {
+        trial.artifact.sha256
+        for trial in trials
+        if trial.artifact and trial.outcome not in {Outcome.CORRECT, Outcome.HUNG}
+    }
+    runnable = [
+        (trial, trial.artifact.sha256)
+        for trial in trials
+        if trial.measurement
+        and trial.context == context
+        and trial.cpu.isa > cpu.isa
+        and trial.artifact
+        and trial.artifact.required_isa <= cpu.isa
+        and trial.artifact.sha256 not in failed
+    ]
+    held = repository.held_artifacts({digest for _trial, digest in runnable})
+    usable = [trial for trial, digest in runnable if digest in held]
+    return {trial.candidate: trial for trial in usable if trial.generator == usable[-1].generator}
+
+
+def _call_ns(trial: Trial) -> float:
+    assert trial.measurement is not None
+    return trial.measurement.candidate.median_ns
