@@ -23,10 +23,12 @@ class LoopOrder(StrEnum):
 class Blocking:
     """Cache blocks in elements, the order of the loops, and what is done beside the arithmetic.
 
-    `pack_x` copies each block of x to contiguous rows. `prefetch_w_bytes` is how far ahead of their
-    use packed weights are fetched; 0 leaves it to the hardware. With `prefetch_next_panel`, the
-    tiles that meet one panel fetch the next into L2, each a part. A tile reads `w_streams` packed
-    panels side by side. `shuffle_x` loads four steps of every fourth row of x at once and picks
+    `pack_x` copies each block of x to contiguous rows. With `convert_once`, a block of a panel of
+    weights in groups is converted to memory of the thread, for all tiles of rows that meet it.
+    `prefetch_w_bytes` is how far ahead of their use packed weights are fetched; 0 leaves it to the
+    hardware. With `prefetch_next_panel`, the next panel is fetched into L2 instead, while a panel is
+    converted or by the tiles that meet it, each a part. A tile reads `w_streams` packed panels side
+    by side. `shuffle_x` loads four steps of every fourth row of x at once and picks
     each by a shuffle. `k_unroll` steps of k stand in one turn of the inner loop. `grid_m` x
     `grid_n` x `grid_k` parts can run at the same time; those along k compute sums that a second
     phase adds up.
@@ -37,6 +39,7 @@ class Blocking:
     kc: int
     loop_order: LoopOrder = LoopOrder.JC_IC_JR_IR
     pack_x: bool = False
+    convert_once: bool = False
     prefetch_w_bytes: int = 0
     prefetch_next_panel: bool = False
     w_streams: int = 1

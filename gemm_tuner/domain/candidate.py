@@ -10,8 +10,8 @@ from gemm_tuner.errors import InvalidCandidate
 _ORDERS = "|".join(order.value for order in LoopOrder)
 _TEXT = re.compile(
     r"(?P<micro_kernel>\w+) mc(?P<mc>\d+)_nc(?P<nc>\d+)_kc(?P<kc>\d+) "
-    rf"(?P<loop_order>{_ORDERS})(?P<pack_x> pack_x)?(?: pf(?P<prefetch>\d+))?"
-    r"(?P<next_panel> pf_next)?(?: ws(?P<w_streams>\d+))?(?P<shuffle_x> shuffle_x)?"
+    rf"(?P<loop_order>{_ORDERS})(?P<pack_x> pack_x)?(?P<convert_once> convert_once)?"
+    r"(?: pf(?P<prefetch>\d+))?(?P<next_panel> pf_next)?(?: ws(?P<w_streams>\d+))?(?P<shuffle_x> shuffle_x)?"
     r"(?: u(?P<k_unroll>\d+))?"
     r"(?: grid(?P<grid_m>\d+)x(?P<grid_n>\d+)(?:x(?P<grid_k>\d+))?)?"
 )
@@ -23,8 +23,8 @@ class Candidate:
 
     The text form is `avx512_f32_8x48 mc128_nc768_kc256 jc_ic_jr_ir pack_x pf4096 u4 grid1x2`;
     words that say nothing special (no packing, no prefetch, no unrolling, one part) are left out.
-    `ws2` before `u4` is two streams of weights; `pf_next` in the place of `pf4096` fetches the next
-    panel of them.
+    `convert_once` after `pack_x` converts weights in groups for all tiles of rows; `ws2` before `u4`
+    is two streams of weights; `pf_next` in the place of `pf4096` fetches the next panel of them.
     A grid that cuts k has three numbers: `grid1x1x2` is two parts along k.
     """
 
@@ -42,6 +42,8 @@ class Candidate:
         ]
         if blocking.pack_x:
             words.append("pack_x")
+        if blocking.convert_once:
+            words.append("convert_once")
         if blocking.prefetch_w_bytes:
             words.append(f"pf{blocking.prefetch_w_bytes}")
         if blocking.prefetch_next_panel:
@@ -74,6 +76,7 @@ class Candidate:
         return sum(
             (
                 blocking.pack_x,
+                blocking.convert_once,
                 blocking.prefetch_w_bytes > 0 or blocking.prefetch_next_panel,
                 blocking.w_streams > 1,
                 blocking.shuffle_x,
@@ -103,6 +106,7 @@ class Candidate:
                 kc=int(match["kc"]),
                 loop_order=LoopOrder(match["loop_order"]),
                 pack_x=match["pack_x"] is not None,
+                convert_once=match["convert_once"] is not None,
                 prefetch_w_bytes=int(match["prefetch"] or 0),
                 prefetch_next_panel=match["next_panel"] is not None,
                 w_streams=int(match["w_streams"] or 1),

@@ -240,6 +240,7 @@ CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
     _amx("amx_bf16_w4", _W4_BF16, _AMX_BF16, "w4_bf16_tiles", k_step=2, layout=PackedLayout.GROUPS),
     _grouped("avx512_w8",      _V512, _W8,      _AVX512,      "w8_float"),
     _grouped("avx512_w4",      _V512, _W4,      _AVX512,      "w4_float"),
+    _grouped("avx512_bf16_w8", _V512, _W8_BF16, _AVX512_BF16, "w8_bf16_pairs", k_step=2),
     _grouped("avx512_bf16_w4", _V512, _W4_BF16, _AVX512_BF16, "w4_bf16_pairs", k_step=2),
     _grouped("avx2_w8",        _V256, _W8,      _AVX2,        "w8_float"),
     _grouped("avx2_w4",        _V256, _W4,      _AVX2,        "w4_float"),

@@ -301,7 +301,7 @@ constexpr int64_t chunk_bytes = sizeof(float) * lanes;
 constexpr int64_t column_bytes = (groups * headers + (k + chunk_k - 1) / chunk_k) * sizeof(float);
 constexpr int64_t packed_n = n / nr * nr + (n % nr + lanes - 1) / lanes * lanes;
 constexpr uint64_t packed_weight_bytes = packed_n * column_bytes;
-static_assert(kc >= k && (group_size % chunk_k == 0 || groups <= 1));
+static_assert((kc >= k || kc % group_size == 0) && (group_size % chunk_k == 0 || groups <= 1));
 
 inline const W *packed_panel(const W *packed_w, int64_t, int64_t, int64_t column)
 {
@@ -408,7 +408,7 @@ inline auto apply_epilogue([[maybe_unused]] const Call &call, [[maybe_unused]] c
     return value;
 }
 
-// The sum of each group of a block of x, for what zero points take off: (rows, groups).
+// The sums of groups of a block of x, for what zero points take off: (rows, groups).
 constexpr uint64_t x_sums_bytes = (sizeof(float) * mc * groups + 63) / 64 * 64;
 
 inline float sum_lanes(Vector vector)
@@ -421,11 +421,11 @@ inline float sum_lanes(Vector vector)
     return sum;
 }
 
-inline void sum_x(const X *x, int64_t ldx, int64_t rows, float *sums)
+inline void sum_x(const X *x, int64_t ldx, int64_t rows, int64_t first_group, int64_t last_group, float *sums)
 {
     constexpr int64_t whole_k = k / lanes * lanes;
-    for (int64_t i = 0; i < rows; ++i, x += ldx)
-        for (int64_t group = 0; group < groups; ++group)
+    for (int64_t i = 0; i < rows; ++i, x += ldx, sums += groups)
+        for (int64_t group = first_group; group < last_group; ++group)
         {
             const int64_t end = (group + 1) * group_size < whole_k ? (group + 1) * group_size : whole_k;
             Vector sum = {};
@@ -433,7 +433,7 @@ inline void sum_x(const X *x, int64_t ldx, int64_t rows, float *sums)
                 sum += load<lanes>(x + p);
             if (group == groups - 1)
                 sum += load<k % lanes>(x + whole_k);
-            *sums++ = sum_lanes(sum);
+            sums[group] = sum_lanes(sum);
         }
 }
 
@@ -447,10 +447,10 @@ template <int rows, int columns, typename Stride>
                                     const W *w, int64_t, int64_t row, int64_t column,
                                     bool is_first, bool is_last)
 {
+    constexpr int64_t depth = k;
     constexpr int vectors = (columns + lanes - 1) / lanes;
     constexpr int last_count = columns - (vectors - 1) * lanes;
-    constexpr int64_t whole_k = k / chunk_k * chunk_k;
-    constexpr int rest_k = k - whole_k;
+    constexpr int rest_k = k % chunk_k;
     const float *x_sums = call.x_sums + (row - call.x_sums_row) * groups;
 
     Sums sums[rows][vectors];
@@ -460,7 +460,7 @@ template <int rows, int columns, typename Stride>
         for (int v = 0; v < vectors; ++v)
             sums[r][v] = Sums{};
     int64_t p = 0;
-    for (int64_t group = 0; group < groups; ++group)
+    for (int64_t group = 0; p < depth; ++group)
     {
         const W *header = w;
         w += headers * vectors * chunk_bytes;
@@ -484,8 +484,8 @@ template <int rows, int columns, typename Stride>
                     multiply_add(group_sums[r][v], elements, weights[v]);
             }
         };
-        const int64_t end = (group + 1) * group_size < whole_k ? (group + 1) * group_size : whole_k;
-        for (; p < end; p += chunk_k)
+        const int64_t end = p + group_size < depth ? p + group_size : depth;
+        for (; p + chunk_k <= end; p += chunk_k)
         {
 #pragma GCC unroll 16
             for (int v = 0; v < vectors; ++v)
@@ -496,11 +496,12 @@ template <int rows, int columns, typename Stride>
             w += vectors * chunk_bytes;
         }
         if constexpr (rest_k > 0)
-            if (group == groups - 1)
+            if (p < end)
             {
 #pragma GCC unroll 8
                 for (int step = 0; step < rest_k / k_step; ++step)
                     turn(step, broadcast_group);
+                p = end;
             }
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; ++v)
@@ -589,9 +590,10 @@ inline void block(const Call &whole_call, Stride ldx, int64_t jc, int64_t column
                   int64_t depth, int64_t ic, int64_t rows, [[maybe_unused]] X *workspace)
 {
     float *x_sums = reinterpret_cast<float *>(workspace);
-    sum_x(whole_call.x + ic * ldx, ldx, rows, x_sums);
+    const int64_t first_group = pc / group_size;
+    sum_x(whole_call.x + ic * ldx, ldx, rows, first_group, (pc + depth + group_size - 1) / group_size, x_sums);
     Call call = whole_call;
-    call.x_sums = x_sums;
+    call.x_sums = x_sums + first_group;
     call.x_sums_row = ic;
     const X *x = call.x + ic * ldx + pc;
     const Stride x_stride = ldx;
@@ -678,8 +680,8 @@ int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part,
     if (args->size_bytes < sizeof(gemm_tuner_args) || args->m < m_low || args->m > m_high || args->batch < 0 ||
         args->operand_count != 1 || phase < 0 || phase >= phases || part < 0 || part >= parts)
         return GEMM_TUNER_BAD_ARGS;
-    char *blocks_of_x = static_cast<char *>(args->workspace);
-    X *workspace = reinterpret_cast<X *>(blocks_of_x + part * x_sums_bytes);
+    char *blocks = static_cast<char *>(args->workspace);
+    X *workspace = reinterpret_cast<X *>(blocks + part * x_sums_bytes);
     // A large batch is dealt out whole products at a time; otherwise every product is cut.
     const bool deals_products = parts == 1 || args->batch >= parts;
     // A division takes as long as the smallest of products: none where there is one part.

@@ -668,8 +668,8 @@ int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part,
     if (args->size_bytes < sizeof(gemm_tuner_args) || args->m < m_low || args->m > m_high || args->batch < 0 ||
         args->operand_count != 2 || phase < 0 || phase >= phases || part < 0 || part >= parts)
         return GEMM_TUNER_BAD_ARGS;
-    char *blocks_of_x = static_cast<char *>(args->workspace);
-    X *workspace = reinterpret_cast<X *>(blocks_of_x + part * packed_x_bytes);
+    char *blocks = static_cast<char *>(args->workspace);
+    X *workspace = reinterpret_cast<X *>(blocks + part * packed_x_bytes);
     // A large batch is dealt out whole products at a time; otherwise every product is cut.
     const bool deals_products = parts == 1 || args->batch >= parts;
     // A division takes as long as the smallest of products: none where there is one part.
