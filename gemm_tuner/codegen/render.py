@@ -89,7 +89,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             rest_heights=_rest_heights(problem, mr, family),
             rest_steps=_rest_steps(problem, mr, family),
             is_jc_outer=blocking.loop_order in {LoopOrder.JC_IC_JR_IR, LoopOrder.JC_IC_IR_JR},
-            is_ir_outer=blocking.loop_order in {LoopOrder.JC_IC_IR_JR, LoopOrder.IC_JC_IR_JR},
+            is_ir_outer=blocking.loop_order.is_ir_outer,
             description=json.dumps(_describe(problem, candidate, family)),
         )
     )

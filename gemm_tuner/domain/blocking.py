@@ -18,6 +18,11 @@ class LoopOrder(StrEnum):
     IC_JC_JR_IR = "ic_jc_jr_ir"
     IC_JC_IR_JR = "ic_jc_ir_jr"
 
+    @property
+    def is_ir_outer(self) -> bool:
+        """Return whether a tile of rows meets all panels, instead of a panel all tiles of rows."""
+        return self in {LoopOrder.JC_IC_IR_JR, LoopOrder.IC_JC_IR_JR}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocking:
@@ -26,10 +31,10 @@ class Blocking:
     `pack_x` copies each block of x to contiguous rows. With `convert_once`, a block of a panel of
     weights in groups is converted to memory of the thread, for all tiles of rows that meet it.
     `prefetch_w_bytes` is how far ahead of their use packed weights are fetched; 0 leaves it to the
-    hardware. With `prefetch_next_panel`, the next panel is fetched into L2 instead, while a panel is
-    converted or by the tiles that meet it, each a part. A tile reads `w_streams` packed panels side
-    by side. `shuffle_x` loads four steps of every fourth row of x at once and picks
-    each by a shuffle. `k_unroll` steps of k stand in one turn of the inner loop. `grid_m` x
+    hardware. With `prefetch_next_panel`, the next panel is fetched into L2 instead: while one is
+    converted, or by the tiles that meet it, each a part. A tile reads `w_streams` packed panels
+    side by side. `shuffle_x` loads four steps of every fourth row of x at once and picks each by a
+    shuffle. `k_unroll` steps of k stand in one turn of the inner loop. `grid_m` x
     `grid_n` x `grid_k` parts can run at the same time; those along k compute sums that a second
     phase adds up.
     """

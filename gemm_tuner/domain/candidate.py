@@ -11,8 +11,8 @@ _ORDERS = "|".join(order.value for order in LoopOrder)
 _TEXT = re.compile(
     r"(?P<micro_kernel>\w+) mc(?P<mc>\d+)_nc(?P<nc>\d+)_kc(?P<kc>\d+) "
     rf"(?P<loop_order>{_ORDERS})(?P<pack_x> pack_x)?(?P<convert_once> convert_once)?"
-    r"(?: pf(?P<prefetch>\d+))?(?P<next_panel> pf_next)?(?: ws(?P<w_streams>\d+))?(?P<shuffle_x> shuffle_x)?"
-    r"(?: u(?P<k_unroll>\d+))?"
+    r"(?: pf(?P<prefetch>\d+))?(?P<next_panel> pf_next)?(?: ws(?P<w_streams>\d+))?"
+    r"(?P<shuffle_x> shuffle_x)?(?: u(?P<k_unroll>\d+))?"
     r"(?: grid(?P<grid_m>\d+)x(?P<grid_n>\d+)(?:x(?P<grid_k>\d+))?)?"
 )
 
@@ -23,8 +23,9 @@ class Candidate:
 
     The text form is `avx512_f32_8x48 mc128_nc768_kc256 jc_ic_jr_ir pack_x pf4096 u4 grid1x2`;
     words that say nothing special (no packing, no prefetch, no unrolling, one part) are left out.
-    `convert_once` after `pack_x` converts weights in groups for all tiles of rows; `ws2` before `u4`
-    is two streams of weights; `pf_next` in the place of `pf4096` fetches the next panel of them.
+    `convert_once` after `pack_x` converts weights in groups for all tiles of rows. `ws2` before
+    `u4` is two streams of weights; `pf_next` in the place of `pf4096` fetches the next panel of
+    them.
     A grid that cuts k has three numbers: `grid1x1x2` is two parts along k.
     """
 

@@ -6,7 +6,6 @@ of a tile and moves along one axis at a time.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from itertools import islice, product
 from math import ceil
 
@@ -14,11 +13,13 @@ from gemm_tuner.domain.blocking import Blocking, LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.packed_format import packed_format
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import NoKernelFamily
 from gemm_tuner.space.catalog import CATALOG, family_named
+from gemm_tuner.space.cuts import CUTS, Cut, Residence
 from gemm_tuner.space.limits import is_possible
 
 _KC_TARGETS_BYTES = (2048, 1024, 4096)  # of a row of x; the first is tried first
@@ -26,6 +27,8 @@ _UNROLLS = (1, 2, 4)
 _PREFETCHES_BYTES = (0, 4096, 8192, 16384)
 # Each tile fetches a cache line in every step of k at most.
 _LEAST_TILES_THAT_FETCH = 8
+# So many tiles of rows meet a panel of weights that converting it for all is tried first.
+_TILES_THAT_CONVERT_ONCE = 4
 _UNKNOWN_L2_BYTES = 512 << 10
 # Of so many sums, none waits for the one before: unrolling k brings little.
 _SUMS_AT_ONCE = 8
@@ -33,46 +36,6 @@ _SUMS_AT_ONCE = 8
 _FEW_TILES_PER_THREAD = 16
 _LEAST_SLICE_OF_K = 256
 _FEWEST_ROWS_TO_SHUFFLE = 8
-
-
-class Residence(Enum):
-    """Which cache blocks stay in L2, and so which outer loops are cut."""
-
-    NOTHING = auto()  # neither: one block of rows and one of columns
-    X = auto()  # blocks of rows of x; all columns of w pass by
-    W = auto()  # blocks of columns of w; all rows of x pass by
-    BOTH = auto()  # both are cut; the block of w stays for all rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """How the loops are cut and ordered: blocks fill one of `l2_parts` parts of L2."""
-
-    residence: Residence = Residence.NOTHING
-    l2_parts: int = 2
-    is_ir_outer: bool = False
-
-    @property
-    def loop_order(self) -> LoopOrder:
-        """Return the order: the loop over what stays in L2 is the outermost."""
-        if self.residence is Residence.X:
-            return LoopOrder.IC_JC_IR_JR if self.is_ir_outer else LoopOrder.IC_JC_JR_IR
-        return LoopOrder.JC_IC_IR_JR if self.is_ir_outer else LoopOrder.JC_IC_JR_IR
-
-    def is_beside(self, other: "Cut") -> bool:
-        """Return whether the cuts differ in one respect."""
-        differences = (
-            self.residence is not other.residence,
-            self.l2_parts != other.l2_parts,
-            self.is_ir_outer != other.is_ir_outer,
-        )
-        return sum(differences) == 1
-
-
-CUTS = tuple(
-    Cut(residence=residence, l2_parts=l2_parts, is_ir_outer=is_ir_outer)
-    for residence, l2_parts, is_ir_outer in product(Residence, (2, 4), (False, True))
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +48,7 @@ class Choice:
     kc: int
     cut: Cut
     pack_x: bool
+    convert_once: bool
     prefetch_w_bytes: int
     prefetch_next_panel: bool
     w_streams: int
@@ -188,8 +152,12 @@ class Space:
             }
             prefetches = sum(
                 len(self._prefetches())
-                + self._can_fetch_panels(family, mr, nr, (grid[0], mc, kc, order))
+                + self._can_fetch_panels(
+                    family, mr, nr, (grid[0], mc, kc, order), convert_once=convert_once
+                )
                 for grid, _pack_x, mc, _nc, kc, order in blocks
+                for convert_once in (False, True)
+                if not convert_once or self._can_convert_once(family, mr, nr, (mc, kc, order))
             )
             ways = len(self._w_streams(family, nr)) * len(self._shuffles(family, mr, nr))
             count += prefetches * ways * len(_UNROLLS)
@@ -199,6 +167,9 @@ class Space:
         """Return the candidate that a choice stands for."""
         mr, nr = choice.mr, choice.nr
         mc, nc, kc, order = self._blocks(choice)
+        convert_once = choice.convert_once and self._can_convert_once(
+            choice.family, mr, nr, (mc, kc, order)
+        )
         return Candidate(
             micro_kernel=MicroKernel(family=choice.family.name, mr=mr, nr=nr),
             blocking=Blocking(
@@ -207,10 +178,15 @@ class Space:
                 kc=kc,
                 loop_order=order,
                 pack_x=choice.pack_x,
+                convert_once=convert_once,
                 prefetch_w_bytes=choice.prefetch_w_bytes,
                 prefetch_next_panel=choice.prefetch_next_panel
                 and self._can_fetch_panels(
-                    choice.family, choice.mr, choice.nr, (choice.grid[0], mc, kc, order)
+                    choice.family,
+                    mr,
+                    nr,
+                    (choice.grid[0], mc, kc, order),
+                    convert_once=convert_once,
                 ),
                 w_streams=choice.w_streams,
                 shuffle_x=choice.shuffle_x,
@@ -273,7 +249,8 @@ class Space:
         is_unrolled = family.layout is PackedLayout.GROUPS
         sums = mr * nr if family.layout is PackedLayout.COLUMNS else mr * nr // family.lanes
         streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
-        kc = self._kcs(family)[0]
+        converts_once = self._converts_first(family, mr)
+        kc = self._kcs(family)[converts_once and len(self._kcs(family)) > 1]
         x_bytes = self.problem.m.high * kc * self.problem.types.x.size_bytes
         x_fits_l2 = x_bytes <= self.cpu.caches.l2_bytes // 2
         if x_fits_l2:
@@ -287,6 +264,7 @@ class Space:
             kc=kc,
             cut=cut,
             pack_x=self._shares_sets(family),
+            convert_once=converts_once,
             prefetch_w_bytes=self._prefetch_first(family),
             prefetch_next_panel=False,
             w_streams=1,
@@ -318,10 +296,21 @@ class Space:
 
     def _choices_of(self, family: MicroKernelFamily, mr: int, nr: int) -> Iterator[Choice]:
         prefetches = [*((ahead, False) for ahead in self._prefetches()), (0, True)]
-        for kc, cut, pack_x, prefetch, w_streams, shuffle_x, k_unroll, grid in product(
+        for (
+            kc,
+            cut,
+            pack_x,
+            convert_once,
+            prefetch,
+            w_streams,
+            shuffle_x,
+            k_unroll,
+            grid,
+        ) in product(
             self._kcs(family),
             CUTS,
             (False, True),
+            (False, True) if family.template == "grouped" else (False,),
             prefetches,
             self._w_streams(family, nr),
             self._shuffles(family, mr, nr),
@@ -335,6 +324,7 @@ class Space:
                 kc=kc,
                 cut=cut,
                 pack_x=pack_x,
+                convert_once=convert_once,
                 prefetch_w_bytes=prefetch[0],
                 prefetch_next_panel=prefetch[1],
                 w_streams=w_streams,
@@ -354,6 +344,7 @@ class Space:
                 kc=blocking.kc,
                 cut=cut,
                 pack_x=blocking.pack_x,
+                convert_once=blocking.convert_once,
                 prefetch_w_bytes=blocking.prefetch_w_bytes,
                 prefetch_next_panel=blocking.prefetch_next_panel,
                 w_streams=blocking.w_streams,
@@ -383,7 +374,14 @@ class Space:
         kcs = self._kcs(choice.family)
         for grid in self._grids(choice.family, choice.mr, choice.nr):
             yield replace(choice, kc=choice.kc if choice.kc in kcs else kcs[0], grid=grid)
+        yield from self._moves_of_conversion(choice)
         yield from self._moves_of_tile(choice)
+
+    def _moves_of_conversion(self, choice: Choice) -> Iterator[Choice]:
+        """Yield the other way to convert weights, with each depth: converted, they are larger."""
+        if choice.family.template == "grouped":
+            for kc in self._kcs(choice.family):
+                yield replace(choice, convert_once=not choice.convert_once, kc=kc)
 
     def _moves_of_tile(self, choice: Choice) -> Iterator[Choice]:
         """Yield the tiles beside, with what else they allow of the choice."""
@@ -413,6 +411,8 @@ class Space:
     def _kcs(self, family: MicroKernelFamily) -> tuple[int, ...]:
         """Return the depths of a block of k, the first to be tried first."""
         k = max(1, self.problem.k)
+        if family.layout is PackedLayout.GROUPS:
+            return self._kcs_of_groups(family)
         if family.layout is not PackedLayout.PANELS:
             return (k,)
         whole = _round_up(k, family.k_multiple)
@@ -432,24 +432,61 @@ class Space:
         )
         return tuple(dict.fromkeys([first, whole, *others]))
 
+    def _kcs_of_groups(self, family: MicroKernelFamily) -> tuple[int, ...]:
+        """Return the depths of a block of weights in groups: all of k, or whole groups."""
+        k, group = max(1, self.problem.k), self.problem.w_group or 1
+        if family.template != "grouped" or group >= k:
+            return (k,)
+        targets = [target // self.problem.types.x.size_bytes for target in _KC_TARGETS_BYTES]
+        blocks = [_round_up(ceil(k / ceil(k / target)), group) for target in targets]
+        return tuple(dict.fromkeys([k, *(kc for kc in blocks if kc < k)]))
+
+    def _converts_first(self, family: MicroKernelFamily, mr: int) -> bool:
+        """Return whether to convert weights once at first, for the many tiles that meet them."""
+        tiles = ceil(self.problem.m.high / mr)
+        return family.template == "grouped" and tiles >= _TILES_THAT_CONVERT_ONCE
+
+    def _can_convert_once(
+        self, family: MicroKernelFamily, mr: int, nr: int, blocks: tuple[int, int, LoopOrder]
+    ) -> bool:
+        """Return whether several tiles meet a panel, of which a converted block of kc fits L2."""
+        mc, kc, order = blocks
+        converted_bytes = nr * kc * DType.F32.size_bytes // family.k_step
+        return (
+            family.template == "grouped"
+            and not order.is_ir_outer
+            and min(mc, self.problem.m.high) > mr
+            and converted_bytes <= (self.cpu.caches.l2_bytes or _UNKNOWN_L2_BYTES) // 2
+        )
+
     def _prefetches(self) -> tuple[int, ...]:
         fits = self.problem.w_bytes <= self.cpu.caches.l1d_bytes
         return _PREFETCHES_BYTES[:1] if fits else _PREFETCHES_BYTES
 
     def _can_fetch_panels(
-        self, family: MicroKernelFamily, mr: int, nr: int, blocks: tuple[int, int, int, LoopOrder]
+        self,
+        family: MicroKernelFamily,
+        mr: int,
+        nr: int,
+        blocks: tuple[int, int, int, LoopOrder],
+        *,
+        convert_once: bool,
     ) -> bool:
-        """Return whether tiles can fetch the next panel, with blocks of mc and kc in an order.
+        """Return whether the next panel can be fetched, with blocks of mc and kc in an order.
 
-        Each fetches its part of it, so every part of a call must have a whole block of rows.
+        Tiles fetch a part of it each, so every part of a call must have a whole block of rows;
+        where a panel is converted once, the next is fetched meanwhile.
         """
         grid_m, mc, kc, order = blocks
         caches, weights = self.cpu.caches, self.problem.types.w
-        return (
+        tiles_fetch = (
             family.template == "outer_product"
-            and order in {LoopOrder.JC_IC_JR_IR, LoopOrder.IC_JC_JR_IR}
+            and not order.is_ir_outer
             and mc // mr >= max(_LEAST_TILES_THAT_FETCH, nr // family.lanes)
             and mc - mr < self.problem.m.low // grid_m
+        )
+        return (
+            (tiles_fetch or convert_once)
             and caches.l2_bytes < self.problem.w_bytes
             and weights.row_bytes(nr * kc) <= (caches.l2_bytes or _UNKNOWN_L2_BYTES) // 4
         )

@@ -93,6 +93,7 @@ def check_covers(problem: Problem, candidate: Candidate) -> MicroKernelFamily:
             "choose one whose sums fit its registers in whole vectors."
         )
     _check_words(problem, candidate, family)
+    _check_groups(problem, candidate, family)
     return family
 
 
@@ -100,9 +101,11 @@ def _check_words(problem: Problem, candidate: Candidate, family: MicroKernelFami
     """Check that a kernel of the family has what the words of the candidate say."""
     blocking, is_outer = candidate.blocking, family.template == "outer_product"
     streams, vectors = blocking.w_streams, candidate.micro_kernel.nr // family.lanes
+    converts, is_grouped = blocking.convert_once, family.template == "grouped"
     refused = {
         f"ws{streams}": streams > 1 and (not is_outer or vectors % streams > 0),
-        "pf_next": blocking.prefetch_next_panel and not is_outer,
+        "convert_once": converts and (not is_grouped or blocking.loop_order.is_ir_outer),
+        "pf_next": blocking.prefetch_next_panel and not (is_outer or converts),
         "shuffle_x": blocking.shuffle_x and not family.can_shuffle(problem.types.x),
     }
     for word, is_refused in refused.items():
@@ -111,3 +114,15 @@ def _check_words(problem: Problem, candidate: Candidate, family: MicroKernelFami
                 f"a kernel {candidate.micro_kernel.text} has no {word}; leave the word out of "
                 f"{candidate.text!r}."
             )
+
+
+def _check_groups(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> None:
+    """Check that a block of k of weights in groups is all of k, or whole groups."""
+    kc, group = candidate.blocking.kc, problem.w_group
+    if group is None or kc >= problem.k:
+        return
+    if family.template != "grouped" or kc % group:
+        raise InvalidCandidate(
+            f"a kernel {candidate.micro_kernel.text} has no blocks of {kc} steps of k, which must "
+            f"be whole groups of weights, or all of k for tiles of AMX; choose {problem.k}."
+        )

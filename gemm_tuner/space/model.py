@@ -6,7 +6,6 @@ core (`space/cores.py`). It ranks; it never decides: only measured candidates wi
 
 from math import ceil
 
-from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
@@ -19,6 +18,9 @@ _TILE_PRODUCT_CYCLES = 16
 _X_TILE_CYCLES = 8
 _W_TILE_CYCLES = 21
 _CONVERTED_TILE_CYCLES = 40
+# Of a vector of weights in groups: to convert it, and to do so and store it. Estimates.
+_CONVERSION_INSTRUCTIONS = 2
+_CONVERSION_CYCLES = 2.0
 _SHUFFLES = 2
 _SHUFFLES_PER_ADDITION = 2  # of two vectors, so that each takes half of the lanes of their sum
 _NOT_OVERLAPPED = 0.3
@@ -39,6 +41,7 @@ def predict_cycles(
     """Return the predicted time of one call on one core, in cycles, for the largest m."""
     rows, rates, parts = problem.m.high, core_of(cpu).rates, candidate.parts
     compute = _compute_cycles(problem, candidate, family, rates)
+    compute += _conversion_cycles(problem, candidate, family)
     memory = _memory_cycles(problem, candidate, cpu, rates)
     row_tiles = 1
     if 0 < rows <= _FEW_ROWS and problem.w_bytes > cpu.caches.l2_bytes:
@@ -94,6 +97,8 @@ def _tile_cycles(
     fmas = height * vectors
     loads = height + vectors
     instructions = fmas + loads + 3 / candidate.blocking.k_unroll
+    if family.template == "grouped" and not candidate.blocking.convert_once:
+        instructions += vectors * _CONVERSION_INSTRUCTIONS
     narrow = rates.narrow if 32 * family.lanes < rates.vector_bits else 1.0
     step = max(
         fmas / (narrow * _products_a_cycle(family, rates)),
@@ -119,9 +124,17 @@ def _tile_cycles(
     return products + epilogue + rows * _ROW_CYCLES + blocks * (_TILE_CYCLES + stored)
 
 
+def _conversion_cycles(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> float:
+    """Return the cycles to convert weights once for each block of rows, where that is done."""
+    if not candidate.blocking.convert_once:
+        return 0.0
+    vectors = ceil(problem.n / family.lanes) * ceil(problem.k / family.k_step)
+    return vectors * ceil(problem.m.high / candidate.blocking.mc) * _CONVERSION_CYCLES
+
+
 def _products_a_cycle(family: MicroKernelFamily, rates: Rates) -> float:
     """Return how many of the family's multiplications of vectors a core starts in a cycle."""
-    if family.product.startswith("bf16_pairs"):
+    if "bf16_pairs" in family.product:
         return rates.pairs or rates.multiply_adds
     if family.product.startswith("int8_quads"):
         return rates.quads or rates.multiply_adds
@@ -156,7 +169,7 @@ def _memory_cycles(problem: Problem, candidate: Candidate, cpu: Cpu, rates: Rate
     )
     x_passes = 1 if x_bytes <= cpu.caches.l2_bytes // 2 else ceil(problem.n / blocking.nc)
     w_passes = 1 if problem.w_bytes <= cpu.caches.l2_bytes // 2 else ceil(rows / blocking.mc)
-    if blocking.loop_order in {LoopOrder.JC_IC_IR_JR, LoopOrder.IC_JC_IR_JR} and (
+    if blocking.loop_order.is_ir_outer and (
         problem.types.w.row_bytes(blocking.nc * blocking.kc) > cpu.caches.l2_bytes
     ):
         # A block of w that does not fit L2 is read again for each tile of rows.

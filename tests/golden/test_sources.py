@@ -53,6 +53,10 @@ SOURCES = {
         "bf16_u4 1..16x1000x4090 nk:g128 bias",
         "avx512_bf16_w4_4x64 mc16_nc1024_kc4090 jc_ic_jr_ir pf4096",
     ),
+    "avx512_w8_converted_once": (
+        "f32_s8 256x4096x4096 nk:g128 none",
+        "avx512_w8_8x48 mc256_nc4128_kc512 jc_ic_jr_ir convert_once pf_next",
+    ),
     "scalar": ("f32 5x7x3 nk none", "scalar_f32_2x4 mc6_nc8_kc3 jc_ic_jr_ir"),
 }
 

@@ -64,6 +64,39 @@ def test_groups_of_every_size_with_every_tail(
     assert not wrong
 
 
+def test_blocks_of_groups_and_weights_converted_once(
+    family: MicroKernelFamily, toolchain: Toolchain
+) -> None:
+    if family.template != "grouped":
+        pytest.skip("tiles are converted one at a time, for all of k")
+    texts = sorted(types.text for types in family.types)
+    extras = (
+        " convert_once",
+        " pack_x convert_once pf_next u2",
+        "",
+        " convert_once pf4096 grid1x2",
+    )
+    cases = [
+        *(("g32", k, 32) for k in (33, 64, 71, 100)),
+        *(("g32", k, 64) for k in (65, 127, 131, 160)),
+        *(("g64", k, k) for k in (0, 64, 127, 200)),
+        *(("gk", k, k) for k in (1, 7, 40, 133)),
+    ]
+    subjects = [
+        Subject(
+            problem=f"{texts[(number + turn) % len(texts)]} 0..9x{3 * family.lanes + 1}x{k} "
+            f"{('nk', 'kn')[number % 2]}:{groups} bias",
+            candidate=_candidate(family, kc, extra),
+        )
+        for number, (groups, k, kc) in enumerate(cases)
+        for turn, extra in enumerate(extras)
+    ]
+
+    wrong = prove_all(subjects, toolchain)
+
+    assert not wrong
+
+
 @pytest.mark.parametrize("w_type", ["s8", "u8", "s4", "u4"])
 @pytest.mark.parametrize("layout", ["nk", "kn"])
 def test_a_kernel_computes_what_its_weights_stand_for(

@@ -88,6 +88,7 @@ def candidates(draw: st.DrawFn) -> Candidate:
             kc=draw(counts),
             loop_order=draw(st.sampled_from(LoopOrder)),
             pack_x=draw(st.booleans()),
+            convert_once=draw(st.booleans()),
             prefetch_w_bytes=prefetch_w_bytes,
             prefetch_next_panel=prefetch_w_bytes == 0 and draw(st.booleans()),
             w_streams=draw(counts),

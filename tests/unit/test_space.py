@@ -341,11 +341,49 @@ def test_a_format_with_blocks_that_tiles_cannot_have_is_no_format_of_theirs() ->
         ("f32", "avx512_f32_dot_1x4 mc1_nc4_kc64 jc_ic_jr_ir pf_next", "pf_next"),
         ("f32", "avx2_f32_1x16 mc1_nc16_kc64 jc_ic_jr_ir shuffle_x", "shuffle_x"),
         ("bf16", "amx_bf16_32x32 mc32_nc32_kc64 jc_ic_jr_ir shuffle_x", "shuffle_x"),
+        ("f32", "avx512_f32_1x16 mc2_nc16_kc64 jc_ic_jr_ir convert_once", "convert_once"),
     ],
 )
 def test_words_that_a_kernel_does_not_have_are_refused(types: str, text: str, word: str) -> None:
     with pytest.raises(InvalidCandidate, match=f"has no {word}; leave the word out"):
         check_covers(Problem.parse(f"{types} 1x64x64 nk none"), Candidate.parse(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("avx512_w8_2x32 mc4_nc32_kc64 jc_ic_ir_jr convert_once", "convert_once"),
+        ("avx512_w8_2x32 mc4_nc32_kc64 jc_ic_jr_ir pf_next", "pf_next"),
+        ("avx512_w8_2x32 mc4_nc32_kc48 jc_ic_jr_ir", "blocks of 48 steps of k"),
+    ],
+)
+def test_what_weights_in_groups_do_not_allow_is_refused(text: str, word: str) -> None:
+    with pytest.raises(InvalidCandidate, match=f"has no {word}"):
+        check_covers(Problem.parse("f32_s8 4x64x64 nk:g32 none"), Candidate.parse(text))
+
+
+@pytest.mark.parametrize(
+    ("shape", "at_first"),
+    [("256x4096x4096", {True}), ("64x512x512", {True}), ("8x4096x4096", {False})],
+)
+def test_weights_that_many_tiles_meet_are_converted_once_at_first(
+    shape: str, at_first: set[bool]
+) -> None:
+    space = Space(problem=Problem.parse(f"f32_s8 {shape} nk:g128"), cpu=cpu("avx512"))
+    of_tile = [one for one in space.defaults() if one.micro_kernel.text == "avx512_w8_4x64"]
+
+    assert {one.blocking.convert_once for one in of_tile} == at_first
+    ways = {one.blocking.convert_once for one in space.neighbours(of_tile[0])}
+    assert ways == {False, True}
+
+
+def test_blocks_of_k_are_whole_groups_of_weights() -> None:
+    space = Space(problem=Problem.parse("bf16_s4 64x64x5000 nk:g128"), cpu=cpu("avx512"))
+
+    depths = {one.blocking.kc for one in space.all()}
+
+    assert len(depths) > 2
+    assert all(kc == 5000 or kc % 128 == 0 for kc in depths)
 
 
 @pytest.mark.parametrize(
