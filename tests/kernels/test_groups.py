@@ -84,12 +84,12 @@ def test_blocks_of_groups_and_weights_converted_once(
     ]
     subjects = [
         Subject(
-            problem=f"{texts[(number + turn) % len(texts)]} 0..9x{3 * family.lanes + 1}x{k} "
+            problem=f"{texts[turn % len(texts)]} 0..9x{3 * family.lanes + 1}x{k} "
             f"{('nk', 'kn')[number % 2]}:{groups} bias",
             candidate=_candidate(family, kc, extra),
         )
         for number, (groups, k, kc) in enumerate(cases)
-        for turn, extra in enumerate(extras)
+        for turn, extra in ((number, extras[number % 4]), (number + 1, extras[(number + 2) % 4]))
     ]
 
     wrong = prove_all(subjects, toolchain)
