@@ -57,7 +57,10 @@ def front_page_text(docs: Path) -> str:
 def behind_table(summary: Summary) -> Iterator[str]:
     """Yield the layers where a library is faster than our kernel, with the reason."""
     if not summary.behind:
-        yield "No library is faster than our kernel for any layer."
+        yield (
+            "No library is shown to be faster than our kernel: for no layer does the whole 95 % "
+            "interval of the ratio of speeds lie below 1."
+        )
         return
     yield (
         f"A library is faster for {len(summary.behind)} of the "
