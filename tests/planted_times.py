@@ -1,6 +1,6 @@
 """Times that tests plant in place of those that a busy machine would give."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -15,22 +15,25 @@ _BASELINE_NS = 10_000
 
 
 def plant_speeds(monkeypatch: pytest.MonkeyPatch, speeds: Iterator[float]) -> None:
-    """Let each timing of a sweep find the next of `speeds`, over that of the baseline."""
+    """Let each timing of a candidate find the next of `speeds`, over that of the baseline."""
 
-    def time(
+    def time_together(
         host: TrialHost,
-        _build: Build,
+        builds: Sequence[Build],
         *,
         context: ExecutionContext,  # noqa: ARG001 - named by the caller
         pairs: int,
         sample_ns: int,  # noqa: ARG001 - named by the caller
-    ) -> TimedFinding:
-        samples_ns = (round(_BASELINE_NS / next(speeds)),) * pairs
-        measurement = Measurement(
-            candidate=Timing(calls_per_sample=1, samples_ns=samples_ns),
-            baseline=host.baseline_text,
-            baseline_timing=Timing(calls_per_sample=1, samples_ns=(_BASELINE_NS,) * pairs),
-        )
-        return TimedFinding(finding=Finding(outcome=Outcome.CORRECT), measurements=(measurement,))
+    ) -> tuple[TimedFinding, ...]:
+        return tuple(_timed(host, next(speeds), pairs) for _build in builds)
 
-    monkeypatch.setattr(TrialHost, "time", time)
+    monkeypatch.setattr(TrialHost, "time_together", time_together)
+
+
+def _timed(host: TrialHost, speed: float, pairs: int) -> TimedFinding:
+    measurement = Measurement(
+        candidate=Timing(calls_per_sample=1, samples_ns=(round(_BASELINE_NS / speed),) * pairs),
+        baseline=host.baseline_text,
+        baseline_timing=Timing(calls_per_sample=1, samples_ns=(_BASELINE_NS,) * pairs),
+    )
+    return TimedFinding(finding=Finding(outcome=Outcome.CORRECT), measurements=(measurement,))

@@ -40,6 +40,7 @@ class TrialHost:
     statement. `baseline_text` names the first baseline; `left_out` says by name why others are not
     used, and `baseline_note` says the same in one text, which is empty if none was left out.
     `product_only` are the baselines, with their versions, that leave the epilogue out.
+    `baseline_call_s` is about the time of a call of the slowest, in seconds.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class TrialHost:
         self.baseline_text = opening.baselines[0]
         self.product_only = opening.product_only
         self.left_out = opening.left_out
+        self.baseline_call_s = opening.slowest_call_s
 
     @property
     def baseline_note(self) -> str:
@@ -152,8 +154,26 @@ class TrialHost:
     ) -> TimedFinding:
         """Return the measurements of a verified build, timed in alternation with the baselines.
 
+        The arguments and errors are those of `time_together`.
+        """
+        (found,) = self.time_together([build], context=context, pairs=pairs, sample_ns=sample_ns)
+        return found
+
+    def time_together(
+        self,
+        builds: Sequence[Build],
+        *,
+        context: ExecutionContext,
+        pairs: int,
+        sample_ns: int,
+    ) -> tuple[TimedFinding, ...]:
+        """Return the measurements of verified builds, timed in alternation with the baselines.
+
+        All are timed in the same rounds; those clearly slower than the fastest take part in the
+        first few only.
+
         Args:
-            build: what to time.
+            builds: what to time.
             context: its regime; the threads must be those of this host.
             pairs: how many samples are taken of each.
             sample_ns: how long a sample takes at least, in ns; a longer call is one sample.
@@ -168,8 +188,11 @@ class TrialHost:
                 f"threads = {context.threads}, but this host was started for {self._threads}; "
                 "start another one."
             )
-        request = TimeRequest(build=build, regime=context.regime, pairs=pairs, sample_ns=sample_ns)
-        return self._ask(request, TimedFinding)
+        request = TimeRequest(
+            builds=tuple(builds), regime=context.regime, pairs=pairs, sample_ns=sample_ns
+        )
+        found: tuple[TimedFinding, ...] = self._ask(request, tuple)
+        return found
 
     def close(self) -> None:
         """End the server, what it forked, and the children that may be running."""

@@ -20,6 +20,9 @@ _LONG_CALL_NS = 20_000_000
 # ratio is far from 1 anyhow.
 _SLOW_OVER_FIRST = 3
 _ROUNDS_OF_SLOW = 11
+# Of rivals, one that is this much slower than the fastest is not timed any longer.
+_BEHIND_FASTEST = 1.1
+_ROUNDS_OF_ALL_RIVALS = 2
 # Idle threads of OpenMP spin for up to 0.5 ms here (bench/isolate.py), then sleep.
 SETTLING_NS = 1_000_000
 
@@ -77,13 +80,16 @@ def measure(
     sample_ns: int,
     on_turn: Callable[[int], None],
     settling_ns: int = 0,
+    rivals: int = 1,
 ) -> tuple[Timing, ...]:
     """Return the timings of all contestants, sample i of each taken in the same round.
 
-    There are `pairs` samples of each, or at least half as many where rounds were interrupted; a
-    contestant much slower than the first has only the first few of them. When one contestant takes
-    long for a call, all are treated as such. `on_turn` is told who runs before each sample, and
-    then nothing is done for `settling_ns`, so that threads of the one before come to rest.
+    There are `pairs` samples of each, or at least half as many where rounds were interrupted. The
+    first `rivals` contestants stand for the same thing: those clearly slower than the fastest of
+    them have the first few samples only, and so has any other whose samples take much longer. When
+    one contestant takes long for a call, all are treated as such. `on_turn` is told who runs before
+    each sample, and then nothing is done for `settling_ns`, so that threads of the one before come
+    to rest.
     """
     calls, elapsed_ns = [], []
     for index, contestant in enumerate(contestants):
@@ -98,9 +104,14 @@ def measure(
         0 if is_long else contestant.warm_up_calls(count, takes_ns)
         for contestant, count, takes_ns in zip(contestants, calls, elapsed_ns, strict=True)
     ]
-    slow_ns = _SLOW_OVER_FIRST * max(sample_ns, elapsed_ns[0])
-    lasting = [index for index, takes_ns in enumerate(elapsed_ns) if takes_ns <= slow_ns]
-    rounds_of_all = pairs if len(lasting) == len(contestants) else min(pairs, _ROUNDS_OF_SLOW)
+    slow_ns = _SLOW_OVER_FIRST * max(sample_ns, min(elapsed_ns[:rivals]))
+    call_ns = [takes_ns / count for count, takes_ns in zip(calls, elapsed_ns, strict=True)]
+
+    def stays(index: int, number: int) -> bool:
+        if index >= rivals:
+            return number < _ROUNDS_OF_SLOW or elapsed_ns[index] <= slow_ns
+        is_behind = call_ns[index] > _BEHIND_FASTEST * min(call_ns[:rivals])
+        return number < _ROUNDS_OF_ALL_RIVALS or not is_behind
 
     def run_round(number: int, participants: Sequence[int]) -> _Round:
         samples = {}
@@ -109,18 +120,22 @@ def measure(
             on_turn(index)
             _wait(settling_ns)
             samples[index] = contestants[index].sample(calls[index], warm_up_calls=warm_ups[index])
+            call_ns[index] = min(call_ns[index], samples[index].elapsed_ns / calls[index])
         return _Round(
             {index: max(1, int(sample.elapsed_ns)) for index, sample in samples.items()},
             all(sample.involuntary_switches == 0 for sample in samples.values()),
         )
 
-    everyone = range(len(contestants))
-    kept = [
-        *_without_interrupted([run_round(number, everyone) for number in range(rounds_of_all)]),
-        *_without_interrupted(
-            [run_round(number, lasting) for number in range(rounds_of_all, pairs)]
-        ),
-    ]
+    present = list(range(len(contestants)))
+    kept: list[_Round] = []
+    of_present: list[_Round] = []
+    for number in range(pairs):
+        staying = [index for index in present if stays(index, number)]
+        if staying != present:
+            kept += _without_interrupted(of_present)
+            present, of_present = staying, []
+        of_present.append(run_round(number, present))
+    kept += _without_interrupted(of_present)
     return tuple(
         Timing(
             calls_per_sample=count,

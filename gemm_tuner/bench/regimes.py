@@ -21,7 +21,7 @@ _UNKNOWN_L3_BYTES = 32 << 20
 # 15th on. Half as much settles in four calls; four times as much always comes from memory.
 _SETTLING_OVER_L3 = (0.5, 4.0)
 _WARM_UP_NS = 10_000_000
-_BLOCK_BYTES = 128 << 20  # copied in less than a second, also where memory is touched first
+_BLOCK_BYTES = 32 << 20  # copied in less than a second, also where memory is touched first
 
 
 def cold_footprint_bytes(l3_bytes: int) -> int:

@@ -67,10 +67,6 @@ _SLOWEST_BASELINE_FLOP_PER_S = 2e8
 # A signal for each vector of 64 operations in f16, on a busy machine.
 _SLOWEST_EMULATED_FLOP_PER_S = 1e6
 
-# The turns of the callees that are timed together; the peak loop comes after the last baseline.
-_BUILD = 0
-_FIRST_BASELINE = 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
@@ -92,12 +88,13 @@ class Opening:
     """What a session works with: the names and versions of its baselines, in order.
 
     `product_only` are those that leave the epilogue out. `left_out` says by name why a baseline is
-    not among them.
+    not among them. `slowest_call_s` is the time of a call of the slowest, not warmed up.
     """
 
     baselines: tuple[str, ...]
     product_only: frozenset[str]
     left_out: dict[str, str]
+    slowest_call_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +107,9 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeRequest:
-    """Ask how fast a build is beside the baselines."""
+    """Ask how fast builds for the same thing are, beside each other and the baselines."""
 
-    build: Build
+    builds: tuple[Build, ...]
     regime: Regime
     pairs: int
     sample_ns: int
@@ -122,7 +119,7 @@ class TimeRequest:
 class _Round:
     """Timings taken in the same rounds."""
 
-    build: Timing
+    builds: tuple[Timing, ...]
     baselines: tuple[Timing, ...]
     peak_flop_per_s: float
 
@@ -173,6 +170,7 @@ class Session:
                 if not checked.baseline.fuses_epilogue and self._problem.epilogue.steps
             ),
             left_out=choice.left_out,
+            slowest_call_s=slowest_call_s,
         )
 
     def go_on_in_fork(self, owner: Connection) -> None:
@@ -201,67 +199,73 @@ class Session:
             return Finding(outcome=result.outcome, detail=result.detail, emulated=emulated)
         return replace(result, emulated=emulated)
 
-    def time(self, request: TimeRequest) -> TimedFinding:
-        """Return the measurements of a build, taken in alternation with the baselines.
+    def time(self, request: TimeRequest) -> tuple[TimedFinding, ...]:
+        """Return what came of each build, taken in alternation with the others and the baselines.
 
-        A baseline that ends the child or refuses is left out, and the others are timed again.
+        A build that ends the child or refuses has failed, a baseline that does so is left out, and
+        the others are timed again. Builds that do not fit into memory together are timed apart.
 
         Raises:
-            NotEnoughMemory: the copies of the weights do not fit.
+            NotEnoughMemory: the copies of the weights of a single build do not fit.
             TrialFailed: no baseline is left.
         """
+        try:
+            return self._time_together(request)
+        except NotEnoughMemory:
+            if len(request.builds) == 1:
+                raise
+        alone = [replace(request, builds=(build,)) for build in request.builds]
+        return tuple(found for one in alone for found in self._time_together(one))
+
+    def _time_together(self, request: TimeRequest) -> tuple[TimedFinding, ...]:
         baselines = list(self._baselines)
         left_out: dict[str, str] = {}
-        while baselines:
+        found: dict[int, TimedFinding] = {}
+        while living := [turn for turn in range(len(request.builds)) if turn not in found]:
+            if not baselines:
+                reasons = " ".join(left_out.values())
+                raise TrialFailed(f"no baseline could be timed: {reasons} Choose another one.")
+            builds = tuple(request.builds[turn] for turn in living)
             try:
                 result = self._run(
-                    partial(self._measure, request, baselines), _preparation_s(baselines)
+                    partial(self._measure, replace(request, builds=builds), baselines),
+                    _preparation_s(baselines),
                 )
             except (IsaNotUsable, KernelRejected) as refusal:
-                finding = Finding(outcome=Outcome.LOAD_FAILED, detail=str(refusal))
-                return TimedFinding(finding=finding)
+                result = Death(
+                    outcome=Outcome.LOAD_FAILED, detail=str(refusal), running=self._report.running
+                )
             except (BaselineMissing, NotEnoughMemory, TrialFailed) as failure:
-                left_out |= self._leave_out(baselines, self._report.running, failure)
+                turn = self._report.running - len(builds)
+                left_out |= _leave_out(baselines, turn, failure)
                 continue
             if isinstance(result, _Round):
-                return _timed_finding(baselines, result, left_out)
-            if result.running == _BUILD:
-                finding = Finding(outcome=result.outcome, detail=result.detail)
-                return TimedFinding(finding=finding)
-            death = TrialFailed(f"it {result.detail} on {self._problem.text}.")
-            left_out |= self._leave_out(baselines, result.running, death)
-        raise TrialFailed(
-            f"no baseline could be timed: {' '.join(left_out.values())} Choose another one."
-        )
-
-    def _leave_out(
-        self, baselines: list[CheckedBaseline], running: int, failure: GemmTunerError
-    ) -> dict[str, str]:
-        """Remove the baseline that failed while it ran; return its name and the reason.
-
-        Raises:
-            GemmTunerError: no baseline ran.
-        """
-        if not _FIRST_BASELINE <= running < _FIRST_BASELINE + len(baselines):
-            raise failure
-        failed = baselines.pop(running - _FIRST_BASELINE)
-        return {failed.name: f"{failed.baseline.text}: {failure}"}
+                found |= zip(living, _timed_findings(baselines, result, left_out), strict=True)
+            elif result.running < len(builds):
+                failed = Finding(outcome=result.outcome, detail=result.detail)
+                found[living[result.running]] = TimedFinding(finding=failed)
+            else:
+                death = TrialFailed(f"it {result.detail} on {self._problem.text}.")
+                left_out |= _leave_out(baselines, result.running - len(builds), death)
+        return tuple(found[turn] for turn in range(len(request.builds)))
 
     def _measure(self, request: TimeRequest, baselines: Sequence[CheckedBaseline]) -> _Round:
+        """Time builds and baselines in turn: first the builds, last the peak loop."""
         inputs = self._cases[InputKind.NORMAL].inputs
         workload = make_workload(self._problem, inputs, threads=self._setup.threads)
-        self._report.step(_BUILD)
-        kernel = KernelCallee(
-            self._load(request.build).library, workload, self._setup.drivers.timer
-        )
+        kernels = []
+        for turn, build in enumerate(request.builds):
+            self._report.step(turn)
+            library = self._load(build).library
+            kernels.append(KernelCallee(library, workload, self._setup.drivers.timer))
         prepared: dict[str, Callee] = {}
         for name in reversed(BASELINES):
-            for turn, checked in enumerate(baselines, _FIRST_BASELINE):
+            for turn, checked in enumerate(baselines, len(kernels)):
                 if checked.name == name:
                     self._report.step(turn)
                     prepared[name] = checked.baseline.prepare(workload)
         peak_loop = PeakLoop(self._setup.drivers.roofline, self._problem.types.x)
-        callees = [kernel, *(prepared[checked.name] for checked in baselines), peak_loop]
+        callees = [*kernels, *(prepared[checked.name] for checked in baselines), peak_loop]
         copies = self._count_copies(request.regime, callees, baselines)
         timings = measure(
             self._make_contestants(callees, copies, request.regime),
@@ -269,10 +273,11 @@ class Session:
             sample_ns=request.sample_ns,
             on_turn=self._report.step,
             settling_ns=0 if self._setup.threads == 1 else SETTLING_NS,
+            rivals=len(kernels),
         )
         return _Round(
-            build=timings[_BUILD],
-            baselines=timings[_FIRST_BASELINE:-1],
+            builds=timings[: len(kernels)],
+            baselines=timings[len(kernels) : -1],
             peak_flop_per_s=1e9 * peak_loop.flop_per_call / timings[-1].median_ns,
         )
 
@@ -289,7 +294,7 @@ class Session:
         copies = [
             copies_of_weights(regime, callee.packed_weight_bytes, l3_bytes) for callee in callees
         ]
-        for turn, checked in enumerate(baselines, _FIRST_BASELINE):
+        for turn, checked in enumerate(baselines, len(callees) - 1 - len(baselines)):
             most = checked.baseline.most_weight_copies
             if most is not None and copies[turn] > most:
                 self._report.step(turn)
@@ -297,7 +302,7 @@ class Session:
                     f"its calls can rotate over {most} copies of the weights, but cold weights of "
                     f"this size need {copies[turn]}; time it with hot weights."
                 )
-        self._report.step(_BUILD)
+        self._report.step()
         check_memory(
             sum(
                 count * stride_of_copy(callee.packed_weight_bytes)
@@ -357,24 +362,43 @@ def _make_plain(
     return PlainBaseline(make(), problem, plain_w)
 
 
-def _timed_finding(
+def _timed_findings(
     baselines: Sequence[CheckedBaseline], timed: _Round, left_out: dict[str, str]
-) -> TimedFinding:
-    return TimedFinding(
-        finding=Finding(outcome=Outcome.CORRECT),
-        measurements=tuple(
-            Measurement(
-                candidate=timed.build.first(len(timing.samples_ns)),
-                baseline=checked.baseline.text,
-                baseline_timing=timing,
-            )
-            for checked, timing in zip(baselines, timed.baselines, strict=True)
-        ),
-        conditions=gather_conditions(
-            peak_flop_per_s=timed.peak_flop_per_s, baseline=timed.baselines[0]
-        ),
-        left_out=left_out,
+) -> list[TimedFinding]:
+    """Return what each build shows beside each baseline, in the rounds that both took part in."""
+    conditions = gather_conditions(
+        peak_flop_per_s=timed.peak_flop_per_s, baseline=timed.baselines[0]
     )
+    return [
+        TimedFinding(
+            finding=Finding(outcome=Outcome.CORRECT),
+            measurements=tuple(
+                Measurement(
+                    candidate=build.first(len(timing.samples_ns)),
+                    baseline=checked.baseline.text,
+                    baseline_timing=timing.first(len(build.samples_ns)),
+                )
+                for checked, timing in zip(baselines, timed.baselines, strict=True)
+            ),
+            conditions=conditions,
+            left_out=left_out,
+        )
+        for build in timed.builds
+    ]
+
+
+def _leave_out(
+    baselines: list[CheckedBaseline], turn: int, failure: GemmTunerError
+) -> dict[str, str]:
+    """Remove the baseline that failed in its turn; return its name and the reason.
+
+    Raises:
+        GemmTunerError: no baseline ran.
+    """
+    if not 0 <= turn < len(baselines):
+        raise failure
+    failed = baselines.pop(turn)
+    return {failed.name: f"{failed.baseline.text}: {failure}"}
 
 
 def _preparation_s(baselines: Sequence[CheckedBaseline]) -> float:

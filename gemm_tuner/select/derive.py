@@ -8,6 +8,8 @@ from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict, decide, is_as_fast
+from gemm_tuner.space.catalog import family_named
+from gemm_tuner.space.model import loads_per_multiplication
 
 EQUALLY_FAST = 1.01
 SCALAR = "scalar"  # how the name begins of the baseline for want of a library
@@ -80,14 +82,22 @@ def standing_trials(trials: Iterable[Trial]) -> tuple[Trial, ...]:
     return tuple(standing.values())
 
 
-def simplest_of_fastest(speeds: Mapping[Candidate, float]) -> Candidate:
-    """Return the simplest candidate of those within 1 % of the greatest speed.
+def sturdiest_of_fastest(speeds: Mapping[Candidate, float], problem: Problem) -> Candidate:
+    """Return the sturdiest candidate of those within 1 % of the greatest speed.
 
-    So the same sweep gives the same answer twice.
+    That is one of one part, then the one with the fewest loads for each multiplication: what comes
+    from a cache may take longer beside other work. Of equal ones it is the simplest. So the same
+    sweep gives the same answer twice.
     """
     greatest = max(speeds.values())
     equal = [one for one, speed in speeds.items() if speed * EQUALLY_FAST >= greatest]
-    return min(equal, key=_simplicity)
+
+    def sturdiness(candidate: Candidate) -> tuple[bool, float, int, str]:
+        family = family_named(candidate.micro_kernel.family)
+        loads = loads_per_multiplication(problem, candidate, family)
+        return (candidate.parts > 1, loads, *_simplicity(candidate))
+
+    return min(equal, key=sturdiness)
 
 
 def no_verdict(problem: Problem, *, cpu_key: str, context: ExecutionContext) -> Verdict:

@@ -54,6 +54,23 @@ def predict_cycles(
     return _CALL_CYCLES + waking + busy * _unevenness(problem, candidate) / parts
 
 
+def loads_per_multiplication(
+    problem: Problem, candidate: Candidate, family: MicroKernelFamily
+) -> float:
+    """Return how many registers a whole tile loads for each of its multiplications."""
+    tile = candidate.micro_kernel
+    rows, columns = min(tile.mr, max(1, problem.m.high)), min(tile.nr, max(1, problem.n))
+    height, vectors = _registers(family, rows, columns)
+    return (height + vectors) / (height * vectors)
+
+
+def _registers(family: MicroKernelFamily, rows: int, columns: int) -> tuple[int, int]:
+    """Return how many registers of x and of w the multiplications of a tile read."""
+    is_dot = family.layout is PackedLayout.COLUMNS
+    vectors = columns if is_dot else ceil(columns / family.lanes)
+    return ceil(rows / family.register_rows), vectors
+
+
 def _unevenness(problem: Problem, candidate: Candidate) -> float:
     """Return the work of the part that has the most, over the mean."""
     tile, blocking = candidate.micro_kernel, candidate.blocking
@@ -90,10 +107,8 @@ def _tile_cycles(
 ) -> float:
     rows, columns = tile
     blocks = max(1, ceil(problem.k / candidate.blocking.kc))
-    is_dot = family.layout is PackedLayout.COLUMNS
-    vectors = columns if is_dot else ceil(columns / family.lanes)
+    height, vectors = _registers(family, rows, columns)
     steps = ceil(problem.k / family.k_multiple)
-    height = ceil(rows / family.register_rows)
     fmas = height * vectors
     loads = height + vectors
     instructions = fmas + loads + 3 / candidate.blocking.k_unroll
@@ -112,7 +127,7 @@ def _tile_cycles(
         arriving = height * _X_TILE_CYCLES + vectors * w_tile_cycles
         step = max(fmas * _TILE_PRODUCT_CYCLES, arriving)
     products = steps * step
-    if not is_dot:
+    if family.layout is not PackedLayout.COLUMNS:
         stored = rows * vectors
     elif columns == 1:
         stored = 1

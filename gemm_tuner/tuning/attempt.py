@@ -140,28 +140,34 @@ class Attempts:
 
     def time(
         self,
-        candidate: Candidate,
+        candidates: Sequence[Candidate],
         context: ExecutionContext,
         *,
         stage: Stage,
         pairs: int,
         sample_ns: int,
-    ) -> Trial | None:
-        """Time a proven candidate beside the baseline; return the recorded trial if it lived."""
-        build = self._proven[candidate]
-        timed = self.host.time(build, context=context, pairs=pairs, sample_ns=sample_ns)
-        if timed.finding.outcome is not Outcome.CORRECT:
-            self._record_failure(candidate, context, timed.finding, build)
-            return None
-        trial = replace(
-            self._trial(candidate, context, build),
-            stage=stage,
-            measurement=timed.measurement,
-            conditions=timed.conditions,
-        )
-        self._keep(build)
-        self.repository.add_trial(trial)
-        return trial
+    ) -> list[Trial]:
+        """Time proven candidates in the same rounds; return the recorded trials of those that live.
+
+        Beside each other and the baseline, those clearly slower than the fastest have few samples.
+        """
+        builds = [self._proven[candidate] for candidate in candidates]
+        timed = self.host.time_together(builds, context=context, pairs=pairs, sample_ns=sample_ns)
+        trials = []
+        for candidate, build, one in zip(candidates, builds, timed, strict=True):
+            if one.finding.outcome is not Outcome.CORRECT:
+                self._record_failure(candidate, context, one.finding, build)
+                continue
+            trial = replace(
+                self._trial(candidate, context, build),
+                stage=stage,
+                measurement=one.measurement,
+                conditions=one.conditions,
+            )
+            self._keep(build)
+            self.repository.add_trial(trial)
+            trials.append(trial)
+        return trials
 
     def trial_of(self, candidate: Candidate) -> Trial | None:
         """Return the trial in which a candidate failed or else was proved, if it was tried."""

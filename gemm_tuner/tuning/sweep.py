@@ -13,6 +13,7 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
 from gemm_tuner.domain.verdict import Verdict
@@ -20,8 +21,8 @@ from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.select.derive import (
     EQUALLY_FAST,
     derive_verdict,
-    simplest_of_fastest,
     standing_trials,
+    sturdiest_of_fastest,
 )
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
@@ -29,33 +30,18 @@ from gemm_tuner.space.model import NOMINAL_CLOCK_HZ, predict_cycles
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts, Render
 from gemm_tuner.tuning.budget import Budget
+from gemm_tuner.tuning.care import (
+    CONFIRM,
+    CONFIRMED,
+    FINAL,
+    FINALISTS,
+    RACE,
+    Care,
+    confirming_s,
+)
 from gemm_tuner.tuning.search import FAVOURITES, Chosen, LocalSearch, Strategy
 
 SEEDS_FROM_OTHER_REGIME = 8
-FINALISTS = 4
-CONFIRMED = 3
-_REACH = 0.8  # of the speed of the fastest in the races: slower ones do not win the final
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Care:
-    """How carefully to time: samples of each callee, and how long one takes at least.
-
-    Where calls are slow there are fewer pairs, down to `fewest_pairs`, so that timing takes at most
-    `share` of the budget.
-    """
-
-    stage: Stage
-    pairs: int
-    fewest_pairs: int
-    sample_ns: int
-    share: float
-
-
-_RACE = _Care(stage=Stage.RACE, pairs=5, fewest_pairs=3, sample_ns=400_000, share=0.01)
-_FINAL = _Care(stage=Stage.FINAL, pairs=15, fewest_pairs=9, sample_ns=2_000_000, share=0.03)
-_CONFIRM = _Care(stage=Stage.CONFIRM, pairs=21, fewest_pairs=11, sample_ns=2_000_000, share=0.05)
-_CONFIRMING = (*(_FINAL,) * FINALISTS, *(_CONFIRM,) * CONFIRMED)
 
 _EXPECTED_BASELINES = {"auto": "onednn"}
 
@@ -128,8 +114,8 @@ def estimate(
         for one in space.defaults()
     )
     call_s = fastest / NOMINAL_CLOCK_HZ
-    confirming_s = sum(_duration_s(care, call_s, settings.budget_s) for care in _CONFIRMING)
-    seconds = settings.budget_s + len(contexts) * confirming_s
+    longest_s = confirming_s(call_s, settings.budget_s, confirmed=CONFIRMED)
+    seconds = settings.budget_s + len(contexts) * longest_s
     return Estimate(candidates=space.size(), seconds=seconds)
 
 
@@ -147,11 +133,11 @@ def sweep(
 ) -> tuple[SweepResult, ...]:
     """Tune one problem and return a result for each context, in order.
 
-    Every trial is in the repository before the next begins. A sweep whose search was exhausted, or
-    that had as large a budget, is not run again beside the same baseline; any other goes on with
-    what it knows. With `like`, only what reads weights packed as by it is searched and returned,
-    and a kernel that was confirmed is the end of it. Of `chosen` candidates, if there are any, the
-    best is found without a search.
+    What was proved or timed is in the repository before anything else is tried. A sweep whose
+    search was exhausted, or that had as large a budget, is not run again beside the same baseline;
+    any other goes on with what it knows. With `like`, only what reads weights packed as by it is
+    searched and returned, and a kernel that was confirmed is the end of it. Of `chosen` candidates,
+    if there are any, the best is found without a search.
 
     Raises:
         NoKernelFamily: no family covers the problem on this CPU.
@@ -178,7 +164,7 @@ def sweep(
             earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
             for trial in earlier:
                 attempts.recall(trial)
-            seeds: Sequence[Candidate] = ()
+            seeds: list[Candidate] = []
             for context in [context for context in contexts if found[context] is None]:
                 found[context] = _finished(
                     space, context, repository, settings, baseline=host.baseline_text
@@ -187,18 +173,28 @@ def sweep(
             for position, context in enumerate(unfinished):
                 share = budget.share(len(unfinished) - position)
                 in_regime = replace(space, regime=context.regime)
+                alone = _winner_of_one_thread(earlier, space, context)
                 one = _ContextSweep(
-                    attempts, in_regime, context, budget, share, settings, on_progress, is_stopped
+                    attempts,
+                    in_regime,
+                    context,
+                    budget,
+                    share,
+                    settings,
+                    on_progress,
+                    is_stopped,
+                    _alone=alone,
                 )
+                cuts = space.cuts_of(alone) if alone else []
+                known = earlier_trials(repository, problem, cpu, settings.toolchain)
+                elsewhere = _finalists_of_other_regimes(known, context)
+                certain = [*cuts[-1:], *(one for one in elsewhere if one in space)]
                 strategy = (
-                    Chosen(chosen)
-                    if chosen
-                    else LocalSearch(
-                        in_regime,
-                        seeds=[*_cuts_of_one_thread(earlier, space, context), *seeds],
-                    )
+                    Chosen(chosen) if chosen else LocalSearch(in_regime, seeds=[*cuts, *seeds])
                 )
-                found[context] = one.run(strategy, is_search=not chosen)
+                found[context] = one.run(
+                    strategy, certain=[] if chosen else certain, is_search=not chosen
+                )
                 seeds = one.ranked()[:SEEDS_FROM_OTHER_REGIME]
     return tuple(result for result in found.values() if result is not None)
 
@@ -263,20 +259,36 @@ def _finished(
     return None
 
 
-def _cuts_of_one_thread(
+def _winner_of_one_thread(
     earlier: Sequence[Trial], space: Space, context: ExecutionContext
-) -> list[Candidate]:
-    """Return the winner of one thread in the same regime, if known, cut for several and as it is.
+) -> Candidate | None:
+    """Return the winner of one thread in the same regime, where several are asked for.
 
     So several threads are compared with one, and a call too small for them stays with one.
     """
     if context.threads == 1:
-        return []
+        return None
     alone = replace(context, threads=1)
     verdict = derive_verdict(
         earlier, problem=space.problem, cpu_key=space.cpu.exact_key, context=alone, complete=False
     )
-    return space.cuts_of(verdict.candidate) if verdict.candidate else []
+    is_of_space = verdict.candidate is not None and space.cuts_of(verdict.candidate)
+    return verdict.candidate if is_of_space else None
+
+
+def _finalists_of_other_regimes(
+    trials: Sequence[Trial], context: ExecutionContext
+) -> list[Candidate]:
+    """Return the finalists of the other regimes on as many threads, the best of them first."""
+    speeds = {
+        trial.candidate: trial.measurement.ratio.median
+        for trial in trials
+        if trial.stage in {Stage.FINAL, Stage.CONFIRM}
+        and trial.measurement is not None
+        and trial.context == replace(context, regime=trial.context.regime)
+        and trial.context != context
+    }
+    return sorted(speeds, key=lambda one: (-speeds[one], one.text))[:FINALISTS]
 
 
 def _relevant(
@@ -364,13 +376,19 @@ class _ContextSweep:
     _call_ns: dict[Candidate, float] = field(default_factory=dict)
     _trials: list[Trial] = field(default_factory=list)
     _slowest_call_s: float = 0.0
+    _alone: Candidate | None = None  # the winner of one thread: it is a finalist
 
-    def run(self, strategy: Strategy, *, is_search: bool) -> SweepResult:
+    def run(
+        self, strategy: Strategy, *, certain: Sequence[Candidate], is_search: bool
+    ) -> SweepResult:
         """Try until it is over, the budget is spent or the user stops it; then confirm.
 
-        What is tried is the end of the sweep only if it `is_search`.
+        The `certain` candidates are tried first, whatever the budget. What is tried is the end of
+        the sweep only if it `is_search`.
         """
         resumed = self._recall()
+        self._slowest_call_s = self._attempts.host.baseline_call_s
+        self._race(certain, is_certain=True)
         is_exhausted = self._search(strategy) and is_search
         if self._speeds and not self._is_stopped():
             self._confirm()
@@ -420,22 +438,36 @@ class _ContextSweep:
     def _search(self, strategy: Strategy) -> bool:
         """Race batch after batch; return whether the search came to its end by itself."""
         while batch := strategy.next_batch(self._speeds):
-            is_spent = self._budget.remaining_s <= self._confirming_s()
-            if self._is_stopped() or (is_spent and self._speeds):
+            if self._is_stopped() or (self._speeds and not self._has_time_for(1)):
                 return False
-            is_whole = self._race([one for one in batch if one not in self._speeds])
+            is_whole = self._race(batch)
             self._report("searching", strategy.pending)
             if not is_whole:
                 return False
         return True
 
-    def _race(self, batch: list[Candidate]) -> bool:
-        """Time a batch; return whether there was time for all of it."""
-        for candidate in self._attempts.prove(batch, self._context):
-            if self._is_stopped() or (self._speeds and self._budget.remaining_s <= 0):
+    def _race(self, batch: Sequence[Candidate], *, is_certain: bool = False) -> bool:
+        """Time what is new of a batch; return whether there was time for all of it."""
+        new = [one for one in dict.fromkeys(batch) if one not in self._speeds]
+        if not new:
+            return True
+        proven: list[Candidate] = []
+        for candidate in self._attempts.prove(new, self._context):
+            if self._is_stopped():
                 return False
-            self._time(candidate, _RACE)
+            is_first = not (self._speeds or proven)
+            if not (is_certain or is_first or self._has_time_for(len(proven) + 1)):
+                self._time(proven, RACE)
+                return False
+            proven.append(candidate)
+        self._time(proven, RACE)
         return True
+
+    def _has_time_for(self, candidates: int) -> bool:
+        """Return whether some candidates may still be raced, and the best be confirmed."""
+        call_s, budget_s = self._slowest_call_s, self._settings.budget_s
+        race_s = RACE.duration_s(candidates, call_s=call_s, budget_s=budget_s)
+        return self._budget.remaining_s > race_s + confirming_s(call_s, budget_s)
 
     def _confirm(self) -> None:
         """Time the best few carefully, then the best of them once more, for its own sake.
@@ -444,30 +476,27 @@ class _ContextSweep:
         those of the others.
         """
         self._report("confirming", 0)
-        waiting: dict[Candidate, float] = {}
-        for candidate in self._attempts.prove(self._finalists(), self._context):
-            if self._is_stopped():
-                return
-            if speed := self._time(candidate, _FINAL):
-                waiting[candidate] = speed
-        waiting = self._without_useless_threads(waiting)
+        proven = list(self._attempts.prove(self._finalists(), self._context))
+        if self._is_stopped():
+            return
+        waiting = self._without_useless_threads(self._time(proven, FINAL))
         confirmed = 0.0
         for _attempt in range(CONFIRMED):
             is_held = confirmed * EQUALLY_FAST >= max(waiting.values(), default=0.0)
             if is_held or self._is_stopped():
                 return
-            candidate = simplest_of_fastest(waiting)
+            candidate = sturdiest_of_fastest(waiting, self._space.problem)
             del waiting[candidate]
-            confirmed = max(confirmed, self._time(candidate, _CONFIRM))
+            speeds = self._time([candidate], CONFIRM)
+            confirmed = max(confirmed, speeds.get(candidate, 0.0))
 
     def _finalists(self) -> list[Candidate]:
-        """Return the best few, and the fastest that needs one thread, if it is not far behind."""
+        """Return the best few, and of several threads the best that needs one."""
         best = self.ranked()[:FINALISTS]
-        alone = self._fastest_alone(self._speeds)
-        if self._context.threads == 1 or alone is None:
+        if self._context.threads == 1:
             return best
-        in_reach_ns = min(self._call_ns[one] for one in best) / _REACH
-        return list(dict.fromkeys([*best, alone] if self._call_ns[alone] <= in_reach_ns else best))
+        alone = self._alone if self._alone in self._speeds else self._fastest_alone(self._speeds)
+        return list(dict.fromkeys([*best, alone] if alone else best))
 
     def _without_useless_threads(self, speeds: dict[Candidate, float]) -> dict[Candidate, float]:
         """Leave out what takes longer with several threads than the fastest takes with one.
@@ -491,30 +520,32 @@ class _ContextSweep:
             default=None,
         )
 
-    def _time(self, candidate: Candidate, care: _Care) -> float:
-        """Return the speed over that of the baseline, 0 for a candidate that failed."""
-        self._speeds.pop(candidate, None)
-        trial = self._attempts.time(
-            candidate,
+    def _time(self, candidates: Sequence[Candidate], care: Care) -> dict[Candidate, float]:
+        """Return the speeds over that of the baseline of those that did not fail."""
+        for candidate in candidates:
+            self._speeds.pop(candidate, None)
+        if not candidates:
+            return {}
+        trials = self._attempts.time(
+            candidates,
             self._context,
             stage=care.stage,
-            pairs=_affordable_pairs(care, self._slowest_call_s, self._settings.budget_s),
+            pairs=care.affordable_pairs(
+                len(candidates), call_s=self._slowest_call_s, budget_s=self._settings.budget_s
+            ),
             sample_ns=care.sample_ns,
         )
-        if trial is None or trial.measurement is None:
-            return 0.0
-        self._trials.append(trial)
-        measurement = trial.measurement
-        speed = self._speeds[candidate] = measurement.ratio.median
+        self._trials += trials
+        for trial in trials:
+            if trial.measurement is not None:
+                self._learn(trial.candidate, trial.measurement)
+        return {one: self._speeds[one] for one in candidates if one in self._speeds}
+
+    def _learn(self, candidate: Candidate, measurement: Measurement) -> None:
+        self._speeds[candidate] = measurement.ratio.median
         call_ns = self._call_ns[candidate] = measurement.candidate.median_ns
         slowest_ns = max(call_ns, measurement.baseline_timing.median_ns)
         self._slowest_call_s = max(self._slowest_call_s, slowest_ns / 1e9)
-        return speed
-
-    def _confirming_s(self) -> float:
-        """Return how long confirming would take, in seconds."""
-        call_s, budget_s = self._slowest_call_s, self._settings.budget_s
-        return sum(_duration_s(care, call_s, budget_s) for care in _CONFIRMING)
 
     def _report(self, stage: str, pending: int) -> None:
         tried = len(self._speeds) + len(self._attempts.failures)
@@ -527,19 +558,3 @@ class _ContextSweep:
                 remaining_s=self._whole_budget.remaining_s,
             )
         )
-
-
-def _affordable_pairs(care: _Care, call_s: float, budget_s: float) -> int:
-    """Return how many samples of a candidate and of the baseline may be taken."""
-    return max(
-        care.fewest_pairs, min(care.pairs, int(care.share * budget_s / _pair_s(care, call_s)))
-    )
-
-
-def _duration_s(care: _Care, call_s: float, budget_s: float) -> float:
-    """Return how long such a timing takes, in seconds."""
-    return _pair_s(care, call_s) * _affordable_pairs(care, call_s, budget_s)
-
-
-def _pair_s(care: _Care, call_s: float) -> float:
-    return 2 * max(call_s, care.sample_ns / 1e9)

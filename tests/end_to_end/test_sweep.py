@@ -180,8 +180,8 @@ def test_ctrl_c_keeps_what_was_found_and_the_next_run_resumes(
     assert facts["tried"] >= len(kept)
 
 
-@pytest.mark.parametrize("method", ["verify", "time"])
-def test_kill_9_loses_at_most_the_trial_in_flight(
+@pytest.mark.parametrize("method", ["verify", "time_together"])
+def test_kill_9_loses_at_most_the_trials_in_flight(
     method: str, database: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [method, *ARGUMENTS[:-1], LONG, "--db", database]
@@ -192,10 +192,12 @@ def test_kill_9_loses_at_most_the_trial_in_flight(
     )
 
     trials = Repository(open_database(database)).trials()
-    kept = [trial for trial in trials if (trial.measurement is not None) == (method == "time")]
+    is_timed = method == "time_together"
+    kept = [trial for trial in trials if (trial.measurement is not None) == is_timed]
     assert process.returncode == -signal.SIGKILL
-    assert [trial.outcome for trial in kept] == [Outcome.CORRECT] * 3
-    assert len({trial.candidate for trial in kept}) == 3
+    assert {trial.outcome for trial in kept} == {Outcome.CORRECT}
+    assert len({(trial.candidate, trial.stage) for trial in kept}) == len(kept)
+    assert len(kept) > 3 if is_timed else len(kept) == 3
     facts = _sweep_facts(database, capsys)
     assert facts["resumed"]
 
@@ -243,8 +245,18 @@ def test_a_call_too_small_for_two_threads_stays_with_the_winner_of_one(database:
 
     assert shared.verdict.candidate is not None
     assert shared.verdict.candidate.parts == 1
-    trials = Repository(open_database(database)).trials(problem=PROBLEM)
-    assert alone in {trial.candidate for trial in trials if trial.context.threads == 2}
+    assert alone in {trial.candidate for trial in shared.finalists}
+
+
+def test_finalists_of_one_regime_are_tried_in_the_other_whatever_the_time(database: str) -> None:
+    hot = _tune(database, baseline="scalar", budget_s=2.0)
+    contexts = [ExecutionContext(regime=Regime.COLD_WEIGHTS)]
+
+    cold = _tune(database, baseline="scalar", budget_s=1e-6, contexts=contexts)
+
+    finalists = {trial.candidate for trial in hot.finalists}
+    assert len(finalists) > 1
+    assert finalists == {trial.candidate for trial in cold.finalists}
 
 
 def test_threads_that_only_slow_the_baseline_down_do_not_win(
@@ -252,16 +264,12 @@ def test_threads_that_only_slow_the_baseline_down_do_not_win(
 ) -> None:
     """Beside kernels of two parts the baseline is made slower yet than they are."""
     _tune(database, baseline="scalar")
-    time_fairly = TrialHost.time
 
-    def time_unfairly(
-        host: TrialHost, build: Build, *, context: ExecutionContext, pairs: int, sample_ns: int
-    ) -> TimedFinding:
-        found = time_fairly(host, build, context=context, pairs=pairs, sample_ns=sample_ns)
+    def slow_down(build: Build, found: TimedFinding) -> TimedFinding:
         kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
-        if kernel.library.preferred_parts == 1 or found.measurement is None:
-            return found
         beside = found.measurement
+        if kernel.library.preferred_parts == 1 or beside is None:
+            return found
         slowed = replace(
             beside,
             candidate=_times(beside.candidate, 2),
@@ -269,11 +277,34 @@ def test_threads_that_only_slow_the_baseline_down_do_not_win(
         )
         return replace(found, measurements=(slowed,))
 
-    monkeypatch.setattr(TrialHost, "time", time_unfairly)
+    _plant(monkeypatch, lambda build, found, _count: slow_down(build, found))
     verdict = _tune_for_two(database).verdict
 
     assert verdict.candidate is not None
     assert verdict.candidate.parts == 1
+
+
+def _plant(
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Build, TimedFinding, int], TimedFinding],
+) -> None:
+    """Change what each timing finds of a build; `change` is told how many are timed together."""
+    time_fairly = TrialHost.time_together
+
+    def time_together(
+        host: TrialHost,
+        builds: Sequence[Build],
+        *,
+        context: ExecutionContext,
+        pairs: int,
+        sample_ns: int,
+    ) -> tuple[TimedFinding, ...]:
+        found = time_fairly(host, builds, context=context, pairs=pairs, sample_ns=sample_ns)
+        return tuple(
+            change(build, one, len(builds)) for build, one in zip(builds, found, strict=True)
+        )
+
+    monkeypatch.setattr(TrialHost, "time_together", time_together)
 
 
 def _tune_for_two(database: str) -> SweepResult:
@@ -308,6 +339,19 @@ def test_a_verdict_rests_on_a_confirmed_trial(
     assert [trial.candidate for trial in confirmed] == [first, second]
     assert verdict.candidate == second
     assert verdict.measurement == confirmed[1].measurement
+
+
+def test_of_equally_fast_kernels_the_one_with_fewer_loads_wins(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many, few = (
+        Candidate.parse(f"scalar_f32_{tile} mc8_nc32_kc16 jc_ic_jr_ir") for tile in ("1x8", "4x2")
+    )
+    plant_speeds(monkeypatch, iter([2.01, 2.0, 2.01, 2.0, 2.0]))
+
+    verdict = _tune(database, budget_s=600.0, chosen=[many, few]).verdict
+
+    assert verdict.candidate == few
 
 
 def test_the_time_left_is_that_of_all_contexts(database: str) -> None:

@@ -28,6 +28,7 @@ from gemm_tuner.runtime.load import load_kernel
 
 CRASH = "__builtin_trap();"
 WILD = "*reinterpret_cast<volatile float *>(16) = sum;"
+SLOW = RIGHT + 'for (int spin = 0; spin < 1000; spin++) __asm__ volatile("");'
 HANG = 'for (;;) __asm__ volatile("");'
 # What the system does when memory runs out, here by two system calls: getpid, and kill with 9.
 KILL = """
@@ -247,6 +248,23 @@ def test_timing_pairs_a_build_with_the_baseline(
     assert found.conditions.peak_flop_per_s > 1e8
 
 
+def test_a_death_among_builds_that_are_timed_together_leaves_the_others(
+    host: TrialHost, toolchain: Toolchain
+) -> None:
+    right, slow = build_planted(toolchain), build_planted(toolchain, SLOW)
+    builds = [right, build_planted(toolchain, CRASH), slow]
+
+    found = host.time_together(
+        builds, context=ExecutionContext(), pairs=TIMING_PAIRS, sample_ns=SAMPLE_NS
+    )
+
+    outcomes = [one.finding.outcome for one in found]
+    assert outcomes == [Outcome.CORRECT, Outcome.CRASHED, Outcome.CORRECT]
+    fast, slow_one = (one.measurement for one in found if one.measurement)
+    assert fast.ratio.median > 2 * slow_one.ratio.median
+    assert len(fast.candidate.samples_ns) >= len(slow_one.candidate.samples_ns)
+
+
 @pytest.mark.parametrize(("statement", "outcome"), [(CRASH, Outcome.CRASHED), (HANG, Outcome.HUNG)])
 def test_death_during_timing_ends_only_its_own_trial(
     host: TrialHost, toolchain: Toolchain, statement: str, outcome: Outcome
@@ -409,9 +427,9 @@ def test_baseline_that_fails_while_it_is_timed_is_left_out(
     owner, other = Pipe()
     with owner, other:
         trials = _session(toolchain, owner, baselines=("mkl", "scalar"))
-        found = trials.time(
+        (found,) = trials.time(
             session.TimeRequest(
-                build=build_planted(toolchain),
+                builds=(build_planted(toolchain),),
                 regime=Regime.HOT,
                 pairs=TIMING_PAIRS,
                 sample_ns=SAMPLE_NS,
@@ -435,12 +453,12 @@ def test_baseline_that_cannot_rotate_over_weights_is_left_out_of_the_cold_regime
         found = {
             regime: trials.time(
                 session.TimeRequest(
-                    build=build_planted(toolchain),
+                    builds=(build_planted(toolchain),),
                     regime=regime,
                     pairs=TIMING_PAIRS,
                     sample_ns=SAMPLE_NS,
                 )
-            )
+            )[0]
             for regime in Regime
         }
 

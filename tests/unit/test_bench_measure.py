@@ -32,7 +32,12 @@ class Clock:
 
 
 def measured(
-    clocks: Iterable[Clock], pairs: int, *, is_cold: bool = False, warm_up_ns: int = 0
+    clocks: Iterable[Clock],
+    pairs: int,
+    *,
+    is_cold: bool = False,
+    warm_up_ns: int = 0,
+    rivals: int = 1,
 ) -> tuple[Timing, ...]:
     contestants = [
         Contestant(
@@ -43,7 +48,9 @@ def measured(
         )
         for clock in clocks
     ]
-    return measure(contestants, pairs=pairs, sample_ns=1000, on_turn=lambda _index: None)
+    return measure(
+        contestants, pairs=pairs, sample_ns=1000, on_turn=lambda _index: None, rivals=rivals
+    )
 
 
 @pytest.mark.parametrize("count", [3, 4, 6])
@@ -72,6 +79,23 @@ def test_slow_contestant_has_the_first_samples_only() -> None:
     timings = measured([first, slow, lasting], pairs=20)
 
     assert [len(timing.samples_ns) for timing in timings] == [20, 11, 20]
+
+
+def test_rivals_clearly_behind_the_fastest_have_the_first_samples_only() -> None:
+    clocks = [Clock(1200), Clock(1050), Clock(1000), Clock(1500), Clock(100)]
+
+    timings = measured(clocks, pairs=5, rivals=3)
+
+    assert [len(timing.samples_ns) for timing in timings] == [2, 5, 5, 5, 5]
+
+
+def test_a_rival_that_was_interrupted_once_is_not_behind() -> None:
+    # The first sample calibrates, the second one is slow.
+    hindered = Clock(30_000_000, lambda sample: 20_000 if sample == 1 else 0)
+
+    timings = measured([hindered, Clock(30_000_000), Clock(100), Clock(100)], pairs=5, rivals=2)
+
+    assert [len(timing.samples_ns) for timing in timings] == [4, 4, 4, 4]
 
 
 def test_contestant_that_is_slow_for_a_call_only_is_timed_in_every_round() -> None:

@@ -20,7 +20,7 @@ from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.select.choose import Match, choose
-from gemm_tuner.select.derive import derive_verdict, simplest_of_fastest
+from gemm_tuner.select.derive import derive_verdict, sturdiest_of_fastest
 from gemm_tuner.space.ranking import ranked
 from gemm_tuner.store.repository import Repository
 
@@ -90,8 +90,33 @@ def test_the_simplest_of_equally_fast_candidates_is_chosen() -> None:
     plain = Candidate.parse("avx512_f32_8x32 mc128_nc768_kc256 jc_ic_jr_ir")
     prefetching = Candidate.parse("avx512_f32_8x32 mc128_nc768_kc256 jc_ic_jr_ir pf4096")
 
-    assert simplest_of_fastest({prefetching: 1.209, plain: 1.2}) == plain
-    assert simplest_of_fastest({prefetching: 1.22, plain: 1.2}) == prefetching
+    assert sturdiest_of_fastest({prefetching: 1.209, plain: 1.2}, PROBLEM) == plain
+    assert sturdiest_of_fastest({prefetching: 1.22, plain: 1.2}, PROBLEM) == prefetching
+
+
+def test_of_equally_fast_candidates_the_one_with_fewer_loads_is_chosen() -> None:
+    low = Candidate.parse("avx512_bf16_4x64 mc128_nc768_kc256 jc_ic_jr_ir")
+    tall = Candidate.parse("avx512_bf16_6x64 mc128_nc768_kc256 jc_ic_jr_ir pf4096")
+
+    assert sturdiest_of_fastest({low: 1.012, tall: 1.005}, PROBLEM) == tall
+    assert sturdiest_of_fastest({low: 1.02, tall: 1.005}, PROBLEM) == low
+
+
+def test_rows_that_a_problem_does_not_have_save_no_loads() -> None:
+    wide = Candidate.parse("avx512_f32_4x96 mc4_nc768_kc256 jc_ic_jr_ir")
+    tall = Candidate.parse("avx512_f32_8x48 mc8_nc768_kc256 jc_ic_jr_ir")
+    one_row = Problem.parse("f32 1x3072x768 nk none")
+
+    assert sturdiest_of_fastest({wide: 1.0, tall: 1.0}, PROBLEM) == wide
+    assert sturdiest_of_fastest({wide: 1.0, tall: 1.0}, one_row) == wide
+    assert sturdiest_of_fastest({wide: 1.0, tall: 1.0}, Problem.parse("f32 9x48x9 nk none")) == tall
+
+
+def test_of_equally_fast_candidates_one_thread_is_enough() -> None:
+    alone = Candidate.parse("avx512_f32_8x16 mc128_nc768_kc256 jc_ic_jr_ir")
+    shared = Candidate.parse("avx512_f32_8x48 mc128_nc768_kc256 jc_ic_jr_ir grid1x2")
+
+    assert sturdiest_of_fastest({alone: 1.0, shared: 1.0}, PROBLEM) == alone
 
 
 def test_equal_times_give_the_same_answer_in_any_order() -> None:
