@@ -9,7 +9,7 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
-from gemm_tuner.select.derive import simplest_of_fastest
+from gemm_tuner.select.derive import sturdiest_of_fastest
 from gemm_tuner.select.rung import Rung
 from gemm_tuner.store.repository import Repository
 
@@ -26,7 +26,8 @@ def same_model(
     if not trials:
         reason = f"same_model: no kernel that can run here was timed on {cpu.model_key} with more."
         return Rung(verdict=None, reason=reason)
-    fastest = simplest_of_fastest({one: 1 / _call_ns(trial) for one, trial in trials.items()})
+    speeds = {one: 1 / _call_ns(trial) for one, trial in trials.items()}
+    fastest = sturdiest_of_fastest(speeds, problem)
     verdict = Verdict(
         problem=problem,
         cpu_key=cpu.exact_key,
