@@ -1,4 +1,6 @@
-"""`gemm-tuner model`: how well the model ranks candidates on this CPU."""
+"""`gemm-tuner model`: how well the model ranks candidates on a CPU of the store."""
+
+from typing import Annotated
 
 import typer
 
@@ -16,11 +18,25 @@ model = typer.Typer(help="Check the model that ranks candidates", no_args_is_hel
 _HEADERS = ("problem", "context", ">timed", ">rank", ">regret", "the model's first", "the best")
 
 
-@model.command("report", help="Compare the model's order with what was measured on this CPU")
-def report_command(*, db: options.DatabaseUrl = None, as_json: options.AsJson = False) -> None:
-    """Compare the model's order with what was measured on this CPU."""
-    cpu = detect_cpu()
-    problems = model_quality(Repository(open_database(db)), cpu)
+@model.command("report", help="Compare the model's order with what was measured on a CPU")
+def report_command(
+    *,
+    cpu_key: Annotated[
+        str | None,
+        typer.Option("--cpu", metavar="KEY", help="The key of a CPU in the store; by default this"),
+    ] = None,
+    db: options.DatabaseUrl = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Compare the model's order with what was measured on a CPU, by default this one."""
+    repository = Repository(open_database(db))
+    cpu = detect_cpu() if cpu_key is None else repository.cpu(cpu_key)
+    if cpu is None:
+        raise InvalidSetting(
+            f"the store knows no CPU with the key {cpu_key!r}; import its records, or take a key "
+            'that "gemm-tuner cpu" prints there.'
+        )
+    problems = model_quality(repository, cpu)
     if not problems.problems:
         raise InvalidSetting(
             f'nothing was measured on {cpu.exact_key}; run "gemm-tuner sweep" first, or name '
@@ -41,9 +57,10 @@ def report_command(*, db: options.DatabaseUrl = None, as_json: options.AsJson = 
     missed = [one for one in worst if not one.is_in_top or one.regret > problems.median_regret]
     print_table("Where the model is furthest off", _HEADERS, [_row(one) for one in missed])
     print_line(
-        f"\n{len(problems.problems)} problems on {cpu.brand}: one as fast as the best is among the "
-        f"model's first {TOP} for {problems.share_in_top:.0%} of them; its first choice is "
-        f"{problems.median_regret:.1%} slower than the best (median)"
+        f"\n{len(problems.problems)} problems on {cpu.brand} ({cpu.exact_key}): the true best is "
+        f"in the model's top {TOP} of all candidates for {problems.share_in_top:.0%} of them, and "
+        f"the regret of its first choice is {problems.median_regret:.1%} (median). The order is "
+        "each tile with its first blocking, then all others; one as fast as the best counts as it."
     )
 
 

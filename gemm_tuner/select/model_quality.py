@@ -59,13 +59,14 @@ class ModelQuality:
 
 
 def model_quality(repository: Repository, cpu: Cpu) -> ModelQuality:
-    """Compare the model's order of tiles with every problem for which a kernel is confirmed.
+    """Compare the model's order of candidates with every problem for which a kernel is confirmed.
 
-    The order is the one in which a sweep tries them: all register tiles, each with the blocking
-    that is tried first. Where several generators measured a problem, the newest counts.
+    The order begins as a sweep does: all register tiles, each with the blocking that is tried
+    first; all other candidates come after them. Where several generators measured a problem, the
+    last one counts. Records that were imported count as those of the store.
     """
     groups: dict[tuple[Problem, ExecutionContext], list[Trial]] = {}
-    for trial in repository.trials(cpu_key=cpu.exact_key):
+    for trial in repository.trials(cpu_key=cpu.exact_key, origin=None):
         if trial.outcome is Outcome.CORRECT and trial.measurement is not None:
             groups.setdefault((trial.problem, trial.context), []).append(trial)
     found = [

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from samples import CPU, make_trial
@@ -64,3 +65,19 @@ def test_a_report_without_measurements_says_what_to_do(
 ) -> None:
     assert run(["model", "report", "--db", f"sqlite:///{tmp_path}/empty.sqlite3"]) == 2
     assert 'run "gemm-tuner sweep" first' in capsys.readouterr().err
+
+
+def test_a_report_on_a_cpu_that_is_not_here_names_it(
+    repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(repository, ORDER[0], 800, Stage.CONFIRM)
+    database = f"sqlite:///{tmp_path}/store.sqlite3"
+
+    code = run(["model", "report", "--cpu", CPU.exact_key, "--db", database])
+    unknown = run(["model", "report", "--cpu", "AuthenticAMD-0", "--db", database])
+
+    captured = capsys.readouterr()
+    assert (code, unknown) == (0, 2)
+    assert f"1 problems on {CPU.brand} ({CPU.exact_key})" in captured.out
+    assert "top 10 of all candidates for 100%" in captured.out
+    assert "no CPU with the key 'AuthenticAMD-0'" in captured.err
