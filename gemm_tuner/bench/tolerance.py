@@ -45,6 +45,8 @@ class Expected:
 
 def rotated_rows(array: NDArray[Any], batch: int) -> NDArray[Any]:
     """Return `batch` copies one below the other, each with its rows one further than the last."""
+    if batch == 1:
+        return array
     return np.concatenate([np.roll(array, item, axis=0) for item in range(batch)])
 
 
@@ -84,13 +86,15 @@ def find_error(expected: Expected, actual: NDArray[Any]) -> str | None:
     """
     with np.errstate(invalid="ignore", over="ignore"):
         exact = actual.astype(np.float64)
-        distance = np.abs(exact - expected.values)
+        distance = exact - expected.values
+        np.abs(distance, out=distance)
+        is_wrong = ~(distance <= expected.bounds)
+        theirs, ours = exact[is_wrong], expected.values[is_wrong]
+        is_wrong[is_wrong] = ~((theirs == ours) | (np.isnan(theirs) & np.isnan(ours)))
+        count = int(np.count_nonzero(is_wrong))
+        if count == 0:
+            return None
         excess = distance - expected.bounds
-        same = (exact == expected.values) | (np.isnan(exact) & np.isnan(expected.values))
-        is_wrong = ~((distance <= expected.bounds) | same)
-    count = int(np.count_nonzero(is_wrong))
-    if count == 0:
-        return None
     severity = np.where(is_wrong, np.nan_to_num(excess, nan=np.inf, posinf=np.inf), -np.inf)
     row, column = (int(i) for i in np.unravel_index(np.argmax(severity), actual.shape))
     return (
