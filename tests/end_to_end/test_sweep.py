@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -248,14 +249,18 @@ def test_a_call_too_small_for_two_threads_stays_with_the_winner_of_one(database:
     assert alone in {trial.candidate for trial in shared.finalists}
 
 
-def test_finalists_of_one_regime_are_tried_in_the_other_whatever_the_time(database: str) -> None:
-    hot = _tune(database, baseline="scalar", budget_s=2.0)
+def test_finalists_of_one_regime_are_tried_in_the_other_whatever_the_time(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_speeds(monkeypatch, repeat(2.0))
+    chosen = shortlist(Space(problem=PROBLEM, cpu=detect_cpu()), 3)
+    hot = _tune(database, baseline="scalar", budget_s=600.0, chosen=chosen)
     contexts = [ExecutionContext(regime=Regime.COLD_WEIGHTS)]
 
     cold = _tune(database, baseline="scalar", budget_s=1e-6, contexts=contexts)
 
     finalists = {trial.candidate for trial in hot.finalists}
-    assert len(finalists) > 1
+    assert len(finalists) == 3
     assert finalists == {trial.candidate for trial in cold.finalists}
 
 
