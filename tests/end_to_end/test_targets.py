@@ -1,11 +1,17 @@
 """From a CPU that is not here to a kernel that is timed: chosen, proved, served, raced."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli.main import run
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import IsaFeature
@@ -17,6 +23,8 @@ from gemm_tuner.select.choose import choose
 from gemm_tuner.space.cores import CORES, core_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.predict import SHORTLIST, Shortlist, predict
+from gemm_tuner.tuning.sweep import Progress, SweepSettings
 
 ARGUMENTS = ["17", "40", "70", "--dtype", "bf16", "--epilogue", "bias"]
 PROBLEM = Problem.parse("bf16 17x40x70 nk bias")
@@ -62,6 +70,66 @@ def test_a_kernel_for_amx_is_chosen_proved_and_served_to_a_cpu_that_has_it(
     # A second run proves nothing again.
     assert run(command) == 0
     assert "proving" not in capsys.readouterr().err
+
+
+def test_a_stopped_target_keeps_what_was_proved_and_resumes(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two are proved at a time, so one more ends after the first."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1})
+    repository = Repository(open_database(url))
+    steps: list[Progress] = []
+
+    def prove(*, is_stopped: Callable[[], bool]) -> Shortlist:
+        return predict(
+            PROBLEM,
+            context=ExecutionContext(),
+            cpu=core_named("zen3").cpu,
+            repository=repository,
+            settings=SweepSettings(toolchain=find_toolchain(), budget_s=300.0),
+            on_progress=steps.append,
+            is_stopped=is_stopped,
+        )
+
+    stopped = prove(is_stopped=lambda: bool(steps))
+    kept = repository.trials(problem=PROBLEM)
+    resumed = prove(is_stopped=lambda: False)
+
+    assert 1 <= len(stopped.proven) < SHORTLIST
+    assert {trial.candidate for trial in kept} == {one.candidate for one in stopped.proven}
+    assert len(resumed.proven) == SHORTLIST
+    assert len(repository.trials(problem=PROBLEM)) == SHORTLIST
+    assert [step.done for step in steps] == list(range(1, SHORTLIST + 1))
+    assert all(0 < step.remaining_s <= 300 for step in steps)
+
+
+def test_a_spent_budget_ends_with_the_proofs_in_flight(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1})
+    arguments = [*ARGUMENTS, "--target", "zen3", "--budget", "1ms", "--db", url]
+
+    assert run(["sweep", *arguments]) == 0
+
+    assert 1 <= len(Repository(open_database(url)).trials(problem=PROBLEM)) < SHORTLIST
+
+
+def test_ctrl_c_keeps_what_was_proved(url: str) -> None:
+    command = [sys.executable, "-m", "gemm_tuner", "sweep", *ARGUMENTS, "--target", "zen3"]
+    with subprocess.Popen(
+        [*command, "--db", url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        _out, messages = process.communicate(timeout=60)
+
+    assert "proving 1 of 8" in first
+    assert process.returncode == 1
+    assert "what was proved is kept" in messages
+    assert "Traceback" not in messages
+    trials = Repository(open_database(url)).trials(problem=PROBLEM)
+    assert {trial.outcome for trial in trials} == {Outcome.CORRECT}
 
 
 def test_a_shortlist_is_timed_on_the_real_cpu(url: str, capsys: pytest.CaptureFixture[str]) -> None:
