@@ -27,6 +27,8 @@ _LONG_FUNCTIONS = frozenset({"logistic", "hyperbolic_tangent"})
 _BLANK_LINES = re.compile(r"\n{3,}")
 _FEWEST_ROWS_OF_GAPLESS_COPY = 6
 _TINY_FLOP = 2 * 64**3
+# Of every CPU with AMX so far: space/cores.csv.
+_L2_BYTES_WITH_AMX = 2 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,8 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             has_single_columns=family.layout is PackedLayout.COLUMNS
             and 1 in {candidate.micro_kernel.nr, problem.n % candidate.micro_kernel.nr},
             shuffles_x=blocking.shuffle_x and family.can_shuffle(problem.types.x),
+            has_zeros_behind_x=blocking.pack_x and _ends_in_part_of_tile(problem, family),
+            reads_weights_once=_reads_weights_once(problem, candidate, family),
             has_gapless_copy=_has_gapless_copy(problem, candidate, family),
             rounds_by_instruction=IsaFeature.AVX512_BF16 in family.isa,
             exact_rest=exact_rest,
@@ -126,6 +130,22 @@ def _has_gapless_copy(problem: Problem, candidate: Candidate, family: MicroKerne
         return False
     is_narrow = nr == 1 if family.layout is PackedLayout.COLUMNS else nr <= family.lanes
     return is_narrow or problem.flop(problem.m.high) <= _TINY_FLOP
+
+
+def _ends_in_part_of_tile(problem: Problem, family: MicroKernelFamily) -> bool:
+    return family.k_tile > 0 and problem.k % family.k_tile > 0
+
+
+def _reads_weights_once(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> bool:
+    """Return whether a call loads each tile of weights once, and they do not fit L2 until the next.
+
+    They come from memory then, and would only drive out of L1 what is used again.
+    """
+    return (
+        family.template == "amx"
+        and problem.m.high <= candidate.micro_kernel.mr
+        and problem.w_bytes > _L2_BYTES_WITH_AMX
+    )
 
 
 def _elements(problem: Problem) -> list[str]:

@@ -263,7 +263,7 @@ class Space:
             nr=nr,
             kc=kc,
             cut=cut,
-            pack_x=self._shares_sets(family),
+            pack_x=self._packs_x_first(family, nr),
             convert_once=converts_once,
             prefetch_w_bytes=self._prefetch_first(family),
             prefetch_next_panel=False,
@@ -289,10 +289,21 @@ class Space:
         is_brief = self.problem.types.x.size_bytes < 4 and self.regime is Regime.HOT
         return 4096 if is_brief and caches.l2_bytes < w_bytes <= caches.l3_bytes // 2 else 0
 
-    def _shares_sets(self, family: MicroKernelFamily) -> bool:
-        """Return whether the rows of x that a register takes, if dense, share L1 sets."""
-        row_bytes = self.problem.types.x.row_bytes(self.problem.k)
-        return family.register_rows > 1 and row_bytes > 0 and row_bytes % 4096 == 0
+    def _packs_x_first(self, family: MicroKernelFamily, nr: int) -> bool:
+        """Return whether a copy of x promises more than it costs.
+
+        It does if the rows that a register takes, dense, share L1 sets; or if x ends in a part of a
+        tile, which each panel would copy, and there are no fewer panels than tiles along k.
+        """
+        if family.register_rows == 1:
+            return False
+        k = self.problem.k
+        row_bytes = self.problem.types.x.row_bytes(k)
+        ends_in_part = k % family.k_tile > 0
+        panels = ceil(self.problem.n / nr)
+        return (row_bytes > 0 and row_bytes % 4096 == 0) or (
+            ends_in_part and ceil(k / family.k_tile) <= panels
+        )
 
     def _choices_of(self, family: MicroKernelFamily, mr: int, nr: int) -> Iterator[Choice]:
         prefetches = [*((ahead, False) for ahead in self._prefetches()), (0, True)]

@@ -122,6 +122,43 @@ def test_tails_of_n_and_k(family: MicroKernelFamily) -> None:
     assert not wrong
 
 
+def test_zeros_lie_behind_packed_rows(any_family: MicroKernelFamily) -> None:
+    step = any_family.k_tile
+    subjects = [
+        subject(any_family, f"0..{mr + 2}x70x{k}", turn=turn, tile=f"{mr}x{nr}", extras=" pack_x")
+        for mr, nr in ((16, 16), (32, 32))
+        for turn, k in enumerate((1, step - 1, step + 5, 3 * step))
+    ]
+
+    wrong = prove_all(subjects, find_toolchain())
+
+    assert not wrong
+
+
+def test_weights_that_pass_by_are_loaded_with_a_hint(family: MicroKernelFamily) -> None:
+    """They do if a call has one tile of rows, and L2 cannot keep them until the next call."""
+    k = 1200 * family.k_step
+    passing, staying, met_twice = (
+        Subject(
+            problem=f"{TYPES[family.name][0]} {sizes}x{k} nk bias",
+            candidate=f"{family.name}_16x48 mc16_nc960_kc{k} jc_ic_jr_ir",
+        )
+        for sizes in ("9x945", "9x400", "17x945")
+    )
+
+    wrong = prove_all([passing, staying, met_twice], find_toolchain())
+
+    assert not wrong
+    hinted = [one for one in (passing, staying, met_twice) if "tileloaddt1" in source_of(one)]
+    assert hinted == [passing]
+
+
+def source_of(chosen: Subject) -> str:
+    candidate = Candidate.parse(chosen.candidate)
+    family = family_named(candidate.micro_kernel.family)
+    return render(Problem.parse(chosen.problem), candidate, family).text
+
+
 def blocks(family: MicroKernelFamily) -> Iterator[Subject]:
     """Yield candidates that cut everything, with everything that is done beside the products."""
     all_extras = ("", " pf4096", " pack_x u2", " u4 grid2x1", " pack_x pf8192 grid1x2")
