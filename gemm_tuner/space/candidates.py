@@ -27,8 +27,9 @@ _UNROLLS = (1, 2, 4)
 _PREFETCHES_BYTES = (0, 4096, 8192, 16384)
 # Each tile fetches a cache line in every step of k at most.
 _LEAST_TILES_THAT_FETCH = 8
-# So many tiles of rows meet a panel of weights that converting it for all is tried first.
+# From so many tiles of rows on, weights are also converted once for all at first.
 _TILES_THAT_CONVERT_ONCE = 4
+_KC_TARGETS_OF_GROUPS_BYTES = (8192, 4096, 2048)  # of a row of x, besides all of k
 _UNKNOWN_L2_BYTES = 512 << 10
 # Of so many sums, none waits for the one before: unrolling k brings little.
 _SUMS_AT_ONCE = 8
@@ -230,12 +231,13 @@ class Space:
         return _round_up(ceil(self.problem.k / slices), max(16, family.k_multiple))
 
     def _defaults(self, family: MicroKernelFamily, mr: int, nr: int) -> list[Choice]:
-        """Return one choice, or one for each order or number of streams that may be faster."""
-        choice = self._default(family, mr, nr)
+        """Return one choice, or one for each way, order or number of streams that may be faster."""
+        choice = self._default(family, mr, nr, self._kcs(family)[0])
+        converted = self._conversions_first(family, mr, nr)
         if choice.cut.is_ir_outer:
-            return [choice, replace(choice, cut=Cut())]
-        if self.problem.w_bytes <= self.cpu.caches.l3_bytes // 2:
-            return [choice]
+            return [choice, replace(choice, cut=Cut()), *converted]
+        if self.problem.w_bytes <= self.cpu.caches.l3_bytes // 2 or converted:
+            return [choice, *converted]
         # Streams that are far apart do not stand in each other's way.
         return [
             replace(
@@ -244,19 +246,32 @@ class Space:
             for streams in self._w_streams(family, nr)
         ]
 
-    def _default(self, family: MicroKernelFamily, mr: int, nr: int) -> Choice:
+    def _conversions_first(self, family: MicroKernelFamily, mr: int, nr: int) -> list[Choice]:
+        """Return the choice that converts weights once in the deepest blocks, if there is one."""
+        tiles = ceil(self.problem.m.high / mr)
+        if family.template != "grouped" or tiles < _TILES_THAT_CONVERT_ONCE:
+            return []
+        for kc in self._kcs(family):
+            choice = self._default(family, mr, nr, kc, convert_once=True)
+            if self.candidate(choice).blocking.convert_once:
+                return [choice]
+        return []
+
+    def _default(
+        self, family: MicroKernelFamily, mr: int, nr: int, kc: int, *, convert_once: bool = False
+    ) -> Choice:
         # A chunk of weights in groups is several steps, and is converted before it is used.
         is_unrolled = family.layout is PackedLayout.GROUPS
         sums = mr * nr if family.layout is PackedLayout.COLUMNS else mr * nr // family.lanes
         streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
-        converts_once = self._converts_first(family, mr)
-        kc = self._kcs(family)[converts_once and len(self._kcs(family)) > 1]
         x_bytes = self.problem.m.high * kc * self.problem.types.x.size_bytes
         x_fits_l2 = x_bytes <= self.cpu.caches.l2_bytes // 2
         if x_fits_l2:
             cut = Cut()
         else:
-            cut = Cut(residence=Residence.X) if streams_weights else Cut(is_ir_outer=True)
+            cut = (
+                Cut(residence=Residence.X) if streams_weights else Cut(is_ir_outer=not convert_once)
+            )
         choice = Choice(
             family=family,
             mr=mr,
@@ -264,7 +279,7 @@ class Space:
             kc=kc,
             cut=cut,
             pack_x=self._packs_x_first(family, nr),
-            convert_once=converts_once,
+            convert_once=convert_once,
             prefetch_w_bytes=self._prefetch_first(family),
             prefetch_next_panel=False,
             w_streams=1,
@@ -448,14 +463,10 @@ class Space:
         k, group = max(1, self.problem.k), self.problem.w_group or 1
         if family.template != "grouped" or group >= k:
             return (k,)
-        targets = [target // self.problem.types.x.size_bytes for target in _KC_TARGETS_BYTES]
+        x_bytes = self.problem.types.x.size_bytes
+        targets = [target // x_bytes for target in _KC_TARGETS_OF_GROUPS_BYTES]
         blocks = [_round_up(ceil(k / ceil(k / target)), group) for target in targets]
         return tuple(dict.fromkeys([k, *(kc for kc in blocks if kc < k)]))
-
-    def _converts_first(self, family: MicroKernelFamily, mr: int) -> bool:
-        """Return whether to convert weights once at first, for the many tiles that meet them."""
-        tiles = ceil(self.problem.m.high / mr)
-        return family.template == "grouped" and tiles >= _TILES_THAT_CONVERT_ONCE
 
     def _can_convert_once(
         self, family: MicroKernelFamily, mr: int, nr: int, blocks: tuple[int, int, LoopOrder]

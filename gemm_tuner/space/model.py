@@ -18,9 +18,15 @@ _TILE_PRODUCT_CYCLES = 16
 _X_TILE_CYCLES = 8
 _W_TILE_CYCLES = 21
 _CONVERTED_TILE_CYCLES = 40
-# Of a vector of weights in groups: to convert it, and to do so and store it. Estimates.
+# Of a vector of weights in groups: to convert it, as instructions and in multiply-adds that have to
+# wait, and to convert and store it as floats or as pairs of bf16, whose panels leave L1. The cycles
+# were measured on an EPYC 9004.
 _CONVERSION_INSTRUCTIONS = 2
-_CONVERSION_CYCLES = 2.0
+_CONVERSION_PRODUCTS = 0.25
+_CYCLES_TO_FLOATS = 2.4
+_CYCLES_TO_PAIRS = 8.0
+# Of a vector of sums of a group, to add them to those of all groups: measured on an EPYC 9004.
+_GROUP_CYCLES = 3.0
 _SHUFFLES = 2
 _SHUFFLES_PER_ADDITION = 2  # of two vectors, so that each takes half of the lanes of their sum
 _NOT_OVERLAPPED = 0.3
@@ -112,11 +118,12 @@ def _tile_cycles(
     fmas = height * vectors
     loads = height + vectors
     instructions = fmas + loads + 3 / candidate.blocking.k_unroll
-    if family.template == "grouped" and not candidate.blocking.convert_once:
-        instructions += vectors * _CONVERSION_INSTRUCTIONS
+    is_grouped = family.template == "grouped"
+    conversions = vectors if is_grouped and not candidate.blocking.convert_once else 0
+    instructions += conversions * _CONVERSION_INSTRUCTIONS
     narrow = rates.narrow if 32 * family.lanes < rates.vector_bits else 1.0
     step = max(
-        fmas / (narrow * _products_a_cycle(family, rates)),
+        (fmas + conversions * _CONVERSION_PRODUCTS) / (narrow * _products_a_cycle(family, rates)),
         loads / (narrow * rates.loads),
         instructions / rates.instructions,
         rates.latency,
@@ -127,6 +134,8 @@ def _tile_cycles(
         arriving = height * _X_TILE_CYCLES + vectors * w_tile_cycles
         step = max(fmas * _TILE_PRODUCT_CYCLES, arriving)
     products = steps * step
+    if is_grouped and not _scales_weights(candidate, family):
+        products += ceil(problem.k / (problem.w_group or 1)) * fmas * _GROUP_CYCLES
     if family.layout is not PackedLayout.COLUMNS:
         stored = rows * vectors
     elif columns == 1:
@@ -139,12 +148,18 @@ def _tile_cycles(
     return products + epilogue + rows * _ROW_CYCLES + blocks * (_TILE_CYCLES + stored)
 
 
+def _scales_weights(candidate: Candidate, family: MicroKernelFamily) -> bool:
+    """Return whether weights take their scales where they are converted, and no group its own."""
+    return candidate.blocking.convert_once and family.k_step == 1
+
+
 def _conversion_cycles(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> float:
     """Return the cycles to convert weights once for each block of rows, where that is done."""
     if not candidate.blocking.convert_once:
         return 0.0
     vectors = ceil(problem.n / family.lanes) * ceil(problem.k / family.k_step)
-    return vectors * ceil(problem.m.high / candidate.blocking.mc) * _CONVERSION_CYCLES
+    cycles = _CYCLES_TO_FLOATS if _scales_weights(candidate, family) else _CYCLES_TO_PAIRS
+    return vectors * ceil(problem.m.high / candidate.blocking.mc) * cycles
 
 
 def _products_a_cycle(family: MicroKernelFamily, rates: Rates) -> float:

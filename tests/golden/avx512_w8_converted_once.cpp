@@ -275,7 +275,7 @@ struct Call
     const W *packed_w;
     Y *y;
     int64_t ldy;
-    W *converted_w; // a block of a panel
+    float *converted_w; // a block of a panel
     float *unfinished; // sums that wait for other blocks of k
     int64_t ld_unfinished;
 };
@@ -315,41 +315,42 @@ inline auto apply_epilogue([[maybe_unused]] const Call &call, [[maybe_unused]] c
     return value;
 }
 
-// A block of a panel of packed weights, converted once for all tiles of rows that meet it: vectors of k_step
-// steps in the place of chunks, and all else as it is packed.
+// A block of a panel of weights, converted once for all tiles of rows that meet it to the numbers that they
+// stand for: floats, k-major.
+using Converted = float;
 static_assert(sizeof(Weights) == chunk_bytes);
+constexpr int64_t converted_vector = chunk_bytes / sizeof(Converted);
 constexpr int64_t converted_depth = ((kc < k ? kc : k) + chunk_k - 1) / chunk_k * chunk_k;
-constexpr int64_t converted_column_bytes =
-    (converted_depth / k_step + (converted_depth + group_size - 1) / group_size * headers) * sizeof(float);
-constexpr uint64_t converted_w_bytes = (nr * converted_column_bytes + 63) / 64 * 64;
+constexpr uint64_t converted_w_bytes = (nr * converted_depth * sizeof(float) + 63) / 64 * 64;
 
-inline void convert_panel(const W *w, int64_t column, int64_t depth, W *converted)
+inline void convert_panel(const W *w, int64_t column, int64_t depth, Converted *converted)
 {
     const int64_t vectors = (column + nr < packed_n ? nr : packed_n - column) / lanes;
     for (int64_t begin = 0; begin < depth; begin += group_size)
     {
         const int64_t end = begin + group_size < depth ? begin + group_size : depth;
-        for (int64_t i = 0; i < headers * vectors; ++i, w += chunk_bytes, converted += chunk_bytes)
-            store<lanes>(reinterpret_cast<float *>(converted), load<lanes>(reinterpret_cast<const float *>(w)));
+        const float *header = reinterpret_cast<const float *>(w);
+        w += headers * vectors * chunk_bytes;
         for (int64_t p = begin; p < end; p += chunk_k)
         {
             for (int64_t v = 0; v < vectors; ++v, w += chunk_bytes)
             {
                 __builtin_prefetch(w + nr * column_bytes, 0, 2);
+                const Vector scales = load<lanes>(header + v * lanes);
 #pragma GCC unroll 8
                 for (int step = 0; step < chunk_k / k_step; ++step)
-                    *reinterpret_cast<Weights *>(converted + (step * vectors + v) * chunk_bytes) = load_weights(w, step);
+                    *reinterpret_cast<Weights *>(converted + (step * vectors + v) * converted_vector) = load_weights(w, step) * scales;
             }
-            converted += chunk_k / k_step * vectors * chunk_bytes;
+            converted += chunk_k / k_step * vectors * converted_vector;
         }
     }
 }
 
-inline Weights load_converted(const W *w, int)
+inline Weights load_weights(const float *w)
 {
-    Vector weights = load<lanes>(reinterpret_cast<const float *>(w));
+    Weights weights = load<lanes>(w);
     keep_in_register(weights);
-    return __builtin_bit_cast(Weights, weights);
+    return weights;
 }
 
 // Sums that wait for other blocks of k are kept as floats, whatever their type.
@@ -368,15 +369,16 @@ inline void store_unfinished(float *to, Sums sums)
     store<count>(to, __builtin_bit_cast(Vector, sums));
 }
 
-// The micro-kernel by outer products for weights in groups: the sums of one group stay in registers,
-// and are added to those of all groups under the group's scales.
+// The micro-kernel by outer products: rows x columns sums stay in registers while each turn adds
+// (a group of 1 elements of x for each row) times (as many rows of the packed panel).
 //
-//     x          rows of x from (row, 0) on, `x_stride` elements apart
-//     w          a block of a converted panel
+//     x          rows of x from (row, pc) on, `x_stride` elements apart
+//     w          a converted panel, 64-byte aligned: `depth` steps of whole vectors, zero past them
+//     y          sums of earlier blocks of k are in it unless this is the first
 template <int rows, int columns, typename Stride>
 [[gnu::noinline]] void micro_kernel(const Call &call, const X *x, Stride x_stride,
-                                    const W *w, int64_t depth, int64_t row, int64_t column,
-                                    bool is_first, bool is_last)
+                                    const float *w, int64_t depth, int64_t row, int64_t column,
+                                    [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
 {
     constexpr int vectors = (columns + lanes - 1) / lanes;
     constexpr int last_count = columns - (vectors - 1) * lanes;
@@ -387,43 +389,27 @@ template <int rows, int columns, typename Stride>
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; ++v)
             sums[r][v] = Sums{};
-    int64_t p = 0;
-    for (int64_t group = 0; p < depth; ++group)
-    {
-        const W *header = w;
-        w += headers * vectors * chunk_bytes;
-        Sums group_sums[rows][vectors];
-#pragma GCC unroll 32
-        for (int r = 0; r < rows; ++r)
-#pragma GCC unroll 16
-            for (int v = 0; v < vectors; ++v)
-                group_sums[r][v] = Sums{};
-        const auto turn = [&](int step, auto broadcast_elements) __attribute__((always_inline)) {
-            Weights weights[vectors];
-#pragma GCC unroll 16
-            for (int v = 0; v < vectors; ++v)
-                weights[v] = load_converted(w + v * chunk_bytes, step);
-#pragma GCC unroll 32
-            for (int r = 0; r < rows; ++r)
-            {
-                const Group elements = broadcast_elements(x + r * x_stride + p + step * k_step);
-#pragma GCC unroll 16
-                for (int v = 0; v < vectors; ++v)
-                    multiply_add(group_sums[r][v], elements, weights[v]);
-            }
-        };
-        const int64_t end = p + group_size < depth ? p + group_size : depth;
-        for (; p + k_step <= end; p += k_step, w += vectors * chunk_bytes)
-            turn(0, broadcast_group);
+    const auto turn = [&](int64_t p, auto broadcast_elements) __attribute__((always_inline)) {
+        const float *panel_row = w + p * (vectors * lanes);
+        Weights weights[vectors];
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; ++v)
         {
-            const Vector scales = load<lanes>(reinterpret_cast<const float *>(header + v * chunk_bytes));
-#pragma GCC unroll 32
-            for (int r = 0; r < rows; ++r)
-                sums[r][v] += group_sums[r][v] * scales;
+            const float *from = panel_row + v * lanes * k_step;
+            weights[v] = load_weights(from);
         }
-    }
+#pragma GCC unroll 32
+        for (int r = 0; r < rows; ++r)
+        {
+            const Group elements = broadcast_elements(x + r * x_stride + p);
+#pragma GCC unroll 16
+            for (int v = 0; v < vectors; ++v)
+                multiply_add(sums[r][v], elements, weights[v]);
+        }
+    };
+    int64_t p = 0;
+    for (; p + k_step <= depth; p += k_step)
+        turn(p, broadcast_group);
 
     constexpr int last = (vectors - 1) * lanes;
     if (!is_first)
@@ -480,7 +466,7 @@ struct Part
 template <int rows, typename Stride>
 inline void tile(const Call &call, const X *x, Stride x_stride, int64_t pc, int64_t depth, int64_t row, int64_t column)
 {
-    const W *w = call.converted_w;
+    const float *w = call.converted_w;
     const bool is_first = pc == 0;
     const bool is_last = pc + kc >= k;
     constexpr int last_columns = n % nr;
@@ -609,7 +595,7 @@ int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part,
     for (int64_t item = first; item < last; ++item)
     {
         Call call = read_args(*args, item);
-        call.converted_w = reinterpret_cast<W *>(workspace);
+        call.converted_w = reinterpret_cast<decltype(call.converted_w)>(blocks + part * converted_w_bytes);
         run_part(call, deals_products ? Part{0, call.m, 0, n} : part_of_call(call, part, parts), workspace);
     }
     return GEMM_TUNER_OK;
