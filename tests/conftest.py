@@ -11,6 +11,7 @@ from gemm_tuner.bench.baselines.onnx_runtime import OnnxRuntime
 from gemm_tuner.bench.baselines.openblas import find_openblas
 from gemm_tuner.bench.baselines.torch_eager import TorchEager
 from gemm_tuner.bench.baselines.torch_inductor import TorchInductor
+from gemm_tuner.bench.baselines.torch_weights import TorchWeightOnly
 from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.cpu import isa_text, parse_isa
@@ -31,6 +32,7 @@ _FINDERS: dict[str, Callable[[], object]] = {
     "libxsmm": _find_libxsmm,
     "onnxruntime": OnnxRuntime,
     "torch": TorchEager,
+    "torch-weights": TorchWeightOnly,
     "torch-inductor": TorchInductor,
 }
 

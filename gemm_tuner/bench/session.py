@@ -12,7 +12,7 @@ from gemm_tuner.bench.available_memory import check_memory
 from gemm_tuner.bench.baselines.baseline import Baseline
 from gemm_tuner.bench.baselines.choose import (
     BASELINES,
-    ONE_THREAD,
+    WEIGHT_ONLY,
     CheckedBaseline,
     Materials,
     check_baseline,
@@ -155,7 +155,7 @@ class Session:
         if problem.types.is_weight_only:
             plain_w = plain_weights(problem, self._cases[InputKind.NORMAL].inputs)
             makers = {
-                name: make if name == ONE_THREAD else partial(_make_plain, make, problem, plain_w)
+                name: make if name in WEIGHT_ONLY else partial(_make_plain, make, problem, plain_w)
                 for name, make in makers.items()
             }
         choice = choose_baselines(setup.baselines, makers, self._check_baseline)

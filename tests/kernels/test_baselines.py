@@ -166,6 +166,40 @@ def test_torch_refuses_what_its_quantised_layer_cannot_do(layer: str) -> None:
         _baseline_of(layer, baseline="torch")
 
 
+@pytest.mark.baseline("torch-weights")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f32_s8 19x48x64 nk:gk bias+relu",
+        "bf16_s8 19x32x96 kn:gk none",
+        "f32_s4 5x64x128 nk:g32 gelu_erf",
+        "f32_u4 19x32x256 kn:g128 bias+add",
+        "bf16_s4 19x48x128 nk:g64 bias",
+        "bf16_u4 1x64x256 nk:g128 silu",
+    ],
+)
+def test_torch_computes_with_quantised_weights(text: str) -> None:
+    assert _baseline_of(text, baseline="torch-weights").startswith("torch-weights ")
+
+
+@pytest.mark.baseline("torch-weights")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("f32 4x32x32 nk none", "weights are not quantised"),
+        ("bf16_s4_f32_f32 4x32x32 nk:g32 none", "another type than x"),
+        ("f32_s4 4x32x48 nk:g32 none", "groups of 4-bit weights"),
+        ("f32_s4 4x33x32 nk:g32 none", "n is a multiple of 16"),
+        ("f32_s8 4x32x64 nk:g32 none", "one scale per column"),
+        ("f32_u8 4x32x64 nk:gk none", "are signed"),
+        ("bf16_s8 4x32x33 nk:gk none", "k is a multiple of 32"),
+    ],
+)
+def test_torch_refuses_weights_that_its_operators_do_not_take(text: str, reason: str) -> None:
+    with pytest.raises(BaselineMissing, match=reason):
+        _baseline_of(text, baseline="torch-weights")
+
+
 @pytest.mark.baseline("torch-inductor")
 def test_torch_inductor_computes_a_layer() -> None:
     text = _baseline_of("f32 19x37x23 nk bias+gelu_erf+add", baseline="torch-inductor", threads=2)

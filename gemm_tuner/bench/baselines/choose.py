@@ -14,6 +14,7 @@ from gemm_tuner.bench.baselines.openblas import OpenBlas
 from gemm_tuner.bench.baselines.own_kernel import OneThread, ScalarKernel
 from gemm_tuner.bench.baselines.torch_eager import TorchEager
 from gemm_tuner.bench.baselines.torch_inductor import TorchInductor
+from gemm_tuner.bench.baselines.torch_weights import TorchWeightOnly
 from gemm_tuner.bench.drivers import Drivers
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.regimes import WeightCopies
@@ -59,6 +60,7 @@ BASELINES: dict[str, Callable[[Materials], Baseline]] = {
     "libxsmm":        lambda materials: Libxsmm(materials.drivers.libxsmm),
     "onnxruntime":    lambda _materials: OnnxRuntime(),
     "torch":          lambda _materials: TorchEager(),
+    "torch-weights":  lambda _materials: TorchWeightOnly(),
     "torch-inductor": lambda _materials: TorchInductor(),
     "scalar":         lambda materials: ScalarKernel(
         materials.scalar_build, materials.cpu, materials.drivers.timer),
@@ -66,6 +68,9 @@ BASELINES: dict[str, Callable[[Materials], Baseline]] = {
         materials.one_thread_build, materials.cpu, materials.drivers.timer),
 }
 # fmt: on
+
+# Those that take quantised weights as they are; the others get plain ones.
+WEIGHT_ONLY = frozenset({"torch-weights", ONE_THREAD})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
