@@ -13,13 +13,18 @@ from gemm_tuner.domain.blocking import Blocking, LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.packed_format import packed_format
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import NoKernelFamily
 from gemm_tuner.space.catalog import CATALOG, family_named
 from gemm_tuner.space.cuts import CUTS, Cut, Residence
+from gemm_tuner.space.grouped import (
+    TILES_THAT_CONVERT_ONCE,
+    UNKNOWN_L2_BYTES,
+    can_convert_once,
+    depths_of_groups,
+)
 from gemm_tuner.space.limits import is_possible
 
 _KC_TARGETS_BYTES = (2048, 1024, 4096)  # of a row of x; the first is tried first
@@ -27,10 +32,6 @@ _UNROLLS = (1, 2, 4)
 _PREFETCHES_BYTES = (0, 4096, 8192, 16384)
 # Each tile fetches a cache line in every step of k at most.
 _LEAST_TILES_THAT_FETCH = 8
-# From so many tiles of rows on, weights are also converted once for all at first.
-_TILES_THAT_CONVERT_ONCE = 4
-_KC_TARGETS_OF_GROUPS_BYTES = (8192, 4096, 2048)  # of a row of x, besides all of k
-_UNKNOWN_L2_BYTES = 512 << 10
 # Of so many sums, none waits for the one before: unrolling k brings little.
 _SUMS_AT_ONCE = 8
 # k is cut for several threads only if y has few tiles for each, and a slice of k is worth it.
@@ -218,7 +219,7 @@ class Space:
         )
         mc = _round_up(max(1, self.problem.m.high), choice.mr)
         nc = _round_up(max(1, self.problem.n), choice.nr)
-        share_bytes = (self.cpu.caches.l2_bytes or _UNKNOWN_L2_BYTES) // cut.l2_parts
+        share_bytes = (self.cpu.caches.l2_bytes or UNKNOWN_L2_BYTES) // cut.l2_parts
         fitting = share_bytes // self.problem.types.w.row_bytes(kc)
         # A packed block of x has to stay in L2, or packing it was in vain.
         if cut.residence in {Residence.X, Residence.BOTH} or choice.pack_x:
@@ -249,7 +250,7 @@ class Space:
     def _conversions_first(self, family: MicroKernelFamily, mr: int, nr: int) -> list[Choice]:
         """Return the choice that converts weights once in the deepest blocks, if there is one."""
         tiles = ceil(self.problem.m.high / mr)
-        if family.template != "grouped" or tiles < _TILES_THAT_CONVERT_ONCE:
+        if family.template != "grouped" or tiles < TILES_THAT_CONVERT_ONCE:
             return []
         for kc in self._kcs(family):
             choice = self._default(family, mr, nr, kc, convert_once=True)
@@ -438,7 +439,7 @@ class Space:
         """Return the depths of a block of k, the first to be tried first."""
         k = max(1, self.problem.k)
         if family.layout is PackedLayout.GROUPS:
-            return self._kcs_of_groups(family)
+            return depths_of_groups(self.problem, family)
         if family.layout is not PackedLayout.PANELS:
             return (k,)
         whole = _round_up(k, family.k_multiple)
@@ -458,28 +459,10 @@ class Space:
         )
         return tuple(dict.fromkeys([first, whole, *others]))
 
-    def _kcs_of_groups(self, family: MicroKernelFamily) -> tuple[int, ...]:
-        """Return the depths of a block of weights in groups: all of k, or whole groups."""
-        k, group = max(1, self.problem.k), self.problem.w_group or 1
-        if family.template != "grouped" or group >= k:
-            return (k,)
-        x_bytes = self.problem.types.x.size_bytes
-        targets = [target // x_bytes for target in _KC_TARGETS_OF_GROUPS_BYTES]
-        blocks = [_round_up(ceil(k / ceil(k / target)), group) for target in targets]
-        return tuple(dict.fromkeys([k, *(kc for kc in blocks if kc < k)]))
-
     def _can_convert_once(
         self, family: MicroKernelFamily, mr: int, nr: int, blocks: tuple[int, int, LoopOrder]
     ) -> bool:
-        """Return whether several tiles meet a panel, of which a converted block of kc fits L2."""
-        mc, kc, order = blocks
-        converted_bytes = nr * kc * DType.F32.size_bytes // family.k_step
-        return (
-            family.template == "grouped"
-            and not order.is_ir_outer
-            and min(mc, self.problem.m.high) > mr
-            and converted_bytes <= (self.cpu.caches.l2_bytes or _UNKNOWN_L2_BYTES) // 2
-        )
+        return can_convert_once(self.problem, self.cpu, family, (mr, nr), blocks)
 
     def _prefetches(self) -> tuple[int, ...]:
         fits = self.problem.w_bytes <= self.cpu.caches.l1d_bytes
@@ -510,7 +493,7 @@ class Space:
         return (
             (tiles_fetch or convert_once)
             and caches.l2_bytes < self.problem.w_bytes
-            and weights.row_bytes(nr * kc) <= (caches.l2_bytes or _UNKNOWN_L2_BYTES) // 4
+            and weights.row_bytes(nr * kc) <= (caches.l2_bytes or UNKNOWN_L2_BYTES) // 4
         )
 
     def _w_streams(self, family: MicroKernelFamily, nr: int) -> tuple[int, ...]:
