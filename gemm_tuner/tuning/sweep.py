@@ -39,6 +39,12 @@ from gemm_tuner.tuning.care import (
     Care,
     confirming_s,
 )
+from gemm_tuner.tuning.earlier import (
+    earlier_trials,
+    finalists_of_other_regimes,
+    relevant_trials,
+    winner_of_one_thread,
+)
 from gemm_tuner.tuning.search import FAVOURITES, Chosen, LocalSearch, Strategy
 
 SEEDS_FROM_OTHER_REGIME = 8
@@ -173,7 +179,7 @@ def sweep(
             for position, context in enumerate(unfinished):
                 share = budget.share(len(unfinished) - position)
                 in_regime = replace(space, regime=context.regime)
-                alone = _winner_of_one_thread(earlier, space, context)
+                alone = winner_of_one_thread(earlier, space, context)
                 one = _ContextSweep(
                     attempts,
                     in_regime,
@@ -187,7 +193,7 @@ def sweep(
                 )
                 cuts = space.cuts_of(alone) if alone else []
                 known = earlier_trials(repository, problem, cpu, settings.toolchain)
-                elsewhere = _finalists_of_other_regimes(known, context)
+                elsewhere = finalists_of_other_regimes(known, context)
                 certain = [*cuts[-1:], *(one for one in elsewhere if one in space)]
                 strategy = (
                     Chosen(chosen) if chosen else LocalSearch(in_regime, seeds=[*cuts, *seeds])
@@ -253,82 +259,10 @@ def _finished(
         if not (is_as_long and end.baseline.startswith(baseline)):
             continue
         earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
-        trials = _relevant(earlier, space, context, end.baseline)
+        trials = relevant_trials(earlier, space, context, end.baseline)
         if space.like is None or standing_trials(trials):
             return _result(problem, cpu, context, trials, complete=end.is_exhausted, resumed=True)
     return None
-
-
-def _winner_of_one_thread(
-    earlier: Sequence[Trial], space: Space, context: ExecutionContext
-) -> Candidate | None:
-    """Return the winner of one thread in the same regime, where several are asked for.
-
-    So several threads are compared with one, and a call too small for them stays with one.
-    """
-    if context.threads == 1:
-        return None
-    alone = replace(context, threads=1)
-    verdict = derive_verdict(
-        earlier, problem=space.problem, cpu_key=space.cpu.exact_key, context=alone, complete=False
-    )
-    is_of_space = verdict.candidate is not None and space.cuts_of(verdict.candidate)
-    return verdict.candidate if is_of_space else None
-
-
-def _finalists_of_other_regimes(
-    trials: Sequence[Trial], context: ExecutionContext
-) -> list[Candidate]:
-    """Return the finalists of the other regimes on as many threads, the best of them first."""
-    speeds = {
-        trial.candidate: trial.measurement.ratio.median
-        for trial in trials
-        if trial.stage in {Stage.FINAL, Stage.CONFIRM}
-        and trial.measurement is not None
-        and trial.context == replace(context, regime=trial.context.regime)
-        and trial.context != context
-    }
-    return sorted(speeds, key=lambda one: (-speeds[one], one.text))[:FINALISTS]
-
-
-def _relevant(
-    trials: Sequence[Trial], space: Space, context: ExecutionContext, baseline: str
-) -> list[Trial]:
-    """Return the failures, the proofs in a context, and its timings beside a baseline."""
-    return [
-        trial
-        for trial in trials
-        if trial.candidate in space
-        and (
-            trial.outcome is not Outcome.CORRECT
-            or (
-                trial.context == context
-                and (trial.measurement is None or trial.measurement.baseline == baseline)
-            )
-        )
-    ]
-
-
-def earlier_trials(
-    repository: Repository,
-    problem: Problem,
-    cpu: Cpu,
-    toolchain: Toolchain,
-) -> list[Trial]:
-    """Return what these templates and this compiler gave before on the CPU, in any context.
-
-    Proofs that were made elsewhere for such a CPU, or by emulation, are not among them.
-    """
-    trials = repository.trials(
-        problem=problem, cpu_key=cpu.exact_key, generator=generator_version()
-    )
-    return [
-        trial
-        for trial in trials
-        if trial.toolchain == toolchain.text
-        and trial.stage is not Stage.PREDICTED
-        and not trial.emulated
-    ]
 
 
 def _result(
@@ -426,7 +360,9 @@ class _ContextSweep:
         earlier = earlier_trials(
             attempts.repository, self._space.problem, self._space.cpu, attempts.toolchain
         )
-        self._trials = _relevant(earlier, self._space, self._context, attempts.host.baseline_text)
+        self._trials = relevant_trials(
+            earlier, self._space, self._context, attempts.host.baseline_text
+        )
         for trial in self._trials:
             if trial.measurement is not None:
                 self._speeds[trial.candidate] = trial.measurement.ratio.median

@@ -1,0 +1,88 @@
+"""What earlier sweeps of a problem on a CPU have found, and what of it counts for the next one."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gemm_tuner.build.toolchain import Toolchain
+from gemm_tuner.codegen.environment import generator_version
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.select.derive import derive_verdict
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.care import FINALISTS
+
+
+def earlier_trials(
+    repository: Repository,
+    problem: Problem,
+    cpu: Cpu,
+    toolchain: Toolchain,
+) -> list[Trial]:
+    """Return what these templates and this compiler gave before on the CPU, in any context.
+
+    Proofs that were made elsewhere for such a CPU, or by emulation, are not among them.
+    """
+    trials = repository.trials(
+        problem=problem, cpu_key=cpu.exact_key, generator=generator_version()
+    )
+    return [
+        trial
+        for trial in trials
+        if trial.toolchain == toolchain.text
+        and trial.stage is not Stage.PREDICTED
+        and not trial.emulated
+    ]
+
+
+def relevant_trials(
+    trials: Sequence[Trial], space: Space, context: ExecutionContext, baseline: str
+) -> list[Trial]:
+    """Return the failures, the proofs in a context, and its timings beside a baseline."""
+    return [
+        trial
+        for trial in trials
+        if trial.candidate in space
+        and (
+            trial.outcome is not Outcome.CORRECT
+            or (
+                trial.context == context
+                and (trial.measurement is None or trial.measurement.baseline == baseline)
+            )
+        )
+    ]
+
+
+def winner_of_one_thread(
+    earlier: Sequence[Trial], space: Space, context: ExecutionContext
+) -> Candidate | None:
+    """Return the winner of one thread in the same regime, where several are asked for.
+
+    So several threads are compared with one, and a call too small for them stays with one.
+    """
+    if context.threads == 1:
+        return None
+    alone = replace(context, threads=1)
+    verdict = derive_verdict(
+        earlier, problem=space.problem, cpu_key=space.cpu.exact_key, context=alone, complete=False
+    )
+    is_of_space = verdict.candidate is not None and space.cuts_of(verdict.candidate)
+    return verdict.candidate if is_of_space else None
+
+
+def finalists_of_other_regimes(
+    trials: Sequence[Trial], context: ExecutionContext
+) -> list[Candidate]:
+    """Return the finalists of the other regimes on as many threads, the best of them first."""
+    speeds = {
+        trial.candidate: trial.measurement.ratio.median
+        for trial in trials
+        if trial.stage in {Stage.FINAL, Stage.CONFIRM}
+        and trial.measurement is not None
+        and trial.context == replace(context, regime=trial.context.regime)
+        and trial.context != context
+    }
+    return sorted(speeds, key=lambda one: (-speeds[one], one.text))[:FINALISTS]
