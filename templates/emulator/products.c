@@ -10,6 +10,9 @@ enum { COLUMNS = ROW_BYTES / 4, PAIR = 2 };
 /* One lane of a row: its halves or bytes are steps of k. */
 typedef uint32_t lanes[TILE_ROWS][COLUMNS];
 
+/* Conversions are arguments: a call for each row would cost more than the product. */
+#define INLINE static inline __attribute__((always_inline))
+
 /* A row of a tile, and its lanes as numbers. */
 typedef uint32_t row_bits __attribute__((vector_size(ROW_BYTES)));
 typedef float row_floats __attribute__((vector_size(ROW_BYTES)));
@@ -40,7 +43,7 @@ static row_floats floats_of_f16(row_bits halves) {
 
 static float float_of_f16(uint16_t bits) { return floats_of_f16((row_bits){bits})[0]; }
 
-static inline void to_floats(const tile *from, conversion *convert, floats *to) {
+INLINE void to_floats(const tile *from, conversion *convert, floats *to) {
     for (int i = 0; i < TILE_ROWS; i++) {
         row_bits pairs;
         memcpy(&pairs, from->row[i], sizeof pairs);
@@ -143,7 +146,7 @@ static void write_sums(tile_state *state, int number, const void *sums) {
     state->config.start_row = 0;
 }
 
-static inline const char *multiply_floats(tile_state *state, const tile_operands *operands,
+INLINE const char *multiply_floats(tile_state *state, const tile_operands *operands,
                                    conversion *convert) {
     static const uint32_t flush_to_zero = 0x8000, denormals_are_zero = 0x0040;
     const char *fault = find_fault_of_product(state, operands);
@@ -164,7 +167,7 @@ static inline const char *multiply_floats(tile_state *state, const tile_operands
 }
 
 static inline const char *multiply_integers(tile_state *state, const tile_operands *operands,
-                                     int x_is_signed, int w_is_signed) {
+                                            int x_is_signed, int w_is_signed) {
     const char *fault = find_fault_of_product(state, operands);
     if (fault != NULL) {
         return fault;
