@@ -321,7 +321,6 @@ class _ContextSweep:
         the sweep only if it `is_search`.
         """
         resumed = self._recall()
-        self._slowest_call_s = self._attempts.host.baseline_call_s
         self._race(certain, is_certain=True)
         is_exhausted = self._search(strategy) and is_search
         if self._speeds and not self._is_stopped():
@@ -399,9 +398,14 @@ class _ContextSweep:
         self._time(proven, RACE)
         return True
 
+    @property
+    def _call_s(self) -> float:
+        """Return the time of the slowest call that was timed, or else of one of the baseline."""
+        return self._slowest_call_s or self._attempts.host.baseline_call_s
+
     def _has_time_for(self, candidates: int) -> bool:
         """Return whether some candidates may still be raced, and the best be confirmed."""
-        call_s, budget_s = self._slowest_call_s, self._settings.budget_s
+        call_s, budget_s = self._call_s, self._settings.budget_s
         race_s = RACE.duration_s(candidates, call_s=call_s, budget_s=budget_s)
         return self._budget.remaining_s > race_s + confirming_s(call_s, budget_s)
 
@@ -467,7 +471,7 @@ class _ContextSweep:
             self._context,
             stage=care.stage,
             pairs=care.affordable_pairs(
-                len(candidates), call_s=self._slowest_call_s, budget_s=self._settings.budget_s
+                len(candidates), call_s=self._call_s, budget_s=self._settings.budget_s
             ),
             sample_ns=care.sample_ns,
         )
