@@ -32,7 +32,8 @@ def served(settings: Settings) -> Iterator[httpx.Client]:
         thread.start()
         assert server.up.wait(timeout=30)
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
+            address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            with httpx.Client(base_url=address, timeout=60) as client:
                 yield client
         finally:
             server.should_exit = True
