@@ -71,7 +71,7 @@ def behind_table(summary: Summary) -> Iterator[str]:
     for section, one in summary.behind:
         yield table_row(
             one.layer,
-            one.sizes.replace("x", " x "),
+            one.sizes,
             one.epilogue,
             *_context_cells(section),
             one.library,
