@@ -16,16 +16,17 @@ PROOFS = tuple(
 )
 
 # The longest time to sweep a layer, both regimes together, and the part of it for several threads,
-# whose sweep starts from the winner of one.
+# whose sweep starts from the winner of one, and for steps of few layers.
 BUDGET_S = 8.0
 SHORT = 0.5
-# What a sweep takes for a layer besides its budget, and a bench for a layer and regime, in seconds:
-# with all libraries, or with few. On an AMD EPYC (Zen 5, 2 cores), November 2026.
-BESIDES_BUDGET_S = 1.2
+# What a sweep takes for a layer besides its budget (large layers 3 s), and a bench for a layer and
+# regime, in seconds: with all libraries, or with few. On AMD EPYC (Zen 4 and 5, 2 cores), November
+# 2026.
+BESIDES_BUDGET_S = 2.2
 ALL_LIBRARIES_S = 5.5
 FEW_LIBRARIES_S = 2.2
 PROOFS_S = 240.0
-LAST_S = 20.0
+LAST_S = 10.0
 
 GEMM_TUNER = "gemm_tuner"
 PYTEST = "pytest"
@@ -106,7 +107,7 @@ class Plan:
             yield Command(
                 output="proofs.txt",
                 program=PYTEST,
-                arguments=("-q", "-rs", "-p", "no:cacheprovider", *PROOFS),
+                arguments=("-q", "-rs", "-n", "auto", "-p", "no:cacheprovider", *PROOFS),
                 expected_s=PROOFS_S,
             )
 
@@ -119,7 +120,7 @@ class Plan:
         words = ["--shapes", str(shapes), "--dtype", step.dtype]
         words += ["--groups", step.groups] if step.groups else []
         words += ["--threads", str(step.threads)] if step.threads > 1 else []
-        budget_s = self.budget_s if step.threads == 1 else SHORT * self.budget_s
+        budget_s = self.budget_s if step.shapes == ALL else SHORT * self.budget_s
         yield Command(
             output=f"{place}-{step.name}-sweep.txt",
             arguments=("sweep", *words, "--regime", step.regime, "--budget", f"{budget_s:g}s"),
@@ -151,7 +152,8 @@ def steps_for(threads: int) -> tuple[Step, ...]:
         Bench(name="hot", regime="hot"),
         Bench(name="cold", regime="cold_weights", baselines=("onednn",)),
     )
-    both = (Bench(name="both", regime="both", baselines=("onednn",)),)
+    w4 = Bench(name="both", regime="both", baselines=("onednn", "torch-weights"))
+    w8 = Bench(name="both", regime="both", baselines=("onednn",))
     of_several = (
         _step_of_several(threads, dtype="f32", libraries=("onednn", "mkl")),
         _step_of_several(threads, dtype="int8", libraries=("onednn",)),
@@ -164,8 +166,8 @@ def steps_for(threads: int) -> tuple[Step, ...]:
         Step(name="bf16-1", shapes=ALL, dtype="bf16", benches=alone),
         *(of_several if threads > 1 else ()),
         Step(name="f16", shapes=FEW, dtype="f16", benches=alone[:1]),
-        Step(name="w4", shapes=WEIGHT_ONLY, dtype="bf16_s4", groups="128", benches=both),
-        Step(name="w8", shapes=WEIGHT_ONLY, dtype="f32_s8",  groups="128", benches=both),
+        Step(name="w4", shapes=WEIGHT_ONLY, dtype="bf16_s4", groups="128", benches=(w4,)),
+        Step(name="w8", shapes=WEIGHT_ONLY, dtype="f32_s8",  groups="128", benches=(w8,)),
     )
     # fmt: on
 
