@@ -42,7 +42,12 @@ FINAL = Care(stage=Stage.FINAL, pairs=15, fewest_pairs=5, sample_ns=2_000_000, s
 CONFIRM = Care(stage=Stage.CONFIRM, pairs=21, fewest_pairs=11, sample_ns=2_000_000, share=0.05)
 
 
-def confirming_s(call_s: float, budget_s: float, *, confirmed: int = 1) -> float:
-    """Return how long the final takes at most and to confirm some of the finalists, in seconds."""
-    final_s = FINAL.duration_s(FINALISTS, call_s=call_s, budget_s=budget_s)
+def confirming_s(
+    call_s: float, budget_s: float, *, finalists: int = FINALISTS, confirmed: int = 1
+) -> float:
+    """Return how long the final takes at most and to confirm some of the finalists, in seconds.
+
+    A single finalist needs no final.
+    """
+    final_s = FINAL.duration_s(finalists, call_s=call_s, budget_s=budget_s) if finalists > 1 else 0
     return final_s + confirmed * CONFIRM.duration_s(1, call_s=call_s, budget_s=budget_s)

@@ -48,6 +48,7 @@ from gemm_tuner.tuning.earlier import (
 from gemm_tuner.tuning.search import FAVOURITES, Chosen, LocalSearch, Strategy
 
 SEEDS_FROM_OTHER_REGIME = 8
+_SHARE_TO_CONFIRM = 0.6  # of the budget in a context
 
 _EXPECTED_BASELINES = {"auto": "onednn"}
 
@@ -404,10 +405,18 @@ class _ContextSweep:
         return self._slowest_call_s or self._attempts.host.baseline_call_s
 
     def _has_time_for(self, candidates: int) -> bool:
-        """Return whether some candidates may still be raced, and the best be confirmed."""
+        """Return whether some candidates may still be raced, and the best be confirmed.
+
+        Where calls are slow, what is over the share for confirming comes on top of the budget.
+        """
         call_s, budget_s = self._call_s, self._settings.budget_s
+        finalists = min(FINALISTS, len(self._speeds) + candidates)
+        reserved_s = min(
+            confirming_s(call_s, budget_s, finalists=finalists),
+            _SHARE_TO_CONFIRM * self._budget.seconds,
+        )
         race_s = RACE.duration_s(candidates, call_s=call_s, budget_s=budget_s)
-        return self._budget.remaining_s > race_s + confirming_s(call_s, budget_s)
+        return self._budget.remaining_s > race_s + reserved_s
 
     def _confirm(self) -> None:
         """Time the best few carefully, then the best of them once more, for its own sake.
@@ -419,7 +428,8 @@ class _ContextSweep:
         proven = list(self._attempts.prove(self._finalists(), self._context))
         if self._is_stopped():
             return
-        waiting = self._without_useless_threads(self._time(proven, FINAL))
+        speeds = self._time(proven, FINAL) if len(proven) > 1 else dict.fromkeys(proven, 1.0)
+        waiting = self._without_useless_threads(speeds)
         confirmed = 0.0
         for _attempt in range(CONFIRMED):
             is_held = confirmed * EQUALLY_FAST >= max(waiting.values(), default=0.0)
