@@ -1,16 +1,20 @@
-"""How packing moves weights: as blocks of units, transposed in registers."""
+"""How packing moves weights: as blocks of units, shuffled in registers."""
 
 from dataclasses import dataclass
+from math import ceil
 
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem, WeightLayout
 
-_NARROW_BYTES = 16
+_LANE_BYTES = 16
 _WIDE_BYTES = 64
 _LARGEST_SIDE = 8
 # Enough for whole cache lines on both sides, and few enough for them to stay in L1.
 _ROW_GROUPS = 16
 _STRETCH_BYTES = 512
+_STRIP_BYTES = 256
+# More than L2 holds.
+_LARGE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,45 +30,107 @@ class PackingBlock:
     stretch: int
 
     @property
+    def is_copy(self) -> bool:
+        """Return whether rows stay as they are."""
+        return self.rows == 1
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Return whether units of a few rows come to lie side by side, in vectors of columns."""
+        return 1 < self.rows < self.side
+
+    @property
     def row_bytes(self) -> int:
         """Return the size of a row of the block, in bytes."""
         return self.side * self.unit_bytes
 
     @property
-    def first_halves(self) -> tuple[int, ...]:
-        """Return the indices that take the units of two rows in turn, from the start on."""
-        return tuple(index for i in range(self.side // 2) for index in (i, i + self.side))
+    def lane_bytes(self) -> int:
+        """Return the size of the parts of a row within which units are shuffled, in bytes."""
+        return min(self.row_bytes, _LANE_BYTES)
 
     @property
-    def second_halves(self) -> tuple[int, ...]:
-        """Return the indices that take the units of two rows in turn, from the middle on."""
-        return tuple(index + self.side // 2 for index in self.first_halves)
+    def lanes(self) -> int:
+        """Return the number of these parts."""
+        return self.row_bytes // self.lane_bytes
+
+    @property
+    def lane_units(self) -> int:
+        """Return the units in one of these parts."""
+        return self.lane_bytes // self.unit_bytes
+
+    @property
+    def large_bytes(self) -> int:
+        """Return the size from which packed weights are written past the caches, in bytes."""
+        return _LARGE_BYTES
+
+    @property
+    def unrolled(self) -> int:
+        """Return how many turns of the outer loops over a block are written out."""
+        return self.side if self.side <= _LARGEST_SIDE else 1
+
+    @property
+    def first_units(self) -> tuple[int, ...]:
+        """Return the indices of units of two rows in turn, of the first halves of their lanes."""
+        return tuple(
+            unit
+            for lane in range(0, self.side, self.lane_units)
+            for i in range(lane, lane + self.lane_units // 2)
+            for unit in (i, i + self.side)
+        )
+
+    @property
+    def second_units(self) -> tuple[int, ...]:
+        """Return the same of the second halves of their lanes."""
+        return tuple(unit + self.lane_units // 2 for unit in self.first_units)
+
+    @property
+    def first_lanes(self) -> tuple[int, ...]:
+        """Return the indices of halves of lanes: lanes of two rows in turn, of the first halves."""
+        return tuple(
+            half
+            for i in range(0, self.lanes, 2)
+            for lane in (i, i + 2 * self.lanes)
+            for half in (lane, lane + 1)
+        )
+
+    @property
+    def second_lanes(self) -> tuple[int, ...]:
+        """Return the same of the second halves of the rows."""
+        return tuple(half + self.lanes for half in self.first_lanes)
 
 
 def packing_block(problem: Problem, family: MicroKernelFamily) -> PackingBlock:
     """Return the block that a family packs at once.
 
     Where packed weights keep the order in which w lies, its rows are copied as whole vectors.
-    Otherwise they are transposed: squares of groups of `k_step` elements, or, where groups lie
-    across rows, `k_step` rows.
+    Where they hold `k_step` rows side by side, these are interleaved. Otherwise they are
+    transposed: squares of groups of `k_step` elements, or of as many elements as a vector takes.
     """
     element_bytes = problem.types.w.size_bytes
     is_nk = problem.w_layout is WeightLayout.NK
-    is_columns = family.layout is PackedLayout.COLUMNS
-    if is_columns and is_nk:
-        return PackingBlock(rows=1, side=family.k_step, unit_bytes=element_bytes, stretch=1)
-    if not is_columns and not is_nk:
+    if family.layout is PackedLayout.COLUMNS:
+        side = _columns_side(problem, family)
         return PackingBlock(
-            rows=family.k_step,
-            side=family.lanes,
+            rows=1 if is_nk else side,
+            side=side,
             unit_bytes=element_bytes,
-            stretch=_ROW_GROUPS * family.k_step,
+            stretch=_STRIP_BYTES // element_bytes,
         )
-    group = 1 if is_columns else family.k_step
-    unit_bytes = group * element_bytes
-    side = _side(family, unit_bytes)
+    if is_nk:
+        unit_bytes = family.k_step * element_bytes
+        side = _side(family, unit_bytes)
+        return PackingBlock(
+            rows=side,
+            side=side,
+            unit_bytes=unit_bytes,
+            stretch=_STRETCH_BYTES // unit_bytes * family.k_step,
+        )
     return PackingBlock(
-        rows=side, side=side, unit_bytes=unit_bytes, stretch=_STRETCH_BYTES // unit_bytes * group
+        rows=family.k_step,
+        side=family.lanes * family.k_step,
+        unit_bytes=element_bytes,
+        stretch=_ROW_GROUPS * family.k_step,
     )
 
 
@@ -74,5 +140,12 @@ def _side(family: MicroKernelFamily, unit_bytes: int) -> int:
     AVX2 shuffles only within 16 bytes in one instruction. A larger square than of 8 by 8 is no
     faster, and takes the compiler longer.
     """
-    fitting = _WIDE_BYTES if family.vectors == "avx512" else _NARROW_BYTES
+    fitting = _WIDE_BYTES if family.vectors == "avx512" else _LANE_BYTES
     return min(family.lanes, fitting // unit_bytes, _LARGEST_SIDE)
+
+
+def _columns_side(problem: Problem, family: MicroKernelFamily) -> int:
+    """Return the elements in the widest row of which packed columns are made."""
+    packed_k = ceil(problem.k / family.k_step) * family.k_step
+    widest = family.lanes * 4 // problem.types.w.size_bytes
+    return widest if packed_k % widest == 0 else family.k_step

@@ -114,6 +114,8 @@ def main(words: list[str]) -> int:
     for (types, tile), layout in product(TILES, ("nk", "kn")):
         if words and not any(word in f"{tile} {layout}" for word in words):
             continue
+        if family_named(tile.rpartition("_")[0]).isa - detect_cpu().isa:
+            continue
         for n, k in SIZES:
             problem = problem_of(types, n, k, layout)
             kernel = build(problem, tile)

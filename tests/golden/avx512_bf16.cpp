@@ -261,62 +261,6 @@ inline void multiply_add(Sums &sums, Group x, Weights w)
     asm("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(w), "v"(x));
 }
 
-// Packing transposes 8 rows of w at a time in registers, each of `side` units of 4 bytes.
-constexpr int side = 8;
-constexpr int side_rows = 8;
-typedef uint32_t Row __attribute__((vector_size(32), may_alias));
-typedef Row UnalignedRow __attribute__((aligned(2)));
-constexpr int64_t row_length = sizeof(Row) / sizeof(W);
-
-// The units of two rows in turn: those of their first halves, and those of their second halves.
-inline Row mix_first(Row a, Row b) { return SHUFFLE(Row, a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
-
-inline Row mix_second(Row a, Row b) { return SHUFFLE(Row, a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
-
-// Write unit 0 of each row, then unit 1 of each, and so on, as whole rows `stride` apart.
-[[gnu::noinline]] void transpose(const W *from, int64_t ld, W *to, int64_t stride)
-{
-    Row rows[side_rows];
-#pragma GCC unroll 8
-    for (int i = 0; i < side_rows; ++i)
-        rows[i] = *reinterpret_cast<const UnalignedRow *>(from + i * ld);
-    // Each turn shuffles all units like a deck of cards.
-#pragma GCC unroll 3
-    for (int turn = 1; turn < side_rows; turn *= 2)
-    {
-        Row mixed[side_rows];
-#pragma GCC unroll 4
-        for (int i = 0; i < side_rows / 2; ++i)
-        {
-            mixed[2 * i] = mix_first(rows[i], rows[i + side_rows / 2]);
-            mixed[2 * i + 1] = mix_second(rows[i], rows[i + side_rows / 2]);
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < side_rows; ++i)
-            rows[i] = mixed[i];
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < side_rows; ++i)
-        *reinterpret_cast<Row *>(to + i * stride) = rows[i];
-}
-
-// The same at an edge of w, where only `rows` rows of `length` elements are left: the others are 0.
-// Only the first `vectors` results are written.
-[[gnu::noinline]] void transpose_edge(const W *from, int64_t ld, int64_t rows, int64_t length, W *to, int64_t stride,
-                                      int64_t vectors)
-{
-    Row whole[side_rows], transposed[side_rows];
-    for (Row &row : whole)
-        row = Row{};
-    W *elements = reinterpret_cast<W *>(whole);
-    for (int64_t i = 0; i < rows && i < side_rows; ++i)
-        for (int64_t j = 0; j < length && j < row_length; ++j)
-            elements[i * row_length + j] = from[i * ld + j];
-    transpose(elements, row_length, reinterpret_cast<W *>(transposed), row_length);
-    for (int64_t i = 0; i < vectors && i < side_rows; ++i)
-        *reinterpret_cast<Row *>(to + i * stride) = transposed[i];
-}
-
 // Packed weights: blocks of kc steps of k; in each, panels of nr columns; in each, k-major,
 // 2 steps of k side by side.
 //
@@ -339,6 +283,122 @@ inline const W *packed_panel(const W *packed_w, int64_t pc, int64_t depth, int64
 
 constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
 
+// Packing shuffles 8 rows of w at a time in registers, each of `side` units of 4 bytes.
+constexpr int side = 8;
+constexpr int side_rows = 8;
+typedef uint32_t Row __attribute__((vector_size(32), may_alias));
+typedef Row UnalignedRow __attribute__((aligned(2)));
+constexpr int64_t row_length = sizeof(Row) / sizeof(W);
+
+// The units of two rows in turn: those of the first halves of their lanes, and of the second halves.
+// Lanes are 16 bytes, within which every CPU can shuffle in one instruction.
+constexpr int lane_units = 4;
+
+struct Units
+{
+    static Row first(Row a, Row b) { return SHUFFLE(Row, a, b, 0, 8, 1, 9, 4, 12, 5, 13); }
+
+    static Row second(Row a, Row b) { return SHUFFLE(Row, a, b, 2, 10, 3, 11, 6, 14, 7, 15); }
+};
+
+// The lanes of two rows in turn: those of their first halves, and of their second halves.
+constexpr int row_lanes = 2;
+
+struct Lanes
+{
+    typedef uint64_t Halves __attribute__((vector_size(32)));
+
+    static Row first(Row a, Row b)
+    {
+        return (Row)SHUFFLE(Halves, (Halves)a, (Halves)b, 0, 1, 4, 5);
+    }
+
+    static Row second(Row a, Row b)
+    {
+        return (Row)SHUFFLE(Halves, (Halves)a, (Halves)b, 2, 3, 6, 7);
+    }
+};
+
+// Shuffle the parts of all rows like a deck of cards, once for each doubling of their number.
+template <typename Parts, int count>
+inline void shuffle(Row (&rows)[count])
+{
+#pragma GCC unroll 4
+    for (int turn = 1; turn < count; turn *= 2)
+    {
+        Row mixed[count];
+#pragma GCC unroll 8
+        for (int i = 0; i < count / 2; ++i)
+        {
+            mixed[2 * i] = Parts::first(rows[i], rows[i + count / 2]);
+            mixed[2 * i + 1] = Parts::second(rows[i], rows[i + count / 2]);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < count; ++i)
+            rows[i] = mixed[i];
+    }
+}
+
+inline void store_row(W *to, Row row) { *reinterpret_cast<Row *>(to) = row; }
+
+inline void finish_stores() {}
+
+// Hand on unit 0 of each row, then unit 1 of each, and so on, as whole rows: deliver(unit, row).
+template <typename Deliver>
+inline void transpose(const W *from, int64_t ld, Deliver deliver)
+{
+    // First squares as wide as a lane, beside each other; then the lanes of rows that belong together.
+    Row squares[row_lanes][lane_units];
+#pragma GCC unroll 8
+    for (int band = 0; band < row_lanes; ++band)
+    {
+        Row rows[lane_units];
+#pragma GCC unroll 16
+        for (int i = 0; i < lane_units; ++i)
+            rows[i] = *reinterpret_cast<const UnalignedRow *>(from + (band * lane_units + i) * ld);
+        shuffle<Units>(rows);
+#pragma GCC unroll 16
+        for (int i = 0; i < lane_units; ++i)
+            squares[band][i] = rows[i];
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < lane_units; ++i)
+    {
+        Row rows[row_lanes];
+#pragma GCC unroll 4
+        for (int band = 0; band < row_lanes; ++band)
+            rows[band] = squares[band][i];
+        shuffle<Lanes>(rows);
+#pragma GCC unroll 4
+        for (int lane = 0; lane < row_lanes; ++lane)
+            deliver(lane * lane_units + i, rows[lane]);
+    }
+}
+
+// Write unit 0 of each row, then unit 1 of each, and so on, as whole rows `stride` apart.
+[[gnu::noinline]] void move_rows(const W *from, int64_t ld, W *to, int64_t stride)
+{
+    transpose(from, ld, [&](int unit, Row row) { store_row(to + unit * stride, row); });
+}
+
+// The same at an edge of w, where only `rows` rows of `length` elements are left: the others are 0.
+// Only the first `vectors` results are written.
+[[gnu::noinline]] void move_edge(const W *from, int64_t ld, int64_t rows, int64_t length, W *to, int64_t stride,
+                                 int64_t vectors)
+{
+    Row whole[side_rows];
+    for (Row &row : whole)
+        row = Row{};
+    W *elements = reinterpret_cast<W *>(whole);
+    for (int64_t i = 0; i < rows && i < side_rows; ++i)
+        for (int64_t j = 0; j < length && j < row_length; ++j)
+            elements[i * row_length + j] = from[i * ld + j];
+    transpose(elements, row_length, [&](int unit, Row row) {
+        if (unit < vectors)
+            store_row(to + unit * stride, row);
+    });
+}
+
 // Pack `depth` steps of one panel of `width` columns, of which `columns` are in w.
 inline void pack_panel(const W *w, int64_t ldw, int64_t columns, int64_t width, int64_t depth, W *packed)
 {
@@ -349,10 +409,10 @@ inline void pack_panel(const W *w, int64_t ldw, int64_t columns, int64_t width, 
         int64_t p = 0;
         if (j + side_rows <= columns)
             for (; p + row_length <= depth; p += row_length)
-                transpose(from + p, ldw, to + p * width, width * k_step);
+                move_rows(from + p, ldw, to + p * width, width * k_step);
         for (; p < depth; p += row_length)
-            transpose_edge(from + p, ldw, columns - j, depth - p, to + p * width, width * k_step,
-                           (depth - p + k_step - 1) / k_step);
+            move_edge(from + p, ldw, columns - j, depth - p, to + p * width, width * k_step,
+                      (depth - p + k_step - 1) / k_step);
     }
 }
 
@@ -373,6 +433,7 @@ inline void pack_weights(const W *w, int64_t ldw, W *packed)
             for (int64_t p = 0; p < depth; p += stretch)
                 pack_stretch(pc, depth, column, p);
     }
+    finish_stores();
 }
 
 // Comparisons that hand on a NaN in `value`: every comparison with NaN is false.

@@ -254,42 +254,6 @@ inline Weights load_weights(const W *w)
 
 inline void multiply_add(Sums &sums, Elements x, Weights w) { sums += x * w; }
 
-// Packing copies `side` elements of w at a time.
-constexpr int side = 16;
-constexpr int side_rows = 1;
-typedef uint16_t Row __attribute__((vector_size(32), may_alias));
-typedef Row UnalignedRow __attribute__((aligned(2)));
-constexpr int64_t row_length = sizeof(Row) / sizeof(W);
-
-// Write unit 0 of each row, then unit 1 of each, and so on, as whole rows `stride` apart.
-inline void transpose(const W *from, int64_t ld, W *to, int64_t stride)
-{
-    Row rows[side_rows];
-#pragma GCC unroll 8
-    for (int i = 0; i < side_rows; ++i)
-        rows[i] = *reinterpret_cast<const UnalignedRow *>(from + i * ld);
-#pragma GCC unroll 8
-    for (int i = 0; i < side_rows; ++i)
-        *reinterpret_cast<Row *>(to + i * stride) = rows[i];
-}
-
-// The same at an edge of w, where only `rows` rows of `length` elements are left: the others are 0.
-// Only the first `vectors` results are written.
-[[gnu::noinline]] void transpose_edge(const W *from, int64_t ld, int64_t rows, int64_t length, W *to, int64_t stride,
-                                      int64_t vectors)
-{
-    Row whole[side_rows], transposed[side_rows];
-    for (Row &row : whole)
-        row = Row{};
-    W *elements = reinterpret_cast<W *>(whole);
-    for (int64_t i = 0; i < rows && i < side_rows; ++i)
-        for (int64_t j = 0; j < length && j < row_length; ++j)
-            elements[i * row_length + j] = from[i * ld + j];
-    transpose(elements, row_length, reinterpret_cast<W *>(transposed), row_length);
-    for (int64_t i = 0; i < vectors && i < side_rows; ++i)
-        *reinterpret_cast<Row *>(to + i * stride) = transposed[i];
-}
-
 // Packed weights: each column of w contiguous along k, padded with zeros to whole vectors.
 static_assert(kc >= k, "dot products run over all of k");
 constexpr int64_t packed_n = n;
@@ -302,19 +266,58 @@ inline const W *packed_panel(const W *packed_w, int64_t, int64_t, int64_t column
 
 constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
 
-// Both sides are walked in whole cache lines.
+// Packing copies `side` elements of w at a time.
+constexpr int side = 32;
+constexpr int side_rows = 1;
+typedef uint16_t Row __attribute__((vector_size(64), may_alias));
+typedef Row UnalignedRow __attribute__((aligned(2)));
+constexpr int64_t row_length = sizeof(Row) / sizeof(W);
+
+// What no L2 holds is written past the caches, as a large copy is: no line is read before it is overwritten.
+constexpr bool bypasses_caches = packed_weight_bytes >= 4194304;
+
+inline void store_row(W *to, Row row)
+{
+    if constexpr (bypasses_caches)
+        asm("vmovntps %1, %0" : "=m"(*reinterpret_cast<Row *>(to)) : "v"(row));
+    else
+        *reinterpret_cast<Row *>(to) = row;
+}
+
+// Everything is written when packing returns.
+inline void finish_stores()
+{
+    if constexpr (bypasses_caches)
+        asm volatile("sfence" : : : "memory");
+}
+
+// Elements of one row; those past its end are 0.
+template <int64_t length>
+inline Row load_row(const W *from)
+{
+    if constexpr (length == row_length)
+        return *reinterpret_cast<const UnalignedRow *>(from);
+    Row row = {};
+    asm("" : "+m"(row)); // put together in memory, not in a register one element at a time
+    __builtin_memcpy(&row, from, sizeof(W) * length);
+    asm("" : "+m"(row));
+    return row;
+}
+
 inline void pack_weights(const W *w, int64_t ldw, W *packed)
 {
+    constexpr int64_t whole_k = k / row_length * row_length;
     for (int64_t column = 0; column < n; ++column)
     {
         const W *from = w + column * ldw;
         W *to = packed + column * packed_k;
-        int64_t p = 0;
-        for (; p + row_length <= k; p += row_length)
-            transpose(from + p, ldw, to + p, 0);
-        for (; p < packed_k; p += row_length)
-            transpose_edge(from + p, ldw, 1, k - p, to + p, 0, 1);
+        for (int64_t p = 0; p < packed_k; p += row_length)
+        {
+            const Row row = p < whole_k ? load_row<row_length>(from + p) : load_row<k - whole_k>(from + p);
+            store_row(to + p, row);
+        }
     }
+    finish_stores();
 }
 
 // Comparisons that hand on a NaN in `value`: every comparison with NaN is false.

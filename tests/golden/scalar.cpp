@@ -179,42 +179,6 @@ inline Weights load_weights(const W *w)
 
 inline void multiply_add(Sums &sums, Group x, Weights w) { sums += x * w; }
 
-// Packing copies `side` elements of w at a time.
-constexpr int side = 1;
-constexpr int side_rows = 1;
-typedef uint32_t Row __attribute__((vector_size(4), may_alias));
-typedef Row UnalignedRow __attribute__((aligned(4)));
-constexpr int64_t row_length = sizeof(Row) / sizeof(W);
-
-// Write unit 0 of each row, then unit 1 of each, and so on, as whole rows `stride` apart.
-inline void transpose(const W *from, int64_t ld, W *to, int64_t stride)
-{
-    Row rows[side_rows];
-#pragma GCC unroll 8
-    for (int i = 0; i < side_rows; ++i)
-        rows[i] = *reinterpret_cast<const UnalignedRow *>(from + i * ld);
-#pragma GCC unroll 8
-    for (int i = 0; i < side_rows; ++i)
-        *reinterpret_cast<Row *>(to + i * stride) = rows[i];
-}
-
-// The same at an edge of w, where only `rows` rows of `length` elements are left: the others are 0.
-// Only the first `vectors` results are written.
-[[gnu::noinline]] void transpose_edge(const W *from, int64_t ld, int64_t rows, int64_t length, W *to, int64_t stride,
-                                      int64_t vectors)
-{
-    Row whole[side_rows], transposed[side_rows];
-    for (Row &row : whole)
-        row = Row{};
-    W *elements = reinterpret_cast<W *>(whole);
-    for (int64_t i = 0; i < rows && i < side_rows; ++i)
-        for (int64_t j = 0; j < length && j < row_length; ++j)
-            elements[i * row_length + j] = from[i * ld + j];
-    transpose(elements, row_length, reinterpret_cast<W *>(transposed), row_length);
-    for (int64_t i = 0; i < vectors && i < side_rows; ++i)
-        *reinterpret_cast<Row *>(to + i * stride) = transposed[i];
-}
-
 // Packed weights: blocks of kc steps of k; in each, panels of nr columns; in each, k-major.
 //
 //     block 0 (kc steps)                     block 1 ...
@@ -236,6 +200,39 @@ inline const W *packed_panel(const W *packed_w, int64_t pc, int64_t depth, int64
 
 constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
 
+// Packing copies `side` elements of w at a time.
+constexpr int side = 1;
+constexpr int side_rows = 1;
+typedef uint32_t Row __attribute__((vector_size(4), may_alias));
+typedef Row UnalignedRow __attribute__((aligned(4)));
+constexpr int64_t row_length = sizeof(Row) / sizeof(W);
+
+inline void store_row(W *to, Row row) { *reinterpret_cast<Row *>(to) = row; }
+
+inline void finish_stores() {}
+
+// Copy a row.
+inline void move_rows(const W *from, int64_t, W *to, int64_t)
+{
+    store_row(to, *reinterpret_cast<const UnalignedRow *>(from));
+}
+
+// The same at an edge of w, where only `rows` rows of `length` elements are left: the others are 0.
+// Only the first `vectors` results are written.
+[[gnu::noinline]] void move_edge(const W *from, int64_t ld, int64_t rows, int64_t length, W *to, int64_t stride,
+                                 int64_t vectors)
+{
+    Row whole[side_rows];
+    for (Row &row : whole)
+        row = Row{};
+    W *elements = reinterpret_cast<W *>(whole);
+    for (int64_t i = 0; i < rows && i < side_rows; ++i)
+        for (int64_t j = 0; j < length && j < row_length; ++j)
+            elements[i * row_length + j] = from[i * ld + j];
+    if (vectors > 0)
+        move_rows(elements, 0, to, 0);
+}
+
 // Pack `depth` steps of one panel of `width` columns, of which `columns` are in w.
 inline void pack_panel(const W *w, int64_t ldw, int64_t columns, int64_t width, int64_t depth, W *packed)
 {
@@ -246,10 +243,10 @@ inline void pack_panel(const W *w, int64_t ldw, int64_t columns, int64_t width, 
         int64_t p = 0;
         if (j + side_rows <= columns)
             for (; p + row_length <= depth; p += row_length)
-                transpose(from + p, ldw, to + p * width, width * k_step);
+                move_rows(from + p, ldw, to + p * width, width * k_step);
         for (; p < depth; p += row_length)
-            transpose_edge(from + p, ldw, columns - j, depth - p, to + p * width, width * k_step,
-                           (depth - p + k_step - 1) / k_step);
+            move_edge(from + p, ldw, columns - j, depth - p, to + p * width, width * k_step,
+                      (depth - p + k_step - 1) / k_step);
     }
 }
 
@@ -270,6 +267,7 @@ inline void pack_weights(const W *w, int64_t ldw, W *packed)
             for (int64_t p = 0; p < depth; p += stretch)
                 pack_stretch(pc, depth, column, p);
     }
+    finish_stores();
 }
 
 // The epilogue `none`, applied to each vector of finished sums.

@@ -105,6 +105,28 @@ def _expected(problem: Problem, candidate: Candidate, w: NDArray[Any]) -> bytes:
     return packed + bytes(-len(packed) % 64) + sums.tobytes()
 
 
+# Large enough to be written past the caches, with columns and steps left over.
+_LARGE = (
+    ("s8_s8_s32_f32 1x1100x4100 kn", "avx512_int8_dot_1x4 mc1_nc1100_kc4100 jc_ic_jr_ir"),
+    ("s8_s8_s32_f32 1x1100x4100 nk", "avx512_int8_dot_1x4 mc1_nc1100_kc4100 jc_ic_jr_ir"),
+    ("s8_s8_s32_f32 1x1100x4100 kn", "avx512_int8_1x48 mc1_nc1104_kc4100 jc_ic_jr_ir"),
+    ("bf16 1x1100x2050 kn", "avx512_bf16_dot_1x4 mc1_nc1100_kc2050 jc_ic_jr_ir"),
+    ("f32 1x1100x1025 kn", "avx512_f32_1x48 mc1_nc1104_kc1025 jc_ic_jr_ir"),
+)
+
+
+@pytest.mark.parametrize(("problem_text", "candidate_text"), _LARGE)
+def test_large_weights_are_packed_alike(problem_text: str, candidate_text: str) -> None:
+    kernel = _kernel(problem_text, candidate_text)
+    w = _weights(kernel.problem)
+
+    packed = kernel.pack(w)
+
+    expected = _expected(kernel.problem, Candidate.parse(candidate_text), w)
+    assert len(expected) > 4 << 20
+    assert packed.memory.tobytes() == expected
+
+
 # Kernels for other m, types of x and y, tiles, loops and orders of w: the weights are the same.
 # fmt: off
 _ALIKE = (
