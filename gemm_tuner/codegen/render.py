@@ -26,6 +26,8 @@ _TRANSCENDENTALS = re.compile(r"\b(logistic|hyperbolic_tangent|gelu|erf_rise|tan
 _LONG_FUNCTIONS = frozenset({"logistic", "hyperbolic_tangent"})
 _BLANK_LINES = re.compile(r"\n{3,}")
 _FEWEST_ROWS_OF_GAPLESS_COPY = 6
+_X_AND_TABLE = 2
+_SPARE_REGISTERS = 2  # gcc 12 copies sums where a loop begins
 _TINY_FLOP = 2 * 64**3
 # Of every CPU with AMX so far: space/cores.csv.
 _L2_BYTES_WITH_AMX = 2 << 20
@@ -91,6 +93,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             reads_weights_once=_reads_weights_once(problem, candidate, family),
             scales_weights=scales_weights,
             sums_x=problem.has_zero_points and not scales_weights,
+            fills_registers=_fills_registers(candidate, family),
             has_gapless_copy=_has_gapless_copy(problem, candidate, family),
             rounds_by_instruction=IsaFeature.AVX512_BF16 in family.isa,
             exact_rest=exact_rest,
@@ -102,6 +105,19 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
         )
     )
     return Source(text=_BLANK_LINES.sub("\n\n", text))
+
+
+def _fills_registers(candidate: Candidate, family: MicroKernelFamily) -> bool:
+    """Return whether a tile leaves no register for the table that weights are looked up in.
+
+    Of 4 bits, those for x of f32 also keep what two steps of k have in common.
+    """
+    if family.template != "grouped" or candidate.blocking.convert_once:
+        return False
+    tile = candidate.micro_kernel
+    vectors = tile.nr // family.lanes
+    rows_of_registers = tile.mr + (2 if family.product == "w4_float" else 1)
+    return rows_of_registers * vectors + _X_AND_TABLE >= family.registers - _SPARE_REGISTERS
 
 
 def _rest_steps(problem: Problem, mr: int, family: MicroKernelFamily) -> list[int]:

@@ -56,12 +56,16 @@ _SCALAR_TILES = ((1, 1), (2, 4), (4, 2), (1, 8))
 
 
 def _outer_tiles(lanes: int, registers: int, widths: range) -> tuple[tuple[int, int], ...]:
-    """Return the tiles whose sums, one panel row and one element of x fit into the registers."""
+    """Return the tiles whose sums, one panel row and one element of x leave a register free.
+
+    Without a free one, compilers that read an element before they are done with the one before
+    keep a sum in memory (gcc 12, clang 19).
+    """
     return tuple(
         (mr, vectors * lanes)
         for vectors in widths
         for mr in range(1, 33)
-        if mr * vectors + vectors + 1 <= registers
+        if mr * vectors + vectors + 1 < registers
     )
 
 
@@ -101,10 +105,14 @@ def _outer(
     *,
     k_step: int = 1,
     partial_steps: int = 0,
+    scratch: int = 0,
     widest: int = 8,
 ) -> MicroKernelFamily:
-    """Return a family of outer products whose tiles are up to `widest` vectors wide."""
-    tiles = _outer_tiles(vectors.lanes, vectors.registers, range(1, widest + 1))
+    """Return a family of outer products whose tiles are up to `widest` vectors wide.
+
+    A multiplication fills `scratch` registers besides its operands.
+    """
+    tiles = _outer_tiles(vectors.lanes, vectors.registers - scratch, range(1, widest + 1))
     return MicroKernelFamily(
         name=name,
         types=types,
@@ -129,8 +137,9 @@ def _dot(
     product: str,
     *,
     k_step: int,
+    scratch: int = 0,
 ) -> MicroKernelFamily:
-    """Return a family of dot products."""
+    """Return a family of dot products; a multiplication fills `scratch` registers of its own."""
     return MicroKernelFamily(
         name=name,
         types=types,
@@ -141,7 +150,7 @@ def _dot(
         lanes=vectors.lanes,
         registers=vectors.registers,
         layout=PackedLayout.COLUMNS,
-        tiles=_dot_tiles(vectors.lanes, vectors.registers),
+        tiles=_dot_tiles(vectors.lanes, vectors.registers - scratch),
         k_step=k_step,
     )
 
@@ -155,8 +164,8 @@ def _grouped(
     *,
     k_step: int = 1,
 ) -> MicroKernelFamily:
-    """Return a family of outer products for weights in groups, which three registers unpack."""
-    tiles = _outer_tiles(vectors.lanes, vectors.registers - 3, range(1, 9))
+    """Return a family of outer products for weights in groups, which two registers unpack."""
+    tiles = _outer_tiles(vectors.lanes, vectors.registers - 2, range(1, 9))
     return MicroKernelFamily(
         name=name,
         types=types,
@@ -221,7 +230,7 @@ CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
 
     _amx  ("amx_fp16",                  _F16_ANY,  _AMX_FP16,    "f16_tiles",  k_step=2),
     _outer("avx512_fp16",        _V512, _F16_SUMS, _AVX512_FP16, "f16_pairs",  k_step=2,
-           partial_steps=2 * TERMS_IN_F16),
+           partial_steps=2 * TERMS_IN_F16, scratch=1),
     _outer("avx512_f16_by_f32",  _V512, _F16_ANY,  _AVX512,      "float",      widest=6),
     _dot  ("avx512_f16_dot",     _V512, _F16_ANY,  _AVX512,      "float_dot",  k_step=16),
     _outer("avx2_f16_by_f32",    _V256, _F16_ANY,  _AVX2_F16C,   "float",      widest=4),
@@ -233,7 +242,8 @@ CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
     _dot  ("avx512_int8_dot",    _V512, _INT8, _AVX512_VNNI, "int8_quads_dot", k_step=64),
     _outer("avx_vnni_int8",      _V256, _INT8, _AVX_VNNI,    "int8_quads",     k_step=4),
     _outer("avx2_int8",          _V256, _INT8, _AVX2_F16C,   "int8_pairs",     k_step=2),
-    _dot  ("avx2_int8_dot",      _V256, _INT8, _AVX2_F16C,   "int8_pairs_dot", k_step=16),
+    _dot  ("avx2_int8_dot",      _V256, _INT8, _AVX2_F16C,   "int8_pairs_dot", k_step=16,
+           scratch=1),
     _outer("scalar_int8",        _V1,   _INT8, _ANY,         "int8_single"),
 
     _amx("amx_bf16_w8", _W8_BF16, _AMX_BF16, "w8_bf16_tiles", k_step=2, layout=PackedLayout.GROUPS),

@@ -206,14 +206,19 @@ inline Vector broadcast(Bf16 scalar)
 template <int count>
 inline Vector load(const Bf16 *from)
 {
-    HalfVector bits = {};
+    // gcc 12 would make several instructions of a __builtin_convertvector.
+    BitsVector wide;
     if constexpr (count == lanes)
-        bits = *reinterpret_cast<const UnalignedHalfVector *>(from);
+        asm("vpmovzxwd %1, %0" : "=x"(wide) : "m"(*reinterpret_cast<const UnalignedHalfVector *>(from)));
     else
+    {
+        HalfVector bits = {};
 #pragma GCC unroll 8
         for (int i = 0; i < count; ++i)
             bits[i] = from[i].bits;
-    return __builtin_bit_cast(Vector, __builtin_convertvector(bits, BitsVector) << 16);
+        asm("vpmovzxwd %1, %0" : "=x"(wide) : "x"(bits));
+    }
+    return __builtin_bit_cast(Vector, wide << 16);
 }
 
 // Write the first `count` lanes, rounded to the nearest bfloat16, ties to even; NaN stays NaN.

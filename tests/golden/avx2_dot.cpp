@@ -192,10 +192,24 @@ typedef Vector Sums;
 typedef Vector Elements;
 typedef Vector Weights;
 
+// Read a whole vector. An instruction, because gcc 12 would read it again for each use, or keep a copy
+// on the stack.
+template <typename Value>
+inline Value load_once(const void *from)
+{
+    typedef char Bytes __attribute__((vector_size(32), aligned(1), may_alias));
+    Value value;
+    asm("vmovups %1, %0" : "=x"(value) : "m"(*static_cast<const Bytes *>(from)));
+    return value;
+}
+
 template <int count>
 inline Elements load_elements(const X *x)
 {
-    return load<count>(x);
+    if constexpr (count == lanes)
+        return load_once<Elements>(x);
+    else
+        return load<count>(x);
 }
 
 inline Weights load_weights(const W *w)

@@ -202,26 +202,19 @@ inline Vector broadcast(Bf16 scalar)
     return broadcast(__builtin_bit_cast(float, static_cast<uint32_t>(scalar.bits) << 16));
 }
 
-inline BitsVector widen(HalfVector bits)
-{
-    // gcc 12 would make four instructions of a __builtin_convertvector.
-    BitsVector wide;
-    asm("vpmovzxwd %1, %0" : "=v"(wide) : "v"(bits));
-    return wide;
-}
-
 // Read the first `count` numbers as floats; the other lanes are zero.
 template <int count>
 inline Vector load(const Bf16 *from)
 {
-    HalfVector bits;
+    // gcc 12 would make four instructions of a __builtin_convertvector.
+    BitsVector wide;
     if constexpr (count == lanes)
-        bits = *reinterpret_cast<const UnalignedHalfVector *>(from);
+        asm("vpmovzxwd %1, %0" : "=v"(wide) : "m"(*reinterpret_cast<const UnalignedHalfVector *>(from)));
     else
-        bits = __builtin_bit_cast(
-            HalfVector, __builtin_ia32_loaddquhi256_mask(reinterpret_cast<MaskedAddress>(const_cast<Bf16 *>(from)),
-                                                         MaskedHalfVector{}, static_cast<uint16_t>((1u << count) - 1)));
-    return __builtin_bit_cast(Vector, widen(bits) << 16);
+        asm("vpmovzxwd %1, %0" : "=v"(wide) : "v"(
+            __builtin_ia32_loaddquhi256_mask(reinterpret_cast<MaskedAddress>(const_cast<Bf16 *>(from)),
+                                             MaskedHalfVector{}, static_cast<uint16_t>((1u << count) - 1))));
+    return __builtin_bit_cast(Vector, wide << 16);
 }
 
 // Write the first `count` lanes, rounded to the nearest bfloat16, ties to even; NaN stays NaN.

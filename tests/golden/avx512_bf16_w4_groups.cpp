@@ -202,26 +202,19 @@ inline Vector broadcast(Bf16 scalar)
     return broadcast(__builtin_bit_cast(float, static_cast<uint32_t>(scalar.bits) << 16));
 }
 
-inline BitsVector widen(HalfVector bits)
-{
-    // gcc 12 would make four instructions of a __builtin_convertvector.
-    BitsVector wide;
-    asm("vpmovzxwd %1, %0" : "=v"(wide) : "v"(bits));
-    return wide;
-}
-
 // Read the first `count` numbers as floats; the other lanes are zero.
 template <int count>
 inline Vector load(const Bf16 *from)
 {
-    HalfVector bits;
+    // gcc 12 would make four instructions of a __builtin_convertvector.
+    BitsVector wide;
     if constexpr (count == lanes)
-        bits = *reinterpret_cast<const UnalignedHalfVector *>(from);
+        asm("vpmovzxwd %1, %0" : "=v"(wide) : "m"(*reinterpret_cast<const UnalignedHalfVector *>(from)));
     else
-        bits = __builtin_bit_cast(
-            HalfVector, __builtin_ia32_loaddquhi256_mask(reinterpret_cast<MaskedAddress>(const_cast<Bf16 *>(from)),
-                                                         MaskedHalfVector{}, static_cast<uint16_t>((1u << count) - 1)));
-    return __builtin_bit_cast(Vector, widen(bits) << 16);
+        asm("vpmovzxwd %1, %0" : "=v"(wide) : "v"(
+            __builtin_ia32_loaddquhi256_mask(reinterpret_cast<MaskedAddress>(const_cast<Bf16 *>(from)),
+                                             MaskedHalfVector{}, static_cast<uint16_t>((1u << count) - 1))));
+    return __builtin_bit_cast(Vector, wide << 16);
 }
 
 // Write the first `count` lanes, rounded to the nearest bfloat16, ties to even; NaN stays NaN.
@@ -438,7 +431,7 @@ inline void sum_x(const X *x, int64_t ldx, int64_t rows, int64_t first_group, in
 }
 
 // The micro-kernel by outer products for weights in groups: the sums of one group stay in registers,
-// and are added to those of all groups under the group's scales.
+// and are added to those of all groups, which are in memory, under the group's scales.
 //
 //     x          rows of x from (row, 0) on, `x_stride` elements apart
 //     w          a packed panel
@@ -462,6 +455,8 @@ template <int rows, int columns, typename Stride>
     int64_t p = 0;
     for (int64_t group = 0; p < depth; ++group)
     {
+        // These wait in memory: the registers are for the sums of one group.
+        asm("" : "+m"(sums));
         const W *header = w;
         w += headers * vectors * chunk_bytes;
         Sums group_sums[rows][vectors];
@@ -471,6 +466,8 @@ template <int rows, int columns, typename Stride>
             for (int v = 0; v < vectors; ++v)
                 group_sums[r][v] = Sums{};
         const auto turn = [&](int step, auto broadcast_elements) __attribute__((always_inline)) {
+            // Barriers, because what is read early takes registers early.
+            asm volatile("" : : : "memory");
             Weights weights[vectors];
 #pragma GCC unroll 16
             for (int v = 0; v < vectors; ++v)
@@ -478,6 +475,7 @@ template <int rows, int columns, typename Stride>
 #pragma GCC unroll 32
             for (int r = 0; r < rows; ++r)
             {
+                asm volatile("" : : : "memory");
                 const Group elements = broadcast_elements(x + r * x_stride + p + step * k_step);
 #pragma GCC unroll 16
                 for (int v = 0; v < vectors; ++v)

@@ -202,7 +202,11 @@ inline Weights load_weights(const W *chunk, int step)
     return __builtin_convertvector(integers, Vector);
 }
 
-inline void multiply_add(Sums &sums, Group x, Weights w) { sums += x * w; }
+// An instruction that adds in place: gcc 12 would rather write over x or w, and copies them before.
+inline void multiply_add(Sums &sums, Group x, Weights w)
+{
+    asm("vfmadd231ps %2, %1, %0" : "+v"(sums) : "v"(x), "v"(w));
+}
 
 // Packed weights: panels of nr columns; in each, one group of 128 steps of k after the other. All is
 // made of vectors of 64 bytes, those for 16 columns side by side:

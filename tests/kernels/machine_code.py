@@ -113,11 +113,12 @@ def _multiplications(loop: Loop) -> int:
 
 
 def spills(loop: Loop) -> list[str]:
-    """Return the instructions that move vectors to the stack or from it."""
+    """Return the instructions that move vectors to fixed places of the stack or from them."""
     return [
         str(instruction)
         for instruction in loop
         if instruction.memory_base in _STACK
+        and instruction.memory_index == Register.NONE
         and any(
             RegisterExt.is_vector_register(instruction.op_register(operand))
             for operand in range(instruction.op_count)

@@ -33,53 +33,70 @@ def toolchain(request: pytest.FixtureRequest) -> Toolchain:
         pytest.skip(str(missing))
 
 
-def problem_for(family: MicroKernelFamily, epilogue: str = "none") -> Problem:
-    rows = 1 if family.layout is PackedLayout.COLUMNS else 64
+def problem_for(
+    family: MicroKernelFamily, *, m: int | None = None, n: int = 192, epilogue: str = "none"
+) -> Problem:
+    rows = m or (1 if family.layout is PackedLayout.COLUMNS else 64)
     layout = "nk:g64" if family.layout is PackedLayout.GROUPS else "nk"
     types = min(types.text for types in family.types)
-    return Problem.parse(f"{types} {rows}x192x512 {layout} {epilogue}")
+    return Problem.parse(f"{types} {rows}x{n}x512 {layout} {epilogue}")
 
 
-def best_with_a_free_register(family: MicroKernelFamily, problem: Problem) -> Candidate:
-    """Return the candidate that the model ranks first of those that do not use every register."""
-
-    def fits(candidate: Candidate) -> bool:
-        tile = candidate.micro_kernel
-        vectors = tile.nr if family.layout is PackedLayout.COLUMNS else tile.nr // family.lanes
-        used = tile.mr // family.register_rows * vectors + vectors + 1
-        used += family.partial_steps > 0  # gcc keeps one more where sums are moved now and then
-        return tile.family == family.name and used < family.registers
-
-    defaults = filter(fits, Space(problem=problem, cpu=ANY_CPU).defaults())
+def best_of(family: MicroKernelFamily, problem: Problem) -> Candidate:
+    """Return the candidate of the family that the model ranks first."""
+    defaults = [
+        candidate
+        for candidate in Space(problem=problem, cpu=ANY_CPU).defaults()
+        if candidate.micro_kernel.family == family.name
+    ]
     return min(defaults, key=lambda one: predict_cycles(problem, one, family, ANY_CPU))
 
 
-def build_all(
-    chosen: list[tuple[MicroKernelFamily, Problem]], toolchain: Toolchain
-) -> list[tuple[MicroKernelFamily, Build]]:
-    sources = [
-        (render(problem, best_with_a_free_register(family, problem), family), family.isa)
-        for family, problem in chosen
-    ]
-    built = []
-    for (family, _problem), build in zip(
+def fullest_tiles(family: MicroKernelFamily) -> list[tuple[int, int]]:
+    """Return the tiles whose sums and operands fill the most registers."""
+
+    def filled(tile: tuple[int, int]) -> int:
+        height, width = tile[0] // family.register_rows, tile[1]
+        if family.layout is PackedLayout.COLUMNS:
+            return height * width + min(height, width)
+        return (height + 1) * width // family.lanes
+
+    most = max(map(filled, family.tiles))
+    return [tile for tile in family.tiles if filled(tile) == most]
+
+
+def kernel_of_tile(family: MicroKernelFamily, mr: int, nr: int) -> tuple[Problem, Candidate]:
+    """Return a problem of two tiles each way, and the plainest candidate of these tiles."""
+    m, n = 2 * mr, 2 * nr
+    candidate = Candidate.parse(f"{family.name}_{mr}x{nr} mc{m}_nc{n}_kc512 jc_ic_jr_ir")
+    return problem_for(family, m=m, n=n), candidate
+
+
+def build_all(chosen: list[tuple[Problem, Candidate]], toolchain: Toolchain) -> list[Build]:
+    sources = []
+    for problem, candidate in chosen:
+        family = CATALOG[candidate.micro_kernel.family]
+        sources.append((render(problem, candidate, family), family.isa))
+    builds = []
+    for (_problem, candidate), build in zip(
         chosen, compile_kernels(sources, toolchain=toolchain), strict=True
     ):
-        assert isinstance(build, Build), f"{family.name}: {build}"
-        built.append((family, build))
-    return built
+        assert isinstance(build, Build), f"{candidate.text}: {build}"
+        builds.append(build)
+    return builds
 
 
 def test_kernels_use_only_what_their_families_declare(toolchain: Toolchain) -> None:
-    chosen = [(family, problem_for(family)) for family in CATALOG.values()]
-    chosen += [
-        (CATALOG[name], problem_for(CATALOG[name], LONG_EPILOGUE))
+    families = [(family, problem_for(family)) for family in CATALOG.values()]
+    families += [
+        (CATALOG[name], problem_for(CATALOG[name], epilogue=LONG_EPILOGUE))
         for name in ("avx512_f32", "avx2_f32", "scalar_f32")
     ]
+    chosen = [(problem, best_of(family, problem)) for family, problem in families]
 
     found = [
         (family.name, wrong)
-        for family, build in build_all(chosen, toolchain)
+        for (family, _problem), build in zip(families, build_all(chosen, toolchain), strict=True)
         if (wrong := undeclared(disassemble(build.binary), family.isa))
     ]
 
@@ -88,7 +105,8 @@ def test_kernels_use_only_what_their_families_declare(toolchain: Toolchain) -> N
 
 def test_an_undeclared_instruction_is_found(toolchain: Toolchain) -> None:
     family = CATALOG["avx512_bf16"]
-    ((_family, build),) = build_all([(family, problem_for(family))], toolchain)
+    problem = problem_for(family)
+    (build,) = build_all([(problem, best_of(family, problem))], toolchain)
 
     found = undeclared(disassemble(build.binary), family.isa - {IsaFeature.AVX512_BF16})
 
@@ -98,17 +116,20 @@ def test_an_undeclared_instruction_is_found(toolchain: Toolchain) -> None:
 
 
 def test_main_loops_keep_their_vectors_in_registers(toolchain: Toolchain) -> None:
-    """Weights in groups are left out: unpacking takes registers as the compiler likes."""
-    families = [
-        family
+    chosen = [
+        kernel_of_tile(family, mr, nr)
         for family in CATALOG.values()
-        if family.lanes > 1 and family.layout is not PackedLayout.GROUPS
+        if family.lanes > 1
+        for mr, nr in fullest_tiles(family)
     ]
 
-    built = build_all([(family, problem_for(family)) for family in families], toolchain)
-    found = {family.name: spills(main_loop(disassemble(build.binary))) for family, build in built}
+    builds = build_all(chosen, toolchain)
+    found = {
+        candidate.micro_kernel.text: spills(main_loop(disassemble(build.binary)))
+        for (_problem, candidate), build in zip(chosen, builds, strict=True)
+    }
 
-    assert found == {family.name: [] for family in families}
+    assert found == {candidate.micro_kernel.text: [] for _problem, candidate in chosen}
 
 
 def test_a_spill_is_found(toolchain: Toolchain) -> None:
