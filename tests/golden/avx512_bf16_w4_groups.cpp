@@ -232,6 +232,16 @@ inline void store(Bf16 *to, Vector value)
                                           static_cast<uint16_t>((1u << count) - 1));
 }
 
+// Write the lanes of two vectors side by side, rounded as by `store`.
+inline void store_pair(Bf16 *to, Vector first, Vector second)
+{
+    typedef uint16_t Pair __attribute__((vector_size(64)));
+    typedef uint16_t UnalignedPair __attribute__((vector_size(64), aligned(2), may_alias));
+    Pair bits;
+    asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(bits) : "v"(first), "v"(second));
+    *reinterpret_cast<UnalignedPair *>(to) = bits;
+}
+
 // Products of bfloat16 pairs: two steps of k at a time, both products added in float.
 // Weights of 4 bits as bfloat16 pairs: chunks of eight steps of k. A lane holds those of
 // one column, each pair with its first in the lower half of the lane and its second in the upper.
@@ -520,14 +530,21 @@ template <int rows, int columns, typename Stride>
     for (int v = 0; v < vectors - 1; ++v)
         columns_of_y[v] = read_columns<lanes>(own_call, column + v * lanes);
     columns_of_y[vectors - 1] = read_columns<last_count>(own_call, column + last);
+    // Two whole vectors become one store.
+    constexpr int whole = columns / lanes;
     auto *at = own_call.y + row * own_call.ldy + column;
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r, at += own_call.ldy)
     {
-#pragma GCC unroll 16
-        for (int v = 0; v < vectors - 1; ++v)
-            store<lanes>(at + v * lanes, apply_epilogue<lanes>(own_call, columns_of_y[v], sums[r][v], row + r, column + v * lanes));
-        store<last_count>(at + last, apply_epilogue<last_count>(own_call, columns_of_y[vectors - 1], sums[r][vectors - 1], row + r, column + last));
+#pragma GCC unroll 8
+        for (int v = 0; v + 1 < whole; v += 2)
+            store_pair(at + v * lanes,
+                       apply_epilogue<lanes>(own_call, columns_of_y[v], sums[r][v], row + r, column + v * lanes),
+                       apply_epilogue<lanes>(own_call, columns_of_y[v + 1], sums[r][v + 1], row + r, column + (v + 1) * lanes));
+        if constexpr (whole % 2 == 1)
+            store<lanes>(at + (whole - 1) * lanes, apply_epilogue<lanes>(own_call, columns_of_y[whole - 1], sums[r][whole - 1], row + r, column + (whole - 1) * lanes));
+        if constexpr (whole < vectors)
+            store<last_count>(at + last, apply_epilogue<last_count>(own_call, columns_of_y[vectors - 1], sums[r][vectors - 1], row + r, column + last));
     }
 }
 
