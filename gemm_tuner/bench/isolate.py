@@ -69,7 +69,7 @@ class TrialHost:
             one_thread_build: the baseline `one-thread`.
             stall_timeout_s: how long a candidate may run without progress, besides a multiple of
                 the time that the baseline takes.
-            provers: how many builds can be verified at the same time.
+            provers: how many builds can be verified at the same time, fewer where memory is short.
 
         Raises:
             BaselineMissing: no baseline is installed and computes the problem.
@@ -118,7 +118,7 @@ class TrialHost:
         except BaseException:
             self.close()
             raise
-        for connection in self._connections[1:]:
+        for connection in self._connections[1 : opening.provers]:
             self._idle.put(connection)
         self.baseline_text = opening.baselines[0]
         self.product_only = opening.product_only
@@ -218,7 +218,7 @@ class TrialHost:
         try:
             connection.send(request)
             answer = connection.recv()
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError, TypeError) as error:  # TypeError: closed by another thread
             raise TrialFailed(
                 f"the trial server ended with status {self._process.poll()}; start it again."
             ) from error

@@ -31,19 +31,22 @@ SETTLING_NS = 1_000_000
 class Contestant:
     """A callee with its own copies of the weights.
 
-    `warm_up_ns` is how long hot calls go on at least before a sample.
+    Before a sample there are at least `least_warm_up_calls` hot calls, and they go on for at least
+    `warm_up_ns`.
     """
 
     callee: Callee
     weights: WeightCopies
     is_cold: bool
     warm_up_ns: int = 0
+    least_warm_up_calls: int = 1
 
     def warm_up_calls(self, calls: int, elapsed_ns: int) -> int:
         """Return how many calls stand before a sample of `calls`, which takes `elapsed_ns`."""
         if self.is_cold:
             return 1  # cold weights must stay cold: one call warms the activations only
-        return max(1, calls // _WARM_UP_SHARE, ceil(calls * self.warm_up_ns / elapsed_ns))
+        settling = ceil(calls * self.warm_up_ns / elapsed_ns)
+        return max(self.least_warm_up_calls, calls // _WARM_UP_SHARE, settling)
 
     def sample(self, calls: int, *, warm_up_calls: int) -> SampleStruct:
         """Return the time of `calls` calls, from a calm sample if there is one.
@@ -111,7 +114,7 @@ def measure(
         if index >= rivals:
             return number < _ROUNDS_OF_SLOW or elapsed_ns[index] <= slow_ns
         is_behind = call_ns[index] > _BEHIND_FASTEST * min(call_ns[:rivals])
-        return number < _ROUNDS_OF_ALL_RIVALS or not is_behind
+        return number != _ROUNDS_OF_ALL_RIVALS or not is_behind
 
     def run_round(number: int, participants: Sequence[int]) -> _Round:
         samples = {}

@@ -21,6 +21,7 @@ _UNKNOWN_L3_BYTES = 32 << 20
 # 15th on. Half as much settles in four calls; four times as much always comes from memory.
 _SETTLING_OVER_L3 = (0.5, 4.0)
 _WARM_UP_NS = 10_000_000
+_CALLS_TO_SETTLE = 4
 _BLOCK_BYTES = 32 << 20  # copied in less than a second, also where memory is touched first
 
 
@@ -43,6 +44,12 @@ def warm_up_ns(regime: Regime, touched_bytes: int, l3_bytes: int) -> int:
     """
     least, most = (int(share * (l3_bytes or _UNKNOWN_L3_BYTES)) for share in _SETTLING_OVER_L3)
     return _WARM_UP_NS if regime is Regime.HOT and least < touched_bytes < most else 0
+
+
+def warm_up_calls(regime: Regime, all_bytes: int, l3_bytes: int) -> int:
+    """Return how many calls at least stand before a sample, where all callees touch `all_bytes`."""
+    pushed_out = all_bytes > _SETTLING_OVER_L3[0] * (l3_bytes or _UNKNOWN_L3_BYTES)
+    return _CALLS_TO_SETTLE if regime is Regime.HOT and pushed_out else 1
 
 
 class WeightCopies:

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gemm_tuner.bench.available_memory import check_memory
+from gemm_tuner.bench.available_memory import available_memory_bytes, check_memory
 from gemm_tuner.bench.baselines.baseline import Baseline
 from gemm_tuner.bench.baselines.choose import (
     BASELINES,
@@ -32,6 +32,7 @@ from gemm_tuner.bench.regimes import (
     WeightCopies,
     copies_of_weights,
     stride_of_copy,
+    warm_up_calls,
     warm_up_ns,
 )
 from gemm_tuner.bench.roofline import PeakLoop, footprint_bytes
@@ -80,7 +81,7 @@ class Setup:
     scalar_build: Build
     one_thread_build: Build | None = None
     stall_timeout_s: float  # besides what the time of the baseline allows
-    provers: int = 1  # builds that are verified at the same time
+    provers: int = 1  # builds that are verified at the same time, if memory suffices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +89,15 @@ class Opening:
     """What a session works with: the names and versions of its baselines, in order.
 
     `product_only` are those that leave the epilogue out. `left_out` says by name why a baseline is
-    not among them. `slowest_call_s` is the time of a call of the slowest, not warmed up.
+    not among them. `slowest_call_s` is the time of a call of the slowest, not warmed up. As many
+    builds as `provers` can be verified at the same time.
     """
 
     baselines: tuple[str, ...]
     product_only: frozenset[str]
     left_out: dict[str, str]
     slowest_call_s: float
+    provers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +142,7 @@ class Session:
         self._problem = problem = Problem.parse(setup.problem_text)
         self._cpu = detect_cpu()
         self._report = Report(setup.drivers.crash)
-        _check_operands_fit(problem, setup.provers)
+        provers = _provers_that_fit(problem, setup.provers)
         self._cases = {kind: Case(problem, kind, setup.seed) for kind in InputKind}
         flop = problem.flop(problem.m.high)
         self.stall_timeout_s = setup.stall_timeout_s + flop / _SLOWEST_BASELINE_FLOP_PER_S
@@ -171,6 +174,7 @@ class Session:
             ),
             left_out=choice.left_out,
             slowest_call_s=slowest_call_s,
+            provers=provers,
         )
 
     def go_on_in_fork(self, owner: Connection) -> None:
@@ -242,8 +246,14 @@ class Session:
             if isinstance(result, _Round):
                 found |= zip(living, _timed_findings(baselines, result, left_out), strict=True)
             elif result.running < len(builds):
-                failed = Finding(outcome=result.outcome, detail=result.detail)
-                found[living[result.running]] = TimedFinding(finding=failed)
+                turn = living[result.running]
+                if len(builds) > 1:  # another may have spoiled its memory
+                    (found[turn],) = self._time_together(
+                        replace(request, builds=(request.builds[turn],))
+                    )
+                else:
+                    failed = Finding(outcome=result.outcome, detail=result.detail)
+                    found[turn] = TimedFinding(finding=failed)
             else:
                 death = TrialFailed(f"it {result.detail} on {self._problem.text}.")
                 left_out |= _leave_out(baselines, result.running - len(builds), death)
@@ -315,10 +325,13 @@ class Session:
     def _make_contestants(
         self, callees: Sequence[Callee], copies: Sequence[int], regime: Regime
     ) -> list[Contestant]:
-        rows = self._problem.m.high
-        least_ns = warm_up_ns(
-            regime, footprint_bytes(self._problem, rows), self._cpu.caches.l3_bytes
+        touched, l3_bytes = (
+            footprint_bytes(self._problem, self._problem.m.high),
+            self._cpu.caches.l3_bytes,
         )
+        all_bytes = touched + sum(callee.packed_weight_bytes for callee in callees[1:])
+        least_ns = warm_up_ns(regime, touched, l3_bytes)
+        least_calls = warm_up_calls(regime, all_bytes, l3_bytes)
         contestants = []
         for index, (count, callee) in enumerate(zip(copies, callees, strict=True)):
             self._report.step(index)
@@ -331,6 +344,7 @@ class Session:
                     weights=weights,
                     is_cold=regime is Regime.COLD_WEIGHTS,
                     warm_up_ns=0 if isinstance(callee, PeakLoop) else least_ns,
+                    least_warm_up_calls=1 if isinstance(callee, PeakLoop) else least_calls,
                 )
             )
         return contestants
@@ -405,9 +419,15 @@ def _preparation_s(baselines: Sequence[CheckedBaseline]) -> float:
     return max(checked.baseline.preparation_s for checked in baselines)
 
 
-def _check_operands_fit(problem: Problem, provers: int) -> None:
+def _provers_that_fit(problem: Problem, wanted: int) -> int:
+    """Return how many builds can be verified at the same time, at most as many as are wanted.
+
+    Raises:
+        NotEnoughMemory: not even one.
+    """
     rows, n, k = problem.m.high, problem.n, problem.k
     needed_bytes = _BYTES_PER_INPUT_ELEMENT * (rows * k + n * k)
     needed_bytes += _BYTES_PER_RESULT_ELEMENT * rows * n
+    check_memory(needed_bytes, f"verifying {problem.text}")
     # Half of it is shared, and half is alive while one of them computes.
-    check_memory(needed_bytes * (1 + provers) // 2, f"verifying {problem.text}")
+    return max(1, min(wanted, 2 * available_memory_bytes() // max(1, needed_bytes) - 1))

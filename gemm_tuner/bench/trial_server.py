@@ -27,7 +27,10 @@ def main(descriptors: list[int]) -> None:
             owner.send(error)
             return
         owner.send(session.opening)
-        _serve(session, _fork_for(session, owner, others))
+        used, spare = others[: session.opening.provers - 1], others[session.opening.provers - 1 :]
+        for connection in spare:
+            connection.close()
+        _serve(session, _fork_for(session, owner, used))
 
 
 def _fork_for(session: Session, owner: Connection, others: list[Connection]) -> Connection:

@@ -1,5 +1,6 @@
 """`gemm-tuner bench`: time stored winners again, beside all installed baselines at once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gemm_tuner.bench.baselines.choose import BASELINES, ONE_THREAD
+from gemm_tuner.bench.baselines.choose import BASELINES, ONE_THREAD, TORCH_WEIGHTS
 from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.finding import TimedFinding
 from gemm_tuner.bench.isolate import TrialHost
@@ -35,9 +36,9 @@ from gemm_tuner.store.repository import Repository
 _SCALAR = "scalar"  # needs a kernel of its own
 _SLOW_TO_PREPARE = "torch-inductor"  # compiles each layer for tens of seconds
 _LIBRARIES = tuple(
-    name for name in BASELINES if name not in {_SCALAR, ONE_THREAD, _SLOW_TO_PREPARE}
+    name for name in BASELINES if name not in {_SCALAR, ONE_THREAD, TORCH_WEIGHTS, _SLOW_TO_PREPARE}
 )
-_CHOICE = (*_LIBRARIES, ONE_THREAD, _SLOW_TO_PREPARE)
+_CHOICE = tuple(name for name in BASELINES if name != _SCALAR)
 _PAIRS = 30
 _SAMPLE_NS = 5_000_000
 _SEED = 2
@@ -101,7 +102,7 @@ def bench(
     )
     contexts = options.execution_contexts(threads, regime)
     setting = _Bench(
-        baselines=_chosen_baselines(baseline, threads),
+        baselines=_chosen_baselines(baseline, layers, threads),
         repository=Repository(open_database(db)),
         cpu=detect_cpu(),
         toolchain=find_toolchain(compiler),
@@ -134,7 +135,9 @@ def bench(
         raise typer.Exit(1)
 
 
-def _chosen_baselines(names: list[str] | None, threads: int) -> tuple[str, ...]:
+def _chosen_baselines(
+    names: list[str] | None, layers: Sequence[Layer], threads: int
+) -> tuple[str, ...]:
     for name in names or ():
         if name not in _CHOICE:
             raise InvalidSetting(
@@ -147,7 +150,9 @@ def _chosen_baselines(names: list[str] | None, threads: int) -> tuple[str, ...]:
             )
     if names:
         return tuple(dict.fromkeys(names))
-    return _LIBRARIES if threads == 1 else (*_LIBRARIES, ONE_THREAD)
+    is_weight_only = any(layer.problem.types.is_weight_only for layer in layers)
+    others = {ONE_THREAD: threads > 1, TORCH_WEIGHTS: is_weight_only}
+    return (*_LIBRARIES, *(name for name, is_wanted in others.items() if is_wanted))
 
 
 def _name(layer: Layer, context: ExecutionContext) -> str:

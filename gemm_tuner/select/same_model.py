@@ -11,6 +11,7 @@ from gemm_tuner.domain.record import Outcome, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.select.derive import sturdiest_of_fastest
 from gemm_tuner.select.rung import Rung
+from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.store.repository import Repository
 
 
@@ -67,6 +68,7 @@ def _timed_with_more_features(
         and trial.artifact
         and trial.artifact.required_isa <= cpu.isa
         and trial.artifact.sha256 not in failed
+        and trial.candidate.micro_kernel.family in CATALOG
     ]
     held = repository.held_artifacts({digest for _trial, digest in runnable})
     usable = [trial for trial, digest in runnable if digest in held]

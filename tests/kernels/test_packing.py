@@ -25,9 +25,9 @@ from gemm_tuner.space.catalog import family_named
 # Weights in groups lie among their scales: test_groups.py proves what is computed from them.
 _NOT_FOR_PACKING = parse_isa(("amx_tile", "amx_bf16", "amx_int8", "amx_fp16", "avx512_fp16"))
 PLAIN_ROWS = [row for row in FEW_ROWS if not row.types.is_weight_only]
-# One row for each way to pack: what stands in an element makes no difference.
+# One row for each way to pack, and each type of w, whose column sums differ.
 PACKING_ROWS = {
-    (row.family.layout, row.family.lanes, row.family.k_multiple, row.types.w.size_bytes): row
+    (row.family.layout, row.family.lanes, row.family.k_multiple, row.types.w): row
     for row in reversed(PLAIN_ROWS)
 }.values()
 

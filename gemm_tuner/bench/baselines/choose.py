@@ -29,6 +29,7 @@ from gemm_tuner.errors import BaselineMissing, InvalidSetting, NotEnoughMemory, 
 
 AUTO = "auto"
 ONE_THREAD = "one-thread"
+TORCH_WEIGHTS = "torch-weights"
 
 # What `auto` stands for: the first of these that is there and right.
 _AUTO = ("onednn", "openblas", "scalar")
@@ -60,7 +61,7 @@ BASELINES: dict[str, Callable[[Materials], Baseline]] = {
     "libxsmm":        lambda materials: Libxsmm(materials.drivers.libxsmm),
     "onnxruntime":    lambda _materials: OnnxRuntime(),
     "torch":          lambda _materials: TorchEager(),
-    "torch-weights":  lambda _materials: TorchWeightOnly(),
+    TORCH_WEIGHTS:    lambda _materials: TorchWeightOnly(),
     "torch-inductor": lambda _materials: TorchInductor(),
     "scalar":         lambda materials: ScalarKernel(
         materials.scalar_build, materials.cpu, materials.drivers.timer),
@@ -70,7 +71,7 @@ BASELINES: dict[str, Callable[[Materials], Baseline]] = {
 # fmt: on
 
 # Those that take quantised weights as they are; the others get plain ones.
-WEIGHT_ONLY = frozenset({"torch-weights", ONE_THREAD})
+WEIGHT_ONLY = frozenset({TORCH_WEIGHTS, ONE_THREAD})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
