@@ -15,6 +15,8 @@ from gemm_tuner.runtime.memory import address_of, allocate_aligned
 # Enough that nearly every read comes from memory: on an AMD EPYC (family 26, L3 of 32 MiB,
 # 2026-11-20) one core reads 62 GB/s from a block of 2 x L3, 48 from 4 x L3 and 41 from 8 x L3.
 _COLD_TOTAL_OVER_L3 = 8
+_LEAST_COLD_OVER_L3 = 2  # of each of several rivals, whose turns push out what it has read
+_FASTEST_READ_BYTES_PER_NS = 64
 _UNKNOWN_L3_BYTES = 32 << 20
 # What is about as large as L3 settles there slowly: on the same machine, after another block of the
 # same size, a block of 32 MiB is read at 43 GB/s the first time, at 66 the fifth and at 90 from the
@@ -30,11 +32,21 @@ def cold_footprint_bytes(l3_bytes: int) -> int:
     return _COLD_TOTAL_OVER_L3 * (l3_bytes or _UNKNOWN_L3_BYTES)
 
 
-def copies_of_weights(regime: Regime, packed_bytes: int, l3_bytes: int) -> int:
-    """Return how many copies of the packed weights a regime needs."""
+def copies_of_weights(
+    regime: Regime, packed_bytes: int, l3_bytes: int, *, rivals: int = 1, sample_ns: int = 0
+) -> int:
+    """Return how many copies of the packed weights each callee needs in a regime.
+
+    Between two uses of a cold copy, about as much is read as all copies of all `rivals` have, so
+    those of several may be fewer; but no copy is read twice in a sample.
+    """
     if regime is Regime.HOT or packed_bytes == 0:
         return 1
-    return max(2, -(-cold_footprint_bytes(l3_bytes) // stride_of_copy(packed_bytes)))
+    all_bytes = cold_footprint_bytes(l3_bytes)
+    least_bytes = _LEAST_COLD_OVER_L3 * all_bytes // _COLD_TOTAL_OVER_L3
+    in_sample = _FASTEST_READ_BYTES_PER_NS * sample_ns
+    bytes_of_one = min(all_bytes, max(all_bytes // rivals, least_bytes, in_sample))
+    return max(2, -(-bytes_of_one // stride_of_copy(packed_bytes)))
 
 
 def warm_up_ns(regime: Regime, touched_bytes: int, l3_bytes: int) -> int:

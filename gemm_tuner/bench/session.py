@@ -276,7 +276,7 @@ class Session:
                     prepared[name] = checked.baseline.prepare(workload)
         peak_loop = PeakLoop(self._setup.drivers.roofline, self._problem.types.x)
         callees = [*kernels, *(prepared[checked.name] for checked in baselines), peak_loop]
-        copies = self._count_copies(request.regime, callees, baselines)
+        copies = self._count_copies(request, callees, baselines)
         timings = measure(
             self._make_contestants(callees, copies, request.regime),
             pairs=request.pairs,
@@ -292,7 +292,7 @@ class Session:
         )
 
     def _count_copies(
-        self, regime: Regime, callees: Sequence[Callee], baselines: Sequence[CheckedBaseline]
+        self, request: TimeRequest, callees: Sequence[Callee], baselines: Sequence[CheckedBaseline]
     ) -> list[int]:
         """Return how many copies of its weights each callee rotates over.
 
@@ -302,7 +302,14 @@ class Session:
         """
         l3_bytes = self._cpu.caches.l3_bytes
         copies = [
-            copies_of_weights(regime, callee.packed_weight_bytes, l3_bytes) for callee in callees
+            copies_of_weights(
+                request.regime,
+                callee.packed_weight_bytes,
+                l3_bytes,
+                rivals=len(request.builds),
+                sample_ns=request.sample_ns,
+            )
+            for callee in callees
         ]
         for turn, checked in enumerate(baselines, len(callees) - 1 - len(baselines)):
             most = checked.baseline.most_weight_copies

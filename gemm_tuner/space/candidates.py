@@ -12,32 +12,21 @@ from math import ceil
 from gemm_tuner.domain.blocking import Blocking, LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
-from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.packed_format import packed_format
-from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import NoKernelFamily
+from gemm_tuner.space.axes import UNROLLS, Axes, round_up
 from gemm_tuner.space.catalog import CATALOG, family_named
 from gemm_tuner.space.cuts import CUTS, Cut, Residence
 from gemm_tuner.space.grouped import (
     TILES_THAT_CONVERT_ONCE,
     UNKNOWN_L2_BYTES,
     can_convert_once,
-    depths_of_groups,
 )
 from gemm_tuner.space.limits import is_possible
 
-_KC_TARGETS_BYTES = (2048, 1024, 4096)  # of a row of x; the first is tried first
-_UNROLLS = (1, 2, 4)
-_PREFETCHES_BYTES = (0, 4096, 8192, 16384)
-# Each tile fetches a cache line in every step of k at most.
-_LEAST_TILES_THAT_FETCH = 8
 # Of so many sums, none waits for the one before: unrolling k brings little.
 _SUMS_AT_ONCE = 8
-# k is cut for several threads only if y has few tiles for each, and a slice of k is worth it.
-_FEW_TILES_PER_THREAD = 16
-_LEAST_SLICE_OF_K = 256
-_FEWEST_ROWS_TO_SHUFFLE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +49,13 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
+class Space(Axes):
     """Everything that could be generated for a problem on a CPU with a number of threads.
 
     With `like`, a candidate for the same layer with any m, only what reads weights packed as by it.
     The regime decides what is tried first, not what there is.
     """
 
-    problem: Problem
-    cpu: Cpu
-    threads: int = 1
-    like: Candidate | None = None
     regime: Regime = Regime.HOT
 
     def __contains__(self, candidate: Candidate) -> bool:
@@ -123,7 +108,7 @@ class Space:
         found = (
             self.candidate(replace(choice, grid=grid))
             for choice in self._choices_like(candidate)
-            for grid in self._grids(choice.family, choice.mr, choice.nr)
+            for grid in self.grids(choice.family, choice.mr, choice.nr)
         )
         return list(dict.fromkeys(cut for cut in found if cut in self))
 
@@ -149,28 +134,29 @@ class Space:
                     *self._blocks(replace(start, kc=kc, cut=cut, pack_x=pack_x, grid=grid)),
                 )
                 for grid, kc, cut, pack_x in product(
-                    self._grids(family, mr, nr), self._kcs(family), CUTS, (False, True)
+                    self.grids(family, mr, nr), self.kcs(family), CUTS, (False, True)
                 )
             }
             prefetches = sum(
-                len(self._prefetches())
-                + self._can_fetch_panels(
+                len(self.prefetches())
+                + self.can_fetch_panels(
                     family, mr, nr, (grid[0], mc, kc, order), convert_once=convert_once
                 )
                 for grid, _pack_x, mc, _nc, kc, order in blocks
                 for convert_once in (False, True)
-                if not convert_once or self._can_convert_once(family, mr, nr, (mc, kc, order))
+                if not convert_once
+                or can_convert_once(self.problem, self.cpu, family, (mr, nr), (mc, kc, order))
             )
-            ways = len(self._w_streams(family, nr)) * len(self._shuffles(family, mr, nr))
-            count += prefetches * ways * len(_UNROLLS)
+            ways = len(self.w_streams(family, nr)) * len(self.shuffles(family, mr, nr))
+            count += prefetches * ways * len(UNROLLS)
         return count
 
     def candidate(self, choice: Choice) -> Candidate:
         """Return the candidate that a choice stands for."""
         mr, nr = choice.mr, choice.nr
         mc, nc, kc, order = self._blocks(choice)
-        convert_once = choice.convert_once and self._can_convert_once(
-            choice.family, mr, nr, (mc, kc, order)
+        convert_once = choice.convert_once and can_convert_once(
+            self.problem, self.cpu, choice.family, (mr, nr), (mc, kc, order)
         )
         return Candidate(
             micro_kernel=MicroKernel(family=choice.family.name, mr=mr, nr=nr),
@@ -183,7 +169,7 @@ class Space:
                 convert_once=convert_once,
                 prefetch_w_bytes=choice.prefetch_w_bytes,
                 prefetch_next_panel=choice.prefetch_next_panel
-                and self._can_fetch_panels(
+                and self.can_fetch_panels(
                     choice.family,
                     mr,
                     nr,
@@ -201,7 +187,7 @@ class Space:
 
     def _candidates_by_grid(self, choice: Choice) -> Iterator[Candidate]:
         """Yield the candidates that differ from `choice` in the grid at most, the best first."""
-        for grid in self._grids(choice.family, choice.mr, choice.nr):
+        for grid in self.grids(choice.family, choice.mr, choice.nr):
             candidate = self.candidate(replace(choice, grid=grid))
             if candidate in self:
                 yield candidate
@@ -213,12 +199,12 @@ class Space:
         """Return mc, nc, kc and the order of the loops."""
         cut = choice.cut
         kc = (
-            min(choice.kc, self._depth_of_slice(choice.family, choice.grid[2]))
+            min(choice.kc, self.depth_of_slice(choice.family, choice.grid[2]))
             if choice.grid[2] > 1
             else choice.kc
         )
-        mc = _round_up(max(1, self.problem.m.high), choice.mr)
-        nc = _round_up(max(1, self.problem.n), choice.nr)
+        mc = round_up(max(1, self.problem.m.high), choice.mr)
+        nc = round_up(max(1, self.problem.n), choice.nr)
         share_bytes = (self.cpu.caches.l2_bytes or UNKNOWN_L2_BYTES) // cut.l2_parts
         fitting = share_bytes // self.problem.types.w.row_bytes(kc)
         # A packed block of x has to stay in L2, or packing it was in vain.
@@ -228,12 +214,9 @@ class Space:
             nc = min(nc, max(choice.nr, fitting // choice.nr * choice.nr))
         return mc, nc, kc, cut.loop_order
 
-    def _depth_of_slice(self, family: MicroKernelFamily, slices: int) -> int:
-        return _round_up(ceil(self.problem.k / slices), max(16, family.k_multiple))
-
     def _defaults(self, family: MicroKernelFamily, mr: int, nr: int) -> list[Choice]:
         """Return one choice, or one for each way, order or number of streams that may be faster."""
-        choice = self._default(family, mr, nr, self._kcs(family)[0])
+        choice = self._default(family, mr, nr, self.kcs(family)[0])
         converted = self._conversions_first(family, mr, nr)
         if choice.cut.is_ir_outer:
             return [choice, replace(choice, cut=Cut()), *converted]
@@ -242,9 +225,9 @@ class Space:
         # Streams that are far apart do not stand in each other's way.
         return [
             replace(
-                choice, w_streams=streams, kc=max(self._kcs(family)) if streams > 1 else choice.kc
+                choice, w_streams=streams, kc=max(self.kcs(family)) if streams > 1 else choice.kc
             )
-            for streams in self._w_streams(family, nr)
+            for streams in self.w_streams(family, nr)
         ]
 
     def _conversions_first(self, family: MicroKernelFamily, mr: int, nr: int) -> list[Choice]:
@@ -252,7 +235,7 @@ class Space:
         tiles = ceil(self.problem.m.high / mr)
         if family.template != "grouped" or tiles < TILES_THAT_CONVERT_ONCE:
             return []
-        for kc in self._kcs(family):
+        for kc in self.kcs(family):
             choice = self._default(family, mr, nr, kc, convert_once=True)
             if self.candidate(choice).blocking.convert_once:
                 return [choice]
@@ -284,9 +267,9 @@ class Space:
             prefetch_w_bytes=self._prefetch_first(family),
             prefetch_next_panel=False,
             w_streams=1,
-            shuffle_x=self._shuffles(family, mr, nr)[0],
+            shuffle_x=self.shuffles(family, mr, nr)[0],
             k_unroll=1 if is_unrolled or sums >= _SUMS_AT_ONCE else 4,
-            grid=self._grids(family, mr, nr)[0],
+            grid=self.grids(family, mr, nr)[0],
         )
         ahead = replace(choice, prefetch_w_bytes=0, prefetch_next_panel=True)
         return ahead if self.candidate(ahead).blocking.prefetch_next_panel else choice
@@ -322,7 +305,7 @@ class Space:
         )
 
     def _choices_of(self, family: MicroKernelFamily, mr: int, nr: int) -> Iterator[Choice]:
-        prefetches = [*((ahead, False) for ahead in self._prefetches()), (0, True)]
+        prefetches = [*((ahead, False) for ahead in self.prefetches()), (0, True)]
         for (
             kc,
             cut,
@@ -334,15 +317,15 @@ class Space:
             k_unroll,
             grid,
         ) in product(
-            self._kcs(family),
+            self.kcs(family),
             CUTS,
             (False, True),
             (False, True) if family.template == "grouped" else (False,),
             prefetches,
-            self._w_streams(family, nr),
-            self._shuffles(family, mr, nr),
-            _UNROLLS,
-            self._grids(family, mr, nr),
+            self.w_streams(family, nr),
+            self.shuffles(family, mr, nr),
+            UNROLLS,
+            self.grids(family, mr, nr),
         ):
             yield Choice(
                 family=family,
@@ -386,20 +369,20 @@ class Space:
         for cut in CUTS:
             if cut.is_beside(choice.cut):
                 yield replace(choice, cut=cut)
-        for kc in self._kcs(choice.family):
+        for kc in self.kcs(choice.family):
             yield replace(choice, kc=kc)
         yield replace(choice, pack_x=not choice.pack_x)
-        for prefetch in self._prefetches():
+        for prefetch in self.prefetches():
             yield replace(choice, prefetch_w_bytes=prefetch, prefetch_next_panel=False)
         yield replace(choice, prefetch_w_bytes=0, prefetch_next_panel=True)
-        for w_streams in self._w_streams(choice.family, choice.nr):
+        for w_streams in self.w_streams(choice.family, choice.nr):
             yield replace(choice, w_streams=w_streams)
-        for shuffle_x in self._shuffles(choice.family, choice.mr, choice.nr):
+        for shuffle_x in self.shuffles(choice.family, choice.mr, choice.nr):
             yield replace(choice, shuffle_x=shuffle_x)
-        for k_unroll in _UNROLLS:
+        for k_unroll in UNROLLS:
             yield replace(choice, k_unroll=k_unroll)
-        kcs = self._kcs(choice.family)
-        for grid in self._grids(choice.family, choice.mr, choice.nr):
+        kcs = self.kcs(choice.family)
+        for grid in self.grids(choice.family, choice.mr, choice.nr):
             yield replace(choice, kc=choice.kc if choice.kc in kcs else kcs[0], grid=grid)
         yield from self._moves_of_conversion(choice)
         yield from self._moves_of_tile(choice)
@@ -407,17 +390,17 @@ class Space:
     def _moves_of_conversion(self, choice: Choice) -> Iterator[Choice]:
         """Yield the other way to convert weights, with each depth: converted, they are larger."""
         if choice.family.template == "grouped":
-            for kc in self._kcs(choice.family):
+            for kc in self.kcs(choice.family):
                 yield replace(choice, convert_once=not choice.convert_once, kc=kc)
 
     def _moves_of_tile(self, choice: Choice) -> Iterator[Choice]:
         """Yield the tiles beside, with what else they allow of the choice."""
         for mr, nr in self._tiles_beside(choice):
-            grids = self._grids(choice.family, mr, nr)
+            grids = self.grids(choice.family, mr, nr)
             grid = choice.grid if choice.grid in grids else grids[0]
-            all_streams = self._w_streams(choice.family, nr)
+            all_streams = self.w_streams(choice.family, nr)
             w_streams = choice.w_streams if choice.w_streams in all_streams else 1
-            shuffle_x = choice.shuffle_x and self._shuffles(choice.family, mr, nr)[0]
+            shuffle_x = choice.shuffle_x and self.shuffles(choice.family, mr, nr)[0]
             yield replace(choice, mr=mr, nr=nr, w_streams=w_streams, shuffle_x=shuffle_x, grid=grid)
 
     def _tiles_beside(self, choice: Choice) -> Iterator[tuple[int, int]]:
@@ -434,114 +417,3 @@ class Space:
             heights = [height for height, width in possible if width == nr]
             if heights:
                 yield max(heights), nr
-
-    def _kcs(self, family: MicroKernelFamily) -> tuple[int, ...]:
-        """Return the depths of a block of k, the first to be tried first."""
-        k = max(1, self.problem.k)
-        if family.layout is PackedLayout.GROUPS:
-            return depths_of_groups(self.problem, family)
-        if family.layout is not PackedLayout.PANELS:
-            return (k,)
-        whole = _round_up(k, family.k_multiple)
-        if self.like is not None:
-            kc = self.like.blocking.kc
-            return (kc if kc < k and kc % family.k_multiple == 0 else whole,)
-        if not (self.problem.types.y_holds_sums or family.k_tile):
-            # Between blocks of k, sums would go through the workspace, which does not pay.
-            return (whole,)
-        targets = [target // self.problem.types.x.size_bytes for target in _KC_TARGETS_BYTES]
-        # Blocks of even depth, so that the last is not a sliver.
-        first, *others = (
-            _round_up(ceil(k / ceil(k / target)), max(16, family.k_multiple))
-            if target < k
-            else whole
-            for target in targets
-        )
-        return tuple(dict.fromkeys([first, whole, *others]))
-
-    def _can_convert_once(
-        self, family: MicroKernelFamily, mr: int, nr: int, blocks: tuple[int, int, LoopOrder]
-    ) -> bool:
-        return can_convert_once(self.problem, self.cpu, family, (mr, nr), blocks)
-
-    def _prefetches(self) -> tuple[int, ...]:
-        fits = self.problem.w_bytes <= self.cpu.caches.l1d_bytes
-        return _PREFETCHES_BYTES[:1] if fits else _PREFETCHES_BYTES
-
-    def _can_fetch_panels(
-        self,
-        family: MicroKernelFamily,
-        mr: int,
-        nr: int,
-        blocks: tuple[int, int, int, LoopOrder],
-        *,
-        convert_once: bool,
-    ) -> bool:
-        """Return whether the next panel can be fetched, with blocks of mc and kc in an order.
-
-        Tiles fetch a part of it each, so every part of a call must have a whole block of rows;
-        where a panel is converted once, the next is fetched meanwhile.
-        """
-        grid_m, mc, kc, order = blocks
-        caches, weights = self.cpu.caches, self.problem.types.w
-        tiles_fetch = (
-            family.template == "outer_product"
-            and not order.is_ir_outer
-            and mc // mr >= max(_LEAST_TILES_THAT_FETCH, nr // family.lanes)
-            and mc - mr < self.problem.m.low // grid_m
-        )
-        return (
-            (tiles_fetch or convert_once)
-            and caches.l2_bytes < self.problem.w_bytes
-            and weights.row_bytes(nr * kc) <= (caches.l2_bytes or UNKNOWN_L2_BYTES) // 4
-        )
-
-    def _w_streams(self, family: MicroKernelFamily, nr: int) -> tuple[int, ...]:
-        """Return how many panels a tile may read side by side."""
-        can_split = family.template == "outer_product" and nr % (2 * family.lanes) == 0
-        streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
-        return (1, 2) if can_split and streams_weights and self.problem.m.high == 1 else (1,)
-
-    def _shuffles(self, family: MicroKernelFamily, mr: int, nr: int) -> tuple[bool, ...]:
-        """Return whether x may be read by shuffles, the first to be tried first.
-
-        Only a tile of one vector waits for loads, of which it has one for each multiplication.
-        """
-        waits_for_loads = nr == family.lanes and mr >= _FEWEST_ROWS_TO_SHUFFLE
-        fits = mr + ceil(mr / 4) + 2 <= family.registers
-        if not (waits_for_loads and fits) or not family.can_shuffle(self.problem.types.x):
-            return (False,)
-        return (True, False)
-
-    def _grids(
-        self, family: MicroKernelFamily, mr: int, nr: int
-    ) -> tuple[tuple[int, int, int], ...]:
-        """Return the ways to cut a call: all threads first, along k last, and then one part."""
-        tiles = ceil(self.problem.m.high / mr)
-        panels = ceil(self.problem.n / nr)
-        fitting = [
-            (m, n, k)
-            for k in _divisors(self.threads)
-            if k == 1 or self._is_worth_slicing(family, tiles * panels, k)
-            for n in reversed(_divisors(self.threads // k))
-            if n <= panels and (m := self.threads // k // n) <= tiles
-        ]
-        return tuple(dict.fromkeys([*fitting, (1, 1, 1)]))
-
-    def _is_worth_slicing(self, family: MicroKernelFamily, tiles: int, slices: int) -> bool:
-        """Return whether the sums of `tiles` may be computed in slices of k by several threads."""
-        k = self.problem.k
-        return (
-            family.layout is PackedLayout.PANELS
-            and tiles <= _FEW_TILES_PER_THREAD * self.threads
-            and k >= _LEAST_SLICE_OF_K * slices
-            and ceil(k / self._depth_of_slice(family, slices)) == slices
-        )
-
-
-def _divisors(number: int) -> tuple[int, ...]:
-    return tuple(one for one in range(1, number + 1) if number % one == 0)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return ceil(value / multiple) * multiple

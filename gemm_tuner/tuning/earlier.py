@@ -13,7 +13,8 @@ from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.select.derive import derive_verdict
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.care import FINALISTS
+
+_FROM_OTHER_REGIMES = 2
 
 
 def earlier_trials(
@@ -76,7 +77,7 @@ def winner_of_one_thread(
 def finalists_of_other_regimes(
     trials: Sequence[Trial], context: ExecutionContext
 ) -> list[Candidate]:
-    """Return the finalists of the other regimes on as many threads, the best of them first."""
+    """Return the best two finalists of the other regimes on as many threads, the best first."""
     speeds = {
         trial.candidate: trial.measurement.ratio.median
         for trial in trials
@@ -85,4 +86,4 @@ def finalists_of_other_regimes(
         and trial.context == replace(context, regime=trial.context.regime)
         and trial.context != context
     }
-    return sorted(speeds, key=lambda one: (-speeds[one], one.text))[:FINALISTS]
+    return sorted(speeds, key=lambda one: (-speeds[one], one.text))[:_FROM_OTHER_REGIMES]

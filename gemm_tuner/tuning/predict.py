@@ -122,16 +122,23 @@ def _prove_together(
             for one in candidates
         }
         # The host is closed first, whatever happens: then no thread waits for it.
-        with start_host(problem, space, settings, provers=min(workers, len(candidates))) as host:
-            attempts = Attempts(
-                problem=problem,
-                cpu=space.cpu,
-                host=host,
-                repository=repository,
-                toolchain=settings.toolchain,
-                stage=Stage.PREDICTED,
-            )
-            yield from attempts.prove_together(builds, context, executor=executor, is_over=is_over)
+        try:
+            provers = min(workers, len(candidates))
+            with start_host(problem, space, settings, provers=provers) as host:
+                attempts = Attempts(
+                    problem=problem,
+                    cpu=space.cpu,
+                    host=host,
+                    repository=repository,
+                    toolchain=settings.toolchain,
+                    stage=Stage.PREDICTED,
+                )
+                yield from attempts.prove_together(
+                    builds, context, executor=executor, is_over=is_over
+                )
+        finally:
+            for build in builds.values():
+                build.cancel()
 
 
 def _provable(candidates: Sequence[Candidate], cpu: Cpu) -> list[Candidate]:

@@ -4,6 +4,7 @@ The same measurements lead to the same order: nothing here is random.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, zip_longest
 from typing import Protocol
 
 from gemm_tuner.domain.candidate import Candidate
@@ -51,12 +52,16 @@ class Chosen:
 class LocalSearch:
     """Propose candidates in batches until the neighbours of the best bring nothing.
 
-    `seeds` are tried before the model's favourites: the best of another regime, for instance.
+    `seeds` are tried before the model's favourites, and `rivals` in turn with them: the best of
+    another regime, for instance.
     """
 
-    def __init__(self, space: Space, *, seeds: Sequence[Candidate] = ()) -> None:
+    def __init__(
+        self, space: Space, *, seeds: Sequence[Candidate] = (), rivals: Sequence[Candidate] = ()
+    ) -> None:
         self._space = space
-        self._queue = list(dict.fromkeys([*seeds, *shortlist(space, FAVOURITES)]))
+        in_turn = chain.from_iterable(zip_longest(rivals, shortlist(space, FAVOURITES)))
+        self._queue = list(dict.fromkeys([*seeds, *(one for one in in_turn if one)]))
         self._proposed: set[Candidate] = set()
         self._expanded: set[Candidate] = set()
         self._best_before = 0.0

@@ -47,7 +47,7 @@ from gemm_tuner.tuning.earlier import (
 )
 from gemm_tuner.tuning.search import FAVOURITES, Chosen, LocalSearch, Strategy
 
-SEEDS_FROM_OTHER_REGIME = 8
+RIVALS_FROM_OTHER_REGIME = 8
 _SHARE_TO_CONFIRM = 0.6  # of the budget in a context
 
 _EXPECTED_BASELINES = {"auto": "onednn"}
@@ -171,7 +171,7 @@ def sweep(
             earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
             for trial in earlier:
                 attempts.recall(trial)
-            seeds: list[Candidate] = []
+            rivals: list[Candidate] = []
             for context in [context for context in contexts if found[context] is None]:
                 found[context] = _finished(
                     space, context, repository, settings, baseline=host.baseline_text
@@ -195,14 +195,15 @@ def sweep(
                 cuts = space.cuts_of(alone) if alone else []
                 known = earlier_trials(repository, problem, cpu, settings.toolchain)
                 elsewhere = finalists_of_other_regimes(known, context)
-                certain = [*cuts[-1:], *(one for one in elsewhere if one in space)]
+                # The winner of one thread, cut for all threads and as it is.
+                certain = [*cuts[:1], *cuts[-1:], *(one for one in elsewhere if one in space)]
                 strategy = (
-                    Chosen(chosen) if chosen else LocalSearch(in_regime, seeds=[*cuts, *seeds])
+                    Chosen(chosen) if chosen else LocalSearch(in_regime, seeds=cuts, rivals=rivals)
                 )
                 found[context] = one.run(
                     strategy, certain=[] if chosen else certain, is_search=not chosen
                 )
-                seeds = one.ranked()[:SEEDS_FROM_OTHER_REGIME]
+                rivals = one.ranked()[:RIVALS_FROM_OTHER_REGIME]
     return tuple(result for result in found.values() if result is not None)
 
 

@@ -32,7 +32,7 @@ _MEANS_COLUMNS = (
     "CPU",
     "Layers",
     "Over oneDNN",
-    "Over the best of all",
+    "Over the best of these",
     "Slowest layer",
     "Not served",
     "Libraries",
@@ -85,8 +85,8 @@ def _lines(summaries: Mapping[str, Summary]) -> Iterator[str]:
     yield (
         "The layers of BERT, GPT-2, Llama, ResNet-50, DLRM and ViT, from 16 x 16 x 16 to "
         "2048 x 2048 x 2048, on each CPU that was measured: the best kernel of a sweep, timed "
-        "again in a fresh process, in alternation with every library, which computes at its best. "
-        "[measuring.md](measuring.md) says what a number means.\n"
+        "again in a fresh process, in alternation with the libraries that its row of the means "
+        "names, each at its best. [measuring.md](measuring.md) says what a number means.\n"
     )
     yield "## Where a library is faster\n"
     for name, summary in summaries.items():
@@ -96,9 +96,9 @@ def _lines(summaries: Mapping[str, Summary]) -> Iterator[str]:
     yield "## Means\n"
     yield (
         "Geometric means of the speed of our kernels over that of oneDNN and over that of the "
-        "fastest library of each layer; every layer counts, also those that are not served, "
-        "because their kernels are not shown to be as fast as oneDNN. Layers with cold weights "
-        "read them from memory.\n"
+        "fastest of the libraries named, layer by layer; every layer counts, also those that are "
+        "not served, because their kernels are not shown to be as fast as oneDNN. Layers with cold "
+        "weights read them from memory.\n"
     )
     yield from table_head(_MEANS_COLUMNS)
     for name, section in _sections_in_order(summaries):

@@ -197,7 +197,7 @@ def condition_lines(summary: Summary, commands: str) -> Iterator[str]:
     yield f"- compiler: {', '.join(summary.compilers)}"
     yield f"- generator: {', '.join(summary.generators)}"
     yield f"- date: {', '.join(summary.dates)}\n"
-    yield "Reproduce with `python tests/bench/publish.py RESULTS`, which runs:\n"
+    yield "`python tests/bench/publish.py RESULTS` measures it again. These figures are of:\n"
     yield f"```sh\n{commands.strip()}\n```\n"
 
 

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[2]
 SHAPES = Path("tests") / "bench"
 ALL = "layers.csv"
 LARGE = "layers_large.csv"
+LARGEST = "layers_largest.csv"
 FEW = "layers_few.csv"
 WEIGHT_ONLY = "layers_weight_only.csv"
 PROOFS = tuple(
@@ -17,19 +18,21 @@ PROOFS = tuple(
 
 # The longest time to sweep a layer, both regimes together, and the part of it for several threads,
 # whose sweep starts from the winner of one, and for steps of few layers.
-BUDGET_S = 8.0
+BUDGET_S = 5.0
 SHORT = 0.5
-# What a sweep takes for a layer besides its budget (large layers 3 s), and a bench for a layer and
-# regime, in seconds: with all libraries, or with few. On AMD EPYC (Zen 4 and 5, 2 cores), November
-# 2026.
-BESIDES_BUDGET_S = 2.2
-ALL_LIBRARIES_S = 5.5
+# The same for layers above 1.5 GFLOP, where proofs and samples are slow; they are swept again.
+LARGEST_BUDGET_S = 20.0
+# What a sweep takes for a layer besides its budget, and a bench for a layer and regime, in seconds:
+# with all libraries, or with few. On an AMD EPYC (Zen 4, 2 cores), November 2026.
+BESIDES_BUDGET_S = 3.1
+ALL_LIBRARIES_S = 9.0
 FEW_LIBRARIES_S = 2.2
 PROOFS_S = 240.0
 LAST_S = 10.0
 
 GEMM_TUNER = "gemm_tuner"
 PYTEST = "pytest"
+_PARALLEL = ("-n", "auto", "--maxprocesses", "8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +101,9 @@ class Plan:
     def left_of(self, commands: list[Command]) -> list[Command]:
         """Return the commands that have not ended yet; with a sweep, what times its winners too."""
         left = [one for one in commands if not (self.results / one.output).exists()]
-        return commands if any(one.arguments[0] == "sweep" for one in left) else left
+        if any(one.arguments[0] == "sweep" for one in left):
+            return [one for one in commands if one in left or one.arguments[0] != "sweep"]
+        return left
 
     def _proofs(self) -> Iterator[Command]:
         """Yield what this CPU is, and the proofs of the kernels that need it or its emulation."""
@@ -107,7 +112,7 @@ class Plan:
             yield Command(
                 output="proofs.txt",
                 program=PYTEST,
-                arguments=("-q", "-rs", "-n", "auto", "-p", "no:cacheprovider", *PROOFS),
+                arguments=("-q", "-rs", *_PARALLEL, "-p", "no:cacheprovider", *PROOFS),
                 expected_s=PROOFS_S,
             )
 
@@ -115,31 +120,42 @@ class Plan:
         """Yield the sweep of a step, then its runs of bench."""
         step = self.steps[place]
         shapes = self.shapes / step.shapes if (ROOT / self.shapes).is_dir() else self.shapes
-        with (ROOT / shapes).open(newline="") as file:
-            layers = sum(1 for _layer in csv.DictReader(file))
-        words = ["--shapes", str(shapes), "--dtype", step.dtype]
+        words = ["--dtype", step.dtype]
         words += ["--groups", step.groups] if step.groups else []
         words += ["--threads", str(step.threads)] if step.threads > 1 else []
-        budget_s = self.budget_s if step.shapes == ALL else SHORT * self.budget_s
-        yield Command(
-            output=f"{place}-{step.name}-sweep.txt",
-            arguments=("sweep", *words, "--regime", step.regime, "--budget", f"{budget_s:g}s"),
-            expected_s=layers * (budget_s + BESIDES_BUDGET_S),
-        )
+        share = 1.0 if step.shapes == ALL else SHORT
+
+        def sweep(shapes: Path, budget_s: float, output: str) -> Command:
+            words_of_layers = ("--shapes", str(shapes), *words)
+            budget = ("--regime", step.regime, "--budget", f"{budget_s:g}s")
+            return Command(
+                output=f"{place}-{step.name}-{output}.txt",
+                arguments=("sweep", *words_of_layers, *budget),
+                expected_s=_count_layers(shapes) * (budget_s + BESIDES_BUDGET_S),
+            )
+
+        yield sweep(shapes, share * self.budget_s, "sweep")
+        if step.shapes in {ALL, LARGE} and shapes != self.shapes:
+            yield sweep(self.shapes / LARGEST, share * LARGEST_BUDGET_S, "sweep-largest")
         for bench in step.benches:
             baselines = [word for one in bench.baselines for word in ("--baseline", one)]
             regimes = 2 if bench.regime == "both" else 1
             layer_s = FEW_LIBRARIES_S if bench.baselines else ALL_LIBRARIES_S
             yield Command(
                 output=f"{place}-{step.name}-{bench.name}.json",
-                arguments=("bench", *words, "--regime", bench.regime, *baselines, "--json"),
-                expected_s=layers * regimes * layer_s,
+                arguments=(
+                    *("bench", "--shapes", str(shapes), *words),
+                    *("--regime", bench.regime, *baselines, "--json"),
+                ),
+                expected_s=_count_layers(shapes) * regimes * layer_s,
             )
 
     def _last(self) -> Iterator[Command]:
         """Yield what is made of all records."""
         yield Command(output="model.txt", arguments=("model", "report"), expected_s=LAST_S)
-        export = ("records", "export", "--finals", str(self.records))
+        inside = self.records.is_relative_to(ROOT)
+        records = self.records.relative_to(ROOT) if inside else self.records
+        export = ("records", "export", "--finals", str(records))
         yield Command(output="records.txt", arguments=export, expected_s=LAST_S)
 
 
@@ -170,6 +186,11 @@ def steps_for(threads: int) -> tuple[Step, ...]:
         Step(name="w8", shapes=WEIGHT_ONLY, dtype="f32_s8",  groups="128", benches=(w8,)),
     )
     # fmt: on
+
+
+def _count_layers(shapes: Path) -> int:
+    with (ROOT / shapes).open(newline="") as file:
+        return sum(1 for _layer in csv.DictReader(file))
 
 
 def _step_of_several(threads: int, *, dtype: str, libraries: tuple[str, ...]) -> Step:

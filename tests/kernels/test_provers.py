@@ -5,8 +5,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import pytest
 from planted import PROBLEM, build_planted
 
+from gemm_tuner.bench import available_memory, session
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.errors import TrialFailed
 
@@ -40,6 +42,17 @@ def test_several_builds_are_verified_at_the_same_time(toolchain: Toolchain) -> N
         ended = [finding.result().outcome for finding in as_completed(asked)]
 
     assert ended == [Outcome.CRASHED, Outcome.CORRECT, Outcome.HUNG]
+
+
+@pytest.mark.parametrize(("available_gib", "provers"), [(100, 8), (24, 3), (12, 1)])
+def test_fewer_builds_are_verified_at_the_same_time_where_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch, available_gib: int, provers: int
+) -> None:
+    """One alone takes 10.4 GiB, and each other half as much."""
+    for module in (session, available_memory):
+        monkeypatch.setattr(module, "available_memory_bytes", lambda: available_gib << 30)
+
+    assert session._provers_that_fit(Problem.parse("f32 2048x50257x768 nk none"), 8) == provers
 
 
 def test_a_host_that_is_closed_ends_what_its_threads_wait_for(toolchain: Toolchain) -> None:

@@ -10,6 +10,7 @@ from gemm_tuner.bench.regimes import (
     WeightCopies,
     copies_of_weights,
     stride_of_copy,
+    warm_up_calls,
     warm_up_ns,
 )
 from gemm_tuner.bench.roofline import ReadRates, footprint_bytes, measure_read_rates, roofline_ns
@@ -35,6 +36,20 @@ def test_tiny_cold_weights_take_no_more_memory_than_others() -> None:
     assert copies * stride_of_copy(4) == 256 * MIB
 
 
+@pytest.mark.parametrize(
+    ("rivals", "sample_ns", "copies"),
+    [(1, 2_000_000, 256), (2, 400_000, 128), (8, 400_000, 64), (4, 2_000_000, 123)],
+)
+def test_rivals_share_the_cold_weights_but_read_none_twice_in_a_sample(
+    rivals: int, sample_ns: int, copies: int
+) -> None:
+    found = copies_of_weights(
+        Regime.COLD_WEIGHTS, MIB, 32 * MIB, rivals=rivals, sample_ns=sample_ns
+    )
+
+    assert found == copies
+
+
 @pytest.mark.parametrize("packed_bytes", [0, MIB])
 def test_hot_weights_are_one_copy(packed_bytes: int) -> None:
     assert copies_of_weights(Regime.HOT, packed_bytes, 32 * MIB) == 1
@@ -48,6 +63,13 @@ def test_only_what_is_about_as_large_as_l3_settles_slowly() -> None:
 
     assert hot == [False, True, True, False]
     assert cold == [0, 0, 0, 0]
+
+
+def test_hot_weights_settle_where_rivals_push_them_out() -> None:
+    sizes = (MIB, 17 * MIB, 256 * MIB)
+
+    assert [warm_up_calls(Regime.HOT, size, 32 * MIB) for size in sizes] == [1, 4, 4]
+    assert [warm_up_calls(Regime.COLD_WEIGHTS, size, 32 * MIB) for size in sizes] == [1, 1, 1]
 
 
 def test_copies_start_at_cache_lines() -> None:

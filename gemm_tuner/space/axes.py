@@ -1,0 +1,146 @@
+"""The values on each axis of the space for a problem on a CPU, the one to try first in front."""
+
+from dataclasses import dataclass
+from math import ceil
+
+from gemm_tuner.domain.blocking import LoopOrder
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.space.grouped import UNKNOWN_L2_BYTES, depths_of_groups
+
+UNROLLS = (1, 2, 4)
+_KC_TARGETS_BYTES = (2048, 1024, 4096)  # of a row of x; the first is tried first
+_PREFETCHES_BYTES = (0, 4096, 8192, 16384)
+# Each tile fetches a cache line in every step of k at most.
+_LEAST_TILES_THAT_FETCH = 8
+# k is cut for several threads only if y has few tiles for each, and a slice of k is worth it.
+_FEW_TILES_PER_THREAD = 16
+_LEAST_SLICE_OF_K = 256
+_FEWEST_ROWS_TO_SHUFFLE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """The values on each axis for a problem on a CPU with a number of threads.
+
+    With `like`, a candidate for the same layer with any m, those that leave its packed weights.
+    """
+
+    problem: Problem
+    cpu: Cpu
+    threads: int = 1
+    like: Candidate | None = None
+
+    def kcs(self, family: MicroKernelFamily) -> tuple[int, ...]:
+        """Return the depths of a block of k, the first to be tried first."""
+        k = max(1, self.problem.k)
+        if family.layout is PackedLayout.GROUPS:
+            return depths_of_groups(self.problem, family)
+        if family.layout is not PackedLayout.PANELS:
+            return (k,)
+        whole = round_up(k, family.k_multiple)
+        if self.like is not None:
+            kc = self.like.blocking.kc
+            return (kc if kc < k and kc % family.k_multiple == 0 else whole,)
+        if not (self.problem.types.y_holds_sums or family.k_tile):
+            # Between blocks of k, sums would go through the workspace, which does not pay.
+            return (whole,)
+        targets = [target // self.problem.types.x.size_bytes for target in _KC_TARGETS_BYTES]
+        # Blocks of even depth, so that the last is not a sliver.
+        first, *others = (
+            round_up(ceil(k / ceil(k / target)), max(16, family.k_multiple))
+            if target < k
+            else whole
+            for target in targets
+        )
+        return tuple(dict.fromkeys([first, whole, *others]))
+
+    def prefetches(self) -> tuple[int, ...]:
+        """Return how far ahead in the stream of weights to fetch, in bytes."""
+        fits = self.problem.w_bytes <= self.cpu.caches.l1d_bytes
+        return _PREFETCHES_BYTES[:1] if fits else _PREFETCHES_BYTES
+
+    def can_fetch_panels(
+        self,
+        family: MicroKernelFamily,
+        mr: int,
+        nr: int,
+        blocks: tuple[int, int, int, LoopOrder],
+        *,
+        convert_once: bool,
+    ) -> bool:
+        """Return whether the next panel can be fetched, with blocks of mc and kc in an order.
+
+        Tiles fetch a part of it each, so every part of a call must have a whole block of rows;
+        where a panel is converted once, the next is fetched meanwhile.
+        """
+        grid_m, mc, kc, order = blocks
+        caches, weights = self.cpu.caches, self.problem.types.w
+        tiles_fetch = (
+            family.template == "outer_product"
+            and not order.is_ir_outer
+            and mc // mr >= max(_LEAST_TILES_THAT_FETCH, nr // family.lanes)
+            and mc - mr < self.problem.m.low // grid_m
+        )
+        return (
+            (tiles_fetch or convert_once)
+            and caches.l2_bytes < self.problem.w_bytes
+            and weights.row_bytes(nr * kc) <= (caches.l2_bytes or UNKNOWN_L2_BYTES) // 4
+        )
+
+    def w_streams(self, family: MicroKernelFamily, nr: int) -> tuple[int, ...]:
+        """Return how many panels a tile may read side by side."""
+        can_split = family.template == "outer_product" and nr % (2 * family.lanes) == 0
+        streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
+        return (1, 2) if can_split and streams_weights and self.problem.m.high == 1 else (1,)
+
+    def shuffles(self, family: MicroKernelFamily, mr: int, nr: int) -> tuple[bool, ...]:
+        """Return whether x may be read by shuffles, the first to be tried first.
+
+        Only a tile of one vector waits for loads, of which it has one for each multiplication.
+        """
+        waits_for_loads = nr == family.lanes and mr >= _FEWEST_ROWS_TO_SHUFFLE
+        fits = mr + ceil(mr / 4) + 2 <= family.registers
+        if not (waits_for_loads and fits) or not family.can_shuffle(self.problem.types.x):
+            return (False,)
+        return (True, False)
+
+    def grids(
+        self, family: MicroKernelFamily, mr: int, nr: int
+    ) -> tuple[tuple[int, int, int], ...]:
+        """Return the ways to cut a call: all threads first, along k last, and then one part."""
+        tiles = ceil(self.problem.m.high / mr)
+        panels = ceil(self.problem.n / nr)
+        fitting = [
+            (m, n, k)
+            for k in _divisors(self.threads)
+            if k == 1 or self._is_worth_slicing(family, tiles * panels, k)
+            for n in reversed(_divisors(self.threads // k))
+            if n <= panels and (m := self.threads // k // n) <= tiles
+        ]
+        return tuple(dict.fromkeys([*fitting, (1, 1, 1)]))
+
+    def _is_worth_slicing(self, family: MicroKernelFamily, tiles: int, slices: int) -> bool:
+        """Return whether the sums of `tiles` may be computed in slices of k by several threads."""
+        k = self.problem.k
+        return (
+            family.layout is PackedLayout.PANELS
+            and tiles <= _FEW_TILES_PER_THREAD * self.threads
+            and k >= _LEAST_SLICE_OF_K * slices
+            and ceil(k / self.depth_of_slice(family, slices)) == slices
+        )
+
+    def depth_of_slice(self, family: MicroKernelFamily, slices: int) -> int:
+        """Return the depth of each of some slices of k, in whole steps."""
+        return round_up(ceil(self.problem.k / slices), max(16, family.k_multiple))
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the least multiple that is not below a value."""
+    return ceil(value / multiple) * multiple
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(one for one in range(1, number + 1) if number % one == 0)
