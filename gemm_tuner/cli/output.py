@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from gemm_tuner.tuning.sweep import Progress
+from gemm_tuner.tuning.context_sweep import Progress
 
 RESULTS = Console(highlight=False, soft_wrap=True)
 MESSAGES = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ from gemm_tuner.domain.measurement import CONFIDENCE, Measurement, Ratio
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import GemmTunerError
-from gemm_tuner.tuning.sweep import SweepResult
+from gemm_tuner.tuning.result import SweepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,8 +45,9 @@ from gemm_tuner.space.cores import core_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning import sweep as tuning
+from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.share import split_budget
-from gemm_tuner.tuning.sweep import SweepResult, SweepSettings
+from gemm_tuner.tuning.sweep import SweepSettings
 
 Choose = Callable[[Problem], Sequence[Candidate]]
 

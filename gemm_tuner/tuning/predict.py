@@ -20,7 +20,8 @@ from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts, build_candidate
 from gemm_tuner.tuning.budget import Budget
-from gemm_tuner.tuning.sweep import Progress, SweepSettings, start_host
+from gemm_tuner.tuning.context_sweep import Progress
+from gemm_tuner.tuning.sweep import SweepSettings, start_host
 
 SHORTLIST = 8
 

@@ -16,8 +16,9 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.model import predict_cycles
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.context_sweep import Progress
 from gemm_tuner.tuning.earlier import earlier_trials
-from gemm_tuner.tuning.sweep import Progress, SweepSettings, sweep
+from gemm_tuner.tuning.sweep import SweepSettings, sweep
 
 SHARE_OF_BUDGET = 1 / 3
 _FORMATS = 3

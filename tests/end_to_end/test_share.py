@@ -25,8 +25,10 @@ from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.select.share import share
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.context_sweep import Progress
+from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.share import sweep_shared
-from gemm_tuner.tuning.sweep import Progress, SweepResult, SweepSettings, sweep
+from gemm_tuner.tuning.sweep import SweepSettings, sweep
 
 ROWS, N, K = (1, 8), 64, 96
 # So short a search finds poor kernels, and any loss is less than this.

@@ -36,7 +36,9 @@ from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning import sweep as tuning
-from gemm_tuner.tuning.sweep import Progress, SweepResult, SweepSettings
+from gemm_tuner.tuning.context_sweep import Progress
+from gemm_tuner.tuning.result import SweepResult
+from gemm_tuner.tuning.sweep import SweepSettings
 
 PROBLEM = Problem.parse("f32 8x32x16 nk bias+relu")
 ARGUMENTS = ["sweep", "8", "32", "16", "--epilogue", "bias+relu", "--budget", "1s"]

@@ -1,0 +1,259 @@
+"""The search in one context, from the first race to the confirmed winner."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from gemm_tuner.codegen.environment import generator_version
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.measurement import Measurement
+from gemm_tuner.domain.record import Outcome, SweepEnd, Trial
+from gemm_tuner.select.derive import EQUALLY_FAST, sturdiest_of_fastest
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.tuning.attempt import Attempts
+from gemm_tuner.tuning.budget import Budget
+from gemm_tuner.tuning.care import (
+    CONFIRM,
+    CONFIRMED,
+    FINAL,
+    FINALISTS,
+    RACE,
+    Care,
+    confirming_s,
+)
+from gemm_tuner.tuning.earlier import earlier_trials, relevant_trials
+from gemm_tuner.tuning.result import SweepResult, make_result
+from gemm_tuner.tuning.search import FAVOURITES, Strategy
+
+_SHARE_TO_CONFIRM = 0.6  # of the budget in a context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a sweep is: `done` of about `total` candidates, the best speed over the baseline's.
+
+    `remaining_s` is what is left of the budget for all contexts.
+    """
+
+    stage: str
+    done: int
+    total: int
+    best_ratio: float | None
+    remaining_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class ContextSweep:
+    """The search in one context, within its `budget`, which is a part of the whole.
+
+    The winner of one thread, `alone`, is a finalist if several threads are asked for.
+    """
+
+    attempts: Attempts
+    space: Space
+    context: ExecutionContext
+    whole_budget: Budget
+    budget: Budget
+    on_progress: Callable[[Progress], None]
+    is_stopped: Callable[[], bool]
+    alone: Candidate | None = None
+    _speeds: dict[Candidate, float] = field(default_factory=dict)
+    _call_ns: dict[Candidate, float] = field(default_factory=dict)
+    _trials: list[Trial] = field(default_factory=list)
+    _slowest_call_s: float = 0.0
+
+    def run(
+        self, strategy: Strategy, *, certain: Sequence[Candidate], is_search: bool
+    ) -> SweepResult:
+        """Try until it is over, the budget is spent or the user stops it; then confirm.
+
+        The `certain` candidates are tried first, whatever the budget. What is tried is the end of
+        the sweep only if it `is_search`.
+        """
+        resumed = self._recall()
+        self._race(certain, is_certain=True)
+        is_exhausted = self._search(strategy) and is_search
+        if self._speeds and not self.is_stopped():
+            self._confirm()
+        problem, cpu = self.space.problem, self.space.cpu
+        if is_search and not self.is_stopped() and self.space.like is None:
+            self.attempts.repository.mark_ended(
+                problem,
+                cpu.exact_key,
+                self.context,
+                toolchain=self.attempts.toolchain.text,
+                generator=generator_version(),
+                end=SweepEnd(
+                    baseline=self.attempts.host.baseline_text,
+                    is_exhausted=is_exhausted,
+                    budget_s=self.whole_budget.seconds,
+                ),
+            )
+        return make_result(
+            problem,
+            cpu,
+            self.context,
+            [*self._trials, *self.attempts.failures],
+            complete=is_exhausted,
+            resumed=resumed,
+            note=self.attempts.host.baseline_note,
+        )
+
+    def ranked(self) -> list[Candidate]:
+        """Return the candidates that were timed, fastest first."""
+        return sorted(self._speeds, key=lambda one: (-self._speeds[one], one.text))
+
+    def _recall(self) -> bool:
+        """Take over what earlier, stopped sweeps have found; return whether there was anything."""
+        attempts = self.attempts
+        earlier = earlier_trials(
+            attempts.repository, self.space.problem, self.space.cpu, attempts.toolchain
+        )
+        self._trials = relevant_trials(
+            earlier, self.space, self.context, attempts.host.baseline_text
+        )
+        for trial in self._trials:
+            if trial.measurement is not None:
+                self._speeds[trial.candidate] = trial.measurement.ratio.median
+                self._call_ns[trial.candidate] = trial.measurement.candidate.median_ns
+            elif trial.outcome is not Outcome.CORRECT:
+                self._speeds.pop(trial.candidate, None)
+        return any(trial.context == self.context for trial in self._trials)
+
+    def _search(self, strategy: Strategy) -> bool:
+        """Race batch after batch; return whether the search came to its end by itself."""
+        while batch := strategy.next_batch(self._speeds):
+            if self.is_stopped() or (self._speeds and not self._has_time_for(1)):
+                return False
+            is_whole = self._race(batch)
+            self._report("searching", strategy.pending)
+            if not is_whole:
+                return False
+        return True
+
+    def _race(self, batch: Sequence[Candidate], *, is_certain: bool = False) -> bool:
+        """Time what is new of a batch; return whether there was time for all of it."""
+        new = [one for one in dict.fromkeys(batch) if one not in self._speeds]
+        if not new:
+            return True
+        proven: list[Candidate] = []
+        for candidate in self.attempts.prove(new, self.context):
+            if self.is_stopped():
+                return False
+            is_first = not (self._speeds or proven)
+            if not (is_certain or is_first or self._has_time_for(len(proven) + 1)):
+                self._time(proven, RACE)
+                return False
+            proven.append(candidate)
+        self._time(proven, RACE)
+        return True
+
+    @property
+    def _call_s(self) -> float:
+        """Return the time of the slowest call that was timed, or else of one of the baseline."""
+        return self._slowest_call_s or self.attempts.host.baseline_call_s
+
+    def _has_time_for(self, candidates: int) -> bool:
+        """Return whether some candidates may still be raced, and the best be confirmed.
+
+        Where calls are slow, what is over the share for confirming comes on top of the budget.
+        """
+        call_s, budget_s = self._call_s, self.whole_budget.seconds
+        finalists = min(FINALISTS, len(self._speeds) + candidates)
+        reserved_s = min(
+            confirming_s(call_s, budget_s, finalists=finalists),
+            _SHARE_TO_CONFIRM * self.budget.seconds,
+        )
+        race_s = RACE.duration_s(candidates, call_s=call_s, budget_s=budget_s)
+        return self.budget.remaining_s > race_s + reserved_s
+
+    def _confirm(self) -> None:
+        """Time the best few carefully, then the best of them once more, for its own sake.
+
+        The next is confirmed too where the speed of one that was confirmed does not hold beside
+        those of the others.
+        """
+        self._report("confirming", 0)
+        proven = list(self.attempts.prove(self._finalists(), self.context))
+        if self.is_stopped():
+            return
+        speeds = self._time(proven, FINAL) if len(proven) > 1 else dict.fromkeys(proven, 1.0)
+        waiting = self._without_useless_threads(speeds)
+        confirmed = 0.0
+        for _attempt in range(CONFIRMED):
+            is_held = confirmed * EQUALLY_FAST >= max(waiting.values(), default=0.0)
+            if is_held or self.is_stopped():
+                return
+            candidate = sturdiest_of_fastest(waiting, self.space.problem)
+            del waiting[candidate]
+            speeds = self._time([candidate], CONFIRM)
+            confirmed = max(confirmed, speeds.get(candidate, 0.0))
+
+    def _finalists(self) -> list[Candidate]:
+        """Return the best few, and of several threads the best that needs one."""
+        best = self.ranked()[:FINALISTS]
+        if self.context.threads == 1:
+            return best
+        alone = self.alone if self.alone in self._speeds else self._fastest_alone(self._speeds)
+        return list(dict.fromkeys([*best, alone] if alone else best))
+
+    def _without_useless_threads(self, speeds: dict[Candidate, float]) -> dict[Candidate, float]:
+        """Leave out what takes longer with several threads than the fastest takes with one.
+
+        Speeds over a baseline may not show it: where its threads get into each other's way, its
+        own time differs from one run to the next.
+        """
+        alone = self._fastest_alone(speeds)
+        if alone is None:
+            return speeds
+        return {
+            one: speed
+            for one, speed in speeds.items()
+            if one.parts == 1 or self._call_ns[one] < self._call_ns[alone]
+        }
+
+    def _fastest_alone(self, candidates: Iterable[Candidate]) -> Candidate | None:
+        return min(
+            (one for one in candidates if one.parts == 1),
+            key=lambda one: (self._call_ns[one], one.text),
+            default=None,
+        )
+
+    def _time(self, candidates: Sequence[Candidate], care: Care) -> dict[Candidate, float]:
+        """Return the speeds over that of the baseline of those that did not fail."""
+        for candidate in candidates:
+            self._speeds.pop(candidate, None)
+        if not candidates:
+            return {}
+        trials = self.attempts.time(
+            candidates,
+            self.context,
+            stage=care.stage,
+            pairs=care.affordable_pairs(
+                len(candidates), call_s=self._call_s, budget_s=self.whole_budget.seconds
+            ),
+            sample_ns=care.sample_ns,
+        )
+        self._trials += trials
+        for trial in trials:
+            if trial.measurement is not None:
+                self._learn(trial.candidate, trial.measurement)
+        return {one: self._speeds[one] for one in candidates if one in self._speeds}
+
+    def _learn(self, candidate: Candidate, measurement: Measurement) -> None:
+        self._speeds[candidate] = measurement.ratio.median
+        call_ns = self._call_ns[candidate] = measurement.candidate.median_ns
+        slowest_ns = max(call_ns, measurement.baseline_timing.median_ns)
+        self._slowest_call_s = max(self._slowest_call_s, slowest_ns / 1e9)
+
+    def _report(self, stage: str, pending: int) -> None:
+        tried = len(self._speeds) + len(self.attempts.failures)
+        self.on_progress(
+            Progress(
+                stage=f"{self.context.regime.value}, {stage}",
+                done=tried,
+                total=max(tried + pending, FAVOURITES),
+                best_ratio=max(self._speeds.values(), default=None),
+                remaining_s=self.whole_budget.remaining_s,
+            )
+        )

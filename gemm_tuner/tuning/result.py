@@ -1,0 +1,56 @@
+"""What a sweep found in one context."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.domain.verdict import Verdict
+from gemm_tuner.select.derive import derive_verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """The verdict for one context and the trials it rests on; counts are of candidates.
+
+    `note` says in words why the baseline is not the one that was to be expected, empty if it is.
+    """
+
+    verdict: Verdict
+    finalists: tuple[Trial, ...]
+    tried: int
+    failed: int
+    resumed: bool
+    note: str = ""
+
+
+def make_result(
+    problem: Problem,
+    cpu: Cpu,
+    context: ExecutionContext,
+    trials: Sequence[Trial],
+    *,
+    complete: bool,
+    resumed: bool,
+    note: str = "",
+) -> SweepResult:
+    """Return what `trials`, all that count in a context, come to."""
+    outcomes = {trial.candidate: trial.outcome for trial in trials}
+    finals = {
+        trial.candidate: trial
+        for trial in trials
+        if trial.stage in {Stage.FINAL, Stage.CONFIRM}
+        and outcomes[trial.candidate] is Outcome.CORRECT
+    }
+    return SweepResult(
+        verdict=derive_verdict(
+            trials, problem=problem, cpu_key=cpu.exact_key, context=context, complete=complete
+        ),
+        finalists=tuple(finals.values()),
+        tried=len(outcomes),
+        failed=sum(outcome is not Outcome.CORRECT for outcome in outcomes.values()),
+        resumed=resumed,
+        note=note,
+    )
