@@ -89,10 +89,10 @@ def measure(
 
     There are `pairs` samples of each, or at least half as many where rounds were interrupted. The
     first `rivals` contestants stand for the same thing: those clearly slower than the fastest of
-    them have the first few samples only, and so has any other whose samples take much longer. When
-    one contestant takes long for a call, all are treated as such. `on_turn` is told who runs before
-    each sample, and then nothing is done for `settling_ns`, so that threads of the one before come
-    to rest.
+    them have the first few samples only, and so has any other whose samples take much longer.
+    Calls that take long are not warmed up; those up to three times as long as of the fastest rival
+    are treated as its are. `on_turn` is told who runs before each sample, and then nothing is done
+    for `settling_ns`, so that threads of the one before come to rest.
     """
     calls, elapsed_ns = [], []
     for index, contestant in enumerate(contestants):
@@ -100,15 +100,13 @@ def measure(
         count, sample_takes_ns = _calibrate(contestant, sample_ns)
         calls.append(count)
         elapsed_ns.append(sample_takes_ns)
-    is_long = any(
-        takes_ns >= count * _LONG_CALL_NS for count, takes_ns in zip(calls, elapsed_ns, strict=True)
-    )
+    call_ns = [takes_ns / count for count, takes_ns in zip(calls, elapsed_ns, strict=True)]
+    fastest_ns = min(call_ns[:rivals])
     warm_ups = [
-        0 if is_long else contestant.warm_up_calls(count, takes_ns)
+        0 if _is_long(takes_ns / count, fastest_ns) else contestant.warm_up_calls(count, takes_ns)
         for contestant, count, takes_ns in zip(contestants, calls, elapsed_ns, strict=True)
     ]
     slow_ns = _SLOW_OVER_FIRST * max(sample_ns, min(elapsed_ns[:rivals]))
-    call_ns = [takes_ns / count for count, takes_ns in zip(calls, elapsed_ns, strict=True)]
 
     def stays(index: int, number: int) -> bool:
         if index >= rivals:
@@ -146,6 +144,12 @@ def measure(
         )
         for index, count in enumerate(calls)
     )
+
+
+def _is_long(call_ns: float, fastest_ns: float) -> bool:
+    """Return whether a call is not warmed up, where one of the fastest rival takes `fastest_ns`."""
+    is_comparable = call_ns <= _SLOW_OVER_FIRST * fastest_ns
+    return (fastest_ns if is_comparable else call_ns) >= _LONG_CALL_NS
 
 
 def _wait(nanoseconds: int) -> None:

@@ -64,13 +64,24 @@ def test_every_contestant_runs_after_several_others_and_the_last_stays_last(coun
         assert pairs.count((first, second)) == pairs.count((second, first))
 
 
-def test_one_long_contestant_makes_all_long() -> None:
-    long, short = Clock(21_000_000), Clock(19_000_000)
+@pytest.mark.parametrize(("first_ns", "warm_up_calls"), [(21_000_000, 0), (19_000_000, 1)])
+def test_what_is_compared_is_warmed_up_as_the_first_is(first_ns: int, warm_up_calls: int) -> None:
+    first, other = Clock(first_ns), Clock(40_000_000 - first_ns)
 
-    measured([long, short, Clock(100)], pairs=4)
+    measured([first, other, Clock(100)], pairs=4)
 
-    assert long.warm_ups[-4:] == [0] * 4
-    assert short.warm_ups[-4:] == [0] * 4
+    assert first.warm_ups[-4:] == [warm_up_calls] * 4
+    assert other.warm_ups[-4:] == [warm_up_calls] * 4
+
+
+def test_a_long_rival_does_not_take_the_warm_up_from_fast_ones() -> None:
+    long, fast, baseline = Clock(60_000_000), Clock(1_000_000), Clock(1_000_000)
+
+    measured([long, fast, baseline, Clock(100)], pairs=4, rivals=2)
+
+    assert long.warm_ups[-2:] == [0] * 2
+    assert fast.warm_ups[-4:] == [1] * 4
+    assert baseline.warm_ups[-4:] == [1] * 4
 
 
 def test_slow_contestant_has_the_first_samples_only() -> None:
