@@ -23,6 +23,8 @@ class Finding:
 class TimedFinding:
     """The outcome of a timing, with a measurement for each baseline if the candidate lived.
 
+    There is none either where only this build did not fit into memory; `detail` says so.
+
     All measurements, and the peak among the conditions, were taken in the same rounds. `left_out`
     says by name why a baseline is not among them.
     """

@@ -180,7 +180,7 @@ class TrialHost:
 
         Raises:
             InvalidSetting: the context has other threads than this host.
-            NotEnoughMemory: the copies of the weights do not fit into this machine.
+            NotEnoughMemory: the copies of the weights of no build fit into this machine.
             TrialFailed: the server broke, or every baseline.
         """
         if context.threads != self._threads:

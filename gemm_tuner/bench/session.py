@@ -207,10 +207,11 @@ class Session:
         """Return what came of each build, taken in alternation with the others and the baselines.
 
         A build that ends the child or refuses has failed, a baseline that does so is left out, and
-        the others are timed again. Builds that do not fit into memory together are timed apart.
+        the others are timed again. Builds that do not fit into memory together are timed apart; one
+        that does not fit alone has no measurement.
 
         Raises:
-            NotEnoughMemory: the copies of the weights of a single build do not fit.
+            NotEnoughMemory: the copies of the weights of no build fit.
             TrialFailed: no baseline is left.
         """
         try:
@@ -218,8 +219,18 @@ class Session:
         except NotEnoughMemory:
             if len(request.builds) == 1:
                 raise
-        alone = [replace(request, builds=(build,)) for build in request.builds]
-        return tuple(found for one in alone for found in self._time_together(one))
+        found: list[TimedFinding] = []
+        refusals: list[NotEnoughMemory] = []
+        for build in request.builds:
+            try:
+                found += self._time_together(replace(request, builds=(build,)))
+            except NotEnoughMemory as refusal:
+                unknown = Finding(outcome=Outcome.CORRECT, detail=str(refusal))
+                found.append(TimedFinding(finding=unknown))
+                refusals.append(refusal)
+        if len(refusals) == len(request.builds):
+            raise refusals[0]
+        return tuple(found)
 
     def _time_together(self, request: TimeRequest) -> tuple[TimedFinding, ...]:
         baselines = list(self._baselines)

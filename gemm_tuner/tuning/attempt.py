@@ -147,7 +147,7 @@ class Attempts:
         pairs: int,
         sample_ns: int,
     ) -> list[Trial]:
-        """Time proven candidates in the same rounds; return the recorded trials of those that live.
+        """Time proven candidates in the same rounds; return the recorded trials of those timed.
 
         Beside each other and the baseline, those clearly slower than the fastest have few samples.
         """
@@ -157,6 +157,9 @@ class Attempts:
         for candidate, build, one in zip(candidates, builds, timed, strict=True):
             if one.finding.outcome is not Outcome.CORRECT:
                 self._record_failure(candidate, context, one.finding, build)
+                continue
+            if one.measurement is None:
+                logger.info("%s: not timed: %s", candidate.text, one.finding.detail)
                 continue
             trial = replace(
                 self._trial(candidate, context, build),

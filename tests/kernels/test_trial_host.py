@@ -1,21 +1,15 @@
-import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing.connection import Connection, Pipe
 
 import pytest
 from planted import PROBLEM, RIGHT, build_planted
 
-from gemm_tuner.bench import session
-from gemm_tuner.bench.baselines.choose import BASELINES, Materials
-from gemm_tuner.bench.baselines.own_kernel import ScalarKernel
-from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct, build_drivers
+from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.bench.kernel_callee import KernelCallee
 from gemm_tuner.bench.regimes import WeightCopies
-from gemm_tuner.bench.workload import Workload, make_workload
+from gemm_tuner.bench.workload import make_workload
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.domain.context import ExecutionContext, Regime
@@ -183,18 +177,6 @@ def test_hanging_candidate_is_ended(host: TrialHost, toolchain: Toolchain) -> No
     assert host.verify(build_planted(toolchain)).outcome is Outcome.CORRECT
 
 
-def test_stall_timeout_follows_the_baseline_and_not_the_arithmetic(
-    toolchain: Toolchain,
-) -> None:
-    slow = RIGHT + 'for (int spin = 0; spin < 1000000; spin++) __asm__ volatile("");'
-    owner, other = Pipe()
-    with owner, other:
-        fast_baseline = _session(toolchain, owner)
-        slow_baseline = _session(toolchain, owner, slow)
-
-    assert 5.0 < fast_baseline.stall_timeout_s < slow_baseline.stall_timeout_s
-
-
 def test_artifact_that_cannot_be_loaded_has_its_outcome(
     host: TrialHost, toolchain: Toolchain
 ) -> None:
@@ -346,125 +328,6 @@ def test_problem_larger_than_the_memory_is_refused(toolchain: Toolchain) -> None
             seed=0,
             scalar_build=build_planted(toolchain),
         )
-
-
-def _session(
-    toolchain: Toolchain,
-    owner: Connection,
-    statement: str = RIGHT,
-    baselines: tuple[str, ...] = ("scalar",),
-) -> session.Session:
-    """Return a session in this process, whose scalar baseline does `statement`."""
-    return session.Session(
-        session.Setup(
-            problem_text=PROBLEM.text,
-            threads=1,
-            baselines=baselines,
-            drivers=build_drivers(toolchain, detect_cpu()),
-            seed=3,
-            scalar_build=build_planted(toolchain, statement),
-            stall_timeout_s=5.0,
-        ),
-        owner,
-    )
-
-
-class Troublesome:
-    """The scalar kernel as a baseline that is right, and fails in some way when it is timed."""
-
-    text = "troublesome 1"
-    fuses_epilogue = True
-    most_weight_copies: int | None = None
-    preparation_s = 0.0
-
-    def __init__(self, materials: Materials, trouble: Callable[[], object]) -> None:
-        self._kernel = ScalarKernel(materials.scalar_build, materials.cpu, materials.drivers.timer)
-        self._trouble = trouble
-
-    def prepare(self, workload: Workload) -> "Troublesome.Callee":
-        return self.Callee(self._kernel.prepare(workload), self._trouble)
-
-    class Callee:
-        def __init__(self, kernel: KernelCallee, trouble: Callable[[], object]) -> None:
-            self._kernel = kernel
-            self._trouble = trouble
-            self.packed_weight_bytes = kernel.packed_weight_bytes
-            self.pack = kernel.pack
-
-        def sample(
-            self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
-        ) -> SampleStruct:
-            if warm_up_calls > 0:  # which the check does without
-                self._trouble()
-            return self._kernel.sample(
-                weights, warm_up_calls=warm_up_calls, timed_calls=timed_calls
-            )
-
-
-def _crash() -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def _refuse() -> None:
-    raise BaselineMissing("it has had enough; choose another baseline.")
-
-
-def _break() -> None:
-    raise KeyError(1)
-
-
-@pytest.mark.parametrize(
-    ("trouble", "word"),
-    [(_crash, "SIGSEGV"), (_refuse, "had enough"), (_break, "KeyError")],
-)
-def test_baseline_that_fails_while_it_is_timed_is_left_out(
-    toolchain: Toolchain,
-    monkeypatch: pytest.MonkeyPatch,
-    trouble: Callable[[], object],
-    word: str,
-) -> None:
-    monkeypatch.setitem(BASELINES, "mkl", lambda materials: Troublesome(materials, trouble))
-    owner, other = Pipe()
-    with owner, other:
-        trials = _session(toolchain, owner, baselines=("mkl", "scalar"))
-        (found,) = trials.time(
-            session.TimeRequest(
-                builds=(build_planted(toolchain),),
-                regime=Regime.HOT,
-                pairs=TIMING_PAIRS,
-                sample_ns=SAMPLE_NS,
-            )
-        )
-
-    assert len(trials.opening.baselines) == 2
-    assert [measurement.baseline.split()[0] for measurement in found.measurements] == ["scalar"]
-    assert list(found.left_out) == ["mkl"]
-    assert word in found.left_out["mkl"]
-
-
-def test_baseline_that_cannot_rotate_over_weights_is_left_out_of_the_cold_regime(
-    toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Troublesome, "most_weight_copies", 1)
-    monkeypatch.setitem(BASELINES, "mkl", lambda materials: Troublesome(materials, lambda: None))
-    owner, other = Pipe()
-    with owner, other:
-        trials = _session(toolchain, owner, baselines=("mkl", "scalar"))
-        found = {
-            regime: trials.time(
-                session.TimeRequest(
-                    builds=(build_planted(toolchain),),
-                    regime=regime,
-                    pairs=TIMING_PAIRS,
-                    sample_ns=SAMPLE_NS,
-                )
-            )[0]
-            for regime in Regime
-        }
-
-    assert len(found[Regime.HOT].measurements) == 2
-    assert len(found[Regime.COLD_WEIGHTS].measurements) == 1
-    assert "copies of the weights" in found[Regime.COLD_WEIGHTS].left_out["mkl"]
 
 
 def test_measurements_beside_several_baselines_share_their_rounds(toolchain: Toolchain) -> None:

@@ -1,0 +1,187 @@
+"""A session in the process of the test: what ends a trial, and what is left out of one."""
+
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
+
+import pytest
+from planted import PROBLEM, RIGHT, build_planted
+
+from gemm_tuner.bench import session
+from gemm_tuner.bench.baselines.choose import BASELINES, CheckedBaseline, Materials
+from gemm_tuner.bench.baselines.own_kernel import ScalarKernel
+from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct, build_drivers
+from gemm_tuner.bench.kernel_callee import KernelCallee
+from gemm_tuner.bench.workload import Workload
+from gemm_tuner.build.compile import Build
+from gemm_tuner.build.toolchain import Toolchain, find_toolchain
+from gemm_tuner.domain.context import Regime
+from gemm_tuner.domain.record import Outcome
+from gemm_tuner.errors import BaselineMissing, NotEnoughMemory
+from gemm_tuner.runtime.detect import detect_cpu
+
+TIMING_PAIRS = 5
+SAMPLE_NS = 20_000
+
+
+@pytest.fixture(scope="module")
+def toolchain() -> Toolchain:
+    return find_toolchain()
+
+
+def _session(
+    toolchain: Toolchain,
+    owner: Connection,
+    statement: str = RIGHT,
+    baselines: tuple[str, ...] = ("scalar",),
+) -> session.Session:
+    """Return a session in this process, whose scalar baseline does `statement`."""
+    return session.Session(
+        session.Setup(
+            problem_text=PROBLEM.text,
+            threads=1,
+            baselines=baselines,
+            drivers=build_drivers(toolchain, detect_cpu()),
+            seed=3,
+            scalar_build=build_planted(toolchain, statement),
+            stall_timeout_s=5.0,
+        ),
+        owner,
+    )
+
+
+def test_stall_timeout_follows_the_baseline_and_not_the_arithmetic(
+    toolchain: Toolchain,
+) -> None:
+    slow = RIGHT + 'for (int spin = 0; spin < 1000000; spin++) __asm__ volatile("");'
+    owner, other = Pipe()
+    with owner, other:
+        fast_baseline = _session(toolchain, owner)
+        slow_baseline = _session(toolchain, owner, slow)
+
+    assert 5.0 < fast_baseline.stall_timeout_s < slow_baseline.stall_timeout_s
+
+
+def test_a_build_that_does_not_fit_into_memory_leaves_the_others(
+    toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = build_planted(toolchain, RIGHT + "/* large */")
+    small = build_planted(toolchain)
+    _let_not_fit(monkeypatch, large)
+    owner, other = Pipe()
+    with owner, other:
+        trials = _session(toolchain, owner)
+        found = trials.time(_request(small, large, small))
+        with pytest.raises(NotEnoughMemory, match="GiB"):
+            trials.time(_request(large))
+
+    assert [one.finding.outcome for one in found] == [Outcome.CORRECT] * 3
+    assert [one.measurement is None for one in found] == [False, True, False]
+    assert "GiB" in found[1].finding.detail
+
+
+def _let_not_fit(monkeypatch: pytest.MonkeyPatch, large: Build) -> None:
+    """Let a build not fit into memory, neither alone nor beside others."""
+    measure = session.Session._measure
+
+    def measure_what_fits(
+        trials: session.Session,
+        request: session.TimeRequest,
+        baselines: list[CheckedBaseline],
+    ) -> object:
+        if large in request.builds:
+            raise NotEnoughMemory("it takes 1000 GiB; choose smaller sizes.")
+        return measure(trials, request, baselines)
+
+    monkeypatch.setattr(session.Session, "_measure", measure_what_fits)
+
+
+def _request(*builds: Build, regime: Regime = Regime.HOT) -> session.TimeRequest:
+    return session.TimeRequest(
+        builds=builds, regime=regime, pairs=TIMING_PAIRS, sample_ns=SAMPLE_NS
+    )
+
+
+class Troublesome:
+    """The scalar kernel as a baseline that is right, and fails in some way when it is timed."""
+
+    text = "troublesome 1"
+    fuses_epilogue = True
+    most_weight_copies: int | None = None
+    preparation_s = 0.0
+
+    def __init__(self, materials: Materials, trouble: Callable[[], object]) -> None:
+        self._kernel = ScalarKernel(materials.scalar_build, materials.cpu, materials.drivers.timer)
+        self._trouble = trouble
+
+    def prepare(self, workload: Workload) -> "Troublesome.Callee":
+        return self.Callee(self._kernel.prepare(workload), self._trouble)
+
+    class Callee:
+        def __init__(self, kernel: KernelCallee, trouble: Callable[[], object]) -> None:
+            self._kernel = kernel
+            self._trouble = trouble
+            self.packed_weight_bytes = kernel.packed_weight_bytes
+            self.pack = kernel.pack
+
+        def sample(
+            self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
+        ) -> SampleStruct:
+            if warm_up_calls > 0:  # which the check does without
+                self._trouble()
+            return self._kernel.sample(
+                weights, warm_up_calls=warm_up_calls, timed_calls=timed_calls
+            )
+
+
+def _crash() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _refuse() -> None:
+    raise BaselineMissing("it has had enough; choose another baseline.")
+
+
+def _break() -> None:
+    raise KeyError(1)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "word"),
+    [(_crash, "SIGSEGV"), (_refuse, "had enough"), (_break, "KeyError")],
+)
+def test_baseline_that_fails_while_it_is_timed_is_left_out(
+    toolchain: Toolchain,
+    monkeypatch: pytest.MonkeyPatch,
+    trouble: Callable[[], object],
+    word: str,
+) -> None:
+    monkeypatch.setitem(BASELINES, "mkl", lambda materials: Troublesome(materials, trouble))
+    owner, other = Pipe()
+    with owner, other:
+        trials = _session(toolchain, owner, baselines=("mkl", "scalar"))
+        (found,) = trials.time(_request(build_planted(toolchain)))
+
+    assert len(trials.opening.baselines) == 2
+    assert [measurement.baseline.split()[0] for measurement in found.measurements] == ["scalar"]
+    assert list(found.left_out) == ["mkl"]
+    assert word in found.left_out["mkl"]
+
+
+def test_baseline_that_cannot_rotate_over_weights_is_left_out_of_the_cold_regime(
+    toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Troublesome, "most_weight_copies", 1)
+    monkeypatch.setitem(BASELINES, "mkl", lambda materials: Troublesome(materials, lambda: None))
+    owner, other = Pipe()
+    with owner, other:
+        trials = _session(toolchain, owner, baselines=("mkl", "scalar"))
+        found = {
+            regime: trials.time(_request(build_planted(toolchain), regime=regime))[0]
+            for regime in Regime
+        }
+
+    assert len(found[Regime.HOT].measurements) == 2
+    assert len(found[Regime.COLD_WEIGHTS].measurements) == 1
+    assert "copies of the weights" in found[Regime.COLD_WEIGHTS].left_out["mkl"]
