@@ -42,9 +42,12 @@ FINAL = Care(stage=Stage.FINAL, pairs=15, fewest_pairs=5, sample_ns=2_000_000, s
 CONFIRM = Care(stage=Stage.CONFIRM, pairs=21, fewest_pairs=11, sample_ns=2_000_000, share=0.05)
 
 
-def confirming_s(
-    call_s: float, budget_s: float, *, finalists: int = FINALISTS, confirmed: int = 1
-) -> float:
+def most_finalists(threads: int) -> int:
+    """Return how many candidates are in a final at most: of several threads, one needs only one."""
+    return FINALISTS if threads == 1 else FINALISTS + 1
+
+
+def confirming_s(call_s: float, budget_s: float, *, finalists: int, confirmed: int = 1) -> float:
     """Return how long the final takes at most and to confirm some of the finalists, in seconds.
 
     A single finalist needs no final.

@@ -20,6 +20,7 @@ from gemm_tuner.tuning.care import (
     RACE,
     Care,
     confirming_s,
+    most_finalists,
 )
 from gemm_tuner.tuning.earlier import earlier_trials, relevant_trials
 from gemm_tuner.tuning.result import SweepResult, make_result
@@ -159,7 +160,8 @@ class ContextSweep:
         Where calls are slow, what is over the share for confirming comes on top of the budget.
         """
         call_s, budget_s = self._call_s, self.whole_budget.seconds
-        finalists = min(FINALISTS, len(self._speeds) + candidates)
+        most = most_finalists(self.context.threads)
+        finalists = min(most, len(self._speeds) + candidates)
         reserved_s = min(
             confirming_s(call_s, budget_s, finalists=finalists),
             _SHARE_TO_CONFIRM * self.budget.seconds,

@@ -22,7 +22,7 @@ from gemm_tuner.space.model import NOMINAL_CLOCK_HZ, predict_cycles
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts, Render
 from gemm_tuner.tuning.budget import Budget
-from gemm_tuner.tuning.care import CONFIRMED, confirming_s
+from gemm_tuner.tuning.care import CONFIRMED, confirming_s, most_finalists
 from gemm_tuner.tuning.context_sweep import ContextSweep, Progress
 from gemm_tuner.tuning.earlier import (
     earlier_trials,
@@ -77,7 +77,12 @@ def estimate(
         for one in space.defaults()
     )
     call_s = fastest / NOMINAL_CLOCK_HZ
-    longest_s = confirming_s(call_s, settings.budget_s, confirmed=CONFIRMED)
+    longest_s = confirming_s(
+        call_s,
+        settings.budget_s,
+        finalists=most_finalists(space.threads),
+        confirmed=CONFIRMED,
+    )
     seconds = settings.budget_s + len(contexts) * longest_s
     return Estimate(candidates=space.size(), seconds=seconds)
 
