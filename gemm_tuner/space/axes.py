@@ -9,6 +9,7 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.grouped import UNKNOWN_L2_BYTES, depths_of_groups
+from gemm_tuner.space.parts import largest_part
 
 UNROLLS = (1, 2, 4)
 _KC_TARGETS_BYTES = (2048, 1024, 4096)  # of a row of x; the first is tried first
@@ -18,6 +19,9 @@ _LEAST_TILES_THAT_FETCH = 8
 # k is cut for several threads only if y has few tiles for each, and a slice of k is worth it.
 _FEW_TILES_PER_THREAD = 16
 _LEAST_SLICE_OF_K = 256
+# A core multiplies about so many elements while it reads one of x or w from memory, in f32 as in
+# bf16 and bytes: by the rates of Zen 4 and Zen 5 in cores.csv.
+_PRODUCTS_PER_READ = 8
 _FEWEST_ROWS_TO_SHUFFLE = 8
 
 
@@ -110,7 +114,10 @@ class Axes:
     def grids(
         self, family: MicroKernelFamily, mr: int, nr: int
     ) -> tuple[tuple[int, int, int], ...]:
-        """Return the ways to cut a call: all threads first, along k last, and then one part."""
+        """Return the ways to cut a call: all threads first, along k last, and then one part.
+
+        Of those that do not cut k, the one whose largest part takes the least time is the first.
+        """
         tiles = ceil(self.problem.m.high / mr)
         panels = ceil(self.problem.n / nr)
         fitting = [
@@ -120,7 +127,13 @@ class Axes:
             for n in reversed(_divisors(self.threads // k))
             if n <= panels and (m := self.threads // k // n) <= tiles
         ]
-        return tuple(dict.fromkeys([*fitting, (1, 1, 1)]))
+
+        def cost(grid: tuple[int, int, int]) -> tuple[int, int]:
+            rows = largest_part(self.problem.m.high, mr, grid[0])
+            columns = round_up(largest_part(self.problem.n, nr, grid[1]), family.lanes)
+            return grid[2], rows * columns + _PRODUCTS_PER_READ * (rows + columns)
+
+        return tuple(dict.fromkeys([*sorted(fitting, key=cost), (1, 1, 1)]))
 
     def _is_worth_slicing(self, family: MicroKernelFamily, tiles: int, slices: int) -> bool:
         """Return whether the sums of `tiles` may be computed in slices of k by several threads."""

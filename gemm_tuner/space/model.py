@@ -11,6 +11,7 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.cores import Rates, core_of
+from gemm_tuner.space.parts import largest_part
 
 # Of a product of tiles and of loading one of x from L1: Intel, Optimization Reference Manual,
 # chapter on AMX. Of loading one of w from L2, and of converting it first: estimates.
@@ -81,12 +82,12 @@ def _unevenness(problem: Problem, candidate: Candidate) -> float:
     """Return the work of the part that has the most, over the mean."""
     tile, blocking = candidate.micro_kernel, candidate.blocking
     uneven = 1.0
-    for units, ways in (
-        (ceil(problem.m.high / tile.mr), blocking.grid_m),
-        (ceil(problem.n / tile.nr), blocking.grid_n),
+    for count, step, ways in (
+        (problem.m.high, tile.mr, blocking.grid_m),
+        (problem.n, tile.nr, blocking.grid_n),
     ):
-        if units:
-            uneven *= ceil(units / ways) * ways / units
+        if count:
+            uneven *= largest_part(count, step, ways) * ways / count
     return uneven
 
 

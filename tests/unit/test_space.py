@@ -15,6 +15,7 @@ from gemm_tuner.space.catalog import CATALOG, family_named
 from gemm_tuner.space.cores import CORES, core_named
 from gemm_tuner.space.limits import check_covers
 from gemm_tuner.space.model import predict_cycles
+from gemm_tuner.space.parts import largest_part
 
 ISA = {
     "amx": (
@@ -90,6 +91,51 @@ def test_winner_of_one_thread_is_cut_for_two_and_stays_possible() -> None:
     assert {one.parts for one in cuts} == {1, 2}
     assert cuts[-1] == alone
     assert {one.micro_kernel for one in cuts} == {alone.micro_kernel}
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile", "grid"),
+    [
+        ("16384x512x128", "4x96", (2, 1)),  # 6 panels, but the last is a third of one
+        ("16384x512x128", "14x32", (2, 1)),  # parts of columns would read all of x each
+        ("32x11008x4096", "14x32", (1, 2)),
+        ("1x4096x4096", "1x128", (1, 2)),
+        ("8x16x600", "8x16", (1, 1)),
+    ],
+)
+def test_a_call_is_first_cut_where_the_largest_part_takes_the_least_time(
+    shape: str, tile: str, grid: tuple[int, int]
+) -> None:
+    space = Space(problem=Problem.parse(f"f32 {shape}"), cpu=cpu("avx512"), threads=2)
+
+    first = next(
+        one for one in space.defaults() if one.text.startswith(f"avx512_f32_{tile} ")
+    ).blocking
+
+    assert (first.grid_m, first.grid_n) == grid
+
+
+def test_the_largest_part_is_as_kernels_cut_it() -> None:
+    assert largest_part(512, 96, 2) == 288  # three whole panels; two and a third
+    assert largest_part(100, 16, 2) == 52  # three tiles; the last three and a fourth of one
+    assert largest_part(10, 16, 2) == 10
+    assert largest_part(0, 16, 2) == 0
+
+
+def test_model_knows_that_a_last_panel_may_be_narrow() -> None:
+    problem, machine = Problem.parse("f32 16384x512x128"), cpu("avx512")
+    family = family_named("avx512_f32")
+    rows, columns = (
+        predict_cycles(
+            problem,
+            Candidate.parse(f"avx512_f32_4x96 mc16384_nc576_kc128 jc_ic_jr_ir {grid}"),
+            family,
+            machine,
+        )
+        for grid in ("grid2x1", "grid1x2")
+    )
+
+    assert columns > 1.1 * rows
 
 
 def test_scalar_family_completes_the_table() -> None:
