@@ -96,7 +96,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             fills_registers=_fills_registers(candidate, family),
             has_gapless_copy=_has_gapless_copy(problem, candidate, family),
             rounds_by_instruction=IsaFeature.AVX512_BF16 in family.isa,
-            stores_pairs=_stores_pairs(problem, family),
+            stores_pairs=family.stores_pairs(problem.types.y),
             exact_rest=exact_rest,
             rest_heights=_rest_heights(problem, mr, family),
             rest_steps=_rest_steps(problem, mr, family),
@@ -106,12 +106,6 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
         )
     )
     return Source(text=_BLANK_LINES.sub("\n\n", text))
-
-
-def _stores_pairs(problem: Problem, family: MicroKernelFamily) -> bool:
-    """Return whether two vectors of y are rounded by one instruction and stored as one."""
-    is_outer = family.template in {"outer_product", "grouped"}
-    return is_outer and problem.types.y is DType.BF16 and IsaFeature.AVX512_BF16 in family.isa
 
 
 def _fills_registers(candidate: Candidate, family: MicroKernelFamily) -> bool:

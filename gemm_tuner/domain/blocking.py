@@ -34,9 +34,9 @@ class Blocking:
     hardware. With `prefetch_next_panel`, the next panel is fetched into L2 instead: while one is
     converted, or by the tiles that meet it, each a part. A tile reads `w_streams` packed panels
     side by side. `shuffle_x` loads four steps of every fourth row of x at once and picks each by a
-    shuffle. `k_unroll` steps of k stand in one turn of the inner loop. `grid_m` x
-    `grid_n` x `grid_k` parts can run at the same time; those along k compute sums that a second
-    phase adds up.
+    shuffle. `stream_y` writes cache lines of y past the caches. `k_unroll` steps of k stand in one
+    turn of the inner loop. `grid_m` x `grid_n` x `grid_k` parts can run at the same time; those
+    along k compute sums that a second phase adds up.
     """
 
     mc: int
@@ -49,6 +49,7 @@ class Blocking:
     prefetch_next_panel: bool = False
     w_streams: int = 1
     shuffle_x: bool = False
+    stream_y: bool = False
     k_unroll: int = 1
     grid_m: int = 1
     grid_n: int = 1

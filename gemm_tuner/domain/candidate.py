@@ -12,7 +12,7 @@ _TEXT = re.compile(
     r"(?P<micro_kernel>\w+) mc(?P<mc>\d+)_nc(?P<nc>\d+)_kc(?P<kc>\d+) "
     rf"(?P<loop_order>{_ORDERS})(?P<pack_x> pack_x)?(?P<convert_once> convert_once)?"
     r"(?: pf(?P<prefetch>\d+))?(?P<next_panel> pf_next)?(?: ws(?P<w_streams>\d+))?"
-    r"(?P<shuffle_x> shuffle_x)?(?: u(?P<k_unroll>\d+))?"
+    r"(?P<shuffle_x> shuffle_x)?(?P<stream_y> stream_y)?(?: u(?P<k_unroll>\d+))?"
     r"(?: grid(?P<grid_m>\d+)x(?P<grid_n>\d+)(?:x(?P<grid_k>\d+))?)?"
 )
 
@@ -25,7 +25,7 @@ class Candidate:
     words that say nothing special (no packing, no prefetch, no unrolling, one part) are left out.
     `convert_once` after `pack_x` converts weights in groups for all tiles of rows. `ws2` before
     `u4` is two streams of weights; `pf_next` in the place of `pf4096` fetches the next panel of
-    them.
+    them. `shuffle_x` and `stream_y` follow.
     A grid that cuts k has three numbers: `grid1x1x2` is two parts along k.
     """
 
@@ -53,6 +53,8 @@ class Candidate:
             words.append(f"ws{blocking.w_streams}")
         if blocking.shuffle_x:
             words.append("shuffle_x")
+        if blocking.stream_y:
+            words.append("stream_y")
         if blocking.k_unroll > 1:
             words.append(f"u{blocking.k_unroll}")
         if self.parts > 1:
@@ -81,6 +83,7 @@ class Candidate:
                 blocking.prefetch_w_bytes > 0 or blocking.prefetch_next_panel,
                 blocking.w_streams > 1,
                 blocking.shuffle_x,
+                blocking.stream_y,
                 blocking.k_unroll > 1,
                 self.parts > 1,
             )
@@ -112,6 +115,7 @@ class Candidate:
                 prefetch_next_panel=match["next_panel"] is not None,
                 w_streams=int(match["w_streams"] or 1),
                 shuffle_x=match["shuffle_x"] is not None,
+                stream_y=match["stream_y"] is not None,
                 k_unroll=int(match["k_unroll"] or 1),
                 grid_m=int(match["grid_m"] or 1),
                 grid_n=int(match["grid_n"] or 1),

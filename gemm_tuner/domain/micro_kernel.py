@@ -16,6 +16,10 @@ class PackedLayout(StrEnum):
     GROUPS = "groups"  # panels of nr columns; in each, groups of k with their scales
 
 
+# The templates that finish a row of y in vectors of columns.
+_FINISHING_ROWS = frozenset({"outer_product", "grouped"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroKernelFamily:
     """One row of the catalog: a template and the register tiles it makes.
@@ -55,6 +59,16 @@ class MicroKernelFamily:
         is_word = self.k_step * x.size_bytes == 4
         is_plain = self.template == "outer_product" and not self.partial_steps
         return self.vectors == "avx512" and is_plain and is_word
+
+    def can_stream(self, y: DType) -> bool:
+        """Return whether vectors of y are cache lines, which can be written past the caches."""
+        is_line = y.size_bytes == 4 or self.stores_pairs(y)
+        return self.vectors == "avx512" and self.template in _FINISHING_ROWS and is_line
+
+    def stores_pairs(self, y: DType) -> bool:
+        """Return whether two vectors of y are rounded by one instruction and stored as one."""
+        rounds_pairs = IsaFeature.AVX512_BF16 in self.isa and y is DType.BF16
+        return self.template in _FINISHING_ROWS and rounds_pairs
 
     def panel_width(self, nr: int) -> int:
         """Return the columns of a packed panel, for tiles of `nr` columns."""

@@ -44,6 +44,7 @@ class Choice:
     prefetch_next_panel: bool
     w_streams: int
     shuffle_x: bool
+    stream_y: bool
     k_unroll: int
     grid: tuple[int, int, int]
 
@@ -137,10 +138,13 @@ class Space(Axes):
                     self.grids(family, mr, nr), self.kcs(family), CUTS, (False, True)
                 )
             }
-            prefetches = sum(
-                len(self.prefetches())
-                + self.can_fetch_panels(
-                    family, mr, nr, (grid[0], mc, kc, order), convert_once=convert_once
+            fetches_and_stores = sum(
+                len(self.streams_y(family, kc))
+                * (
+                    len(self.prefetches())
+                    + self.can_fetch_panels(
+                        family, mr, nr, (grid[0], mc, kc, order), convert_once=convert_once
+                    )
                 )
                 for grid, _pack_x, mc, _nc, kc, order in blocks
                 for convert_once in (False, True)
@@ -148,7 +152,7 @@ class Space(Axes):
                 or can_convert_once(self.problem, self.cpu, family, (mr, nr), (mc, kc, order))
             )
             ways = len(self.w_streams(family, nr)) * len(self.shuffles(family, mr, nr))
-            count += prefetches * ways * len(UNROLLS)
+            count += fetches_and_stores * ways * len(UNROLLS)
         return count
 
     def candidate(self, choice: Choice) -> Candidate:
@@ -178,6 +182,7 @@ class Space(Axes):
                 ),
                 w_streams=choice.w_streams,
                 shuffle_x=choice.shuffle_x,
+                stream_y=choice.stream_y and self.streams_y(choice.family, kc)[0],
                 k_unroll=choice.k_unroll,
                 grid_m=choice.grid[0],
                 grid_n=choice.grid[1],
@@ -268,6 +273,7 @@ class Space(Axes):
             prefetch_next_panel=False,
             w_streams=1,
             shuffle_x=self.shuffles(family, mr, nr)[0],
+            stream_y=self.streams_y(family, kc)[0],
             k_unroll=1 if is_unrolled or sums >= _SUMS_AT_ONCE else 4,
             grid=self.grids(family, mr, nr)[0],
         )
@@ -314,6 +320,7 @@ class Space(Axes):
             prefetch,
             w_streams,
             shuffle_x,
+            stream_y,
             k_unroll,
             grid,
         ) in product(
@@ -324,6 +331,7 @@ class Space(Axes):
             prefetches,
             self.w_streams(family, nr),
             self.shuffles(family, mr, nr),
+            self.streams_y(family, self.problem.k),
             UNROLLS,
             self.grids(family, mr, nr),
         ):
@@ -339,6 +347,7 @@ class Space(Axes):
                 prefetch_next_panel=prefetch[1],
                 w_streams=w_streams,
                 shuffle_x=shuffle_x,
+                stream_y=stream_y,
                 k_unroll=k_unroll,
                 grid=grid,
             )
@@ -359,6 +368,7 @@ class Space(Axes):
                 prefetch_next_panel=blocking.prefetch_next_panel,
                 w_streams=blocking.w_streams,
                 shuffle_x=blocking.shuffle_x,
+                stream_y=blocking.stream_y,
                 k_unroll=blocking.k_unroll,
                 grid=(blocking.grid_m, blocking.grid_n, blocking.grid_k),
             )
@@ -379,6 +389,7 @@ class Space(Axes):
             yield replace(choice, w_streams=w_streams)
         for shuffle_x in self.shuffles(choice.family, choice.mr, choice.nr):
             yield replace(choice, shuffle_x=shuffle_x)
+        yield replace(choice, stream_y=not choice.stream_y)
         for k_unroll in UNROLLS:
             yield replace(choice, k_unroll=k_unroll)
         kcs = self.kcs(choice.family)

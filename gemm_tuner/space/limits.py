@@ -106,6 +106,8 @@ def _check_words(problem: Problem, candidate: Candidate, family: MicroKernelFami
         f"ws{streams}": streams > 1 and (not is_outer or vectors % streams > 0),
         "convert_once": converts and (not is_grouped or blocking.loop_order.is_ir_outer),
         "pf_next": blocking.prefetch_next_panel and not (is_outer or converts),
+        "stream_y": blocking.stream_y
+        and (blocking.kc < problem.k or not family.can_stream(problem.types.y)),
         "shuffle_x": blocking.shuffle_x and not family.can_shuffle(problem.types.x),
     }
     for word, is_refused in refused.items():

@@ -284,6 +284,33 @@ def test_tiles_read_panels_side_by_side(row: Row, toolchain: Toolchain) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize(
+    "streaming",
+    {
+        (row.family.name, row.types.y): row for row in ROWS if row.family.can_stream(row.types.y)
+    }.values(),
+    ids=lambda row: row.name,
+)
+def test_y_is_written_past_the_caches(streaming: Row, toolchain: Toolchain) -> None:
+    row, k = usable_row(streaming), 4 * KC
+    columns = 2 * row.family.lanes
+    subjects = [
+        Subject(
+            problem=row.problem(f"{m}x{n}x{k}", "nk", "bias+relu"),
+            candidate=candidate_text(row, k, tile=(4, columns), extras=f" stream_y{extras}"),
+        )
+        for m, n, extras in (
+            (11, 3 * columns, " grid1x2"),
+            (4, columns + row.family.lanes - 1, ""),
+            ("0..9", columns, " u2"),
+        )
+    ]
+
+    wrong = prove_all(subjects, toolchain)
+
+    assert not wrong
+
+
 def test_rows_of_x_are_shuffled(row: Row, toolchain: Toolchain) -> None:
     if not row.family.can_shuffle(row.types.x):
         pytest.skip("only outer products of AVX-512 shuffle words of x")

@@ -93,6 +93,7 @@ def candidates(draw: st.DrawFn) -> Candidate:
             prefetch_next_panel=prefetch_w_bytes == 0 and draw(st.booleans()),
             w_streams=draw(counts),
             shuffle_x=draw(st.booleans()),
+            stream_y=draw(st.booleans()),
             k_unroll=draw(counts),
             grid_m=draw(counts),
             grid_n=draw(counts),

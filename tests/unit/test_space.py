@@ -7,6 +7,7 @@ from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, parse_isa
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.packed_format import packed_format
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidCandidate, NoKernelFamily
@@ -36,6 +37,7 @@ SHAPES = (
     "512x13x512",
     "1..64x96x33",
     "8x16x600",
+    "5000000x2x1",
 )
 
 
@@ -256,6 +258,35 @@ def test_only_tiles_that_wait_for_loads_shuffle_x(tile: str, ways: set[bool]) ->
     assert found == ways
 
 
+@pytest.mark.parametrize(
+    ("shape", "ways"), [("16384x512x128", {True, False}), ("2048x512x13", {False})]
+)
+def test_y_that_l3_cannot_keep_may_be_written_past_the_caches(shape: str, ways: set[bool]) -> None:
+    space = Space(problem=Problem.parse(f"f32 {shape}"), cpu=cpu("avx512"))
+    first = next(one for one in space.defaults() if one.micro_kernel.family.startswith("avx512"))
+
+    found = {one.blocking.stream_y for one in [first, *space.neighbours(first)]}
+
+    assert found == ways
+    assert first.blocking.stream_y is max(ways)
+
+
+@pytest.mark.parametrize(
+    ("family", "streamed", "kept"),
+    [
+        ("avx512_int8", {DType.F32, DType.S32}, {DType.S8, DType.U8}),
+        ("avx512_bf16", {DType.F32, DType.BF16}, set()),
+        ("avx512_bf16_by_f32", {DType.F32}, {DType.BF16}),
+        ("avx2_f32", set(), {DType.F32}),
+        ("avx512_f32_dot", set(), {DType.F32}),
+    ],
+)
+def test_only_whole_cache_lines_are_written_past_the_caches(
+    family: str, streamed: set[DType], kept: set[DType]
+) -> None:
+    assert {y for y in streamed | kept if family_named(family).can_stream(y)} == streamed
+
+
 def test_panels_are_whole_vectors() -> None:
     space = Space(problem=Problem.parse("bf16 1x8192x8192"), cpu=cpu("avx512"))
 
@@ -388,6 +419,9 @@ def test_a_format_with_blocks_that_tiles_cannot_have_is_no_format_of_theirs() ->
         ("f32", "avx2_f32_1x16 mc1_nc16_kc64 jc_ic_jr_ir shuffle_x", "shuffle_x"),
         ("bf16", "amx_bf16_32x32 mc32_nc32_kc64 jc_ic_jr_ir shuffle_x", "shuffle_x"),
         ("f32", "avx512_f32_1x16 mc2_nc16_kc64 jc_ic_jr_ir convert_once", "convert_once"),
+        ("f32", "avx2_f32_1x16 mc1_nc16_kc64 jc_ic_jr_ir stream_y", "stream_y"),
+        ("f32", "avx512_f32_1x16 mc1_nc16_kc32 jc_ic_jr_ir stream_y", "stream_y"),
+        ("bf16", "avx512_bf16_by_f32_1x16 mc1_nc16_kc64 jc_ic_jr_ir stream_y", "stream_y"),
     ],
 )
 def test_words_that_a_kernel_does_not_have_are_refused(types: str, text: str, word: str) -> None:
