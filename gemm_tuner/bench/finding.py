@@ -25,13 +25,15 @@ class TimedFinding:
 
     There is none either where only this build did not fit into memory; `detail` says so.
 
-    All measurements, and the peak among the conditions, were taken in the same rounds. `left_out`
-    says by name why a baseline is not among them.
+    All measurements, and the peak among the conditions, were taken in the same rounds, as was
+    `read_ns`, where it was asked for: what one core takes to read what a call must touch.
+    `left_out` says by name why a baseline is not among them.
     """
 
     finding: Finding
     measurements: tuple[Measurement, ...] = ()
     conditions: Conditions | None = None
+    read_ns: float | None = None
     left_out: dict[str, str] = field(default_factory=dict)
 
     @property

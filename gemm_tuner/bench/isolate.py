@@ -151,12 +151,15 @@ class TrialHost:
         context: ExecutionContext,
         pairs: int,
         sample_ns: int,
+        reads: bool = False,
     ) -> TimedFinding:
         """Return the measurements of a verified build, timed in alternation with the baselines.
 
         The arguments and errors are those of `time_together`.
         """
-        (found,) = self.time_together([build], context=context, pairs=pairs, sample_ns=sample_ns)
+        (found,) = self.time_together(
+            [build], context=context, pairs=pairs, sample_ns=sample_ns, reads=reads
+        )
         return found
 
     def time_together(
@@ -166,6 +169,7 @@ class TrialHost:
         context: ExecutionContext,
         pairs: int,
         sample_ns: int,
+        reads: bool = False,
     ) -> tuple[TimedFinding, ...]:
         """Return the measurements of verified builds, timed in alternation with the baselines.
 
@@ -177,6 +181,7 @@ class TrialHost:
             context: its regime; the threads must be those of this host.
             pairs: how many samples are taken of each.
             sample_ns: how long a sample takes at least, in ns; a longer call is one sample.
+            reads: whether a loop takes part that only reads what a call must touch.
 
         Raises:
             InvalidSetting: the context has other threads than this host.
@@ -189,7 +194,11 @@ class TrialHost:
                 "start another one."
             )
         request = TimeRequest(
-            builds=tuple(builds), regime=context.regime, pairs=pairs, sample_ns=sample_ns
+            builds=tuple(builds),
+            regime=context.regime,
+            pairs=pairs,
+            sample_ns=sample_ns,
+            reads=reads,
         )
         found: tuple[TimedFinding, ...] = self._ask(request, tuple)
         return found

@@ -1,21 +1,15 @@
-"""What this CPU can do at most: multiply-adds on one core, and reads of a block of memory."""
+"""What one core can do at most: multiply-adds, and reads of what a call must touch."""
 
 import ctypes
-from dataclasses import dataclass
 from pathlib import Path
 
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
-from gemm_tuner.bench.regimes import cold_footprint_bytes
-from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.runtime.memory import address_of, allocate_aligned
 
 _ROUNDS_PER_CALL = 1000
-_READ_SAMPLE_NS = 20_000_000
-_READ_SAMPLES = 5
-_READ_UNIT_BYTES = 512  # eight of the widest vectors
 
 
 class PeakLoop:
@@ -52,27 +46,41 @@ class PeakLoop:
         return flop, sample
 
 
-def measure_read_bytes_per_s(driver: Path, footprint_bytes: int) -> float:
-    """Return how fast one core reads a block of this size again and again, at its best."""
-    read = ctypes.CDLL(str(driver)).roofline_read
-    size_bytes = max(1, footprint_bytes // _READ_UNIT_BYTES) * _READ_UNIT_BYTES
-    memory = allocate_aligned(size_bytes)
-    memory[:] = 0
+class ReadLoop:
+    """A loop on one core that reads as many bytes as a call must touch, to be timed like a kernel.
 
-    def elapsed_ns(rounds: int) -> int:
+    Its weights are as hot or as cold as those of a kernel; all else stays warm.
+    """
+
+    def __init__(self, driver: Path, problem: Problem, rows: int) -> None:
+        """Load the driver, templates/bench/roofline.c, and make memory for all but the weights."""
+        self._read = ctypes.CDLL(str(driver)).roofline_read
+        self.packed_weight_bytes = problem.w_bytes
+        self._others = allocate_aligned(footprint_bytes(problem, rows) - problem.w_bytes)
+        self._others[:] = 0
+
+    def pack(self, address: int) -> None:
+        """Write zeros: what is read does not matter, only that it is there."""
+        ctypes.memset(address, 0, self.packed_weight_bytes)
+
+    def sample(
+        self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
+    ) -> SampleStruct:
+        """Return the time of `timed_calls` calls after some that do not count."""
+        self._run(weights, warm_up_calls)
+        return self._run(weights, timed_calls)
+
+    def _run(self, weights: WeightsStruct, calls: int) -> SampleStruct:
         sample = SampleStruct()
-        read(
-            ctypes.c_void_p(address_of(memory)),
-            ctypes.c_int64(size_bytes),
-            ctypes.c_int64(rounds),
+        self._read(
+            ctypes.byref(weights),
+            ctypes.c_int64(self.packed_weight_bytes),
+            ctypes.c_void_p(address_of(self._others)),
+            ctypes.c_int64(self._others.nbytes),
+            ctypes.c_int64(calls),
             ctypes.byref(sample),
         )
-        return max(1, int(sample.elapsed_ns))
-
-    elapsed_ns(1)
-    rounds = max(1, _READ_SAMPLE_NS // elapsed_ns(1))
-    fastest_ns = min(elapsed_ns(rounds) for _sample in range(_READ_SAMPLES))
-    return 1e9 * rounds * size_bytes / fastest_ns
+        return sample
 
 
 def footprint_bytes(problem: Problem, rows: int) -> int:
@@ -96,41 +104,13 @@ def footprint_bytes(problem: Problem, rows: int) -> int:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadRates:
-    """How fast the weights are read, and all else that a call touches, in bytes per second."""
-
-    weights: float
-    others: float
-
-
-def measure_read_rates(
-    driver: Path, problem: Problem, rows: int, *, regime: Regime, l3_bytes: int
-) -> ReadRates:
-    """Return how fast one core reads what a call touches, from where its regime leaves it.
-
-    Cold weights come from memory. The others stay warm: in a block of their own size.
-    """
-    touched_bytes = footprint_bytes(problem, rows)
-    if regime is Regime.HOT:
-        rate = measure_read_bytes_per_s(driver, touched_bytes)
-        return ReadRates(weights=rate, others=rate)
-    return ReadRates(
-        weights=measure_read_bytes_per_s(driver, cold_footprint_bytes(l3_bytes)),
-        others=measure_read_bytes_per_s(driver, touched_bytes - problem.w_bytes),
-    )
-
-
 def roofline_ns(
-    problem: Problem, rows: int, *, peak_flop_per_s: float, read_rates: ReadRates, cores: int
+    problem: Problem, rows: int, *, peak_flop_per_s: float, read_ns: float, cores: int
 ) -> float:
     """Return the time below which no call can be, in ns: the longer of arithmetic and reading.
 
-    The rates are those of one core; no call is faster than `cores` times that.
+    The rate and the time to read are those of one core; no call is faster than `cores` times that.
 
     Source: Williams, Waterman and Patterson, Roofline, Communications of the ACM 52(4), 2009.
     """
-    compute_s = problem.flop(rows) / peak_flop_per_s
-    other_bytes = footprint_bytes(problem, rows) - problem.w_bytes
-    memory_s = problem.w_bytes / read_rates.weights + other_bytes / read_rates.others
-    return 1e9 * max(compute_s, memory_s) / cores
+    return max(1e9 * problem.flop(rows) / peak_flop_per_s, read_ns) / cores

@@ -35,7 +35,7 @@ from gemm_tuner.bench.regimes import (
     warm_up_calls,
     warm_up_ns,
 )
-from gemm_tuner.bench.roofline import PeakLoop, footprint_bytes
+from gemm_tuner.bench.roofline import PeakLoop, ReadLoop, footprint_bytes
 from gemm_tuner.bench.verify import Case, verify
 from gemm_tuner.bench.workload import Callee, make_workload
 from gemm_tuner.build.compile import Build
@@ -110,12 +110,16 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeRequest:
-    """Ask how fast builds for the same thing are, beside each other and the baselines."""
+    """Ask how fast builds for the same thing are, beside each other and the baselines.
+
+    With `reads`, a loop that only reads takes part.
+    """
 
     builds: tuple[Build, ...]
     regime: Regime
     pairs: int
     sample_ns: int
+    reads: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +129,7 @@ class _Round:
     builds: tuple[Timing, ...]
     baselines: tuple[Timing, ...]
     peak_flop_per_s: float
+    read_ns: float | None
 
 
 class Session:
@@ -271,7 +276,7 @@ class Session:
         return tuple(found[turn] for turn in range(len(request.builds)))
 
     def _measure(self, request: TimeRequest, baselines: Sequence[CheckedBaseline]) -> _Round:
-        """Time builds and baselines in turn: first the builds, last the peak loop."""
+        """Time builds and baselines in turn: first the builds, last the loops of the roofline."""
         inputs = self._cases[InputKind.NORMAL].inputs
         workload = make_workload(self._problem, inputs, threads=self._setup.threads)
         kernels = []
@@ -285,8 +290,15 @@ class Session:
                 if checked.name == name:
                     self._report.step(turn)
                     prepared[name] = checked.baseline.prepare(workload)
-        peak_loop = PeakLoop(self._setup.drivers.roofline, self._problem.types.x)
-        callees = [*kernels, *(prepared[checked.name] for checked in baselines), peak_loop]
+        driver = self._setup.drivers.roofline
+        peak_loop = PeakLoop(driver, self._problem.types.x)
+        read_loops = [ReadLoop(driver, self._problem, workload.rows)] if request.reads else []
+        callees = [
+            *kernels,
+            *(prepared[checked.name] for checked in baselines),
+            peak_loop,
+            *read_loops,
+        ]
         copies = self._count_copies(request, callees, baselines)
         timings = measure(
             self._make_contestants(callees, copies, request.regime),
@@ -296,10 +308,12 @@ class Session:
             settling_ns=0 if self._setup.threads == 1 else SETTLING_NS,
             rivals=len(kernels),
         )
+        peak_turn = len(kernels) + len(baselines)
         return _Round(
             builds=timings[: len(kernels)],
-            baselines=timings[len(kernels) : -1],
-            peak_flop_per_s=1e9 * peak_loop.flop_per_call / timings[-1].median_ns,
+            baselines=timings[len(kernels) : peak_turn],
+            peak_flop_per_s=1e9 * peak_loop.flop_per_call / timings[peak_turn].median_ns,
+            read_ns=timings[-1].median_ns if read_loops else None,
         )
 
     def _count_copies(
@@ -322,7 +336,7 @@ class Session:
             )
             for callee in callees
         ]
-        for turn, checked in enumerate(baselines, len(callees) - 1 - len(baselines)):
+        for turn, checked in enumerate(baselines, len(request.builds)):
             most = checked.baseline.most_weight_copies
             if most is not None and copies[turn] > most:
                 self._report.step(turn)
@@ -413,6 +427,7 @@ def _timed_findings(
                 for checked, timing in zip(baselines, timed.baselines, strict=True)
             ),
             conditions=conditions,
+            read_ns=timed.read_ns,
             left_out=left_out,
         )
         for build in timed.builds

@@ -9,10 +9,9 @@ from typing import Annotated
 import typer
 
 from gemm_tuner.bench.baselines.choose import BASELINES, ONE_THREAD, TORCH_WEIGHTS
-from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.finding import TimedFinding
 from gemm_tuner.bench.isolate import TrialHost
-from gemm_tuner.bench.roofline import measure_read_rates, roofline_ns
+from gemm_tuner.bench.roofline import roofline_ns
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.cli import options
@@ -174,14 +173,6 @@ def _time_layer(setting: _Bench, layer: Layer, context: ExecutionContext) -> Ben
             'run "gemm-tuner sweep" for this layer first.'
         )
         return None
-    rows_of_x = layer.problem.m.high
-    read_rates = measure_read_rates(
-        build_drivers(setting.toolchain, setting.cpu).roofline,
-        layer.problem,
-        rows_of_x,
-        regime=context.regime,
-        l3_bytes=setting.cpu.caches.l3_bytes,
-    )
     with TrialHost(
         layer.problem,
         threads=context.threads,
@@ -195,7 +186,7 @@ def _time_layer(setting: _Bench, layer: Layer, context: ExecutionContext) -> Ben
         product_only = host.product_only
         left_out = host.left_out | timed.left_out
     _tell_left_out(setting, layer, context, left_out)
-    if timed.conditions is None:
+    if timed.conditions is None or timed.read_ns is None:
         raise TrialFailed(
             f"the stored kernel {build.artifact.sha256[:12]} for {layer.problem.text} is "
             f"{timed.finding.outcome.value}: {timed.finding.detail}; "
@@ -207,9 +198,9 @@ def _time_layer(setting: _Bench, layer: Layer, context: ExecutionContext) -> Ben
         measurements=timed.measurements,
         roofline_ns=roofline_ns(
             layer.problem,
-            rows_of_x,
+            layer.problem.m.high,
             peak_flop_per_s=timed.conditions.peak_flop_per_s,
-            read_rates=read_rates,
+            read_ns=timed.read_ns,
             cores=context.threads,
         ),
         conditions=timed.conditions,
@@ -258,7 +249,7 @@ def _time(host: TrialHost, build: Build, context: ExecutionContext) -> TimedFind
     finding = host.verify(build)
     if finding.outcome is not Outcome.CORRECT:
         return TimedFinding(finding=finding)
-    return host.time(build, context=context, pairs=_PAIRS, sample_ns=_SAMPLE_NS)
+    return host.time(build, context=context, pairs=_PAIRS, sample_ns=_SAMPLE_NS, reads=True)
 
 
 def _tell_left_out(

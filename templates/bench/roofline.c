@@ -168,25 +168,37 @@ int64_t roofline_multiply_add_int8(int64_t rounds, bench_sample *sample) {
 #endif
 }
 
-/* Read `bytes` bytes, a multiple of eight vectors, `rounds` times. */
-void roofline_read(const void *memory, int64_t bytes, int64_t rounds, bench_sample *sample) {
+static inline vector read_block(const void *memory, int64_t bytes) {
     const vector *vectors = memory;
-    int64_t count = bytes / VECTOR_BYTES;
+    int64_t count = bytes / VECTOR_BYTES, i = 0;
     vector s0 = {0}, s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;
+    for (; i + 8 <= count; i += 8) {
+        s0 += vectors[i];
+        s1 += vectors[i + 1];
+        s2 += vectors[i + 2];
+        s3 += vectors[i + 3];
+        s4 += vectors[i + 4];
+        s5 += vectors[i + 5];
+        s6 += vectors[i + 6];
+        s7 += vectors[i + 7];
+    }
+    for (; i < count; i++) {
+        s0 += vectors[i];
+    }
+    return s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7;
+}
+
+/* Read what `calls` calls read, in whole vectors: the next copy of the weights, and other memory. */
+void roofline_read(bench_weights *weights, int64_t weight_bytes, const void *others,
+                   int64_t other_bytes, int64_t calls, bench_sample *sample) {
+    vector sum = {0};
     bench_sample begin = bench_begin();
-    for (int64_t round = 0; round < rounds; round++) {
-        for (int64_t i = 0; i + 8 <= count; i += 8) {
-            s0 += vectors[i];
-            s1 += vectors[i + 1];
-            s2 += vectors[i + 2];
-            s3 += vectors[i + 3];
-            s4 += vectors[i + 4];
-            s5 += vectors[i + 5];
-            s6 += vectors[i + 6];
-            s7 += vectors[i + 7];
-        }
+    for (int64_t call = 0; call < calls; call++) {
+        sum += read_block(bench_next_weights(weights), weight_bytes);
+        sum += read_block(others, other_bytes);
+        /* The compiler must not see that each call reads the same. */
+        __asm__ volatile("" : "+x"(sum) : : "memory");
     }
     *sample = bench_end(begin);
-    vector sum = s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7;
     sink = sum[0] * 0.0f;
 }

@@ -14,10 +14,11 @@ from gemm_tuner.bench.drivers import (
 )
 from gemm_tuner.bench.emulator import Emulator, build_emulator
 from gemm_tuner.bench.guard import Flush, GuardedMemory
-from gemm_tuner.bench.roofline import PeakLoop, measure_read_bytes_per_s
+from gemm_tuner.bench.roofline import PeakLoop, ReadLoop
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.cpu import IsaFeature, parse_isa
 from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.runtime.detect import detect_cpu
 
 # How many products an instruction adds in each lane, and in how many independent chains.
@@ -70,44 +71,61 @@ def test_peak_loop_of_tiles_counts_its_operations(
     assert loop.flop_per_call == 1000 * 6 * 2 * 16 * 16 * 64 // element_bytes
 
 
-@pytest.mark.parametrize(("footprint_bytes", "read_bytes"), [(1, 512), (4096, 4096), (1300, 1024)])
-def test_rate_is_that_of_the_bytes_that_were_read(
-    monkeypatch: pytest.MonkeyPatch, footprint_bytes: int, read_bytes: int
+def test_read_loop_reads_the_copies_in_turn_and_all_else_in_every_call(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    blocks = []
+    problem, read = Problem.create(3, 5, 7, epilogue="bias"), []
 
     class Driver:
-        """Reads one byte in each nanosecond."""
+        """Takes a nanosecond a byte."""
 
         @staticmethod
         def roofline_read(
-            _memory: ctypes.c_void_p,
-            size_bytes: ctypes.c_int64,
-            rounds: ctypes.c_int64,
+            _weights: "ctypes._CArgObject",
+            weight_bytes: ctypes.c_int64,
+            _others: ctypes.c_void_p,
+            other_bytes: ctypes.c_int64,
+            calls: ctypes.c_int64,
             sample: "ctypes._CArgObject",
         ) -> None:
-            blocks.append(size_bytes.value)
-            sample._obj.elapsed_ns = size_bytes.value * rounds.value  # type: ignore[attr-defined]
+            read.append((weight_bytes.value, other_bytes.value, calls.value))
+            elapsed_ns = calls.value * (weight_bytes.value + other_bytes.value)
+            sample._obj.elapsed_ns = elapsed_ns  # type: ignore[attr-defined]
 
     monkeypatch.setattr(ctypes, "CDLL", lambda _path: Driver)
+    loop = ReadLoop(Path("unused"), problem, 3)
 
-    assert measure_read_bytes_per_s(Path("unused"), footprint_bytes) == pytest.approx(1e9)
-    assert set(blocks) == {read_bytes}
+    sample = loop.sample(WeightsStruct(), warm_up_calls=2, timed_calls=4)
+
+    others = 4 * (3 * 7 + 3 * 5 + 5)
+    assert loop.packed_weight_bytes == 4 * 5 * 7
+    assert read == [(4 * 5 * 7, others, 2), (4 * 5 * 7, others, 4)]
+    assert sample.elapsed_ns == 4 * (4 * 5 * 7 + others)
 
 
-def test_read_loop_touches_its_block_and_nothing_else(drivers: Drivers) -> None:
-    block = GuardedMemory("block", 4096, flush=Flush.END, alignment_bytes=64)
-    block.forbid_writing()
+@pytest.mark.parametrize("size_bytes", [0, 64, 640, 4096])
+def test_read_loop_touches_its_blocks_and_nothing_else(drivers: Drivers, size_bytes: int) -> None:
+    blocks = [
+        GuardedMemory(name, size_bytes, flush=Flush.END, alignment_bytes=64)
+        for name in ("first", "second", "others")
+    ]
+    for block in blocks:
+        block.forbid_writing()
+    copies = (ctypes.c_void_p * 2)(*(block.address for block in blocks[:2]))
+    weights = WeightsStruct(copies, 2, 0)
     sample = SampleStruct()
 
     ctypes.CDLL(str(drivers.roofline)).roofline_read(
-        ctypes.c_void_p(block.address),
-        ctypes.c_int64(4096),
+        ctypes.byref(weights),
+        ctypes.c_int64(size_bytes),
+        ctypes.c_void_p(blocks[2].address),
+        ctypes.c_int64(size_bytes),
         ctypes.c_int64(3),
         ctypes.byref(sample),
     )
 
     assert sample.elapsed_ns > 0
+    assert weights.next == 1
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 import ctypes
-from pathlib import Path
 
 import pytest
 
-from gemm_tuner.bench import roofline
 from gemm_tuner.bench.conditions import relative_spread
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.regimes import (
@@ -13,7 +11,7 @@ from gemm_tuner.bench.regimes import (
     warm_up_calls,
     warm_up_ns,
 )
-from gemm_tuner.bench.roofline import ReadRates, footprint_bytes, measure_read_rates, roofline_ns
+from gemm_tuner.bench.roofline import footprint_bytes, roofline_ns
 from gemm_tuner.bench.verify import rows_to_check
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.problem import Problem, Rows
@@ -120,44 +118,17 @@ def test_footprint_counts_each_array_once() -> None:
     assert footprint_bytes(problem, 3) == 4 * (3 * 7 + 5 * 7 + 3 * 5 + 5 + 1 + 3 * 5)
 
 
-def test_roofline_is_the_longer_of_arithmetic_and_reading() -> None:
+@pytest.mark.parametrize(
+    ("read_ns", "cores", "least_ns"), [(1e6, 1, 2e9), (3e9, 1, 3e9), (3e9, 2, 1.5e9)]
+)
+def test_roofline_is_the_longer_of_arithmetic_and_reading(
+    read_ns: float, cores: int, least_ns: float
+) -> None:
     problem = Problem.create(1, 1000, 1000)
 
-    fast, slow = ReadRates(weights=1e15, others=1e15), ReadRates(weights=1e6, others=1e6)
+    found = roofline_ns(problem, 1, peak_flop_per_s=1e6, read_ns=read_ns, cores=cores)
 
-    compute_bound = roofline_ns(problem, 1, peak_flop_per_s=1e6, read_rates=fast, cores=1)
-    memory_bound = roofline_ns(problem, 1, peak_flop_per_s=1e15, read_rates=slow, cores=2)
-
-    assert compute_bound == pytest.approx(2e9)
-    assert memory_bound == pytest.approx(1e3 * footprint_bytes(problem, 1) / 2)
-
-
-def test_roofline_charges_weights_and_others_at_their_own_rates() -> None:
-    problem = Problem.create(64, 8, 1000)
-    rates = ReadRates(weights=1e6, others=1e9)
-
-    least_ns = roofline_ns(problem, 64, peak_flop_per_s=1e15, read_rates=rates, cores=1)
-
-    assert least_ns == pytest.approx(1e3 * 4 * 8 * 1000 + 4 * (64 * 1000 + 64 * 8))
-
-
-@pytest.mark.parametrize(
-    ("regime", "sizes_bytes"),
-    [
-        (Regime.HOT, {"weights": 4 * (64 * 1000 + 8 * 1000 + 64 * 8), "others": 290_048}),
-        (Regime.COLD_WEIGHTS, {"weights": 256 * MIB, "others": 4 * (64 * 1000 + 64 * 8)}),
-    ],
-)
-def test_cold_weights_are_read_from_memory_and_the_others_from_their_block(
-    monkeypatch: pytest.MonkeyPatch, regime: Regime, sizes_bytes: dict[str, int]
-) -> None:
-    monkeypatch.setattr(roofline, "measure_read_bytes_per_s", lambda _driver, size: float(size))
-
-    rates = measure_read_rates(
-        Path("unused"), Problem.create(64, 8, 1000), 64, regime=regime, l3_bytes=32 * MIB
-    )
-
-    assert {"weights": rates.weights, "others": rates.others} == sizes_bytes
+    assert found == pytest.approx(least_ns)
 
 
 def test_spread_is_the_interquartile_range_over_the_median() -> None:
