@@ -225,14 +225,18 @@ class Space(Axes):
         converted = self._conversions_first(family, mr, nr)
         if choice.cut.is_ir_outer:
             return [choice, replace(choice, cut=Cut()), *converted]
-        if self.problem.w_bytes <= self.cpu.caches.l3_bytes // 2 or converted:
+        if converted or self.problem.m.high > 1:
             return [choice, *converted]
         # Streams that are far apart do not stand in each other's way.
-        return [
-            replace(
-                choice, w_streams=streams, kc=max(self.kcs(family)) if streams > 1 else choice.kc
-            )
+        fills_l3 = self.problem.w_bytes >= self.cpu.caches.l3_bytes // 2
+        apart = [
+            replace(choice, w_streams=streams, kc=max(self.kcs(family)), prefetch_w_bytes=0)
             for streams in self.w_streams(family, nr)
+            if streams > 1 and fills_l3
+        ]
+        return [
+            *apart,
+            *(replace(choice, prefetch_w_bytes=ahead) for ahead in self._prefetches_first(family)),
         ]
 
     def _conversions_first(self, family: MicroKernelFamily, mr: int, nr: int) -> list[Choice]:
@@ -269,7 +273,7 @@ class Space(Axes):
             cut=cut,
             pack_x=self._packs_x_first(family, nr),
             convert_once=convert_once,
-            prefetch_w_bytes=self._prefetch_first(family),
+            prefetch_w_bytes=self._prefetches_first(family)[0],
             prefetch_next_panel=False,
             w_streams=1,
             shuffle_x=self.shuffles(family, mr, nr)[0],
@@ -280,19 +284,20 @@ class Space(Axes):
         ahead = replace(choice, prefetch_w_bytes=0, prefetch_next_panel=True)
         return ahead if self.candidate(ahead).blocking.prefetch_next_panel else choice
 
-    def _prefetch_first(self, family: MicroKernelFamily) -> int:
-        """Return how far ahead to fetch weights at first, in bytes.
+    def _prefetches_first(self, family: MicroKernelFamily) -> tuple[int, ...]:
+        """Return how far ahead to fetch weights at first, in bytes, the most promising in front.
 
-        The hardware fetches a single stream well, except where small elements leave it no time.
+        The hardware fetches a single stream well, except on some CPUs where small elements leave it
+        no time.
         """
         w_bytes, caches = self.problem.w_bytes, self.cpu.caches
         if w_bytes <= caches.l1d_bytes:
-            return 0
+            return (0,)
         if self.problem.m.high > 1 or family.layout is PackedLayout.GROUPS:
             near = 8192 if self.regime is Regime.COLD_WEIGHTS else 0
-            return 16384 if w_bytes > caches.l2_bytes else near
+            return (16384 if w_bytes > caches.l2_bytes else near,)
         is_brief = self.problem.types.x.size_bytes < 4 and self.regime is Regime.HOT
-        return 4096 if is_brief and caches.l2_bytes < w_bytes <= caches.l3_bytes // 2 else 0
+        return (0, 4096) if is_brief and caches.l2_bytes < w_bytes <= caches.l3_bytes // 2 else (0,)
 
     def _packs_x_first(self, family: MicroKernelFamily, nr: int) -> bool:
         """Return whether a copy of x promises more than it costs.

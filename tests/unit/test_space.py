@@ -214,6 +214,7 @@ def test_packed_x_stays_in_the_cache() -> None:
     ("shape", "first", "all_there_are"),
     [
         ("1x4096x4096", {1, 2}, {1, 2}),
+        ("1x2048x2048", {1, 2}, {1, 2}),  # half of it
         ("1x1024x1024", {1}, {1, 2}),
         ("1x256x256", {1}, {1}),
         ("4x4096x4096", {1}, {1}),
@@ -473,17 +474,17 @@ def test_blocks_of_k_are_whole_groups_of_weights() -> None:
 @pytest.mark.parametrize(
     ("text", "regime", "ahead"),
     [
-        ("f32 128x128x512", Regime.HOT, 0),
-        ("f32 128x128x512", Regime.COLD_WEIGHTS, 8192),
-        ("f32 64x64x48", Regime.COLD_WEIGHTS, 0),
-        ("f32 16x4096x4096", Regime.HOT, 16384),
-        ("f32 1x2304x768", Regime.HOT, 0),
-        ("bf16 1x2304x768", Regime.HOT, 4096),
-        ("bf16 1x2304x768", Regime.COLD_WEIGHTS, 0),
+        ("f32 128x128x512", Regime.HOT, {0}),
+        ("f32 128x128x512", Regime.COLD_WEIGHTS, {8192}),
+        ("f32 64x64x48", Regime.COLD_WEIGHTS, {0}),
+        ("f32 16x4096x4096", Regime.HOT, {16384}),
+        ("f32 1x2304x768", Regime.HOT, {0}),
+        ("bf16 1x2304x768", Regime.HOT, {0, 4096}),  # which is faster depends on the CPU
+        ("bf16 1x2304x768", Regime.COLD_WEIGHTS, {0}),
     ],
 )
 def test_weights_are_fetched_ahead_at_first_where_they_come_from_afar(
-    text: str, regime: Regime, ahead: int
+    text: str, regime: Regime, ahead: set[int]
 ) -> None:
     space = Space(problem=Problem.parse(text), cpu=CORES["zen5"].cpu, regime=regime)
 
@@ -493,7 +494,7 @@ def test_weights_are_fetched_ahead_at_first_where_they_come_from_afar(
         if one.micro_kernel.nr == 64 and not one.blocking.prefetch_next_panel
     ]
 
-    assert {blocking.prefetch_w_bytes for blocking in outer} == {ahead}
+    assert {blocking.prefetch_w_bytes for blocking in outer} == ahead
 
 
 def test_both_inner_orders_are_tried_first_where_x_passes_by() -> None:
