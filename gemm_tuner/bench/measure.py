@@ -14,7 +14,11 @@ from gemm_tuner.domain.measurement import Timing
 _TRIES_FOR_A_CALM_SAMPLE = 3
 _MAX_CALLS_PER_SAMPLE = 1 << 20
 _WARM_UP_SHARE = 8  # of the calls of a hot sample
-# A call that takes this long is not worth a warm-up, and cannot expect never to be interrupted.
+# Calls that go on for this long have read all that they read several times.
+_ENOUGH_WARM_UP_NS = 10_000_000
+# A sample that takes this long cannot expect never to be interrupted, however often it is taken.
+_LONG_SAMPLE_NS = 10_000_000
+# A call that takes this long is not worth a warm-up.
 _LONG_CALL_NS = 20_000_000
 # One whose samples take so many times as long as those of the first is timed in few rounds: its
 # ratio is far from 1 anyhow.
@@ -31,8 +35,8 @@ SETTLING_NS = 1_000_000
 class Contestant:
     """A callee with its own copies of the weights.
 
-    Before a sample there are at least `least_warm_up_calls` hot calls, and they go on for at least
-    `warm_up_ns`.
+    Before a sample there are at least `least_warm_up_calls` hot calls, fewer of long ones, and they
+    go on for at least `warm_up_ns`.
     """
 
     callee: Callee
@@ -46,18 +50,19 @@ class Contestant:
         if self.is_cold:
             return 1  # cold weights must stay cold: one call warms the activations only
         settling = ceil(calls * self.warm_up_ns / elapsed_ns)
-        return max(self.least_warm_up_calls, calls // _WARM_UP_SHARE, settling)
+        enough = ceil(calls * _ENOUGH_WARM_UP_NS / elapsed_ns)
+        return max(min(self.least_warm_up_calls, enough), calls // _WARM_UP_SHARE, settling)
 
     def sample(self, calls: int, *, warm_up_calls: int) -> SampleStruct:
         """Return the time of `calls` calls, from a calm sample if there is one.
 
-        Without a warm-up there is one try.
+        There is one try if it takes long; before another, one call warms up what was warm.
         """
         calmest = self._sample(calls, warm_up_calls=warm_up_calls)
         for _retry in range(_TRIES_FOR_A_CALM_SAMPLE - 1):
-            if calmest.involuntary_switches == 0 or warm_up_calls == 0:
+            if calmest.involuntary_switches == 0 or calmest.elapsed_ns >= _LONG_SAMPLE_NS:
                 break
-            sample = self._sample(calls, warm_up_calls=warm_up_calls)
+            sample = self._sample(calls, warm_up_calls=1)
             if sample.involuntary_switches < calmest.involuntary_switches:
                 calmest = sample
         return calmest

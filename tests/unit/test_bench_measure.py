@@ -37,6 +37,7 @@ def measured(
     *,
     is_cold: bool = False,
     warm_up_ns: int = 0,
+    least_warm_up_calls: int = 1,
     rivals: int = 1,
 ) -> tuple[Timing, ...]:
     contestants = [
@@ -45,6 +46,7 @@ def measured(
             weights=WeightCopies(clock, 1, seed=0),
             is_cold=is_cold,
             warm_up_ns=warm_up_ns,
+            least_warm_up_calls=least_warm_up_calls,
         )
         for clock in clocks
     ]
@@ -153,3 +155,27 @@ def test_calm_try_replaces_an_interrupted_one() -> None:
 
     assert set(timings[0].samples_ns) == {1000 * timings[0].calls_per_sample}
     assert len(timings[0].samples_ns) == 8
+
+
+def test_another_try_is_warmed_up_by_one_call() -> None:
+    interrupted = Clock(100, lambda _sample: 1)
+
+    measured([interrupted, Clock(100), Clock(100)], pairs=4, warm_up_ns=10_000)
+
+    assert interrupted.warm_ups[-3:] == [10, 1, 1]
+
+
+def test_long_calls_are_warmed_up_by_fewer() -> None:
+    clocks = [Clock(1_000_000), Clock(4_000_000), Clock(15_000_000), Clock(100)]
+
+    measured(clocks, pairs=4, least_warm_up_calls=4)
+
+    assert [clock.warm_ups[-1] for clock in clocks] == [4, 3, 1, 4]
+
+
+def test_a_long_sample_is_taken_once() -> None:
+    interrupted = Clock(15_000_000, lambda _sample: 1)
+
+    timings = measured([interrupted, Clock(100), Clock(100)], pairs=4)
+
+    assert len(interrupted.warm_ups) == 2 + len(timings[0].samples_ns)
