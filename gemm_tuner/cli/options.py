@@ -68,6 +68,18 @@ def parse_duration_s(text: str) -> float:
     return seconds
 
 
+def parse_percent(name: str, percent: float) -> float:
+    """Return the share meant by a number of percent, 0.02 for 2.
+
+    Raises:
+        InvalidSetting: it is not from 0 to below 100.
+    """
+    share = percent / 100
+    if not 0 <= share < 1:
+        raise InvalidSetting(f"{name} {percent:g} is out of range; use percent below 100, as 2.")
+    return share
+
+
 def execution_contexts(threads: int, regime: str) -> tuple[ExecutionContext, ...]:
     """Return the contexts meant by the options `--threads` and `--regime`."""
     return tuple(

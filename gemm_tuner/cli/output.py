@@ -13,8 +13,9 @@ from rich.progress import Progress as Bar
 
 from gemm_tuner.tuning.context_sweep import Progress
 
-RESULTS = Console(highlight=False, soft_wrap=True)
-MESSAGES = Console(stderr=True, highlight=False, soft_wrap=True)
+# A clamp:100:200 is not an emoji.
+RESULTS = Console(highlight=False, soft_wrap=True, emoji=False)
+MESSAGES = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 _PLAIN_INTERVAL_S = 10.0
 
@@ -84,10 +85,10 @@ class ProgressLine:
         self._label = label
         self._later_s = later_s
         self._bar = Bar(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TaskProgressColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=MESSAGES,
             transient=True,
         )

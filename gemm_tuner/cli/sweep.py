@@ -111,7 +111,8 @@ def sweep(
     contexts = options.execution_contexts(threads, regime)
     budget_s = options.parse_duration_s(budget)
     settings = SweepSettings(budget_s=budget_s, toolchain=find_toolchain(compiler))
-    alike = sharing_groups(layers, max_loss / 100) if share_weights else []
+    loss = options.parse_percent("--max-loss", max_loss)
+    alike = sharing_groups(layers, loss) if share_weights else []
     if target is not None:
         if dry_run or share_weights:
             raise InvalidSetting(
@@ -152,7 +153,7 @@ def sweep(
             cpu=cpu,
             repository=repository,
             settings=shared_settings,
-            max_loss=max_loss / 100,
+            max_loss=loss,
         )
 
     if as_json:
@@ -162,14 +163,14 @@ def sweep(
                 "layers": [result_facts(layer, result) for layer, result in swept.found],
                 "failures": [failure_facts(failure) for failure in swept.failures],
                 "summary": summary_facts([result.verdict for _layer, result in swept.found]),
-                "shared": [shared_facts(one, max_loss / 100) for one in shared.found],
+                "shared": [shared_facts(one, loss) for one in shared.found],
             }
         )
     else:
         if len(layers) > 1:
             print_summary(swept.found, swept.failures)
         for one in shared.found:
-            print_shared(one, max_loss / 100)
+            print_shared(one, loss)
     if shared.is_stopped:
         print_message("Stopped; what was found is kept: run the same command again to resume.")
     if shared.is_stopped or swept.failures or not shared.is_complete:

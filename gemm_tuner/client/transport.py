@@ -12,6 +12,7 @@ from gemm_tuner.errors import DigestMismatch, InvalidSetting, ServiceFailed, Ser
 
 _TIMEOUT_S = 10.0
 _MAX_DOCUMENT_BYTES = 2**20
+_MAX_PORT = 65535
 
 
 class Transport:
@@ -26,7 +27,8 @@ class Transport:
             address = httpx.URL(url)
         except httpx.InvalidURL:
             address = httpx.URL()
-        if address.scheme not in {"http", "https"} or not address.host:
+        has_port = address.port is None or address.port <= _MAX_PORT
+        if address.scheme not in {"http", "https"} or not address.host or not has_port:
             raise InvalidSetting(
                 f"service address {url!r} is not understood; write it as 'http://host:8000'."
             )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import index
 
 from gemm_tuner.errors import InvalidSetting
 
@@ -43,6 +44,21 @@ class Regime(StrEnum):
         return regimes[0]
 
 
+def check_threads(threads: int) -> int:
+    """Return a number of threads as it was given, once it is known to be usable.
+
+    Raises:
+        InvalidSetting: it is not a whole number from 1 to MAX_THREADS.
+    """
+    try:
+        number = index(threads)
+    except TypeError:
+        number = 0
+    if not 1 <= number <= MAX_THREADS:
+        raise InvalidSetting(f"threads = {threads!r} is out of range; use 1 to {MAX_THREADS}.")
+    return number
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionContext:
     """How many threads call a kernel, and in which cache regime."""
@@ -52,7 +68,4 @@ class ExecutionContext:
 
     def __post_init__(self) -> None:
         """Check the number of threads."""
-        if not 1 <= self.threads <= MAX_THREADS:
-            raise InvalidSetting(
-                f"threads = {self.threads} is out of range; use 1 to {MAX_THREADS}."
-            )
+        check_threads(self.threads)

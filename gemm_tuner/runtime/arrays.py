@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import Epilogue, OperandShape
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.abi import ArrayView
 from gemm_tuner.runtime.memory import address_of
@@ -51,6 +52,25 @@ def view_matrix(name: str, array: object, shape: tuple[int, int], dtype: DType) 
             f"{row_bytes} bytes: pass numpy.ascontiguousarray({name})."
         )
     return ArrayView(address_of(matrix), row_stride // matrix.itemsize)
+
+
+def count_rows(x: object, problem: Problem) -> int:
+    """Return the rows of x, one matrix.
+
+    Raises:
+        InvalidArray: it is no matrix, or the problem has not so many rows.
+    """
+    if not isinstance(x, np.ndarray) or x.ndim != 2:
+        given = (
+            f"has the shape {x.shape}" if isinstance(x, np.ndarray) else f"is a {type(x).__name__}"
+        )
+        raise InvalidArray(f"x {given}, but a numpy.ndarray of two dimensions, (m, k), is needed.")
+    if len(x) not in problem.m:
+        raise InvalidArray(
+            f"x has {len(x)} rows, but the kernel is made for m = {problem.m.text}; "
+            "ask for a kernel of this size, or of a range of m."
+        )
+    return len(x)
 
 
 def view_output(array: object, shape: tuple[int, int], dtype: DType) -> ArrayView:

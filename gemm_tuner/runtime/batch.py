@@ -9,6 +9,7 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from gemm_tuner.domain.epilogue import EpilogueOperand, OperandShape
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.abi import ArrayView
 from gemm_tuner.runtime.arrays import check_overlap
@@ -72,6 +73,21 @@ def batch_of(name: str, array: object, wanted: str) -> NDArray[Any]:
         shape = getattr(given, "shape", None)
         raise InvalidArray(f"{name} has the shape {shape}, but a batch {wanted} is needed.")
     return given
+
+
+def check_batch_shapes(x: NDArray[Any], out: NDArray[Any], problem: Problem) -> None:
+    """Check the sizes of a batch as a whole, which holds perhaps no product.
+
+    Raises:
+        InvalidArray: x has not k columns, or out has not the shape of the result.
+    """
+    for name, array, columns in (("x", x, problem.k), ("out", out, problem.n)):
+        wanted = (*x.shape[:2], columns)
+        if array.shape != wanted:
+            raise InvalidArray(
+                f"{name} has the shape {array.shape}, but {wanted} is needed; "
+                "check the array, or ask for a kernel of its size."
+            )
 
 
 def batch_of_weights(

@@ -6,13 +6,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gemm_tuner.domain.context import MAX_THREADS
+from gemm_tuner.domain.context import check_threads
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import BaselineMissing, InvalidArray, InvalidSetting
+from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.runtime.arrays import (
     NUMPY_TYPES,
     check_operand_names,
     check_overlap,
+    count_rows,
     view_matrix,
     view_operand,
     view_output,
@@ -23,6 +24,7 @@ from gemm_tuner.runtime.batch import (
     batch_of_weights,
     batched_operands,
     check_batch_overlap,
+    check_batch_shapes,
     products_of,
 )
 from gemm_tuner.runtime.dlpack import AnyArray, as_array, new_result
@@ -71,6 +73,10 @@ class FallbackKernel:
             self._layer = NumpyLayer(problem)
             self.reason = f"{reason} NumPy computes instead of oneDNN: {refusal}"
 
+    def __repr__(self) -> str:
+        """Return what it computes, and with which library."""
+        return f"FallbackKernel({self.problem.text!r}, {self.library!r}, threads={self.threads})"
+
     @property
     def library(self) -> str:
         """Return the name and version of the library that computes."""
@@ -107,18 +113,14 @@ class FallbackKernel:
         check_packed(packed, self.packed_format)
         wanted = self._wanted_threads(threads)
         given = as_array("x", x)
-        if not isinstance(given, np.ndarray) or given.ndim != 2 or len(given) not in problem.m:
-            raise InvalidArray(
-                f"x has the shape {getattr(given, 'shape', 'of no array')}, but "
-                f"({problem.m.text}, {problem.k}) is needed; ask for a kernel of its size."
-            )
-        shape = (len(given), problem.n)
+        shape = (count_rows(given, problem), problem.n)
         view_matrix("x", given, (shape[0], problem.k), problem.types.x)
         arrays = self._operand_arrays(operands, shape)
         result = new_result(x, shape, NUMPY_TYPES[problem.types.y]) if out is None else out
         y = as_array("out", result)
         view_output(y, shape, problem.types.y)
         assert isinstance(y, np.ndarray)
+        assert isinstance(given, np.ndarray)
         if out is not None:
             names = [operand.name for operand in problem.epilogue.operands]
             for name, array in zip(("x", *names), (given, *arrays), strict=True):
@@ -168,8 +170,7 @@ class FallbackKernel:
         shape = (count, given.shape[1], self.problem.n)
         result = new_result(x, shape, NUMPY_TYPES[self.problem.types.y]) if out is None else out
         y = batch_of("out", result, f"of the shape {shape}")
-        if len(y) != count:
-            raise InvalidArray(f"out has the shape {y.shape}, but {shape} is needed.")
+        check_batch_shapes(given, y, self.problem)
         epilogue = self.problem.epilogue
         if out is not None:
             check_batch_overlap(y, given, batched_operands(epilogue.operands, operands, count))
@@ -185,9 +186,7 @@ class FallbackKernel:
         return f"{self.library} for {self.problem.text}{threads}"
 
     def _wanted_threads(self, threads: int | None) -> int | None:
-        if threads is not None and not 1 <= threads <= MAX_THREADS:
-            raise InvalidSetting(f"threads = {threads} is out of range; use 1 to {MAX_THREADS}.")
-        return self.threads if threads is None else threads
+        return self.threads if threads is None else check_threads(threads)
 
     def _operand_arrays(
         self, operands: dict[str, object], shape: tuple[int, int]

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.context import MAX_THREADS
+from gemm_tuner.domain.context import check_threads
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import InvalidArray, InvalidSetting, KernelRejected
+from gemm_tuner.errors import KernelRejected
 from gemm_tuner.runtime.abi import (
     ALIGNMENT_BYTES,
     ArgsStruct,
@@ -27,6 +27,7 @@ from gemm_tuner.runtime.arrays import (
     NUMPY_TYPES,
     check_operand_names,
     check_overlap,
+    count_rows,
     view_matrix,
     view_operand,
     view_output,
@@ -37,6 +38,7 @@ from gemm_tuner.runtime.batch import (
     batch_of_weights,
     batched_operands,
     check_batch_overlap,
+    check_batch_shapes,
     view_products,
 )
 from gemm_tuner.runtime.direct import DirectCall
@@ -89,6 +91,10 @@ class Kernel(DirectCall):
         self._memory = _ThreadMemory()
         if library.run_address:
             self._prepare()
+
+    def __repr__(self) -> str:
+        """Return what it computes, and how."""
+        return f"Kernel({self.problem.text!r}, {self.candidate.text!r}, threads={self.threads})"
 
     def pack(
         self, w: object, *, scales: object = None, zero_points: object = None
@@ -147,7 +153,7 @@ class Kernel(DirectCall):
         check_packed(packed, self.packed_format)
         parts = self._parts(self.threads if threads is None else threads)
         given = as_array("x", x)
-        rows = self._rows_of(given)
+        rows = count_rows(given, self.problem)
         types, shape = self.problem.types, (rows, self.problem.n)
         x_view = view_matrix("x", given, (rows, self.problem.k), types.x)
         result = new_result(x, shape, self._y_type) if out is None else out
@@ -229,11 +235,10 @@ class Kernel(DirectCall):
         shape = (count, given.shape[1], n)
         result = new_result(x, shape, self._y_type) if out is None else out
         y = batch_of("out", result, f"of the shape {shape}")
+        check_batch_shapes(given, y, self.problem)
         if count == 0:
             return result
-        rows = self._rows_of(given[0])
-        if len(y) != count:
-            raise InvalidArray(f"out has the shape {y.shape}, but {shape} is needed.")
+        rows = count_rows(given[0], self.problem)
         views, kept = self._view_batch_operands(operands, shape)
         check_batch_overlap(y, given, kept)
         workspace_bytes = self.library.workspace_bytes(parts)
@@ -284,22 +289,8 @@ class Kernel(DirectCall):
 
     def _parts(self, threads: int) -> int:
         """Return the parts of a call: those that were timed, or one for each of other threads."""
-        if not 1 <= threads <= MAX_THREADS:
-            raise InvalidSetting(f"threads = {threads} is out of range; use 1 to {MAX_THREADS}.")
-        if threads != self.threads:
-            return threads
-        return min(threads, self.library.preferred_parts)
-
-    def _rows_of(self, x: object) -> int:
-        if not isinstance(x, np.ndarray) or x.ndim != 2:
-            raise InvalidArray("x must be a numpy.ndarray of two dimensions, (m, k).")
-        rows = len(x)
-        if rows not in self.problem.m:
-            raise InvalidArray(
-                f"x has {rows} rows, but the kernel is made for m = {self.problem.m.text}; "
-                "ask for a kernel of this size, or of a range of m."
-            )
-        return rows
+        number = check_threads(threads)
+        return number if number != self.threads else min(number, self.library.preferred_parts)
 
     def _view_operands(
         self, operands: Mapping[str, object], shape: tuple[int, int]

@@ -117,6 +117,23 @@ def test_an_empty_batch_is_an_empty_result(make: Any) -> None:  # noqa: ANN401
 
 
 @pytest.mark.parametrize(
+    ("x", "out", "message"),
+    [((0, 6, 4), (0, 6, 8), "x has the shape"), ((0, 6, 5), (3, 6, 8), "out has the shape")],
+)
+def test_a_wrong_array_of_an_empty_batch_is_named(
+    x: tuple[int, ...],
+    out: tuple[int, ...],
+    message: str,
+    make: Any,  # noqa: ANN401
+) -> None:
+    kernel: AnyKernel = make("f32 6x8x5 nk none")
+    packed = kernel.pack(np.zeros((8, 5), np.float32))
+
+    with pytest.raises(InvalidArray, match=message):
+        kernel.batch(np.zeros(x, np.float32), packed, out=np.zeros(out, np.float32))
+
+
+@pytest.mark.parametrize(
     ("shapes", "message"),
     [
         ({"x": (6, 5)}, "a batch"),

@@ -24,6 +24,12 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         parse_duration_s(text)
 
 
+def test_an_epilogue_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("clamp:100:200", ["candidate"], [["[bold]scale:100:"]])
+
+    assert capsys.readouterr().out == "clamp:100:200\n  candidate\n  [bold]scale:100:\n"
+
+
 def test_both_regimes_make_two_contexts() -> None:
     contexts = execution_contexts(2, "both")
 

@@ -75,11 +75,21 @@ def test_a_call_uses_the_parts_that_were_timed(
     assert library.calls == {(part, parts) for part in range(parts)}
 
 
-def test_no_threads_are_refused() -> None:
+@pytest.mark.parametrize("threads", [0, 1.5, "2"])
+def test_no_number_of_threads_is_refused(threads: Any) -> None:  # noqa: ANN401 - users pass anything
     kernel, _library = _kernel(1, 1)
 
-    with pytest.raises(InvalidSetting, match="threads = 0"):
-        kernel(X, kernel.pack(W), threads=0)
+    with pytest.raises(InvalidSetting, match=f"threads = {threads!r} is out of range"):
+        kernel(X, kernel.pack(W), threads=threads)
+
+
+def test_threads_may_be_a_number_of_numpy() -> None:
+    kernel, library = _kernel(1, 1)
+    two: Any = np.int64(2)
+
+    kernel(X, kernel.pack(W), threads=two)
+
+    assert library.calls == {(0, 2), (1, 2)}
 
 
 def test_the_workspace_is_kept_between_calls_and_grows() -> None:
