@@ -12,7 +12,7 @@ from gemm_tuner.bench.tolerance import (
     summation_bound,
 )
 from gemm_tuner.domain.dtype import DType, OperandTypes
-from gemm_tuner.domain.epilogue import OperandShape
+from gemm_tuner.domain.epilogue import OperandShape, StepKind
 from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.runtime.arrays import NUMPY_TYPES
 from gemm_tuner.runtime.quantise import (
@@ -78,6 +78,7 @@ def _apply_epilogue(
     problem: Problem, inputs: Inputs, product: Expected, *, sums_of_w: NDArray[np.float64]
 ) -> Expected:
     values, bounds = product.values, _only_finite(product.values, product.bounds)
+    is_unknown = np.zeros(values.shape, bool)
     operands = iter(inputs.operands.values())
     is_integer = problem.types.accumulator.is_integer
     for step in problem.epilogue.steps:
@@ -93,6 +94,8 @@ def _apply_epilogue(
         if is_integer:
             bounds = _bounds_as_floats(values)
             is_integer = False
+        if operand is not None and np.isinf(operand).any():
+            is_unknown |= _makes_anything(kind, values, bounds, operand)
         bounds = kind.error(np, bounds, values, operand)
         values = kind.reference(np, values, operand, *step.parameters)
         own_error = kind.ulp * ULP * np.abs(values) + kind.absolute + flush_bound(0, DType.F32)
@@ -100,7 +103,25 @@ def _apply_epilogue(
         bounds = _only_finite(values, bounds)
     if is_integer and not problem.types.y.is_integer:
         bounds = _bounds_as_floats(values)
-    return Expected(values=values, bounds=bounds)
+    return Expected(values=values, bounds=np.where(is_unknown, np.nan, bounds))
+
+
+def _makes_anything(
+    kind: StepKind,
+    values: NDArray[np.float64],
+    bounds: NDArray[np.float64],
+    operand: NDArray[np.float64],
+) -> NDArray[np.bool_]:
+    """Return where an infinite operand makes another result of each value that may be computed.
+
+    Of a number so small that a kernel may compute zero, as `gelu_erf` of -6, a product with
+    infinity may be an infinity or NaN. What is zero exactly makes NaN.
+    """
+    least = kind.reference(np, values - bounds, operand)
+    greatest = kind.reference(np, values + bounds, operand)
+    is_same = (least == greatest) | (np.isnan(least) & np.isnan(greatest))
+    differs: NDArray[np.bool_] = np.isinf(operand) & ~is_same & (values != 0)
+    return differs
 
 
 def round_to_y(finished: Expected, types: OperandTypes) -> Expected:
@@ -117,8 +138,10 @@ def round_to_y(finished: Expected, types: OperandTypes) -> Expected:
         values, bounds = (least + greatest) / 2, (greatest - least) / 2
     may_overflow = np.isfinite(least) != np.isfinite(greatest)
     values = np.where(may_overflow, np.where(np.isfinite(least), least, greatest), values)
-    bounds = np.where(may_overflow, np.inf, bounds)
-    return Expected(values=values, bounds=_only_finite(values, bounds))
+    bounds = _only_finite(values, np.where(may_overflow, np.inf, bounds))
+    return Expected(
+        values=values, bounds=np.where(np.isnan(finished.bounds), finished.bounds, bounds)
+    )
 
 
 def _bounds_as_floats(integers: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -109,6 +109,32 @@ def test_error_of_a_thousandth_after_each_step_is_found(step: str) -> None:
     assert find_error(expected, result) is not None
 
 
+@pytest.mark.parametrize("y", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("bias", "step", "right", "wrong"),
+    [
+        (-6.5, "gelu_erf", (-np.inf, np.inf, np.nan), ()),  # a kernel may take it for zero
+        (-95.0, "silu", (-np.inf, np.inf, np.nan), ()),
+        (-2.0, "gelu_erf", (-np.inf,), (np.inf, np.nan, 0.0)),
+        (0.0, "gelu_erf", (np.nan,), (np.inf, 0.0)),
+    ],
+)
+def test_next_to_nothing_times_infinity_may_be_anything(
+    bias: float, step: str, right: tuple[float, ...], wrong: tuple[float, ...], y: str
+) -> None:
+    problem = Problem.parse(f"bf16_bf16_f32_{y} 1x1x0 nk bias+{step}+mul")
+    inputs = make_inputs(problem, InputKind.EXACT, 1)
+    inputs.operands["bias"][:] = bias
+    inputs.operands["mul"][:] = np.inf
+
+    expected = compute_expected(problem, inputs)
+
+    for one in right:
+        assert find_error(expected, np.array([[one]], np.float32)) is None
+    for one in wrong:
+        assert find_error(expected, np.array([[one]], np.float32)) is not None
+
+
 QUANTISED = "x_row_zero_point+row_scale+channel_scale+bias+y_zero_point"
 
 
