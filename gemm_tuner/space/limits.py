@@ -102,6 +102,7 @@ def _check_words(problem: Problem, candidate: Candidate, family: MicroKernelFami
     blocking, is_outer = candidate.blocking, family.template == "outer_product"
     streams, vectors = blocking.w_streams, candidate.micro_kernel.nr // family.lanes
     converts, is_grouped = blocking.convert_once, family.template == "grouped"
+    slices, blocks = blocking.grid_k, ceil(problem.k / blocking.kc)
     refused = {
         f"ws{streams}": streams > 1 and (not is_outer or vectors % streams > 0),
         "convert_once": converts and (not is_grouped or blocking.loop_order.is_ir_outer),
@@ -109,6 +110,7 @@ def _check_words(problem: Problem, candidate: Candidate, family: MicroKernelFami
         "stream_y": blocking.stream_y
         and (blocking.kc < problem.k or not family.can_stream(problem.types.y)),
         "shuffle_x": blocking.shuffle_x and not family.can_shuffle(problem.types.x),
+        f"grid of {slices} slices for {blocks} blocks of k": slices > max(1, blocks),
     }
     for word, is_refused in refused.items():
         if is_refused:

@@ -423,6 +423,16 @@ def test_a_format_with_blocks_that_tiles_cannot_have_is_no_format_of_theirs() ->
         ("f32", "avx2_f32_1x16 mc1_nc16_kc64 jc_ic_jr_ir stream_y", "stream_y"),
         ("f32", "avx512_f32_1x16 mc1_nc16_kc32 jc_ic_jr_ir stream_y", "stream_y"),
         ("bf16", "avx512_bf16_by_f32_1x16 mc1_nc16_kc64 jc_ic_jr_ir stream_y", "stream_y"),
+        (
+            "f32",
+            "avx512_f32_1x16 mc2_nc16_kc32 jc_ic_jr_ir grid1x1x3",
+            "grid of 3 slices for 2 blocks of k",
+        ),
+        (
+            "f32",
+            "avx512_f32_dot_1x4 mc1_nc4_kc64 jc_ic_jr_ir grid1x1x2",
+            "grid of 2 slices for 1 blocks of k",
+        ),
     ],
 )
 def test_words_that_a_kernel_does_not_have_are_refused(types: str, text: str, word: str) -> None:
