@@ -1,4 +1,9 @@
-"""Conversion from and to float16: all its numbers, and products that are rounded to it."""
+"""Numbers of 16 bits: all of them are read, and products are rounded to them."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,38 +13,51 @@ from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import DType, OperandTypes
-from gemm_tuner.domain.micro_kernel import MicroKernelFamily
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.source import Source
+from gemm_tuner.runtime.arrays import NUMPY_TYPES
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.space.catalog import CATALOG
 
-F16 = OperandTypes.of(DType.F16)
-ALL_NUMBERS = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(-1, 1)
-# Products with these are ties, subnormal, too large, or have up to 22 digits.
-FACTORS = np.array(
-    [[1.0], [-1.0], [0.5], [1 + 2.0**-10], [1.5], [2.0**-10], [3 * 2.0**-24], [65504.0], [1.999]],
-    np.float16,
-)
+ALL_BITS = np.arange(1 << 16, dtype=np.uint16).reshape(-1, 1)
+# Products with these are ties, subnormal, too large, or have up to twice the digits.
+FACTORS = {
+    DType.F16: (1, -1, 0.5, 1 + 2.0**-10, 1.5, 2.0**-10, 3 * 2.0**-24, 65504, 1.999),
+    DType.BF16: (1, -1, 0.5, 1 + 2.0**-7, 1.5, 2.0**-10, 3 * 2.0**-133, 3.3895e38, 1.992),
+}
+# So often that columns fill two vectors of floats, one, and a part of one.
+COPIES = 7
+LEAST_NORMAL = 2.0**-126
+EVEN_MODE = 0x1F80
+FLUSHING_MODE = EVEN_MODE | 0x8040  # subnormal numbers are taken for zero and written as zero
+
+SET_MODE = """
+extern "C" __attribute__((visibility("default"))) void set_mode(unsigned mode) {
+    __builtin_ia32_ldmxcsr(mode);
+}
+"""
+
+CASES = [
+    pytest.param(family, dtype, id=f"{family.name}-{dtype.value}")
+    for dtype in FACTORS
+    for family in CATALOG.values()
+    if OperandTypes.of(dtype) in family.types
+]
 
 
-@pytest.fixture(
-    params=[family for family in CATALOG.values() if F16 in family.types],
-    ids=lambda family: family.name,
-)
-def family(request: pytest.FixtureRequest) -> MicroKernelFamily:
-    family: MicroKernelFamily = request.param
+def multiply(family: MicroKernelFamily, dtype: DType, y: str) -> NDArray[np.generic]:
+    """Return each number times each factor, computed by a kernel."""
     missing = family.isa - detect_cpu().isa
     if missing:
         pytest.skip(f"this CPU lacks {sorted(missing)}")
-    return family
-
-
-def multiply(family: MicroKernelFamily, y: str) -> NDArray[np.generic]:
-    """Return each number times each factor, computed by a kernel."""
-    mr, nr = family.tiles[0]
-    problem = Problem.create(len(ALL_NUMBERS), len(FACTORS), 1, dtype=f"f16_f16_f32_{y}")
+    x, w = numbers(dtype), factors(dtype)
+    widest = 4 if family.layout is PackedLayout.COLUMNS else 2 * family.lanes
+    mr, nr = max((tile for tile in family.tiles if tile[1] <= widest), key=lambda one: one[::-1])
+    problem = Problem.create(len(x), len(w), 1, dtype=f"{dtype}_{dtype}_f32_{y}")
     candidate = Candidate.parse(
         f"{family.name}_{mr}x{nr} mc{mr}_nc{nr}_kc{family.k_step} jc_ic_jr_ir"
     )
@@ -47,23 +65,76 @@ def multiply(family: MicroKernelFamily, y: str) -> NDArray[np.generic]:
         render(problem, candidate, family), isa=family.isa, toolchain=find_toolchain()
     )
     kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
-    return kernel(ALL_NUMBERS, kernel.pack(FACTORS))
+    return kernel(x, kernel.pack(w))
 
 
-def exact_products() -> NDArray[np.float32]:
-    with np.errstate(invalid="ignore"):
-        return ALL_NUMBERS.astype(np.float32) * FACTORS.astype(np.float32).T
+def numbers(dtype: DType) -> NDArray[np.generic]:
+    return ALL_BITS.view(NUMPY_TYPES[dtype])
 
 
-def test_every_number_is_read_as_it_is(family: MicroKernelFamily) -> None:
-    np.testing.assert_array_equal(multiply(family, "f32"), exact_products())
+def factors(dtype: DType) -> NDArray[np.generic]:
+    return np.array(FACTORS[dtype] * COPIES, NUMPY_TYPES[dtype]).reshape(-1, 1)
 
 
-def test_products_are_rounded_to_even_and_to_infinity(family: MicroKernelFamily) -> None:
+def exact_products(family: MicroKernelFamily, dtype: DType) -> NDArray[np.float32]:
+    """Return the products, which are exact in float32 if they are normal.
+
+    The instructions for bfloat16 take subnormal numbers for zero, and write none.
+    """
+    x, w = numbers(dtype).astype(np.float32), factors(dtype).astype(np.float32)
+    flushes = IsaFeature.AVX512_BF16 in family.isa
+    if flushes:
+        x, w = without_subnormals(x), without_subnormals(w)
+    with np.errstate(invalid="ignore", over="ignore"):
+        products: NDArray[np.float32] = x * w.T
+    return without_subnormals(products) if flushes else products
+
+
+def without_subnormals(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.where(np.abs(values) < LEAST_NORMAL, np.float32(0), values)
+
+
+@pytest.mark.parametrize(("family", "dtype"), CASES)
+def test_every_number_is_read_as_it_is(family: MicroKernelFamily, dtype: DType) -> None:
+    np.testing.assert_array_equal(multiply(family, dtype, "f32"), exact_products(family, dtype))
+
+
+@pytest.mark.parametrize(("family", "dtype"), CASES)
+def test_products_are_rounded_to_even_and_to_infinity(
+    family: MicroKernelFamily, dtype: DType
+) -> None:
+    exact = exact_products(family, dtype)
     with np.errstate(over="ignore"):
-        expected = exact_products().astype(np.float16)
-    is_subnormal = (expected != 0) & (np.abs(expected) < 2.0**-14)
-    assert is_subnormal.any()
-    assert np.isinf(expected).sum() > 2 * len(FACTORS)
+        expected = exact.astype(NUMPY_TYPES[dtype]).astype(np.float32)
+    assert np.isinf(expected).sum() > np.isinf(exact).sum()
 
-    np.testing.assert_array_equal(multiply(family, "f16"), expected)
+    y = multiply(family, dtype, dtype.value)
+
+    np.testing.assert_array_equal(y.astype(np.float32), expected)
+
+
+@pytest.mark.parametrize("family", [case.values[0] for case in CASES if case.values[1] == "f16"])
+def test_numbers_of_f16_do_not_depend_on_the_mode_of_the_cpu(
+    family: MicroKernelFamily, tmp_path: Path
+) -> None:
+    with flushed_to_zero(tmp_path):
+        y = multiply(family, DType.F16, "f16")
+
+    expected = exact_products(family, DType.F16)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(y, expected.astype(np.float16))
+
+
+@contextmanager
+def flushed_to_zero(folder: Path) -> Iterator[None]:
+    """Have this thread take subnormal numbers of float32 for zero meanwhile."""
+    build = compile_kernel(Source(text=SET_MODE), isa=frozenset(), toolchain=find_toolchain())
+    library = folder / "mode.so"
+    library.write_bytes(build.binary)
+    set_mode = ctypes.CDLL(str(library)).set_mode
+    set_mode(FLUSHING_MODE)
+    try:
+        assert np.float32(1e-30) * np.float32(1e-10) == 0
+        yield
+    finally:
+        set_mode(EVEN_MODE)
