@@ -24,7 +24,11 @@ from gemm_tuner.runtime.packed import PackedWeights
 from gemm_tuner.space.catalog import family_named
 
 PROBLEM = Problem.parse("f32 37x50x33 nk bias+gelu_erf")
-CANDIDATE = Candidate.parse("scalar_f32_2x2 mc8_nc12_kc11 jc_ic_jr_ir pack_x grid2x2")
+# In one phase, and in two: with k in slices, whose sums the second phase adds up.
+CANDIDATES = (
+    "scalar_f32_2x2 mc8_nc12_kc11 jc_ic_jr_ir pack_x grid2x2",
+    "scalar_f32_2x2 mc8_nc12_kc11 jc_ic_jr_ir grid2x1x3",
+)
 
 PARTS = (1, 2, 3, 4, 7, 64)
 POOL_THREADS = 4
@@ -69,12 +73,29 @@ extern "C" int32_t run_parts(run_function run, const gemm_tuner_args *args, int3
 Run = Callable[[KernelLibrary, ArgsStruct, int], bool]
 
 
-@pytest.fixture(scope="module")
-def kernel() -> Kernel:
-    family = family_named(CANDIDATE.micro_kernel.family)
-    source = render(PROBLEM, CANDIDATE, family)
+@pytest.fixture(scope="module", params=CANDIDATES, ids=["one phase", "two phases"])
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    candidate = Candidate.parse(request.param)
+    family = family_named(candidate.micro_kernel.family)
+    source = render(PROBLEM, candidate, family)
     build = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
-    return load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
+    kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
+    assert kernel.library.phases == (2 if candidate.blocking.grid_k > 1 else 1)
+    return kernel
+
+
+@pytest.fixture(scope="module")
+def openmp(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return _compile(OPENMP, tmp_path_factory.mktemp("openmp"), "-fopenmp")
+
+
+@pytest.fixture(scope="module")
+def pytorch(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    home = Path(torch.__file__).parent
+    flags = ["-std=c++20", "-fopenmp", "-isystem", str(home / "include"), "-L", str(home / "lib")]
+    libraries = ["-ltorch_cpu", "-lc10", f"-Wl,-rpath,{home / 'lib'}"]
+    return _compile(TORCH, tmp_path_factory.mktemp("pytorch"), *flags, *libraries)
 
 
 def _compile(source: str, folder: Path, *flags: str) -> ctypes.CDLL:
@@ -152,24 +173,16 @@ def test_order_of_the_parts_does_not_matter(
 
 
 def test_openmp_gives_the_bits_of_one_thread(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, openmp: ctypes.CDLL
 ) -> None:
-    pool = _compile(OPENMP, tmp_path, "-fopenmp")
-
-    shared = _results(kernel, _run_with(pool), monkeypatch)
+    shared = _results(kernel, _run_with(openmp), monkeypatch)
 
     assert shared == _results(kernel, _in_order, monkeypatch)
 
 
 def test_pytorchs_pool_gives_the_bits_of_one_thread(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, pytorch: ctypes.CDLL
 ) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    home = Path(torch.__file__).parent
-    flags = ["-std=c++20", "-fopenmp", "-isystem", str(home / "include"), "-L", str(home / "lib")]
-    libraries = ["-ltorch_cpu", "-lc10", f"-Wl,-rpath,{home / 'lib'}"]
-    pool = _compile(TORCH, tmp_path, *flags, *libraries)
-
-    shared = _results(kernel, _run_with(pool), monkeypatch)
+    shared = _results(kernel, _run_with(pytorch), monkeypatch)
 
     assert shared == _results(kernel, _in_order, monkeypatch)
