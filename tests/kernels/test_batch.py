@@ -93,6 +93,26 @@ def test_each_product_is_what_it_is_alone(text: str, make: Any) -> None:  # noqa
     assert find_error(expected, np.asarray(shared)[2]) is None
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_each_product_has_quantised_weights_of_its_own(threads: int) -> None:
+    kernel = make_kernel(Problem.parse("f32_u4 6x17x70 nk:g32 bias"), threads)
+    products = [make_inputs(kernel.problem, InputKind.NORMAL, seed) for seed in range(BATCH)]
+    packed = kernel.pack_batch(
+        stacked([one.w for one in products]),
+        scales=np.stack([one.scales for one in products if one.scales is not None]),
+        zero_points=np.stack([one.zero_points for one in products if one.zero_points is not None]),
+    )
+
+    y = kernel.batch(
+        stacked([one.x for one in products]),
+        packed,
+        bias=stacked([one.operands["bias"] for one in products]),
+    )
+
+    for item, one in enumerate(products):
+        assert find_error(compute_expected(kernel.problem, one), np.asarray(y)[item]) is None
+
+
 def test_products_may_lie_between_each_other(make: Any) -> None:  # noqa: ANN401
     """As heads of attention do: (m, batch, k), seen as (batch, m, k)."""
     kernel: AnyKernel = make("f32 6x8x5 nk bias")

@@ -12,7 +12,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Never
 
-import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -106,15 +105,21 @@ def test_rows_at_any_distance_are_taken_directly() -> None:
 @needs_native
 @pytest.mark.parametrize(
     ("types", "candidate"),
-    [("bf16", "scalar_bf16_2x2"), ("bf16_bf16_f32_f32", "scalar_bf16_2x2")],
+    [
+        ("bf16", "scalar_bf16_2x2"),
+        ("bf16_bf16_f32_f32", "scalar_bf16_2x2"),
+        ("f16", "scalar_f16_2x2"),
+    ],
 )
-def test_bf16_is_taken_directly(types: str, candidate: str) -> None:
+def test_numbers_of_16_bits_are_taken_directly(types: str, candidate: str) -> None:
     problem = f"{types} {M}x{N}x{K} nk bias"
     text = f"{candidate} mc{M}_nc{N}_kc{K} jc_ic_jr_ir"
     direct, checked = _load(problem, text, direct_only=True), _load(problem, text)
-    y_type = np.float32 if types.endswith("f32") else ml_dtypes.bfloat16
-    x, bias = _random(M, K).astype(ml_dtypes.bfloat16), _random(N).astype(y_type)
-    packed = checked.pack(_random(N, K).astype(ml_dtypes.bfloat16))
+    x_type, y_type = (
+        NUMPY_TYPES[dtype] for dtype in (checked.problem.types.x, checked.problem.types.y)
+    )
+    x, bias = _random(M, K).astype(x_type), _random(N).astype(y_type)
+    packed = checked.pack(_random(N, K).astype(x_type))
 
     y = direct(x, packed, bias=bias)
 

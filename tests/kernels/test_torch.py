@@ -3,6 +3,7 @@
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gemm_tuner.build.compile import compile_kernel
@@ -13,6 +14,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.direct import NATIVE
+from gemm_tuner.runtime.dlpack import as_array
 from gemm_tuner.runtime.fallback import FallbackKernel
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import family_named
@@ -21,12 +23,16 @@ torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 M, N, K = 6, 20, 9
 EPILOGUE = "scale+bias+add+relu"
-TYPES = {"f32": "float32", "bf16": "bfloat16"}
+TYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
 def _kernel(types: str) -> Kernel:
-    candidate = Candidate.parse(f"scalar_{types}_2x2 mc{M}_nc{N}_kc{K} jc_ic_jr_ir")
-    problem = Problem.parse(f"{types} {M}x{N}x{K} nk {EPILOGUE}")
+    return _load(f"{types} {M}x{N}x{K} nk {EPILOGUE}", f"scalar_{types}_2x2 mc{M}_nc{N}_kc{K}")
+
+
+def _load(problem_text: str, tile_and_blocks: str) -> Kernel:
+    candidate = Candidate.parse(f"{tile_and_blocks} jc_ic_jr_ir")
+    problem = Problem.parse(problem_text)
     family = family_named(candidate.micro_kernel.family)
     build = compile_kernel(
         render(problem, candidate, family), isa=family.isa, toolchain=find_toolchain()
@@ -71,6 +77,32 @@ def test_tensors_are_taken(
     torch.testing.assert_close(
         y.float(), _expected(x, w, bias, add), rtol=tolerance, atol=tolerance
     )
+
+
+@pytest.mark.parametrize("x_type", ["uint8", "int8"])
+@pytest.mark.parametrize("with_out", [False, True])
+def test_tensors_of_bytes_are_taken(x_type: str, *, with_out: bool) -> None:
+    types = f"{'u8' if x_type == 'uint8' else 's8'}_s8_s32_s32"
+    kernel = _load(f"{types} {M}x{N}x{K} nk x_zero_point", f"scalar_int8_2x2 mc{M}_nc{N}_kc{K}")
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randint(0, 128, (M, K), generator=generator, dtype=getattr(torch, x_type))
+    w = torch.randint(-128, 128, (N, K), generator=generator, dtype=torch.int8)
+    out = torch.zeros(M, N, dtype=torch.int32) if with_out else None
+
+    y = kernel(x, kernel.pack(w), out=out, x_zero_point=7)
+
+    assert (y is out) == with_out
+    assert torch.equal(y, (x.int() - 7) @ w.int().T)
+
+
+def test_memory_of_tensors_is_shared() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8):
+        tensor = torch.zeros(M, N, dtype=dtype)[:, 1:]
+
+        array = as_array("x", tensor)
+
+        assert isinstance(array, np.ndarray)
+        assert array.ctypes.data == tensor.data_ptr()
 
 
 @pytest.mark.parametrize(
