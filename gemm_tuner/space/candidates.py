@@ -25,6 +25,8 @@ from gemm_tuner.space.grouped import (
 )
 from gemm_tuner.space.limits import is_possible
 
+# So few rows of x wait for their weights.
+_FEW_ROWS = 4
 # Of so many sums, none waits for the one before: unrolling k brings little.
 _SUMS_AT_ONCE = 8
 
@@ -225,7 +227,7 @@ class Space(Axes):
         converted = self._conversions_first(family, mr, nr)
         if choice.cut.is_ir_outer:
             return [choice, replace(choice, cut=Cut()), *converted]
-        if converted or self.problem.m.high > 1:
+        if converted or self.problem.m.high > _FEW_ROWS:
             return [choice, *converted]
         # Streams that are far apart do not stand in each other's way.
         fills_l3 = self.problem.w_bytes >= self.cpu.caches.l3_bytes // 2
@@ -287,15 +289,17 @@ class Space(Axes):
     def _prefetches_first(self, family: MicroKernelFamily) -> tuple[int, ...]:
         """Return how far ahead to fetch weights at first, in bytes, the most promising in front.
 
-        The hardware fetches a single stream well, except on some CPUs where small elements leave it
-        no time.
+        The hardware fetches a single stream well, except on some CPUs where small elements or
+        several rows leave it no time.
         """
         w_bytes, caches = self.problem.w_bytes, self.cpu.caches
         if w_bytes <= caches.l1d_bytes:
             return (0,)
         if self.problem.m.high > 1 or family.layout is PackedLayout.GROUPS:
-            near = 8192 if self.regime is Regime.COLD_WEIGHTS else 0
-            return (16384 if w_bytes > caches.l2_bytes else near,)
+            if w_bytes <= caches.l2_bytes:
+                return (8192 if self.regime is Regime.COLD_WEIGHTS else 0,)
+            is_few = self.problem.m.high <= _FEW_ROWS and family.layout is not PackedLayout.GROUPS
+            return (16384, 0) if is_few else (16384,)
         is_brief = self.problem.types.x.size_bytes < 4 and self.regime is Regime.HOT
         return (0, 4096) if is_brief and caches.l2_bytes < w_bytes <= caches.l3_bytes // 2 else (0,)
 

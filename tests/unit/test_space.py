@@ -488,6 +488,7 @@ def test_blocks_of_k_are_whole_groups_of_weights() -> None:
         ("f32 128x128x512", Regime.COLD_WEIGHTS, {8192}),
         ("f32 64x64x48", Regime.COLD_WEIGHTS, {0}),
         ("f32 16x4096x4096", Regime.HOT, {16384}),
+        ("f32 4x4096x4096", Regime.HOT, {0, 16384}),
         ("f32 1x2304x768", Regime.HOT, {0}),
         ("bf16 1x2304x768", Regime.HOT, {0, 4096}),  # which is faster depends on the CPU
         ("bf16 1x2304x768", Regime.COLD_WEIGHTS, {0}),
