@@ -8,6 +8,7 @@ from gemm_tuner.domain.problem import Problem, WeightLayout
 
 _LANE_BYTES = 16
 _WIDE_BYTES = 64
+_CHUNK_BYTES = 4
 _LARGEST_SIDE = 8
 # Enough for whole cache lines on both sides, and few enough for them to stay in L1.
 _ROW_GROUPS = 16
@@ -107,6 +108,8 @@ def packing_block(problem: Problem, family: MicroKernelFamily) -> PackingBlock:
     Where they hold `k_step` rows side by side, these are interleaved. Otherwise they are
     transposed: squares of groups of `k_step` elements, or of as many elements as a vector takes.
     """
+    if family.layout is PackedLayout.GROUPS:
+        return _chunks_block(problem, family)
     element_bytes = problem.types.w.size_bytes
     is_nk = problem.w_layout is WeightLayout.NK
     if family.layout is PackedLayout.COLUMNS:
@@ -131,6 +134,24 @@ def packing_block(problem: Problem, family: MicroKernelFamily) -> PackingBlock:
         side=family.lanes * family.k_step,
         unit_bytes=element_bytes,
         stretch=_ROW_GROUPS * family.k_step,
+    )
+
+
+def _chunks_block(problem: Problem, family: MicroKernelFamily) -> PackingBlock:
+    """Return the block of chunks of 32 bits a column, the steps of k in them side by side."""
+    steps = _CHUNK_BYTES * 8 // problem.types.w.size_bits
+    if problem.w_layout is WeightLayout.NK:
+        return PackingBlock(
+            rows=family.lanes,
+            side=family.lanes,
+            unit_bytes=_CHUNK_BYTES,
+            stretch=_STRETCH_BYTES // _CHUNK_BYTES * steps,
+        )
+    return PackingBlock(
+        rows=_CHUNK_BYTES,
+        side=family.lanes * _CHUNK_BYTES,
+        unit_bytes=1,
+        stretch=_ROW_GROUPS * steps,
     )
 
 

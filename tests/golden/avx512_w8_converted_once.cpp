@@ -186,9 +186,15 @@ typedef Vector Group;
 typedef Vector Weights;
 constexpr int chunk_k = 4;
 
-inline void place_weight(W *chunk, int step, int lane, uint8_t weight)
+typedef uint32_t Chunk __attribute__((vector_size(sizeof(Vector))));
+
+// A chunk as it is packed, of one whose lanes hold the steps of a column each.
+inline Chunk place_weights(Chunk columns)
 {
-    chunk[step * lanes + lane] = static_cast<W>(weight);
+    // A step of four columns comes to lie in 32 bits; then those of one step beside each other.
+    typedef uint8_t Bytes __attribute__((vector_size(sizeof(Vector))));
+    const Bytes steps = SHUFFLE(Bytes, (Bytes)columns, (Bytes)columns, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 16, 20, 24, 28, 17, 21, 25, 29, 18, 22, 26, 30, 19, 23, 27, 31, 32, 36, 40, 44, 33, 37, 41, 45, 34, 38, 42, 46, 35, 39, 43, 47, 48, 52, 56, 60, 49, 53, 57, 61, 50, 54, 58, 62, 51, 55, 59, 63);
+    return SHUFFLE(Chunk, (Chunk)steps, (Chunk)steps, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
 }
 
 inline Group broadcast_group(const X *x) { return broadcast(*x); }
@@ -216,7 +222,7 @@ inline void multiply_add(Sums &sums, Group x, Weights w)
 //     chunk of the steps chunk_k .. 2*chunk_k-1
 //     ...
 //
-// How weights lie in a chunk, place_weight says. The last panel is as wide as whole vectors need;
+// How weights lie in a chunk, place_weights says. The last panel is as wide as whole vectors need;
 // columns past n have scales of zero, steps past k have weights of zero. The kernel reads a panel as
 // one stream.
 constexpr int64_t group_size = 128;
@@ -235,37 +241,208 @@ inline const W *packed_panel(const W *packed_w, int64_t pc, int64_t, int64_t col
     return packed_w + column * column_bytes + pc / group_size * columns * group_bytes;
 }
 
-// The weight at step q of column j, as a number with a sign.
-inline uint8_t read_weight(const W *w, int64_t ldw, int64_t q, int64_t j)
+// Packing shuffles 16 rows of w at a time in registers, each of `side` units of 4 bytes.
+constexpr int side = 16;
+constexpr int side_rows = 16;
+typedef uint32_t Row __attribute__((vector_size(64), may_alias));
+typedef Row UnalignedRow __attribute__((aligned(1)));
+constexpr int64_t row_length = sizeof(Row) / sizeof(W);
+
+// The units of two rows in turn: those of the first halves of their lanes, and of the second halves.
+// Lanes are 16 bytes, within which every CPU can shuffle in one instruction.
+constexpr int lane_units = 4;
+
+struct Units
 {
-    return static_cast<uint8_t>(w[j * ldw + q]);
+    static Row first(Row a, Row b) { return SHUFFLE(Row, a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29); }
+
+    static Row second(Row a, Row b) { return SHUFFLE(Row, a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31); }
+};
+
+// The lanes of two rows in turn: those of their first halves, and of their second halves.
+constexpr int row_lanes = 4;
+
+struct Lanes
+{
+    typedef uint64_t Halves __attribute__((vector_size(64)));
+
+    static Row first(Row a, Row b)
+    {
+        return (Row)SHUFFLE(Halves, (Halves)a, (Halves)b, 0, 1, 8, 9, 2, 3, 10, 11);
+    }
+
+    static Row second(Row a, Row b)
+    {
+        return (Row)SHUFFLE(Halves, (Halves)a, (Halves)b, 4, 5, 12, 13, 6, 7, 14, 15);
+    }
+};
+
+// Shuffle the parts of all rows like a deck of cards, once for each doubling of their number.
+template <typename Parts, int count>
+inline void shuffle(Row (&rows)[count])
+{
+#pragma GCC unroll 4
+    for (int turn = 1; turn < count; turn *= 2)
+    {
+        Row mixed[count];
+#pragma GCC unroll 8
+        for (int i = 0; i < count / 2; ++i)
+        {
+            mixed[2 * i] = Parts::first(rows[i], rows[i + count / 2]);
+            mixed[2 * i + 1] = Parts::second(rows[i], rows[i + count / 2]);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < count; ++i)
+            rows[i] = mixed[i];
+    }
 }
 
-inline void pack_weights(const gemm_tuner_weights &weights, W *packed)
+// What no L2 holds is written past the caches, as a large copy is: no line is read before it is overwritten.
+constexpr bool bypasses_caches = packed_weight_bytes >= 4194304;
+
+inline void store_row(W *to, Row row)
 {
-    typedef float Unaligned __attribute__((aligned(1), may_alias));
-    const W *w = static_cast<const W *>(weights.elements);
-    const int64_t ldw = weights.leading_dimension;
-    for (int64_t begin = 0; begin < packed_n; begin += nr)
+    if constexpr (bypasses_caches)
+        asm("vmovntps %1, %0" : "=m"(*reinterpret_cast<Row *>(to)) : "v"(row));
+    else
+        *reinterpret_cast<Row *>(to) = row;
+}
+
+// Everything is written when packing returns.
+inline void finish_stores()
+{
+    if constexpr (bypasses_caches)
+        asm volatile("sfence" : : : "memory");
+}
+
+// Hand on unit 0 of each row, then unit 1 of each, and so on, as whole rows: deliver(unit, row).
+template <typename Deliver>
+inline void transpose(const W *from, int64_t ld, Deliver deliver)
+{
+    // First squares as wide as a lane, beside each other; then the lanes of rows that belong together.
+    Row squares[row_lanes][lane_units];
+#pragma GCC unroll 1
+    for (int band = 0; band < row_lanes; ++band)
     {
-        const int64_t end = begin + nr < packed_n ? begin + nr : packed_n;
-        for (int64_t group = 0; group < groups; ++group)
+        Row rows[lane_units];
+#pragma GCC unroll 16
+        for (int i = 0; i < lane_units; ++i)
+            rows[i] = *reinterpret_cast<const UnalignedRow *>(from + (band * lane_units + i) * ld);
+        shuffle<Units>(rows);
+#pragma GCC unroll 16
+        for (int i = 0; i < lane_units; ++i)
+            squares[band][i] = rows[i];
+    }
+#pragma GCC unroll 1
+    for (int i = 0; i < lane_units; ++i)
+    {
+        Row rows[row_lanes];
+#pragma GCC unroll 4
+        for (int band = 0; band < row_lanes; ++band)
+            rows[band] = squares[band][i];
+        shuffle<Lanes>(rows);
+#pragma GCC unroll 4
+        for (int lane = 0; lane < row_lanes; ++lane)
+            deliver(lane * lane_units + i, rows[lane]);
+    }
+}
+
+// The address of a vector for the columns from `column` on, with so many before it in its panel.
+inline W *vector_at(W *packed, int64_t column, int64_t before)
+{
+    const int64_t panel = column / nr * nr;
+    const int64_t vectors = (panel + nr < packed_n ? nr : packed_n - panel) / lanes;
+    return packed + panel * column_bytes + (before * vectors + (column - panel) / lanes) * chunk_bytes;
+}
+
+// Pack the scales of the columns: a few groups of a vector of
+// columns are turned around in L1.
+inline void pack_headers(const gemm_tuner_weights &weights, W *packed)
+{
+    constexpr int64_t turned = 16;
+    for (int64_t column = 0; column < packed_n; column += lanes)
+    {
+        const int64_t columns = column + lanes < n ? lanes : n - column;
+        alignas(chunk_bytes) float scales[turned][lanes] = {};
+        for (int64_t begin = 0; begin < groups; begin += turned)
         {
-            for (int64_t j = begin; j < end; ++j, packed += sizeof(float))
-                *reinterpret_cast<Unaligned *>(packed) = j < n ? weights.scales[j * groups + group] : 0.0f;
-            const int64_t group_end = (group + 1) * group_size < k ? (group + 1) * group_size : k;
-            for (int64_t p = group * group_size; p < group_end; p += chunk_k)
-                for (int64_t column = begin; column < end; column += lanes, packed += chunk_bytes)
+            const int64_t end = begin + turned < groups ? begin + turned : groups;
+            for (int64_t j = 0; j < columns; ++j)
+            {
+                // Rows too short for the CPU to see what comes next.
+                __builtin_prefetch(weights.scales + (column + j) * groups + begin + 2 * turned);
+#pragma GCC unroll 4
+                for (int64_t group = begin; group < end; ++group)
                 {
-                    for (int64_t i = 0; i < chunk_bytes; ++i)
-                        packed[i] = 0;
-                    for (int64_t j = column; j < column + lanes && j < n; ++j)
-                        for (int64_t q = p; q < p + chunk_k && q < k; ++q)
-                            place_weight(packed, static_cast<int>(q - p), static_cast<int>(j - column),
-                                         read_weight(w, ldw, q, j));
+                    const int64_t index = (column + j) * groups + group;
+                    scales[group - begin][j] = weights.scales[index];
                 }
+            }
+            for (int64_t group = begin; group < end; ++group)
+            {
+                const int64_t before = group * (headers + group_size / chunk_k);
+                const Vector vector = load<lanes>(scales[group - begin]);
+                store_row(vector_at(packed, column, before), __builtin_bit_cast(Row, vector));
+            }
         }
     }
+}
+
+constexpr int64_t byte_elements = 1;
+constexpr uint8_t zero = 0;
+
+// Write a chunk whose lanes hold the steps of a column each, the first in the lowest bits.
+inline void store_chunk(W *packed, int64_t column, int64_t p, Row columns)
+{
+    const Chunk chunk = place_weights((Chunk)columns);
+    store_row(vector_at(packed, column, (p / group_size + 1) * headers + p / chunk_k), (Row)chunk);
+}
+
+// Copy what is left of rows at an edge of w beside weights of zero: `length` elements of `rows` rows, or fewer
+// if a block has fewer.
+template <int64_t block_rows, int64_t block_bytes>
+inline void copy_edge(const W *from, int64_t row_bytes, int64_t rows, int64_t length, W *edge)
+{
+    for (int64_t i = 0; i < block_rows * block_bytes; ++i)
+        edge[i] = static_cast<W>(zero);
+    for (int64_t i = 0; i < block_rows && i < rows; ++i, from += row_bytes, edge += block_bytes)
+    {
+        for (int64_t j = 0; j < block_bytes && j < length / byte_elements; ++j)
+            edge[j] = from[j];
+    }
+}
+
+// Pack a square: `side` chunks of as many columns.
+[[gnu::noinline]] void pack_block(const W *w, int64_t row_bytes, int64_t column, int64_t p, W *packed)
+{
+    static_assert(side == lanes);
+    W edge[side * sizeof(Row)];
+    const W *from = w + column * row_bytes + p / byte_elements;
+    if (column + side > n || p + side * chunk_k > k)
+    {
+        copy_edge<side, sizeof(Row)>(from, row_bytes, n - column, k - p, edge);
+        from = edge;
+        row_bytes = sizeof(Row);
+    }
+    transpose(from, row_bytes, [&](int i, Row columns) {
+        if (p + i * chunk_k < k)
+            store_chunk(packed, column, p + i * chunk_k, columns);
+    });
+}
+
+// Both sides are walked in whole cache lines: a panel a few vectors of k at a time.
+inline void pack_weights(const gemm_tuner_weights &weights, W *packed)
+{
+    const W *w = static_cast<const W *>(weights.elements);
+    const int64_t row_bytes = weights.leading_dimension / byte_elements;
+    constexpr int64_t stretch = 512;
+    pack_headers(weights, packed);
+    for (int64_t begin = 0; begin < n; begin += nr)
+        for (int64_t p = 0; p < k; p += stretch)
+            for (int64_t column = begin; column < begin + nr && column < n; column += side)
+                for (int64_t q = p; q < p + stretch && q < k; q += side * chunk_k)
+                    pack_block(w, row_bytes, column, q, packed);
+    finish_stores();
 }
 
 // The epilogue `none`, applied to each vector of finished sums.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_families import FEW_ROWS, Row, around, candidate_text, small_tile
+from test_families import FEW_ROWS, ROWS, Row, around, candidate_text, small_tile
 
 from gemm_tuner.build.compile import Build, compile_kernel, compile_kernels
 from gemm_tuner.build.toolchain import find_toolchain
@@ -22,13 +22,17 @@ from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import family_named
 
-# Weights in groups lie among their scales: test_groups.py proves what is computed from them.
 _NOT_FOR_PACKING = parse_isa(("amx_tile", "amx_bf16", "amx_int8", "amx_fp16", "avx512_fp16"))
 PLAIN_ROWS = [row for row in FEW_ROWS if not row.types.is_weight_only]
 # One row for each way to pack, and each type of w, whose column sums differ.
 PACKING_ROWS = {
     (row.family.layout, row.family.lanes, row.family.k_multiple, row.types.w): row
     for row in reversed(PLAIN_ROWS)
+}.values()
+GROUPED_ROWS = {
+    (row.family.product, row.family.lanes, row.types.w): row
+    for row in reversed(ROWS)
+    if row.types.is_weight_only
 }.values()
 
 
@@ -55,6 +59,104 @@ def test_packed_bytes_are_those_of_the_layout(row: Row, layout: str) -> None:
         assert _packed(build, w) == _expected(problem, candidate, w), (problem.text, candidate.text)
 
 
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+@pytest.mark.parametrize("row", GROUPED_ROWS, ids=lambda row: row.name)
+def test_packed_groups_are_those_of_the_layout(row: Row, layout: str) -> None:
+    _skip_unless_it_packs(row)
+    lanes, (mr, nr) = row.family.lanes, small_tile(row.family)
+    cases = (
+        (1, 33, "g32"),
+        (lanes, 128, "g64"),
+        (4 * lanes, 71, "g32"),
+        (9 * lanes - 1, 300, "g128"),
+        (5 * lanes + 3, 141, "gk"),
+        (nr + 1, 1, "gk"),
+        (nr, 0, "g32"),
+    )
+    problems = [Problem.parse(f"{row.types.text} 1x{n}x{k} {layout}:{g}") for n, k, g in cases]
+    tile = f"{row.family.name}_{mr}x{nr} mc{mr}_nc{nr}"
+    candidates = [Candidate.parse(f"{tile}_kc{max(1, one.k)} jc_ic_jr_ir") for one in problems]
+    sources = [
+        (render(problem, candidate, row.family), row.family.isa)
+        for problem, candidate in zip(problems, candidates, strict=True)
+    ]
+
+    builds = compile_kernels(sources, toolchain=find_toolchain())
+
+    for problem, candidate, build in zip(problems, candidates, builds, strict=True):
+        assert isinstance(build, Build), build
+        random = np.random.default_rng(4)
+        w = _grouped_weights(problem)
+        groups = (problem.n, problem.w_groups)
+        scales = random.random(groups, np.float32)
+        zero_points = random.integers(0, 2**problem.types.w.size_bits, groups, np.uint8)
+        keywords = {"scales": scales}
+        if problem.has_zero_points:
+            keywords["zero_points"] = zero_points
+        packed = _load(build).pack(w, **keywords).memory.tobytes()
+        expected = _expected_groups(problem, candidate, w, scales, zero_points)
+        assert packed[: len(expected)] == expected, (problem.text, candidate.text)
+
+
+def _grouped_weights(problem: Problem) -> NDArray[Any]:
+    """Return random weights of every number, two of 4 bits in a byte, its rest not zero."""
+    rows, columns = problem.w_shape
+    shape = (rows, problem.types.w.row_bytes(columns))
+    bits = np.random.default_rng(3).integers(0, 256, shape, np.uint8)
+    return bits if problem.types.w.size_bits == 4 else bits.view(NUMPY_TYPES[problem.types.w])
+
+
+def _expected_groups(
+    problem: Problem,
+    candidate: Candidate,
+    w: NDArray[Any],
+    scales: NDArray[Any],
+    zero_points: NDArray[Any],
+) -> bytes:
+    """Return the packed weights, put together in NumPy from the definition of the layout."""
+    family = family_named(candidate.micro_kernel.family)
+    bits, lanes = problem.types.w.size_bits, family.lanes
+    chunk_k = 32 // bits
+    numbers = w.view(np.uint8)
+    if bits == 4:
+        numbers = np.stack((numbers & 15, numbers >> 4), axis=-1).reshape(len(w), 2 * w.shape[1])
+    numbers = numbers[:, : problem.w_shape[1]]
+    if problem.has_zero_points:
+        numbers = numbers ^ np.uint8(1 << bits - 1)
+    columns = numbers if problem.w_layout == "nk" else numbers.T
+    columns = np.pad(columns, ((0, -problem.n % lanes), (0, -problem.k % chunk_k)))
+    offsets = (zero_points.astype(np.float32) - 2 ** (bits - 1)) * scales
+    headers = [
+        np.pad(header, ((0, -problem.n % lanes), (0, 0)))
+        for header in (scales, offsets)[: 1 + problem.has_zero_points]
+    ]
+    packed = b""
+    nr = candidate.micro_kernel.nr
+    for first in range(0, len(columns), nr):
+        for group in range(problem.w_groups):
+            packed += b"".join(header[first : first + nr, group].tobytes() for header in headers)
+            begin, end = (i * (problem.w_group or 0) for i in (group, group + 1))
+            panel = columns[first : first + nr]
+            for p in range(begin, min(end, problem.k), chunk_k):
+                for v in range(0, len(panel), lanes):
+                    chunk = panel[v : v + lanes, p : p + chunk_k]
+                    packed += _expected_chunk(chunk, family.product).tobytes()
+    return packed
+
+
+def _expected_chunk(chunk: NDArray[Any], product: str) -> NDArray[Any]:
+    """Return the bytes of the 32 bits of each column: chunk is (columns, steps)."""
+    if product == "w8_float":
+        return chunk.T
+    if product.startswith("w8_bf16"):
+        return chunk
+    # Which steps lie in the lower and in the upper halves of the four bytes.
+    is_float = product == "w4_float"
+    lower, upper = ([0, 2, 4, 6], [1, 3, 5, 7]) if is_float else ([0, 4, 1, 5], [2, 6, 3, 7])
+    placed: NDArray[Any] = chunk[:, lower] | chunk[:, upper] << 4
+    return placed
+
+
 def _skip_unless_it_packs(row: Row) -> None:
     if missing := row.family.isa - detect_cpu().isa - _NOT_FOR_PACKING:
         pytest.skip(f"this CPU lacks {sorted(missing)}")
@@ -70,10 +172,13 @@ def _weights(problem: Problem) -> NDArray[Any]:
 
 
 def _packed(build: Build, w: NDArray[Any]) -> bytes:
+    return _load(build).pack(w).memory.tobytes()
+
+
+def _load(build: Build) -> Kernel:
     cpu = detect_cpu()
     cpu = replace(cpu, isa=cpu.isa | _NOT_FOR_PACKING)
-    kernel = load_kernel(build.binary, artifact=build.artifact, cpu=cpu)
-    return kernel.pack(w).memory.tobytes()
+    return load_kernel(build.binary, artifact=build.artifact, cpu=cpu)
 
 
 def _expected(problem: Problem, candidate: Candidate, w: NDArray[Any]) -> bytes:
