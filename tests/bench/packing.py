@@ -2,13 +2,18 @@
 
     python tests/bench/packing.py
 
-Both write to memory that was touched before, in huge pages, in alternation. The exit code is 1 if
-packing takes more than three times as long as copying anywhere.
+    python tests/bench/packing.py w4 kn 4096x4096
+
+The bytes are those that packing reads and writes, half of them read: scales and zero points of
+weights in groups, sums of columns and padding count. Both write to memory that was touched before,
+in huge pages, in alternation. Words choose the rows that hold them all; a word such as 4096x4096
+chooses a size, n by k of f32 and as many bytes of the others. The exit code is 1 if packing takes
+more than three times as long as copying anywhere.
 """
 
 import ctypes
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import median
 
@@ -18,6 +23,7 @@ from gemm_tuner.build.compile import compile_hosted, compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.cpu import parse_isa
 from gemm_tuner.domain.dtype import OperandTypes
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.runtime.abi import make_weights
@@ -48,7 +54,8 @@ int64_t time_pack(pack_function pack, const void *weights, void *to, int64_t cal
 {
     const int64_t start = now_ns();
     for (int64_t call = 0; call < calls; ++call)
-        pack(weights, to);
+        if (pack(weights, to) != 0)
+            return -1;
     return now_ns() - start;
 }
 
@@ -64,7 +71,7 @@ int64_t time_copy(const void *from, void *to, uint64_t size_bytes, int64_t calls
 }
 """
 
-# Families with a tile, and the types of a problem for them.
+# Families with a tile, and the types of a problem for them, with the size of a group of weights.
 # fmt: off
 TILES = (
     ("f32",           "avx512_f32_4x16"),
@@ -84,9 +91,31 @@ TILES = (
     ("s8_s8_s32_f32", "avx512_int8_2x64"),
     ("s8_s8_s32_f32", "avx_vnni_int8_2x16"),
     ("s8_s8_s32_f32", "avx512_int8_dot_1x4"),
+    ("s8_s8_s32_f32", "avx2_int8_dot_1x4"),
+    ("f16",           "avx512_f16_by_f32_4x48"),
+    ("f16",           "avx512_f16_dot_1x4"),
+    ("f16",           "avx2_f16_by_f32_2x16"),
+    ("bf16",          "amx_bf16_16x32"),
+    ("s8_s8_s32_f32", "amx_int8_16x32"),
+    ("f32_s8:g128",   "avx512_w8_1x32"),
+    ("f32_u8:g32",    "avx512_w8_4x48"),
+    ("bf16_s8:g64",   "avx512_bf16_w8_4x48"),
+    ("bf16_u8:g32",   "amx_bf16_w8_16x32"),
+    ("f32_s4:g128",   "avx512_w4_1x32"),
+    ("f32_u4:g32",    "avx512_w4_4x48"),
+    ("bf16_s4:g64",   "avx512_bf16_w4_4x48"),
+    ("bf16_u4:g32",   "amx_bf16_w4_16x32"),
+    ("f32_s8:g128",   "avx2_w8_2x16"),
+    ("f32_u8:g32",    "avx2_w8_2x16"),
+    ("f32_s4:g128",   "avx2_w4_2x16"),
+    ("f32_u4:g32",    "avx2_w4_2x16"),
+    ("f32_s8:g128",   "scalar_w8_1x8"),
+    ("f32_u4:g32",    "scalar_w4_1x8"),
 )
 # fmt: on
-SIZES = ((128, 128), (512, 512), (768, 3072), (2048, 2048), (4096, 4096))
+SIZES = ((128, 128), (512, 512), (768, 3072), (2048, 2048), (4096, 4096), (11008, 4096))
+# What kernels need that packing does not.
+NOT_FOR_PACKING = parse_isa(("amx_tile", "amx_bf16", "amx_int8"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,21 +134,22 @@ class Row:
 
 
 def main(words: list[str]) -> int:
-    """Print the table of the tiles whose names hold one of `words`, and return the exit code."""
+    """Print the table of the rows that hold all of `words`, and return the exit code."""
+    sizes = [(n, k) for n, k in SIZES if f"{n}x{k}" in words] or SIZES
+    words = [word for word in words if word not in {f"{n}x{k}" for n, k in SIZES}]
     toolchain = find_toolchain()
     driver = ctypes.CDLL(str(compile_hosted(DRIVER, name="bench-packing", toolchain=toolchain)))
     driver.time_pack.restype = driver.time_copy.restype = ctypes.c_int64
     slow = 0
     print(f"{'kernel':44} {'MB':>6} {'pack GB/s':>10} {'copy GB/s':>10} {'ratio':>6}")
     for (types, tile), layout in product(TILES, ("nk", "kn")):
-        if words and not any(word in f"{tile} {layout}" for word in words):
+        name = f"{tile} {types} {layout}"
+        if not all(word in name for word in words):
             continue
-        if family_named(tile.rpartition("_")[0]).isa - detect_cpu().isa:
+        if family_named(tile.rpartition("_")[0]).isa - detect_cpu().isa - NOT_FOR_PACKING:
             continue
-        for n, k in SIZES:
-            problem = problem_of(types, n, k, layout)
-            kernel = build(problem, tile)
-            row = time_packing(driver, kernel, f"{tile} {types} {layout}")
+        for n, k in sizes:
+            row = time_packing(driver, build(problem_of(types, n, k, layout), tile), name)
             slow += row.ratio > SLOWEST
             rates = (row.size_bytes / median(row.pack_ns), row.size_bytes / median(row.copy_ns))
             print(
@@ -131,8 +161,9 @@ def main(words: list[str]) -> int:
 
 def problem_of(types: str, n: int, k: int, layout: str) -> Problem:
     """Return a problem whose weights take as many bytes as n times k in f32."""
-    size_bytes = OperandTypes.parse(types).w.size_bytes
-    return Problem.parse(f"{types} 4x{n}x{4 // size_bytes * k} {layout}")
+    types, _colon, group = types.partition(":")
+    size_bits = OperandTypes.parse(types).w.size_bits
+    return Problem.parse(f"{types} 4x{n}x{32 // size_bits * k} {layout}{_colon}{group}")
 
 
 def build(problem: Problem, tile: str) -> Kernel:
@@ -146,18 +177,26 @@ def build(problem: Problem, tile: str) -> Kernel:
     family = family_named(candidate.micro_kernel.family)
     source = render(problem, candidate, family)
     built = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
-    return load_kernel(built.binary, artifact=built.artifact, cpu=detect_cpu())
+    cpu = detect_cpu()
+    cpu = replace(cpu, isa=cpu.isa | NOT_FOR_PACKING)
+    return load_kernel(built.binary, artifact=built.artifact, cpu=cpu)
 
 
 def time_packing(driver: ctypes.CDLL, kernel: Kernel, name: str) -> Row:
     """Return the times of a kernel's packing and of a copy of w."""
     problem = kernel.problem
-    size_bytes = problem.w_bytes
+    size_bytes = (problem.w_bytes + kernel.library.packed_weight_bytes) // 2
     w, copied = allocate_aligned(size_bytes), allocate_aligned(size_bytes)
     packed = allocate_aligned(kernel.library.packed_weight_bytes)
     w[:] = np.random.default_rng(0).integers(0, 100, size_bytes, np.uint8)
-    ld = problem.k if problem.w_layout == "nk" else problem.n
-    weights = make_weights(address_of(w), ld)
+    scales = np.ones((problem.n, problem.w_groups), np.float32)
+    zero_points = np.ones((problem.n, problem.w_groups), np.uint8)
+    weights = make_weights(
+        address_of(w),
+        problem.w_shape[1],
+        scales=address_of(scales) if problem.types.is_weight_only else 0,
+        zero_points=address_of(zero_points) if problem.has_zero_points else 0,
+    )
     pack = kernel.library.pack_address
     calls = max(1, SAMPLE_BYTES // size_bytes)
 
@@ -166,6 +205,7 @@ def time_packing(driver: ctypes.CDLL, kernel: Kernel, name: str) -> Row:
             ctypes.c_void_p(pack), ctypes.byref(weights), ctypes.c_void_p(address_of(packed)),
             ctypes.c_int64(calls),
         )  # fmt: skip
+        assert elapsed > 0, "the weights were refused"
         return elapsed / calls
 
     def copy_ns() -> float:
