@@ -54,9 +54,13 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(name).replace(path)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            Path(name).replace(path)
+        except OSError:
+            Path(name).unlink()
+            raise
     except OSError as error:
         raise StoreFailed(
             f"{path} cannot be written ({error.strerror}); free some space, "

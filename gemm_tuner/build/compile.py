@@ -1,5 +1,6 @@
 """Compile sources: kernels, freestanding and bit-reproducible, and hosted C drivers."""
 
+import errno
 import os
 import re
 import resource
@@ -107,7 +108,7 @@ def compile_kernel(source: Source, *, isa: frozenset[IsaFeature], toolchain: Too
 
     Raises:
         CompilationFailed: the compiler refused the source.
-        CompilationInterrupted: it was ended by a signal, ran too long or could not be run.
+        CompilationInterrupted: it was ended, ran too long, could not be run or had no space.
         StoreFailed: the build cache is not writable.
     """
     flags = [
@@ -163,7 +164,7 @@ def compile_hosted(
 
     Raises:
         CompilationFailed: the compiler refused the source.
-        CompilationInterrupted: it was ended by a signal, ran too long or could not be run.
+        CompilationInterrupted: it was ended, ran too long, could not be run or had no space.
         StoreFailed: the build cache is not writable.
     """
     target = _HOSTED_TARGET_FLAGS[toolchain.name]
@@ -198,14 +199,20 @@ def _build_cached(
 
 
 def _build(text: str, file_name: str, commands: list[list[str]], toolchain: Toolchain) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="gemm-tuner-") as folder:
-        work = Path(folder)
-        (work / file_name).write_text(text)
-        for command in commands:
-            result = _run(command, work, toolchain)
-            if result.returncode != 0:
-                raise CompilationFailed(_explain(result.stderr, text, toolchain))
-        return (work / "kernel.so").read_bytes()
+    try:
+        with tempfile.TemporaryDirectory(prefix="gemm-tuner-") as folder:
+            work = Path(folder)
+            (work / file_name).write_text(text)
+            for command in commands:
+                result = _run(command, work, toolchain)
+                if result.returncode != 0:
+                    raise CompilationFailed(_explain(result.stderr, text, toolchain))
+            return (work / "kernel.so").read_bytes()
+    except OSError as error:
+        raise CompilationInterrupted(
+            f"{toolchain.text} has no place to work: {error}; free some space, "
+            "or set TMPDIR to another folder."
+        ) from error
 
 
 def _run(command: list[str], work: Path, toolchain: Toolchain) -> subprocess.CompletedProcess[str]:
@@ -240,6 +247,8 @@ def _run(command: list[str], work: Path, toolchain: Toolchain) -> subprocess.Com
         raise CompilationInterrupted(
             f"{toolchain.text} was ended by a signal: {diagnostics.strip()[-200:]}; run it again."
         )
+    if os.strerror(errno.ENOSPC) in diagnostics:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work))
     return subprocess.CompletedProcess(command, process.returncode, output, diagnostics)
 
 

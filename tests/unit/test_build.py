@@ -93,6 +93,24 @@ def test_killed_compiler_says_nothing_of_the_source() -> None:
         compile_kernel(kernel_source(), isa=frozenset(), toolchain=killed)
 
 
+def test_a_full_disk_says_nothing_of_the_source() -> None:
+    script = "echo 'fatal error: error writing to x.o: No space left on device' >&2; exit 1"
+    without_space = Toolchain(name="gcc", version="0", command=("/bin/sh", "-c", script))
+
+    with pytest.raises(CompilationInterrupted, match="set TMPDIR"):
+        compile_kernel(kernel_source(), isa=frozenset(), toolchain=without_space)
+
+
+def test_no_place_to_work_says_nothing_of_the_source(
+    toolchain: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMM_TUNER_CACHE", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+
+    with pytest.raises(CompilationInterrupted, match="set TMPDIR"):
+        compile_kernel(kernel_source(), isa=frozenset(), toolchain=toolchain)
+
+
 def test_missing_executable_says_nothing_of_the_source() -> None:
     missing = Toolchain(name="gcc", version="0", command=("/nonexistent/g++",))
 

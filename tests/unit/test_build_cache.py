@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gemm_tuner.build.cache import build_cache_dir
+from gemm_tuner.build.cache import build_cache_dir, write_atomically
 from gemm_tuner.errors import StoreFailed
 
 
@@ -27,3 +27,13 @@ def test_builds_that_others_can_write_are_refused(
 
     with pytest.raises(StoreFailed, match="can be written by others"):
         build_cache_dir()
+
+
+def test_what_could_not_be_written_leaves_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "folder"
+    target.mkdir()
+
+    with pytest.raises(StoreFailed, match="cannot be written"):
+        write_atomically(target, b"content")
+
+    assert list(tmp_path.iterdir()) == [target]
