@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.errors import InvalidArray, InvalidProblem
+from gemm_tuner.runtime.dlpack import SharedArray, as_array
 
 _TINY = np.float32(2.0**-126)
 _WEIGHT_TYPES = (DType.S8, DType.U8, DType.S4, DType.U4)
@@ -31,7 +32,7 @@ class QuantisedWeights(NamedTuple):
 
 
 def quantise_weights(
-    w: NDArray[Any], dtype: str, *, group: int | str = 128, w_layout: str = "nk"
+    w: SharedArray, dtype: str, *, group: int | str = 128, w_layout: str = "nk"
 ) -> QuantisedWeights:
     """Return `w` rounded to integers of `dtype`, each group of `group` weights under its own scale.
 
@@ -39,7 +40,8 @@ def quantise_weights(
     greatest weight of a group, and zero, which stays exact, into their range.
 
     Args:
-        w: (n, k), or (k, n) with the layout `kn`; any floats, all finite.
+        w: (n, k), or (k, n) with the layout `kn`; any floats, all finite, of NumPy or of any
+            library that speaks DLPack.
         dtype: `s8`, `u8`, `s4` or `u4`.
         group: the number of neighbours along k, or `k` for a whole column.
         w_layout: `nk` or `kn`.
@@ -48,20 +50,20 @@ def quantise_weights(
         InvalidArray: `w` is not a matrix of finite floats.
         InvalidProblem: `dtype`, `group` or `w_layout` cannot be used.
     """
-    if not (isinstance(w, np.ndarray) and w.ndim == 2 and np.all(np.isfinite(_as_float(w)))):
-        raise InvalidArray(
-            "w must be a numpy.ndarray of two dimensions whose elements are finite floats; "
-            "look for NaN and infinities in it."
-        )
+    given = as_array("w", w)
+    if not isinstance(given, np.ndarray) or given.ndim != 2:
+        raise InvalidArray("w must be an array of two dimensions, such as a numpy.ndarray.")
+    if not np.all(np.isfinite(_as_float(given))):
+        raise InvalidArray("w holds NaN or infinity, which no integer stands for; replace them.")
     element = DType.parse(dtype)
     if element not in _WEIGHT_TYPES:
         raise InvalidProblem(
             f"weights cannot be quantised to {dtype!r}; use one of: "
             f"{', '.join(one.value for one in _WEIGHT_TYPES)}."
         )
-    n, k = w.shape if w_layout == WeightLayout.NK.value else w.shape[::-1]
+    n, k = given.shape if w_layout == WeightLayout.NK.value else given.shape[::-1]
     problem = Problem.create(1, n, k, dtype=f"f32_{dtype}", w_layout=f"{w_layout}:g{group}")
-    columns = _as_float(w if problem.w_layout is WeightLayout.NK else w.T)
+    columns = _as_float(given if problem.w_layout is WeightLayout.NK else given.T)
 
     least, greatest = _ends_of_groups(problem, columns)
     low, high = element_range(element)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from gemm_tuner import quantise_weights
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.dlpack import as_array, new_result
 
@@ -124,3 +125,13 @@ def test_results_of_a_library_that_makes_none_are_of_numpy() -> None:
 
     assert isinstance(result, np.ndarray)
     assert result.shape == (2, 3)
+
+
+def test_weights_of_another_library_are_quantised() -> None:
+    w = np.random.default_rng(1).standard_normal((4, 64), dtype=np.float32)
+
+    quantised = quantise_weights(_Foreign(w), "u4", group=32)
+
+    wanted = quantise_weights(w, "u4", group=32)
+    assert np.array_equal(quantised.w, wanted.w)
+    assert np.array_equal(quantised.scales, wanted.scales)

@@ -66,7 +66,7 @@ def test_two_elements_share_a_byte_the_first_in_its_lower_half() -> None:
 @pytest.mark.parametrize(
     ("w", "dtype", "group", "error", "message"),
     [
-        (np.full((2, 2), np.nan, np.float32), "s8", 32, InvalidArray, "finite"),
+        (np.full((2, 2), np.nan, np.float32), "s8", 32, InvalidArray, "NaN or infinity"),
         (np.ones(3, np.float32), "s8", 32, InvalidArray, "two dimensions"),
         (np.ones((2, 2), np.float32), "s32", 32, InvalidProblem, "s8, u8, s4, u4"),
         (np.ones((2, 99), np.float32), "s4", 33, InvalidProblem, "32, 64, 128 or k"),
