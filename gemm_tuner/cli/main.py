@@ -22,6 +22,7 @@ from gemm_tuner.cli.source import source
 from gemm_tuner.cli.sweep import sweep
 from gemm_tuner.cli.tune_shortlist import tune_shortlist
 from gemm_tuner.cli.verify import verify
+from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.domain.problem import MAX_DIMENSION
 from gemm_tuner.errors import (
     GemmTunerError,
@@ -64,10 +65,25 @@ app.add_typer(records, name="records")
 app.add_typer(model, name="model")
 
 
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(generator_version())
+        raise typer.Exit
+
+
 @app.callback()
 def configure(
     is_verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="Log each step, and show where errors arise")
+    ] = False,
+    _is_version_wanted: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version, and the identity of the templates behind it",
+        ),
     ] = False,
 ) -> None:
     """Tune, prove, share and call CPU matrix-multiplication kernels."""

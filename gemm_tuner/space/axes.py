@@ -12,7 +12,9 @@ from gemm_tuner.space.grouped import UNKNOWN_L2_BYTES, depths_of_groups
 from gemm_tuner.space.parts import largest_part
 
 UNROLLS = (1, 2, 4)
-_KC_TARGETS_BYTES = (2048, 1024, 4096)  # of a row of x; the first is tried first
+# Of a row of x; the first two are tried first. A tile of AMX reads whole rows of a block from L1.
+_KC_TARGETS_BYTES = (8192, 2048, 1024, 4096)
+_KC_TARGETS_OF_TILES_BYTES = _KC_TARGETS_BYTES[1:]
 _PREFETCHES_BYTES = (0, 4096, 8192, 16384)
 # Each tile fetches a cache line in every step of k at most.
 _LEAST_TILES_THAT_FETCH = 8
@@ -51,15 +53,16 @@ class Axes:
         if not (self.problem.types.y_holds_sums or family.k_tile):
             # Between blocks of k, sums would go through the workspace, which does not pay.
             return (whole,)
-        targets = [target // self.problem.types.x.size_bytes for target in _KC_TARGETS_BYTES]
+        targets_bytes = _KC_TARGETS_OF_TILES_BYTES if family.k_tile else _KC_TARGETS_BYTES
+        targets = [target // self.problem.types.x.size_bytes for target in targets_bytes]
         # Blocks of even depth, so that the last is not a sliver.
-        first, *others = (
+        first, second, *others = (
             round_up(ceil(k / ceil(k / target)), max(16, family.k_multiple))
             if target < k
             else whole
             for target in targets
         )
-        return tuple(dict.fromkeys([first, whole, *others]))
+        return tuple(dict.fromkeys([first, second, whole, *others]))
 
     def prefetches(self) -> tuple[int, ...]:
         """Return how far ahead in the stream of weights to fetch, in bytes."""
@@ -91,7 +94,7 @@ class Axes:
         return (
             (tiles_fetch or convert_once)
             and caches.l2_bytes < self.problem.w_bytes
-            and weights.row_bytes(nr * kc) <= (caches.l2_bytes or UNKNOWN_L2_BYTES) // 4
+            and weights.row_bytes(nr * kc) <= (caches.l2_bytes or UNKNOWN_L2_BYTES) // 2
         )
 
     def w_streams(self, family: MicroKernelFamily, nr: int) -> tuple[int, ...]:

@@ -78,19 +78,19 @@ class Space(Axes):
         Raises:
             NoKernelFamily: no family of the catalog covers the problem on this CPU.
         """
-        found = [
+        found = dict.fromkeys(
             candidate
             for tile in self.tiles()
             for choice in self._defaults(*tile)
             for candidate in islice(self._candidates_by_grid(choice), 1)
-        ]
+        )
         if not found:
             packed = f" in the format {self._format(self.like)!r}" if self.like else ""
             raise NoKernelFamily(
                 f"no kernel family covers {self.problem.text!r}{packed} on {self.cpu.brand}; "
                 'run "gemm-tuner cpu" to see what there is.'
             )
-        return found
+        return list(found)
 
     def neighbours(self, candidate: Candidate) -> list[Candidate]:
         """Return the candidates that differ from `candidate` in one choice, each once."""
@@ -223,12 +223,15 @@ class Space(Axes):
 
     def _defaults(self, family: MicroKernelFamily, mr: int, nr: int) -> list[Choice]:
         """Return one choice, or one for each way, order or number of streams that may be faster."""
-        choice = self._default(family, mr, nr, self.kcs(family)[0])
-        converted = self._conversions_first(family, mr, nr)
+        choice = self._default(family, mr, nr, self._deepest_first(family, mr, nr))
+        others = [
+            *self._conversions_first(family, mr, nr),
+            *self._in_place_first(choice),
+        ]
         if choice.cut.is_ir_outer:
-            return [choice, replace(choice, cut=Cut()), *converted]
-        if converted or self.problem.m.high > _FEW_ROWS:
-            return [choice, *converted]
+            return [choice, replace(choice, cut=Cut()), *others]
+        if family.template == "grouped" or self.problem.m.high > _FEW_ROWS:
+            return [choice, *others]
         # Streams that are far apart do not stand in each other's way.
         fills_l3 = self.problem.w_bytes >= self.cpu.caches.l3_bytes // 2
         apart = [
@@ -239,7 +242,28 @@ class Space(Axes):
         return [
             *apart,
             *(replace(choice, prefetch_w_bytes=ahead) for ahead in self._prefetches_first(family)),
+            *others,
         ]
+
+    def _deepest_first(self, family: MicroKernelFamily, mr: int, nr: int) -> int:
+        """Return the depth of a block of k to try first: L2 keeps its panel for all tiles."""
+        first, *others = self.kcs(family)
+        if family.template != "outer_product" or self.problem.m.high <= mr:
+            return first
+        most_bytes = (self.cpu.caches.l2_bytes or UNKNOWN_L2_BYTES) // 2
+        weights = self.problem.types.w
+        kept = [kc for kc in (first, *others) if weights.row_bytes(nr * kc) <= most_bytes]
+        return max((kc for kc in kept if kc <= first), default=first)
+
+    def _in_place_first(self, choice: Choice) -> list[Choice]:
+        """Return the choice that reads x where it lies, in shallower blocks, if it is another."""
+        family = choice.family
+        if family.template != "outer_product":
+            return []
+        kcs = self.kcs(family)
+        shallow = self._default(family, choice.mr, choice.nr, kcs[min(1, len(kcs) - 1)])
+        in_place = replace(shallow, pack_x=False)
+        return [in_place] if in_place != choice else []
 
     def _conversions_first(self, family: MicroKernelFamily, mr: int, nr: int) -> list[Choice]:
         """Return the choice that converts weights once in the deepest blocks, if there is one."""
@@ -306,14 +330,15 @@ class Space(Axes):
     def _packs_x_first(self, family: MicroKernelFamily, nr: int) -> bool:
         """Return whether a copy of x promises more than it costs.
 
-        It does if the rows that a register takes, dense, share L1 sets; or if x ends in a part of a
-        tile, which each panel would copy, and there are no fewer panels than tiles along k.
+        It does if rows, dense, share L1 sets; or if x ends in a part of a tile, which each panel
+        would copy, and there are no fewer panels than tiles along k.
         """
-        if family.register_rows == 1:
+        is_outer = family.template == "outer_product" and self.problem.m.high > _FEW_ROWS
+        if family.register_rows == 1 and not is_outer:
             return False
         k = self.problem.k
         row_bytes = self.problem.types.x.row_bytes(k)
-        ends_in_part = k % family.k_tile > 0
+        ends_in_part = family.k_tile > 0 and k % family.k_tile > 0
         panels = ceil(self.problem.n / nr)
         return (row_bytes > 0 and row_bytes % 4096 == 0) or (
             ends_in_part and ceil(k / family.k_tile) <= panels

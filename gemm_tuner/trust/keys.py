@@ -85,21 +85,21 @@ def _create(path: Path) -> None:
 
 
 def _load(path: Path) -> Ed25519PrivateKey:
-    if path.stat().st_mode & 0o077:
-        raise InvalidSetting(
-            f"the signing key {path} can be read by other users; "
-            f"replace the key if they may have it, and run: chmod 600 {path}"
-        )
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InvalidSetting(
             f"the signing key {path} is not an unencrypted PEM private key ({error}); "
-            "restore it, or move it away to have a new one made."
+            "restore it, or name another file to have a new one made."
         ) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise InvalidSetting(
             f"the signing key {path} is not an Ed25519 key; "
-            "restore it, or move it away to have a new one made."
+            "restore it, or name another file to have a new one made."
+        )
+    if path.stat().st_mode & 0o077:
+        raise InvalidSetting(
+            f"the signing key {path} can be read by other users; "
+            f"replace the key if they may have it, and run: chmod 600 {path}"
         )
     return key

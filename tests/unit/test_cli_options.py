@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from gemm_tuner.cli.layers import layers_of
+from gemm_tuner.cli.main import run
 from gemm_tuner.cli.options import execution_contexts, parse_duration_s
 from gemm_tuner.cli.output import duration_text, print_table, time_text
+from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.errors import InvalidSetting
 
@@ -22,6 +24,12 @@ def test_durations_are_read_with_their_unit(text: str, seconds: float) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(InvalidSetting, match="not understood"):
         parse_duration_s(text)
+
+
+def test_the_version_is_that_of_the_generator(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+
+    assert capsys.readouterr().out == f"{generator_version()}\n"
 
 
 def test_an_epilogue_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -288,6 +288,30 @@ def test_only_whole_cache_lines_are_written_past_the_caches(
     assert {y for y in streamed | kept if family_named(family).can_stream(y)} == streamed
 
 
+@pytest.mark.parametrize(
+    ("shape", "tile", "words"),
+    [
+        ("256x4096x4096", "8x48", ["kc2048 pack_x", "kc512"]),  # rows of x share L1 sets
+        ("256x4096x4096", "4x96", ["kc1024 pack_x", "kc512"]),  # or a panel would fill L2
+        ("8x4096x4096", "8x48", ["kc2048 pack_x", "kc512"]),
+        ("197x2304x768", "5x80", ["kc768", "kc384"]),
+        ("256x256x256", "8x48", ["kc256"]),
+    ],
+)
+def test_blocks_of_k_as_deep_as_l2_allows_are_tried_first_and_shallow_ones_in_place(
+    shape: str, tile: str, words: list[str]
+) -> None:
+    space = Space(problem=Problem.parse(f"f32 {shape}"), cpu=cpu("avx512"))
+
+    found = [
+        f"kc{one.blocking.kc}" + " pack_x" * one.blocking.pack_x
+        for one in space.defaults()
+        if one.micro_kernel.text == f"avx512_f32_{tile}"
+    ]
+
+    assert found == words
+
+
 def test_panels_are_whole_vectors() -> None:
     space = Space(problem=Problem.parse("bf16 1x8192x8192"), cpu=cpu("avx512"))
 

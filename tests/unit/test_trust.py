@@ -168,7 +168,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_no_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "key.pem"
     path.write_text("not a key")
-    path.chmod(0o600)
+    path.chmod(0o644)
 
     with pytest.raises(InvalidSetting, match="not an unencrypted PEM private key"):
         KeyPair.load_or_create(path)
