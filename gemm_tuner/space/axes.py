@@ -117,10 +117,10 @@ class Axes:
     def streams_y(self, family: MicroKernelFamily, kc: int) -> tuple[bool, ...]:
         """Return whether y may be written past the caches, the first to be tried first.
 
-        Only a y that L3 would hardly keep for its reader, and that is written once.
+        Only a y that L3 cannot keep for its reader, and that is written once.
         """
         y_bytes = self.problem.m.high * self.problem.types.y.row_bytes(self.problem.n)
-        is_large = y_bytes >= self.cpu.caches.l3_bytes // 2 > 0
+        is_large = y_bytes >= self.cpu.caches.l3_bytes > 0
         can_stream = family.can_stream(self.problem.types.y) and kc >= self.problem.k
         return (True, False) if is_large and can_stream else (False,)
 

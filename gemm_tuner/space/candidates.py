@@ -27,6 +27,8 @@ from gemm_tuner.space.limits import is_possible
 
 # So few rows of x wait for their weights.
 _FEW_ROWS = 4
+# From so many columns on, multiplying a packed x takes far longer than packing it.
+_MANY_COLUMNS = 1024
 # Of so many sums, none waits for the one before: unrolling k brings little.
 _SUMS_AT_ONCE = 8
 
@@ -330,11 +332,12 @@ class Space(Axes):
     def _packs_x_first(self, family: MicroKernelFamily, nr: int) -> bool:
         """Return whether a copy of x promises more than it costs.
 
-        It does if rows, dense, share L1 sets; or if x ends in a part of a tile, which each panel
-        would copy, and there are no fewer panels than tiles along k.
+        It does if rows, dense, share L1 sets, and in registers of one row are not few and meet many
+        columns; or if x ends in a part of a tile, which each panel would copy, and there are no
+        fewer panels than tiles along k.
         """
-        is_outer = family.template == "outer_product" and self.problem.m.high > _FEW_ROWS
-        if family.register_rows == 1 and not is_outer:
+        is_reused = self.problem.m.high > _FEW_ROWS and self.problem.n >= _MANY_COLUMNS
+        if family.register_rows == 1 and not (family.template == "outer_product" and is_reused):
             return False
         k = self.problem.k
         row_bytes = self.problem.types.x.row_bytes(k)
