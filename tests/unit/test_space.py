@@ -17,6 +17,7 @@ from gemm_tuner.space.cores import CORES, core_named
 from gemm_tuner.space.limits import check_covers
 from gemm_tuner.space.model import predict_cycles
 from gemm_tuner.space.parts import largest_part
+from gemm_tuner.space.ranking import ranked
 
 ISA = {
     "amx": (
@@ -310,6 +311,16 @@ def test_blocks_of_k_as_deep_as_l2_allows_are_tried_first_and_shallow_ones_in_pl
     ]
 
     assert found == words
+
+
+def test_of_tiles_that_promise_the_same_the_one_with_fewer_loads_is_tried_first() -> None:
+    problem, zen_4 = Problem.parse("f32 16x4096x4096"), replace(cpu("avx512"), family=25, model=17)
+    wide, narrow = (
+        Candidate.parse(f"avx512_f32_{tile} mc20_nc4128_kc2048 jc_ic_jr_ir pf16384")
+        for tile in ("8x48", "10x32")
+    )
+
+    assert ranked([narrow, wide], problem, zen_4) == [wide, narrow]
 
 
 def test_panels_are_whole_vectors() -> None:
