@@ -24,9 +24,11 @@ _LONG_CALL_NS = 20_000_000
 # ratio is far from 1 anyhow.
 _SLOW_OVER_FIRST = 3
 _ROUNDS_OF_SLOW = 11
-# Of rivals, one that is this much slower than the fastest is not timed any longer.
+# Of rivals, one that is this much slower than the fastest is not timed any longer, once this share
+# of the rounds is over: a neighbour that disturbs two rounds of a final must not decide it.
 _BEHIND_FASTEST = 1.1
-_ROUNDS_OF_ALL_RIVALS = 2
+_SHARE_OF_ALL_RIVALS = 3
+_LEAST_ROUNDS_OF_ALL_RIVALS = 2
 # Idle threads of OpenMP spin for up to 0.5 ms here (bench/isolate.py), then sleep.
 SETTLING_NS = 1_000_000
 
@@ -94,7 +96,7 @@ def measure(
 
     There are `pairs` samples of each, or at least half as many where rounds were interrupted. The
     first `rivals` contestants stand for the same thing: those clearly slower than the fastest of
-    them have the first few samples only, and so has any other whose samples take much longer.
+    them have a third of the samples only. Any other whose samples take much longer has few, too.
     Calls that take long are not warmed up; those up to three times as long as of the fastest rival
     are treated as its are. `on_turn` is told who runs before each sample, and then nothing is done
     for `settling_ns`, so that threads of the one before come to rest.
@@ -112,12 +114,13 @@ def measure(
         for contestant, count, takes_ns in zip(contestants, calls, elapsed_ns, strict=True)
     ]
     slow_ns = _SLOW_OVER_FIRST * max(sample_ns, min(elapsed_ns[:rivals]))
+    rounds_of_all_rivals = max(_LEAST_ROUNDS_OF_ALL_RIVALS, pairs // _SHARE_OF_ALL_RIVALS)
 
     def stays(index: int, number: int) -> bool:
         if index >= rivals:
             return number < _ROUNDS_OF_SLOW or elapsed_ns[index] <= slow_ns
         is_behind = call_ns[index] > _BEHIND_FASTEST * min(call_ns[:rivals])
-        return number != _ROUNDS_OF_ALL_RIVALS or not is_behind
+        return number != rounds_of_all_rivals or not is_behind
 
     def run_round(number: int, participants: Sequence[int]) -> _Round:
         samples = {}

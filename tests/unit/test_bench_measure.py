@@ -94,12 +94,24 @@ def test_slow_contestant_has_the_first_samples_only() -> None:
     assert [len(timing.samples_ns) for timing in timings] == [20, 11, 20]
 
 
-def test_rivals_clearly_behind_the_fastest_have_the_first_samples_only() -> None:
+@pytest.mark.parametrize(("pairs", "of_slow"), [(3, 2), (5, 2), (15, 5)])
+def test_rivals_clearly_behind_the_fastest_have_the_first_samples_only(
+    pairs: int, of_slow: int
+) -> None:
     clocks = [Clock(1200), Clock(1050), Clock(1000), Clock(1500), Clock(100)]
 
-    timings = measured(clocks, pairs=5, rivals=3)
+    timings = measured(clocks, pairs=pairs, rivals=3)
 
-    assert [len(timing.samples_ns) for timing in timings] == [2, 5, 5, 5, 5]
+    assert [len(timing.samples_ns) for timing in timings] == [of_slow, *4 * [pairs]]
+
+
+def test_a_final_is_not_decided_by_two_disturbed_rounds() -> None:
+    # Calibration takes two samples; each that is interrupted is taken three times.
+    hindered = Clock(1000, lambda sample: 1 if sample < 12 else 0)
+
+    timings = measured([hindered, Clock(1000), Clock(100), Clock(100)], pairs=15, rivals=2)
+
+    assert [len(timing.samples_ns) for timing in timings] == 4 * [13]
 
 
 def test_a_rival_that_was_interrupted_once_is_not_behind() -> None:
