@@ -12,6 +12,7 @@ from gemm_tuner.domain.epilogue import Epilogue, OperandShape
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.abi import ArrayView
+from gemm_tuner.runtime.advice import contiguous, converted, copied
 from gemm_tuner.runtime.memory import address_of
 
 NUMPY_TYPES: dict[DType, np.dtype[Any]] = {
@@ -41,7 +42,7 @@ def view_matrix(name: str, array: object, shape: tuple[int, int], dtype: DType) 
     if columns > 1 and column_stride != matrix.itemsize:
         raise InvalidArray(
             f"{name} has elements {column_stride} bytes apart in a row, but they must be "
-            f"contiguous ({matrix.itemsize} bytes): pass numpy.ascontiguousarray({name})."
+            f"contiguous ({matrix.itemsize} bytes): pass {contiguous(name, matrix)}."
         )
     if rows == 1:
         return ArrayView(address_of(matrix), max(1, columns))
@@ -49,7 +50,7 @@ def view_matrix(name: str, array: object, shape: tuple[int, int], dtype: DType) 
     if row_stride < row_bytes or row_stride % matrix.itemsize:
         raise InvalidArray(
             f"{name} has rows {row_stride} bytes apart, but a row of {columns} elements takes "
-            f"{row_bytes} bytes: pass numpy.ascontiguousarray({name})."
+            f"{row_bytes} bytes: pass {contiguous(name, matrix)}."
         )
     return ArrayView(address_of(matrix), row_stride // matrix.itemsize)
 
@@ -64,7 +65,7 @@ def count_rows(x: object, problem: Problem) -> int:
         given = (
             f"has the shape {x.shape}" if isinstance(x, np.ndarray) else f"is a {type(x).__name__}"
         )
-        raise InvalidArray(f"x {given}, but a numpy.ndarray of two dimensions, (m, k), is needed.")
+        raise InvalidArray(f"x {given}, but an array of two dimensions, (m, k), is needed.")
     if len(x) not in problem.m:
         raise InvalidArray(
             f"x has {len(x)} rows, but the kernel is made for m = {problem.m.text}; "
@@ -104,7 +105,7 @@ def view_operand(
         if length > 1 and vector.strides[0] != vector.itemsize:
             raise InvalidArray(
                 f"{name} has elements {vector.strides[0]} bytes apart, but they must be "
-                f"contiguous ({vector.itemsize} bytes): pass numpy.ascontiguousarray({name})."
+                f"contiguous ({vector.itemsize} bytes): pass {contiguous(name, vector)}."
             )
         return ArrayView(address_of(vector), 0), vector
     view = view_matrix(name, value, shape, dtype)
@@ -151,7 +152,7 @@ def _check_array(
     if array.dtype != wanted:
         raise InvalidArray(
             f"{name} has the dtype {array.dtype}, but the kernel computes in {wanted.name}: "
-            f"pass {name}.astype({_spelling(wanted)})."
+            f"pass {converted(name, array, wanted)}."
         )
     if array.shape != shape:
         raise InvalidArray(
@@ -160,7 +161,8 @@ def _check_array(
         )
     if not array.flags.aligned:
         raise InvalidArray(
-            f"{name} does not start at a multiple of {array.itemsize} bytes: pass {name}.copy()."
+            f"{name} does not start at a multiple of {array.itemsize} bytes: "
+            f"pass {copied(name, array)}."
         )
     return array
 
@@ -183,8 +185,3 @@ def _array_of(name: str, number: float | np.number[Any], dtype: DType) -> NDArra
             f"{name} is {number!r}, which is no number of the type {dtype.value}: pass an integer."
         )
     return array
-
-
-def _spelling(dtype: np.dtype[np.generic]) -> str:
-    module = "numpy" if dtype.isbuiltin == 1 else "ml_dtypes"
-    return f"{module}.{dtype.name}"

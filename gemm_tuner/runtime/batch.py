@@ -12,6 +12,7 @@ from gemm_tuner.domain.epilogue import EpilogueOperand, OperandShape
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.abi import ArrayView
+from gemm_tuner.runtime.advice import contiguous
 from gemm_tuner.runtime.arrays import check_overlap
 from gemm_tuner.runtime.dlpack import as_array
 
@@ -160,7 +161,7 @@ def view_products(
     if stride_bytes % array.itemsize:
         raise InvalidArray(
             f"{name} has products {stride_bytes} bytes apart, which is no whole number of elements "
-            f"({array.itemsize} bytes): pass numpy.ascontiguousarray({name})."
+            f"({array.itemsize} bytes): pass {contiguous(name, array)}."
         )
     return replace(view(array[0]), batch_stride=stride_bytes // array.itemsize)
 

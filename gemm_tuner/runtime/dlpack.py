@@ -118,18 +118,30 @@ def as_array(name: str, value: object) -> object:
             f"{name} lies on the device {device} {number}, but kernels run on the CPU: "
             f"pass a copy in its memory, such as {name}.cpu()."
         )
-    return _Tensor(name, capsule).array()
+    return _Tensor(name, capsule, library=_library_name(value)).array()
+
+
+def library_of(array: NDArray[np.generic]) -> str:
+    """Return the name of the library whose memory `as_array` returned, or `numpy`."""
+    owner: object = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    return owner.library if isinstance(owner, _Tensor) else "numpy"
 
 
 def new_result(x: AnyArray, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> AnyArray:
     """Return a new array of the library that `x` comes from, or of NumPy if that makes none."""
-    library = sys.modules.get(type(x).__module__.partition(".")[0])
+    library = sys.modules.get(_library_name(x))
     # That of the array itself makes it where x is, whatever the library's default device.
     empty = getattr(x, "new_empty", None) or getattr(library, "empty", None)
     of_type = getattr(library, dtype.name, None)
     if isinstance(x, np.ndarray) or empty is None or of_type is None:
         return cast(AnyArray, np.empty(shape, dtype))
     return cast(AnyArray, empty(shape, dtype=of_type))
+
+
+def _library_name(value: object) -> str:
+    return type(value).__module__.partition(".")[0]
 
 
 def _export(value: SharedArray) -> object:
@@ -142,8 +154,9 @@ def _export(value: SharedArray) -> object:
 class _Tensor:
     """A tensor taken out of its capsule; NumPy arrays on its memory keep it alive."""
 
-    def __init__(self, name: str, capsule: object) -> None:
+    def __init__(self, name: str, capsule: object, *, library: str) -> None:
         self._name = name
+        self.library = library
         for unused, (used, struct) in _CAPSULES.items():
             if _python.PyCapsule_IsValid(capsule, unused):
                 address = _python.PyCapsule_GetPointer(capsule, unused)

@@ -9,6 +9,7 @@ from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.abi import WeightsStruct, make_weights
+from gemm_tuner.runtime.advice import contiguous
 from gemm_tuner.runtime.arrays import view_matrix
 from gemm_tuner.runtime.dlpack import as_array
 
@@ -78,6 +79,6 @@ def _of_groups(
     if shape[0] > 1 and view.leading_dimension != max(1, shape[1]):
         raise InvalidArray(
             f"{name} has rows {view.leading_dimension} elements apart, but must be dense: "
-            f"pass numpy.ascontiguousarray({name})."
+            f"pass {contiguous(name, array)}."
         )
     return array, view.address

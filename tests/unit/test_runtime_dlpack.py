@@ -9,7 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from gemm_tuner import quantise_weights
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.errors import InvalidArray
+from gemm_tuner.runtime.arrays import view_matrix
 from gemm_tuner.runtime.dlpack import as_array, new_result
 
 
@@ -42,6 +44,12 @@ class _Private(_Foreign):
 class _Nothing(_Foreign):
     def __dlpack__(self, *, max_version: tuple[int, int] | None = None) -> object:
         return max_version
+
+
+class _OfTorch(_Foreign):
+    """What PyTorch would give: errors about it are told in its words."""
+
+    __module__ = "torch"
 
 
 def _shared(foreign: _Foreign) -> NDArray[Any]:
@@ -118,6 +126,30 @@ def test_other_values_are_left_as_they_are(value: object) -> None:
 def test_what_cannot_be_shared_is_told(foreign: _Foreign, reason: str) -> None:
     with pytest.raises(InvalidArray, match=reason):
         as_array("x", foreign)
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype", "of_torch", "of_others"),
+    [
+        (np.zeros((4, 6)), DType.F32, "x.to(torch.float32)", "x.astype(numpy.float32)"),
+        (np.zeros((4, 6)), DType.BF16, "x.to(torch.bfloat16)", "x.astype(ml_dtypes.bfloat16)"),
+        (np.zeros((6, 4), "f").T, DType.F32, "x.contiguous()", "numpy.ascontiguousarray(x)"),
+        (np.zeros((8, 6), "f")[::-2], DType.F32, "x.contiguous()", "numpy.ascontiguousarray(x)"),
+    ],
+)
+def test_advice_is_in_the_words_of_the_library_of_the_array(
+    array: NDArray[Any], dtype: DType, of_torch: str, of_others: str
+) -> None:
+    for given, advice in (
+        (_shared(_OfTorch(array)), of_torch),
+        (_shared(_OfTorch(array[np.newaxis]))[0], of_torch),
+        (_shared(_Foreign(array)), of_others),
+        (array, of_others),
+    ):
+        with pytest.raises(InvalidArray) as refusal:
+            view_matrix("x", given, (4, 6), dtype)
+
+        assert f"pass {advice}." in str(refusal.value)
 
 
 def test_results_of_a_library_that_makes_none_are_of_numpy() -> None:
