@@ -2,13 +2,15 @@
 
     python tests/bench/weight_only.py [M N K [BUDGET_S]]
 
-It prints the median time of a call on one thread with hot weights, how many times as fast as f32
-that is, and the kernel. The sizes are 1 x 4096 x 4096 by default; a budget is for each kernel.
+It says how far it is, and prints the median time of a call on one thread with hot weights, how many
+times as fast as f32 that is, and the kernel. The sizes are 1 x 4096 x 4096 by default; a budget is
+for each kernel.
 """
 
 import statistics
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from gemm_tuner.bench.kernel_callee import KernelCallee
 from gemm_tuner.bench.regimes import WeightCopies
 from gemm_tuner.bench.workload import make_workload
 from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.cli.output import duration_text, print_message
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.store.database import open_database
@@ -51,11 +54,16 @@ def main(m: int, n: int, k: int, budget_s: float) -> None:
     """Print how fast each kind of weights is."""
     with tempfile.TemporaryDirectory() as folder:
         db_url = f"sqlite:///{Path(folder) / 'weight_only.sqlite3'}"
-        contestants = []
-        for types in TYPES:
+        contestants: list[Contestant] = []
+        begin_s = time.monotonic()
+        for done, types in enumerate(TYPES):
             groups = f":g{GROUP}" if "_" in types else ""
             problem = Problem.parse(f"{types} {m}x{n}x{k} nk{groups}")
+            each_s = (time.monotonic() - begin_s) / done if done else budget_s
+            left = duration_text(each_s * (len(TYPES) - done))
+            print_message(f"{problem.text}: tuning {done + 1} of {len(TYPES)}, {left} left")
             contestants.append(prepare(problem, budget_s, db_url))
+        print_message(f"timing all together, {duration_text(racing_s(contestants))} left")
         race(contestants)
     f32_ns = statistics.median(contestants[0].samples_ns)
     for one in contestants:
@@ -85,6 +93,11 @@ def prepare(problem: Problem, budget_s: float, db_url: str) -> Contestant:
         callee=callee,
         weights=WeightCopies(callee, 1, SEED),
     )
+
+
+def racing_s(contestants: list[Contestant]) -> float:
+    """Return about how long the race takes, in seconds."""
+    return ROUNDS * sum(max(SAMPLE_NS, one.sample(2)) for one in contestants) / 1e9
 
 
 def race(contestants: list[Contestant]) -> None:

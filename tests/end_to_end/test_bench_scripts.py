@@ -46,12 +46,19 @@ def test_weights_of_few_bits_are_timed_beside_floats(
 
     weight_only.main(1, 32, 128, budget_s=0.1)
 
-    rows = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    rows, told = printed.out.splitlines(), printed.err.splitlines()
     assert [row.partition(" nk")[0] for row in rows] == [
         "f32 1x32x128",
         "f32_s4_f32_f32 1x32x128",
     ]
     assert " 1.00 x " in rows[0]
+    assert [line.partition(",")[0] for line in told] == [
+        "f32 1x32x128 nk none: tuning 1 of 2",
+        "f32_s4_f32_f32 1x32x128 nk:gk none: tuning 2 of 2",
+        "timing all together",
+    ]
+    assert all(line.endswith(" left") for line in told)
 
 
 def test_commands_that_measure_everything_are_understood(
