@@ -36,7 +36,7 @@ def layers_of(
 
     Raises:
         InvalidSetting: both or neither are given, or the file cannot be read.
-        InvalidInput: a size, dtype, layout or epilogue cannot be used.
+        InvalidInput: a size, dtype, layout or epilogue cannot be used, or nothing is multiplied.
     """
     if (m is None) == (shapes is None):
         raise InvalidSetting("which layers is not clear; give either M N K or --shapes FILE.")
@@ -48,6 +48,8 @@ def layers_of(
         Problem.create(rows, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue)
         for rows in dict.fromkeys(m.split(","))
     ]
+    for problem in problems:
+        problem.check_work()
     return tuple(Layer(name=problem.sizes_text, problem=problem) for problem in problems)
 
 
@@ -84,6 +86,7 @@ def _read_layers(path: Path, *, dtype: str, epilogue: str, w_layout: str) -> tup
                 w_layout=w_layout,
                 epilogue=row.get("epilogue") or epilogue,
             )
+            problem.check_work()
         except InvalidInput as error:
             raise type(error)(f"{path}, line {line}: {error}") from None
         layers.append(Layer(name=row["name"] or problem.sizes_text, problem=problem))

@@ -335,6 +335,7 @@ class Client:
 
 def _ask(problem: Problem | str, threads: int, regime: Regime | str) -> _Question:
     asked = Problem.parse(problem) if isinstance(problem, str) else problem
+    asked.check_work()
     context = ExecutionContext(threads=threads, regime=Regime.parse_one(regime))
     return _Question(problem=asked, context=context)
 

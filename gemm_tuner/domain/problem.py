@@ -139,6 +139,18 @@ class Problem:
         """Return the floating-point operations of the product for `rows` rows."""
         return 2 * rows * self.n * self.k
 
+    def check_work(self) -> None:
+        """Check that there is something to multiply, without which no kernel can be the fastest.
+
+        Raises:
+            InvalidProblem: n, k or every m is 0.
+        """
+        if 0 in {self.m.high, self.n, self.k}:
+            raise InvalidProblem(
+                f"problem {self.text!r} multiplies nothing; use sizes of at least 1, "
+                "and for m also a range from 0, such as 0..64."
+            )
+
     def operand_type(self, operand: EpilogueOperand) -> DType:
         """Return the element type of an operand of the epilogue."""
         return operand.dtype or (DType.F32 if self.types.y.is_integer else self.types.y)

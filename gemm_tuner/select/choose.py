@@ -33,7 +33,12 @@ class Match:
 def choose(
     repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
 ) -> Match:
-    """Return the best-founded verdict for `problem` on `cpu` in `context`."""
+    """Return the best-founded verdict for `problem` on `cpu` in `context`.
+
+    Raises:
+        InvalidProblem: the problem multiplies nothing.
+    """
+    problem.check_work()
     explain: list[str] = []
     for look in _LADDER:
         rung = look(repository, problem, cpu=cpu, context=context)

@@ -113,6 +113,8 @@ def layer_problems(
         Problem.create(rows, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue) for rows in m
     ]
     check_sharing(problems, max_loss)
+    for problem in problems:
+        problem.check_work()
     return tuple(dict.fromkeys(problems))
 
 

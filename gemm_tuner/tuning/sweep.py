@@ -108,10 +108,12 @@ def sweep(
     if there are any, the best is found without a search.
 
     Raises:
+        InvalidProblem: the problem multiplies nothing.
         NoKernelFamily: no family covers the problem on this CPU.
         NotEnoughMemory: the operands do not fit.
         BaselineMissing: the chosen baseline is not available.
     """
+    problem.check_work()
     baseline = _EXPECTED_BASELINES.get(settings.baseline, settings.baseline)
     space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads, like=like)
     found = {

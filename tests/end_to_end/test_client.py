@@ -424,6 +424,7 @@ def test_an_error_of_the_service_is_told(site: Site, tmp_path: Path) -> None:
     [
         ({"problem": "f32 -1x2x3"}, InvalidProblem),
         ({"problem": "nonsense"}, InvalidProblem),
+        ({"problem": "f32 0x2x3"}, InvalidProblem),
         ({"problem": PROBLEM, "threads": 0}, InvalidSetting),
         ({"problem": PROBLEM, "regime": "both"}, InvalidSetting),
     ],
@@ -435,3 +436,10 @@ def test_a_wrong_question_is_refused_before_it_is_sent(
 
     with pytest.raises(error):
         client.kernel(**arguments)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_layer_for_no_rows_is_refused_before_it_is_asked_for(tmp_path: Path) -> None:
+    client = Client("http://127.0.0.1:9", cache_dir=tmp_path / "cache")
+
+    with pytest.raises(InvalidProblem, match="f32 0x64x64 nk none' multiplies nothing"):
+        client.layer(64, 64, m=[1, 0])

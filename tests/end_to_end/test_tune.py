@@ -8,7 +8,7 @@ import pytest
 from planted_times import plant_speeds
 
 import gemm_tuner
-from gemm_tuner.errors import InvalidEpilogue, InvalidSetting
+from gemm_tuner.errors import InvalidEpilogue, InvalidProblem, InvalidSetting
 from gemm_tuner.runtime.load import Kernel
 
 PROBLEM = "f32 1..12x33x20 nk bias+gelu_erf+add"
@@ -42,6 +42,7 @@ def test_tune_returns_a_kernel_that_computes_the_layer(
     ("arguments", "error"),
     [
         ({"problem": "f32 1x2x3 nk gellu"}, InvalidEpilogue),
+        ({"problem": "f32 0x2x3"}, InvalidProblem),
         ({"problem": "f32 1x2x3", "threads": 0}, InvalidSetting),
         ({"problem": "f32 1x2x3", "regime": "both"}, InvalidSetting),
         ({"problem": "f32 1x2x3", "regime": "warm"}, InvalidSetting),

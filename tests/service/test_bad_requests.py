@@ -36,6 +36,9 @@ def check_problem_document(answer: httpx.Response, status: int, name: str) -> di
     [
         ({"m": "-1"}, "invalid-problem", "m = -1"),
         ({"m": "x"}, "invalid-problem", "m = 'x'"),
+        ({"m": "0"}, "invalid-problem", "f32 0x3072x768 nk none' multiplies nothing"),
+        ({"n": "0"}, "invalid-problem", "multiplies nothing"),
+        ({"k": "0"}, "invalid-problem", "multiplies nothing"),
         ({"m": "5..2"}, "invalid-problem", "5..2"),
         ({"m": "9" * 30}, "invalid-problem", "out of range"),
         ({"m": "9" * 5000}, "invalid-request", "/m"),
@@ -84,6 +87,7 @@ def test_a_missing_value_is_pointed_at(client: httpx.Client) -> None:
     ("body", "name", "pointer"),
     [
         ({"problem": "f32 -1x2x3"}, "invalid-problem", None),
+        ({"problem": "f32 0x2x3"}, "invalid-problem", None),
         ({"problem": "f32 1x2x1000000000000"}, "invalid-problem", None),
         ({"problem": "\ud800"}, "invalid-request", "/problem"),
         ({"problem": 1}, "invalid-request", "/problem"),

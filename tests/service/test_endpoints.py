@@ -176,7 +176,7 @@ def test_an_unchanged_answer_is_not_sent_again(client: httpx.Client) -> None:
 
 
 def test_a_batch_is_answered_in_order_with_its_faults(client: httpx.Client) -> None:
-    problems = [PROBLEM.text, "f32 -1x2x3", "f32 1x2x3 nk none"]
+    problems = [PROBLEM.text, "f32 -1x2x3", "f32 1x2x3 nk none", "f32 0x2x3"]
 
     results = client.post("/v1/resolve:batch", json={"problems": problems}).json()["results"]
 
@@ -184,6 +184,7 @@ def test_a_batch_is_answered_in_order_with_its_faults(client: httpx.Client) -> N
     assert results[0]["resolution"]["verdict"]["decision"] == "tuned"
     assert results[1]["error"]["type"] == "urn:gemm-tuner:problem:invalid-problem"
     assert results[2]["resolution"]["verdict"]["decision"] == "baseline"
+    assert "multiplies nothing" in results[3]["error"]["detail"]
 
 
 def test_a_batch_that_shares_weights_is_answered_with_kernels_of_one_format(
@@ -208,7 +209,7 @@ def test_a_batch_that_shares_weights_is_answered_with_kernels_of_one_format(
 
 
 def test_the_largest_batch_is_answered(client: httpx.Client) -> None:
-    problems = [f"f32 {m}x64x64" for m in range(1000)]
+    problems = [f"f32 {m}x64x64" for m in range(1, 1001)]
 
     answer = client.post("/v1/resolve:batch", json={"problems": problems})
 

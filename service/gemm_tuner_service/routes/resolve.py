@@ -72,8 +72,7 @@ def _resolve_item(
     service: RunningService, text: str, *, cpu: Cpu, context: ExecutionContext, now: datetime
 ) -> BatchItem:
     try:
-        problem = Problem.parse(text)
+        resolution = service.resolve(Problem.parse(text), cpu=cpu, context=context, now=now)
     except InvalidInput as error:
         return BatchItem(problem=text, error=describe(error))
-    resolution = service.resolve(problem, cpu=cpu, context=context, now=now)
     return BatchItem(problem=text, resolution=resolution)
