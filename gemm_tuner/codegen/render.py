@@ -15,6 +15,7 @@ from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape, Step
+from gemm_tuner.domain.kept_panel import keeps_panel
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.packed_format import needs_column_sums, packed_format
 from gemm_tuner.domain.problem import Problem
@@ -88,6 +89,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             is_long=bool(functions & _LONG_FUNCTIONS),
             has_single_columns=family.layout is PackedLayout.COLUMNS
             and 1 in {candidate.micro_kernel.nr, problem.n % candidate.micro_kernel.nr},
+            keeps_panel=keeps_panel(problem, candidate, family),
             shuffles_x=blocking.shuffle_x and family.can_shuffle(problem.types.x),
             has_zeros_behind_x=blocking.pack_x and _ends_in_part_of_tile(problem, family),
             reads_weights_once=_reads_weights_once(problem, candidate, family),

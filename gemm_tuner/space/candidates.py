@@ -12,6 +12,7 @@ from math import ceil
 from gemm_tuner.domain.blocking import Blocking, LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
+from gemm_tuner.domain.kept_panel import panel_fits_registers
 from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.packed_format import packed_format
 from gemm_tuner.errors import NoKernelFamily
@@ -31,6 +32,8 @@ _FEW_ROWS = 4
 _MANY_COLUMNS = 1024
 # Of so many sums, none waits for the one before: unrolling k brings little.
 _SUMS_AT_ONCE = 8
+# In so few steps of k, products take about as long as the epilogue, which should run beside them.
+_FEW_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +287,7 @@ class Space(Axes):
         # A chunk of weights in groups is several steps, and is converted before it is used.
         is_unrolled = family.layout is PackedLayout.GROUPS
         sums = mr * nr if family.layout is PackedLayout.COLUMNS else mr * nr // family.lanes
+        shuffle_x = self.shuffles(family, mr, nr)[0]
         streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
         x_bytes = self.problem.m.high * kc * self.problem.types.x.size_bytes
         x_fits_l2 = x_bytes <= self.cpu.caches.l2_bytes // 2
@@ -304,13 +308,24 @@ class Space(Axes):
             prefetch_w_bytes=self._prefetches_first(family)[0],
             prefetch_next_panel=False,
             w_streams=1,
-            shuffle_x=self.shuffles(family, mr, nr)[0],
+            shuffle_x=shuffle_x,
             stream_y=self.streams_y(family, kc)[0],
-            k_unroll=1 if is_unrolled or sums >= _SUMS_AT_ONCE else 4,
+            k_unroll=1 if is_unrolled or shuffle_x else self._unroll_first(family, nr, sums),
             grid=self.grids(family, mr, nr)[0],
         )
         ahead = replace(choice, prefetch_w_bytes=0, prefetch_next_panel=True)
         return ahead if self.candidate(ahead).blocking.prefetch_next_panel else choice
+
+    def _unroll_first(self, family: MicroKernelFamily, nr: int, sums: int) -> int:
+        """Return how far to unroll k at first; 1 keeps a panel in registers where it can."""
+        fits = panel_fits_registers(self.problem, family, nr)
+        # Products of pairs take twice as long on some cores.
+        gains = fits and family.k_step != 2
+        if gains and ceil(self.problem.k / family.k_step) <= _FEW_STEPS:
+            return 1
+        if sums < _SUMS_AT_ONCE:
+            return 4
+        return 2 if fits and not (gains and nr == family.lanes) else 1
 
     def _prefetches_first(self, family: MicroKernelFamily) -> tuple[int, ...]:
         """Return how far ahead to fetch weights at first, in bytes, the most promising in front.

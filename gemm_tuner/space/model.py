@@ -8,6 +8,7 @@ from math import ceil
 
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.kept_panel import keeps_panel
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.cores import Rates, core_of
@@ -149,6 +150,8 @@ def _tile_cycles(
         stored = rows
         products = _overlapped(products, rows * _reduction_cycles(columns, family.lanes))
     epilogue = stored * (1 + _CYCLES_PER_EPILOGUE_STEP * len(problem.epilogue.steps))
+    if keeps_panel(problem, candidate, family):
+        products, epilogue = _overlapped(products, epilogue), 0.0
     return products + epilogue + rows * _ROW_CYCLES + blocks * (_TILE_CYCLES + stored)
 
 

@@ -641,12 +641,12 @@ template <int rows, int columns, typename Stride>
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; ++v)
             finished[r][v] = sums[r][v];
-    // Two whole vectors become one store.
-    constexpr int whole = columns / lanes;
     auto *at = own_call.y + row * own_call.ldy + column;
 #pragma GCC unroll 1
     for (int r = 0; r < rows; ++r, at += own_call.ldy)
     {
+        // Two whole vectors become one store.
+        constexpr int whole = columns / lanes;
 #pragma GCC unroll 8
         for (int v = 0; v + 1 < whole; v += 2)
             store_pair(at + v * lanes,

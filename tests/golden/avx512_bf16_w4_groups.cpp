@@ -711,12 +711,12 @@ template <int rows, int columns, typename Stride>
     for (int v = 0; v < vectors - 1; ++v)
         columns_of_y[v] = read_columns<lanes>(own_call, column + v * lanes);
     columns_of_y[vectors - 1] = read_columns<last_count>(own_call, column + last);
-    // Two whole vectors become one store.
-    constexpr int whole = columns / lanes;
     auto *at = own_call.y + row * own_call.ldy + column;
 #pragma GCC unroll 32
     for (int r = 0; r < rows; ++r, at += own_call.ldy)
     {
+        // Two whole vectors become one store.
+        constexpr int whole = columns / lanes;
 #pragma GCC unroll 8
         for (int v = 0; v + 1 < whole; v += 2)
             store_pair(at + v * lanes,

@@ -37,6 +37,10 @@ SOURCES = {
         "s8_s8_s32_u8 17x40x67 nk x_zero_point+channel_scale+bias+relu+scale+y_zero_point",
         "avx512_int8_6x32 mc18_nc64_kc68 jc_ic_jr_ir u2",
     ),
+    "avx512_kept_panel": (
+        "int8 64x32x14 nk bias+relu",
+        "avx512_int8_8x32 mc64_nc32_kc16 jc_ic_jr_ir",
+    ),
     "avx2_bf16_by_f32": (
         "bf16_bf16_f32_f32 7x20x9 nk none",
         "avx2_bf16_by_f32_4x16 mc8_nc32_kc9 jc_ic_jr_ir",

@@ -9,6 +9,7 @@ from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.kept_panel import keeps_panel
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import ToolchainMissing
@@ -130,6 +131,33 @@ def test_main_loops_keep_their_vectors_in_registers(toolchain: Toolchain) -> Non
     }
 
     assert found == {candidate.micro_kernel.text: [] for _problem, candidate in chosen}
+
+
+def test_kept_panels_stay_in_registers(toolchain: Toolchain) -> None:
+    chosen = [
+        (
+            Problem.parse(f"{types} 66x128x{k} nk bias+relu"),
+            Candidate.parse(f"{family}_6x{nr} mc66_nc128_kc{k} jc_ic_jr_ir"),
+        )
+        for family, types, nr, k in (
+            ("avx512_f32", "f32", 64, 4),
+            ("avx512_f32", "f32", 16, 26),
+            ("avx512_int8", "int8", 64, 16),
+            ("avx512_bf16", "bf16", 32, 22),
+            ("avx2_f32", "f32", 16, 3),
+        )
+    ]
+    assert all(
+        keeps_panel(problem, one, CATALOG[one.micro_kernel.family]) for problem, one in chosen
+    )
+
+    builds = build_all(chosen, toolchain)
+    found = {
+        candidate.text: spills(main_loop(disassemble(build.binary)))
+        for (_problem, candidate), build in zip(chosen, builds, strict=True)
+    }
+
+    assert found == {candidate.text: [] for _problem, candidate in chosen}
 
 
 def test_a_spill_is_found(toolchain: Toolchain) -> None:

@@ -1,0 +1,102 @@
+"""Panels that registers keep: every family that can, its tails, and epilogues of all kinds."""
+
+import pytest
+from proof import Subject, prove_all
+
+from gemm_tuner.build.toolchain import Toolchain, find_toolchain
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.kept_panel import keeps_panel, panel_fits_registers
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.catalog import CATALOG
+from gemm_tuner.space.cores import core_named
+
+EPILOGUE_OF_BYTES = "x_row_zero_point+channel_scale+bias+clamp:0:6+scale"
+FAMILIES = [
+    family
+    for family in CATALOG.values()
+    if family.template == "outer_product" and family.lanes > 1 and not family.partial_steps
+]
+
+
+@pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
+def family(request: pytest.FixtureRequest) -> MicroKernelFamily:
+    found: MicroKernelFamily = request.param
+    missing = found.isa - detect_cpu().isa
+    if missing:
+        pytest.skip(f"this CPU lacks {sorted(missing)}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def toolchain() -> Toolchain:
+    return find_toolchain()
+
+
+def test_kept_panels(family: MicroKernelFamily, toolchain: Toolchain) -> None:
+    subjects = []
+    for types in sorted(types.text for types in family.types):
+        epilogue = EPILOGUE_OF_BYTES if "_s32_" in types else "bias+relu+add"
+        if types.endswith("_s32"):
+            epilogue = "x_zero_point"
+        for nr in (family.lanes, 2 * family.lanes):
+            for k in (1, 2 * family.k_step - 1, 2 * family.k_step, 3 * family.k_step):
+                kc = -(-k // family.k_step) * family.k_step
+                for m, n in (("0..7", nr + 1), ("11", 2 * nr)):
+                    problem = f"{types} {m}x{n}x{k} nk {epilogue}"
+                    if panel_fits_registers(Problem.parse(problem), family, nr):
+                        tile = f"{family.name}_3x{nr} mc6_nc{2 * nr}_kc{kc}"
+                        text = f"{tile} jc_ic_jr_ir grid1x2"
+                        assert keeps_panel(Problem.parse(problem), Candidate.parse(text), family)
+                        subjects.append(Subject(problem=problem, candidate=text))
+
+    wrong = prove_all(subjects, toolchain)
+
+    assert subjects
+    assert not wrong
+
+
+@pytest.mark.parametrize("word", ["u2", "u4", "shuffle_x", "pf4096", "pf_next"])
+def test_a_word_that_says_how_k_is_walked_keeps_no_panel(word: str) -> None:
+    family = CATALOG["avx512_f32"]
+    problem = Problem.parse("f32 64x32x4 nk bias")
+    candidate = "avx512_f32_8x16 mc64_nc32_kc4 jc_ic_jr_ir"
+
+    assert keeps_panel(problem, Candidate.parse(candidate), family)
+    assert not keeps_panel(problem, Candidate.parse(f"{candidate} {word}"), family)
+
+
+@pytest.mark.parametrize(
+    ("problem", "nr", "fits"),
+    [
+        ("f32 64x64x4 nk bias", 64, True),
+        ("f32 64x64x5 nk bias", 64, False),
+        ("f32 64x64x4 nk bias+channel_scale", 64, False),
+        ("f32 64x64x4 nk silu", 16, False),
+        ("f32 64x64x0 nk bias", 16, False),
+    ],
+)
+def test_a_panel_is_kept_if_it_fits_beside_what_an_epilogue_needs(
+    problem: str, nr: int, *, fits: bool
+) -> None:
+    assert panel_fits_registers(Problem.parse(problem), CATALOG["avx512_f32"], nr) is fits
+
+
+@pytest.mark.parametrize(
+    ("problem", "tile", "unroll"),
+    [
+        ("int8 64x32x16 nk bias", "avx512_int8_8x32", 1),
+        ("int8 64x32x16 nk bias", "avx512_int8_2x32", 1),
+        ("int8 64x32x16 nk silu", "avx512_int8_2x32", 4),
+        ("f32 64x32x11 nk none", "avx512_f32_8x32", 2),
+        ("bf16 64x32x16 nk bias", "avx512_bf16_8x32", 2),
+    ],
+)
+def test_panels_of_few_steps_are_kept_first(problem: str, tile: str, unroll: int) -> None:
+    space = Space(problem=Problem.parse(problem), cpu=core_named("zen4").cpu)
+
+    first = next(one for one in space.defaults() if one.micro_kernel.text == tile)
+
+    assert first.blocking.k_unroll == unroll
