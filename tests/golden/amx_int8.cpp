@@ -212,9 +212,10 @@ inline void store(int32_t *to, IntVector value)
 template <int count>
 inline void store_bytes(void *to, IntVector value)
 {
-    ByteVector bytes = __builtin_convertvector(value, ByteVector);
-    // Not narrowed and stored in one instruction: that one faults for lanes that its mask leaves out.
-    asm("" : "+v"(bytes));
+    // An instruction: gcc 12 would move every byte on its own. Not one that also stores: that one faults
+    // for lanes that its mask leaves out.
+    ByteVector bytes;
+    asm("vpmovdb %1, %0" : "=v"(bytes) : "v"(value));
     if constexpr (count == lanes)
         *static_cast<UnalignedByteVector *>(to) = bytes;
     else

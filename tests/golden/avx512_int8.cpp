@@ -217,9 +217,10 @@ inline void store(int32_t *to, IntVector value)
 template <int count>
 inline void store_bytes(void *to, IntVector value)
 {
-    ByteVector bytes = __builtin_convertvector(value, ByteVector);
-    // Not narrowed and stored in one instruction: that one faults for lanes that its mask leaves out.
-    asm("" : "+v"(bytes));
+    // An instruction: gcc 12 would move every byte on its own. Not one that also stores: that one faults
+    // for lanes that its mask leaves out.
+    ByteVector bytes;
+    asm("vpmovdb %1, %0" : "=v"(bytes) : "v"(value));
     if constexpr (count == lanes)
         *static_cast<UnalignedByteVector *>(to) = bytes;
     else
@@ -231,13 +232,9 @@ inline void store_bytes(void *to, IntVector value)
 // Round to the nearest integer, ties to even.
 inline Vector nearest_even(Vector value)
 {
-    constexpr float shift = 8388608.0f; // 2^23: from here on, floats have no bits for a fraction
-    const IntVector bits = __builtin_bit_cast(IntVector, value);
-    const IntVector sign = bits & static_cast<int32_t>(0x80000000);
-    const Vector magnitude = __builtin_bit_cast(Vector, bits ^ sign);
-    const Vector whole = (magnitude + shift) - shift;
-    const Vector rounded = __builtin_bit_cast(Vector, __builtin_bit_cast(IntVector, whole) | sign);
-    return magnitude < broadcast(shift) ? rounded : value;
+    Vector rounded;
+    asm("vrndscaleps $8, %1, %0" : "=v"(rounded) : "v"(value));
+    return rounded;
 }
 
 // Write the first `count` lanes as bytes: rounded to the nearest, ties to even, and saturated. NaN
@@ -246,8 +243,9 @@ template <int count>
 inline void store_saturated(void *to, Vector value, float least, float greatest)
 {
     const Vector low = broadcast(least), high = broadcast(greatest);
-    value = value > low ? value : low;
-    value = value < high ? value : high;
+    // The instructions return their second operand if one is NaN. gcc does not find them.
+    asm("vmaxps %1, %0, %0" : "+v"(value) : "v"(low));
+    asm("vminps %1, %0, %0" : "+v"(value) : "v"(high));
     // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
     constexpr float shift = 12582912.0f;
     store_bytes<count>(to, __builtin_bit_cast(IntVector, value + shift));

@@ -160,6 +160,17 @@ def test_kept_panels_stay_in_registers(toolchain: Toolchain) -> None:
     assert found == {candidate.text: [] for _problem, candidate in chosen}
 
 
+@pytest.mark.parametrize("tile", ["avx512_int8_6x64", "avx512_int8_dot_2x8", "avx2_int8_3x16"])
+def test_bytes_of_y_are_narrowed_as_vectors(tile: str, toolchain: Toolchain) -> None:
+    problem = Problem.parse("u8_s8_s32_u8 66x64x64 nk bias+scale+y_zero_point")
+    candidate = Candidate.parse(f"{tile} mc66_nc64_kc64 jc_ic_jr_ir")
+
+    (build,) = build_all([(problem, candidate)], toolchain)
+
+    moved = [one for one in map(str, disassemble(build.binary)) if one.startswith("vpinsrb")]
+    assert not moved
+
+
 def test_a_spill_is_found(toolchain: Toolchain) -> None:
     """Seven vectors of seven rows are more sums than there are registers."""
     family = CATALOG["avx512_f32"]
