@@ -609,7 +609,7 @@ template <int rows, int columns, typename Stride>
         {
             const W *from = panel_row + v * lanes * k_step;
             weights[v] = load_weights(from);
-            __builtin_prefetch(reinterpret_cast<const char *>(from) + prefetch_w_bytes);
+            __builtin_prefetch(reinterpret_cast<const char *>(from) + prefetch_w_bytes, 0, 2);
         }
 #pragma GCC unroll 32
         for (int r = 0; r < rows; ++r)

@@ -76,3 +76,15 @@ def test_source_is_as_reviewed(name: str) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(source.text)
     assert source.text == golden.read_text()
+
+
+@pytest.mark.parametrize(
+    ("rows", "end"), [(4, "prefetch_w_bytes);"), (8, "prefetch_w_bytes, 0, 2);")]
+)
+def test_tall_tiles_fetch_weights_into_l2(rows: int, end: str) -> None:
+    problem = Problem.parse(f"f32 {rows}x4096x4096 nk none")
+    text = f"avx512_f32_{rows}x48 mc{rows}_nc4128_kc2048 jc_ic_jr_ir pf16384"
+
+    source = render(problem, Candidate.parse(text), family_named("avx512_f32"))
+
+    assert end in source.text
