@@ -27,6 +27,8 @@ _TRANSCENDENTALS = re.compile(r"\b(logistic|hyperbolic_tangent|gelu|erf_rise|tan
 _LONG_FUNCTIONS = frozenset({"logistic", "hyperbolic_tangent"})
 _BLANK_LINES = re.compile(r"\n{3,}")
 _FEWEST_ROWS_OF_GAPLESS_COPY = 6
+# Registers for what converts weights in groups besides a table.
+_CONSTANTS = {"w8_bf16_pairs": 5}
 _X_AND_TABLE = 2
 _SPARE_REGISTERS = 2  # gcc 12 copies sums where a loop begins
 _TINY_FLOP = 2 * 64**3
@@ -111,7 +113,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
 
 
 def _fills_registers(candidate: Candidate, family: MicroKernelFamily) -> bool:
-    """Return whether a tile leaves no register for the table that weights are looked up in.
+    """Return whether a tile leaves no registers for the constants that weights are converted with.
 
     Of 4 bits, those for x of f32 also keep what two steps of k have in common.
     """
@@ -120,7 +122,8 @@ def _fills_registers(candidate: Candidate, family: MicroKernelFamily) -> bool:
     tile = candidate.micro_kernel
     vectors = tile.nr // family.lanes
     rows_of_registers = tile.mr + (2 if family.product == "w4_float" else 1)
-    return rows_of_registers * vectors + _X_AND_TABLE >= family.registers - _SPARE_REGISTERS
+    others = _X_AND_TABLE + _CONSTANTS.get(family.product, 0)
+    return rows_of_registers * vectors + others >= family.registers - _SPARE_REGISTERS
 
 
 def _rest_steps(problem: Problem, mr: int, family: MicroKernelFamily) -> list[int]:
