@@ -41,6 +41,11 @@ _WAKING_CYCLES = 4000.0  # until another thread computes
 _CYCLES_PER_EPILOGUE_STEP = 1.0
 # Of a vector of sums that waits outside L2 for the next block of k: measured on an EPYC 9004.
 _UNFINISHED_CYCLES = 30.0
+# Lines of y that a tile writes past the caches at once; of each more, until it leaves: measured on
+# an EPYC 9004.
+_LINE_BYTES = 64
+_LINES_AT_ONCE = 16
+_WAITING_LINE_CYCLES = 50.0
 _FEW_ROWS = 64  # of x: weights that are not in L2 are read while few multiplications are done
 NOMINAL_CLOCK_HZ = 4e9
 
@@ -150,6 +155,9 @@ def _tile_cycles(
         stored = rows
         products = _overlapped(products, rows * _reduction_cycles(columns, family.lanes))
     epilogue = stored * (1 + _CYCLES_PER_EPILOGUE_STEP * len(problem.epilogue.steps))
+    if candidate.blocking.stream_y:
+        lines = rows * problem.types.y.row_bytes(columns) // _LINE_BYTES
+        epilogue += max(0, lines - _LINES_AT_ONCE) * _WAITING_LINE_CYCLES
     if keeps_panel(problem, candidate, family):
         products, epilogue = _overlapped(products, epilogue), 0.0
     return products + epilogue + rows * _ROW_CYCLES + blocks * (_TILE_CYCLES + stored)

@@ -17,7 +17,7 @@ from gemm_tuner.space.cores import CORES, core_named
 from gemm_tuner.space.limits import check_covers
 from gemm_tuner.space.model import predict_cycles
 from gemm_tuner.space.parts import largest_part
-from gemm_tuner.space.ranking import ranked
+from gemm_tuner.space.ranking import ranked, shortlist
 
 ISA = {
     "amx": (
@@ -258,6 +258,15 @@ def test_only_tiles_that_wait_for_loads_shuffle_x(tile: str, ways: set[bool]) ->
     found = {one.blocking.shuffle_x for one in space.all() if one.micro_kernel.text == tile}
 
     assert found == ways
+
+
+def test_tiles_of_few_lines_are_tried_first_where_y_passes_the_caches() -> None:
+    space = Space(problem=Problem.parse("int8 16384x512x128"), cpu=core_named("zen4").cpu)
+
+    first = shortlist(space, 12)
+
+    assert all(one.blocking.stream_y for one in first)
+    assert all(one.micro_kernel.mr * one.micro_kernel.nr <= 16 * 16 for one in first)
 
 
 @pytest.mark.parametrize(
