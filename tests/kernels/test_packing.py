@@ -37,14 +37,11 @@ GROUPED_ROWS = {
 
 
 @pytest.mark.parametrize("layout", ["nk", "kn"])
-@pytest.mark.parametrize("row", PACKING_ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [*PACKING_ROWS, *GROUPED_ROWS], ids=lambda row: row.name)
 def test_packed_bytes_are_those_of_the_layout(row: Row, layout: str) -> None:
     _skip_unless_it_packs(row)
-    lanes, (_mr, nr) = row.family.lanes, small_tile(row.family)
-    columns = around(lanes, nr, 3 * nr)
-    depths = islice(cycle((0, 1, 15, 16, 17, 49, 64, 81, 300)), len(columns))
-    sizes = zip(columns, depths, strict=True)
-    problems = [Problem.parse(row.problem(f"1x{n}x{k}", layout, "x_zero_point")) for n, k in sizes]
+    has_groups = row.types.is_weight_only
+    problems = _grouped_problems(row, layout) if has_groups else _plain_problems(row, layout)
     candidates = [Candidate.parse(candidate_text(row, one.k)) for one in problems]
     sources = [
         (render(problem, candidate, row.family), row.family.isa)
@@ -55,15 +52,23 @@ def test_packed_bytes_are_those_of_the_layout(row: Row, layout: str) -> None:
 
     for problem, candidate, build in zip(problems, candidates, builds, strict=True):
         assert isinstance(build, Build), build
-        w = _weights(problem)
-        assert _packed(build, w) == _expected(problem, candidate, w), (problem.text, candidate.text)
+        stored = _grouped_weights(problem) if has_groups else {"w": _weights(problem)}
+        packed = _load(build).pack(**stored).memory.tobytes()
+        expected = (_expected_groups if has_groups else _expected)(problem, candidate, **stored)
+        assert packed[: len(expected)] == expected, (problem.text, candidate.text)
+        # Groups are followed by room for a prefetch.
+        assert has_groups or len(packed) == len(expected), (problem.text, candidate.text)
 
 
-@pytest.mark.parametrize("layout", ["nk", "kn"])
-@pytest.mark.parametrize("row", GROUPED_ROWS, ids=lambda row: row.name)
-def test_packed_groups_are_those_of_the_layout(row: Row, layout: str) -> None:
-    _skip_unless_it_packs(row)
-    lanes, (mr, nr) = row.family.lanes, small_tile(row.family)
+def _plain_problems(row: Row, layout: str) -> list[Problem]:
+    columns = around(row.family.lanes, small_tile(row.family)[1], 3 * small_tile(row.family)[1])
+    depths = islice(cycle((0, 1, 15, 16, 17, 49, 64, 81, 300)), len(columns))
+    sizes = zip(columns, depths, strict=True)
+    return [Problem.parse(row.problem(f"1x{n}x{k}", layout, "x_zero_point")) for n, k in sizes]
+
+
+def _grouped_problems(row: Row, layout: str) -> list[Problem]:
+    lanes, (_mr, nr) = row.family.lanes, small_tile(row.family)
     cases = (
         (1, 33, "g32"),
         (lanes, 128, "g64"),
@@ -73,37 +78,22 @@ def test_packed_groups_are_those_of_the_layout(row: Row, layout: str) -> None:
         (nr + 1, 1, "gk"),
         (nr, 0, "g32"),
     )
-    problems = [Problem.parse(f"{row.types.text} 1x{n}x{k} {layout}:{g}") for n, k, g in cases]
-    tile = f"{row.family.name}_{mr}x{nr} mc{mr}_nc{nr}"
-    candidates = [Candidate.parse(f"{tile}_kc{max(1, one.k)} jc_ic_jr_ir") for one in problems]
-    sources = [
-        (render(problem, candidate, row.family), row.family.isa)
-        for problem, candidate in zip(problems, candidates, strict=True)
-    ]
-
-    builds = compile_kernels(sources, toolchain=find_toolchain())
-
-    for problem, candidate, build in zip(problems, candidates, builds, strict=True):
-        assert isinstance(build, Build), build
-        random = np.random.default_rng(4)
-        w = _grouped_weights(problem)
-        groups = (problem.n, problem.w_groups)
-        scales = random.random(groups, np.float32)
-        zero_points = random.integers(0, 2**problem.types.w.size_bits, groups, np.uint8)
-        keywords = {"scales": scales}
-        if problem.has_zero_points:
-            keywords["zero_points"] = zero_points
-        packed = _load(build).pack(w, **keywords).memory.tobytes()
-        expected = _expected_groups(problem, candidate, w, scales, zero_points)
-        assert packed[: len(expected)] == expected, (problem.text, candidate.text)
+    return [Problem.parse(f"{row.types.text} 1x{n}x{k} {layout}:{g}") for n, k, g in cases]
 
 
-def _grouped_weights(problem: Problem) -> NDArray[Any]:
+def _grouped_weights(problem: Problem) -> dict[str, NDArray[Any]]:
     """Return random weights of every number, two of 4 bits in a byte, its rest not zero."""
     rows, columns = problem.w_shape
     shape = (rows, problem.types.w.row_bytes(columns))
     bits = np.random.default_rng(3).integers(0, 256, shape, np.uint8)
-    return bits if problem.types.w.size_bits == 4 else bits.view(NUMPY_TYPES[problem.types.w])
+    random, groups = np.random.default_rng(4), (problem.n, problem.w_groups)
+    stored = {
+        "w": bits if problem.types.w.size_bits == 4 else bits.view(NUMPY_TYPES[problem.types.w]),
+        "scales": random.random(groups, np.float32),
+    }
+    if problem.has_zero_points:
+        stored["zero_points"] = random.integers(0, 2**problem.types.w.size_bits, groups, np.uint8)
+    return stored
 
 
 def _expected_groups(
@@ -111,7 +101,7 @@ def _expected_groups(
     candidate: Candidate,
     w: NDArray[Any],
     scales: NDArray[Any],
-    zero_points: NDArray[Any],
+    zero_points: NDArray[Any] | None = None,
 ) -> bytes:
     """Return the packed weights, put together in NumPy from the definition of the layout."""
     family = family_named(candidate.micro_kernel.family)
@@ -125,11 +115,10 @@ def _expected_groups(
         numbers = numbers ^ np.uint8(1 << bits - 1)
     columns = numbers if problem.w_layout == "nk" else numbers.T
     columns = np.pad(columns, ((0, -problem.n % lanes), (0, -problem.k % chunk_k)))
-    offsets = (zero_points.astype(np.float32) - 2 ** (bits - 1)) * scales
-    headers = [
-        np.pad(header, ((0, -problem.n % lanes), (0, 0)))
-        for header in (scales, offsets)[: 1 + problem.has_zero_points]
-    ]
+    headers = [scales]
+    if zero_points is not None:
+        headers.append((zero_points.astype(np.float32) - 2 ** (bits - 1)) * scales)
+    headers = [np.pad(header, ((0, -problem.n % lanes), (0, 0))) for header in headers]
     packed = b""
     nr = candidate.micro_kernel.nr
     for first in range(0, len(columns), nr):
@@ -169,10 +158,6 @@ def _weights(problem: Problem) -> NDArray[Any]:
     apart = np.zeros((shape[0], shape[1] + 3), dense.dtype)
     apart[:, : shape[1]] = dense
     return apart[:, : shape[1]]
-
-
-def _packed(build: Build, w: NDArray[Any]) -> bytes:
-    return _load(build).pack(w).memory.tobytes()
 
 
 def _load(build: Build) -> Kernel:

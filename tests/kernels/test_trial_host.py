@@ -211,15 +211,17 @@ def test_a_build_for_another_cpu_is_verified_by_emulation_and_not_timed(
     assert timed.measurement is None
 
 
+@pytest.mark.parametrize("reads", [False, True])
 @pytest.mark.parametrize("regime", list(Regime))
-def test_timing_pairs_a_build_with_the_baseline(
-    host: TrialHost, toolchain: Toolchain, regime: Regime
+def test_timing_pairs_a_build_with_the_baseline_and_with_reading_where_it_is_asked_for(
+    host: TrialHost, toolchain: Toolchain, regime: Regime, *, reads: bool
 ) -> None:
     found = host.time(
         build_planted(toolchain),
         context=ExecutionContext(regime=regime),
         pairs=TIMING_PAIRS,
         sample_ns=SAMPLE_NS,
+        reads=reads,
     )
 
     assert found.measurement is not None
@@ -228,27 +230,10 @@ def test_timing_pairs_a_build_with_the_baseline(
     assert TIMING_PAIRS / 2 <= len(found.measurement.candidate.samples_ns) <= TIMING_PAIRS
     assert found.conditions is not None
     assert found.conditions.peak_flop_per_s > 1e8
-    assert found.read_ns is None
-
-
-@pytest.mark.parametrize("regime", list(Regime))
-def test_reading_is_timed_beside_a_build_where_it_is_asked_for(
-    host: TrialHost, toolchain: Toolchain, regime: Regime
-) -> None:
-    found = host.time(
-        build_planted(toolchain),
-        context=ExecutionContext(regime=regime),
-        pairs=TIMING_PAIRS,
-        sample_ns=SAMPLE_NS,
-        reads=True,
-    )
-
-    assert found.measurement is not None
-    assert found.conditions is not None
-    assert found.conditions.peak_flop_per_s > 1e8
-    # No slower than a scalar kernel, which reads as much and multiplies.
-    assert found.read_ns is not None
-    assert 0 < found.read_ns < found.measurement.baseline_timing.median_ns
+    assert (found.read_ns is not None) == reads
+    if found.read_ns is not None:
+        # No slower than a scalar kernel, which reads as much and multiplies.
+        assert 0 < found.read_ns < found.measurement.baseline_timing.median_ns
 
 
 def test_a_death_among_builds_that_are_timed_together_leaves_the_others(
