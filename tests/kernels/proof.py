@@ -1,8 +1,9 @@
 """Compile candidates and put each through the full proof, many problems in one process."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe
+from typing import TypeVar
 
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.drivers import build_driver
@@ -19,9 +20,12 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
 from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.space.catalog import family_named
 
 SEED = 20_260
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +72,27 @@ def _prove(
     if not isinstance(build, Build):
         return Finding(outcome=Outcome.COMPILE_FAILED, detail=str(build))
 
-    cpu = detect_cpu()
-    emulation = plan_emulation(build.artifact.required_isa, cpu=cpu, toolchain=toolchain)
-
-    def task() -> Finding:
-        kernel = load_for_proof(build, cpu=cpu, emulation=emulation, report=report)
-        return verify(kernel, problem, cases, report)
-
-    ours, theirs = Pipe()
-    with ours, theirs:
-        result = run_in_child(task, report=report, stall_timeout_s=20.0, owner=ours)
+    result = run_kernel(
+        build, lambda kernel: verify(kernel, problem, cases, report), report, toolchain
+    )
     if isinstance(result, Death):
         return Finding(outcome=result.outcome, detail=result.detail)
     return result
+
+
+def run_kernel(
+    build: Build, use: Callable[[Kernel], Result], report: Report, toolchain: Toolchain
+) -> Result | Death:
+    """Return what `use` makes of a kernel in a child, or how the child died.
+
+    Features that this CPU lacks are emulated.
+    """
+    cpu = detect_cpu()
+    emulation = plan_emulation(build.artifact.required_isa, cpu=cpu, toolchain=toolchain)
+
+    def task() -> Result:
+        return use(load_for_proof(build, cpu=cpu, emulation=emulation, report=report))
+
+    ours, theirs = Pipe()
+    with ours, theirs:
+        return run_in_child(task, report=report, stall_timeout_s=20.0, owner=ours)
