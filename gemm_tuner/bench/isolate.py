@@ -124,6 +124,7 @@ class TrialHost:
         self.product_only = opening.product_only
         self.left_out = opening.left_out
         self.baseline_call_s = opening.slowest_call_s
+        self.provers = opening.provers
 
     @property
     def baseline_note(self) -> str:

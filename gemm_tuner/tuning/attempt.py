@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, as_completed
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -53,26 +53,35 @@ class Attempts:
     stage: Stage = Stage.RACE
     render: Render = render
     _known: set[str] = field(default_factory=set)
+    _built: dict[Candidate, Built] = field(default_factory=dict)
     _proven: dict[Candidate, Build] = field(default_factory=dict)
     _proofs: dict[Candidate, Trial] = field(default_factory=dict)
     _failed: dict[Candidate, Trial] = field(default_factory=dict)
 
-    def prove(
-        self, candidates: Sequence[Candidate], context: ExecutionContext
-    ) -> Iterator[Candidate]:
-        """Yield the candidates that compile and compute the right result here, in their order.
-
-        All are compiled together; each is proved, and its proof recorded, when it is asked for. A
-        candidate whose compiler was interrupted was not tried.
-        """
-        new = [one for one in candidates if one not in self._proven and one not in self._failed]
+    def compile(self, candidates: Sequence[Candidate]) -> None:
+        """Compile what is new of some candidates, all together."""
+        new = [one for one in candidates if not self._is_known(one)]
         sources = [_source(self.problem, candidate, self.render) for candidate in new]
-        builds = dict(zip(new, compile_kernels(sources, toolchain=self.toolchain), strict=True))
-        for candidate in candidates:
-            if candidate in builds:
-                self._prove(candidate, context, builds[candidate])
-            if candidate in self._proven:
-                yield candidate
+        builds = compile_kernels(sources, toolchain=self.toolchain)
+        self._built.update(zip(new, builds, strict=True))
+
+    def prove(self, candidates: Sequence[Candidate], context: ExecutionContext) -> list[Candidate]:
+        """Return the candidates that compile and compute the right result here, in their order.
+
+        The host proves as many at once as it can. A candidate whose compiler was interrupted was
+        not tried.
+        """
+        self.compile(candidates)
+        new = [one for one in candidates if one in self._built]
+        builds = [self._built.pop(one) for one in new]
+        with ThreadPoolExecutor(max_workers=self.host.provers) as executor:
+            findings = executor.map(self._verify, builds)
+            for candidate, built, finding in zip(new, builds, findings, strict=True):
+                self._conclude(candidate, context, built, finding)
+        return [one for one in candidates if one in self._proven]
+
+    def _is_known(self, candidate: Candidate) -> bool:
+        return any(candidate in known for known in (self._built, self._proven, self._failed))
 
     def prove_together(
         self,
@@ -88,7 +97,7 @@ class Attempts:
         candidate whose compiler was interrupted was not tried.
         """
         proofs = {
-            executor.submit(self._verify, build): (candidate, build)
+            executor.submit(lambda build: self._verify(build.result()), build): (candidate, build)
             for candidate, build in builds.items()
         }
         for proof in as_completed(proofs):
@@ -101,17 +110,11 @@ class Attempts:
                 for waiting in proofs:
                     waiting.cancel()
 
-    def _verify(self, build: Future[Built]) -> Finding | None:
-        built = build.result()
-        return self.host.verify(built) if isinstance(built, Build) else None
-
-    def _prove(self, candidate: Candidate, context: ExecutionContext, built: Built) -> None:
-        if not isinstance(built, Build):
-            self._conclude(candidate, context, built, None)
-        elif built.artifact.sha256 in self._known:
-            self._proven[candidate] = built
-        else:
-            self._conclude(candidate, context, built, self.host.verify(built))
+    def _verify(self, built: Built) -> Finding | None:
+        """Return what a proof finds, nothing if there is nothing to prove or it was proved."""
+        if not isinstance(built, Build) or built.artifact.sha256 in self._known:
+            return None
+        return self.host.verify(built)
 
     def _conclude(
         self,
@@ -120,13 +123,16 @@ class Attempts:
         built: Built,
         finding: Finding | None,
     ) -> None:
-        """Record what came of a candidate; there is a finding if it was built."""
+        """Record what came of a candidate; there is a finding if it was proved just now."""
         if isinstance(built, CompilationInterrupted):
             logger.info("%s: not tried: %s", candidate.text, built)
             return
-        if isinstance(built, CompilationFailed) or finding is None:
+        if isinstance(built, CompilationFailed):
             failure = Finding(outcome=Outcome.COMPILE_FAILED, detail=str(built))
             self._record_failure(candidate, context, failure, None)
+            return
+        if finding is None:
+            self._proven[candidate] = built
             return
         if finding.outcome is not Outcome.CORRECT:
             self._record_failure(candidate, context, finding, built)

@@ -26,6 +26,6 @@ class Budget:
         """Return whether no time is left."""
         return self.remaining_s <= 0.0
 
-    def share(self, parts: int) -> "Budget":
+    def share(self, parts: float) -> "Budget":
         """Return a budget of one of `parts` equal shares of what is left, starting now."""
         return Budget(seconds=self.remaining_s / parts, clock=self.clock)

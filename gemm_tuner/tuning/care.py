@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from gemm_tuner.domain.record import Stage
 
 FINALISTS = 4
+FINALISTS_OF_SLOW_CALLS = 2
 CONFIRMED = 3
 
 
@@ -24,14 +25,23 @@ class Care:
 
     def affordable_pairs(self, candidates: int, *, call_s: float, budget_s: float) -> int:
         """Return how many samples of some candidates and of the baseline may be taken."""
-        affordable_s = self.share * candidates * budget_s
-        pairs = int(affordable_s / self._round_s(candidates, call_s))
+        pairs = self._pairs_for_share(candidates, call_s, budget_s)
         return max(self.fewest_pairs, min(self.pairs, pairs))
 
+    def is_affordable(self, candidates: int, *, call_s: float, budget_s: float) -> bool:
+        """Return whether the fewest samples of some candidates take no more than their share."""
+        return self._pairs_for_share(candidates, call_s, budget_s) >= self.fewest_pairs
+
     def duration_s(self, candidates: int, *, call_s: float, budget_s: float) -> float:
-        """Return how long it takes at most to time some candidates together, in seconds."""
+        """Return how long it takes at most to time some candidates together, in seconds.
+
+        Before the samples, there is about one of each to find out how many calls it takes.
+        """
         pairs = self.affordable_pairs(candidates, call_s=call_s, budget_s=budget_s)
-        return pairs * self._round_s(candidates, call_s)
+        return (1 + pairs) * self._round_s(candidates, call_s)
+
+    def _pairs_for_share(self, candidates: int, call_s: float, budget_s: float) -> int:
+        return int(self.share * candidates * budget_s / self._round_s(candidates, call_s))
 
     def _round_s(self, candidates: int, call_s: float) -> float:
         return (candidates + 1) * max(call_s, self.sample_ns / 1e9)
@@ -42,9 +52,13 @@ FINAL = Care(stage=Stage.FINAL, pairs=15, fewest_pairs=5, sample_ns=2_000_000, s
 CONFIRM = Care(stage=Stage.CONFIRM, pairs=21, fewest_pairs=11, sample_ns=2_000_000, share=0.05)
 
 
-def most_finalists(threads: int) -> int:
-    """Return how many candidates are in a final at most: of several threads, one needs only one."""
-    return FINALISTS if threads == 1 else FINALISTS + 1
+def most_finalists(*, call_s: float, budget_s: float) -> int:
+    """Return how many candidates are in a final at most: fewer where calls are slow.
+
+    Of several threads, one comes on top that needs only one.
+    """
+    is_affordable = FINAL.is_affordable(FINALISTS, call_s=call_s, budget_s=budget_s)
+    return FINALISTS if is_affordable else FINALISTS_OF_SLOW_CALLS
 
 
 def confirming_s(call_s: float, budget_s: float, *, finalists: int, confirmed: int = 1) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 
 from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.domain.candidate import Candidate
@@ -16,7 +17,6 @@ from gemm_tuner.tuning.care import (
     CONFIRM,
     CONFIRMED,
     FINAL,
-    FINALISTS,
     RACE,
     Care,
     confirming_s,
@@ -62,6 +62,7 @@ class ContextSweep:
     _call_ns: dict[Candidate, float] = field(default_factory=dict)
     _trials: list[Trial] = field(default_factory=list)
     _slowest_call_s: float = 0.0
+    _proof_s: float = 0.0
 
     def run(
         self, strategy: Strategy, *, certain: Sequence[Candidate], is_search: bool
@@ -137,15 +138,20 @@ class ContextSweep:
         new = [one for one in dict.fromkeys(batch) if one not in self._speeds]
         if not new:
             return True
+        self.attempts.compile(new)
         proven: list[Candidate] = []
-        for candidate in self.attempts.prove(new, self.context):
+        at_once = self.attempts.host.provers
+        for start in range(0, len(new), at_once):
+            group = new[start : start + at_once]
             if self.is_stopped():
                 return False
             is_first = not (self._speeds or proven)
-            if not (is_certain or is_first or self._has_time_for(len(proven) + 1)):
+            if not (is_certain or is_first or self._has_time_for(len(proven) + len(group))):
                 self._time(proven, RACE)
                 return False
-            proven.append(candidate)
+            begin_s = monotonic()
+            proven += self.attempts.prove(group, self.context)
+            self._proof_s = monotonic() - begin_s
         self._time(proven, RACE)
         return True
 
@@ -155,19 +161,19 @@ class ContextSweep:
         return self._slowest_call_s or self.attempts.host.baseline_call_s
 
     def _has_time_for(self, candidates: int) -> bool:
-        """Return whether some candidates may still be raced, and the best be confirmed.
+        """Return whether some may still be proved and raced, and the best be confirmed.
 
         Where calls are slow, what is over the share for confirming comes on top of the budget.
         """
         call_s, budget_s = self._call_s, self.whole_budget.seconds
-        most = most_finalists(self.context.threads)
+        most = self._most_finalists() + (self.context.threads > 1)
         finalists = min(most, len(self._speeds) + candidates)
         reserved_s = min(
             confirming_s(call_s, budget_s, finalists=finalists),
             _SHARE_TO_CONFIRM * self.budget.seconds,
         )
         race_s = RACE.duration_s(candidates, call_s=call_s, budget_s=budget_s)
-        return self.budget.remaining_s > race_s + reserved_s
+        return self.budget.remaining_s > self._proof_s + race_s + reserved_s
 
     def _confirm(self) -> None:
         """Time the best few carefully, then the best of them once more, for its own sake.
@@ -176,7 +182,7 @@ class ContextSweep:
         those of the others.
         """
         self._report("confirming", 0)
-        proven = list(self.attempts.prove(self._finalists(), self.context))
+        proven = self.attempts.prove(self._finalists(), self.context)
         if self.is_stopped():
             return
         speeds = self._time(proven, FINAL) if len(proven) > 1 else dict.fromkeys(proven, 1.0)
@@ -191,9 +197,12 @@ class ContextSweep:
             speeds = self._time([candidate], CONFIRM)
             confirmed = max(confirmed, speeds.get(candidate, 0.0))
 
+    def _most_finalists(self) -> int:
+        return most_finalists(call_s=self._call_s, budget_s=self.whole_budget.seconds)
+
     def _finalists(self) -> list[Candidate]:
         """Return the best few, and of several threads the best that needs one."""
-        best = self.ranked()[:FINALISTS]
+        best = self.ranked()[: self._most_finalists()]
         if self.context.threads == 1:
             return best
         alone = self.alone if self.alone in self._speeds else self._fastest_alone(self._speeds)

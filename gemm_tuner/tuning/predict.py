@@ -1,6 +1,5 @@
 """Kernels for a CPU that is not here: the model chooses, and the choice is proved."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from gemm_tuner.domain.cpu import Cpu, IsaFeature, isa_text
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.errors import IsaNotUsable
+from gemm_tuner.runtime.cpus import usable_cpus
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
@@ -110,7 +110,7 @@ def _prove_together(
 
     Candidates are compiled while the inputs and exact results are made.
     """
-    problem, workers = space.problem, len(os.sched_getaffinity(0))
+    problem, workers = space.problem, usable_cpus()
     with ThreadPoolExecutor(max_workers=workers) as executor:
         builds = {
             one: executor.submit(

@@ -44,7 +44,7 @@ def prove(
             toolchain=toolchain,
             render=render,
         )
-        list(attempts.prove([candidate], ExecutionContext()))
+        attempts.prove([candidate], ExecutionContext())
     trial = attempts.trial_of(candidate)
     if trial is None:
         raise CompilationInterrupted(f"{candidate.text} was not compiled; run it again.")

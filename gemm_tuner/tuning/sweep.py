@@ -15,6 +15,7 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.runtime.cpus import usable_cpus
 from gemm_tuner.select.derive import standing_trials
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
@@ -31,9 +32,14 @@ from gemm_tuner.tuning.earlier import (
     winner_of_one_thread,
 )
 from gemm_tuner.tuning.result import SweepResult, make_result
-from gemm_tuner.tuning.search import Chosen, LocalSearch
+from gemm_tuner.tuning.search import BATCH, Chosen, LocalSearch
 
 RIVALS_FROM_OTHER_REGIME = 8
+
+# Of a call; memory that one core reads at this rate is slow for a server.
+_LITTLE_TO_READ = 0.03
+_SLOW_MEMORY_BYTES_PER_S = 8e9
+_SHARE_OF_SAME_REGIME = 0.5
 
 _EXPECTED_BASELINES = {"auto": "onednn"}
 
@@ -80,7 +86,7 @@ def estimate(
     longest_s = confirming_s(
         call_s,
         settings.budget_s,
-        finalists=most_finalists(space.threads),
+        finalists=most_finalists(call_s=call_s, budget_s=settings.budget_s) + (space.threads > 1),
         confirmed=CONFIRMED,
     )
     seconds = settings.budget_s + len(contexts) * longest_s
@@ -122,7 +128,7 @@ def sweep(
     }
     if any(result is None for result in found.values()):
         budget = Budget(seconds=settings.budget_s)
-        with start_host(problem, space, settings) as host:
+        with start_host(problem, space, settings, provers=min(BATCH, usable_cpus())) as host:
             attempts = Attempts(
                 problem=problem,
                 cpu=cpu,
@@ -141,7 +147,8 @@ def sweep(
                 )
             unfinished = [context for context in contexts if found[context] is None]
             for position, context in enumerate(unfinished):
-                share = budget.share(len(unfinished) - position)
+                left = len(unfinished) - position
+                share = budget.share(1 + (left - 1) * _share_of_others(problem, host))
                 in_regime = replace(space, regime=context.regime)
                 alone = winner_of_one_thread(earlier, space, context)
                 one = ContextSweep(
@@ -167,6 +174,16 @@ def sweep(
                 )
                 rivals = one.ranked()[:RIVALS_FROM_OTHER_REGIME]
     return tuple(result for result in found.values() if result is not None)
+
+
+def _share_of_others(problem: Problem, host: TrialHost) -> float:
+    """Return how much of a context's budget each one after it gets.
+
+    Where the arithmetic takes far longer than it takes to read the weights from memory, regimes
+    differ little, and the best of one need only be timed in the others.
+    """
+    is_alike = problem.w_bytes < _LITTLE_TO_READ * _SLOW_MEMORY_BYTES_PER_S * host.baseline_call_s
+    return _SHARE_OF_SAME_REGIME if is_alike else 1.0
 
 
 def start_host(
