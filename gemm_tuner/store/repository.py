@@ -74,16 +74,37 @@ class Repository:
         Raises:
             StoreFailed: the bytes are not those that `artifact` names.
         """
+        self._keep_build(_insert_new, artifact, binary, source_text)
+
+    def replace_build(self, artifact: Artifact, *, binary: bytes, source_text: str) -> None:
+        """Keep a binary and its source in the place of what is there, which was damaged.
+
+        Raises:
+            StoreFailed: the bytes are not those that `artifact` names.
+        """
+        self._keep_build(_replace, artifact, binary, source_text)
+
+    def holds(self, artifact: Artifact) -> bool:
+        """Return whether a binary and its source are in the store, undamaged."""
+        try:
+            contents = (self.binary(artifact.sha256), self.source_text(artifact.sha256))
+        except StoreFailed:
+            return False
+        return None not in contents
+
+    def _keep_build(
+        self, put: Callable[..., bool], artifact: Artifact, binary: bytes, source_text: str
+    ) -> None:
         _check_digest("artifact", artifact.sha256, binary)
         _check_digest("source", artifact.source_sha256, source_text.encode())
         with self._writing() as connection:
-            _insert_new(
+            put(
                 connection,
                 SourceRow,
                 sha256=artifact.source_sha256,
                 compressed_text=zlib.compress(source_text.encode()),
             )
-            _insert_new(
+            put(
                 connection,
                 ArtifactRow,
                 sha256=artifact.sha256,
@@ -312,6 +333,13 @@ def _insert_new(connection: Connection, table: type[Base], **values: str | float
     """Insert a row unless its key is there, and return whether it was inserted."""
     insert = _INSERTS[connection.dialect.name](table)
     return connection.execute(insert.values(values).on_conflict_do_nothing()).rowcount == 1
+
+
+def _replace(connection: Connection, table: type[Base], **values: str | bytes) -> bool:
+    """Insert a row in the place of one with its sha256, if there is one."""
+    insert = _INSERTS[connection.dialect.name](table).values(values)
+    connection.execute(insert.on_conflict_do_update(index_elements=["sha256"], set_=values))
+    return True
 
 
 def _sweep_key(

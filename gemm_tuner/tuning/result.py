@@ -15,7 +15,8 @@ from gemm_tuner.select.derive import derive_verdict
 class SweepResult:
     """The verdict for one context and the trials it rests on; counts are of candidates.
 
-    `note` says in words why the baseline is not the one that was to be expected, empty if it is.
+    `note` says in words why the baseline is not the one that was to be expected, and which kernels
+    the store had lost; it is empty if all is well.
     """
 
     verdict: Verdict

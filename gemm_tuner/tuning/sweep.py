@@ -21,7 +21,7 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.model import NOMINAL_CLOCK_HZ, predict_cycles
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.attempt import Attempts, Render
+from gemm_tuner.tuning.attempt import Attempts, Render, build_candidate
 from gemm_tuner.tuning.budget import Budget
 from gemm_tuner.tuning.care import CONFIRMED, confirming_s, most_finalists
 from gemm_tuner.tuning.context_sweep import ContextSweep, Progress
@@ -31,6 +31,7 @@ from gemm_tuner.tuning.earlier import (
     relevant_trials,
     winner_of_one_thread,
 )
+from gemm_tuner.tuning.mend import mend_builds
 from gemm_tuner.tuning.result import SweepResult, make_result
 from gemm_tuner.tuning.search import BATCH, Chosen, LocalSearch
 
@@ -109,9 +110,10 @@ def sweep(
 
     What was proved or timed is in the repository before anything else is tried. A sweep whose
     search was exhausted, or that had as large a budget, is not run again beside the same baseline;
-    any other goes on with what it knows. With `like`, only what reads weights packed as by it is
-    searched and returned, and a kernel that was confirmed is the end of it. Of `chosen` candidates,
-    if there are any, the best is found without a search.
+    any other goes on with what it knows. A finalist whose binary was lost is built again, and the
+    results say so. With `like`, only what reads weights packed as by it is searched and returned,
+    and a kernel that was confirmed is the end of it. Of `chosen` candidates, if there are any, the
+    best is found without a search.
 
     Raises:
         InvalidProblem: the problem multiplies nothing.
@@ -121,6 +123,13 @@ def sweep(
     """
     problem.check_work()
     baseline = _EXPECTED_BASELINES.get(settings.baseline, settings.baseline)
+    mended = mend_builds(
+        earlier_trials(repository, problem, cpu, settings.toolchain),
+        repository,
+        lambda candidate: build_candidate(
+            problem, candidate, toolchain=settings.toolchain, render=settings.render
+        ),
+    )
     space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads, like=like)
     found = {
         context: _finished(space, context, repository, settings, baseline=baseline)
@@ -173,7 +182,10 @@ def sweep(
                     strategy, certain=[] if chosen else certain, is_search=not chosen
                 )
                 rivals = one.ranked()[:RIVALS_FROM_OTHER_REGIME]
-    return tuple(result for result in found.values() if result is not None)
+    results = (result for result in found.values() if result is not None)
+    return tuple(
+        replace(result, note=" ".join(filter(None, (mended, result.note)))) for result in results
+    )
 
 
 def _share_of_others(problem: Problem, host: TrialHost) -> float:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,35 @@ def test_a_finished_sweep_is_not_run_again(
     assert second["resumed"]
     assert second["candidate"] == first["candidate"]
     assert second["ratio"] == first["ratio"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE artifacts SET compressed_binary = substr(compressed_binary, 1, 100)",
+        "UPDATE artifacts SET compressed_binary = X'00'",
+        "UPDATE sources SET compressed_text = X'00'",
+        "DELETE FROM artifacts",
+    ],
+)
+def test_a_kernel_that_the_store_lost_is_built_again_from_its_record(
+    damage: str, database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant_speeds(monkeypatch, repeat(2.0))
+    lost = _sweep_facts(database, capsys)["artifact"]["sha256"]
+    engine = open_database(database)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(damage)
+    store = Repository(engine)
+
+    code = run([*ARGUMENTS, "--db", database])
+
+    note = f"the kernel {lost[:12]} was damaged or missing in the database; it was built again."
+    assert code == 0
+    assert note in capsys.readouterr().err
+    assert sha256(store.binary(lost) or b"").hexdigest() == lost
+    assert PROBLEM.text in (store.source_text(lost) or "")
+    assert _sweep_facts(database, capsys)["note"] == ""
 
 
 def test_the_table_names_finalists_and_baseline(
