@@ -391,11 +391,13 @@ inline void pack_headers(const gemm_tuner_weights &weights, W *packed)
 constexpr int64_t byte_elements = 1;
 constexpr uint8_t zero = 0;
 
-// Write a chunk whose lanes hold the steps of a column each, the first in the lowest bits.
+// A chunk of what lanes hold: the steps of a column each, the first in the lowest bits.
+inline Row chunk_of(Row columns) { return (Row)place_weights((Chunk)columns); }
+
+// Write the chunk of what lanes hold.
 inline void store_chunk(W *packed, int64_t column, int64_t p, Row columns)
 {
-    const Chunk chunk = place_weights((Chunk)columns);
-    store_row(vector_at(packed, column, (p / group_size + 1) * headers + p / chunk_k), (Row)chunk);
+    store_row(vector_at(packed, column, (p / group_size + 1) * headers + p / chunk_k), chunk_of(columns));
 }
 
 // Copy what is left of rows at an edge of w beside weights of zero: `length` elements of `rows` rows, or fewer
