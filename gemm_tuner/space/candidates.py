@@ -292,7 +292,10 @@ class Space(Axes):
         x_bytes = self.problem.m.high * kc * self.problem.types.x.size_bytes
         x_fits_l2 = x_bytes <= self.cpu.caches.l2_bytes // 2
         if x_fits_l2:
-            cut = Cut()
+            # Where L1 keeps all weights, whole rows of a large y are written in order.
+            y_bytes = self.problem.m.high * self.problem.types.y.row_bytes(self.problem.n)
+            keeps_weights = self.problem.w_bytes <= self.cpu.caches.l1d_bytes // 2
+            cut = Cut(is_ir_outer=keeps_weights and y_bytes > self.cpu.caches.l2_bytes)
         else:
             cut = (
                 Cut(residence=Residence.X) if streams_weights else Cut(is_ir_outer=not convert_once)

@@ -260,6 +260,20 @@ def test_only_tiles_that_wait_for_loads_shuffle_x(tile: str, ways: set[bool]) ->
     assert found == ways
 
 
+@pytest.mark.parametrize(
+    ("problem", "orders"),
+    [
+        ("int8 2048x512x13", {LoopOrder.JC_IC_IR_JR, LoopOrder.JC_IC_JR_IR}),
+        ("int8 512x512x13", {LoopOrder.JC_IC_JR_IR}),
+        ("int8 2048x512x64", {LoopOrder.JC_IC_JR_IR}),
+    ],
+)
+def test_rows_of_a_large_y_may_be_written_in_order(problem: str, orders: set[LoopOrder]) -> None:
+    space = Space(problem=Problem.parse(problem), cpu=core_named("zen4").cpu)
+
+    assert {one.blocking.loop_order for one in shortlist(space, 12)} == orders
+
+
 def test_tiles_of_few_lines_are_tried_first_where_y_passes_the_caches() -> None:
     space = Space(problem=Problem.parse("int8 16384x512x128"), cpu=core_named("zen4").cpu)
 
