@@ -285,9 +285,11 @@ inline Group broadcast_group(const X *x)
 // The last steps are fewer: x must not be read past its end.
 inline Group broadcast_rest(const X *x)
 {
-    // Before them in the row are others, which are shifted out.
-    typedef uint32_t Quad __attribute__((aligned(1), may_alias));
-    return broadcast_quad(*reinterpret_cast<const Quad *>(x - 1) >> 8);
+    uint32_t quad = 0;
+#pragma GCC unroll 4
+    for (int i = 0; i < 3; ++i)
+        quad |= static_cast<uint32_t>(static_cast<uint8_t>(x[i])) << (8 * i);
+    return broadcast_quad(quad);
 }
 
 // What sums the weights themselves.
