@@ -48,8 +48,8 @@ class Care:
 
 
 RACE = Care(stage=Stage.RACE, pairs=5, fewest_pairs=3, sample_ns=400_000, share=0.01)
-FINAL = Care(stage=Stage.FINAL, pairs=31, fewest_pairs=5, sample_ns=2_000_000, share=0.03)
-CONFIRM = Care(stage=Stage.CONFIRM, pairs=31, fewest_pairs=11, sample_ns=2_000_000, share=0.05)
+FINAL = Care(stage=Stage.FINAL, pairs=31, fewest_pairs=5, sample_ns=2_000_000, share=0.015)
+CONFIRM = Care(stage=Stage.CONFIRM, pairs=31, fewest_pairs=11, sample_ns=2_000_000, share=0.03)
 
 
 def most_finalists(*, call_s: float, budget_s: float) -> int:

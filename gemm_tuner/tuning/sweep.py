@@ -1,6 +1,7 @@
 """A sweep: search the candidates of one problem, in each context, within a budget."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -20,6 +21,7 @@ from gemm_tuner.select.derive import standing_trials
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.model import NOMINAL_CLOCK_HZ, predict_cycles
+from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts, Render, build_candidate
 from gemm_tuner.tuning.budget import Budget
@@ -137,7 +139,7 @@ def sweep(
     }
     if any(result is None for result in found.values()):
         budget = Budget(seconds=settings.budget_s)
-        with start_host(problem, space, settings, provers=min(BATCH, usable_cpus())) as host:
+        with _start_host_and_builds(space, chosen, settings) as host:
             attempts = Attempts(
                 problem=problem,
                 cpu=cpu,
@@ -186,6 +188,23 @@ def sweep(
     return tuple(
         replace(result, note=" ".join(filter(None, (mended, result.note)))) for result in results
     )
+
+
+def _start_host_and_builds(
+    space: Space, chosen: Sequence[Candidate], settings: SweepSettings
+) -> TrialHost:
+    """Return a host; what is tried first is compiled, into the cache, while the host prepares."""
+    cpus = usable_cpus()
+    with ThreadPoolExecutor(max_workers=cpus) as executor:
+        for candidate in chosen[:BATCH] or shortlist(space, BATCH):
+            executor.submit(
+                build_candidate,
+                space.problem,
+                candidate,
+                toolchain=settings.toolchain,
+                render=settings.render,
+            )
+        return start_host(space.problem, space, settings, provers=min(BATCH, cpus))
 
 
 def _share_of_others(problem: Problem, host: TrialHost) -> float:
