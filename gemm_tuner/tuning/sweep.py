@@ -139,7 +139,8 @@ def sweep(
     }
     if any(result is None for result in found.values()):
         budget = Budget(seconds=settings.budget_s)
-        with _start_host_and_builds(space, chosen, settings) as host:
+        first = replace(space, regime=contexts[0].regime)
+        with _start_host_and_builds(first, chosen, settings) as host:
             attempts = Attempts(
                 problem=problem,
                 cpu=cpu,
@@ -193,9 +194,13 @@ def sweep(
 def _start_host_and_builds(
     space: Space, chosen: Sequence[Candidate], settings: SweepSettings
 ) -> TrialHost:
-    """Return a host; what is tried first is compiled, into the cache, while the host prepares."""
+    """Return a host; while it prepares, what is tried first is compiled, into the cache.
+
+    When it is ready, no more of that begins: what the sweep needs at once goes first.
+    """
     cpus = usable_cpus()
-    with ThreadPoolExecutor(max_workers=cpus) as executor:
+    executor = ThreadPoolExecutor(max_workers=cpus)
+    try:
         for candidate in chosen[:BATCH] or shortlist(space, BATCH):
             executor.submit(
                 build_candidate,
@@ -205,6 +210,8 @@ def _start_host_and_builds(
                 render=settings.render,
             )
         return start_host(space.problem, space, settings, provers=min(BATCH, cpus))
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 def _share_of_others(problem: Problem, host: TrialHost) -> float:
