@@ -91,6 +91,10 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             is_long=bool(functions & _LONG_FUNCTIONS),
             has_single_columns=family.layout is PackedLayout.COLUMNS
             and 1 in {candidate.micro_kernel.nr, problem.n % candidate.micro_kernel.nr},
+            digits=family.digits(problem.types.x),
+            packs_pairs=family.packs_pairs(problem.types),
+            quad_steps=_quad_steps(problem, family),
+            register="v" if family.vectors == "avx512" else "x",
             keeps_panel=keeps_panel(problem, candidate, family),
             shuffles_x=blocking.shuffle_x and family.can_shuffle(problem.types.x),
             has_zeros_behind_x=blocking.pack_x and _ends_in_part_of_tile(problem, family),
@@ -110,6 +114,18 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
         )
     )
     return Source(text=_BLANK_LINES.sub("\n\n", text))
+
+
+def _quad_steps(problem: Problem, family: MicroKernelFamily) -> tuple[int, ...]:
+    """Return which steps of eight a chunk of 4-bit weights has in the low and in the high halves.
+
+    Empty where a chunk has four steps, one in each byte.
+    """
+    if problem.types.w.size_bits == 8:
+        return ()
+    if family.packs_pairs(problem.types):
+        return (0, 4, 1, 5, 2, 6, 3, 7)
+    return (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def _fills_registers(candidate: Candidate, family: MicroKernelFamily) -> bool:

@@ -17,7 +17,11 @@ class PackedLayout(StrEnum):
 
 
 # The templates that finish a row of y in vectors of columns.
-_FINISHING_ROWS = frozenset({"outer_product", "grouped"})
+_FINISHING_ROWS = frozenset({"outer_product", "grouped", "fixed_point"})
+# Of x in fixed point: as many bits as make it exact down to 2^-6 of the largest in a block in f32,
+# and to 2^-14 in bf16.
+MOST_DIGITS = 4
+_DIGITS = {DType.F32: MOST_DIGITS, DType.BF16: 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,24 @@ class MicroKernelFamily:
     def k_multiple(self) -> int:
         """Return what packed weights are padded to along k, in every block of k."""
         return self.k_tile or self.k_step
+
+    @property
+    def is_in_fixed_point(self) -> bool:
+        """Return whether blocks of x are multiplied as integers of a few digits of 8 bits."""
+        return self.template == "fixed_point"
+
+    def digits(self, x: DType) -> int:
+        """Return the digits of an element of x; 0 if x is not in fixed point."""
+        return _DIGITS[x] if self.is_in_fixed_point else 0
+
+    def packs_pairs(self, types: OperandTypes) -> bool:
+        """Return whether chunks of weights in groups lie as products of pairs of bf16 read them.
+
+        Those of fixed point do where another family for these types has such products too.
+        """
+        if not self.is_in_fixed_point:
+            return self.k_step > 1
+        return types.w.size_bits == 8 or (types.x is DType.BF16 and self.vectors == "avx512")
 
     def can_shuffle(self, x: DType) -> bool:
         """Return whether four steps of x can be loaded at once and picked by shuffles."""

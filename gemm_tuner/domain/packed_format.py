@@ -49,7 +49,7 @@ def packed_format(problem: Problem, candidate: Candidate, family: MicroKernelFam
 
 def _groups_format(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> str:
     """Return such as `u4 768x3072 groups nr64 g128 lanes16 k2`, lanes being columns in a vector."""
-    steps = f" k{family.k_step}" if family.k_step > 1 else ""
+    steps = " k2" if family.packs_pairs(problem.types) else ""
     return (
         f"{problem.types.w.value} {problem.n}x{problem.k} {family.layout.value} "
         f"nr{candidate.micro_kernel.nr} g{problem.w_group} lanes{family.lanes}{steps}"

@@ -176,7 +176,7 @@ class Space(Axes):
                 nc=nc,
                 kc=kc,
                 loop_order=order,
-                pack_x=choice.pack_x,
+                pack_x=choice.pack_x and not choice.family.is_in_fixed_point,
                 convert_once=convert_once,
                 prefetch_w_bytes=choice.prefetch_w_bytes,
                 prefetch_next_panel=choice.prefetch_next_panel
@@ -342,7 +342,7 @@ class Space(Axes):
         if self.problem.m.high > 1 or family.layout is PackedLayout.GROUPS:
             if w_bytes <= caches.l2_bytes:
                 return (8192 if self.regime is Regime.COLD_WEIGHTS else 0,)
-            is_few = self.problem.m.high <= _FEW_ROWS and family.layout is not PackedLayout.GROUPS
+            is_few = self.problem.m.high <= _FEW_ROWS and family.template != "grouped"
             return (16384, 0) if is_few else (16384,)
         is_brief = self.problem.types.x.size_bytes < 4 and self.regime is Regime.HOT
         return (0, 4096) if is_brief and caches.l2_bytes < w_bytes <= caches.l3_bytes // 2 else (0,)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import F32, TERMS_IN_F16, DType, OperandTypes
-from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.micro_kernel import MOST_DIGITS, MicroKernelFamily, PackedLayout
 from gemm_tuner.errors import InvalidCandidate
 
 _AVX2 = frozenset({IsaFeature.AVX2, IsaFeature.FMA})
@@ -181,6 +181,38 @@ def _grouped(
     )
 
 
+def _fixed_point(
+    name: str,
+    vectors: _Vectors,
+    types: frozenset[OperandTypes],
+    isa: frozenset[IsaFeature],
+) -> MicroKernelFamily:
+    """Return a family of products of bytes for weights in groups and x in fixed point.
+
+    Each sum is one of every digit; two registers hold what weights are moved by. Products of many
+    rows take longer than to convert the weights for all of them.
+    """
+    tiles = tuple(
+        (mr, width * vectors.lanes)
+        for width in range(1, 9)
+        for mr in range(1, 5)
+        if (MOST_DIGITS * mr + 1) * width + 2 < vectors.registers - 1
+    )
+    return MicroKernelFamily(
+        name=name,
+        types=types,
+        isa=isa,
+        template="fixed_point",
+        product="digits",
+        vectors=vectors.name,
+        lanes=vectors.lanes,
+        registers=vectors.registers,
+        layout=PackedLayout.GROUPS,
+        tiles=tiles,
+        k_step=4,
+    )
+
+
 def _amx(
     name: str,
     types: frozenset[OperandTypes],
@@ -252,6 +284,10 @@ CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
     _grouped("avx512_w4",      _V512, _W4,      _AVX512,      "w4_float"),
     _grouped("avx512_bf16_w8", _V512, _W8_BF16, _AVX512_BF16, "w8_bf16_pairs", k_step=2),
     _grouped("avx512_bf16_w4", _V512, _W4_BF16, _AVX512_BF16, "w4_bf16_pairs", k_step=2),
+    _fixed_point("avx512_vnni_w8", _V512, _W8,  _AVX512_VNNI),
+    _fixed_point("avx512_vnni_w4", _V512, _W4,  _AVX512_VNNI),
+    _fixed_point("avx_vnni_w8",    _V256, _W8,  _AVX_VNNI),
+    _fixed_point("avx_vnni_w4",    _V256, _W4,  _AVX_VNNI),
     _grouped("avx2_w8",        _V256, _W8,      _AVX2,        "w8_float"),
     _grouped("avx2_w4",        _V256, _W4,      _AVX2,        "w4_float"),
     _grouped("scalar_w8",      _V1,   _W8,      _ANY,         "w8_float"),

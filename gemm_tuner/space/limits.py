@@ -107,6 +107,7 @@ def _check_words(problem: Problem, candidate: Candidate, family: MicroKernelFami
         f"ws{streams}": streams > 1 and (not is_outer or vectors % streams > 0),
         "convert_once": converts and (not is_grouped or blocking.loop_order.is_ir_outer),
         "pf_next": blocking.prefetch_next_panel and not (is_outer or converts),
+        "pack_x": blocking.pack_x and family.is_in_fixed_point,
         "stream_y": blocking.stream_y
         and (blocking.kc < problem.k or not family.can_stream(problem.types.y)),
         "shuffle_x": blocking.shuffle_x and not family.can_shuffle(problem.types.x),

@@ -125,10 +125,11 @@ def _tile_cycles(
     blocks = max(1, ceil(problem.k / candidate.blocking.kc))
     height, vectors = _registers(family, rows, columns)
     steps = ceil(problem.k / family.k_multiple)
+    height *= family.digits(problem.types.x) or 1
     fmas = height * vectors
     loads = height + vectors
     instructions = fmas + loads + 3 / candidate.blocking.k_unroll
-    is_grouped = family.template == "grouped"
+    is_grouped = family.layout is PackedLayout.GROUPS and not family.k_tile
     conversions = vectors if is_grouped and not candidate.blocking.convert_once else 0
     instructions += conversions * _CONVERSION_INSTRUCTIONS
     narrow = rates.narrow if 32 * family.lanes < rates.vector_bits else 1.0
@@ -192,7 +193,7 @@ def _products_a_cycle(family: MicroKernelFamily, rates: Rates) -> float:
     """Return how many of the family's multiplications of vectors a core starts in a cycle."""
     if "bf16_pairs" in family.product:
         return rates.pairs or rates.multiply_adds
-    if family.product.startswith("int8_quads"):
+    if family.product.startswith("int8_quads") or family.is_in_fixed_point:
         return rates.quads or rates.multiply_adds
     return rates.multiply_adds
 

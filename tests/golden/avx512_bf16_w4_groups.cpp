@@ -787,10 +787,10 @@ template <typename Stride>
 inline void block(const Call &whole_call, Stride ldx, int64_t jc, int64_t columns, int64_t pc,
                   int64_t depth, int64_t ic, int64_t rows, [[maybe_unused]] X *workspace)
 {
+    Call call = whole_call;
     float *x_sums = reinterpret_cast<float *>(workspace);
     const int64_t first_group = pc / group_size;
-    sum_x(whole_call.x + ic * ldx, ldx, rows, first_group, (pc + depth + group_size - 1) / group_size, x_sums);
-    Call call = whole_call;
+    sum_x(call.x + ic * ldx, ldx, rows, first_group, (pc + depth + group_size - 1) / group_size, x_sums);
     call.x_sums = x_sums + first_group;
     call.x_sums_row = ic;
     const X *x = call.x + ic * ldx + pc;

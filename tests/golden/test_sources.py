@@ -61,6 +61,10 @@ SOURCES = {
         "bf16_s8 1x4096x4095 nk:gk none",
         "avx512_bf16_w8_1x64 mc1_nc4096_kc4095 jc_ic_jr_ir",
     ),
+    "avx512_vnni_w4_fixed_point": (
+        "f32_u4 1..2x1000x4090 nk:g32 bias",
+        "avx512_vnni_w4_1x64 mc2_nc1024_kc4090 jc_ic_jr_ir pf16384",
+    ),
     "avx512_w8_converted_once": (
         "f32_s8 256x4096x4096 nk:g128 none",
         "avx512_w8_8x48 mc256_nc4128_kc512 jc_ic_jr_ir convert_once pf_next",

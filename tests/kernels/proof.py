@@ -16,8 +16,10 @@ from gemm_tuner.build.compile import Build, compile_kernels
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.source import Source
 from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
@@ -36,17 +38,29 @@ class Subject:
     candidate: str
 
 
-def prove_all(subjects: Iterable[Subject], toolchain: Toolchain) -> dict[Subject, Finding]:
+Needs = tuple[Source, frozenset[IsaFeature]]
+
+
+def _unchanged(source: Source, isa: frozenset[IsaFeature]) -> Needs:
+    return source, isa
+
+
+def prove_all(
+    subjects: Iterable[Subject],
+    toolchain: Toolchain,
+    respell: Callable[[Source, frozenset[IsaFeature]], Needs] = _unchanged,
+) -> dict[Subject, Finding]:
     """Return what the proof finds for each subject that is not correct.
 
-    Features that this CPU lacks are emulated.
+    Features that this CPU lacks are emulated. `respell` may write a source for other ones.
     """
     asked = tuple(subjects)
     sources = []
     for subject in asked:
         candidate = Candidate.parse(subject.candidate)
         family = family_named(candidate.micro_kernel.family)
-        sources.append((render(Problem.parse(subject.problem), candidate, family), family.isa))
+        source = render(Problem.parse(subject.problem), candidate, family)
+        sources.append(respell(source, family.isa))
     report = Report(build_driver("crash", toolchain))
     cases: dict[str, dict[InputKind, Case]] = {}
     findings = {}

@@ -37,6 +37,8 @@ def family(request: pytest.FixtureRequest) -> MicroKernelFamily:
 def _candidate(family: MicroKernelFamily, k: int, extras: str = "") -> str:
     mr = max(2, family.register_rows)
     nr = 2 * family.lanes if family.lanes > 1 else 4
+    if family.is_in_fixed_point:
+        extras = extras.replace(" pack_x", "")
     return f"{family.name}_{mr}x{nr} mc{2 * mr}_nc{2 * nr}_kc{max(1, k)} jc_ic_jr_ir{extras}"
 
 

@@ -106,7 +106,7 @@ def _expected_groups(
     """Return the packed weights, put together in NumPy from the definition of the layout."""
     family = family_named(candidate.micro_kernel.family)
     bits, lanes = problem.types.w.size_bits, family.lanes
-    chunk_k = 32 // bits
+    chunk_k, for_pairs = 32 // bits, family.packs_pairs(problem.types)
     numbers = w.view(np.uint8)
     if bits == 4:
         numbers = np.stack((numbers & 15, numbers >> 4), axis=-1).reshape(len(w), 2 * w.shape[1])
@@ -129,19 +129,16 @@ def _expected_groups(
             for p in range(begin, min(end, problem.k), chunk_k):
                 for v in range(0, len(panel), lanes):
                     chunk = panel[v : v + lanes, p : p + chunk_k]
-                    packed += _expected_chunk(chunk, family.product).tobytes()
+                    packed += _expected_chunk(chunk, bits, for_pairs=for_pairs).tobytes()
     return packed
 
 
-def _expected_chunk(chunk: NDArray[Any], product: str) -> NDArray[Any]:
+def _expected_chunk(chunk: NDArray[Any], bits: int, *, for_pairs: bool) -> NDArray[Any]:
     """Return the bytes of the 32 bits of each column: chunk is (columns, steps)."""
-    if product == "w8_float":
-        return chunk.T
-    if product.startswith("w8_bf16"):
-        return chunk
+    if bits == 8:
+        return chunk if for_pairs else chunk.T
     # Which steps lie in the lower and in the upper halves of the four bytes.
-    is_float = product == "w4_float"
-    lower, upper = ([0, 2, 4, 6], [1, 3, 5, 7]) if is_float else ([0, 4, 1, 5], [2, 6, 3, 7])
+    lower, upper = ([0, 4, 1, 5], [2, 6, 3, 7]) if for_pairs else ([0, 2, 4, 6], [1, 3, 5, 7])
     placed: NDArray[Any] = chunk[:, lower] | chunk[:, upper] << 4
     return placed
 
