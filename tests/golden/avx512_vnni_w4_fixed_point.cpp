@@ -231,7 +231,8 @@ constexpr int headers = 2;
 constexpr int64_t chunk_bytes = sizeof(float) * lanes;
 constexpr int64_t column_bytes = (groups * headers + (k + chunk_k - 1) / chunk_k) * sizeof(float);
 constexpr int64_t packed_n = n / nr * nr + (n % nr + lanes - 1) / lanes * lanes;
-constexpr uint64_t packed_weight_bytes = packed_n * column_bytes;
+constexpr int64_t bytes_read_past_chunks = 3; // by one of the products that read this format
+constexpr uint64_t packed_weight_bytes = packed_n * column_bytes + bytes_read_past_chunks;
 static_assert((kc >= k || kc % group_size == 0) && (group_size % chunk_k == 0 || groups <= 1));
 
 inline const W *packed_panel(const W *packed_w, int64_t, int64_t, int64_t column)

@@ -1,5 +1,6 @@
 """Packed weights, byte by byte, beside the layout that docs/kernels.md draws."""
 
+import json
 from dataclasses import replace
 from itertools import cycle, islice
 from typing import Any
@@ -14,13 +15,14 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import parse_isa
-from gemm_tuner.domain.micro_kernel import PackedLayout
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
+from gemm_tuner.runtime.abi import KernelLibrary
 from gemm_tuner.runtime.arrays import NUMPY_TYPES
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
-from gemm_tuner.space.catalog import family_named
+from gemm_tuner.space.catalog import CATALOG, family_named
 
 _NOT_FOR_PACKING = parse_isa(("amx_tile", "amx_bf16", "amx_int8", "amx_fp16", "avx512_fp16"))
 PLAIN_ROWS = [row for row in FEW_ROWS if not row.types.is_weight_only]
@@ -30,7 +32,7 @@ PACKING_ROWS = {
     for row in reversed(PLAIN_ROWS)
 }.values()
 GROUPED_ROWS = {
-    (row.family.product, row.family.lanes, row.types.w): row
+    (row.family.product, row.family.packs_pairs(row.types), row.family.lanes, row.types.w): row
     for row in reversed(ROWS)
     if row.types.is_weight_only
 }.values()
@@ -58,6 +60,34 @@ def test_packed_bytes_are_those_of_the_layout(row: Row, layout: str) -> None:
         assert packed[: len(expected)] == expected, (problem.text, candidate.text)
         # Groups are followed by room for a prefetch.
         assert has_groups or len(packed) == len(expected), (problem.text, candidate.text)
+
+
+@pytest.mark.parametrize("types", ["f32_u4", "bf16_u8", "bf16_s4"])
+def test_kernels_of_one_format_pack_as_many_bytes(types: str) -> None:
+    problem = Problem.parse(f"{types} 1x100x200 nk:g64")
+    isa = detect_cpu().isa | _NOT_FOR_PACKING
+    families = [
+        one
+        for one in CATALOG.values()
+        if problem.types in one.types and one.isa <= isa and (1, 32) in one.tiles
+    ]
+    sources = [(render(problem, _one_row(family), family), family.isa) for family in families]
+
+    builds = compile_kernels(sources, toolchain=find_toolchain())
+
+    sizes: dict[str, set[int]] = {}
+    for build in builds:
+        assert isinstance(build, Build), build
+        library = KernelLibrary(build.binary)
+        sizes.setdefault(json.loads(library.describe())["packed_format"], set()).add(
+            library.packed_weight_bytes
+        )
+    assert len(sizes) < len(families)
+    assert all(len(found) == 1 for found in sizes.values()), sizes
+
+
+def _one_row(family: MicroKernelFamily) -> Candidate:
+    return Candidate.parse(f"{family.name}_1x32 mc1_nc128_kc200 jc_ic_jr_ir")
 
 
 def _plain_problems(row: Row, layout: str) -> list[Problem]:
