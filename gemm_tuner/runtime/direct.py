@@ -1,6 +1,7 @@
 """The part of the call path that is in C, native/, or its substitute where it was not built."""
 
 import logging
+import sys
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import numpy as np
 from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.runtime.dlpack import element_type
 
-__all__ = ["NATIVE", "DirectCall"]
+__all__ = ["NATIVE", "DirectCall", "sealed"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,3 +57,17 @@ else:
         def __call__(self, *arguments: object, **named: object) -> object:
             """Return `compute` of the same arguments."""
             return self.compute(*arguments, **named)
+
+
+def sealed(direct: type[DirectCall]) -> type[DirectCall]:
+    """Return a class of the same name whose objects are called by vectorcall.
+
+    From Python 3.12 on, that is the class itself. Before, a class that is written in Python does
+    not inherit vectorcall, because its `__call__` may be replaced; a subclass that cannot be
+    changed, made in C, does.
+    """
+    if NATIVE is None or sys.version_info >= (3, 12):
+        return direct
+    name = f"{direct.__module__}.{direct.__qualname__}"
+    made: type[DirectCall] = NATIVE.seal(direct, name, direct.__doc__)
+    return made

@@ -41,7 +41,7 @@ from gemm_tuner.runtime.batch import (
     check_batch_shapes,
     view_products,
 )
-from gemm_tuner.runtime.direct import DirectCall
+from gemm_tuner.runtime.direct import DirectCall, sealed
 from gemm_tuner.runtime.dlpack import AnyArray, as_array, element_type, new_result
 from gemm_tuner.runtime.memory import address_of, allocate_aligned
 from gemm_tuner.runtime.packed import PackedWeights, check_packed
@@ -57,6 +57,7 @@ _SHAPE_NUMBERS = {
 }
 
 
+@sealed
 class Kernel(DirectCall):
     """A loaded kernel: `y = epilogue(x @ w)` for one n and k.
 
@@ -275,6 +276,7 @@ class Kernel(DirectCall):
             k=problem.k,
             x_type=element_type(NUMPY_TYPES[problem.types.x]),
             y_type=element_type(self._y_type),
+            packed_type=PackedWeights,
             owner=self.packed_format,
             new_result=new_result,
             operands=tuple(

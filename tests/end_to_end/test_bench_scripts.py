@@ -16,6 +16,7 @@ def test_every_way_to_call_a_kernel_is_timed(
 ) -> None:
     monkeypatch.setattr(call_cost, "SAMPLE_S", 1e-3)
     monkeypatch.setattr(call_cost, "SLEEPS", 3)
+    monkeypatch.setattr(call_cost, "ROUNDS", 3)
 
     call_cost.main()
 
@@ -23,6 +24,10 @@ def test_every_way_to_call_a_kernel_is_timed(
     times = {line[:46].strip(): line[46:].split() for line in lines if line.endswith(" ns")}
     assert times.keys() >= call_cost.WAYS.keys()
     assert all(float(time) > 0 for time, _unit in times.values())
+    header = next(place for place, line in enumerate(lines) if line.endswith(" beyond"))
+    rows = [[float(time) for time in line[46:].split()] for line in lines[header + 1 :]]
+    assert len(rows) >= len(call_cost.KINDS)
+    assert all(call > beyond > kernel > 0 for call, kernel, _loop, beyond in rows)
 
 
 @pytest.mark.isa("avx2", "fma")

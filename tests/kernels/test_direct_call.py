@@ -38,11 +38,9 @@ EPILOGUE = "scale+bias+add+relu"
 RNG = np.random.default_rng(20_261)
 
 
-class DirectOnly(Kernel):
-    """A kernel that does not look at arguments which the direct way leaves to it."""
-
-    def compute(self, *_arguments: object, **_named: object) -> Never:
-        raise AssertionError("the call was not direct.")
+def _refuse(*_arguments: object, **_named: object) -> Never:
+    """Stand for `compute` in a kernel that is only to be called directly."""
+    raise AssertionError("the call was not direct.")
 
 
 def _load(problem: str, candidate: str, *, threads: int = 1, direct_only: bool = False) -> Kernel:
@@ -51,7 +49,9 @@ def _load(problem: str, candidate: str, *, threads: int = 1, direct_only: bool =
     source = render(Problem.parse(problem), parsed, family)
     build = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
     kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu(), threads=threads)
-    return DirectOnly(kernel.library, kernel.artifact, threads) if direct_only else kernel
+    if direct_only:
+        vars(kernel)["compute"] = _refuse
+    return kernel
 
 
 def _kernel(*, direct_only: bool = False, threads: int = 1) -> Kernel:
@@ -259,6 +259,10 @@ def test_wrong_calls_are_told() -> None:
         kernel(x, packed, x)  # type: ignore[call-arg]  # what is tested
     with pytest.raises(InvalidArray, match="reads scale, bias, add, but got none"):
         kernel(x, packed)
+    with pytest.raises(InvalidArray, match="packed has the layout 'another'"):
+        kernel(x, packed._replace(owner="another"), **_arguments())
+    with pytest.raises(InvalidArray, match="is a tuple, not packed weights"):
+        kernel(x, tuple(packed), **_arguments())  # type: ignore[arg-type]  # what is tested
     with pytest.raises(InvalidArray, match="not packed weights"):
         kernel(x, x, **_arguments())  # type: ignore[arg-type]  # what is tested
 

@@ -120,7 +120,7 @@ def test_other_number_of_rows_is_refused(kernel: Kernel, w: NDArray[np.float32])
 def test_weights_of_another_kernel_are_refused(
     kernel: Kernel, x: NDArray[np.float32], w: NDArray[np.float32]
 ) -> None:
-    other = replace(kernel.pack(w), owner="0" * 64)
+    other = kernel.pack(w)._replace(owner="0" * 64)
 
     with pytest.raises(InvalidArray, match="packed has the layout '000000000000"):
         kernel(x, other, bias=BIAS)

@@ -65,7 +65,7 @@ def test_tensors_are_taken(
     out = torch.zeros(M, N, dtype=getattr(torch, dtype)) if with_out else None
     packed = kernel.pack(w)
     if way == "direct" and NATIVE is not None and with_out:
-        monkeypatch.setattr(Kernel, "compute", None)
+        monkeypatch.setattr(kernel, "compute", None)
     call: Any = kernel.compute if way == "checked" and isinstance(kernel, Kernel) else kernel
 
     y = call(x, packed, out=out, scale=0.5, bias=bias, add=add)

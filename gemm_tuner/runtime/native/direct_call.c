@@ -1,16 +1,19 @@
 #include "direct_call.h"
 
 #include "kernel_call.h"
+#include "vectorcall.h"
 
 #include <stddef.h>
 #include <string.h>
 
 typedef struct direct_call {
     PyObject_HEAD
+    vectorcall_function call;
     bool is_prepared;
     kernel_facts facts;
 } direct_call;
 
+static PyTypeObject *direct_call_type;
 static PyObject *compute_name, *out_name, *threads_name;
 
 static PyObject **find_place(const kernel_facts *kernel, PyObject *name, call_values *values) {
@@ -28,22 +31,22 @@ static PyObject **find_place(const kernel_facts *kernel, PyObject *name, call_va
     return NULL;
 }
 
-static bool read_values(const kernel_facts *kernel, PyObject *positional, PyObject *named,
-                        call_values *values) {
-    if (PyTuple_Size(positional) != 2) {
+static bool read_values(const kernel_facts *kernel, PyObject *const *arguments, size_t positional,
+                        PyObject *names, call_values *values) {
+    if (positional != 2) {
         return false;
     }
     memset(values, 0, offsetof(call_values, operands) +
                           kernel->operand_count * sizeof *values->operands);
-    values->x = PyTuple_GetItem(positional, 0);
-    values->packed = PyTuple_GetItem(positional, 1);
-    PyObject *name, *value;
-    for (Py_ssize_t position = 0; named && PyDict_Next(named, &position, &name, &value);) {
-        PyObject **place = find_place(kernel, name, values);
+    values->x = arguments[0];
+    values->packed = arguments[1];
+    const Py_ssize_t named = names ? PyTuple_Size(names) : 0;
+    for (Py_ssize_t i = 0; i < named; i++) {
+        PyObject **place = find_place(kernel, PyTuple_GetItem(names, i), values);
         if (!place) {
             return false;
         }
-        *place = value;
+        *place = arguments[2 + i];
     }
     if (values->out == Py_None) {
         values->out = NULL;
@@ -56,19 +59,29 @@ static bool read_values(const kernel_facts *kernel, PyObject *positional, PyObje
     return true;
 }
 
-static PyObject *direct_call_call(PyObject *object, PyObject *positional, PyObject *named) {
+static PyObject *direct_call_call(PyObject *object, PyObject *const *arguments, size_t positional,
+                                  PyObject *names) {
     direct_call *self = (direct_call *)object;
     call_values values;
-    if (self->is_prepared && read_values(&self->facts, positional, named, &values)) {
+    const size_t count = positional & ~PY_VECTORCALL_ARGUMENTS_OFFSET;
+    if (self->is_prepared && read_values(&self->facts, arguments, count, names, &values)) {
         PyObject *y = call_kernel(&self->facts, &values);
         if (y || PyErr_Occurred()) {
             return y;
         }
     }
     PyObject *compute = PyObject_GetAttr(object, compute_name);
-    PyObject *y = compute ? PyObject_Call(compute, positional, named) : NULL;
+    PyObject *y = compute ? PyObject_Vectorcall(compute, arguments, positional, names) : NULL;
     Py_XDECREF(compute);
     return y;
+}
+
+static PyObject *direct_call_new(PyTypeObject *type, PyObject *positional, PyObject *named) {
+    direct_call *self = (direct_call *)PyType_GenericNew(type, positional, named);
+    if (self) {
+        self->call = direct_call_call;
+    }
+    return (PyObject *)self;
 }
 
 int read_type(PyObject *object, void *result) {
@@ -109,8 +122,8 @@ PyDoc_STRVAR(prepare_doc,
 
 static PyObject *direct_call_prepare(PyObject *object, PyObject *positional, PyObject *named) {
     static char *names[] = {
-        "run",    "workspace_bytes", "phases", "threads",    "parts",    "m",  "n", "k",
-        "x_type", "y_type",          "owner",  "new_result", "operands", NULL,
+        "run",    "workspace_bytes", "phases",      "threads", "parts",      "m",        "n", "k",
+        "x_type", "y_type",          "packed_type", "owner",   "new_result", "operands", NULL,
     };
     direct_call *self = (direct_call *)object;
     kernel_facts facts = {0};
@@ -120,11 +133,11 @@ static PyObject *direct_call_prepare(PyObject *object, PyObject *positional, PyO
         PyErr_SetString(PyExc_RuntimeError, "a kernel is prepared once.");
         return NULL;
     }
-    if (!PyArg_ParseTupleAndKeywords(positional, named, "$KKiii(LL)LLO&O&UOO&", names, &run,
-                                     &workspace_bytes, &facts.phases, &facts.threads, &facts.parts,
-                                     &m_low, &m_high, &n, &k, read_type, &facts.x, read_type,
-                                     &facts.y, &facts.owner, &facts.new_result, read_operands,
-                                     &facts)) {
+    if (!PyArg_ParseTupleAndKeywords(
+            positional, named, "$KKiii(LL)LLO&O&O!UOO&", names, &run, &workspace_bytes,
+            &facts.phases, &facts.threads, &facts.parts, &m_low, &m_high, &n, &k, read_type,
+            &facts.x, read_type, &facts.y, &PyType_Type, &facts.packed_type, &facts.owner,
+            &facts.new_result, read_operands, &facts)) {
         return NULL;
     }
     facts.run = (run_function)(uintptr_t)run;
@@ -133,6 +146,7 @@ static PyObject *direct_call_prepare(PyObject *object, PyObject *positional, PyO
     facts.m_high = m_high;
     facts.n = n;
     facts.k = k;
+    Py_INCREF(facts.packed_type);
     Py_INCREF(facts.owner);
     Py_INCREF(facts.new_result);
     self->facts = facts;
@@ -146,6 +160,7 @@ static void direct_call_free(PyObject *object) {
     for (int32_t i = 0; i < self->facts.operand_count; i++) {
         Py_DECREF(self->facts.operands[i].name);
     }
+    Py_XDECREF(self->facts.packed_type);
     Py_XDECREF(self->facts.owner);
     Py_XDECREF(self->facts.new_result);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
@@ -158,9 +173,16 @@ static PyMethodDef direct_call_methods[] = {
     {0},
 };
 
+static PyMemberDef direct_call_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(direct_call, call), READONLY, NULL},
+    {0},
+};
+
 static PyType_Slot direct_call_slots[] = {
     {Py_tp_doc, "Calls a kernel straight away if all is as it should be, else `compute`."},
-    {Py_tp_call, direct_call_call},
+    {Py_tp_new, direct_call_new},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_members, direct_call_members},
     {Py_tp_methods, direct_call_methods},
     {Py_tp_dealloc, direct_call_free},
     {0, NULL},
@@ -169,7 +191,7 @@ static PyType_Slot direct_call_slots[] = {
 static PyType_Spec direct_call_spec = {
     .name = "gemm_tuner.runtime._native.DirectCall",
     .basicsize = sizeof(direct_call),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_VECTORCALL,
     .slots = direct_call_slots,
 };
 
@@ -180,5 +202,31 @@ PyObject *make_direct_call(void) {
     if (!compute_name || !out_name || !threads_name || kernel_call_init() != 0) {
         return NULL;
     }
-    return PyType_FromSpec(&direct_call_spec);
+    direct_call_type = (PyTypeObject *)PyType_FromSpec(&direct_call_spec);
+    return Py_XNewRef((PyObject *)direct_call_type);
+}
+
+PyObject *seal(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyTypeObject *base;
+    const char *name, *doc;
+    if (!PyArg_ParseTuple(arguments, "O!sz", &PyType_Type, &base, &name, &doc)) {
+        return NULL;
+    }
+    if (!PyType_IsSubtype(base, direct_call_type)) {
+        PyErr_SetString(PyExc_TypeError, "only a class derived from DirectCall can be sealed.");
+        return NULL;
+    }
+    PyType_Slot slots[] = {
+        {Py_tp_doc, (void *)doc},
+        {Py_tp_call, PyVectorcall_Call},
+        {Py_tp_members, direct_call_members},
+        {0, NULL},
+    };
+    PyType_Spec spec = {
+        .name = name,
+        .flags = direct_call_spec.flags | Py_TPFLAGS_IMMUTABLETYPE,
+        .slots = slots,
+    };
+    return PyType_FromSpecWithBases(&spec, (PyObject *)base);
 }

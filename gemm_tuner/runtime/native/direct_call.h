@@ -1,7 +1,9 @@
 /* DirectCall, the base class of gemm_tuner.runtime.load.Kernel.
  *
  * When every argument is as it should be, its __call__ goes straight to the kernel. On any doubt it
- * calls the method `compute` with the same arguments, which checks each and says what is wrong. */
+ * calls the method `compute` with the same arguments, which checks each and says what is wrong.
+ *
+ * Arguments come by vectorcall: to make a tuple and a dictionary takes longer than the rest. */
 #ifndef GEMM_TUNER_DIRECT_CALL_H
 #define GEMM_TUNER_DIRECT_CALL_H
 
@@ -9,6 +11,10 @@
 
 /* Return the new class, or NULL with an exception set. */
 PyObject *make_direct_call(void);
+
+/* Return a subclass of (class, name, doc) that cannot be changed, and has vectorcall in Python 3.11
+ * too; gemm_tuner/runtime/direct.py says why. */
+PyObject *seal(PyObject *module, PyObject *arguments);
 
 /* Convert (numpy.dtype, DLPack code, bits) to an element_type, which keeps the dtype for as long as
  * the process lives: there are a handful. For PyArg_ParseTuple. */

@@ -19,27 +19,23 @@ typedef union scalar {
     int32_t int32;
 } scalar;
 
-/* What a kernel is given, and what must stay until it returns. */
+/* What a kernel is given, where its inputs lie, and what it returns. */
 typedef struct prepared_call {
     gemm_tuner_args args;
     gemm_tuner_operand operands[MAX_OPERANDS];
     scalar scalars[MAX_OPERANDS];
     byte_range inputs[1 + MAX_OPERANDS];
     int32_t input_count;
-    PyObject *packed_memory;
     PyObject *y;
 } prepared_call;
 
-static PyObject *owner_name, *memory_name;
 static PyObject *empty; /* numpy.empty */
 
 int kernel_call_init(void) {
     PyObject *numpy = PyImport_ImportModule("numpy");
-    owner_name = PyUnicode_InternFromString("owner");
-    memory_name = PyUnicode_InternFromString("memory");
     empty = numpy ? PyObject_GetAttrString(numpy, "empty") : NULL;
     Py_XDECREF(numpy);
-    if (!owner_name || !memory_name || !empty) {
+    if (!empty) {
         return -1;
     }
     if (workspace_init() != 0) {
@@ -148,15 +144,16 @@ static bool read_x(const kernel_facts *kernel, PyObject *x, prepared_call *call)
 }
 
 static bool read_packed(const kernel_facts *kernel, PyObject *packed, prepared_call *call) {
-    PyObject *owner = PyObject_GetAttr(packed, owner_name);
-    bool is_ours = owner == kernel->owner ||
-                   (owner && PyUnicode_Check(owner) && !PyUnicode_Compare(owner, kernel->owner));
-    Py_XDECREF(owner);
-    call->packed_memory = is_ours ? PyObject_GetAttr(packed, memory_name) : NULL;
-    if (!call->packed_memory || !is_ndarray(call->packed_memory)) {
+    if (Py_TYPE(packed) != kernel->packed_type) {
         return false;
     }
-    call->args.packed_w = ndarray_elements(call->packed_memory);
+    PyObject *owner = PyTuple_GetItem(packed, 0);
+    PyObject *memory = PyTuple_GetItem(packed, 1);
+    if (!owner || !memory || !is_ndarray(memory) ||
+        (owner != kernel->owner && PyUnicode_Compare(owner, kernel->owner))) {
+        return false;
+    }
+    call->args.packed_w = ndarray_elements(memory);
     return true;
 }
 
@@ -238,29 +235,13 @@ static int32_t run(const kernel_facts *kernel, const prepared_call *call, int32_
     return status;
 }
 
-/* Another thread may take an argument out of its dictionary while the kernel reads it. */
-static void hold(const kernel_facts *kernel, const call_values *values) {
-    for (int32_t i = 0; i < kernel->operand_count; i++) {
-        Py_INCREF(values->operands[i]);
-    }
-}
-
-static void release(const kernel_facts *kernel, const call_values *values) {
-    for (int32_t i = 0; i < kernel->operand_count; i++) {
-        Py_DECREF(values->operands[i]);
-    }
-}
-
 PyObject *call_kernel(const kernel_facts *kernel, const call_values *values) {
     prepared_call call;
     int32_t parts;
-    call.packed_memory = call.y = NULL;
-    hold(kernel, values);
+    call.y = NULL;
     const bool is_done = read_parts(kernel, values->threads, &parts) &&
                          prepare(kernel, values, &call) && read_workspace(kernel, parts, &call) &&
                          run(kernel, &call, parts) == GEMM_TUNER_OK;
-    release(kernel, values);
-    Py_XDECREF(call.packed_memory);
     if (is_done) {
         return call.y;
     }

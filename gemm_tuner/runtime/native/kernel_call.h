@@ -24,13 +24,14 @@ typedef struct kernel_facts {
     int32_t parts; /* of a call in `threads` threads */
     int64_t m_low, m_high, n, k;
     element_type x, y;
-    PyObject *owner;      /* of the packed weights */
-    PyObject *new_result; /* makes y of the kind of x: (x, shape, dtype) */
+    PyTypeObject *packed_type; /* a tuple of the owner and the memory */
+    PyObject *owner;           /* of the packed weights */
+    PyObject *new_result;      /* makes y of the kind of x: (x, shape, dtype) */
     int32_t operand_count;
     operand_facts operands[MAX_OPERANDS];
 } kernel_facts;
 
-/* The arguments of a call. */
+/* The arguments of a call, which its caller holds. */
 typedef struct call_values {
     PyObject *x, *packed, *out, *threads;
     PyObject *operands[MAX_OPERANDS];

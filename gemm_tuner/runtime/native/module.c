@@ -75,10 +75,15 @@ static PyObject *locate(PyObject *module, PyObject *arguments) {
                          (long long)view.strides[0], (long long)view.strides[1]);
 }
 
+PyDoc_STRVAR(seal_doc,
+             "Return a subclass of a class derived from DirectCall, of this name and doc, that cannot "
+             "be changed.");
+
 static PyMethodDef functions[] = {
     {"run_parts", run_parts, METH_VARARGS, run_parts_doc},
     {"configure_pool", configure_pool, METH_VARARGS, configure_pool_doc},
     {"locate", locate, METH_VARARGS, locate_doc},
+    {"seal", seal, METH_VARARGS, seal_doc},
     {0},
 };
 
