@@ -1,122 +1,41 @@
 """Every family, type, tail, block edge, layout, loop order and epilogue step, under guard pages."""
 
+from bisect import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
 from proof import Subject, prove_all
+from rows import (
+    FEW_ROWS,
+    KC,
+    ROWS,
+    ROWS_WITH_TAILS,
+    Row,
+    around,
+    candidate_text,
+    small_tile,
+    usable,
+)
 
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.blocking import LoopOrder
-from gemm_tuner.domain.dtype import F32, DType, OperandTypes
-from gemm_tuner.domain.epilogue import STEP_KINDS, Epilogue
-from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.epilogue import STEP_KINDS
+from gemm_tuner.domain.micro_kernel import PackedLayout
 from gemm_tuner.errors import ToolchainMissing
 from gemm_tuner.runtime.detect import detect_cpu
-from gemm_tuner.space.catalog import CATALOG
 
-KC = 16
 EXTRAS = (" pf4096", " pack_x pf_next u2", " u4 grid2x1", " pack_x pf8192 u2 grid1x2")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A family of the catalog with one of its combinations of types."""
-
-    family: MicroKernelFamily
-    types: OperandTypes
-
-    @property
-    def name(self) -> str:
-        return f"{self.family.name}-{self.types.text}"
-
-    @property
-    def is_plain(self) -> bool:
-        """Say whether all is f32: of these, everything is proved.
-
-        Loops, epilogues and tails are the same for other types; what differs is how elements are
-        read, multiplied and written.
-        """
-        return self.types == F32
-
-    @property
-    def stride_of_tiles(self) -> int:
-        """Return which of the family's tiles are proved: every one, or one of so many."""
-        tiles = len(self.family.tiles)
-        if self.is_plain:
-            return 1 if tiles < 40 else 3
-        return next(stride for fewest, stride in ((40, 7), (10, 3), (0, 1)) if tiles >= fewest)
-
-    def problem(self, sizes: str, layout: str, epilogue: str) -> str:
-        """Return a problem with the steps of an epilogue that these types can have.
-
-        Quantised weights are in groups of 32.
-        """
-        groups = ":g32" if self.types.is_weight_only else ""
-        return f"{self.types.text} {sizes} {layout}{groups} {usable(epilogue, self.types)}"
-
-
-def usable(epilogue: str, types: OperandTypes) -> str:
-    """Return the epilogue without steps that do not go with the types, offsets first."""
-    steps = Epilogue.parse(epilogue).steps
-    offsets = [step.text for step in steps if step.kind.is_offset]
-    others = [step.text for step in steps if not step.kind.is_offset]
-    if not types.accumulator.is_integer:
-        offsets = []
-    if types.y is DType.S32:
-        others = []
-    return "+".join([*offsets, *others]) or "none"
-
-
-def is_proved(types: OperandTypes) -> bool:
-    """Leave out what differs in nothing: how y is written does not depend on the sign of w."""
-    is_unsigned = types.x.is_integer and types.w is DType.U8
-    return not is_unsigned or types.y is DType.F32
-
-
-ROWS = [
-    Row(family=family, types=types)
-    for family in CATALOG.values()
-    for types in sorted(family.types, key=lambda types: types.text)
-    if is_proved(types)
-]
-
-# Tails and blocks do not depend on how results are written: each family is proved there with one
-# combination of types, and where signs matter with one for each. Those that convert f16, and dot
-# products that convert bf16, have the micro-kernels of f32 and bf16. Of those for quantised
-# weights, those of AVX-512 with zero points are, which do the most; test_groups.py proves the rest.
-# test_amx.py proves AMX on other CPUs.
-_FEW = {
-    "amx_fp16": {"f16"},
-    "amx_bf16_w8": set(),
-    "amx_bf16_w4": set(),
-    "amx_int8": {"u8_s8_s32_u8", "s8_s8_s32_f32"},
-    "avx512_bf16_dot": set(),
-    "avx512_int8": {"u8_s8_s32_u8", "s8_s8_s32_f32"},
-    "avx512_int8_dot": {"s8_s8_s32_f32"},
-    "avx_vnni_int8": {"u8_s8_s32_u8"},
-    "avx2_int8": {"s8_s8_s32_f32"},
-    "avx2_int8_dot": {"u8_s8_s32_u8"},
-    "scalar_int8": {"s8_s8_s32_f32"},
-    "avx512_w8": {"bf16_u8_f32_bf16"},
-    "avx512_w4": {"f32_u4_f32_f32"},
-    "avx512_bf16_w4": set(),
-    "avx2_w8": set(),
-    "avx2_w4": set(),
-    "scalar_w8": set(),
-    "scalar_w4": set(),
-}
-_PLAIN = {"f32", "bf16", "f16"}
-FEW_ROWS = [
-    row
-    for row in ROWS
-    if row.types.text in _FEW.get(row.family.name, _PLAIN) or row.family.partial_steps
-]
 
 
 @pytest.fixture(params=FEW_ROWS, ids=lambda row: row.name)
 def row(request: pytest.FixtureRequest) -> Row:
+    return usable_row(request.param)
+
+
+@pytest.fixture(params=ROWS_WITH_TAILS, ids=lambda row: row.name)
+def row_with_tails(request: pytest.FixtureRequest) -> Row:
     return usable_row(request.param)
 
 
@@ -138,21 +57,6 @@ def usable_row(row: Row) -> Row:
 @pytest.fixture(scope="module")
 def toolchain() -> Toolchain:
     return find_toolchain()
-
-
-def small_tile(family: MicroKernelFamily) -> tuple[int, int]:
-    """Return a tile of several rows and more than one vector, so that tails have all forms."""
-    wanted = 2 if family.layout is PackedLayout.COLUMNS else 2 * family.lanes
-    return max(
-        (tile for tile in family.tiles if tile[1] == wanted and tile[0] <= 3),
-        default=family.tiles[1],
-    )
-
-
-def around(*edges: int) -> list[int]:
-    return sorted(
-        {edge + offset for edge in (0, *edges) for offset in (-1, 0, 1) if edge + offset >= 0}
-    )
 
 
 def stride_of_tails(row: Row) -> int:
@@ -180,22 +84,8 @@ def tails_of_k(row: Row) -> list[int]:
     return sorted({*range(0, 2 * KC + 2, stride), *edges})
 
 
-def candidate_text(
-    row: Row,
-    k: int,
-    *,
-    order: LoopOrder = LoopOrder.JC_IC_JR_IR,
-    extras: str = "",
-    tile: tuple[int, int] | None = None,
-) -> str:
-    family = row.family
-    mr, nr = tile or small_tile(family)
-    is_whole = family.layout is not PackedLayout.PANELS
-    kc = max(1, k + -k % family.k_step) if is_whole else max(KC, family.k_multiple)
-    return f"{family.name}_{mr}x{nr} mc{2 * mr}_nc{2 * nr}_kc{kc} {order.value}{extras}"
-
-
-def test_tails_of_n_for_any_m(row: Row, toolchain: Toolchain) -> None:
+def test_tails_of_n_for_any_m(row_with_tails: Row, toolchain: Toolchain) -> None:
+    row = row_with_tails
     mr, nr = small_tile(row.family)
     subjects = [
         Subject(
@@ -211,14 +101,41 @@ def test_tails_of_n_for_any_m(row: Row, toolchain: Toolchain) -> None:
     assert not wrong
 
 
-def test_tails_of_k_for_any_m(row: Row, toolchain: Toolchain) -> None:
+def epilogues(row: Row) -> Iterator[str]:
+    """Yield every step alone, and enough chains that each step follows and precedes another."""
+    yield from STEP_KINDS
+    yield from ("clamp:-0.5:6", "leaky_relu:0.2", "none")
+    if row.is_plain:
+        for first, second in pairwise([*STEP_KINDS, *STEP_KINDS]):
+            yield f"{first}+{second}"
+    yield "bias+gelu_erf+add"
+    yield "add+scale+mul+add+bias+silu+add+scale"
+
+
+def depths_and_epilogues(row: Row) -> Iterator[tuple[int, str]]:
+    """Yield every tail of k, and every epilogue with a depth whose sums are not too alike.
+
+    Where offsets make a step of the tail, neither is the proof of the other: each comes by itself.
+    """
+    depths = tails_of_k(row)
+    steps = list(dict.fromkeys(usable(text, row.types) for text in epilogues(row)))
+    shallow = bisect(depths, KC // 2)
+    if row.types.accumulator.is_integer:
+        shallow = len(depths)
+    yield from ((k, "x_row_zero_point+bias") for k in depths[:shallow])
+    deep = depths[shallow:] or [KC + 1]
+    for number in range(max(len(deep), len(steps))):
+        yield deep[number % len(deep)], steps[number % len(steps)]
+
+
+def test_tails_of_k_and_every_epilogue_step_for_any_m(row: Row, toolchain: Toolchain) -> None:
     mr, nr = small_tile(row.family)
     subjects = [
         Subject(
-            problem=row.problem(f"0..{2 * mr + 1}x{nr + 1}x{k}", "nk", "x_row_zero_point+bias"),
+            problem=row.problem(f"0..{2 * mr + 1}x{nr + 1}x{k}", "nk", epilogue),
             candidate=candidate_text(row, k),
         )
-        for k in tails_of_k(row)
+        for k, epilogue in depths_and_epilogues(row)
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -354,31 +271,25 @@ def test_slices_of_k(row: Row, toolchain: Toolchain) -> None:
     assert not wrong
 
 
-def test_every_height_of_a_tile_for_a_range_of_m(row: Row, toolchain: Toolchain) -> None:
+def tiles_for_a_range_of_m(row: Row) -> list[tuple[int, int]]:
+    """Return of some widths the highest tile, and of f32 one of middle height for each width."""
     widths = sorted({nr for _mr, nr in row.family.tiles})
-    k = KC + 3
-    subjects = []
+    chosen = []
     for nr in widths if row.is_plain else widths[::2]:
         heights = [mr for mr, width in row.family.tiles if width == nr]
         middle = heights[len(heights) // 2] if row.is_plain else max(heights)
-        for mr in {max(heights), middle}:
-            problem = row.problem(f"0..{2 * mr + 1}x{nr + 1}x{k}", "nk", "relu")
-            candidate = candidate_text(row, k, tile=(mr, nr))
-            subjects.append(Subject(problem=problem, candidate=candidate))
-
-    wrong = prove_all(subjects, toolchain)
-
-    assert not wrong
+        chosen += [(mr, nr) for mr in {max(heights), middle}]
+    return chosen
 
 
-def test_every_register_tile(row: Row, toolchain: Toolchain) -> None:
+def test_every_height_of_a_tile_for_a_range_of_m(row: Row, toolchain: Toolchain) -> None:
     k = max(KC, row.family.k_step) + 3
     subjects = [
         Subject(
-            problem=row.problem(f"{mr + 1}x{nr + 1}x{k}", "nk", "relu"),
+            problem=row.problem(f"0..{2 * mr + 1}x{nr + 1}x{k}", row.layout_as_packed, "relu"),
             candidate=candidate_text(row, k, tile=(mr, nr)),
         )
-        for mr, nr in row.family.tiles[:: row.stride_of_tiles]
+        for mr, nr in tiles_for_a_range_of_m(row)
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -386,15 +297,22 @@ def test_every_register_tile(row: Row, toolchain: Toolchain) -> None:
     assert not wrong
 
 
-def epilogues(row: Row) -> Iterator[str]:
-    """Yield every step alone, and enough chains that each step follows and precedes another."""
-    yield from STEP_KINDS
-    yield from ("clamp:-0.5:6", "leaky_relu:0.2", "none")
-    if row.is_plain:
-        for first, second in pairwise([*STEP_KINDS, *STEP_KINDS]):
-            yield f"{first}+{second}"
-    yield "bias+gelu_erf+add"
-    yield "add+scale+mul+add+bias+silu+add+scale"
+def test_every_other_register_tile(row: Row, toolchain: Toolchain) -> None:
+    """A range of m has this number of rows among others: its tiles are proved above."""
+    proved = tiles_for_a_range_of_m(row)
+    k = max(KC, row.family.k_step) + 3
+    subjects = [
+        Subject(
+            problem=row.problem(f"{mr + 1}x{nr + 1}x{k}", row.layout_as_packed, "relu"),
+            candidate=candidate_text(row, k, tile=(mr, nr)),
+        )
+        for mr, nr in row.family.tiles[:: row.stride_of_tiles]
+        if (mr, nr) not in proved
+    ]
+
+    wrong = prove_all(subjects, toolchain)
+
+    assert not wrong
 
 
 QUANTISED = (
@@ -427,22 +345,6 @@ def test_quantised_layers_of_every_type(any_row: Row, toolchain: Toolchain) -> N
         for m, n, k, layout, extras, epilogue in (
             layers if is_first_to_read(any_row) else layers[:1]
         )
-    ]
-
-    wrong = prove_all(subjects, toolchain)
-
-    assert not wrong
-
-
-def test_every_epilogue_step(row: Row, toolchain: Toolchain) -> None:
-    mr, nr = small_tile(row.family)
-    k = KC + 1
-    subjects = [
-        Subject(
-            problem=row.problem(f"0..{mr + 1}x{nr + 1}x{k}", "nk", epilogue),
-            candidate=candidate_text(row, k),
-        )
-        for epilogue in dict.fromkeys(usable(text, row.types) for text in epilogues(row))
     ]
 
     wrong = prove_all(subjects, toolchain)

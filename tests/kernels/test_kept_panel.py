@@ -1,10 +1,13 @@
 """Panels that registers keep: every family that can, its tails, and epilogues of all kinds."""
 
+from collections.abc import Iterator
+
 import pytest
 from proof import Subject, prove_all
 
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.kept_panel import keeps_panel, panel_fits_registers
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
@@ -35,22 +38,37 @@ def toolchain() -> Toolchain:
     return find_toolchain()
 
 
+def depths_by_types(family: MicroKernelFamily) -> Iterator[tuple[OperandTypes, int]]:
+    """Yield every depth with each way to read x and w, and one with every other way to write y.
+
+    A panel is kept the same whatever becomes of the sums, and sums are written the same however
+    deep they are.
+    """
+    step = family.k_step
+    read = set()
+    for types in sorted(family.types, key=lambda types: types.text):
+        is_first = (types.x, types.w) not in read
+        read.add((types.x, types.w))
+        for k in sorted({1, 2 * step - 1, 2 * step, 3 * step}):
+            if is_first or k == 2 * step:
+                yield types, k
+
+
 def test_kept_panels(family: MicroKernelFamily, toolchain: Toolchain) -> None:
     subjects = []
-    for types in sorted(types.text for types in family.types):
-        epilogue = EPILOGUE_OF_BYTES if "_s32_" in types else "bias+relu+add"
-        if types.endswith("_s32"):
+    for types, k in depths_by_types(family):
+        epilogue = EPILOGUE_OF_BYTES if types.accumulator.is_integer else "bias+relu+add"
+        if types.y is DType.S32:
             epilogue = "x_zero_point"
+        kc = -(-k // family.k_step) * family.k_step
         for nr in (family.lanes, 2 * family.lanes):
-            for k in (1, 2 * family.k_step - 1, 2 * family.k_step, 3 * family.k_step):
-                kc = -(-k // family.k_step) * family.k_step
-                for m, n in (("0..7", nr + 1), ("11", 2 * nr)):
-                    problem = f"{types} {m}x{n}x{k} nk {epilogue}"
-                    if panel_fits_registers(Problem.parse(problem), family, nr):
-                        tile = f"{family.name}_3x{nr} mc6_nc{2 * nr}_kc{kc}"
-                        text = f"{tile} jc_ic_jr_ir grid1x2"
-                        assert keeps_panel(Problem.parse(problem), Candidate.parse(text), family)
-                        subjects.append(Subject(problem=problem, candidate=text))
+            for m, n in (("0..7", nr + 1), ("11", 2 * nr)):
+                problem = f"{types.text} {m}x{n}x{k} kn {epilogue}"
+                if panel_fits_registers(Problem.parse(problem), family, nr):
+                    tile = f"{family.name}_3x{nr} mc6_nc{2 * nr}_kc{kc}"
+                    text = f"{tile} jc_ic_jr_ir grid1x2"
+                    assert keeps_panel(Problem.parse(problem), Candidate.parse(text), family)
+                    subjects.append(Subject(problem=problem, candidate=text))
 
     wrong = prove_all(subjects, toolchain)
 

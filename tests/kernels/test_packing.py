@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_families import FEW_ROWS, ROWS, Row, around, candidate_text, small_tile
+from rows import ROWS, ROWS_WITH_TAILS, Row, around, candidate_text, small_tile
 
 from gemm_tuner.build.compile import Build, compile_kernel, compile_kernels
 from gemm_tuner.build.toolchain import find_toolchain
@@ -25,14 +25,22 @@ from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import CATALOG, family_named
 
 _NOT_FOR_PACKING = parse_isa(("amx_tile", "amx_bf16", "amx_int8", "amx_fp16", "avx512_fp16"))
-PLAIN_ROWS = [row for row in FEW_ROWS if not row.types.is_weight_only]
-# One row for each way to pack, and each type of w, whose column sums differ.
+PLAIN_ROWS = [row for row in ROWS_WITH_TAILS if not row.types.is_weight_only]
+# One row for each way to pack, and each type of integers, whose column sums differ. Floats are
+# moved as they are: of two types of one size, the source is the same, and one is proved.
 PACKING_ROWS = {
-    (row.family.layout, row.family.lanes, row.family.k_multiple, row.types.w): row
+    (
+        *(row.family.layout, row.family.lanes, row.family.k_multiple),
+        row.types.w if row.types.w.is_integer else row.types.w.size_bytes,
+    ): row
     for row in reversed(PLAIN_ROWS)
 }.values()
+# AMX reads the order of pairs.
 GROUPED_ROWS = {
-    (row.family.product, row.family.packs_pairs(row.types), row.family.lanes, row.types.w): row
+    (
+        *(row.family.product.replace("tiles", "pairs"), row.family.packs_pairs(row.types)),
+        *(row.family.lanes, row.types.w),
+    ): row
     for row in reversed(ROWS)
     if row.types.is_weight_only
 }.values()
