@@ -12,6 +12,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.select.derive import derive_verdict
 from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.store.repository import Repository
 
 _FROM_OTHER_REGIMES = 2
@@ -37,6 +38,28 @@ def earlier_trials(
         and trial.stage is not Stage.PREDICTED
         and not trial.emulated
     ]
+
+
+def former_trials(repository: Repository, problem: Problem, cpu: Cpu) -> list[Trial]:
+    """Return what the newest other generator gave on the CPU, here or in records from elsewhere.
+
+    Its kernels are not these, but what won with it is worth trying first.
+    """
+    present = generator_version()
+    trials = repository.trials(problem=problem, cpu_key=cpu.exact_key, origin=None)
+    others = [trial for trial in trials if trial.generator != present and not trial.emulated]
+    return [trial for trial in others if trial.generator == others[-1].generator]
+
+
+def winner(trials: Sequence[Trial], space: Space, context: ExecutionContext) -> Candidate | None:
+    """Return the candidate for which trials of one generator speak, if it is of this space."""
+    found = derive_verdict(
+        trials, problem=space.problem, cpu_key=space.cpu.exact_key, context=context, complete=False
+    ).candidate
+    is_of_space = (
+        found is not None and found.micro_kernel.family in CATALOG and space.cuts_of(found)
+    )
+    return found if is_of_space else None
 
 
 def relevant_trials(
@@ -66,12 +89,7 @@ def winner_of_one_thread(
     """
     if context.threads == 1:
         return None
-    alone = replace(context, threads=1)
-    verdict = derive_verdict(
-        earlier, problem=space.problem, cpu_key=space.cpu.exact_key, context=alone, complete=False
-    )
-    is_of_space = verdict.candidate is not None and space.cuts_of(verdict.candidate)
-    return verdict.candidate if is_of_space else None
+    return winner(earlier, space, replace(context, threads=1))
 
 
 def finalists_of_other_regimes(

@@ -30,7 +30,9 @@ from gemm_tuner.tuning.context_sweep import ContextSweep, Progress
 from gemm_tuner.tuning.earlier import (
     earlier_trials,
     finalists_of_other_regimes,
+    former_trials,
     relevant_trials,
+    winner,
     winner_of_one_thread,
 )
 from gemm_tuner.tuning.mend import mend_builds
@@ -152,6 +154,7 @@ def sweep(
             earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
             for trial in earlier:
                 attempts.recall(trial)
+            former = former_trials(repository, problem, cpu)
             rivals: list[Candidate] = []
             for context in [context for context in contexts if found[context] is None]:
                 found[context] = _finished(
@@ -162,7 +165,9 @@ def sweep(
                 left = len(unfinished) - position
                 share = budget.share(1 + (left - 1) * _share_of_others(problem, host))
                 in_regime = replace(space, regime=context.regime)
-                alone = winner_of_one_thread(earlier, space, context)
+                alone = winner_of_one_thread(earlier, space, context) or winner_of_one_thread(
+                    former, space, context
+                )
                 one = ContextSweep(
                     attempts=attempts,
                     space=in_regime,
@@ -176,8 +181,10 @@ def sweep(
                 cuts = space.cuts_of(alone) if alone else []
                 known = earlier_trials(repository, problem, cpu, settings.toolchain)
                 elsewhere = finalists_of_other_regimes(known, context)
+                before = winner(former, space, context)
                 # The winner of one thread, cut for all threads and as it is.
                 certain = [*cuts[:1], *cuts[-1:], *(one for one in elsewhere if one in space)]
+                certain += [before] if before else []
                 strategy = (
                     Chosen(chosen) if chosen else LocalSearch(in_regime, seeds=cuts, rivals=rivals)
                 )

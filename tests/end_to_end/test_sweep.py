@@ -25,6 +25,7 @@ from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli.main import run
 from gemm_tuner.cli.output import ProgressLine
+from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.measurement import Timing
@@ -36,6 +37,7 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning import attempt, context_sweep, earlier
 from gemm_tuner.tuning import sweep as tuning
 from gemm_tuner.tuning.context_sweep import Progress
 from gemm_tuner.tuning.result import SweepResult
@@ -295,6 +297,23 @@ def test_the_winner_of_one_thread_is_cut_for_two_whatever_the_time(database: str
     trials = Repository(open_database(database)).trials()
     timed = [trial for trial in trials if trial.context in contexts and trial.measurement]
     assert {trial.candidate.parts for trial in timed} == {1, 2}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_won_with_another_generator_is_tried_whatever_the_time(
+    database: str, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    unlikely = shortlist(Space(problem=PROBLEM, cpu=detect_cpu()), 60)[-1]
+    with monkeypatch.context() as before:
+        for module in (attempt, context_sweep, earlier, tuning):
+            before.setattr(module, "generator_version", lambda: "gemm-tuner 0.0.1+older")
+        _tune(database, baseline="scalar", chosen=[unlikely])
+
+    contexts = [ExecutionContext(threads=threads)]
+    _tune(database, baseline="scalar", budget_s=1e-6, contexts=contexts)
+
+    trials = Repository(open_database(database)).trials(generator=generator_version())
+    assert unlikely in {trial.candidate for trial in trials if trial.measurement is not None}
 
 
 def test_nothing_is_proved_that_there_is_no_time_to_race(database: str) -> None:
