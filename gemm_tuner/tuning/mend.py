@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Built
 
@@ -41,7 +42,16 @@ def mend_builds(
         else:
             notes.append(
                 f"the kernel {sha256[:12]} is damaged or missing in the database, and "
-                f"{candidate.text} is not the same when it is built again; restore the database "
-                "from a backup, or start a new one with --db."
+                f"{_reason_why_lost(candidate, built)}"
             )
     return " ".join(notes)
+
+
+def _reason_why_lost(candidate: Candidate, built: Built) -> str:
+    if isinstance(built, CompilationInterrupted):
+        return f"{candidate.text} could not be built again: {built}"
+    restore = "restore the database from a backup, or start a new one with --db."
+    if isinstance(built, CompilationFailed):
+        first_line = str(built).partition("\n")[0].removesuffix(":")
+        return f"the compiler refuses {candidate.text} now ({first_line}); {restore}"
+    return f"{candidate.text} is not the same when it is built again; {restore}"
