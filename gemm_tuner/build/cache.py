@@ -1,8 +1,12 @@
-"""The folder of built binaries, each named by everything that went into it."""
+"""The folder of built binaries, each named by everything that went into it.
+
+The SHA-256 of a binary stands behind its last byte, where loaders do not look.
+"""
 
 import os
 import stat
 import tempfile
+from hashlib import sha256
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -10,6 +14,8 @@ from platformdirs import user_cache_path
 from gemm_tuner.errors import StoreFailed
 
 CACHE_VARIABLE = "GEMM_TUNER_CACHE"
+
+_DIGEST_BYTES = sha256().digest_size
 
 
 def build_cache_dir() -> Path:
@@ -44,6 +50,25 @@ def make_private(folder: Path) -> None:
             f"the cache directory {folder} can be written by others; run chmod 700 on it, "
             f"or set {CACHE_VARIABLE} to a directory of yours."
         )
+
+
+def read_build(path: Path) -> bytes | None:
+    """Return the binary that `write_build` wrote, or None if it is not there, or was changed."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    binary, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+    return binary if sha256(binary).digest() == digest else None
+
+
+def write_build(path: Path, binary: bytes) -> None:
+    """Write a binary, and behind it what its bytes are checked by.
+
+    Raises:
+        StoreFailed: the folder is not writable or the disk is full.
+    """
+    write_atomically(path, binary + sha256(binary).digest())
 
 
 def write_atomically(path: Path, content: bytes) -> None:

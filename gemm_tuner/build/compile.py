@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from gemm_tuner.build.cache import build_cache_dir, write_atomically
+from gemm_tuner.build.cache import build_cache_dir, read_build, write_build
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.artifact import ABI_VERSION, Artifact
 from gemm_tuner.domain.canonical import identity
@@ -117,7 +117,7 @@ def compile_kernel(source: Source, *, isa: frozenset[IsaFeature], toolchain: Too
         *_feature_flags(isa, toolchain),
     ]
     command = [*toolchain.command, "-x", "c++", *flags, "-o", "kernel.so", "kernel.cpp"]
-    binary = _build_cached(source.text, "kernel.cpp", [command], toolchain).read_bytes()
+    _path, binary = _build_cached(source.text, "kernel.cpp", [command], toolchain)
     artifact = Artifact(
         sha256=sha256(binary).hexdigest(),
         size_bytes=len(binary),
@@ -175,7 +175,8 @@ def compile_hosted(
         [*compiler, "-x", "c", *_HOSTED_FLAGS, *features, "-c", "-o", "kernel.o", "kernel.c"],
         [*compiler, "-shared", "-o", "kernel.so", "kernel.o", *linked],
     ]
-    return _build_cached(source_text, "kernel.c", commands, toolchain, label=name)
+    path, _binary = _build_cached(source_text, "kernel.c", commands, toolchain, label=name)
+    return path
 
 
 def _feature_flags(isa: frozenset[IsaFeature], toolchain: Toolchain) -> list[str]:
@@ -189,13 +190,16 @@ def _build_cached(
     commands: list[list[str]],
     toolchain: Toolchain,
     label: str = "kernel",
-) -> Path:
+) -> tuple[Path, bytes]:
+    """Return where the library is in the cache, and its bytes; one that was changed is replaced."""
     arguments = [command[len(toolchain.command) :] for command in commands]
     key = identity([text, arguments, toolchain.text])
     target = build_cache_dir() / f"{label}-{key}.so"
-    if not target.exists():
-        write_atomically(target, _build(text, file_name, commands, toolchain))
-    return target
+    binary = read_build(target)
+    if binary is None:
+        binary = _build(text, file_name, commands, toolchain)
+        write_build(target, binary)
+    return target, binary
 
 
 def _build(text: str, file_name: str, commands: list[list[str]], toolchain: Toolchain) -> bytes:

@@ -48,6 +48,46 @@ def test_same_source_gives_the_same_bytes(
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "changed"])
+def test_a_damaged_file_of_the_cache_is_built_again(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMM_TUNER_CACHE", str(tmp_path))
+    toolchain, isa = find_toolchain(), family_named("avx512_f32").isa
+    built = compile_kernel(kernel_source(), isa=isa, toolchain=toolchain)
+    (file,) = (tmp_path / "builds").glob("kernel-*.so")
+    whole = file.read_bytes()
+    changed = bytes([*whole[:1000], whole[1000] ^ 1, *whole[1001:]])
+    file.write_bytes({"truncated": whole[:-100], "emptied": b"", "changed": changed}[damage])
+
+    again = compile_kernel(kernel_source(), isa=isa, toolchain=toolchain)
+
+    assert again == built
+    assert file.read_bytes() == whole
+
+
+def test_a_file_of_the_cache_is_not_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMM_TUNER_CACHE", str(tmp_path))
+    toolchain, isa = find_toolchain(), family_named("avx512_f32").isa
+    built = compile_kernel(kernel_source(), isa=isa, toolchain=toolchain)
+    monkeypatch.setattr("gemm_tuner.build.compile._build", None)
+
+    assert compile_kernel(kernel_source(), isa=isa, toolchain=toolchain) == built
+
+
+def test_a_truncated_driver_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMM_TUNER_CACHE", str(tmp_path))
+    text, toolchain = "int four(void) { return 4; }\n", find_toolchain()
+    path = compile_hosted(text, name="four", toolchain=toolchain)
+    path.write_bytes(path.read_bytes()[:-2000])
+
+    library = ctypes.CDLL(str(compile_hosted(text, name="four", toolchain=toolchain)))
+
+    assert library.four() == 4
+
+
 def test_binary_names_no_path_and_needs_no_library(toolchain: Toolchain) -> None:
     binary = compile_kernel(
         kernel_source(), isa=family_named("avx512_f32").isa, toolchain=toolchain
