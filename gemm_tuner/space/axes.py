@@ -19,11 +19,15 @@ _PREFETCHES_BYTES = (0, 4096, 8192, 16384)
 # Each tile fetches a cache line in every step of k at most.
 _LEAST_TILES_THAT_FETCH = 8
 # k is cut for several threads only if y has few tiles for each, and a slice of k is worth it.
-_FEW_TILES_PER_THREAD = 16
+_FEW_TILES_PER_THREAD = 64
 _LEAST_SLICE_OF_K = 256
-# A core multiplies about so many elements while it reads one of x or w from memory, in f32 as in
-# bf16 and bytes: by the rates of Zen 4 and Zen 5 in cores.csv.
-_PRODUCTS_PER_READ = 8
+# To write the sums of a slice and add them to the others takes as long as so many steps of k, and
+# the second phase a little more: measured on an EPYC 9004.
+_STEPS_PER_SUM = 8
+_SLICES_COST = 1.03
+# A core multiplies about so many elements while it reads one of x or w, in f32 as in bf16 and
+# bytes: between the rates of L3, which the parts share, and of memory, of Zen 4 in cores.csv.
+_PRODUCTS_PER_READ = 4
 _FEWEST_ROWS_TO_SHUFFLE = 8
 
 
@@ -127,9 +131,10 @@ class Axes:
     def grids(
         self, family: MicroKernelFamily, mr: int, nr: int
     ) -> tuple[tuple[int, int, int], ...]:
-        """Return the ways to cut a call: all threads first, along k last, and then one part.
+        """Return the ways to cut a call, the one to try first in front; one part is the last.
 
-        Of those that do not cut k, the one whose largest part takes the least time is the first.
+        Of those that do not cut k, it is the one whose largest part takes the least time. Slices
+        of k are as large as each other: they come before the others where those are uneven.
         """
         tiles = ceil(self.problem.m.high / mr)
         panels = ceil(self.problem.n / nr)
@@ -141,12 +146,24 @@ class Axes:
             if n <= panels and (m := self.threads // k // n) <= tiles
         ]
 
-        def cost(grid: tuple[int, int, int]) -> tuple[int, int]:
+        def sizes(grid: tuple[int, int, int]) -> tuple[int, int]:
             rows = largest_part(self.problem.m.high, mr, grid[0])
-            columns = round_up(largest_part(self.problem.n, nr, grid[1]), family.lanes)
-            return grid[2], rows * columns + _PRODUCTS_PER_READ * (rows + columns)
+            return rows, round_up(largest_part(self.problem.n, nr, grid[1]), family.lanes)
 
-        return tuple(dict.fromkeys([*sorted(fitting, key=cost), (1, 1, 1)]))
+        def products(grid: tuple[int, int, int]) -> float:
+            rows, columns = sizes(grid)
+            if grid[2] == 1:
+                return rows * columns * self.problem.k
+            steps = self.problem.k / grid[2] + _STEPS_PER_SUM * family.k_step
+            return _SLICES_COST * rows * columns * steps
+
+        def cost(grid: tuple[int, int, int]) -> float:
+            return products(grid) + _PRODUCTS_PER_READ * sum(sizes(grid)) * self.problem.k / grid[2]
+
+        whole = sorted((grid for grid in fitting if grid[2] == 1), key=cost)
+        slices = sorted((grid for grid in fitting if grid[2] > 1), key=cost)
+        even = [grid for grid in slices if whole and products(grid) < products(whole[0])]
+        return tuple(dict.fromkeys([*even, *whole, *slices, (1, 1, 1)]))
 
     def _is_worth_slicing(self, family: MicroKernelFamily, tiles: int, slices: int) -> bool:
         """Return whether the sums of `tiles` may be computed in slices of k by several threads."""
@@ -161,6 +178,13 @@ class Axes:
     def depth_of_slice(self, family: MicroKernelFamily, slices: int) -> int:
         """Return the depth of each of some slices of k, in whole steps."""
         return round_up(ceil(self.problem.k / slices), max(16, family.k_multiple))
+
+    def depth_in_slices(self, family: MicroKernelFamily, kc: int, slices: int) -> int:
+        """Return kc, or the depth of the even blocks of about kc that make up each slice of k."""
+        if slices == 1:
+            return kc
+        slice_depth = self.depth_of_slice(family, slices)
+        return round_up(ceil(slice_depth / ceil(slice_depth / kc)), max(16, family.k_multiple))
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -210,11 +210,7 @@ class Space(Axes):
     def _blocks(self, choice: Choice) -> tuple[int, int, int, LoopOrder]:
         """Return mc, nc, kc and the order of the loops."""
         cut = choice.cut
-        kc = (
-            min(choice.kc, self.depth_of_slice(choice.family, choice.grid[2]))
-            if choice.grid[2] > 1
-            else choice.kc
-        )
+        kc = self.depth_in_slices(choice.family, choice.kc, choice.grid[2])
         mc = round_up(max(1, self.problem.m.high), choice.mr)
         nc = round_up(max(1, self.problem.n), choice.nr)
         share_bytes = (self.cpu.caches.l2_bytes or UNKNOWN_L2_BYTES) // cut.l2_parts

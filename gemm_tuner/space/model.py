@@ -41,6 +41,9 @@ _WAKING_CYCLES = 4000.0  # until another thread computes
 _CYCLES_PER_EPILOGUE_STEP = 1.0
 # Of a vector of sums that waits outside L2 for the next block of k: measured on an EPYC 9004.
 _UNFINISHED_CYCLES = 30.0
+# Of a vector of sums of a slice of k, to write it and to add it to the others: measured on an EPYC
+# 9004.
+_SUMMED_CYCLES = 7.0
 # Lines of y that a tile writes past the caches at once; of each more, until it leaves: measured on
 # an EPYC 9004.
 _LINE_BYTES = 64
@@ -58,6 +61,7 @@ def predict_cycles(
     compute = _compute_cycles(problem, candidate, family, rates)
     compute += _conversion_cycles(problem, candidate, family)
     compute += _unfinished_cycles(problem, candidate, family, cpu)
+    compute += _summed_cycles(problem, candidate, family)
     memory = _memory_cycles(problem, candidate, cpu, rates)
     row_tiles = 1
     if 0 < rows <= _FEW_ROWS and problem.w_bytes > cpu.caches.l2_bytes:
@@ -187,6 +191,13 @@ def _unfinished_cycles(
         return 0.0
     blocks = max(1, ceil(problem.k / candidate.blocking.kc))
     return vectors * (blocks - 1) * _UNFINISHED_CYCLES
+
+
+def _summed_cycles(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> float:
+    """Return the cycles to bring the sums of slices of k together, if k is cut."""
+    slices = candidate.blocking.grid_k
+    vectors = problem.m.high * ceil(problem.n / family.lanes)
+    return slices * vectors * _SUMMED_CYCLES if slices > 1 else 0.0
 
 
 def _products_a_cycle(family: MicroKernelFamily, rates: Rates) -> float:

@@ -103,6 +103,7 @@ def test_winner_of_one_thread_is_cut_for_two_and_stays_possible() -> None:
         ("16384x512x128", "14x32", (2, 1)),  # parts of columns would read all of x each
         ("32x11008x4096", "14x32", (1, 2)),
         ("1x4096x4096", "1x128", (1, 2)),
+        ("128x768x768", "5x80", (2, 1)),  # 10 panels, but the last is three fifths of one
         ("8x16x600", "8x16", (1, 1)),
     ],
 )
@@ -116,6 +117,52 @@ def test_a_call_is_first_cut_where_the_largest_part_takes_the_least_time(
     ).blocking
 
     assert (first.grid_m, first.grid_n) == grid
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile", "first"),
+    [
+        ("49x512x4608", "9x48 mc54_nc528_kc1536", "grid1x1x2"),  # 5 panels and 6
+        ("32x128x16384", "9x48 mc36_nc144_kc2048", "grid1x1x2"),  # 1 and 2, 18 rows and 14
+        ("49x512x4608", "10x32 mc50_nc512_kc1536", "grid1x2"),  # 8 panels each
+        ("32x128x16384", "8x48 mc32_nc144_kc2048", "grid2x1"),  # 16 rows each
+    ],
+)
+def test_k_is_cut_first_where_tiles_cannot_be_dealt_out_evenly(
+    shape: str, tile: str, first: str
+) -> None:
+    space = Space(problem=Problem.parse(f"f32 {shape}"), cpu=cpu("avx512"), threads=2)
+
+    cuts = space.cuts_of(Candidate.parse(f"avx512_f32_{tile} jc_ic_jr_ir"))
+
+    assert cuts[0].text.endswith(first)
+
+
+@pytest.mark.parametrize("k", [4608, 4700, 16384])
+@pytest.mark.parametrize("threads", [2, 4])
+def test_slices_of_k_have_as_many_blocks_each(k: int, threads: int) -> None:
+    space = Space(problem=Problem.parse(f"f32 9x48x{k}"), cpu=cpu("avx512"), threads=threads)
+    depths = {one.blocking.kc: one for one in space.all() if one.blocking.grid_k == threads}
+
+    assert len(depths) > 1
+    for kc in depths:
+        assert ceil(k / kc) % threads == 0
+
+
+def test_model_counts_that_slices_of_k_are_added_up() -> None:
+    problem, family = Problem.parse("f32 64x256x1024"), family_named("avx512_f32")
+
+    columns, slices = (
+        predict_cycles(
+            problem,
+            Candidate.parse(f"avx512_f32_4x64 mc64_nc256_kc512 jc_ic_jr_ir {grid}"),
+            family,
+            cpu("avx512"),
+        )
+        for grid in ("grid1x2", "grid1x1x2")
+    )
+
+    assert 1.005 * columns < slices < 1.05 * columns
 
 
 def test_the_largest_part_is_as_kernels_cut_it() -> None:
