@@ -15,6 +15,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Trial
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.runtime.cpus import usable_cpus
 from gemm_tuner.select.derive import standing_trials
@@ -141,8 +142,10 @@ def sweep(
     }
     if any(result is None for result in found.values()):
         budget = Budget(seconds=settings.budget_s)
-        first = replace(space, regime=contexts[0].regime)
-        with _start_host_and_builds(first, chosen, settings) as host:
+        earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
+        former = former_trials(repository, problem, cpu)
+        first = chosen or _tried_first(space, contexts[0], earlier, former)
+        with _start_host_and_builds(space, first[:BATCH], settings) as host:
             attempts = Attempts(
                 problem=problem,
                 cpu=cpu,
@@ -151,10 +154,8 @@ def sweep(
                 toolchain=settings.toolchain,
                 render=settings.render,
             )
-            earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
             for trial in earlier:
                 attempts.recall(trial)
-            former = former_trials(repository, problem, cpu)
             rivals: list[Candidate] = []
             for context in [context for context in contexts if found[context] is None]:
                 found[context] = _finished(
@@ -165,9 +166,7 @@ def sweep(
                 left = len(unfinished) - position
                 share = budget.share(1 + (left - 1) * _share_of_others(problem, host))
                 in_regime = replace(space, regime=context.regime)
-                alone = winner_of_one_thread(earlier, space, context) or winner_of_one_thread(
-                    former, space, context
-                )
+                alone = _winner_alone(space, context, earlier, former)
                 one = ContextSweep(
                     attempts=attempts,
                     space=in_regime,
@@ -198,8 +197,29 @@ def sweep(
     )
 
 
+def _winner_alone(
+    space: Space, context: ExecutionContext, earlier: Sequence[Trial], former: Sequence[Trial]
+) -> Candidate | None:
+    """Return the winner of one thread, or that of the generator before."""
+    return winner_of_one_thread(earlier, space, context) or winner_of_one_thread(
+        former, space, context
+    )
+
+
+def _tried_first(
+    space: Space, context: ExecutionContext, earlier: Sequence[Trial], former: Sequence[Trial]
+) -> list[Candidate]:
+    """Return what a search in a context tries first: earlier winners, then favourites."""
+    alone = _winner_alone(space, context, earlier, former)
+    cuts = space.cuts_of(alone) if alone else []
+    before = winner(former, space, context)
+    certain = [*cuts[:1], *cuts[-1:], *([before] if before else [])]
+    favourites = shortlist(replace(space, regime=context.regime), BATCH)
+    return list(dict.fromkeys([*certain, *cuts, *favourites]))
+
+
 def _start_host_and_builds(
-    space: Space, chosen: Sequence[Candidate], settings: SweepSettings
+    space: Space, first: Sequence[Candidate], settings: SweepSettings
 ) -> TrialHost:
     """Return a host; while it prepares, what is tried first is compiled, into the cache.
 
@@ -208,7 +228,7 @@ def _start_host_and_builds(
     cpus = usable_cpus()
     executor = ThreadPoolExecutor(max_workers=cpus)
     try:
-        for candidate in chosen[:BATCH] or shortlist(space, BATCH):
+        for candidate in first:
             executor.submit(
                 build_candidate,
                 space.problem,
