@@ -1,6 +1,6 @@
 """Compile candidates and put each through the full proof, many problems in one process."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe
 from typing import TypeVar
@@ -22,7 +22,7 @@ from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
 from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
 from gemm_tuner.runtime.detect import detect_cpu
-from gemm_tuner.runtime.load import Kernel
+from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import family_named
 
 SEED = 20_260
@@ -36,6 +36,15 @@ class Subject:
 
     problem: str
     candidate: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """A problem with the kernel to prove, or why there is none, and what the proof needs."""
+
+    problem: Problem
+    build: Build | CompilationFailed | CompilationInterrupted
+    cases: dict[InputKind, Case]
 
 
 Needs = tuple[Source, frozenset[IsaFeature]]
@@ -63,31 +72,54 @@ def prove_all(
         sources.append(respell(source, family.isa))
     report = Report(build_driver("crash", toolchain))
     cases: dict[str, dict[InputKind, Case]] = {}
-    findings = {}
+    trials = []
     for subject, build in zip(asked, compile_kernels(sources, toolchain=toolchain), strict=True):
         problem = Problem.parse(subject.problem)
         if subject.problem not in cases:
             cases[subject.problem] = {kind: Case(problem, kind, SEED) for kind in InputKind}
-        findings[subject] = _prove(problem, build, cases[subject.problem], report, toolchain)
+        trials.append(_Trial(problem=problem, build=build, cases=cases[subject.problem]))
+    findings = _prove_together(trials, report)
+    if findings is None:
+        findings = [_prove(trial, report, toolchain) for trial in trials]
     return {
         subject: finding
-        for subject, finding in findings.items()
+        for subject, finding in zip(asked, findings, strict=True)
         if finding.outcome is not Outcome.CORRECT
     }
 
 
-def _prove(
-    problem: Problem,
-    build: Build | CompilationFailed | CompilationInterrupted,
-    cases: dict[InputKind, Case],
-    report: Report,
-    toolchain: Toolchain,
-) -> Finding:
-    if not isinstance(build, Build):
-        return Finding(outcome=Outcome.COMPILE_FAILED, detail=str(build))
+def _prove_together(trials: Sequence[_Trial], report: Report) -> list[Finding] | None:
+    """Return the findings of one child for all, or None if each needs a child of its own.
+
+    It does where one was not compiled, is emulated or ended the child.
+    """
+    cpu = detect_cpu()
+    kernels = [(trial, trial.build) for trial in trials if isinstance(trial.build, Build)]
+    if len(kernels) < len(trials):
+        return None
+    if any(build.artifact.required_isa - cpu.isa for _trial, build in kernels):
+        return None
+
+    def task() -> list[Finding]:
+        findings = []
+        for trial, build in kernels:
+            kernel = load_kernel(build.binary, artifact=build.artifact, cpu=cpu)
+            findings.append(verify(kernel, trial.problem, trial.cases, report))
+        return findings
+
+    result = _run(task, report)
+    return None if isinstance(result, Death) else result
+
+
+def _prove(trial: _Trial, report: Report, toolchain: Toolchain) -> Finding:
+    if not isinstance(trial.build, Build):
+        return Finding(outcome=Outcome.COMPILE_FAILED, detail=str(trial.build))
 
     result = run_kernel(
-        build, lambda kernel: verify(kernel, problem, cases, report), report, toolchain
+        trial.build,
+        lambda kernel: verify(kernel, trial.problem, trial.cases, report),
+        report,
+        toolchain,
     )
     if isinstance(result, Death):
         return Finding(outcome=result.outcome, detail=result.detail)
@@ -107,6 +139,10 @@ def run_kernel(
     def task() -> Result:
         return use(load_for_proof(build, cpu=cpu, emulation=emulation, report=report))
 
+    return _run(task, report)
+
+
+def _run(task: Callable[[], Result], report: Report) -> Result | Death:
     ours, theirs = Pipe()
     with ours, theirs:
         return run_in_child(task, report=report, stall_timeout_s=20.0, owner=ours)
