@@ -351,7 +351,8 @@ class Space(Axes):
         fewer panels than tiles along k.
         """
         is_reused = self.problem.m.high > _FEW_ROWS and self.problem.n >= _MANY_COLUMNS
-        if family.register_rows == 1 and not (family.template == "outer_product" and is_reused):
+        broadcasts = family.template in {"outer_product", "grouped"}
+        if family.register_rows == 1 and not (broadcasts and is_reused):
             return False
         k = self.problem.k
         row_bytes = self.problem.types.x.row_bytes(k)

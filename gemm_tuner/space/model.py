@@ -24,7 +24,7 @@ _CONVERTED_TILE_CYCLES = 40
 # wait, and to convert and store it as floats or as pairs of bf16, whose panels leave L1. The cycles
 # were measured on an EPYC 9004.
 _CONVERSION_INSTRUCTIONS = 2
-_CONVERSION_PRODUCTS = 0.15
+_CONVERSION_PRODUCTS = 0.1
 _CYCLES_TO_FLOATS = 2.4
 _CYCLES_TO_PAIRS = 8.0
 # Of a vector of sums of a group, to add them to those of all groups: measured on an EPYC 9004.
