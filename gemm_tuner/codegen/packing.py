@@ -14,6 +14,8 @@ _LARGEST_SIDE = 8
 _ROW_GROUPS = 16
 _STRETCH_BYTES = 512
 _STRIP_BYTES = 256
+# A strip of as many rows, of a cache line each, takes a fourth of L1 at most.
+_SCALAR_STRETCH = 128
 # More than L2 holds.
 _LARGE_BYTES = 4 << 20
 
@@ -101,15 +103,15 @@ class PackingBlock:
         return tuple(half + self.lanes for half in self.first_lanes)
 
 
-def packing_block(problem: Problem, family: MicroKernelFamily) -> PackingBlock:
-    """Return the block that a family packs at once.
+def packing_block(problem: Problem, family: MicroKernelFamily, width: int) -> PackingBlock:
+    """Return the block that a family packs at once, for panels of `width` columns.
 
     Where packed weights keep the order in which w lies, its rows are copied as whole vectors.
     Where they hold `k_step` rows side by side, these are interleaved. Otherwise they are
     transposed: squares of groups of `k_step` elements, or of as many elements as a vector takes.
     """
     if family.layout is PackedLayout.GROUPS:
-        return _chunks_block(problem, family)
+        return _chunks_block(problem, family, width)
     element_bytes = problem.types.w.size_bytes
     is_nk = problem.w_layout is WeightLayout.NK
     if family.layout is PackedLayout.COLUMNS:
@@ -120,6 +122,8 @@ def packing_block(problem: Problem, family: MicroKernelFamily) -> PackingBlock:
             unit_bytes=element_bytes,
             stretch=_STRIP_BYTES // element_bytes,
         )
+    if family.lanes == 1:
+        return _scalar_block(element_bytes, width, is_nk=is_nk)
     if is_nk:
         unit_bytes = family.k_step * element_bytes
         side = _side(family, unit_bytes)
@@ -137,19 +141,41 @@ def packing_block(problem: Problem, family: MicroKernelFamily) -> PackingBlock:
     )
 
 
-def _chunks_block(problem: Problem, family: MicroKernelFamily) -> PackingBlock:
-    """Return the block of chunks of 32 bits a column, the steps of k in them side by side."""
+def _scalar_block(element_bytes: int, width: int, *, is_nk: bool) -> PackingBlock:
+    """Return the block of panels whose columns no vector holds: 16 bytes of each row.
+
+    From `nk`, the rows of a panel are interleaved. From `kn`, a row holds a word of each panel: if
+    it takes less than 16 bytes, squares of words are transposed.
+    """
+    word_bytes = element_bytes * width
+    if is_nk or word_bytes >= _LANE_BYTES:
+        return PackingBlock(
+            rows=width if is_nk else 1,
+            side=_LANE_BYTES // element_bytes,
+            unit_bytes=element_bytes,
+            stretch=_SCALAR_STRETCH,
+        )
+    side = _LANE_BYTES // word_bytes
+    return PackingBlock(rows=side, side=side, unit_bytes=word_bytes, stretch=_SCALAR_STRETCH)
+
+
+def _chunks_block(problem: Problem, family: MicroKernelFamily, width: int) -> PackingBlock:
+    """Return the block of chunks of 32 bits a column, the steps of k in them side by side.
+
+    Without vectors, 16 bytes of a row are packed at once: from `nk`, of each column of a panel.
+    """
     steps = _CHUNK_BYTES * 8 // problem.types.w.size_bits
+    lanes = max(family.lanes, _LANE_BYTES // _CHUNK_BYTES)
     if problem.w_layout is WeightLayout.NK:
         return PackingBlock(
-            rows=family.lanes,
-            side=family.lanes,
+            rows=width if family.lanes == 1 else lanes,
+            side=lanes,
             unit_bytes=_CHUNK_BYTES,
             stretch=_STRETCH_BYTES // _CHUNK_BYTES * steps,
         )
     return PackingBlock(
         rows=_CHUNK_BYTES,
-        side=family.lanes * _CHUNK_BYTES,
+        side=lanes * _CHUNK_BYTES,
         unit_bytes=1,
         stretch=_ROW_GROUPS * steps,
     )

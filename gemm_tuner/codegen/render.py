@@ -76,7 +76,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             family=family,
             micro_kernel=candidate.micro_kernel,
             blocking=blocking,
-            packing=packing_block(problem, family),
+            packing=packing_block(problem, family, candidate.packed_columns),
             steps=steps,
             operands=operands,
             offsets=[operand for operand in operands if operand.is_offset],

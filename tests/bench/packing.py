@@ -109,6 +109,12 @@ TILES = (
     ("f32_u8:g32",    "avx2_w8_2x16"),
     ("f32_s4:g128",   "avx2_w4_2x16"),
     ("f32_u4:g32",    "avx2_w4_2x16"),
+    ("f32",           "scalar_f32_4x2"),
+    ("f32",           "scalar_f32_1x8"),
+    ("bf16",          "scalar_bf16_2x4"),
+    ("bf16",          "scalar_bf16_1x8"),
+    ("s8_s8_s32_f32", "scalar_int8_1x1"),
+    ("s8_s8_s32_f32", "scalar_int8_1x8"),
     ("f32_s8:g128",   "scalar_w8_1x8"),
     ("f32_u4:g32",    "scalar_w4_1x8"),
 )

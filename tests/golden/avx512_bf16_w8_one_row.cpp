@@ -440,6 +440,23 @@ inline W *vector_at(W *packed, int64_t column, int64_t before)
     return packed + panel * column_bytes + (before * vectors + (column - panel) / lanes) * chunk_bytes;
 }
 
+constexpr int64_t byte_elements = 1;
+constexpr uint8_t zero = 0;
+
+// Copy what is left of rows at an edge of w beside weights of zero: `length` elements of `rows` rows, or fewer
+// if a block has fewer.
+template <int64_t block_rows, int64_t block_bytes>
+inline void copy_edge(const W *from, int64_t row_bytes, int64_t rows, int64_t length, W *edge)
+{
+    for (int64_t i = 0; i < block_rows * block_bytes; ++i)
+        edge[i] = static_cast<W>(zero);
+    for (int64_t i = 0; i < block_rows && i < rows; ++i, from += row_bytes, edge += block_bytes)
+    {
+        for (int64_t j = 0; j < block_bytes && j < length / byte_elements; ++j)
+            edge[j] = from[j];
+    }
+}
+
 // Pack the scales of the columns: a few groups of a vector of
 // columns are turned around in L1.
 inline void pack_headers(const gemm_tuner_weights &weights, W *packed)
@@ -473,30 +490,11 @@ inline void pack_headers(const gemm_tuner_weights &weights, W *packed)
     }
 }
 
-constexpr int64_t byte_elements = 1;
-constexpr uint8_t zero = 0;
-
-// A chunk of what lanes hold: the steps of a column each, the first in the lowest bits.
-inline Row chunk_of(Row columns) { return (Row)place_weights((Chunk)columns); }
-
-// Write the chunk of what lanes hold.
+// Write the chunk of what lanes hold: the steps of a column each, the first in the lowest bits.
 inline void store_chunk(W *packed, int64_t column, int64_t p, Row columns)
 {
-    store_row(vector_at(packed, column, (p / group_size + 1) * headers + p / chunk_k), chunk_of(columns));
-}
-
-// Copy what is left of rows at an edge of w beside weights of zero: `length` elements of `rows` rows, or fewer
-// if a block has fewer.
-template <int64_t block_rows, int64_t block_bytes>
-inline void copy_edge(const W *from, int64_t row_bytes, int64_t rows, int64_t length, W *edge)
-{
-    for (int64_t i = 0; i < block_rows * block_bytes; ++i)
-        edge[i] = static_cast<W>(zero);
-    for (int64_t i = 0; i < block_rows && i < rows; ++i, from += row_bytes, edge += block_bytes)
-    {
-        for (int64_t j = 0; j < block_bytes && j < length / byte_elements; ++j)
-            edge[j] = from[j];
-    }
+    const Chunk chunk = place_weights((Chunk)columns);
+    store_row(vector_at(packed, column, (p / group_size + 1) * headers + p / chunk_k), (Row)chunk);
 }
 
 // Pack a square: `side` chunks of as many columns.
@@ -522,8 +520,8 @@ inline void pack_weights(const gemm_tuner_weights &weights, W *packed)
 {
     const W *w = static_cast<const W *>(weights.elements);
     const int64_t row_bytes = weights.leading_dimension / byte_elements;
-    constexpr int64_t stretch = 512;
     pack_headers(weights, packed);
+    constexpr int64_t stretch = 512;
     for (int64_t begin = 0; begin < n; begin += nr)
         for (int64_t p = 0; p < k; p += stretch)
             for (int64_t column = begin; column < begin + nr && column < n; column += side)

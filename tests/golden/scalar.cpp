@@ -163,6 +163,13 @@ inline void store(float *to, Vector value)
 
 inline void keep_in_register(Vector &value) { asm("" : "+x"(value)); }
 
+// The elements of two vectors that the indices name: those of `b` come after those of `a`.
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLE(Indices, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(Indices, a, b, ...) __builtin_shuffle(a, b, Indices{__VA_ARGS__})
+#endif
+
 // Products in float: one step of k at a time.
 typedef Vector Sums;
 typedef Vector Group;
@@ -200,74 +207,92 @@ inline const W *packed_panel(const W *packed_w, int64_t pc, int64_t depth, int64
 
 constexpr uint64_t packed_weight_bytes = sizeof(W) * packed_n * packed_k;
 
-// Packing copies `side` elements of w at a time.
-constexpr int side = 1;
-constexpr int side_rows = 1;
-typedef uint32_t Row __attribute__((vector_size(4), may_alias));
+// Packing shuffles 4 rows of w at a time in registers, each of `side` units of 4 bytes.
+constexpr int side = 4;
+constexpr int side_rows = 4;
+typedef uint32_t Row __attribute__((vector_size(16), may_alias));
 typedef Row UnalignedRow __attribute__((aligned(4)));
 constexpr int64_t row_length = sizeof(Row) / sizeof(W);
 
-inline void store_row(W *to, Row row) { *reinterpret_cast<Row *>(to) = row; }
+// The units of two rows in turn: those of the first halves of their lanes, and of the second halves.
+// Lanes are 16 bytes, within which every CPU can shuffle in one instruction.
+constexpr int lane_units = 4;
 
-inline void finish_stores() {}
-
-// Copy a row.
-inline void move_rows(const W *from, int64_t, W *to, int64_t)
+struct Units
 {
-    store_row(to, *reinterpret_cast<const UnalignedRow *>(from));
-}
+    static Row first(Row a, Row b) { return SHUFFLE(Row, a, b, 0, 4, 1, 5); }
 
-// The same at an edge of w, where only `rows` rows of `length` elements are left: the others are 0.
-// Only the first `vectors` results are written.
-[[gnu::noinline]] void move_edge(const W *from, int64_t ld, int64_t rows, int64_t length, W *to, int64_t stride,
-                                 int64_t vectors)
-{
-    Row whole[side_rows];
-    for (Row &row : whole)
-        row = Row{};
-    W *elements = reinterpret_cast<W *>(whole);
-    for (int64_t i = 0; i < rows && i < side_rows; ++i)
-        for (int64_t j = 0; j < length && j < row_length; ++j)
-            elements[i * row_length + j] = from[i * ld + j];
-    if (vectors > 0)
-        move_rows(elements, 0, to, 0);
-}
+    static Row second(Row a, Row b) { return SHUFFLE(Row, a, b, 2, 6, 3, 7); }
+};
 
-// Pack `depth` steps of one panel of `width` columns, of which `columns` are in w.
-inline void pack_panel(const W *w, int64_t ldw, int64_t columns, int64_t width, int64_t depth, W *packed)
+// Shuffle the parts of all rows like a deck of cards, once for each doubling of their number.
+template <typename Parts, int count>
+inline void shuffle(Row (&rows)[count])
 {
-    for (int64_t j = 0; j < width; j += side)
+#pragma GCC unroll 4
+    for (int turn = 1; turn < count; turn *= 2)
     {
-        const W *from = w + j * ldw;
-        W *to = packed + j * k_step;
-        int64_t p = 0;
-        if (j + side_rows <= columns)
-            for (; p + row_length <= depth; p += row_length)
-                move_rows(from + p, ldw, to + p * width, width * k_step);
-        for (; p < depth; p += row_length)
-            move_edge(from + p, ldw, columns - j, depth - p, to + p * width, width * k_step,
-                      (depth - p + k_step - 1) / k_step);
+        Row mixed[count];
+#pragma GCC unroll 8
+        for (int i = 0; i < count / 2; ++i)
+        {
+            mixed[2 * i] = Parts::first(rows[i], rows[i + count / 2]);
+            mixed[2 * i + 1] = Parts::second(rows[i], rows[i + count / 2]);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < count; ++i)
+            rows[i] = mixed[i];
     }
+}
+
+inline void store_row(W *to, Row row) { *reinterpret_cast<UnalignedRow *>(to) = row; }
+
+// Move `steps` steps of `columns` columns, all of one panel, one element at a time.
+inline void move_elements(const W *from, int64_t ldw, int64_t columns, int64_t steps, W *to)
+{
+    for (int64_t p = 0; p < steps; ++p)
+        for (int64_t j = 0; j < columns; ++j)
+            to[p * columns + j] = from[j * ldw + p];
+}
+
+// Pack `steps` steps of one panel: of whole rows of its columns, their units in turn.
+inline void pack_stretch(const W *from, int64_t ldw, int64_t columns, int64_t steps, W *to)
+{
+    int64_t p = 0;
+    if (columns == side_rows)
+        for (; p + row_length <= steps; p += row_length)
+        {
+            Row rows[side_rows];
+#pragma GCC unroll 8
+            for (int i = 0; i < side_rows; ++i)
+                rows[i] = *reinterpret_cast<const UnalignedRow *>(from + i * ldw + p);
+            shuffle<Units>(rows);
+#pragma GCC unroll 8
+            for (int i = 0; i < side_rows; ++i)
+                store_row(to + p * side_rows + i * row_length, rows[i]);
+        }
+    move_elements(from + p, ldw, columns, steps - p, to + p * columns);
 }
 
 // Both sides are walked in whole cache lines: a panel a few vectors of k at a time.
 inline void pack_weights(const W *w, int64_t ldw, W *packed)
 {
     constexpr int64_t stretch = 128;
-    const auto pack_stretch = [&](int64_t pc, int64_t depth, int64_t column, int64_t p) {
-        const int64_t width = column + nr <= n ? nr : last_width;
-        const int64_t steps = p + stretch < depth ? stretch : depth - p;
-        W *to = packed + (packed_panel(packed, pc, depth, column) - packed) + p * width;
-        pack_panel(w + column * ldw + pc + p, ldw, n - column, width, steps, to);
-    };
     for (int64_t pc = 0; pc < k; pc += kc)
     {
         const int64_t depth = pc + kc < k ? kc : k - pc;
+        const auto packed_at = [&](int64_t column, int64_t p, int64_t width) {
+            return packed + (packed_panel(packed, pc, depth, column) - packed) + p * width;
+        };
         for (int64_t column = 0; column < n; column += nr)
             for (int64_t p = 0; p < depth; p += stretch)
-                pack_stretch(pc, depth, column, p);
+            {
+                const int64_t columns = column + nr <= n ? nr : last_width;
+                const int64_t steps = p + stretch < depth ? stretch : depth - p;
+                W *to = packed_at(column, p, columns);
+                pack_stretch(w + column * ldw + pc + p, ldw, columns, steps, to);
+            }
     }
-    finish_stores();
 }
 
 // The epilogue `none`, applied to each vector of finished sums.

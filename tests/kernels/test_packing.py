@@ -98,6 +98,51 @@ def _one_row(family: MicroKernelFamily) -> Candidate:
     return Candidate.parse(f"{family.name}_1x32 mc1_nc128_kc200 jc_ic_jr_ir")
 
 
+# Without vectors, how packing moves weights depends on the width of a panel.
+SCALAR_TILES = tuple(
+    (types, f"{family}_{mr}x{nr}")
+    for types, family in (
+        ("f32", "scalar_f32"),
+        ("bf16", "scalar_bf16"),
+        ("s8_s8_s32_f32", "scalar_int8"),
+        ("u8_u8_s32_f32", "scalar_int8"),
+        ("f32_u8", "scalar_w8"),
+        ("f32_s4", "scalar_w4"),
+    )
+    for mr, nr in family_named(family).tiles
+)
+# (n, k) of few columns and steps, of more steps, of rows that are far apart, and of more of these
+# than are packed at once, all with some left over.
+SCALAR_SIZES = ((7, 13), (37, 300), (1100, 45), (2083, 131))
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+@pytest.mark.parametrize(("types", "tile"), SCALAR_TILES)
+def test_panels_without_vectors_are_packed_alike(types: str, tile: str, layout: str) -> None:
+    family = family_named(tile.rpartition("_")[0])
+    has_groups = family.layout is PackedLayout.GROUPS
+    mr, nr = map(int, tile.rpartition("_")[2].split("x"))
+    rest = ":g32" if has_groups else " x_zero_point" if family.name == "scalar_int8" else ""
+    problems = [Problem.parse(f"{types} 1x{n}x{k} {layout}{rest}") for n, k in SCALAR_SIZES]
+    candidates = [
+        Candidate.parse(f"{tile} mc{mr}_nc{one.n + -one.n % nr}_kc96 jc_ic_jr_ir")
+        for one in problems
+    ]
+    sources = [
+        (render(problem, candidate, family), family.isa)
+        for problem, candidate in zip(problems, candidates, strict=True)
+    ]
+
+    builds = compile_kernels(sources, toolchain=find_toolchain())
+
+    for problem, candidate, build in zip(problems, candidates, builds, strict=True):
+        assert isinstance(build, Build), build
+        stored = _grouped_weights(problem) if has_groups else {"w": _weights(problem)}
+        expected = (_expected_groups if has_groups else _expected)(problem, candidate, **stored)
+        packed = _load(build).pack(**stored).memory.tobytes()
+        assert packed == expected, problem.text
+
+
 def _plain_problems(row: Row, layout: str) -> list[Problem]:
     columns = around(row.family.lanes, small_tile(row.family)[1], 3 * small_tile(row.family)[1])
     depths = islice(cycle((0, 1, 15, 16, 17, 49, 64, 81, 300)), len(columns))
