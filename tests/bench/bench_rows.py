@@ -1,7 +1,8 @@
 """What `gemm-tuner bench --json` says of a layer, and the sections of a report that rows stand in.
 
 A section is one combination of types, number of threads and regime, such as `f32 hot` or
-`f32 hot, 2 threads`.
+`f32 hot, 2 threads`. The few layers that are timed beside Inductor, which compiles each for tens of
+seconds, are one of their own.
 """
 
 import json
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ONE_THREAD = "one-thread"
+INDUCTOR = "torch-inductor"
 HOT = "hot"
 
 Row = dict[str, Any]
@@ -25,7 +27,13 @@ def sections_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
     types = list(dict.fromkeys(types_of(row) for row in rows))
     sections: dict[str, list[Row]] = {}
     for row in sorted(
-        rows, key=lambda row: (types.index(types_of(row)), row["threads"], row["regime"] != HOT)
+        rows,
+        key=lambda row: (
+            types.index(types_of(row)),
+            row["threads"],
+            row["regime"] != HOT,
+            is_beside_inductor(row),
+        ),
     ):
         sections.setdefault(section_of(row), []).append(row)
     return sections
@@ -49,7 +57,13 @@ def epilogue_of(row: Row) -> str:
 def section_of(row: Row) -> str:
     """Return where a row stands, such as `f32 hot` or `f32 hot, 2 threads`."""
     threads = "" if row["threads"] == 1 else f", {row['threads']} threads"
-    return f"{types_of(row)} {row['regime']}{threads}"
+    beside = ", beside Inductor" if is_beside_inductor(row) else ""
+    return f"{types_of(row)} {row['regime']}{threads}{beside}"
+
+
+def is_beside_inductor(row: Row) -> bool:
+    """Return whether Inductor took part."""
+    return any(library_of(one["baseline"]) == INDUCTOR for one in row["baselines"])
 
 
 def key_of(row: Row) -> str:

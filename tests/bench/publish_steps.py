@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench_rows import INDUCTOR
+
 ROOT = Path(__file__).parents[2]
 SHAPES = Path("tests") / "bench"
 ALL = "layers.csv"
@@ -27,6 +29,7 @@ LARGEST_BUDGET_S = 20.0
 BESIDES_BUDGET_S = 3.1
 ALL_LIBRARIES_S = 9.0
 FEW_LIBRARIES_S = 2.2
+INDUCTOR_S = 40.0
 PROOFS_S = 240.0
 LAST_S = 10.0
 
@@ -141,6 +144,7 @@ class Plan:
             baselines = [word for one in bench.baselines for word in ("--baseline", one)]
             regimes = 2 if bench.regime == "both" else 1
             layer_s = FEW_LIBRARIES_S if bench.baselines else ALL_LIBRARIES_S
+            layer_s += INDUCTOR_S * (INDUCTOR in bench.baselines)
             yield Command(
                 output=f"{place}-{step.name}-{bench.name}.json",
                 arguments=(
@@ -170,6 +174,7 @@ def steps_for(threads: int) -> tuple[Step, ...]:
     )
     w4 = Bench(name="both", regime="both", baselines=("onednn", "torch-weights"))
     w8 = Bench(name="both", regime="both", baselines=("onednn",))
+    inductor = Bench(name="hot", regime="hot", baselines=("onednn", INDUCTOR))
     of_several = (
         _step_of_several(threads, dtype="f32", libraries=("onednn", "mkl")),
         _step_of_several(threads, dtype="int8", libraries=("onednn",)),
@@ -184,6 +189,7 @@ def steps_for(threads: int) -> tuple[Step, ...]:
         Step(name="f16", shapes=FEW, dtype="f16", benches=alone[:1]),
         Step(name="w4", shapes=WEIGHT_ONLY, dtype="bf16_s4", groups="128", benches=(w4,)),
         Step(name="w8", shapes=WEIGHT_ONLY, dtype="f32_s8",  groups="128", benches=(w8,)),
+        Step(name="inductor", shapes=FEW, dtype="f32", benches=(inductor,)),
     )
     # fmt: on
 

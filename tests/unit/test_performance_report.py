@@ -119,6 +119,18 @@ def test_sections_of_cold_weights_and_two_threads_say_what_differs(
     assert report.count("the best of all: **1.200**") == 3
 
 
+def test_layers_beside_inductor_are_a_section_of_their_own(tmp_path: Path) -> None:
+    ahead, compiled = _beside("onednn 3", 1.1, 1.2, 1.3), _beside("torch-inductor 2", 1.4, 1.5, 1.6)
+    rows = [_row("one", ahead, compiled), _row("one", ahead), _row("two", ahead)]
+
+    code, report, front = _report(tmp_path, rows, {})
+
+    assert code == 0
+    assert "| f32, hot | 2 | 1.200 | 1.200 | 0 |" in report
+    assert "| f32, hot, beside Inductor | 1 | 1.200 | 1.200 | 0 |" in report
+    assert "torch-inductor" in front
+
+
 def test_front_page_has_the_same_sections_of_all_cpus_side_by_side(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     rows = [
