@@ -180,12 +180,13 @@ def sweep(
                 cuts = space.cuts_of(alone) if alone else []
                 known = earlier_trials(repository, problem, cpu, settings.toolchain)
                 elsewhere = finalists_of_other_regimes(known, context)
-                before = winner(former, space, context)
                 # The winner of one thread, cut for all threads and as it is.
                 certain = [*cuts[:1], *cuts[-1:], *(one for one in elsewhere if one in space)]
-                certain += [before] if before else []
+                # What won before leads the first batch; alone, it would take the time of others.
+                before = winner(former, space, context)
+                seeds = [*([before] if before else []), *cuts]
                 strategy = (
-                    Chosen(chosen) if chosen else LocalSearch(in_regime, seeds=cuts, rivals=rivals)
+                    Chosen(chosen) if chosen else LocalSearch(in_regime, seeds=seeds, rivals=rivals)
                 )
                 found[context] = one.run(
                     strategy, certain=[] if chosen else certain, is_search=not chosen
