@@ -1,20 +1,16 @@
 """Kernels for AVX-VNNI on a CPU that has its instruction in the encoding of AVX-512 alone."""
 
-import re
-from dataclasses import replace
-
 import pytest
+from other_encoding import OF_AVX512, in_the_other_encoding
 from proof import Subject, prove_all
 
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.domain.cpu import IsaFeature, parse_isa
+from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
-from gemm_tuner.domain.source import Source
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.space.catalog import CATALOG
 
 FAMILIES = [one for one in CATALOG.values() if IsaFeature.AVX_VNNI in one.isa]
-OF_AVX512 = parse_isa(("avx512f", "avx512vl", "avx512_vnni"))
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -35,14 +31,6 @@ def test_kernels_are_right_with_the_same_instruction_in_the_other_encoding(
         for words in (":g32" if is_grouped else "",)
     ]
 
-    wrong = prove_all(subjects, find_toolchain(), respell=_in_the_other_encoding)
+    wrong = prove_all(subjects, find_toolchain(), respell=in_the_other_encoding)
 
     assert not wrong
-
-
-def _in_the_other_encoding(
-    source: Source, isa: frozenset[IsaFeature]
-) -> tuple[Source, frozenset[IsaFeature]]:
-    text, count = re.subn(r"%\{vex%\} vpdpbusd", "%{evex%} vpdpbusd", source.text)
-    assert count > 0
-    return replace(source, text=text), isa - {IsaFeature.AVX_VNNI} | OF_AVX512
