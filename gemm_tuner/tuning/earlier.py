@@ -1,7 +1,7 @@
 """What earlier sweeps of a problem on a CPU have found, and what of it counts for the next one."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.codegen.environment import generator_version
@@ -51,17 +51,6 @@ def former_trials(repository: Repository, problem: Problem, cpu: Cpu) -> list[Tr
     return [trial for trial in others if trial.generator == others[-1].generator]
 
 
-def winner(trials: Sequence[Trial], space: Space, context: ExecutionContext) -> Candidate | None:
-    """Return the candidate for which trials of one generator speak, if it is of this space."""
-    found = derive_verdict(
-        trials, problem=space.problem, cpu_key=space.cpu.exact_key, context=context, complete=False
-    ).candidate
-    is_of_space = (
-        found is not None and found.micro_kernel.family in CATALOG and space.cuts_of(found)
-    )
-    return found if is_of_space else None
-
-
 def relevant_trials(
     trials: Sequence[Trial], space: Space, context: ExecutionContext, baseline: str
 ) -> list[Trial]:
@@ -80,7 +69,50 @@ def relevant_trials(
     ]
 
 
-def winner_of_one_thread(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heritage:
+    """What a search in a context has from earlier ones.
+
+    The winner of one thread, `alone`, is there if several threads are asked for. The `certain`
+    candidates are tried whatever the budget; the `seeds` lead the first batch.
+    """
+
+    alone: Candidate | None
+    certain: tuple[Candidate, ...]
+    seeds: tuple[Candidate, ...]
+
+
+def inherit(
+    space: Space, context: ExecutionContext, earlier: Sequence[Trial], former: Sequence[Trial]
+) -> Heritage:
+    """Return what earlier trials give a search, and those of the generator before."""
+    alone = _winner_of_one_thread(earlier, space, context) or _winner_of_one_thread(
+        former, space, context
+    )
+    cuts = space.cuts_of(alone) if alone else []
+    elsewhere = _finalists_of_other_regimes(earlier, context)
+    # What won before leads the first batch; alone, it would take the time of others.
+    before = _winner(former, space, context)
+    return Heritage(
+        alone=alone,
+        # The winner of one thread, cut for all threads and as it is.
+        certain=(*cuts[:1], *cuts[-1:], *(one for one in elsewhere if one in space)),
+        seeds=(*([before] if before else []), *cuts),
+    )
+
+
+def _winner(trials: Sequence[Trial], space: Space, context: ExecutionContext) -> Candidate | None:
+    """Return the candidate for which trials of one generator speak, if it is of this space."""
+    found = derive_verdict(
+        trials, problem=space.problem, cpu_key=space.cpu.exact_key, context=context, complete=False
+    ).candidate
+    is_of_space = (
+        found is not None and found.micro_kernel.family in CATALOG and space.cuts_of(found)
+    )
+    return found if is_of_space else None
+
+
+def _winner_of_one_thread(
     earlier: Sequence[Trial], space: Space, context: ExecutionContext
 ) -> Candidate | None:
     """Return the winner of one thread in the same regime, where several are asked for.
@@ -89,10 +121,10 @@ def winner_of_one_thread(
     """
     if context.threads == 1:
         return None
-    return winner(earlier, space, replace(context, threads=1))
+    return _winner(earlier, space, replace(context, threads=1))
 
 
-def finalists_of_other_regimes(
+def _finalists_of_other_regimes(
     trials: Sequence[Trial], context: ExecutionContext
 ) -> list[Candidate]:
     """Return the best two finalists of the other regimes on as many threads, the best first."""

@@ -15,7 +15,6 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Trial
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.runtime.cpus import usable_cpus
 from gemm_tuner.select.derive import standing_trials
@@ -29,12 +28,11 @@ from gemm_tuner.tuning.budget import Budget
 from gemm_tuner.tuning.care import CONFIRMED, confirming_s, most_finalists
 from gemm_tuner.tuning.context_sweep import ContextSweep, Progress
 from gemm_tuner.tuning.earlier import (
+    Heritage,
     earlier_trials,
-    finalists_of_other_regimes,
     former_trials,
+    inherit,
     relevant_trials,
-    winner,
-    winner_of_one_thread,
 )
 from gemm_tuner.tuning.mend import mend_builds
 from gemm_tuner.tuning.result import SweepResult, make_result
@@ -144,7 +142,9 @@ def sweep(
         budget = Budget(seconds=settings.budget_s)
         earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
         former = former_trials(repository, problem, cpu)
-        first = chosen or _tried_first(space, contexts[0], earlier, former)
+        in_first = replace(space, regime=contexts[0].regime)
+        heritage = inherit(in_first, contexts[0], earlier, former)
+        first = chosen or _tried_first(in_first, heritage)
         with _start_host_and_builds(space, first[:BATCH], settings) as host:
             attempts = Attempts(
                 problem=problem,
@@ -166,7 +166,8 @@ def sweep(
                 left = len(unfinished) - position
                 share = budget.share(1 + (left - 1) * _share_of_others(problem, host))
                 in_regime = replace(space, regime=context.regime)
-                alone = _winner_alone(space, context, earlier, former)
+                known = earlier_trials(repository, problem, cpu, settings.toolchain)
+                heritage = inherit(in_regime, context, known, former)
                 one = ContextSweep(
                     attempts=attempts,
                     space=in_regime,
@@ -175,22 +176,15 @@ def sweep(
                     budget=share,
                     on_progress=on_progress,
                     is_stopped=is_stopped,
-                    alone=alone,
+                    alone=heritage.alone,
                 )
-                cuts = space.cuts_of(alone) if alone else []
-                known = earlier_trials(repository, problem, cpu, settings.toolchain)
-                elsewhere = finalists_of_other_regimes(known, context)
-                # The winner of one thread, cut for all threads and as it is.
-                certain = [*cuts[:1], *cuts[-1:], *(one for one in elsewhere if one in space)]
-                # What won before leads the first batch; alone, it would take the time of others.
-                before = winner(former, space, context)
-                seeds = [*([before] if before else []), *cuts]
                 strategy = (
-                    Chosen(chosen) if chosen else LocalSearch(in_regime, seeds=seeds, rivals=rivals)
+                    Chosen(chosen)
+                    if chosen
+                    else LocalSearch(in_regime, seeds=heritage.seeds, rivals=rivals)
                 )
-                found[context] = one.run(
-                    strategy, certain=[] if chosen else certain, is_search=not chosen
-                )
+                certain = () if chosen else heritage.certain
+                found[context] = one.run(strategy, certain=certain, is_search=not chosen)
                 rivals = one.ranked()[:RIVALS_FROM_OTHER_REGIME]
     results = (result for result in found.values() if result is not None)
     return tuple(
@@ -198,25 +192,10 @@ def sweep(
     )
 
 
-def _winner_alone(
-    space: Space, context: ExecutionContext, earlier: Sequence[Trial], former: Sequence[Trial]
-) -> Candidate | None:
-    """Return the winner of one thread, or that of the generator before."""
-    return winner_of_one_thread(earlier, space, context) or winner_of_one_thread(
-        former, space, context
-    )
-
-
-def _tried_first(
-    space: Space, context: ExecutionContext, earlier: Sequence[Trial], former: Sequence[Trial]
-) -> list[Candidate]:
-    """Return what a search in a context tries first: earlier winners, then favourites."""
-    alone = _winner_alone(space, context, earlier, former)
-    cuts = space.cuts_of(alone) if alone else []
-    before = winner(former, space, context)
-    certain = [*cuts[:1], *cuts[-1:], *([before] if before else [])]
-    favourites = shortlist(replace(space, regime=context.regime), BATCH)
-    return list(dict.fromkeys([*certain, *cuts, *favourites]))
+def _tried_first(space: Space, heritage: Heritage) -> list[Candidate]:
+    """Return what a search tries first: what it has from earlier ones, then favourites."""
+    favourites = shortlist(space, BATCH)
+    return list(dict.fromkeys([*heritage.certain, *heritage.seeds, *favourites]))
 
 
 def _start_host_and_builds(
