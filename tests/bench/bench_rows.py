@@ -1,8 +1,8 @@
 """What `gemm-tuner bench --json` says of a layer, and the sections of a report that rows stand in.
 
 A section is one combination of types, number of threads and regime, such as `f32 hot` or
-`f32 hot, 2 threads`. The few layers that are timed beside Inductor, which compiles each for tens of
-seconds, are one of their own.
+`f32 hot, 2 threads`. Sections of their own are the few layers that are timed beside Inductor, which
+compiles each for tens of seconds, and those that are given for several m.
 """
 
 import json
@@ -12,14 +12,31 @@ from typing import Any
 
 ONE_THREAD = "one-thread"
 INDUCTOR = "torch-inductor"
+SEVERAL_M = "several-m"  # in the names of the steps whose layers are given for several m
 HOT = "hot"
 
+SHARED = "shared"
+
 Row = dict[str, Any]
+SharedLayer = dict[str, Any]
 
 
 def read_documents(results: Path) -> list[dict[str, Any]]:
     """Return what each run of bench wrote into the folder `results`, in the order of the names."""
-    return [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
+    documents = []
+    for path in sorted(results.glob("*.json")):
+        document = json.loads(path.read_text())
+        if SHARED not in document:
+            documents.append(
+                document | {"layers": [row | {"step": path.stem} for row in document["layers"]]}
+            )
+    return documents
+
+
+def read_shared(results: Path) -> list[SharedLayer]:
+    """Return what each sweep for several m of a layer wrote: the layers that share weights."""
+    documents = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
+    return [layer for document in documents for layer in document.get(SHARED, ())]
 
 
 def sections_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -32,7 +49,7 @@ def sections_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
             types.index(types_of(row)),
             row["threads"],
             row["regime"] != HOT,
-            is_beside_inductor(row),
+            subset_of(row),
         ),
     ):
         sections.setdefault(section_of(row), []).append(row)
@@ -57,13 +74,14 @@ def epilogue_of(row: Row) -> str:
 def section_of(row: Row) -> str:
     """Return where a row stands, such as `f32 hot` or `f32 hot, 2 threads`."""
     threads = "" if row["threads"] == 1 else f", {row['threads']} threads"
-    beside = ", beside Inductor" if is_beside_inductor(row) else ""
-    return f"{types_of(row)} {row['regime']}{threads}{beside}"
+    return ", ".join(filter(None, (f"{types_of(row)} {row['regime']}{threads}", subset_of(row))))
 
 
-def is_beside_inductor(row: Row) -> bool:
-    """Return whether Inductor took part."""
-    return any(library_of(one["baseline"]) == INDUCTOR for one in row["baselines"])
+def subset_of(row: Row) -> str:
+    """Return which few layers a row is one of, if not of all: `beside Inductor`, `several m`."""
+    if any(library_of(one["baseline"]) == INDUCTOR for one in row["baselines"]):
+        return "beside Inductor"
+    return SEVERAL_M.replace("-", " ") if SEVERAL_M in row["step"] else ""
 
 
 def key_of(row: Row) -> str:

@@ -131,6 +131,7 @@ def _sections_in_order(summaries: Mapping[str, Summary]) -> list[tuple[str, Sect
             types.index(one[1].types),
             one[1].threads > 1,
             one[1].regime != HOT,
+            one[1].subset,
             one[1].threads,
         ),
     )
@@ -141,7 +142,7 @@ def _means_row(name: str, section: SectionSummary) -> str:
     return table_row(
         *_context_cells(section),
         name,
-        str(section.layers),
+        ", ".join(filter(None, (str(section.layers), section.subset))),
         ratio_text(section.over_onednn),
         ratio_text(section.over_best),
         f"{ratio_text(slowest.ratio)} ({slowest.layer}, {slowest.library})" if slowest else "",

@@ -22,12 +22,14 @@ from bench_rows import (
     HOT,
     ONE_THREAD,
     Row,
+    SharedLayer,
     baselines_of,
     best_of,
     epilogue_of,
     library_of,
     ratios_of,
     read_documents,
+    read_shared,
     sections_of,
     sizes_of,
     speed_beside_best,
@@ -36,6 +38,7 @@ from bench_rows import (
 from front_page import CPUS, behind_table, write_front_page
 from markdown_tables import ratio_text, table_head, table_row
 from performance_notes import Notes, read_notes
+from performance_sharing import sharing_lines
 from performance_summary import SectionSummary, Summary, read_summary, summarise
 
 from gemm_tuner.cli.roofline_plot import KERNEL, PlotLine, draw
@@ -60,6 +63,7 @@ class Report:
     sections: Mapping[str, Sequence[Row]]
     notes: Notes
     summary: Summary
+    shared: Sequence[SharedLayer]
     commands: str
 
     @property
@@ -78,6 +82,7 @@ class Report:
         yield from overview_lines(dict(zip(self.sections, self.summary.sections, strict=True)))
         for title, rows in self.sections.items():
             yield from section_lines(title, rows, self.sections, self.notes)
+        yield from sharing_lines(self.shared)
         unchecked = sum(row["refuted"] is None for row in self.rows)
         yield (
             f"Verdicts `tuned` that this separate run refuted: {', '.join(self.refuted) or 'none'};"
@@ -92,13 +97,12 @@ def write_reports(results: Path, name: str, docs: Path) -> int:
         ValueError: the results are of several CPUs, or another one has a report of this name.
     """
     documents = read_documents(results)
-    rows: list[Row] = [row for document in documents for row in document["layers"]]
-    if not rows:
+    if not any(document["layers"] for document in documents):
         print(f"{results} holds no result; run publish.py first.", file=sys.stderr)
         return 1
     folder = docs / CPUS
     folder.mkdir(parents=True, exist_ok=True)
-    report = report_of(name, documents, rows, folder / f"{name}-notes.json", results / COMMANDS)
+    report = report_of(name, results, documents, folder / f"{name}-notes.json")
     check_name(name, report.summary.cpu_key, docs)
     report.summary.write(folder / f"{name}.json")
     (folder / f"{name}.md").write_text("\n".join(report.lines()) + "\n")
@@ -121,13 +125,10 @@ def check_name(name: str, cpu_key: str, docs: Path) -> None:
 
 
 def report_of(
-    name: str,
-    documents: Sequence[Mapping[str, Any]],
-    rows: Sequence[Row],
-    notes: Path,
-    commands: Path,
+    name: str, results: Path, documents: Sequence[Mapping[str, Any]], notes: Path
 ) -> Report:
-    """Return the report of what bench wrote."""
+    """Return the report of what bench wrote, and what each sweep for several m."""
+    rows: list[Row] = [row for document in documents for row in document["layers"]]
     sections = sections_of(rows)
     found = read_notes(notes, rows)
     return Report(
@@ -136,7 +137,8 @@ def report_of(
         sections=sections,
         notes=found,
         summary=summarise(documents, sections, found),
-        commands=commands.read_text(),
+        shared=read_shared(results),
+        commands=(results / COMMANDS).read_text(),
     )
 
 
@@ -291,7 +293,8 @@ def hot_cell(row: Row, hot_kernels: Mapping[str, str]) -> str:
 
 def cells(row: Row, baselines: Sequence[str]) -> tuple[str, ...]:
     """Return the cells of a row between its epilogue and the note."""
-    m, n, k = (int(size) for size in sizes_of(row).split("x"))
+    # A range of m is timed at its end.
+    m, n, k = (int(size.rpartition("..")[2]) for size in sizes_of(row).split("x"))
     ratios = ratios_of(row)
     best = best_of(row)
     return (

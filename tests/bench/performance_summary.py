@@ -18,6 +18,7 @@ from bench_rows import (
     ratios_of,
     sizes_of,
     speed_beside_best,
+    subset_of,
     types_of,
 )
 from performance_notes import Notes
@@ -43,14 +44,15 @@ class SectionSummary:
     """The geometric means of a section, its slowest layer, and where a library is faster.
 
     Ratios are speeds of our kernel over that of oneDNN or of the fastest library of each layer;
-    `libraries` are all that were timed. `unserved` counts the kernels not shown to be as fast as
-    what their verdicts are measured against.
+    `libraries` are all that were timed; `subset` is which few layers it has, if not all. `unserved`
+    counts the kernels not shown to be as fast as what their verdicts are measured against.
     """
 
     types: str
     regime: str
     threads: int
     layers: int
+    subset: str = ""
     libraries: tuple[str, ...]
     over_onednn: float | None
     over_best: float | None
@@ -140,6 +142,7 @@ def _summarise_section(rows: Sequence[Row], notes: Notes) -> SectionSummary:
         regime=rows[0]["regime"],
         threads=rows[0]["threads"],
         layers=len(rows),
+        subset=subset_of(rows[0]),
         libraries=tuple(name for name in baselines_of(rows) if name != ONE_THREAD),
         over_onednn=_mean(onednn),
         over_best=_mean([speed_beside_best(row) for row in compared]),

@@ -65,8 +65,8 @@ def print_plan(plan: Plan) -> None:
         left = plan.left_of(commands)
         piece_s = sum(command.expected_s for command in left)
         total_s += piece_s
-        print(f"{name:8}{piece_s / 60:6.1f} min   commands left: {len(left)}")
-    print(f"{'in all':8}{total_s / 60:6.1f} min", flush=True)
+        print(f"{name:18}{piece_s / 60:6.1f} min   commands left: {len(left)}")
+    print(f"{'in all':18}{total_s / 60:6.1f} min", flush=True)
 
 
 def run_all(results: Path, commands: list[Command]) -> dict[Command, bool]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench_rows import INDUCTOR
+from bench_rows import INDUCTOR, SEVERAL_M
 
 ROOT = Path(__file__).parents[2]
 SHAPES = Path("tests") / "bench"
@@ -14,6 +14,7 @@ LARGE = "layers_large.csv"
 LARGEST = "layers_largest.csv"
 FEW = "layers_few.csv"
 WEIGHT_ONLY = "layers_weight_only.csv"
+SHARED = "layers_shared.csv"
 PROOFS = tuple(
     f"tests/kernels/test_{name}.py" for name in ("emulator", "amx", "fp16", "machine_code")
 )
@@ -49,7 +50,11 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A sweep of some layers, and the runs of bench that time its winners."""
+    """A sweep of some layers, and the runs of bench that time its winners.
+
+    If it `shares_weights`, the layers are given for several m, and kernels that read one packed
+    copy are searched too.
+    """
 
     name: str
     shapes: str
@@ -57,6 +62,7 @@ class Step:
     benches: tuple[Bench, ...]
     threads: int = 1
     groups: str = ""
+    shares_weights: bool = False
 
     @property
     def regime(self) -> str:
@@ -120,20 +126,26 @@ class Plan:
             )
 
     def _commands_of(self, place: int) -> Iterator[Command]:
-        """Yield the sweep of a step, then its runs of bench."""
+        """Yield the sweep of a step, then its runs of bench.
+
+        One file of layers for all steps is not asked for layers of several m.
+        """
         step = self.steps[place]
         shapes = self.shapes / step.shapes if (ROOT / self.shapes).is_dir() else self.shapes
+        if step.shares_weights and shapes == self.shapes:
+            return
         words = ["--dtype", step.dtype]
         words += ["--groups", step.groups] if step.groups else []
         words += ["--threads", str(step.threads)] if step.threads > 1 else []
-        share = 1.0 if step.shapes == ALL else SHORT
+        share = 1.0 if step.shapes in {ALL, SHARED} else SHORT
+        sharing = ("--share-weights", "--json") if step.shares_weights else ()
 
         def sweep(shapes: Path, budget_s: float, output: str) -> Command:
             words_of_layers = ("--shapes", str(shapes), *words)
             budget = ("--regime", step.regime, "--budget", f"{budget_s:g}s")
             return Command(
-                output=f"{place}-{step.name}-{output}.txt",
-                arguments=("sweep", *words_of_layers, *budget),
+                output=f"{place}-{step.name}-{output}.{'json' if sharing else 'txt'}",
+                arguments=("sweep", *words_of_layers, *budget, *sharing),
                 expected_s=_count_layers(shapes) * (budget_s + BESIDES_BUDGET_S),
             )
 
@@ -190,6 +202,8 @@ def steps_for(threads: int) -> tuple[Step, ...]:
         Step(name="w4", shapes=WEIGHT_ONLY, dtype="bf16_s4", groups="128", benches=(w4,)),
         Step(name="w8", shapes=WEIGHT_ONLY, dtype="f32_s8",  groups="128", benches=(w8,)),
         Step(name="inductor", shapes=FEW, dtype="f32", benches=(inductor,)),
+        *(_step_of_several_m(dtype) for dtype in ("f32", "bf16", "int8")),
+        _step_of_several_m("f32_s8", groups="128"),
     )
     # fmt: on
 
@@ -197,6 +211,17 @@ def steps_for(threads: int) -> tuple[Step, ...]:
 def _count_layers(shapes: Path) -> int:
     with (ROOT / shapes).open(newline="") as file:
         return sum(1 for _layer in csv.DictReader(file))
+
+
+def _step_of_several_m(dtype: str, *, groups: str = "") -> Step:
+    return Step(
+        name=f"{dtype}-{SEVERAL_M}",
+        shapes=SHARED,
+        dtype=dtype,
+        groups=groups,
+        benches=(Bench(name="hot", regime="hot", baselines=("onednn",)),),
+        shares_weights=True,
+    )
 
 
 def _step_of_several(threads: int, *, dtype: str, libraries: tuple[str, ...]) -> Step:

@@ -7,6 +7,7 @@ import front_page
 import performance
 import publish_steps
 import pytest
+from bench_rows import SEVERAL_M
 from performance_summary import read_summary
 
 SMALL_FLOP = 10_000_000
@@ -129,6 +130,49 @@ def test_layers_beside_inductor_are_a_section_of_their_own(tmp_path: Path) -> No
     assert "| f32, hot | 2 | 1.200 | 1.200 | 0 |" in report
     assert "| f32, hot, beside Inductor | 1 | 1.200 | 1.200 | 0 |" in report
     assert "torch-inductor" in front
+
+
+def _option(candidate: str | None, packed_format: str, **more: float) -> dict[str, Any]:
+    ratio = {"median": 1.25} if candidate else None
+    return {"candidate": candidate, "packed_format": packed_format, "ratio": ratio, **more}
+
+
+def test_layers_of_several_m_say_what_each_gives_up(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    row = _row("one", _beside("onednn 3", 1.1, 1.2, 1.3))
+    _write(results, [row])
+    several = json.loads((results / "1.json").read_text())
+    several["layers"] = [row | {"problem": "f32 1..8x16x32 nk bias"}]
+    (results / f"2-f32-{SEVERAL_M}-hot.json").write_text(json.dumps(several))
+    kernels = [
+        {"m": "1", "best": _option("a", "A"), "chosen": _option("b", "B", loss=0.013)},
+        {"m": "8", "best": _option(None, "C"), "chosen": _option(None, "C", loss=0.0)},
+    ]
+    shared = {
+        "layer": "f32 16x32 nk bias",
+        "max_loss": 0.02,
+        "kernels": kernels,
+        "formats": ["B", "C"],
+        "packed_bytes": 3 * 2**20,
+        "best_packed_bytes": 5 * 2**20,
+    }
+    (results / "2-sweep.json").write_text(json.dumps({"layers": [], "shared": [shared]}))
+
+    code = performance.write_reports(results, "here", tmp_path)
+
+    report = (tmp_path / front_page.CPUS / "here.md").read_text()
+    assert code == 0
+    assert "## f32, hot, several m" in report
+    assert "| 1..8 x 16 x 32 | bias | `k` | 100 ns | 82 |" in report
+    assert "| f32 16x32 nk bias | 1 | `a` | 1.250 | `b` | 1.250 | 1.3% | `B` |" in report
+    assert "| f32 16x32 nk bias | 8 | oneDNN | 1.000 | oneDNN | 1.000 | 0.0% | `C` |" in report
+    assert "take 3 MiB, and 5 MiB where each m has its best" in report
+    assert "f32 16x32 nk bias (1 of 1 layers)" in report
+    front = (tmp_path / front_page.FRONT_PAGE).read_text()
+    assert [line.split(" | ")[4] for line in front.splitlines() if line.startswith("| f32")] == [
+        "1",
+        "1, several m",
+    ]
 
 
 def test_front_page_has_the_same_sections_of_all_cpus_side_by_side(tmp_path: Path) -> None:

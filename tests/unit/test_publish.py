@@ -45,10 +45,28 @@ def test_one_thread_has_no_steps_of_several() -> None:
     assert [step.threads for step in steps_for(16)].count(16) == 3
 
 
+def test_layers_of_several_m_are_not_those_of_another_file(tmp_path: Path) -> None:
+    step = next(step for step in steps_for(1) if step.shares_weights)
+    plan = Plan(results=tmp_path, steps={9: step}, records=tmp_path / "records.jsonl")
+
+    sweep, bench = plan.pieces()[step.name]
+    elsewhere = replace(plan, shapes=tmp_path / "layers.csv").pieces()[step.name]
+
+    assert {"--share-weights", "--json"} < {*sweep.arguments}
+    assert sweep.output.endswith(".json")
+    assert bench.arguments[0] == "bench"
+    assert elsewhere == []
+
+
 def test_only_names_steps_or_types() -> None:
     chosen = publish.chosen_steps(16, ["int8", "bf16-16"])
 
-    assert [step.name for step in chosen.values()] == ["int8-1", "int8-16", "bf16-16"]
+    assert [step.name for step in chosen.values()] == [
+        "int8-1",
+        "int8-16",
+        "bf16-16",
+        "int8-several-m",
+    ]
     with pytest.raises(ValueError, match="'f33' is no step; use some of: f32-1, f32"):
         publish.chosen_steps(2, ["f33"])
 
