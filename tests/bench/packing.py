@@ -4,11 +4,16 @@
 
     python tests/bench/packing.py w4 kn 4096x4096
 
+    python tests/bench/packing.py cached
+
 The bytes are those that packing reads and writes, half of them read: scales and zero points of
-weights in groups, sums of columns and padding count. Both write to memory that was touched before,
-in huge pages, in alternation. Words choose the rows that hold them all; a word such as 4096x4096
-chooses a size, n by k of f32 and as many bytes of the others. The exit code is 1 if packing takes
-more than three times as long as copying anywhere.
+weights in groups, sums of columns and padding count. Weights are packed once, when they come from
+memory, so both walk over so many blocks that no cache holds any, read and written, each four times
+the last-level cache in all. The memory was touched before, is in huge pages, and both take turns.
+Words choose the rows that hold them all; a word such as 4096x4096 chooses a size, n by k of f32 and
+as many bytes of the others. With the word `cached`, one block is packed and copied again and again,
+to look at what the instructions alone take. The exit code is 1 if packing takes more than three
+times as long as copying anywhere.
 """
 
 import ctypes
@@ -18,6 +23,7 @@ from itertools import product
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gemm_tuner.build.compile import compile_hosted, compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
@@ -26,22 +32,35 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import parse_isa
 from gemm_tuner.domain.dtype import OperandTypes
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.runtime.abi import make_weights
+from gemm_tuner.runtime.abi import ALIGNMENT_BYTES, WeightsStruct, make_weights
 from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.runtime.memory import address_of, allocate_aligned
 from gemm_tuner.space.catalog import family_named
 
 SLOWEST = 3.0
-ROUNDS = 7
-SAMPLE_BYTES = 8 << 20
+ROUNDS = 5
+POOL_OVER_L3 = 4
+UNKNOWN_L3_BYTES = 32 << 20
+CACHED_BYTES = 8 << 20
+PAGE_BYTES = 4 << 10
+# Weights, scales and zero points of any type are ordinary numbers, and fit into 4 bits.
+FILL = 15
 
 DRIVER = """
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
 
-typedef int32_t (*pack_function)(const void *weights, void *packed_w);
+typedef struct
+{
+    uint64_t size_bytes;
+    const void *elements;
+    int64_t leading_dimension;
+    const void *scales, *zero_points;
+} gemm_tuner_weights;
+
+typedef int32_t (*pack_function)(const gemm_tuner_weights *weights, void *packed_w);
 
 static int64_t now_ns(void)
 {
@@ -50,21 +69,23 @@ static int64_t now_ns(void)
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-int64_t time_pack(pack_function pack, const void *weights, void *to, int64_t calls)
+int64_t time_pack(pack_function pack, const gemm_tuner_weights *weights, char *to, int64_t stride,
+                  int64_t blocks, int64_t calls)
 {
     const int64_t start = now_ns();
     for (int64_t call = 0; call < calls; ++call)
-        if (pack(weights, to) != 0)
+        if (pack(weights + call % blocks, to + call % blocks * stride) != 0)
             return -1;
     return now_ns() - start;
 }
 
-int64_t time_copy(const void *from, void *to, uint64_t size_bytes, int64_t calls)
+int64_t time_copy(const char *from, char *to, uint64_t size_bytes, int64_t stride, int64_t blocks,
+                  int64_t calls)
 {
     const int64_t start = now_ns();
     for (int64_t call = 0; call < calls; ++call)
     {
-        memcpy(to, from, size_bytes);
+        memcpy(to + call % blocks * stride, from + call % blocks * stride, size_bytes);
         __asm__ volatile("" : : "r"(to) : "memory");
     }
     return now_ns() - start;
@@ -142,7 +163,8 @@ class Row:
 def main(words: list[str]) -> int:
     """Print the table of the rows that hold all of `words`, and return the exit code."""
     sizes = [(n, k) for n, k in SIZES if f"{n}x{k}" in words] or SIZES
-    words = [word for word in words if word not in {f"{n}x{k}" for n, k in SIZES}]
+    cached = "cached" in words
+    words = [word for word in words if word not in {"cached", *(f"{n}x{k}" for n, k in SIZES)}]
     toolchain = find_toolchain()
     driver = ctypes.CDLL(str(compile_hosted(DRIVER, name="bench-packing", toolchain=toolchain)))
     driver.time_pack.restype = driver.time_copy.restype = ctypes.c_int64
@@ -155,7 +177,8 @@ def main(words: list[str]) -> int:
         if family_named(tile.rpartition("_")[0]).isa - detect_cpu().isa - NOT_FOR_PACKING:
             continue
         for n, k in sizes:
-            row = time_packing(driver, build(problem_of(types, n, k, layout), tile), name)
+            kernel = build(problem_of(types, n, k, layout), tile)
+            row = time_packing(driver, kernel, name, cached=cached)
             slow += row.ratio > SLOWEST
             rates = (row.size_bytes / median(row.pack_ns), row.size_bytes / median(row.copy_ns))
             print(
@@ -188,36 +211,34 @@ def build(problem: Problem, tile: str) -> Kernel:
     return load_kernel(built.binary, artifact=built.artifact, cpu=cpu)
 
 
-def time_packing(driver: ctypes.CDLL, kernel: Kernel, name: str) -> Row:
-    """Return the times of a kernel's packing and of a copy of w."""
+def time_packing(driver: ctypes.CDLL, kernel: Kernel, name: str, *, cached: bool) -> Row:
+    """Return the times of a kernel's packing and of a copy of as many bytes."""
     problem = kernel.problem
-    size_bytes = (problem.w_bytes + kernel.library.packed_weight_bytes) // 2
-    w, copied = allocate_aligned(size_bytes), allocate_aligned(size_bytes)
-    packed = allocate_aligned(kernel.library.packed_weight_bytes)
-    w[:] = np.random.default_rng(0).integers(0, 100, size_bytes, np.uint8)
-    scales = np.ones((problem.n, problem.w_groups), np.float32)
-    zero_points = np.ones((problem.n, problem.w_groups), np.uint8)
-    weights = make_weights(
-        address_of(w),
-        problem.w_shape[1],
-        scales=address_of(scales) if problem.types.is_weight_only else 0,
-        zero_points=address_of(zero_points) if problem.has_zero_points else 0,
+    packed_bytes = kernel.library.packed_weight_bytes
+    size_bytes = (problem.w_bytes + packed_bytes) // 2
+    stride = round_up(max(problem.w_bytes, packed_bytes) + 2 * ALIGNMENT_BYTES, PAGE_BYTES)
+    pool_bytes = POOL_OVER_L3 * (detect_cpu().caches.l3_bytes or UNKNOWN_L3_BYTES)
+    blocks = 1 if cached else -(-pool_bytes // stride)
+    calls = max(blocks, CACHED_BYTES // size_bytes)
+    source, target = allocate_aligned(blocks * stride), allocate_aligned(blocks * stride)
+    source[:] = target[:] = FILL
+    weights = (WeightsStruct * blocks)(
+        *(weights_at(source[block * stride :], problem) for block in range(blocks))
     )
-    pack = kernel.library.pack_address
-    calls = max(1, SAMPLE_BYTES // size_bytes)
+    shape = (ctypes.c_int64(stride), ctypes.c_int64(blocks), ctypes.c_int64(calls))
 
     def pack_ns() -> float:
         elapsed: int = driver.time_pack(
-            ctypes.c_void_p(pack), ctypes.byref(weights), ctypes.c_void_p(address_of(packed)),
-            ctypes.c_int64(calls),
+            ctypes.c_void_p(kernel.library.pack_address), weights,
+            ctypes.c_void_p(address_of(target)), *shape,
         )  # fmt: skip
         assert elapsed > 0, "the weights were refused"
         return elapsed / calls
 
     def copy_ns() -> float:
         elapsed: int = driver.time_copy(
-            ctypes.c_void_p(address_of(w)), ctypes.c_void_p(address_of(copied)),
-            ctypes.c_uint64(size_bytes), ctypes.c_int64(calls),
+            ctypes.c_void_p(address_of(source)), ctypes.c_void_p(address_of(target)),
+            ctypes.c_uint64(size_bytes), *shape,
         )  # fmt: skip
         return elapsed / calls
 
@@ -225,6 +246,24 @@ def time_packing(driver: ctypes.CDLL, kernel: Kernel, name: str) -> Row:
     rounds = [(pack_ns(), copy_ns()) for _round in range(ROUNDS)]
     packs, copies = zip(*rounds, strict=True)
     return Row(name=name, size_bytes=size_bytes, pack_ns=packs, copy_ns=copies)
+
+
+def weights_at(block: NDArray[np.uint8], problem: Problem) -> WeightsStruct:
+    """Return the weights at the start of a block: elements, scales and zero points."""
+    element_bytes = problem.n * problem.k * problem.types.w.size_bits // 8
+    scales_at = round_up(element_bytes, ALIGNMENT_BYTES)
+    zero_points_at = round_up(scales_at + 4 * problem.n * problem.w_groups, ALIGNMENT_BYTES)
+    return make_weights(
+        address_of(block),
+        problem.w_shape[1],
+        scales=address_of(block[scales_at:]) if problem.types.is_weight_only else 0,
+        zero_points=address_of(block[zero_points_at:]) if problem.has_zero_points else 0,
+    )
+
+
+def round_up(size: int, step: int) -> int:
+    """Return the next multiple of a step."""
+    return -(-size // step) * step
 
 
 if __name__ == "__main__":
