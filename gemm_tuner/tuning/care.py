@@ -1,12 +1,18 @@
 """How carefully to time in each stage of a sweep, and how long that takes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
-from gemm_tuner.domain.record import Stage
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.record import Stage, Trial
 
 FINALISTS = 4
 FINALISTS_OF_SLOW_CALLS = 2
 CONFIRMED = 3
+
+# On a calm machine, calls of one thread hardly ever differ by as much from one timing to the next.
+_DISTURBED = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,3 +74,26 @@ def confirming_s(call_s: float, budget_s: float, *, finalists: int, confirmed: i
     """
     final_s = FINAL.duration_s(finalists, call_s=call_s, budget_s=budget_s) if finalists > 1 else 0
     return final_s + confirmed * CONFIRM.duration_s(1, call_s=call_s, budget_s=budget_s)
+
+
+def is_disturbed(trials: Sequence[Trial], earlier: Sequence[Trial]) -> bool:
+    """Return whether a kernel or the baseline took much longer than in an earlier trial.
+
+    Either counts: to look at kernels alone would favour them.
+    """
+    least_ns = _least_ns(earlier)
+    return any(
+        call_ns > _DISTURBED * least_ns.get(callee, inf)
+        for callee, call_ns in _least_ns(trials).items()
+    )
+
+
+def _least_ns(trials: Sequence[Trial]) -> dict[Candidate | str, float]:
+    """Return the least median time of each candidate and baseline, in ns."""
+    least: dict[Candidate | str, float] = {}
+    for trial in trials:
+        if (timed := trial.measurement) is not None:
+            ours, theirs = timed.candidate.median_ns, timed.baseline_timing.median_ns
+            least[trial.candidate] = min(ours, least.get(trial.candidate, inf))
+            least[timed.baseline] = min(theirs, least.get(timed.baseline, inf))
+    return least

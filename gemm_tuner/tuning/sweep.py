@@ -79,7 +79,8 @@ def estimate(
 ) -> Estimate:
     """Return the size of the search space and the longest time of a sweep, without running it.
 
-    The end of a sweep, where finalists are confirmed, may exceed the budget of a slow problem.
+    The end of a sweep, where finalists are confirmed, may exceed the budget of a slow problem. On a
+    machine that does other work, parts of it may be timed twice.
     """
     space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads)
     fastest = min(

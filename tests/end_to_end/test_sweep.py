@@ -407,9 +407,9 @@ def test_a_finished_sweep_is_answered_without_a_trial_host(
 def test_a_verdict_rests_on_a_confirmed_trial(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The finalist that is confirmed first shows half its speed: the next one is confirmed too."""
+    """The finalist that is confirmed first shows less speed: the next one is confirmed too."""
     first, second = shortlist(Space(problem=PROBLEM, cpu=detect_cpu()), 2)
-    plant_speeds(monkeypatch, iter([4.0, 3.0, 4.0, 3.0, 2.0, 3.0]))
+    plant_speeds(monkeypatch, iter([4.0, 3.0, 4.0, 3.0, 2.8, 3.0]))
 
     verdict = _tune(database, budget_s=600.0, chosen=[first, second]).verdict
 
@@ -418,6 +418,30 @@ def test_a_verdict_rests_on_a_confirmed_trial(
     assert [trial.candidate for trial in confirmed] == [first, second]
     assert verdict.candidate == second
     assert verdict.measurement == confirmed[1].measurement
+
+
+@pytest.mark.parametrize(
+    ("speeds", "stages"),
+    [
+        ([4.0, 3.0, 1.5, 2.5, 4.0, 3.0, 4.0], "race race final final final final confirm"),
+        ([4.0, 3.0, 1.5, 2.5, 1.5, 2.5, 2.6], "race race final final final final confirm"),
+        ([4.0, 3.0, 4.0, 3.5, 2.0, 4.0], "race race final final confirm confirm"),
+    ],
+    ids=["final", "final twice", "confirmation"],
+)
+def test_what_was_disturbed_is_timed_once_more_and_then_that_counts(
+    database: str, monkeypatch: pytest.MonkeyPatch, speeds: list[float], stages: str
+) -> None:
+    chosen = shortlist(Space(problem=PROBLEM, cpu=detect_cpu()), 2)
+    plant_speeds(monkeypatch, iter(speeds))
+
+    measurement = _tune(database, budget_s=600.0, chosen=chosen).verdict.measurement
+
+    trials = Repository(open_database(database)).trials()
+    timed = [trial.stage.value for trial in trials if trial.measurement is not None]
+    assert timed == stages.split()
+    assert measurement is not None
+    assert measurement.ratio.median == pytest.approx(speeds[-1], rel=1e-3)
 
 
 def test_of_equally_fast_kernels_the_one_with_fewer_loads_wins(
