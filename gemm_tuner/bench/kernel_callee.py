@@ -3,7 +3,7 @@
 import ctypes
 from pathlib import Path
 
-from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
+from gemm_tuner.bench.c_callee import CCallee
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.errors import KernelRejected
@@ -26,7 +26,7 @@ class _KernelCallsStruct(ctypes.Structure):
     )
 
 
-class KernelCallee:
+class KernelCallee(CCallee):
     """A kernel that runs in the parts it prefers, on at most the threads of the workload.
 
     It was proved in these parts, and is called in them.
@@ -38,14 +38,14 @@ class KernelCallee:
         self._library = library
         self._workload = workload
         self._workspace = allocate_aligned(library.workspace_bytes(parts))
-        self._time = ctypes.CDLL(str(timer)).bench_time_kernel
-        self._calls = _KernelCallsStruct(
+        calls = _KernelCallsStruct(
             library.run_address,
             self._make_args(),
             library.phases,
             parts,
             workload.threads,
         )
+        super().__init__(ctypes.CDLL(str(timer)).bench_time_kernel, ctypes.byref(calls))
 
     @property
     def packed_weight_bytes(self) -> int:
@@ -58,24 +58,12 @@ class KernelCallee:
         weights = check_weights(workload.problem, workload.w, workload.scales, workload.zero_points)
         self._library.pack_weights(weights.struct, address)
 
-    def sample(
-        self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
-    ) -> SampleStruct:
-        """Return the time of `timed_calls` calls after some that do not count."""
-        sample = SampleStruct()
-        status = self._time(
-            ctypes.byref(self._calls),
-            ctypes.byref(weights),
-            ctypes.c_int64(warm_up_calls),
-            ctypes.c_int64(timed_calls),
-            ctypes.byref(sample),
-        )
+    def _check_calls(self, status: int) -> None:
         if status == _REFUSED:
             raise KernelRejected(
                 f"the kernel refused a call for {self._workload.problem.text}: it cannot be timed; "
                 "build or fetch it again."
             )
-        return sample
 
     def _make_args(self) -> ArgsStruct:
         workload = self._workload

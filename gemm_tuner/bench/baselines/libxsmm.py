@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from gemm_tuner.bench.baselines.baseline import CBaseline
-from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
+from gemm_tuner.bench.c_callee import CCalleeOfArray
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import F32
 from gemm_tuner.domain.problem import WeightLayout
@@ -75,36 +75,18 @@ class Libxsmm(CBaseline):
         return _LibxsmmCallee(self._driver, workload)
 
 
-class _LibxsmmCallee:
+class _LibxsmmCallee(CCalleeOfArray):
     def __init__(self, driver: ctypes.CDLL, workload: Workload) -> None:
         problem = workload.problem
-        self._driver = driver
         is_nk = problem.w_layout is WeightLayout.NK
-        self._packed = np.ascontiguousarray(workload.w.T if is_nk else workload.w)
-        self._layer = _LayerStruct(
-            workload.rows, problem.n, problem.k, address_of(workload.x), address_of(workload.y)
+        layer = ctypes.byref(
+            _LayerStruct(
+                workload.rows, problem.n, problem.k, address_of(workload.x), address_of(workload.y)
+            )
         )
-        if driver.libxsmm_prepare(ctypes.byref(self._layer)) != 0:
+        if driver.libxsmm_prepare(layer) != 0:
             raise BaselineMissing(
                 f"libxsmm has no kernel for {problem.sizes_text}; choose another baseline."
             )
-
-    @property
-    def packed_weight_bytes(self) -> int:
-        return self._packed.nbytes
-
-    def pack(self, address: int) -> None:
-        ctypes.memmove(address, address_of(self._packed), self._packed.nbytes)
-
-    def sample(
-        self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
-    ) -> SampleStruct:
-        sample = SampleStruct()
-        self._driver.libxsmm_time(
-            ctypes.byref(self._layer),
-            ctypes.byref(weights),
-            ctypes.c_int64(warm_up_calls),
-            ctypes.c_int64(timed_calls),
-            ctypes.byref(sample),
-        )
-        return sample
+        w = np.ascontiguousarray(workload.w.T if is_nk else workload.w)
+        super().__init__(driver.libxsmm_time, layer, w)

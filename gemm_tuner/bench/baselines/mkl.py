@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.baseline import CBaseline
+from gemm_tuner.bench.c_callee import CCallee
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import DType
@@ -81,7 +82,7 @@ class Mkl(CBaseline):
         return _MklCallee(driver, workload)
 
 
-class _MklCallee:
+class _MklCallee(CCallee):
     def __init__(self, driver: ctypes.CDLL, workload: Workload) -> None:
         problem = workload.problem
         self._driver = driver
@@ -92,7 +93,7 @@ class _MklCallee:
         self._product = (
             workload.y if writes_y else np.empty(workload.y.shape, NUMPY_TYPES[product_type])
         )
-        self._layer = _LayerStruct(
+        layer = _LayerStruct(
             workload.rows,
             problem.n,
             problem.k,
@@ -102,15 +103,16 @@ class _MklCallee:
             address_of(workload.x),
             address_of(self._product),
         )
+        super().__init__(driver.mkl_time, ctypes.byref(layer))
 
     @property
     def packed_weight_bytes(self) -> int:
-        size: int = self._driver.mkl_packed_weight_bytes(ctypes.byref(self._layer))
+        size: int = self._driver.mkl_packed_weight_bytes(self._layer)
         return size
 
     def pack(self, address: int) -> None:
         self._driver.mkl_pack_weights(
-            ctypes.byref(self._layer),
+            self._layer,
             ctypes.c_void_p(address_of(self._w)),
             ctypes.c_void_p(address),
         )
@@ -118,14 +120,7 @@ class _MklCallee:
     def sample(
         self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
     ) -> SampleStruct:
-        sample = SampleStruct()
-        self._driver.mkl_time(
-            ctypes.byref(self._layer),
-            ctypes.byref(weights),
-            ctypes.c_int64(warm_up_calls),
-            ctypes.c_int64(timed_calls),
-            ctypes.byref(sample),
-        )
+        sample = super().sample(weights, warm_up_calls=warm_up_calls, timed_calls=timed_calls)
         if self._product is not self._y:  # that y is right can be seen only there
             self._y[...] = _converted(self._product, self._y.dtype)
         return sample

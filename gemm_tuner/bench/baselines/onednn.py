@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gemm_tuner.bench.baselines.baseline import CBaseline
 from gemm_tuner.bench.baselines.chain import Link, split_chain
-from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
+from gemm_tuner.bench.c_callee import CCallee
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import WeightLayout
@@ -98,7 +98,7 @@ class OneDnn(CBaseline):
         return _OneDnnCallee(self._driver, workload)
 
 
-class _OneDnnCallee:
+class _OneDnnCallee(CCallee):
     def __init__(self, driver: ctypes.CDLL, workload: Workload) -> None:
         self._driver = driver
         self._workload = workload
@@ -110,7 +110,7 @@ class _OneDnnCallee:
                 f"oneDNN refuses {workload.problem.text} with status {status.value}; "
                 "choose another baseline."
             )
-        self._layer = ctypes.c_void_p(layer)
+        super().__init__(driver.onednn_time, ctypes.c_void_p(layer))
 
     @property
     def packed_weight_bytes(self) -> int:
@@ -122,19 +122,8 @@ class _OneDnnCallee:
         status = self._driver.onednn_pack_weights(self._layer, w, ctypes.c_void_p(address))
         _check_status("reorder", status)
 
-    def sample(
-        self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
-    ) -> SampleStruct:
-        sample = SampleStruct()
-        status = self._driver.onednn_time(
-            self._layer,
-            ctypes.byref(weights),
-            ctypes.c_int64(warm_up_calls),
-            ctypes.c_int64(timed_calls),
-            ctypes.byref(sample),
-        )
+    def _check_calls(self, status: int) -> None:
         _check_status("matmul", status)
-        return sample
 
 
 def load_onednn(library: Path, driver: Path) -> ctypes.CDLL:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from gemm_tuner.bench.baselines.baseline import CBaseline
-from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
+from gemm_tuner.bench.c_callee import CCalleeOfArray
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import F32
 from gemm_tuner.domain.problem import WeightLayout
@@ -65,41 +65,21 @@ class OpenBlas(CBaseline):
         return _OpenBlasCallee(self._driver, workload)
 
 
-class _OpenBlasCallee:
+class _OpenBlasCallee(CCalleeOfArray):
     def __init__(self, driver: ctypes.CDLL, workload: Workload) -> None:
         problem = workload.problem
-        self._driver = driver
         # OpenBLAS is up to 1.7 times as fast with w as (k, n), but for a single row of x.
         wanted = WeightLayout.NK if workload.rows == 1 else WeightLayout.KN
         is_as_wanted = problem.w_layout is wanted
-        self._w = np.ascontiguousarray(workload.w if is_as_wanted else workload.w.T)
-        self._layer = _LayerStruct(
+        w = np.ascontiguousarray(workload.w if is_as_wanted else workload.w.T)
+        layer = _LayerStruct(
             workload.rows,
             problem.n,
             problem.k,
             address_of(workload.x),
             address_of(workload.y),
         )
-
-    @property
-    def packed_weight_bytes(self) -> int:
-        return self._w.nbytes
-
-    def pack(self, address: int) -> None:
-        ctypes.memmove(address, address_of(self._w), self._w.nbytes)
-
-    def sample(
-        self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
-    ) -> SampleStruct:
-        sample = SampleStruct()
-        self._driver.openblas_time(
-            ctypes.byref(self._layer),
-            ctypes.byref(weights),
-            ctypes.c_int64(warm_up_calls),
-            ctypes.c_int64(timed_calls),
-            ctypes.byref(sample),
-        )
-        return sample
+        super().__init__(driver.openblas_time, ctypes.byref(layer), w)
 
 
 def find_openblas() -> Path:
