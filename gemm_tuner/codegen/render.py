@@ -65,8 +65,8 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
     functions = frozenset(_TRANSCENDENTALS.findall(code))
     exact_rest = problem.m.exact % mr if problem.m.exact is not None else 0
     k_blocks = ceil(problem.k / blocking.kc)
-    # Floats take their scales where they are converted once; integers in bf16 stay exact without.
-    scales_weights = blocking.convert_once and family.k_step == 1
+    # What becomes floats once takes its scales there; integers in bf16 stay exact without.
+    converts_to_floats = blocking.convert_once and family.k_step == 1
     text = (
         environment()
         .get_template("gemm.cpp.j2")
@@ -99,8 +99,8 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             shuffles_x=blocking.shuffle_x and family.can_shuffle(problem.types.x),
             has_zeros_behind_x=blocking.pack_x and _ends_in_part_of_tile(problem, family),
             reads_weights_once=_reads_weights_once(problem, candidate, family),
-            scales_weights=scales_weights,
-            sums_x=problem.has_zero_points and not scales_weights,
+            converts_to_floats=converts_to_floats,
+            sums_x=problem.has_zero_points and not converts_to_floats,
             fills_registers=_fills_registers(candidate, family),
             has_gapless_copy=_has_gapless_copy(problem, candidate, family),
             rounds_by_instruction=IsaFeature.AVX512_BF16 in family.isa,

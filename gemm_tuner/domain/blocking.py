@@ -29,7 +29,8 @@ class Blocking:
     """Cache blocks in elements, the order of the loops, and what is done beside the arithmetic.
 
     `pack_x` copies each block of x to contiguous rows. With `convert_once`, a block of a panel of
-    weights in groups is converted to memory of the thread, for all tiles of rows that meet it.
+    weights that are not multiplied as they lie is converted to memory of the thread, for all tiles
+    of rows that meet it.
     `prefetch_w_bytes` is how far ahead of their use packed weights are fetched; 0 leaves it to the
     hardware. With `prefetch_next_panel`, the next panel is fetched into L2 instead: while one is
     converted, or by the tiles that meet it, each a part. A tile reads `w_streams` packed panels

@@ -34,6 +34,6 @@ def keeps_panel(problem: Problem, candidate: Candidate, family: MicroKernelFamil
     blocking = candidate.blocking
     walks = blocking.k_unroll > 1 or blocking.w_streams > 1 or blocking.shuffle_x
     fetches = blocking.prefetch_w_bytes > 0 or blocking.prefetch_next_panel
-    if walks or fetches or blocking.kc < problem.k:
+    if walks or fetches or blocking.convert_once or blocking.kc < problem.k:
         return False
     return panel_fits_registers(problem, family, candidate.micro_kernel.nr)

@@ -76,6 +76,14 @@ class MicroKernelFamily:
             return self.k_step > 1
         return types.w.size_bits == 8 or (types.x is DType.BF16 and self.vectors == "avx512")
 
+    def converts_weights(self, types: OperandTypes) -> bool:
+        """Return whether tiles convert weights, which can also be done once for several of them."""
+        return self.template == "grouped" or (
+            self.template == "outer_product"
+            and self.product == "float"
+            and types.w is not DType.F32
+        )
+
     def can_shuffle(self, x: DType) -> bool:
         """Return whether four steps of x can be loaded at once and picked by shuffles."""
         is_word = self.k_step * x.size_bytes == 4

@@ -269,7 +269,7 @@ class Space(Axes):
     def _conversions_first(self, family: MicroKernelFamily, mr: int, nr: int) -> list[Choice]:
         """Return the choice that converts weights once in the deepest blocks, if there is one."""
         tiles = ceil(self.problem.m.high / mr)
-        if family.template != "grouped" or tiles < TILES_THAT_CONVERT_ONCE:
+        if not family.converts_weights(self.problem.types) or tiles < TILES_THAT_CONVERT_ONCE:
             return []
         for kc in self.kcs(family):
             choice = self._default(family, mr, nr, kc, convert_once=True)
@@ -379,7 +379,7 @@ class Space(Axes):
             self.kcs(family),
             CUTS,
             (False, True),
-            (False, True) if family.template == "grouped" else (False,),
+            (False, True) if family.converts_weights(self.problem.types) else (False,),
             prefetches,
             self.w_streams(family, nr),
             self.shuffles(family, mr, nr),
@@ -452,7 +452,7 @@ class Space(Axes):
 
     def _moves_of_conversion(self, choice: Choice) -> Iterator[Choice]:
         """Yield the other way to convert weights, with each depth: converted, they are larger."""
-        if choice.family.template == "grouped":
+        if choice.family.converts_weights(self.problem.types):
             for kc in self.kcs(choice.family):
                 yield replace(choice, convert_once=not choice.convert_once, kc=kc)
 

@@ -1,4 +1,4 @@
-"""What weights in groups may do: blocks of k of whole groups, and conversion for all tiles."""
+"""What weights that are converted may do: once for all tiles, and by blocks of whole groups."""
 
 from math import ceil
 
@@ -38,7 +38,7 @@ def can_convert_once(
     (mr, nr), (mc, kc, order) = tile, blocks
     converted_bytes = nr * kc * DType.F32.size_bytes // family.k_step
     return (
-        family.template == "grouped"
+        family.converts_weights(problem.types)
         and not order.is_ir_outer
         and min(mc, problem.m.high) > mr
         and converted_bytes <= (cpu.caches.l2_bytes or UNKNOWN_L2_BYTES) // 2

@@ -101,11 +101,16 @@ def _check_words(problem: Problem, candidate: Candidate, family: MicroKernelFami
     """Check that a kernel of the family has what the words of the candidate say."""
     blocking, is_outer = candidate.blocking, family.template == "outer_product"
     streams, vectors = blocking.w_streams, candidate.micro_kernel.nr // family.lanes
-    converts, is_grouped = blocking.convert_once, family.template == "grouped"
+    converts = blocking.convert_once
     slices, blocks = blocking.grid_k, ceil(problem.k / blocking.kc)
     refused = {
         f"ws{streams}": streams > 1 and (not is_outer or vectors % streams > 0),
-        "convert_once": converts and (not is_grouped or blocking.loop_order.is_ir_outer),
+        "convert_once": converts
+        and (
+            not family.converts_weights(problem.types)
+            or blocking.loop_order.is_ir_outer
+            or streams > 1
+        ),
         "pf_next": blocking.prefetch_next_panel and not (is_outer or converts),
         "pack_x": blocking.pack_x and family.is_in_fixed_point,
         "stream_y": blocking.stream_y

@@ -20,11 +20,12 @@ _TILE_PRODUCT_CYCLES = 16
 _X_TILE_CYCLES = 8
 _W_TILE_CYCLES = 21
 _CONVERTED_TILE_CYCLES = 40
-# Of a vector of weights in groups: to convert it, as instructions and in multiply-adds that have to
-# wait, and to convert and store it as floats or as pairs of bf16, whose panels leave L1. The cycles
-# were measured on an EPYC 9004.
+# Of a vector of weights in groups, or of halves that become floats: to convert it, as instructions
+# and in multiply-adds that have to wait, and to convert and store it as floats or as pairs of bf16,
+# whose panels leave L1. The cycles were measured on an EPYC 9004.
 _CONVERSION_INSTRUCTIONS = 2
 _CONVERSION_PRODUCTS = 0.1
+_WIDENING_PRODUCTS = 0.5
 _CYCLES_TO_FLOATS = 2.4
 _CYCLES_TO_PAIRS = 8.0
 # Of a vector of sums of a group, to add them to those of all groups: measured on an EPYC 9004.
@@ -134,11 +135,13 @@ def _tile_cycles(
     loads = height + vectors
     instructions = fmas + loads + 3 / candidate.blocking.k_unroll
     is_grouped = family.layout is PackedLayout.GROUPS and not family.k_tile
-    conversions = vectors if is_grouped and not candidate.blocking.convert_once else 0
+    converts = is_grouped or family.converts_weights(problem.types)
+    conversions = vectors if converts and not candidate.blocking.convert_once else 0
     instructions += conversions * _CONVERSION_INSTRUCTIONS
+    waiting = conversions * (_CONVERSION_PRODUCTS if is_grouped else _WIDENING_PRODUCTS)
     narrow = rates.narrow if 32 * family.lanes < rates.vector_bits else 1.0
     step = max(
-        (fmas + conversions * _CONVERSION_PRODUCTS) / (narrow * _products_a_cycle(family, rates)),
+        (fmas + waiting) / (narrow * _products_a_cycle(family, rates)),
         loads / (narrow * rates.loads),
         instructions / rates.instructions,
         rates.latency,

@@ -69,6 +69,10 @@ SOURCES = {
         "f32_s8 256x4096x4096 nk:g128 none",
         "avx512_w8_8x48 mc256_nc4128_kc512 jc_ic_jr_ir convert_once pf_next",
     ),
+    "avx512_f16_converted_once": (
+        "f16 127x129x512 nk bias",
+        "avx512_f16_by_f32_5x80 mc130_nc160_kc256 jc_ic_jr_ir convert_once pf_next",
+    ),
     "scalar": ("f32 5x7x3 nk none", "scalar_f32_2x4 mc6_nc8_kc3 jc_ic_jr_ir"),
 }
 

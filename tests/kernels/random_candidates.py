@@ -85,7 +85,7 @@ class _Dice:
         order = self.random.choice(list(LoopOrder)).value
         words = [
             self.maybe("pack_x"),
-            self.maybe("convert_once", if_=family.template == "grouped"),
+            self.maybe("convert_once", if_=family.converts_weights(problem.types)),
             self.random.choice(PREFETCHES),
             self.random.choice(("", "", "", " ws2", " ws4")),
             self.maybe("shuffle_x", if_=family.can_shuffle(problem.types.x)),

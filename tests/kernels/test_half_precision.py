@@ -3,11 +3,13 @@
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from proof import Subject, prove_all
 
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
@@ -42,14 +44,21 @@ extern "C" __attribute__((visibility("default"))) void set_mode(unsigned mode) {
 """
 
 CASES = [
-    pytest.param(family, dtype, id=f"{family.name}-{dtype.value}")
+    pytest.param(family, dtype, word, id=f"{family.name}-{dtype.value}{word.replace(' ', '-')}")
     for dtype in FACTORS
     for family in CATALOG.values()
-    if OperandTypes.of(dtype) in family.types
+    if (types := OperandTypes.of(dtype)) in family.types
+    for word in ("", " convert_once")
+    if not word or family.converts_weights(types)
+]
+WIDENING = [
+    family
+    for family in CATALOG.values()
+    if family.layout is PackedLayout.PANELS and any(map(family.converts_weights, family.types))
 ]
 
 
-def multiply(family: MicroKernelFamily, dtype: DType, y: str) -> NDArray[np.generic]:
+def multiply(family: MicroKernelFamily, dtype: DType, word: str, y: str) -> NDArray[np.generic]:
     """Return each number times each factor, computed by a kernel."""
     missing = family.isa - detect_cpu().isa
     if missing:
@@ -59,7 +68,7 @@ def multiply(family: MicroKernelFamily, dtype: DType, y: str) -> NDArray[np.gene
     mr, nr = max((tile for tile in family.tiles if tile[1] <= widest), key=lambda one: one[::-1])
     problem = Problem.create(len(x), len(w), 1, dtype=f"{dtype}_{dtype}_f32_{y}")
     candidate = Candidate.parse(
-        f"{family.name}_{mr}x{nr} mc{mr}_nc{nr}_kc{family.k_step} jc_ic_jr_ir"
+        f"{family.name}_{mr}x{nr} mc{mr}_nc{nr}_kc{family.k_step} jc_ic_jr_ir{word}"
     )
     build = compile_kernel(
         render(problem, candidate, family), isa=family.isa, toolchain=find_toolchain()
@@ -94,35 +103,68 @@ def without_subnormals(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.where(np.abs(values) < LEAST_NORMAL, np.float32(0), values)
 
 
-@pytest.mark.parametrize(("family", "dtype"), CASES)
-def test_every_number_is_read_as_it_is(family: MicroKernelFamily, dtype: DType) -> None:
-    np.testing.assert_array_equal(multiply(family, dtype, "f32"), exact_products(family, dtype))
+@pytest.mark.parametrize(("family", "dtype", "word"), CASES)
+def test_every_number_is_read_as_it_is(family: MicroKernelFamily, dtype: DType, word: str) -> None:
+    y = multiply(family, dtype, word, "f32")
+
+    np.testing.assert_array_equal(y, exact_products(family, dtype))
 
 
-@pytest.mark.parametrize(("family", "dtype"), CASES)
+@pytest.mark.parametrize(("family", "dtype", "word"), CASES)
 def test_products_are_rounded_to_even_and_to_infinity(
-    family: MicroKernelFamily, dtype: DType
+    family: MicroKernelFamily, dtype: DType, word: str
 ) -> None:
     exact = exact_products(family, dtype)
     with np.errstate(over="ignore"):
         expected = exact.astype(NUMPY_TYPES[dtype]).astype(np.float32)
     assert np.isinf(expected).sum() > np.isinf(exact).sum()
 
-    y = multiply(family, dtype, dtype.value)
+    y = multiply(family, dtype, word, dtype.value)
 
     np.testing.assert_array_equal(y.astype(np.float32), expected)
 
 
-@pytest.mark.parametrize("family", [case.values[0] for case in CASES if case.values[1] == "f16"])
+@pytest.mark.parametrize(
+    ("family", "dtype", "word"), [case for case in CASES if case.values[1] == "f16"]
+)
 def test_numbers_of_f16_do_not_depend_on_the_mode_of_the_cpu(
-    family: MicroKernelFamily, tmp_path: Path
+    family: MicroKernelFamily, dtype: DType, word: str, tmp_path: Path
 ) -> None:
     with flushed_to_zero(tmp_path):
-        y = multiply(family, DType.F16, "f16")
+        y = multiply(family, dtype, word, "f16")
 
-    expected = exact_products(family, DType.F16)
+    expected = exact_products(family, dtype)
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(y, expected.astype(np.float16))
+
+
+@pytest.mark.parametrize("family", WIDENING, ids=lambda family: family.name)
+def test_weights_converted_once_serve_all_tiles(family: MicroKernelFamily) -> None:
+    missing = family.isa - detect_cpu().isa
+    if missing:
+        pytest.skip(f"this CPU lacks {sorted(missing)}")
+    texts = sorted(types.text for types in family.types)
+    mr, nr = max(tile for tile in family.tiles if tile[1] <= 4 * family.lanes)
+    extras = (" convert_once", " pack_x convert_once pf4096 u2", " convert_once pf_next grid1x2")
+    subjects = [
+        Subject(
+            problem=f"{texts[number % len(texts)]} {m}x{n}x{k} {layout} bias+relu",
+            candidate=f"{family.name}_{mr}x{nr} mc{2 * mr}_nc{2 * nr}_kc{kc} jc_ic_jr_ir{extra}",
+        )
+        for number, (m, n, (k, kc), layout, extra) in enumerate(
+            product(
+                ("0..70", 3 * mr + 1),
+                (5 * nr, 3 * nr + family.lanes + 1),
+                ((64, 64), (131, 32)),
+                ("nk", "kn"),
+                extras,
+            )
+        )
+    ]
+
+    wrong = prove_all(subjects, find_toolchain())
+
+    assert not wrong
 
 
 @contextmanager

@@ -529,6 +529,12 @@ def test_a_format_with_blocks_that_tiles_cannot_have_is_no_format_of_theirs() ->
         ("f32", "avx2_f32_1x16 mc1_nc16_kc64 jc_ic_jr_ir shuffle_x", "shuffle_x"),
         ("bf16", "amx_bf16_32x32 mc32_nc32_kc64 jc_ic_jr_ir shuffle_x", "shuffle_x"),
         ("f32", "avx512_f32_1x16 mc2_nc16_kc64 jc_ic_jr_ir convert_once", "convert_once"),
+        (
+            "f16",
+            "avx512_f16_by_f32_1x32 mc2_nc32_kc64 jc_ic_jr_ir convert_once ws2",
+            "convert_once",
+        ),
+        ("f16", "avx512_f16_dot_1x4 mc2_nc4_kc64 jc_ic_jr_ir convert_once", "convert_once"),
         ("f32", "avx2_f32_1x16 mc1_nc16_kc64 jc_ic_jr_ir stream_y", "stream_y"),
         ("f32", "avx512_f32_1x16 mc1_nc16_kc32 jc_ic_jr_ir stream_y", "stream_y"),
         ("bf16", "avx512_bf16_by_f32_1x16 mc1_nc16_kc64 jc_ic_jr_ir stream_y", "stream_y"),
@@ -563,18 +569,21 @@ def test_what_weights_in_groups_do_not_allow_is_refused(text: str, word: str) ->
 
 
 @pytest.mark.parametrize(
-    ("shape", "at_first"),
+    ("types", "shape", "layout", "at_first"),
     [
-        ("256x4096x4096", {False, True}),
-        ("64x512x512", {False, True}),
-        ("8x4096x4096", {False}),
+        ("f32_s8", "256x4096x4096", "nk:g128", {False, True}),
+        ("f32_s8", "64x512x512", "nk:g128", {False, True}),
+        ("f32_s8", "8x4096x4096", "nk:g128", {False}),
+        ("f16", "128x768x768", "nk", {False, True}),
+        ("f16", "8x512x512", "nk", {False}),
     ],
 )
 def test_weights_that_many_tiles_meet_are_tried_converted_once(
-    shape: str, at_first: set[bool]
+    types: str, shape: str, layout: str, at_first: set[bool]
 ) -> None:
-    space = Space(problem=Problem.parse(f"f32_s8 {shape} nk:g128"), cpu=cpu("avx512"))
-    of_tile = [one for one in space.defaults() if one.micro_kernel.text == "avx512_w8_4x64"]
+    space = Space(problem=Problem.parse(f"{types} {shape} {layout}"), cpu=cpu("avx512"))
+    family = "avx512_f16_by_f32" if types == "f16" else "avx512_w8"
+    of_tile = [one for one in space.defaults() if one.micro_kernel.text == f"{family}_4x64"]
 
     assert {one.blocking.convert_once for one in of_tile} == at_first
     ways = {one.blocking.convert_once for one in space.neighbours(of_tile[0])}
