@@ -16,8 +16,6 @@ _STRETCH_BYTES = 512
 _STRIP_BYTES = 256
 # A strip of as many rows, of a cache line each, takes a fourth of L1 at most.
 _SCALAR_STRETCH = 128
-# More than L2 holds.
-_LARGE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +59,6 @@ class PackingBlock:
     def lane_units(self) -> int:
         """Return the units in one of these parts."""
         return self.lane_bytes // self.unit_bytes
-
-    @property
-    def large_bytes(self) -> int:
-        """Return the size from which packed weights are written past the caches, in bytes."""
-        return _LARGE_BYTES
 
     @property
     def unrolled(self) -> int:

@@ -240,9 +240,17 @@ typedef uint32_t Row __attribute__((vector_size(32), may_alias));
 typedef Row UnalignedRow __attribute__((aligned(4)));
 constexpr int64_t row_length = sizeof(Row) / sizeof(W);
 
-inline void store_row(W *to, Row row) { *reinterpret_cast<Row *>(to) = row; }
+// Write a row past the caches, as large copies do: a line whose rows are written one after the other is not
+// read first.
+inline void stream_row(W *to, Row row)
+{
+    asm("vmovntps %1, %0" : "=m"(*reinterpret_cast<Row *>(to)) : "x"(row));
+}
 
-inline void finish_stores() {}
+// Everything is written when packing returns.
+inline void finish_stores() { asm volatile("sfence" : : : "memory"); }
+
+inline void store_row(W *to, Row row) { *reinterpret_cast<Row *>(to) = row; }
 
 // Elements of one row; those past its end are 0.
 template <int64_t length>

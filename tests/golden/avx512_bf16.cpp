@@ -342,9 +342,17 @@ inline void shuffle(Row (&rows)[count])
     }
 }
 
-inline void store_row(W *to, Row row) { *reinterpret_cast<Row *>(to) = row; }
+// Write a row past the caches, as large copies do: a line whose rows are written one after the other is not
+// read first.
+inline void stream_row(W *to, Row row)
+{
+    asm("vmovntps %1, %0" : "=m"(*reinterpret_cast<Row *>(to)) : "x"(row));
+}
 
-inline void finish_stores() {}
+// Everything is written when packing returns.
+inline void finish_stores() { asm volatile("sfence" : : : "memory"); }
+
+inline void store_row(W *to, Row row) { *reinterpret_cast<Row *>(to) = row; }
 
 // Hand on unit 0 of each row, then unit 1 of each, and so on, as whole rows: deliver(unit, row).
 template <typename Deliver>

@@ -372,23 +372,17 @@ inline void shuffle(Row (&rows)[count])
     }
 }
 
-// What no L2 holds is written past the caches, as a large copy is: no line is read before it is overwritten.
-constexpr bool bypasses_caches = packed_weight_bytes >= 4194304;
-
-inline void store_row(W *to, Row row)
+// Write a row past the caches, as large copies do: a line whose rows are written one after the other is not
+// read first.
+inline void stream_row(W *to, Row row)
 {
-    if constexpr (bypasses_caches)
-        asm("vmovntps %1, %0" : "=m"(*reinterpret_cast<Row *>(to)) : "v"(row));
-    else
-        *reinterpret_cast<Row *>(to) = row;
+    asm("vmovntps %1, %0" : "=m"(*reinterpret_cast<Row *>(to)) : "v"(row));
 }
 
 // Everything is written when packing returns.
-inline void finish_stores()
-{
-    if constexpr (bypasses_caches)
-        asm volatile("sfence" : : : "memory");
-}
+inline void finish_stores() { asm volatile("sfence" : : : "memory"); }
+
+inline void store_row(W *to, Row row) { stream_row(to, row); }
 
 // Hand on unit 0 of each row, then unit 1 of each, and so on, as whole rows: deliver(unit, row).
 template <typename Deliver>
@@ -450,50 +444,54 @@ inline void copy_edge(const W *from, int64_t row_bytes, int64_t rows, int64_t le
     }
 }
 
-// Pack the scales of the columns, and their zero points times them: a few groups of a vector of
-// columns are turned around in L1.
-inline void pack_headers(const gemm_tuner_weights &weights, W *packed)
+// Pack the scales of a vector of columns, and its zero points times them, for the groups from `begin` to `end`: a few
+// groups are turned around in L1.
+inline void pack_headers(const gemm_tuner_weights &weights, int64_t column, int64_t begin, int64_t end, W *packed)
 {
-    typedef IntVector Integers __attribute__((aligned(4), may_alias));
-    constexpr int64_t turned = 16;
-    for (int64_t column = 0; column < packed_n; column += lanes)
+    constexpr int64_t turned = 16, width = lanes;
+    const int64_t columns = column + width < n ? width : n - column;
+    alignas(64) float scales[turned][width] = {};
+    alignas(64) int32_t zero_points[turned][width] = {};
+    const auto write = [&](const float *values, int64_t before) {
+        W *to = vector_at(packed, column, before);
+        store_row(to, *reinterpret_cast<const Row *>(values));
+    };
+    for (; begin < end; begin += turned)
     {
-        const int64_t columns = column + lanes < n ? lanes : n - column;
-        alignas(chunk_bytes) float scales[turned][lanes] = {};
-        alignas(chunk_bytes) int32_t zero_points[turned][lanes] = {};
-        for (int64_t begin = 0; begin < groups; begin += turned)
+        const int64_t count = begin + turned < end ? turned : end - begin;
+        for (int64_t j = 0; j < columns; ++j)
         {
-            const int64_t end = begin + turned < groups ? begin + turned : groups;
-            for (int64_t j = 0; j < columns; ++j)
-            {
-                // Rows too short for the CPU to see what comes next.
-                __builtin_prefetch(weights.scales + (column + j) * groups + begin + 2 * turned);
+            const int64_t first = (column + j) * groups + begin;
+            // Rows too short for the CPU to see what comes next: those of the next columns.
+            __builtin_prefetch(weights.scales + first + width * groups);
+            __builtin_prefetch(weights.zero_points + first + width * groups);
 #pragma GCC unroll 4
-                for (int64_t group = begin; group < end; ++group)
-                {
-                    const int64_t index = (column + j) * groups + group;
-                    scales[group - begin][j] = weights.scales[index];
-                    zero_points[group - begin][j] = weights.zero_points[index] - 8;
-                }
-            }
-            for (int64_t group = begin; group < end; ++group)
+            for (int64_t i = 0; i < count; ++i)
             {
-                const int64_t before = group * (headers + group_size / chunk_k);
-                const Vector vector = load<lanes>(scales[group - begin]);
-                store_row(vector_at(packed, column, before), __builtin_bit_cast(Row, vector));
-                const IntVector integers = *reinterpret_cast<const Integers *>(zero_points[group - begin]);
-                const Vector offsets = __builtin_convertvector(integers, Vector) * vector;
-                store_row(vector_at(packed, column, before + 1), __builtin_bit_cast(Row, offsets));
+                scales[i][j] = weights.scales[first + i];
+                zero_points[i][j] = weights.zero_points[first + i] - 8;
             }
+        }
+        for (int64_t i = 0; i < count; ++i)
+        {
+            const int64_t before = (begin + i) * (headers + group_size / chunk_k);
+            write(scales[i], before);
+            alignas(64) float offsets[width];
+            for (int64_t j = 0; j < width; ++j)
+                offsets[j] = static_cast<float>(zero_points[i][j]) * scales[i][j];
+            write(offsets, before + 1);
         }
     }
 }
+
+constexpr int64_t stretch = 1024;
 
 // Write the chunk of what lanes hold: the steps of a column each, the first in the lowest bits.
 inline void store_chunk(W *packed, int64_t column, int64_t p, Row columns)
 {
     const Chunk chunk = place_weights((Chunk)columns ^ 0x01010101u * zero);
-    store_row(vector_at(packed, column, (p / group_size + 1) * headers + p / chunk_k), (Row)chunk);
+    W *to = vector_at(packed, column, (p / group_size + 1) * headers + p / chunk_k);
+    store_row(to, (Row)chunk);
 }
 
 // Pack a square: `side` chunks of as many columns.
@@ -502,6 +500,11 @@ inline void store_chunk(W *packed, int64_t column, int64_t p, Row columns)
     static_assert(side == lanes);
     W edge[side * sizeof(Row)];
     const W *from = w + column * row_bytes + p / byte_elements;
+    // The rows of the next stretch, or of the next panel.
+    const W *next = from + (k > stretch ? stretch / byte_elements : nr * row_bytes);
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < side; ++i)
+        __builtin_prefetch(next + i * row_bytes, 0, 2);
     if (column + side > n || p + side * chunk_k > k)
     {
         copy_edge<side, sizeof(Row)>(from, row_bytes, n - column, k - p, edge);
@@ -519,8 +522,8 @@ inline void pack_weights(const gemm_tuner_weights &weights, W *packed)
 {
     const W *w = static_cast<const W *>(weights.elements);
     const int64_t row_bytes = weights.leading_dimension / byte_elements;
-    pack_headers(weights, packed);
-    constexpr int64_t stretch = 1024;
+    for (int64_t column = 0; column < packed_n; column += lanes)
+        pack_headers(weights, column, 0, groups, packed);
     for (int64_t begin = 0; begin < n; begin += nr)
         for (int64_t p = 0; p < k; p += stretch)
             for (int64_t column = begin; column < begin + nr && column < n; column += side)

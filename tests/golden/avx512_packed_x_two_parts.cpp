@@ -231,23 +231,17 @@ typedef uint32_t Row __attribute__((vector_size(64), may_alias));
 typedef Row UnalignedRow __attribute__((aligned(4)));
 constexpr int64_t row_length = sizeof(Row) / sizeof(W);
 
-// What no L2 holds is written past the caches, as a large copy is: no line is read before it is overwritten.
-constexpr bool bypasses_caches = packed_weight_bytes >= 4194304;
-
-inline void store_row(W *to, Row row)
+// Write a row past the caches, as large copies do: a line whose rows are written one after the other is not
+// read first.
+inline void stream_row(W *to, Row row)
 {
-    if constexpr (bypasses_caches)
-        asm("vmovntps %1, %0" : "=m"(*reinterpret_cast<Row *>(to)) : "v"(row));
-    else
-        *reinterpret_cast<Row *>(to) = row;
+    asm("vmovntps %1, %0" : "=m"(*reinterpret_cast<Row *>(to)) : "v"(row));
 }
 
 // Everything is written when packing returns.
-inline void finish_stores()
-{
-    if constexpr (bypasses_caches)
-        asm volatile("sfence" : : : "memory");
-}
+inline void finish_stores() { asm volatile("sfence" : : : "memory"); }
+
+inline void store_row(W *to, Row row) { stream_row(to, row); }
 
 // Copy a row.
 inline void move_rows(const W *from, int64_t, W *to, int64_t)

@@ -245,6 +245,16 @@ inline void shuffle(Row (&rows)[count])
     }
 }
 
+// Write a row past the caches, as large copies do: a line whose rows are written one after the other is not
+// read first.
+inline void stream_row(W *to, Row row)
+{
+    asm("movntps %1, %0" : "=m"(*reinterpret_cast<Row *>(to)) : "x"(row));
+}
+
+// Everything is written when packing returns.
+inline void finish_stores() { asm volatile("sfence" : : : "memory"); }
+
 inline void store_row(W *to, Row row) { *reinterpret_cast<UnalignedRow *>(to) = row; }
 
 // Move `steps` steps of `columns` columns, all of one panel, one element at a time.
@@ -293,6 +303,7 @@ inline void pack_weights(const W *w, int64_t ldw, W *packed)
                 pack_stretch(w + column * ldw + pc + p, ldw, columns, steps, to);
             }
     }
+    finish_stores();
 }
 
 // The epilogue `none`, applied to each vector of finished sums.
