@@ -411,6 +411,8 @@ inline void transpose(const W *from, int64_t ld, Deliver deliver)
     });
 }
 
+constexpr int64_t stretch = 256;
+
 // Pack `depth` steps of one panel of `width` columns, of which `columns` are in w.
 inline void pack_panel(const W *w, int64_t ldw, int64_t columns, int64_t width, int64_t depth, W *packed)
 {
@@ -421,7 +423,14 @@ inline void pack_panel(const W *w, int64_t ldw, int64_t columns, int64_t width, 
         int64_t p = 0;
         if (j + side_rows <= columns)
             for (; p + row_length <= depth; p += row_length)
+            {
+                // The rows of the next stretch, or of the next panel.
+                const W *next = from + p + (k > stretch ? stretch : width * ldw);
+#pragma GCC unroll 8
+                for (int64_t i = 0; i < side_rows; ++i)
+                    __builtin_prefetch(next + i * ldw, 0, 2);
                 move_rows(from + p, ldw, to + p * width, width * k_step);
+            }
         for (; p < depth; p += row_length)
             move_edge(from + p, ldw, columns - j, depth - p, to + p * width, width * k_step,
                       (depth - p + k_step - 1) / k_step);
@@ -431,7 +440,6 @@ inline void pack_panel(const W *w, int64_t ldw, int64_t columns, int64_t width, 
 // Both sides are walked in whole cache lines: a panel a few vectors of k at a time.
 inline void pack_weights(const W *w, int64_t ldw, W *packed)
 {
-    constexpr int64_t stretch = 256;
     const auto pack_stretch = [&](int64_t pc, int64_t depth, int64_t column, int64_t p) {
         const int64_t width = column + nr <= n ? nr : last_width;
         const int64_t steps = p + stretch < depth ? stretch : depth - p;

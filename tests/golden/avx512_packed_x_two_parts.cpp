@@ -265,6 +265,8 @@ inline void move_rows(const W *from, int64_t, W *to, int64_t)
         move_rows(elements, 0, to, 0);
 }
 
+constexpr int64_t stretch = 16;
+
 // Pack `depth` steps of one panel of `width` columns, of which `columns` are in w.
 inline void pack_panel(const W *w, int64_t ldw, int64_t columns, int64_t width, int64_t depth, W *packed)
 {
@@ -283,7 +285,6 @@ inline void pack_panel(const W *w, int64_t ldw, int64_t columns, int64_t width, 
 // Both sides are walked in whole cache lines: all panels a few rows at a time.
 inline void pack_weights(const W *w, int64_t ldw, W *packed)
 {
-    constexpr int64_t stretch = 16;
     const auto pack_stretch = [&](int64_t pc, int64_t depth, int64_t column, int64_t p) {
         const int64_t width = column + nr <= n ? nr : last_width;
         const int64_t steps = p + stretch < depth ? stretch : depth - p;
