@@ -58,11 +58,15 @@ WIDENING = [
 ]
 
 
+def need_cpu_for(family: MicroKernelFamily) -> None:
+    """Skip the test where the CPU lacks what kernels of the family are made of."""
+    if missing := family.isa - detect_cpu().isa:
+        pytest.skip(f"this CPU lacks {sorted(missing)}")
+
+
 def multiply(family: MicroKernelFamily, dtype: DType, word: str, y: str) -> NDArray[np.generic]:
     """Return each number times each factor, computed by a kernel."""
-    missing = family.isa - detect_cpu().isa
-    if missing:
-        pytest.skip(f"this CPU lacks {sorted(missing)}")
+    need_cpu_for(family)
     x, w = numbers(dtype), factors(dtype)
     widest = 4 if family.layout is PackedLayout.COLUMNS else 2 * family.lanes
     mr, nr = max((tile for tile in family.tiles if tile[1] <= widest), key=lambda one: one[::-1])
@@ -140,9 +144,7 @@ def test_numbers_of_f16_do_not_depend_on_the_mode_of_the_cpu(
 
 @pytest.mark.parametrize("family", WIDENING, ids=lambda family: family.name)
 def test_weights_converted_once_serve_all_tiles(family: MicroKernelFamily) -> None:
-    missing = family.isa - detect_cpu().isa
-    if missing:
-        pytest.skip(f"this CPU lacks {sorted(missing)}")
+    need_cpu_for(family)
     texts = sorted(types.text for types in family.types)
     mr, nr = max(tile for tile in family.tiles if tile[1] <= 4 * family.lanes)
     extras = (" convert_once", " pack_x convert_once pf4096 u2", " convert_once pf_next grid1x2")
