@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from gemm_tuner.domain.cpu import IsaFeature
-from gemm_tuner.domain.measurement import Measurement
+from gemm_tuner.domain.measurement import Measurement, Timing
 from gemm_tuner.domain.record import Conditions, Outcome
 
 
@@ -25,15 +25,15 @@ class TimedFinding:
 
     There is none either where only this build did not fit into memory; `detail` says so.
 
-    All measurements, and the peak among the conditions, were taken in the same rounds, as was
-    `read_ns`, where it was asked for: what one core takes to read what a call must touch.
+    All measurements, and the peak among the conditions, were taken in the same rounds, as was the
+    `roofline`, where it was asked for: what no call can be faster than.
     `left_out` says by name why a baseline is not among them.
     """
 
     finding: Finding
     measurements: tuple[Measurement, ...] = ()
     conditions: Conditions | None = None
-    read_ns: float | None = None
+    roofline: Timing | None = None
     left_out: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -6,10 +6,12 @@ from pathlib import Path
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
+from gemm_tuner.domain.measurement import Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.runtime.memory import address_of, allocate_aligned
 
 _ROUNDS_PER_CALL = 1000
+_CALLS_PER_SAMPLE = 1000  # of a roofline: whole ns are too coarse for one call
 
 
 class PeakLoop:
@@ -104,13 +106,20 @@ def footprint_bytes(problem: Problem, rows: int) -> int:
     )
 
 
-def roofline_ns(
-    problem: Problem, rows: int, *, peak_flop_per_s: float, read_ns: float, cores: int
-) -> float:
-    """Return the time below which no call can be, in ns: the longer of arithmetic and reading.
+def roofline_timing(
+    problem: Problem, rows: int, *, peak: Timing, flop_per_peak_call: int, read: Timing, cores: int
+) -> Timing:
+    """Return what no call can be faster than: the longer of arithmetic and reading, in each round.
 
-    The rate and the time to read are those of one core; no call is faster than `cores` times that.
+    `peak` and `read` are of one core; no call is faster than `cores` times that.
 
     Source: Williams, Waterman and Patterson, Roofline, Communications of the ACM 52(4), 2009.
     """
-    return max(1e9 * problem.flop(rows) / peak_flop_per_s, read_ns) / cores
+    peak_calls = problem.flop(rows) / flop_per_peak_call
+    is_arithmetic = peak_calls * peak.median_ns > read.median_ns
+    limit, calls = (peak, peak_calls) if is_arithmetic else (read, 1)
+    scale = _CALLS_PER_SAMPLE * calls / limit.calls_per_sample / cores
+    return Timing(
+        calls_per_sample=_CALLS_PER_SAMPLE,
+        samples_ns=tuple(max(1, round(scale * sample_ns)) for sample_ns in limit.samples_ns),
+    )

@@ -35,7 +35,7 @@ from gemm_tuner.bench.regimes import (
     warm_up_calls,
     warm_up_ns,
 )
-from gemm_tuner.bench.roofline import PeakLoop, ReadLoop, footprint_bytes
+from gemm_tuner.bench.roofline import PeakLoop, ReadLoop, footprint_bytes, roofline_timing
 from gemm_tuner.bench.verify import Case, verify
 from gemm_tuner.bench.workload import Callee, make_workload
 from gemm_tuner.build.compile import Build
@@ -129,7 +129,7 @@ class _Round:
     builds: tuple[Timing, ...]
     baselines: tuple[Timing, ...]
     peak_flop_per_s: float
-    read_ns: float | None
+    roofline: Timing | None
 
 
 class Session:
@@ -309,11 +309,21 @@ class Session:
             rivals=len(kernels),
         )
         peak_turn = len(kernels) + len(baselines)
+        peak, *reads = timings[peak_turn:]
         return _Round(
             builds=timings[: len(kernels)],
             baselines=timings[len(kernels) : peak_turn],
-            peak_flop_per_s=1e9 * peak_loop.flop_per_call / timings[peak_turn].median_ns,
-            read_ns=timings[-1].median_ns if read_loops else None,
+            peak_flop_per_s=1e9 * peak_loop.flop_per_call / peak.median_ns,
+            roofline=roofline_timing(
+                self._problem,
+                workload.rows,
+                peak=peak,
+                flop_per_peak_call=peak_loop.flop_per_call,
+                read=reads[0],
+                cores=self._setup.threads,
+            )
+            if reads
+            else None,
         )
 
     def _count_copies(
@@ -427,7 +437,7 @@ def _timed_findings(
                 for checked, timing in zip(baselines, timed.baselines, strict=True)
             ),
             conditions=conditions,
-            read_ns=timed.read_ns,
+            roofline=timed.roofline,
             left_out=left_out,
         )
         for build in timed.builds

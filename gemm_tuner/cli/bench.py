@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 import typer
@@ -11,7 +12,6 @@ import typer
 from gemm_tuner.bench.baselines.choose import BASELINES, ONE_THREAD, TORCH_WEIGHTS
 from gemm_tuner.bench.finding import TimedFinding
 from gemm_tuner.bench.isolate import TrialHost
-from gemm_tuner.bench.roofline import roofline_ns
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.cli import options
@@ -23,6 +23,7 @@ from gemm_tuner.cli.roofline_plot import write_plot
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
 from gemm_tuner.domain.verdict import Verdict
@@ -40,6 +41,10 @@ _LIBRARIES = tuple(
 _CHOICE = tuple(name for name in BASELINES if name != _SCALAR)
 _PAIRS = 30
 _SAMPLE_NS = 5_000_000
+# On a noisy machine, so many pairs say little: then more are taken, as many as fit into a time.
+_WIDEST_INTERVAL = 0.05  # of the ratio, over the ratio
+_PAIRS_IN_NOISE = 120
+_LONGEST_IN_NOISE_NS = 20e9  # of samples; warm-ups come on top
 _SEED = 2
 
 # fmt: off
@@ -186,7 +191,7 @@ def _time_layer(setting: _Bench, layer: Layer, context: ExecutionContext) -> Ben
         product_only = host.product_only
         left_out = host.left_out | timed.left_out
     _tell_left_out(setting, layer, context, left_out)
-    if timed.conditions is None or timed.read_ns is None:
+    if timed.conditions is None or timed.roofline is None:
         raise TrialFailed(
             f"the stored kernel {build.artifact.sha256[:12]} for {layer.problem.text} is "
             f"{timed.finding.outcome.value}: {timed.finding.detail}; "
@@ -196,13 +201,7 @@ def _time_layer(setting: _Bench, layer: Layer, context: ExecutionContext) -> Ben
         layer=layer,
         verdict=verdict,
         measurements=timed.measurements,
-        roofline_ns=roofline_ns(
-            layer.problem,
-            layer.problem.m.high,
-            peak_flop_per_s=timed.conditions.peak_flop_per_s,
-            read_ns=timed.read_ns,
-            cores=context.threads,
-        ),
+        roofline=timed.roofline,
         conditions=timed.conditions,
         toolchain=build.artifact.toolchain,
         product_only=product_only,
@@ -249,7 +248,29 @@ def _time(host: TrialHost, build: Build, context: ExecutionContext) -> TimedFind
     finding = host.verify(build)
     if finding.outcome is not Outcome.CORRECT:
         return TimedFinding(finding=finding)
-    return host.time(build, context=context, pairs=_PAIRS, sample_ns=_SAMPLE_NS, reads=True)
+
+    def time(pairs: int) -> TimedFinding:
+        return host.time(build, context=context, pairs=pairs, sample_ns=_SAMPLE_NS, reads=True)
+
+    timed = time(_PAIRS)
+    pairs = pairs_in_noise(timed.measurements)
+    return time(pairs) if pairs > _PAIRS else timed
+
+
+def pairs_in_noise(measurements: Sequence[Measurement]) -> int:
+    """Return how many pairs are worth their time after the usual number; 0 if that was enough.
+
+    It is decided by how surely the ratio to the fastest baseline is known, not by what it is.
+    """
+    ratios = [beside.ratio for beside in measurements]
+    if not ratios:
+        return 0
+    nearest = min(ratios, key=lambda ratio: ratio.median)
+    if nearest.high - nearest.low <= _WIDEST_INTERVAL * nearest.median:
+        return 0
+    timings = [measurements[0].candidate, *(beside.baseline_timing for beside in measurements)]
+    round_ns = sum(median(timing.samples_ns) for timing in timings)
+    return min(_PAIRS_IN_NOISE, int(_LONGEST_IN_NOISE_NS / round_ns))
 
 
 def _tell_left_out(

@@ -13,7 +13,7 @@ from gemm_tuner.cli.report import context_text, interval_text, ratio_facts
 from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.measurement import Measurement
+from gemm_tuner.domain.measurement import Measurement, Timing, paired_speed_ratio
 from gemm_tuner.domain.record import Conditions
 from gemm_tuner.domain.verdict import Decision, Verdict
 
@@ -36,7 +36,7 @@ _COLUMNS = (
 class BenchRow:
     """The best stored kernel timed beside several baselines in the same rounds.
 
-    `roofline_ns` is what the arithmetic or the reading of a call takes on its own. `product_only`
+    `roofline` is what the arithmetic or the reading of a call takes on its own. `product_only`
     names the baselines that leave the epilogue out. `left_out` says by name why others are not
     among the measurements.
     """
@@ -44,7 +44,7 @@ class BenchRow:
     layer: Layer
     verdict: Verdict
     measurements: tuple[Measurement, ...]
-    roofline_ns: float
+    roofline: Timing
     conditions: Conditions
     toolchain: str
     product_only: frozenset[str] = frozenset()
@@ -68,6 +68,16 @@ class BenchRow:
     def kernel_ns(self) -> float:
         """Return the time of a call of the kernel."""
         return self.best.candidate.median_ns
+
+    @property
+    def share_of_roofline(self) -> float:
+        """Return the speed of the kernel over the roofline."""
+        return self.share_of(self.best.candidate)
+
+    def share_of(self, timing: Timing) -> float:
+        """Return the speed of whatever was timed in the same rounds over the roofline."""
+        roofline = self.roofline.first(len(timing.samples_ns))
+        return paired_speed_ratio(timing, roofline).median
 
     @property
     def is_refuted(self) -> bool | None:
@@ -105,15 +115,15 @@ class BenchRow:
             "served": self.verdict.artifact is not None,
             "candidate": candidate.text if candidate else None,
             "median_ns": self.kernel_ns,
-            "roofline_ns": self.roofline_ns,
-            "share_of_roofline": self.roofline_ns / self.kernel_ns,
+            "roofline_ns": self.roofline.median_ns,
+            "share_of_roofline": self.share_of_roofline,
             "refuted": self.is_refuted,
             "baselines": [
                 {
                     "baseline": beside.baseline,
                     "computes": "product" if beside.baseline in self.product_only else "layer",
                     "median_ns": beside.baseline_timing.median_ns,
-                    "share_of_roofline": self.roofline_ns / beside.baseline_timing.median_ns,
+                    "share_of_roofline": self.share_of(beside.baseline_timing),
                     "ratio": ratio_facts(beside.ratio),
                 }
                 for beside in self.measurements
@@ -132,7 +142,7 @@ class BenchRow:
             context_text(self.verdict.context),
             candidate.text if candidate else "",
             time_text(self.kernel_ns),
-            f"{self.roofline_ns / self.kernel_ns:.1%}",
+            f"{self.share_of_roofline:.1%}",
             f"{self.best.ratio.median:.3f}",
             f"beside {BEST_OF_ALL}",
             self._verdict_text,
@@ -141,13 +151,12 @@ class BenchRow:
 
     def _cells_of(self, beside: Measurement) -> tuple[str, ...]:
         only = ", product only" if beside.baseline in self.product_only else ""
-        time_ns = beside.baseline_timing.median_ns
         return (
             "",
             "",
             f"  {beside.baseline}{only}",
-            time_text(time_ns),
-            f"{self.roofline_ns / time_ns:.1%}",
+            time_text(beside.baseline_timing.median_ns),
+            f"{self.share_of(beside.baseline_timing):.1%}",
             f"{beside.ratio.median:.3f}",
             interval_text(beside.ratio),
             "",

@@ -95,9 +95,9 @@ def draw(lines: Sequence[PlotLine]) -> str:
 
 def _line_of(row: BenchRow) -> PlotLine:
     problem = row.layer.problem
-    shares = {KERNEL: row.roofline_ns / row.kernel_ns}
+    shares = {KERNEL: row.share_of_roofline}
     for beside in row.measurements:
-        shares[beside.baseline] = row.roofline_ns / beside.baseline_timing.median_ns
+        shares[beside.baseline] = row.share_of(beside.baseline_timing)
     return PlotLine(
         name=row.layer.name,
         sizes=problem.sizes_text,

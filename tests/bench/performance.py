@@ -176,7 +176,7 @@ def head_lines(rows: Iterable[Row]) -> Iterator[str]:
     }
     yield (
         "Best kernels of `gemm-tuner sweep`, timed again by `gemm-tuner bench` in fresh processes: "
-        "at most 30 interleaved rounds with the baselines that a section names, each at its best, "
+        "interleaved rounds with the baselines that a section names, each at its best, "
         "weights packed and epilogue fused where the library can. Times are medians; a ratio is "
         "the median of the paired ratios of speed, above 1 where the kernel is faster. Roofline: "
         "the larger of flop over the peak of a multiply-add loop timed in alternation, and bytes "

@@ -230,10 +230,10 @@ def test_timing_pairs_a_build_with_the_baseline_and_with_reading_where_it_is_ask
     assert TIMING_PAIRS / 2 <= len(found.measurement.candidate.samples_ns) <= TIMING_PAIRS
     assert found.conditions is not None
     assert found.conditions.peak_flop_per_s > 1e8
-    assert (found.read_ns is not None) == reads
-    if found.read_ns is not None:
-        # No slower than a scalar kernel, which reads as much and multiplies.
-        assert 0 < found.read_ns < found.measurement.baseline_timing.median_ns
+    assert (found.roofline is not None) == reads
+    if found.roofline is not None:
+        # No slower than a scalar kernel, which reads and multiplies as much.
+        assert 0 < found.roofline.median_ns < found.measurement.baseline_timing.median_ns
 
 
 def test_a_death_among_builds_that_are_timed_together_leaves_the_others(

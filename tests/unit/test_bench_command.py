@@ -49,7 +49,7 @@ def _row(layer: Layer, *, decision: Decision = Decision.TIE, **times_ns: int) ->
             ),
         ),
         measurements=measurements,
-        roofline_ns=50.0,
+        roofline=_timing(50),
         conditions=CONDITIONS,
         toolchain="gcc 12.2",
         product_only=frozenset({"openblas 3"}),
@@ -182,6 +182,50 @@ def test_means_are_of_the_layers_that_a_baseline_was_timed_for() -> None:
     assert means["onednn 3"].value == pytest.approx(4.0)
     assert means["openblas 3"].value == pytest.approx(1.0)
     assert means[BEST_OF_ALL].value == pytest.approx(8.0**0.5)
+
+
+def test_share_of_the_roofline_is_of_the_same_rounds() -> None:
+    row = replace(
+        _row(LAYER),
+        roofline=Timing(calls_per_sample=1, samples_ns=(50, 150, 200)),
+        measurements=(
+            Measurement(
+                candidate=Timing(calls_per_sample=2, samples_ns=(200, 400, 800)),
+                baseline="onednn 3",
+                baseline_timing=Timing(calls_per_sample=1, samples_ns=(100, 100, 1000)),
+            ),
+        ),
+    )
+
+    assert row.share_of_roofline == pytest.approx(0.5)
+    assert row.facts()["baselines"][0]["share_of_roofline"] == pytest.approx(0.5)
+
+
+def _spread(spread_ns: int, *, of_ns: int = 1_000_000) -> Measurement:
+    samples_ns = tuple(of_ns + spread_ns * (turn % 3) for turn in range(30))
+    return Measurement(
+        candidate=Timing(calls_per_sample=1, samples_ns=(of_ns,) * 30),
+        baseline="onednn 3",
+        baseline_timing=Timing(calls_per_sample=1, samples_ns=samples_ns),
+    )
+
+
+@pytest.mark.parametrize(
+    ("measurements", "pairs"),
+    [
+        ([_spread(20_000)], 0),
+        ([_spread(200_000)], 120),
+        # The fastest baseline is surely known: how slow another one is matters less.
+        ([_spread(20_000), _spread(3_000_000, of_ns=5_000_000)], 0),
+        # A round takes 0.2 s and more.
+        ([_spread(20_000_000, of_ns=100_000_000)], 90),
+        ([], 0),
+    ],
+)
+def test_more_pairs_are_taken_where_noise_hides_the_ratio(
+    measurements: list[Measurement], pairs: int
+) -> None:
+    assert bench.pairs_in_noise(measurements) == pairs
 
 
 def test_plot_has_a_mark_for_each_callee(tmp_path: Path) -> None:

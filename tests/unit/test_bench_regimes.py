@@ -11,9 +11,10 @@ from gemm_tuner.bench.regimes import (
     warm_up_calls,
     warm_up_ns,
 )
-from gemm_tuner.bench.roofline import footprint_bytes, roofline_ns
+from gemm_tuner.bench.roofline import footprint_bytes, roofline_timing
 from gemm_tuner.bench.verify import rows_to_check
 from gemm_tuner.domain.context import Regime
+from gemm_tuner.domain.measurement import Timing
 from gemm_tuner.domain.problem import Problem, Rows
 
 MIB = 1 << 20
@@ -119,16 +120,34 @@ def test_footprint_counts_each_array_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("read_ns", "cores", "least_ns"), [(1e6, 1, 2e9), (3e9, 1, 3e9), (3e9, 2, 1.5e9)]
+    ("read_ns", "cores", "least_ns"),
+    [
+        (1_000_000, 1, (2e6, 4e6, 6e6)),
+        (5_000_000, 1, (5e6, 5e6, 5e6)),
+        (5_000_000, 2, (2.5e6, 2.5e6, 2.5e6)),
+    ],
 )
-def test_roofline_is_the_longer_of_arithmetic_and_reading(
-    read_ns: float, cores: int, least_ns: float
+def test_roofline_is_in_each_round_what_the_longer_of_arithmetic_and_reading_took(
+    read_ns: int, cores: int, least_ns: tuple[float, ...]
 ) -> None:
     problem = Problem.create(1, 1000, 1000)
+    peak = Timing(calls_per_sample=2, samples_ns=(200, 400, 600))
+    read = Timing(calls_per_sample=3, samples_ns=(3 * read_ns,) * 3)
 
-    found = roofline_ns(problem, 1, peak_flop_per_s=1e6, read_ns=read_ns, cores=cores)
+    found = roofline_timing(problem, 1, peak=peak, flop_per_peak_call=100, read=read, cores=cores)
 
-    assert found == pytest.approx(least_ns)
+    each_ns = [sample_ns / found.calls_per_sample for sample_ns in found.samples_ns]
+    assert each_ns == pytest.approx(least_ns)
+
+
+def test_roofline_of_a_call_of_few_ns_is_not_rounded_to_whole_ones() -> None:
+    problem = Problem.create(1, 1, 3)
+    peak = Timing(calls_per_sample=1, samples_ns=(50,))
+    read = Timing(calls_per_sample=100, samples_ns=(50,))
+
+    found = roofline_timing(problem, 1, peak=peak, flop_per_peak_call=200, read=read, cores=1)
+
+    assert found.median_ns == pytest.approx(1.5)
 
 
 def test_spread_is_the_interquartile_range_over_the_median() -> None:
