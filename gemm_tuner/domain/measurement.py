@@ -1,7 +1,7 @@
 """Times of a candidate beside its baseline, and what they allow one to say."""
 
 from dataclasses import dataclass, replace
-from math import comb
+from math import comb, sqrt
 from statistics import median
 
 from gemm_tuner.errors import InvalidRecord
@@ -69,6 +69,16 @@ class Measurement:
     def ratio(self) -> Ratio:
         """Return the speed of the candidate over the speed of the baseline."""
         return paired_speed_ratio(self.candidate, self.baseline_timing)
+
+    @property
+    def comparable_speed(self) -> float:
+        """Return what orders kernels of one problem that were timed in different rounds.
+
+        It is the geometric mean of two speeds, that over the baseline and that in calls per ns, of
+        the fastest samples. What disturbs the baseline alone misleads the first, and what disturbs
+        all alike the second; each has half the weight (docs/decisions/0023).
+        """
+        return sqrt(self.ratio.of_minimums / self.candidate.minimum_ns)
 
 
 def paired_speed_ratio(subject: Timing, reference: Timing) -> Ratio:

@@ -28,9 +28,9 @@ def derive_verdict(
 
     Beside the scalar baseline there is nothing faster to claim: at best a tie.
 
-    Of the candidates confirmed in `context`, the one with the greatest speed over its own paired
-    baseline stands against it. A verdict keeps the measurement that it rests on, but names no
-    artifact unless that shows it to be as fast as the baseline.
+    Of the candidates confirmed in `context`, each in rounds of its own, the fastest by what can be
+    compared between them stands against its own paired baseline. A verdict keeps the measurement
+    that it rests on, but names no artifact unless that shows it to be as fast as the baseline.
     """
     confirmed = [
         (trial, trial.measurement)
@@ -41,7 +41,7 @@ def derive_verdict(
         return no_verdict(problem, cpu_key=cpu_key, context=context)
 
     best, measurement = min(
-        confirmed, key=lambda one: (-one[1].ratio.median, _simplicity(one[0].candidate))
+        confirmed, key=lambda one: (-one[1].comparable_speed, _simplicity(one[0].candidate))
     )
     return Verdict(
         problem=problem,

@@ -87,7 +87,9 @@ def _ranked(
         ):
             careful[trial.candidate] = trial
     speeds = {
-        one: trial.measurement.ratio.median for one, trial in careful.items() if trial.measurement
+        one: trial.measurement.comparable_speed
+        for one, trial in careful.items()
+        if trial.measurement
     }
     confirmed = [one for one, trial in careful.items() if trial.stage is not Stage.RACE]
     order = shortlist(

@@ -59,7 +59,8 @@ class ContextSweep:
     on_progress: Callable[[Progress], None]
     is_stopped: Callable[[], bool]
     alone: Candidate | None = None
-    _speeds: dict[Candidate, float] = field(default_factory=dict)
+    _speeds: dict[Candidate, float] = field(default_factory=dict)  # by which rounds are compared
+    _ratios: dict[Candidate, float] = field(default_factory=dict)  # over the baseline, in a round
     _call_ns: dict[Candidate, float] = field(default_factory=dict)
     _trials: list[Trial] = field(default_factory=list)
     _slowest_call_s: float = 0.0
@@ -117,8 +118,7 @@ class ContextSweep:
         )
         for trial in self._trials:
             if trial.measurement is not None:
-                self._speeds[trial.candidate] = trial.measurement.ratio.median
-                self._call_ns[trial.candidate] = trial.measurement.candidate.median_ns
+                self._learn(trial.candidate, trial.measurement)
             elif trial.outcome is not Outcome.CORRECT:
                 self._speeds.pop(trial.candidate, None)
         return any(trial.context == self.context for trial in self._trials)
@@ -232,7 +232,7 @@ class ContextSweep:
         )
 
     def _time(self, candidates: Sequence[Candidate], care: Care) -> dict[Candidate, float]:
-        """Return the speeds over that of the baseline of those that did not fail.
+        """Return the speeds over the baseline's, in the same rounds, of those that did not fail.
 
         What decides is timed once more if it was disturbed, and then that counts.
         """
@@ -247,7 +247,7 @@ class ContextSweep:
         for trial in trials:
             if trial.measurement is not None:
                 self._learn(trial.candidate, trial.measurement)
-        return {one: self._speeds[one] for one in candidates if one in self._speeds}
+        return {one: self._ratios[one] for one in candidates if one in self._speeds}
 
     def _time_once(self, candidates: Sequence[Candidate], care: Care) -> list[Trial]:
         trials = self.attempts.time(
@@ -263,19 +263,21 @@ class ContextSweep:
         return trials
 
     def _learn(self, candidate: Candidate, measurement: Measurement) -> None:
-        self._speeds[candidate] = measurement.ratio.median
+        self._speeds[candidate] = measurement.comparable_speed
+        self._ratios[candidate] = measurement.ratio.median
         call_ns = self._call_ns[candidate] = measurement.candidate.median_ns
         slowest_ns = max(call_ns, measurement.baseline_timing.median_ns)
         self._slowest_call_s = max(self._slowest_call_s, slowest_ns / 1e9)
 
     def _report(self, stage: str, pending: int) -> None:
         tried = len(self._speeds) + len(self.attempts.failures)
+        best = self.ranked()[:1]
         self.on_progress(
             Progress(
                 stage=f"{self.context.regime.value}, {stage}",
                 done=tried,
                 total=max(tried + pending, FAVOURITES),
-                best_ratio=max(self._speeds.values(), default=None),
+                best_ratio=self._ratios[best[0]] if best else None,
                 remaining_s=self.whole_budget.remaining_s,
             )
         )

@@ -129,7 +129,7 @@ def _finalists_of_other_regimes(
 ) -> list[Candidate]:
     """Return the best two finalists of the other regimes on as many threads, the best first."""
     speeds = {
-        trial.candidate: trial.measurement.ratio.median
+        trial.candidate: trial.measurement.comparable_speed
         for trial in trials
         if trial.stage in {Stage.FINAL, Stage.CONFIRM}
         and trial.measurement is not None

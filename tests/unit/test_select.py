@@ -64,16 +64,27 @@ def test_the_latest_trial_of_a_candidate_counts() -> None:
     assert verdict.candidate == make_trial().candidate
 
 
-def test_kernels_are_ranked_by_the_ratio_to_their_own_baseline() -> None:
-    slow_clock = Measurement(
-        candidate=Timing(calls_per_sample=10, samples_ns=(8560,) * 12),
+@pytest.mark.parametrize(
+    ("call_ns", "baseline_ns", "wins"),
+    [
+        (856, 1070, True),  # a slow clock
+        (920, 1150, False),  # slower by more than its baseline makes up for
+        (900, 1400, True),
+        (900, 1130, False),  # the baseline was disturbed
+    ],
+)
+def test_kernels_of_different_rounds_are_ranked_by_ratio_and_time_together(
+    call_ns: int, baseline_ns: int, *, wins: bool
+) -> None:
+    measurement = Measurement(
+        candidate=Timing(calls_per_sample=10, samples_ns=(10 * call_ns,) * 12),
         baseline="onednn 3.2.0",
-        baseline_timing=Timing(calls_per_sample=10, samples_ns=(10_700,) * 12),
+        baseline_timing=Timing(calls_per_sample=10, samples_ns=(10 * baseline_ns,) * 12),
     )
 
-    verdict = derive(make_trial(measurement=slow_clock), make_trial(call_ns=830, nr=32))
+    verdict = derive(make_trial(measurement=measurement), make_trial(call_ns=830, nr=32))
 
-    assert verdict.candidate == make_trial().candidate
+    assert (verdict.candidate == make_trial().candidate) == wins
 
 
 def test_a_kernel_that_failed_after_it_was_confirmed_is_not_named() -> None:
