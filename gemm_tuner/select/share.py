@@ -215,10 +215,16 @@ def _option(best: Verdict, trial: Trial) -> Option:
 
 
 def _loss_beside(best: Verdict, measurement: Measurement) -> float:
-    """Return the share of the best speed that a kernel lacks: of the kernel's or the baseline's."""
-    if best.artifact is None or best.measurement is None:
-        return max(0.0, 1.0 - measurement.ratio.of_minimums)
-    return max(0.0, 1.0 - measurement.comparable_speed / best.measurement.comparable_speed)
+    """Return the share of the best speed that a kernel lacks: of the kernel's or the baseline's.
+
+    The two were timed in different rounds. So it is a loss only as far as the medians show it and
+    the fastest samples do.
+    """
+    medians, fastest = measurement.ratio.median, measurement.ratio.of_minimums
+    if best.artifact is not None and best.measurement is not None:
+        medians /= best.measurement.ratio.median
+        fastest = measurement.comparable_speed / best.measurement.comparable_speed
+    return max(0.0, 1.0 - max(medians, fastest))
 
 
 def _format_of(verdict: Verdict) -> str:
