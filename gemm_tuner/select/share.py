@@ -6,7 +6,7 @@ from math import inf
 
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.measurement import Measurement
+from gemm_tuner.domain.measurement import Ratio
 from gemm_tuner.domain.packed_format import packed_format
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
@@ -20,6 +20,7 @@ from gemm_tuner.store.repository import Repository
 MAX_LOSS = 0.02
 MOST_PROBLEMS = 16
 LIBRARY = "library"  # the format of weights that oneDNN or NumPy computes with
+_RATIO_OF_BASELINE = Ratio(median=1.0, low=1.0, high=1.0, of_minimums=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +164,18 @@ def _covers(losses: Sequence[Mapping[str, float]], count: int) -> Iterator[tuple
                 yield (name, *others)
 
 
+def loss_beside(best: Ratio, ratio: Ratio) -> float:
+    """Return the share of the speed `best` that `ratio` lacks, both over the same baseline.
+
+    It is that of the medians. Where one of these lies in the confidence interval of the other, the
+    difference may be noise, and the fastest samples have to show it too.
+    """
+    loss = 1.0 - ratio.median / best.median
+    if ratio.low <= best.median <= ratio.high or best.low <= ratio.median <= best.high:
+        loss = min(loss, 1.0 - ratio.of_minimums / best.of_minimums)
+    return max(0.0, loss)
+
+
 def _undominated(losses: Sequence[Mapping[str, float]]) -> list[str]:
     """Return the formats in order, without those that another can replace everywhere for less."""
     names = list(dict.fromkeys(name for of_one in losses for name in of_one))
@@ -192,14 +205,17 @@ def _options(match: Match, max_loss: float) -> dict[str, Option]:
     best = match.verdict
     own = Option(verdict=best, packed_format=_format_of(best))
     found = {own.packed_format: own}
-    for option in [_option(best, trial) for trial in match.confirmed]:
+    if best.ratio is None:
+        return found
+    best_ratio = best.ratio if best.artifact else _RATIO_OF_BASELINE
+    for option in [_option(best, trial, best_ratio) for trial in match.confirmed]:
         name = option.packed_format
         if option.loss <= max_loss and (name not in found or option.loss < found[name].loss):
             found[name] = option
     return found
 
 
-def _option(best: Verdict, trial: Trial) -> Option:
+def _option(best: Verdict, trial: Trial, best_ratio: Ratio) -> Option:
     """Return the kernel of a confirmed trial as one to use in the place of the best."""
     assert trial.measurement is not None
     verdict = replace(
@@ -210,21 +226,8 @@ def _option(best: Verdict, trial: Trial) -> Option:
         artifact=trial.artifact,
         measurement=trial.measurement,
     )
-    loss = _loss_beside(best, trial.measurement)
+    loss = loss_beside(best_ratio, trial.measurement.ratio)
     return Option(verdict=verdict, packed_format=_format_of(verdict), loss=loss)
-
-
-def _loss_beside(best: Verdict, measurement: Measurement) -> float:
-    """Return the share of the best speed that a kernel lacks: of the kernel's or the baseline's.
-
-    The two were timed in different rounds. So it is a loss only as far as the medians show it and
-    the fastest samples do.
-    """
-    medians, fastest = measurement.ratio.median, measurement.ratio.of_minimums
-    if best.artifact is not None and best.measurement is not None:
-        medians /= best.measurement.ratio.median
-        fastest = measurement.comparable_speed / best.measurement.comparable_speed
-    return max(0.0, 1.0 - max(medians, fastest))
 
 
 def _format_of(verdict: Verdict) -> str:

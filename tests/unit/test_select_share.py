@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from samples import CONTEXT, CPU, PROBLEM, add_build, make_trial
 
-from gemm_tuner.domain.measurement import Measurement, Timing
+from gemm_tuner.domain.measurement import Measurement, Ratio, Timing
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.select.share import LIBRARY, Sharing, fewest_formats, share
+from gemm_tuner.select.share import LIBRARY, Sharing, fewest_formats, loss_beside, share
 from gemm_tuner.store.repository import Repository
 
 
@@ -108,6 +108,14 @@ def test_what_is_not_tuned_is_left_to_the_baseline(repository: Repository) -> No
 
     assert formats_of(sharing)[1] == LIBRARY
     assert sharing.kernels[1].chosen.verdict.basis is Basis.NONE
+
+
+def test_a_difference_inside_the_interval_counts_if_the_fastest_samples_show_it() -> None:
+    best = Ratio(median=1.2, low=1.1, high=1.3, of_minimums=1.2)
+
+    assert loss_beside(best, Ratio(median=1.11, low=1.0, high=1.2, of_minimums=1.21)) == 0.0
+    assert loss_beside(best, Ratio(median=1.11, low=1.0, high=1.2, of_minimums=1.14)) > 0.04
+    assert loss_beside(best, Ratio(median=1.08, low=1.0, high=1.1, of_minimums=1.3)) > 0.09
 
 
 def test_a_noisy_kernel_is_compared_by_its_fastest_samples(repository: Repository) -> None:
