@@ -1,18 +1,33 @@
-"""Kernels for AVX-VNNI respelled for a CPU that has its instruction in AVX-512's encoding alone."""
+"""Kernels for AVX-VNNI respelled for a CPU that has its instruction in AVX-512's encoding alone.
 
-import re
+What AVX-512 is switched on for may use all of its registers, which older encodings cannot name.
+"""
+
 from dataclasses import replace
 
 from gemm_tuner.domain.cpu import IsaFeature, parse_isa
 from gemm_tuner.domain.source import Source
+from gemm_tuner.runtime.detect import detect_cpu
 
-OF_AVX512 = parse_isa(("avx512f", "avx512vl", "avx512_vnni"))
+_VEX = frozenset({IsaFeature.AVX_VNNI})
+_EVEX = parse_isa(("avx512f", "avx512vl", "avx512_vnni"))
+_SPELLINGS = {"%{vex%} vpdpbusd": "%{evex%} vpdpbusd", "vroundps": "vrndscaleps"}
 
 
-def in_the_other_encoding(
+def needed_here(isa: frozenset[IsaFeature]) -> frozenset[IsaFeature]:
+    """Return what kernels for `isa` need on this CPU, in the encoding that it has."""
+    usable = detect_cpu().isa
+    return isa - _VEX | _EVEX if isa & _VEX - usable and usable >= _EVEX else isa
+
+
+def spelled_for_this_cpu(
     source: Source, isa: frozenset[IsaFeature]
 ) -> tuple[Source, frozenset[IsaFeature]]:
-    """Return a source with the same instruction in AVX-512's encoding, and what it then needs."""
-    text, count = re.subn(r"%\{vex%\} vpdpbusd", "%{evex%} vpdpbusd", source.text)
-    assert count > 0
-    return replace(source, text=text), isa - {IsaFeature.AVX_VNNI} | OF_AVX512
+    """Return a source for `isa` in the encoding that this CPU has, and what it then needs."""
+    needed = needed_here(isa)
+    if needed == isa:
+        return source, isa
+    text = source.text
+    for vex, evex in _SPELLINGS.items():
+        text = text.replace(vex, evex)
+    return replace(source, text=text), needed

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Pipe
 from typing import TypeVar
 
+from other_encoding import spelled_for_this_cpu
+
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.drivers import build_driver
 from gemm_tuner.bench.emulator import load_for_proof, plan_emulation
@@ -50,18 +52,15 @@ class _Trial:
 Needs = tuple[Source, frozenset[IsaFeature]]
 
 
-def _unchanged(source: Source, isa: frozenset[IsaFeature]) -> Needs:
-    return source, isa
-
-
 def prove_all(
     subjects: Iterable[Subject],
     toolchain: Toolchain,
-    respell: Callable[[Source, frozenset[IsaFeature]], Needs] = _unchanged,
+    respell: Callable[[Source, frozenset[IsaFeature]], Needs] = spelled_for_this_cpu,
 ) -> dict[Subject, Finding]:
     """Return what the proof finds for each subject that is not correct.
 
-    Features that this CPU lacks are emulated. `respell` may write a source for other ones.
+    Features that this CPU lacks are emulated. `respell` writes the source that is proved, and says
+    what it needs.
     """
     asked = tuple(subjects)
     sources = []

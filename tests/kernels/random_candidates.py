@@ -6,6 +6,7 @@ from itertools import islice
 from math import ceil
 from random import Random
 
+from other_encoding import needed_here
 from proof import Subject
 
 from gemm_tuner.domain.blocking import LoopOrder
@@ -26,7 +27,8 @@ PREFETCHES = ("", "", " pf4096", " pf16384", " pf_next")
 
 def draw_subjects(count: int, seed: int) -> list[Subject]:
     """Return different problems with candidates, the same for the same seed and CPU."""
-    families = [one for one in CATALOG.values() if one.isa <= detect_cpu().isa | EMULATED]
+    provable = detect_cpu().isa | EMULATED
+    families = [one for one in CATALOG.values() if needed_here(one.isa) <= provable]
     return list(islice(_subjects(_Dice(Random(seed)), families), count))
 
 

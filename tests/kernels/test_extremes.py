@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from other_encoding import needed_here, spelled_for_this_cpu
 from proof import run_kernel
 
 from gemm_tuner import quantise_weights
@@ -74,7 +75,7 @@ def compute() -> Compute:
     def run(
         problem: str, family: MicroKernelFamily, use: Callable[[Kernel], Array], extras: str = ""
     ) -> Array:
-        if not can_prove(family.isa, cpu=detect_cpu()):
+        if not can_prove(needed_here(family.isa), cpu=detect_cpu()):
             missing = isa_text(family.isa - detect_cpu().isa)
             pytest.skip(f"this CPU lacks {missing}, which is not emulated")
         asked = Problem.parse(problem)
@@ -85,8 +86,8 @@ def compute() -> Compute:
         candidate = Candidate.parse(
             f"{family.name}_{mr}x{nr} mc{mr}_nc{nr}_kc{kc} jc_ic_jr_ir{extras}"
         )
-        source = render(asked, candidate, family)
-        build = compile_kernel(source, isa=family.isa, toolchain=toolchain)
+        source, isa = spelled_for_this_cpu(render(asked, candidate, family), family.isa)
+        build = compile_kernel(source, isa=isa, toolchain=toolchain)
         y = run_kernel(build, use, report, toolchain)
         assert not isinstance(y, Death), y
         return y

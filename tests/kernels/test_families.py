@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
+from other_encoding import needed_here
 from proof import Subject, prove_all
 from rows import (
     FEW_ROWS,
@@ -48,7 +49,7 @@ def any_row(request: pytest.FixtureRequest) -> Row:
 
 
 def usable_row(row: Row) -> Row:
-    missing = row.family.isa - detect_cpu().isa
+    missing = needed_here(row.family.isa) - detect_cpu().isa
     if missing:
         pytest.skip(f"this CPU lacks {sorted(missing)}")
     return row
@@ -373,7 +374,7 @@ def test_every_family_with_every_other_compiler(compiler: str) -> None:
             candidate=candidate_text(row, 37),
         )
         for row in rows_for_compilers()
-        if row.family.isa <= detect_cpu().isa
+        if needed_here(row.family.isa) <= detect_cpu().isa
     ]
 
     try:

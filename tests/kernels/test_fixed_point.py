@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from other_encoding import OF_AVX512, in_the_other_encoding
+from other_encoding import needed_here, spelled_for_this_cpu
 
 from gemm_tuner.bench.tolerance import summation_bound
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
@@ -31,18 +30,9 @@ Floats = NDArray[np.floating]
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
 def family(request: pytest.FixtureRequest) -> MicroKernelFamily:
     wanted: MicroKernelFamily = request.param
-    if missing := needed_isa(wanted) - detect_cpu().isa:
+    if missing := needed_here(wanted.isa) - detect_cpu().isa:
         pytest.skip(f"this CPU lacks {sorted(missing)}")
     return wanted
-
-
-def is_respelled(family: MicroKernelFamily) -> bool:
-    """Return whether this CPU lacks AVX-VNNI, which AVX-512 then stands for."""
-    return IsaFeature.AVX_VNNI in family.isa - detect_cpu().isa
-
-
-def needed_isa(family: MicroKernelFamily) -> frozenset[IsaFeature]:
-    return OF_AVX512 if is_respelled(family) else family.isa
 
 
 def product(
@@ -54,9 +44,7 @@ def product(
     problem = Problem.parse(f"{x_type}_{w_type}_f32_f32 {rows}x{len(w)}x{k} nk:{group} none")
     tile = f"{family.name}_{min(rows, 2)}x{2 * family.lanes}"
     candidate = Candidate.parse(f"{tile} mc{2 * rows}_nc{4 * family.lanes}_kc{k} jc_ic_jr_ir")
-    source, isa = render(problem, candidate, family), family.isa
-    if is_respelled(family):
-        source, isa = in_the_other_encoding(source, isa)
+    source, isa = spelled_for_this_cpu(render(problem, candidate, family), family.isa)
     build = compile_kernel(source, isa=isa, toolchain=find_toolchain())
     kernel: Kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
     groups = 1 if group == "gk" else -(-k // int(group[1:]))

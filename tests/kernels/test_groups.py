@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from other_encoding import needed_here
 from proof import Subject, prove_all
 
 from gemm_tuner import quantise_weights
@@ -28,7 +29,7 @@ def toolchain() -> Toolchain:
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
 def family(request: pytest.FixtureRequest) -> MicroKernelFamily:
     wanted: MicroKernelFamily = request.param
-    missing = wanted.isa - detect_cpu().isa - EMULATED
+    missing = needed_here(wanted.isa) - detect_cpu().isa - EMULATED
     if missing:
         pytest.skip(f"this CPU lacks {sorted(missing)}")
     return wanted

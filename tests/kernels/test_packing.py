@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from other_encoding import needed_here, spelled_for_this_cpu
 from rows import ROWS, ROWS_WITH_TAILS, Row, around, candidate_text, small_tile
 
 from gemm_tuner.build.compile import Build, compile_kernel, compile_kernels
@@ -54,7 +55,7 @@ def test_packed_bytes_are_those_of_the_layout(row: Row, layout: str) -> None:
     problems = _grouped_problems(row, layout) if has_groups else _plain_problems(row, layout)
     candidates = [Candidate.parse(candidate_text(row, one.k)) for one in problems]
     sources = [
-        (render(problem, candidate, row.family), row.family.isa)
+        spelled_for_this_cpu(render(problem, candidate, row.family), row.family.isa)
         for problem, candidate in zip(problems, candidates, strict=True)
     ]
 
@@ -227,7 +228,7 @@ def _expected_chunk(chunk: NDArray[Any], bits: int, *, for_pairs: bool) -> NDArr
 
 
 def _skip_unless_it_packs(row: Row) -> None:
-    if missing := row.family.isa - detect_cpu().isa - _NOT_FOR_PACKING:
+    if missing := needed_here(row.family.isa) - detect_cpu().isa - _NOT_FOR_PACKING:
         pytest.skip(f"this CPU lacks {sorted(missing)}")
 
 
