@@ -5,6 +5,8 @@ from enum import StrEnum
 
 from gemm_tuner.errors import InvalidCandidate
 
+NEAR_BYTES = 1024
+
 
 class LoopOrder(StrEnum):
     """The four loops around the micro-kernel, outermost first.
@@ -64,3 +66,8 @@ class Blocking:
             raise InvalidCandidate(f"blocking {self} has an empty block.")
         if self.prefetch_w_bytes and self.prefetch_next_panel:
             raise InvalidCandidate(f"blocking {self} fetches weights in two ways; choose one.")
+
+    @property
+    def fetches_near(self) -> bool:
+        """Return whether weights are fetched shortly before their use, and so into L2 alone."""
+        return 0 < self.prefetch_w_bytes <= NEAR_BYTES

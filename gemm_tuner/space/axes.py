@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import ceil
 
-from gemm_tuner.domain.blocking import LoopOrder
+from gemm_tuner.domain.blocking import NEAR_BYTES, LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
@@ -16,6 +16,8 @@ UNROLLS = (1, 2, 4)
 _KC_TARGETS_BYTES = (8192, 2048, 1024, 4096)
 _KC_TARGETS_OF_TILES_BYTES = _KC_TARGETS_BYTES[1:]
 _PREFETCHES_BYTES = (0, 4096, 8192, 16384)
+# So few rows of x leave the core waiting for weights, which may be fetched just before their use.
+_MOST_ROWS_THAT_FETCH_NEAR = 2
 # Each tile fetches a cache line in every step of k at most.
 _LEAST_TILES_THAT_FETCH = 8
 # k is cut for several threads only if y has few tiles for each, and a slice of k is worth it.
@@ -68,10 +70,21 @@ class Axes:
         )
         return tuple(dict.fromkeys([first, second, whole, *others]))
 
-    def prefetches(self) -> tuple[int, ...]:
+    def prefetches(self, family: MicroKernelFamily) -> tuple[int, ...]:
         """Return how far ahead in the stream of weights to fetch, in bytes."""
-        fits = self.problem.w_bytes <= self.cpu.caches.l1d_bytes
-        return _PREFETCHES_BYTES[:1] if fits else _PREFETCHES_BYTES
+        if self.problem.w_bytes <= self.cpu.caches.l1d_bytes:
+            return _PREFETCHES_BYTES[:1]
+        return (
+            (*_PREFETCHES_BYTES, NEAR_BYTES) if self.can_fetch_near(family) else _PREFETCHES_BYTES
+        )
+
+    def can_fetch_near(self, family: MicroKernelFamily) -> bool:
+        """Return whether few rows wait for weights that are not in L2."""
+        return (
+            family.template == "outer_product"
+            and self.problem.m.high <= _MOST_ROWS_THAT_FETCH_NEAR
+            and self.problem.w_bytes > self.cpu.caches.l2_bytes
+        )
 
     def can_fetch_panels(
         self,

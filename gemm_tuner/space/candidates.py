@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, product
 from math import ceil
 
-from gemm_tuner.domain.blocking import Blocking, LoopOrder
+from gemm_tuner.domain.blocking import NEAR_BYTES, Blocking, LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.kept_panel import panel_fits_registers
@@ -148,7 +148,7 @@ class Space(Axes):
             fetches_and_stores = sum(
                 len(self.streams_y(family, kc))
                 * (
-                    len(self.prefetches())
+                    len(self.prefetches(family))
                     + self.can_fetch_panels(
                         family, mr, nr, (grid[0], mc, kc, order), convert_once=convert_once
                     )
@@ -234,11 +234,10 @@ class Space(Axes):
         if family.template == "grouped" or self.problem.m.high > _FEW_ROWS:
             return [choice, *others]
         # Streams that are far apart do not stand in each other's way.
-        fills_l3 = self.problem.w_bytes >= self.cpu.caches.l3_bytes // 2
         apart = [
             replace(choice, w_streams=streams, kc=max(self.kcs(family)), prefetch_w_bytes=0)
             for streams in self.w_streams(family, nr)
-            if streams > 1 and fills_l3
+            if streams > 1 and self._fills_l3
         ]
         return [
             *apart,
@@ -335,13 +334,23 @@ class Space(Axes):
         w_bytes, caches = self.problem.w_bytes, self.cpu.caches
         if w_bytes <= caches.l1d_bytes:
             return (0,)
+        is_cold = self.regime is Regime.COLD_WEIGHTS
+        near = (NEAR_BYTES,) if self.can_fetch_near(family) else ()
+        if near and is_cold:
+            return (*near, 0)
         if self.problem.m.high > 1 or family.layout is PackedLayout.GROUPS:
             if w_bytes <= caches.l2_bytes:
-                return (8192 if self.regime is Regime.COLD_WEIGHTS else 0,)
+                return (8192 if is_cold else 0,)
             is_few = self.problem.m.high <= _FEW_ROWS and family.template != "grouped"
-            return (16384, 0) if is_few else (16384,)
-        is_brief = self.problem.types.x.size_bytes < 4 and self.regime is Regime.HOT
-        return (0, 4096) if is_brief and caches.l2_bytes < w_bytes <= caches.l3_bytes // 2 else (0,)
+            return (16384, 0, *(near if self._fills_l3 else ())) if is_few else (16384,)
+        if self._fills_l3:
+            return (0, *near)
+        is_brief = self.problem.types.x.size_bytes < 4 and not is_cold
+        return (0, 4096) if is_brief and caches.l2_bytes < w_bytes else (0,)
+
+    @property
+    def _fills_l3(self) -> bool:
+        return self.problem.w_bytes >= self.cpu.caches.l3_bytes // 2
 
     def _packs_x_first(self, family: MicroKernelFamily, nr: int) -> bool:
         """Return whether a copy of x promises more than it costs.
@@ -363,7 +372,7 @@ class Space(Axes):
         )
 
     def _choices_of(self, family: MicroKernelFamily, mr: int, nr: int) -> Iterator[Choice]:
-        prefetches = [*((ahead, False) for ahead in self.prefetches()), (0, True)]
+        prefetches = [*((ahead, False) for ahead in self.prefetches(family)), (0, True)]
         for (
             kc,
             cut,
@@ -434,7 +443,7 @@ class Space(Axes):
         for kc in self.kcs(choice.family):
             yield replace(choice, kc=kc)
         yield replace(choice, pack_x=not choice.pack_x)
-        for prefetch in self.prefetches():
+        for prefetch in self.prefetches(choice.family):
             yield replace(choice, prefetch_w_bytes=prefetch, prefetch_next_panel=False)
         yield replace(choice, prefetch_w_bytes=0, prefetch_next_panel=True)
         for w_streams in self.w_streams(choice.family, choice.nr):

@@ -27,7 +27,7 @@ from gemm_tuner.domain.micro_kernel import PackedLayout
 from gemm_tuner.errors import ToolchainMissing
 from gemm_tuner.runtime.detect import detect_cpu
 
-EXTRAS = (" pf4096", " pack_x pf_next u2", " u4 grid2x1", " pack_x pf8192 u2 grid1x2")
+EXTRAS = (" pf1024", " pack_x pf_next u2", " u4 grid2x1", " pack_x pf8192 u2 grid1x2")
 
 
 @pytest.fixture(params=FEW_ROWS, ids=lambda row: row.name)

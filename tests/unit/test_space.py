@@ -609,7 +609,10 @@ def test_blocks_of_k_are_whole_groups_of_weights() -> None:
         ("f32 4x4096x4096", Regime.HOT, {0, 16384}),
         ("f32 1x2304x768", Regime.HOT, {0}),
         ("bf16 1x2304x768", Regime.HOT, {0, 4096}),  # which is faster depends on the CPU
-        ("bf16 1x2304x768", Regime.COLD_WEIGHTS, {0}),
+        ("bf16 1x2304x768", Regime.COLD_WEIGHTS, {0, 1024}),
+        ("f32 1x4096x4096", Regime.HOT, {0, 1024}),
+        ("f32 2x4096x4096", Regime.HOT, {0, 1024, 16384}),
+        ("f32 2x4096x4096", Regime.COLD_WEIGHTS, {0, 1024}),
     ],
 )
 def test_weights_are_fetched_ahead_at_first_where_they_come_from_afar(
