@@ -91,11 +91,19 @@ def test_source_is_as_reviewed(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "end"), [(4, "prefetch_w_bytes);"), (8, "prefetch_w_bytes, 0, 2);")]
+    ("rows", "ahead", "end"),
+    [
+        (2, 16384, "prefetch_w_bytes);"),
+        (2, 1024, "prefetch_w_bytes, 0, 2);"),
+        (3, 16384, "prefetch_w_bytes, 0, 2);"),
+        (5, 16384, "prefetch_w_bytes, 0, 2);"),
+    ],
 )
-def test_tall_tiles_fetch_weights_into_l2(rows: int, end: str) -> None:
+def test_weights_are_fetched_into_l2_but_for_one_or_two_rows_far_ahead(
+    rows: int, ahead: int, end: str
+) -> None:
     problem = Problem.parse(f"f32 {rows}x4096x4096 nk none")
-    text = f"avx512_f32_{rows}x48 mc{rows}_nc4128_kc2048 jc_ic_jr_ir pf16384"
+    text = f"avx512_f32_{rows}x48 mc{rows}_nc4128_kc2048 jc_ic_jr_ir pf{ahead}"
 
     source = render(problem, Candidate.parse(text), family_named("avx512_f32"))
 
