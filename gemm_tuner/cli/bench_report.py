@@ -75,9 +75,9 @@ class BenchRow:
         return self.share_of(self.best.candidate)
 
     def share_of(self, timing: Timing) -> float:
-        """Return the speed of whatever was timed in the same rounds over the roofline."""
-        roofline = self.roofline.first(len(timing.samples_ns))
-        return paired_speed_ratio(timing, roofline).median
+        """Return the speed of whatever was timed over the roofline, in the rounds of both."""
+        rounds = min(len(timing.samples_ns), len(self.roofline.samples_ns))
+        return paired_speed_ratio(timing.first(rounds), self.roofline.first(rounds)).median
 
     @property
     def is_refuted(self) -> bool | None:

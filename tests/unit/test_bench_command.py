@@ -201,6 +201,14 @@ def test_share_of_the_roofline_is_of_the_same_rounds() -> None:
     assert row.facts()["baselines"][0]["share_of_roofline"] == pytest.approx(0.5)
 
 
+def test_share_of_a_roofline_that_was_timed_in_fewer_rounds_is_of_those() -> None:
+    row = replace(_row(LAYER, onednn=100), roofline=Timing(calls_per_sample=1, samples_ns=(50,)))
+    assert len(row.best.candidate.samples_ns) > 1
+
+    assert row.share_of_roofline == pytest.approx(0.5)
+    assert row.facts()["baselines"][0]["share_of_roofline"] == pytest.approx(0.5)
+
+
 def _spread(spread_ns: int, *, of_ns: int = 1_000_000) -> Measurement:
     samples_ns = tuple(of_ns + spread_ns * (turn % 3) for turn in range(30))
     return Measurement(
