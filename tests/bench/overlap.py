@@ -5,10 +5,10 @@
     python tests/bench/overlap.py 16 32 80
 
 Each loop reads as many MB of weights again and again (32 if no number is given: 4096 x 4096 of
-bf16) and multiplies each cache line with some rows of x by the instruction for bf16, from one place
-or from two side by side, with and without software prefetch. It has no packing, no tails, no
-epilogue and no blocks: what none of these loops reaches is not to be had from a kernel. A loop of
-no rows reads alone. All loops take turns. The table gives the share of the roofline, which is the
+bf16) and multiplies each cache line with some rows of x by the instruction for bf16, from one
+place or from two side by side, with and without software prefetch. There is no packing, no tail,
+no epilogue and no block: a kernel of the same tile that reads alike is hardly faster. A loop of no
+rows reads alone. All loops take turns. The table gives the share of the roofline, which is the
 longer of a plain read and of the same multiplications with weights in L2: medians over the rounds.
 It needs AVX512-BF16; be alone on the machine.
 """
