@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from gemm_tuner.errors import InvalidCandidate
 
+# So far ahead at most, weights are fetched shortly before their use.
 NEAR_BYTES = 1024
 
 

@@ -11,7 +11,8 @@ from gemm_tuner.runtime.detect import detect_cpu
 
 _VEX = frozenset({IsaFeature.AVX_VNNI})
 _EVEX = parse_isa(("avx512f", "avx512vl", "avx512_vnni"))
-_SPELLINGS = {"%{vex%} vpdpbusd": "%{evex%} vpdpbusd", "vroundps": "vrndscaleps"}
+_INSTRUCTION = "%{vex%} vpdpbusd"
+_SPELLINGS = {_INSTRUCTION: "%{evex%} vpdpbusd", "vroundps": "vrndscaleps"}
 
 
 def needed_here(isa: frozenset[IsaFeature]) -> frozenset[IsaFeature]:
@@ -27,6 +28,7 @@ def spelled_for_this_cpu(
     needed = needed_here(isa)
     if needed == isa:
         return source, isa
+    assert _INSTRUCTION in source.text
     text = source.text
     for vex, evex in _SPELLINGS.items():
         text = text.replace(vex, evex)
