@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gemm_tuner import errors as errors
+    from gemm_tuner.arrays.quantise import quantise_weights as quantise_weights
     from gemm_tuner.client.client import Client as Client
     from gemm_tuner.domain.problem import Problem as Problem
-    from gemm_tuner.runtime.quantise import quantise_weights as quantise_weights
     from gemm_tuner.tuning.tune import tune as tune
     from gemm_tuner.tuning.tune import tune_layer as tune_layer
 
 _HOMES = {
     "Client": "gemm_tuner.client.client",
     "Problem": "gemm_tuner.domain.problem",
-    "quantise_weights": "gemm_tuner.runtime.quantise",
+    "quantise_weights": "gemm_tuner.arrays.quantise",
     "tune": "gemm_tuner.tuning.tune",
     "tune_layer": "gemm_tuner.tuning.tune",
 }

@@ -15,9 +15,14 @@ def tuning_db_dir() -> Path:
     return _resource_dir("tuning_db")
 
 
-def native_dir() -> Path:
+def call_native_dir() -> Path:
     """Return the folder of the C sources of the call path."""
     return _PACKAGE / "runtime" / "native"
+
+
+def bench_native_dir() -> Path:
+    """Return the folder of the C sources of timing loops and of the emulator."""
+    return _PACKAGE / "bench" / "native"
 
 
 def _resource_dir(name: str) -> Path:

@@ -16,8 +16,8 @@ from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.cpu import isa_text, parse_isa
 from gemm_tuner.errors import BaselineMissing
-from gemm_tuner.runtime.detect import detect_cpu
-from gemm_tuner.runtime.onednn import find_onednn
+from gemm_tuner.libraries.onednn import find_onednn
+from gemm_tuner.machine.detect import detect_cpu
 
 
 def _find_libxsmm() -> object:

@@ -11,4 +11,4 @@ def take_onednn_away(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise BaselineMissing("oneDNN was taken away.")
 
-    monkeypatch.setattr("gemm_tuner.runtime.onednn_layer.open_onednn", refuse)
+    monkeypatch.setattr("gemm_tuner.libraries.onednn_layer.open_onednn", refuse)

@@ -7,7 +7,7 @@ from statistics import median, quantiles
 
 from gemm_tuner.domain.measurement import Timing
 from gemm_tuner.domain.record import Conditions
-from gemm_tuner.runtime.detect import read_cpu_fields
+from gemm_tuner.machine.detect import read_cpu_fields
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _UNKNOWN = "unknown"

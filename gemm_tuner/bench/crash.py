@@ -17,7 +17,7 @@ _BY_THE_SYSTEM = frozenset({signal.SIGKILL, signal.SIGTERM})
 
 
 class _CrashStruct(ctypes.Structure):
-    """`crash_report` of templates/bench/crash.c."""
+    """`crash_report` of bench/native/crash.c."""
 
     _fields_ = (
         ("signal", ctypes.c_int32),
@@ -67,7 +67,7 @@ class Report:
             self._driver.crash_add_region(region.begin, region.end, region.name.encode())
 
     def step(self, running: int = 0) -> None:
-        """In the child: say that it goes on, and which of several callees runs next."""
+        """In the child: say that it goes on, and which of several runners runs next."""
         self._report.running = running
         self._report.steps += 1
 
@@ -78,7 +78,7 @@ class Report:
 
     @property
     def running(self) -> int:
-        """Return which callee ran last."""
+        """Return which runner ran last."""
         return int(self._report.running)
 
     @property

@@ -1,4 +1,4 @@
-"""The small C programs of templates/bench: built where a trial starts, loaded where it runs."""
+"""The small C programs of native/: built where a trial starts, loaded where it runs."""
 
 import ctypes
 import re
@@ -10,7 +10,7 @@ from gemm_tuner.build.compile import compile_hosted
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.errors import CompilationFailed
-from gemm_tuner.resources import native_dir, templates_dir
+from gemm_tuner.resources import bench_native_dir, call_native_dir, templates_dir
 
 # Debian has them for linking only, not for loading.
 _LIBXSMM = ("xsmm", "xsmmnoblas")
@@ -64,11 +64,11 @@ def build_drivers(toolchain: Toolchain, cpu: Cpu, *, baselines: Sequence[str] = 
     return Drivers(
         crash=build_driver("crash", toolchain),
         timer=_build_timer(toolchain),
-        onednn=build_driver("onednn", toolchain, "bench/sample.h"),
-        openblas=build_driver("openblas", toolchain, "bench/sample.h"),
-        mkl=build_driver("mkl", toolchain, "bench/sample.h"),
+        onednn=build_driver("onednn", toolchain, "sample.h"),
+        openblas=build_driver("openblas", toolchain, "sample.h"),
+        mkl=build_driver("mkl", toolchain, "sample.h"),
         libxsmm=_build_libxsmm(toolchain) if "libxsmm" in baselines else None,
-        roofline=build_driver("roofline", toolchain, "bench/sample.h", isa=widest_vectors(cpu.isa)),
+        roofline=build_driver("roofline", toolchain, "sample.h", isa=widest_vectors(cpu.isa)),
     )
 
 
@@ -99,32 +99,32 @@ def build_driver(
     isa: frozenset[IsaFeature] = frozenset(),
     libraries: tuple[str, ...] = (),
 ) -> Path:
-    """Build templates/bench/`name`.c after the texts of its headers; return the library's path."""
-    text = _template_texts(*headers, f"bench/{name}.c")
+    """Build native/`name`.c after the texts of its headers; return the library's path."""
+    text = _texts(*headers, f"{name}.c")
     return compile_hosted(
         text, name=f"bench-{name}", toolchain=toolchain, isa=isa, libraries=libraries
     )
 
 
 def _build_timer(toolchain: Toolchain) -> Path:
-    """Build templates/bench/timer.c with the pool of threads that calls from Python have."""
-    pool = "\n".join((native_dir() / name).read_text() for name in ("pool.h", "pool.c"))
+    """Build native/timer.c with the pool of threads that calls from Python have."""
+    pool = "\n".join((call_native_dir() / name).read_text() for name in ("pool.h", "pool.c"))
     texts = (
         "#define _GNU_SOURCE",
-        _template_texts("abi/gemm_tuner.h"),
+        (templates_dir() / "abi" / "gemm_tuner.h").read_text(),
         _OUR_INCLUDES.sub("", pool),
-        _template_texts("bench/sample.h", "bench/timer.c"),
+        _texts("sample.h", "timer.c"),
     )
     return compile_hosted("\n".join(texts), name="bench-timer", toolchain=toolchain)
 
 
-def _template_texts(*files: str) -> str:
-    return "\n".join((templates_dir() / file).read_text() for file in files)
+def _texts(*files: str) -> str:
+    return "\n".join((bench_native_dir() / file).read_text() for file in files)
 
 
 def _build_libxsmm(toolchain: Toolchain) -> Path | None:
     """Return the driver with the library inside it, or None where the compiler finds no library."""
     try:
-        return build_driver("libxsmm", toolchain, "bench/sample.h", libraries=_LIBXSMM)
+        return build_driver("libxsmm", toolchain, "sample.h", libraries=_LIBXSMM)
     except CompilationFailed:
         return None

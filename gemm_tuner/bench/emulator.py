@@ -1,6 +1,6 @@
 """Emulate features that this CPU lacks: kernels are proved with them, and never timed.
 
-The instructions are computed by templates/emulator, in the handler of the signal that refuses them.
+The instructions are computed by native/emulator, in the handler of the signal that refuses them.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from gemm_tuner.bench.crash import Report
 from gemm_tuner.build.compile import Build, compile_hosted
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
-from gemm_tuner.resources import templates_dir
+from gemm_tuner.resources import bench_native_dir
 from gemm_tuner.runtime.load import Kernel, load_kernel
 
 _AMX = frozenset(
@@ -62,7 +62,7 @@ def build_emulator(toolchain: Toolchain) -> Path:
         CompilationFailed: the compiler refused it.
         StoreFailed: the build cache is not writable.
     """
-    folder = templates_dir() / "emulator"
+    folder = bench_native_dir() / "emulator"
     text = "\n".join((folder / f"{part}.c").read_text() for part in _PARTS)
     return compile_hosted(text, name="emulator", toolchain=toolchain, isa=_ITS_ISA)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemm_tuner.runtime.memory import address_of, map_memory
+from gemm_tuner.machine.memory import address_of, map_memory
 
 GUARD_BYTES = 1 << 16
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.arrays.quantise import store_elements
+from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.tolerance import rotated_rows
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
-from gemm_tuner.runtime.arrays import NUMPY_TYPES
-from gemm_tuner.runtime.quantise import store_elements
 
 # Elements of the problem's types; NumPy's own types do not include bfloat16.
 Array = NDArray[Any]

@@ -22,7 +22,7 @@ from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, TrialFailed
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 
 Answer = TypeVar("Answer")
 
@@ -251,7 +251,7 @@ def _environment(threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         # NumPy in the server must start no threads: they would not survive a fork.
         "OPENBLAS_NUM_THREADS": "1",
-        # A library's idle threads must soon stop spinning, or they would slow down the callee that
+        # A library's idle threads must soon stop spinning, or they would slow down the runner that
         # is timed next; between two calls of a loop they still spin.
         "GOMP_SPINCOUNT": "20000",
         "OPENBLAS_THREAD_TIMEOUT": "16",

@@ -1,4 +1,4 @@
-"""Time several callees in alternation."""
+"""Time several runners in alternation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from time import perf_counter_ns
 
 from gemm_tuner.bench.drivers import SampleStruct
 from gemm_tuner.bench.regimes import WeightCopies
-from gemm_tuner.bench.workload import Callee
+from gemm_tuner.bench.workload import Runner
 from gemm_tuner.domain.measurement import Timing
 
 # A sample during which the system took the processor away says nothing; it is taken again.
@@ -24,24 +24,24 @@ _LONG_CALL_NS = 20_000_000
 # ratio is far from 1 anyhow.
 _SLOW_OVER_FIRST = 3
 _ROUNDS_OF_SLOW = 11
-# Of rivals, one that is this much slower than the fastest is not timed any longer, once this share
-# of the rounds is over: a neighbour that disturbs two rounds of a final must not decide it.
+# A candidate that is this much slower than the fastest is not timed any longer once this share of
+# the rounds is over: a neighbour that disturbs two rounds of a final must not decide it.
 _BEHIND_FASTEST = 1.1
-_SHARE_OF_ALL_RIVALS = 3
-_LEAST_ROUNDS_OF_ALL_RIVALS = 2
+_SHARE_OF_ALL = 3
+_LEAST_ROUNDS_OF_ALL = 2
 # Idle threads of OpenMP spin for up to 0.5 ms here (bench/isolate.py), then sleep.
 SETTLING_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """A callee with its own copies of the weights.
+    """A runner with its own copies of the weights.
 
     Before a sample there are at least `least_warm_up_calls` hot calls, fewer of long ones, and they
     go on for at least `warm_up_ns`.
     """
 
-    callee: Callee
+    runner: Runner
     weights: WeightCopies
     is_cold: bool
     warm_up_ns: int = 0
@@ -70,7 +70,7 @@ class Contestant:
         return calmest
 
     def _sample(self, calls: int, *, warm_up_calls: int) -> SampleStruct:
-        return self.callee.sample(
+        return self.runner.sample(
             self.weights.struct, warm_up_calls=warm_up_calls, timed_calls=calls
         )
 
@@ -90,15 +90,15 @@ def measure(
     sample_ns: int,
     on_turn: Callable[[int], None],
     settling_ns: int = 0,
-    rivals: int = 1,
+    candidates: int = 1,
 ) -> tuple[Timing, ...]:
     """Return the timings of all contestants, sample i of each taken in the same round.
 
     There are `pairs` samples of each, or at least half as many where rounds were interrupted. The
-    first `rivals` contestants stand for the same thing: those clearly slower than the fastest of
-    them have a third of the samples only. Any other whose samples take much longer has few, too.
-    Calls that take long are not warmed up; those up to three times as long as of the fastest rival
-    are treated as its are. `on_turn` is told who runs before each sample, and then nothing is done
+    first `candidates` contestants are candidates: those clearly slower than the fastest have only
+    a third of the samples. Any other whose samples take much longer has few, too. Calls that
+    take long are not warmed up; those up to three times as long as of the fastest candidate are
+    treated as its are. `on_turn` is told who runs before each sample, and then nothing is done
     for `settling_ns`, so that threads of the one before come to rest.
     """
     calls, elapsed_ns = [], []
@@ -108,19 +108,19 @@ def measure(
         calls.append(count)
         elapsed_ns.append(sample_takes_ns)
     call_ns = [takes_ns / count for count, takes_ns in zip(calls, elapsed_ns, strict=True)]
-    fastest_ns = min(call_ns[:rivals])
+    fastest_ns = min(call_ns[:candidates])
     warm_ups = [
         0 if _is_long(takes_ns / count, fastest_ns) else contestant.warm_up_calls(count, takes_ns)
         for contestant, count, takes_ns in zip(contestants, calls, elapsed_ns, strict=True)
     ]
-    slow_ns = _SLOW_OVER_FIRST * max(sample_ns, min(elapsed_ns[:rivals]))
-    rounds_of_all_rivals = max(_LEAST_ROUNDS_OF_ALL_RIVALS, pairs // _SHARE_OF_ALL_RIVALS)
+    slow_ns = _SLOW_OVER_FIRST * max(sample_ns, min(elapsed_ns[:candidates]))
+    rounds_of_all = max(_LEAST_ROUNDS_OF_ALL, pairs // _SHARE_OF_ALL)
 
     def stays(index: int, number: int) -> bool:
-        if index >= rivals:
+        if index >= candidates:
             return number < _ROUNDS_OF_SLOW or elapsed_ns[index] <= slow_ns
-        is_behind = call_ns[index] > _BEHIND_FASTEST * min(call_ns[:rivals])
-        return number != rounds_of_all_rivals or not is_behind
+        is_behind = call_ns[index] > _BEHIND_FASTEST * min(call_ns[:candidates])
+        return number != rounds_of_all or not is_behind
 
     def run_round(number: int, participants: Sequence[int]) -> _Round:
         samples = {}
@@ -155,7 +155,7 @@ def measure(
 
 
 def _is_long(call_ns: float, fastest_ns: float) -> bool:
-    """Return whether a call is not warmed up, where one of the fastest rival takes `fastest_ns`."""
+    """Return whether a call is too long to warm up; the fastest candidate's takes `fastest_ns`."""
     is_comparable = call_ns <= _SLOW_OVER_FIRST * fastest_ns
     return (fastest_ns if is_comparable else call_ns) >= _LONG_CALL_NS
 

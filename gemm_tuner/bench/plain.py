@@ -9,13 +9,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from gemm_tuner.arrays.quantise import QuantisedWeights, dequantise_weights
+from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.baselines.baseline import Baseline
 from gemm_tuner.bench.inputs import Inputs
-from gemm_tuner.bench.workload import Callee, Workload, aligned_copy
+from gemm_tuner.bench.workload import Runner, Workload, aligned_copy
 from gemm_tuner.domain.dtype import OperandTypes
 from gemm_tuner.domain.problem import Problem, WeightLayout
-from gemm_tuner.runtime.arrays import NUMPY_TYPES
-from gemm_tuner.runtime.quantise import QuantisedWeights, dequantise_weights
 
 
 class PlainBaseline:
@@ -31,8 +31,8 @@ class PlainBaseline:
         self.most_weight_copies = baseline.most_weight_copies
         self.preparation_s = baseline.preparation_s
 
-    def prepare(self, workload: Workload) -> Callee:
-        """Return a callee that works on `workload`, but for the weights.
+    def prepare(self, workload: Workload) -> Runner:
+        """Return a runner that works on `workload`, but for the weights.
 
         Raises:
             BaselineMissing: the library cannot compute the problem.

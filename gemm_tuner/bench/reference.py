@@ -3,6 +3,13 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.arrays.quantise import (
+    QuantisedWeights,
+    dequantise_weights,
+    read_elements,
+    spread_along_k,
+)
+from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.inputs import Inputs
 from gemm_tuner.bench.tolerance import (
     ULP,
@@ -14,13 +21,6 @@ from gemm_tuner.bench.tolerance import (
 from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import OperandShape, StepKind
 from gemm_tuner.domain.problem import Problem, WeightLayout
-from gemm_tuner.runtime.arrays import NUMPY_TYPES
-from gemm_tuner.runtime.quantise import (
-    QuantisedWeights,
-    dequantise_weights,
-    read_elements,
-    spread_along_k,
-)
 
 _EXACT_IN_FLOAT = 2.0**24
 

@@ -6,16 +6,16 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.abi import ALIGNMENT_BYTES
 from gemm_tuner.bench.drivers import WeightsStruct
-from gemm_tuner.bench.workload import Callee
+from gemm_tuner.bench.workload import Runner
 from gemm_tuner.domain.context import Regime
-from gemm_tuner.runtime.abi import ALIGNMENT_BYTES
-from gemm_tuner.runtime.memory import address_of, allocate_aligned
+from gemm_tuner.machine.memory import address_of, allocate_aligned
 
 # Enough that nearly every read comes from memory: on an AMD EPYC (family 26, L3 of 32 MiB,
 # 2026-11-20) one core reads 62 GB/s from a block of 2 x L3, 48 from 4 x L3 and 41 from 8 x L3.
 _COLD_TOTAL_OVER_L3 = 8
-_LEAST_COLD_OVER_L3 = 2  # of each of several rivals, whose turns push out what it has read
+_LEAST_COLD_OVER_L3 = 2  # of each of several candidates, whose turns push out what it has read
 _FASTEST_READ_BYTES_PER_NS = 64
 _UNKNOWN_L3_BYTES = 32 << 20
 # What is about as large as L3 settles there slowly: on the same machine, after another block of the
@@ -33,19 +33,19 @@ def cold_footprint_bytes(l3_bytes: int) -> int:
 
 
 def copies_of_weights(
-    regime: Regime, packed_bytes: int, l3_bytes: int, *, rivals: int = 1, sample_ns: int = 0
+    regime: Regime, packed_bytes: int, l3_bytes: int, *, candidates: int = 1, sample_ns: int = 0
 ) -> int:
-    """Return how many copies of the packed weights each callee needs in a regime.
+    """Return how many copies of the packed weights each runner needs in a regime.
 
-    Between two uses of a cold copy, about as much is read as all copies of all `rivals` have, so
-    those of several may be fewer; but no copy is read twice in a sample.
+    Between two uses of a cold copy, about as much is read as all copies of all `candidates`
+    have, so those of several may be fewer; but no copy is read twice in a sample.
     """
     if regime is Regime.HOT or packed_bytes == 0:
         return 1
     all_bytes = cold_footprint_bytes(l3_bytes)
     least_bytes = _LEAST_COLD_OVER_L3 * all_bytes // _COLD_TOTAL_OVER_L3
     in_sample = _FASTEST_READ_BYTES_PER_NS * sample_ns
-    bytes_of_one = min(all_bytes, max(all_bytes // rivals, least_bytes, in_sample))
+    bytes_of_one = min(all_bytes, max(all_bytes // candidates, least_bytes, in_sample))
     return max(2, -(-bytes_of_one // stride_of_copy(packed_bytes)))
 
 
@@ -59,29 +59,29 @@ def warm_up_ns(regime: Regime, touched_bytes: int, l3_bytes: int) -> int:
 
 
 def warm_up_calls(regime: Regime, all_bytes: int, l3_bytes: int) -> int:
-    """Return how many calls at least stand before a sample, where all callees touch `all_bytes`."""
+    """Return how many calls at least stand before a sample, where all runners touch `all_bytes`."""
     pushed_out = all_bytes > _SETTLING_OVER_L3[0] * (l3_bytes or _UNKNOWN_L3_BYTES)
     return _CALLS_TO_SETTLE if regime is Regime.HOT and pushed_out else 1
 
 
 class WeightCopies:
-    """The packed weights of one callee, as often as its regime needs them, in random order.
+    """The packed weights of one runner, as often as its regime needs them, in random order.
 
     The order is random because the next layer of a model does not lie right behind this one.
     """
 
     def __init__(
         self,
-        callee: Callee,
+        runner: Runner,
         copies: int,
         seed: int,
         on_block: Callable[[], None] = lambda: None,
     ) -> None:
         """Pack the weights once and copy the result; `on_block` is called as the work goes on."""
-        stride_bytes = stride_of_copy(callee.packed_weight_bytes)
+        stride_bytes = stride_of_copy(runner.packed_weight_bytes)
         self._memory: NDArray[np.uint8] = allocate_aligned(copies * stride_bytes)
         base = address_of(self._memory)
-        callee.pack(base)
+        runner.pack(base)
         rows = self._memory.reshape(copies, stride_bytes)
         rows_per_block = max(1, _BLOCK_BYTES // max(1, stride_bytes))
         for first in range(1, copies, rows_per_block):

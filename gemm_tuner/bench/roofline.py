@@ -8,7 +8,7 @@ from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.measurement import Timing
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.runtime.memory import address_of, allocate_aligned
+from gemm_tuner.machine.memory import address_of, allocate_aligned
 
 _ROUNDS_PER_CALL = 1000
 _CALLS_PER_SAMPLE = 1000  # of a roofline: whole ns are too coarse for one call
@@ -20,7 +20,7 @@ class PeakLoop:
     packed_weight_bytes = 0
 
     def __init__(self, driver: Path, dtype: DType) -> None:
-        """Load the driver, templates/bench/roofline.c, for products of `dtype`."""
+        """Load the driver, bench/native/roofline.c, for products of `dtype`."""
         library = ctypes.CDLL(str(driver))
         loops = {
             DType.BF16: library.roofline_multiply_add_bf16,
@@ -55,7 +55,7 @@ class ReadLoop:
     """
 
     def __init__(self, driver: Path, problem: Problem, rows: int) -> None:
-        """Load the driver, templates/bench/roofline.c, and make memory for all but the weights."""
+        """Load the driver, bench/native/roofline.c, and make memory for all but the weights."""
         self._read = ctypes.CDLL(str(driver)).roofline_read
         self.packed_weight_bytes = problem.w_bytes
         self._others = allocate_aligned(footprint_bytes(problem, rows) - problem.w_bytes)

@@ -8,7 +8,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gemm_tuner.bench.available_memory import available_memory_bytes, check_memory
 from gemm_tuner.bench.baselines.baseline import Baseline
 from gemm_tuner.bench.baselines.choose import (
     BASELINES,
@@ -19,13 +18,14 @@ from gemm_tuner.bench.baselines.choose import (
     choose_baselines,
 )
 from gemm_tuner.bench.conditions import gather_conditions
+from gemm_tuner.bench.correctness import Case, verify
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.drivers import Drivers
 from gemm_tuner.bench.emulator import Emulation, load_for_proof
 from gemm_tuner.bench.finding import Finding, TimedFinding
 from gemm_tuner.bench.forked import Death, Result, run_in_child
 from gemm_tuner.bench.inputs import InputKind
-from gemm_tuner.bench.kernel_callee import KernelCallee
+from gemm_tuner.bench.kernel_runner import KernelRunner
 from gemm_tuner.bench.measure import SETTLING_NS, Contestant, measure
 from gemm_tuner.bench.plain import PlainBaseline, plain_weights
 from gemm_tuner.bench.regimes import (
@@ -36,8 +36,7 @@ from gemm_tuner.bench.regimes import (
     warm_up_ns,
 )
 from gemm_tuner.bench.roofline import PeakLoop, ReadLoop, footprint_bytes, roofline_timing
-from gemm_tuner.bench.verify import Case, verify
-from gemm_tuner.bench.workload import Callee, make_workload
+from gemm_tuner.bench.workload import Runner, make_workload
 from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import IsaFeature
@@ -52,7 +51,8 @@ from gemm_tuner.errors import (
     NotEnoughMemory,
     TrialFailed,
 )
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.available_memory import available_memory_bytes, check_memory
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 
 # Bytes for each element of an input and of the result: three kinds of inputs in float32, their
@@ -283,8 +283,8 @@ class Session:
         for turn, build in enumerate(request.builds):
             self._report.step(turn)
             library = self._load(build).library
-            kernels.append(KernelCallee(library, workload, self._setup.drivers.timer))
-        prepared: dict[str, Callee] = {}
+            kernels.append(KernelRunner(library, workload, self._setup.drivers.timer))
+        prepared: dict[str, Runner] = {}
         for name in reversed(BASELINES):
             for turn, checked in enumerate(baselines, len(kernels)):
                 if checked.name == name:
@@ -293,20 +293,20 @@ class Session:
         driver = self._setup.drivers.roofline
         peak_loop = PeakLoop(driver, self._problem.types.x)
         read_loops = [ReadLoop(driver, self._problem, workload.rows)] if request.reads else []
-        callees = [
+        runners = [
             *kernels,
             *(prepared[checked.name] for checked in baselines),
             peak_loop,
             *read_loops,
         ]
-        copies = self._count_copies(request, callees, baselines)
+        copies = self._count_copies(request, runners, baselines)
         timings = measure(
-            self._make_contestants(callees, copies, request.regime),
+            self._make_contestants(runners, copies, request.regime),
             pairs=request.pairs,
             sample_ns=request.sample_ns,
             on_turn=self._report.step,
             settling_ns=0 if self._setup.threads == 1 else SETTLING_NS,
-            rivals=len(kernels),
+            candidates=len(kernels),
         )
         peak_turn = len(kernels) + len(baselines)
         peak, *reads = timings[peak_turn:]
@@ -327,9 +327,9 @@ class Session:
         )
 
     def _count_copies(
-        self, request: TimeRequest, callees: Sequence[Callee], baselines: Sequence[CheckedBaseline]
+        self, request: TimeRequest, runners: Sequence[Runner], baselines: Sequence[CheckedBaseline]
     ) -> list[int]:
-        """Return how many copies of its weights each callee rotates over.
+        """Return how many copies of its weights each runner rotates over.
 
         Raises:
             BaselineMissing: a baseline cannot rotate over as many.
@@ -339,12 +339,12 @@ class Session:
         copies = [
             copies_of_weights(
                 request.regime,
-                callee.packed_weight_bytes,
+                runner.packed_weight_bytes,
                 l3_bytes,
-                rivals=len(request.builds),
+                candidates=len(request.builds),
                 sample_ns=request.sample_ns,
             )
-            for callee in callees
+            for runner in runners
         ]
         for turn, checked in enumerate(baselines, len(request.builds)):
             most = checked.baseline.most_weight_copies
@@ -357,36 +357,36 @@ class Session:
         self._report.step()
         check_memory(
             sum(
-                count * stride_of_copy(callee.packed_weight_bytes)
-                for count, callee in zip(copies, callees, strict=True)
+                count * stride_of_copy(runner.packed_weight_bytes)
+                for count, runner in zip(copies, runners, strict=True)
             ),
-            f"{max(copies)} copies of the weights of {len(callees)} callees",
+            f"{max(copies)} copies of the weights of {len(runners)} runners",
         )
         return copies
 
     def _make_contestants(
-        self, callees: Sequence[Callee], copies: Sequence[int], regime: Regime
+        self, runners: Sequence[Runner], copies: Sequence[int], regime: Regime
     ) -> list[Contestant]:
         touched, l3_bytes = (
             footprint_bytes(self._problem, self._problem.m.high),
             self._cpu.caches.l3_bytes,
         )
-        all_bytes = touched + sum(callee.packed_weight_bytes for callee in callees[1:])
+        all_bytes = touched + sum(runner.packed_weight_bytes for runner in runners[1:])
         least_ns = warm_up_ns(regime, touched, l3_bytes)
         least_calls = warm_up_calls(regime, all_bytes, l3_bytes)
         contestants = []
-        for index, (count, callee) in enumerate(zip(copies, callees, strict=True)):
+        for index, (count, runner) in enumerate(zip(copies, runners, strict=True)):
             self._report.step(index)
             weights = WeightCopies(
-                callee, count, self._setup.seed, on_block=partial(self._report.step, index)
+                runner, count, self._setup.seed, on_block=partial(self._report.step, index)
             )
             contestants.append(
                 Contestant(
-                    callee=callee,
+                    runner=runner,
                     weights=weights,
                     is_cold=regime is Regime.COLD_WEIGHTS,
-                    warm_up_ns=0 if isinstance(callee, PeakLoop) else least_ns,
-                    least_warm_up_calls=1 if isinstance(callee, PeakLoop) else least_calls,
+                    warm_up_ns=0 if isinstance(runner, PeakLoop) else least_ns,
+                    least_warm_up_calls=1 if isinstance(runner, PeakLoop) else least_calls,
                 )
             )
         return contestants

@@ -1,4 +1,4 @@
-"""The buffers that a timing works on, the same for every callee, and what a callee is."""
+"""The buffers that a timing works on, the same for every runner, and what a runner is."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -6,11 +6,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.inputs import Inputs
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.runtime.arrays import NUMPY_TYPES
-from gemm_tuner.runtime.memory import allocate_aligned
+from gemm_tuner.machine.memory import allocate_aligned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +36,15 @@ class Workload:
         return self.problem.m.high
 
 
-class Callee(Protocol):
+class Runner(Protocol):
     """A kernel or a baseline that is ready to be timed on a workload."""
 
     @property
     def packed_weight_bytes(self) -> int:
-        """Return the size of the weights in the callee's own layout, in bytes."""
+        """Return the size of the weights in the runner's own layout, in bytes."""
 
     def pack(self, address: int) -> None:
-        """Write the weights of the workload, in the callee's layout, to `address`."""
+        """Write the weights of the workload, in the runner's layout, to `address`."""
 
     def sample(
         self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int

@@ -28,7 +28,7 @@ from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, TrialFailed
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
@@ -55,7 +55,7 @@ _Baselines = Annotated[
                                    "one thread, where there are several. "
                                    f"One of: {', '.join(_CHOICE)}")]
 _Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the speed of each callee "
+    Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the speed of each runner "
                               "over the roofline")]
 # fmt: on
 

@@ -23,7 +23,7 @@ _SLOWER_BELOW = 0.97  # a winner below this share of its baseline's speed is no 
 _COLUMNS = (
     "layer",
     "context",
-    "callee",
+    "runner",
     ">time",
     ">of roofline",
     ">kernel's speed over it",

@@ -5,8 +5,8 @@ from typing import Any
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line, print_table
 from gemm_tuner.domain.cpu import Cpu, IsaFeature, isa_text
-from gemm_tuner.runtime.cpus import usable_cpus
-from gemm_tuner.runtime.detect import detect_cpu, why_not_usable
+from gemm_tuner.machine.cpus import usable_cpus
+from gemm_tuner.machine.detect import detect_cpu, why_not_usable
 from gemm_tuner.runtime.direct import NATIVE
 from gemm_tuner.space.catalog import CATALOG
 

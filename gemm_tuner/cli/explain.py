@@ -7,7 +7,7 @@ from gemm_tuner.cli.output import print_json, print_line
 from gemm_tuner.cli.report import verdict_facts
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository

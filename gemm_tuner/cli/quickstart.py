@@ -26,8 +26,8 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import isa_text
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import ServiceUnreachable
-from gemm_tuner.runtime.detect import detect_cpu
-from gemm_tuner.runtime.fallback import FallbackKernel
+from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import default_database_url, open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.keys import KeyPair, default_key_path

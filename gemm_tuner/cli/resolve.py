@@ -13,7 +13,7 @@ from gemm_tuner.client.client import Client
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository

@@ -145,7 +145,7 @@ class _Picture:
         yield "</svg>"
 
     def _legend_places(self) -> Iterator[tuple[float, float]]:
-        """Yield the centre of each callee's marker in the legend, over as many rows as it takes."""
+        """Yield the centre of each runner's marker in the legend, over as many rows as it takes."""
         x, y = _MARGIN + _RADIUS, 2.0 * _ROW
         for name in self._callees:
             width = _LEGEND_GAP + _CHARACTER * len(name)
@@ -179,7 +179,7 @@ class _Picture:
     def _marker(self, name: str, x: float, y: float) -> str:
         if name == KERNEL:
             return f'<circle class="c0" cx="{x:.1f}" cy="{y:.1f}" r="{_RADIUS}"/>'
-        turn = [callee for callee in self._callees if callee != KERNEL].index(name)
+        turn = [runner for runner in self._callees if runner != KERNEL].index(name)
         colour = 1 + turn % (len(_COLOURS) - 1)
         outline = _OUTLINES[turn % len(_OUTLINES)]
         return f'<path class="c{colour}" d="M{x:.1f} {y:.1f}{outline}"/>'

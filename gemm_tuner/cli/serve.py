@@ -13,7 +13,7 @@ from gemm_tuner_service.settings import Settings
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_message
 from gemm_tuner.errors import MissingCapability
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import default_database_url, open_database
 from gemm_tuner.trust.keys import KeyPair, default_key_path
 

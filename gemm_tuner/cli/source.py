@@ -13,8 +13,8 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.resources import templates_dir
-from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.select.choose import choose
 from gemm_tuner.space.limits import check_covers
 from gemm_tuner.store.database import open_database

@@ -26,7 +26,7 @@ from gemm_tuner.cli.report import (
     result_facts,
     summary_facts,
 )
-from gemm_tuner.cli.share import (
+from gemm_tuner.cli.sharing_report import (
     SharedLayers,
     print_shared,
     share_layers,
@@ -39,15 +39,15 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
-from gemm_tuner.runtime.detect import detect_cpu
-from gemm_tuner.select.share import MAX_LOSS
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.select.shared_weights import MAX_LOSS
 from gemm_tuner.space.cores import core_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning import sweep as tuning
 from gemm_tuner.tuning.result import SweepResult
-from gemm_tuner.tuning.share import split_budget
 from gemm_tuner.tuning.sweep import SweepSettings
+from gemm_tuner.tuning.sweep_shared import split_budget
 
 Choose = Callable[[Problem], Sequence[Candidate]]
 

@@ -11,7 +11,7 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu, isa_text
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.predict import Shortlist, predict
+from gemm_tuner.tuning.shortlist import Shortlist, predict
 from gemm_tuner.tuning.sweep import SweepSettings
 
 

@@ -12,13 +12,13 @@ from gemm_tuner.cli.report import failure_facts, print_summary, result_facts
 from gemm_tuner.cli.sweep import sweep_layers
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.runtime.detect import detect_cpu
-from gemm_tuner.select.predict import shortlisted
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.select.predicted import shortlisted
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.predict import SHORTLIST
+from gemm_tuner.tuning.shortlist import SHORTLIST
 from gemm_tuner.tuning.sweep import SweepSettings
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gemm_tuner.errors import SignatureInvalid
-from gemm_tuner.trust.sign import SignedVerdict
+from gemm_tuner.trust.signature import SignedVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

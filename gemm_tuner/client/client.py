@@ -24,15 +24,14 @@ from gemm_tuner.errors import (
     ServiceUnreachable,
     SignatureInvalid,
 )
-from gemm_tuner.runtime.detect import detect_cpu
-from gemm_tuner.runtime.fallback import FallbackKernel
+from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.layer import Layer, make_layer
 from gemm_tuner.runtime.load import Kernel, load_kernel
-from gemm_tuner.select.share import MAX_LOSS, layer_problems
+from gemm_tuner.select.shared_weights import MAX_LOSS, layer_problems
 from gemm_tuner.store.wire import WireCpu
 from gemm_tuner.trust.payload import VerdictPayload
-from gemm_tuner.trust.sign import SignedVerdict
-from gemm_tuner.trust.verify import open_verdict
+from gemm_tuner.trust.signature import SignedVerdict, open_verdict
 
 _LOG = logging.getLogger(__name__)
 

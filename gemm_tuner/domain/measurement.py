@@ -24,7 +24,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Raw samples of one callee: each is the time of `calls_per_sample` calls, in ns."""
+    """Raw samples of one runner: each is the time of `calls_per_sample` calls, in ns."""
 
     calls_per_sample: int
     samples_ns: tuple[int, ...]

@@ -5,8 +5,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gemm_tuner.runtime.dlpack import AnyArray, SharedArray
-from gemm_tuner.runtime.packed import PackedWeights
+from gemm_tuner.arrays.dlpack import AnyArray, SharedArray
+from gemm_tuner.arrays.packed import PackedWeights
 
 ElementType: TypeAlias = tuple[np.dtype[np.generic], int, int]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gemm_tuner.arrays.dlpack import element_type
 from gemm_tuner.domain.artifact import ABI_VERSION
-from gemm_tuner.runtime.dlpack import element_type
 
 __all__ = ["NATIVE", "DirectCall", "sealed"]
 
@@ -63,7 +63,7 @@ def sealed(direct: type[DirectCall]) -> type[DirectCall]:
     """Return a class of the same name whose objects are called by vectorcall.
 
     From Python 3.12 on, that is the class itself. Before, a class that is written in Python does
-    not inherit vectorcall, because its `__call__` may be replaced; a subclass that cannot be
+    not find_prior vectorcall, because its `__call__` may be replaced; a subclass that cannot be
     changed, made in C, does.
     """
     if NATIVE is None or sys.version_info >= (3, 12):

@@ -8,14 +8,14 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.arrays.dlpack import AnyArray, as_array, new_result
+from gemm_tuner.arrays.packed import PackedWeights
+from gemm_tuner.arrays.views import NUMPY_TYPES, check_overlap
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.errors import InvalidArray
-from gemm_tuner.runtime.arrays import NUMPY_TYPES, check_overlap
-from gemm_tuner.runtime.dlpack import AnyArray, as_array, new_result
-from gemm_tuner.runtime.fallback import FallbackKernel
+from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.runtime.load import Kernel
-from gemm_tuner.runtime.packed import PackedWeights
 
 _WITH_ROWS = {OperandShape.COLUMN_VECTOR, OperandShape.MATRIX}
 

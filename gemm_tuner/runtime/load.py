@@ -8,31 +8,14 @@ from threading import local
 import numpy as np
 from numpy.typing import NDArray
 
-from gemm_tuner.domain.artifact import Artifact
-from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.context import check_threads
-from gemm_tuner.domain.cpu import Cpu, IsaFeature
-from gemm_tuner.domain.epilogue import OperandShape
-from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import KernelRejected
-from gemm_tuner.runtime.abi import (
+from gemm_tuner.abi import (
     ALIGNMENT_BYTES,
     ArgsStruct,
     ArrayView,
     KernelLibrary,
     make_args,
 )
-from gemm_tuner.runtime.amx import ask_for_amx
-from gemm_tuner.runtime.arrays import (
-    NUMPY_TYPES,
-    check_operand_names,
-    check_overlap,
-    count_rows,
-    view_matrix,
-    view_operand,
-    view_output,
-)
-from gemm_tuner.runtime.batch import (
+from gemm_tuner.arrays.batch import (
     PackedBatch,
     batch_of,
     batch_of_weights,
@@ -41,12 +24,29 @@ from gemm_tuner.runtime.batch import (
     check_batch_shapes,
     view_products,
 )
+from gemm_tuner.arrays.dlpack import AnyArray, as_array, element_type, new_result
+from gemm_tuner.arrays.packed import PackedWeights, check_packed
+from gemm_tuner.arrays.views import (
+    NUMPY_TYPES,
+    check_operand_names,
+    check_overlap,
+    count_rows,
+    view_matrix,
+    view_operand,
+    view_output,
+)
+from gemm_tuner.arrays.weights import check_weights
+from gemm_tuner.domain.artifact import Artifact
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import check_threads
+from gemm_tuner.domain.cpu import Cpu, IsaFeature
+from gemm_tuner.domain.epilogue import OperandShape
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import KernelRejected
+from gemm_tuner.machine.amx import ask_for_amx
+from gemm_tuner.machine.memory import address_of, allocate_aligned
 from gemm_tuner.runtime.direct import DirectCall, sealed
-from gemm_tuner.runtime.dlpack import AnyArray, as_array, element_type, new_result
-from gemm_tuner.runtime.memory import address_of, allocate_aligned
-from gemm_tuner.runtime.packed import PackedWeights, check_packed
 from gemm_tuner.runtime.pool import configure_pool, run_parts
-from gemm_tuner.runtime.weights import check_weights
 
 # Operand shapes as native/kernel_call.h numbers them.
 _SHAPE_NUMBERS = {

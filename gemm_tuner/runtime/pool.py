@@ -5,9 +5,9 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
+from gemm_tuner.abi import OK, ArgsStruct, KernelLibrary
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.runtime.abi import OK, ArgsStruct, KernelLibrary
-from gemm_tuner.runtime.cpus import usable_cpus
+from gemm_tuner.machine.cpus import usable_cpus
 from gemm_tuner.runtime.direct import NATIVE
 
 PIN_VARIABLE = "GEMM_TUNER_PIN"

@@ -1,4 +1,4 @@
-"""The rung for a range of m: a kernel tuned for a range that holds the m that was asked."""
+"""The lookup for a range of m: a kernel tuned for a range that holds the m that was asked."""
 
 from dataclasses import replace
 
@@ -6,13 +6,13 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.verdict import Basis, Decision
-from gemm_tuner.select.rung import Rung, servable
+from gemm_tuner.select.lookup import Lookup, servable
 from gemm_tuner.store.repository import Repository
 
 
 def bucket(
     repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
-) -> Rung:
+) -> Lookup:
     """Look for the narrowest range of m measured on this CPU that holds the m of `problem`.
 
     A range is timed at its greatest m. What was measured there is claimed for that m alone; for
@@ -38,10 +38,10 @@ def bucket(
             continue
         reason = f"bucket: tuned for m = {rows.text}, measured at m = {rows.high}"
         if problem.m.high == rows.high:
-            return Rung(verdict=verdict, reason=f"{reason}.", confirmed=confirmed)
+            return Lookup(verdict=verdict, reason=f"{reason}.", confirmed=confirmed)
         if verdict.artifact is not None:
             unmeasured = replace(verdict, decision=Decision.TIE, measurement=None)
             reason = f"{reason}, so its speed at m = {problem.m.text} is not known."
-            return Rung(verdict=unmeasured, reason=reason)
+            return Lookup(verdict=unmeasured, reason=reason)
     reason = f"bucket: no kernel confirmed here for a range of m that holds {problem.m.text}."
-    return Rung(verdict=None, reason=reason)
+    return Lookup(verdict=None, reason=reason)

@@ -9,8 +9,8 @@ from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.select.bucket import bucket
 from gemm_tuner.select.derive import no_verdict
-from gemm_tuner.select.exact import exact, sibling
-from gemm_tuner.select.predict import predicted
+from gemm_tuner.select.measured import exact, sibling
+from gemm_tuner.select.predicted import predicted
 from gemm_tuner.select.same_model import same_model
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.tables import Origin
@@ -20,7 +20,7 @@ _LADDER = (exact, sibling, bucket, same_model, predicted)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A verdict, and one sentence for each rung of the ladder that was tried.
+    """A verdict, and one sentence for each lookup of the ladder that was tried.
 
     `confirmed` are the trials of all kernels that could be served in the place of the verdict's.
     """
@@ -41,13 +41,13 @@ def choose(
     problem.check_work()
     explain: list[str] = []
     for look in _LADDER:
-        rung = look(repository, problem, cpu=cpu, context=context)
-        explain.append(rung.reason)
-        if rung.verdict is not None:
+        lookup = look(repository, problem, cpu=cpu, context=context)
+        explain.append(lookup.reason)
+        if lookup.verdict is not None:
             return Match(
-                verdict=rung.verdict,
-                explain=(*explain, _say(rung.verdict)),
-                confirmed=rung.confirmed,
+                verdict=lookup.verdict,
+                explain=(*explain, _say(lookup.verdict)),
+                confirmed=lookup.confirmed,
             )
     imported = len(repository.trials(problem=problem, origin=Origin.IMPORTED))
     if imported:

@@ -1,4 +1,4 @@
-"""The rung for a CPU whose features are not all usable: what was timed where more of them are.
+"""The lookup for a CPU whose features are not all usable: what was timed where more of them are.
 
 So it is where the system refuses the permission to use AMX, or a virtual machine hides a feature.
 """
@@ -10,14 +10,14 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.select.derive import sturdiest_of_fastest
-from gemm_tuner.select.rung import Rung
+from gemm_tuner.select.lookup import Lookup
 from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.store.repository import Repository
 
 
 def same_model(
     repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
-) -> Rung:
+) -> Lookup:
     """Look for kernels timed on this model with more features, of which they need none.
 
     The one whose calls took least time is a tie without a ratio: the baseline, too, had features
@@ -26,7 +26,7 @@ def same_model(
     trials = _timed_with_more_features(repository, problem, cpu=cpu, context=context)
     if not trials:
         reason = f"same_model: no kernel that can run here was timed on {cpu.model_key} with more."
-        return Rung(verdict=None, reason=reason)
+        return Lookup(verdict=None, reason=reason)
     speeds = {one: 1 / _call_ns(trial) for one, trial in trials.items()}
     fastest = sturdiest_of_fastest(speeds, problem)
     verdict = Verdict(
@@ -43,7 +43,7 @@ def same_model(
         f"same_model: the fastest of {len(trials)} kernels that can run here and were timed on "
         f"{trials[fastest].cpu.exact_key}, which has more features."
     )
-    return Rung(verdict=verdict, reason=reason)
+    return Lookup(verdict=verdict, reason=reason)
 
 
 def _timed_with_more_features(

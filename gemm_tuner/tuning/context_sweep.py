@@ -13,18 +13,18 @@ from gemm_tuner.select.derive import EQUALLY_FAST, sturdiest_of_fastest
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.tuning.attempt import Attempts
 from gemm_tuner.tuning.budget import Budget
-from gemm_tuner.tuning.care import (
+from gemm_tuner.tuning.earlier import earlier_trials, relevant_trials
+from gemm_tuner.tuning.result import SweepResult, make_result
+from gemm_tuner.tuning.sampling import (
     CONFIRM,
     CONFIRMED,
     FINAL,
     RACE,
-    Care,
+    Sampling,
     confirming_s,
     is_disturbed,
     most_finalists,
 )
-from gemm_tuner.tuning.earlier import earlier_trials, relevant_trials
-from gemm_tuner.tuning.result import SweepResult, make_result
 from gemm_tuner.tuning.search import FAVOURITES, Strategy
 
 _SHARE_TO_CONFIRM = 0.6  # of the budget in a context
@@ -231,7 +231,7 @@ class ContextSweep:
             default=None,
         )
 
-    def _time(self, candidates: Sequence[Candidate], care: Care) -> dict[Candidate, float]:
+    def _time(self, candidates: Sequence[Candidate], care: Sampling) -> dict[Candidate, float]:
         """Return the speeds over the baseline's, in the same rounds, of those that did not fail.
 
         What decides is timed once more if it was disturbed, and then that counts.
@@ -249,7 +249,7 @@ class ContextSweep:
                 self._learn(trial.candidate, trial.measurement)
         return {one: self._ratios[one] for one in candidates if one in self._speeds}
 
-    def _time_once(self, candidates: Sequence[Candidate], care: Care) -> list[Trial]:
+    def _time_once(self, candidates: Sequence[Candidate], care: Sampling) -> list[Trial]:
         trials = self.attempts.time(
             candidates,
             self.context,

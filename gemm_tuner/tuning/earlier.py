@@ -70,7 +70,7 @@ def relevant_trials(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heritage:
+class Prior:
     """What a search in a context has from earlier ones.
 
     The winner of one thread, `alone`, is there if several threads are asked for. The `certain`
@@ -82,9 +82,9 @@ class Heritage:
     seeds: tuple[Candidate, ...]
 
 
-def inherit(
+def find_prior(
     space: Space, context: ExecutionContext, earlier: Sequence[Trial], former: Sequence[Trial]
-) -> Heritage:
+) -> Prior:
     """Return what earlier trials give a search, and those of the generator before."""
     alone = _winner_of_one_thread(earlier, space, context) or _winner_of_one_thread(
         former, space, context
@@ -93,7 +93,7 @@ def inherit(
     elsewhere = _finalists_of_other_regimes(earlier, context)
     # What won before leads the first batch; alone, it would take the time of others.
     before = _winner(former, space, context)
-    return Heritage(
+    return Prior(
         alone=alone,
         # The winner of one thread, cut for all threads and as it is.
         certain=(*cuts[:1], *cuts[-1:], *(one for one in elsewhere if one in space)),

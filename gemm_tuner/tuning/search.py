@@ -52,15 +52,15 @@ class Chosen:
 class LocalSearch:
     """Propose candidates in batches until the neighbours of the best bring nothing.
 
-    `seeds` are tried before the model's favourites, and `rivals` in turn with them: the best of
+    `seeds` are tried before the model's favourites, and `elsewhere` in turn with them: the best of
     another regime, for instance.
     """
 
     def __init__(
-        self, space: Space, *, seeds: Sequence[Candidate] = (), rivals: Sequence[Candidate] = ()
+        self, space: Space, *, seeds: Sequence[Candidate] = (), elsewhere: Sequence[Candidate] = ()
     ) -> None:
         self._space = space
-        in_turn = chain.from_iterable(zip_longest(rivals, shortlist(space, FAVOURITES)))
+        in_turn = chain.from_iterable(zip_longest(elsewhere, shortlist(space, FAVOURITES)))
         self._queue = list(dict.fromkeys([*seeds, *(one for one in in_turn if one)]))
         self._proposed: set[Candidate] = set()
         self._expanded: set[Candidate] = set()

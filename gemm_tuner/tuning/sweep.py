@@ -16,7 +16,7 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.runtime.cpus import usable_cpus
+from gemm_tuner.machine.cpus import usable_cpus
 from gemm_tuner.select.derive import standing_trials
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
@@ -25,20 +25,20 @@ from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts, Render, build_candidate
 from gemm_tuner.tuning.budget import Budget
-from gemm_tuner.tuning.care import CONFIRMED, confirming_s, most_finalists
 from gemm_tuner.tuning.context_sweep import ContextSweep, Progress
 from gemm_tuner.tuning.earlier import (
-    Heritage,
+    Prior,
     earlier_trials,
+    find_prior,
     former_trials,
-    inherit,
     relevant_trials,
 )
-from gemm_tuner.tuning.mend import mend_builds
+from gemm_tuner.tuning.rebuild import rebuild_lost
 from gemm_tuner.tuning.result import SweepResult, make_result
+from gemm_tuner.tuning.sampling import CONFIRMED, confirming_s, most_finalists
 from gemm_tuner.tuning.search import BATCH, Chosen, LocalSearch
 
-RIVALS_FROM_OTHER_REGIME = 8
+CANDIDATES_FROM_OTHER_REGIME = 8
 
 # Of a call; memory that one core reads at this rate is slow for a server.
 _LITTLE_TO_READ = 0.03
@@ -127,7 +127,7 @@ def sweep(
     """
     problem.check_work()
     baseline = _EXPECTED_BASELINES.get(settings.baseline, settings.baseline)
-    mended = mend_builds(
+    rebuilt = rebuild_lost(
         earlier_trials(repository, problem, cpu, settings.toolchain),
         repository,
         lambda candidate: build_candidate(
@@ -144,8 +144,8 @@ def sweep(
         earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
         former = former_trials(repository, problem, cpu)
         in_first = replace(space, regime=contexts[0].regime)
-        heritage = inherit(in_first, contexts[0], earlier, former)
-        first = chosen or _tried_first(in_first, heritage)
+        prior = find_prior(in_first, contexts[0], earlier, former)
+        first = chosen or _tried_first(in_first, prior)
         with _start_host_and_builds(space, first[:BATCH], settings) as host:
             attempts = Attempts(
                 problem=problem,
@@ -157,7 +157,7 @@ def sweep(
             )
             for trial in earlier:
                 attempts.recall(trial)
-            rivals: list[Candidate] = []
+            elsewhere: list[Candidate] = []
             for context in [context for context in contexts if found[context] is None]:
                 found[context] = _finished(
                     space, context, repository, settings, baseline=host.baseline_text
@@ -168,7 +168,7 @@ def sweep(
                 share = budget.share(1 + (left - 1) * _share_of_others(problem, host))
                 in_regime = replace(space, regime=context.regime)
                 known = earlier_trials(repository, problem, cpu, settings.toolchain)
-                heritage = inherit(in_regime, context, known, former)
+                prior = find_prior(in_regime, context, known, former)
                 one = ContextSweep(
                     attempts=attempts,
                     space=in_regime,
@@ -177,26 +177,26 @@ def sweep(
                     budget=share,
                     on_progress=on_progress,
                     is_stopped=is_stopped,
-                    alone=heritage.alone,
+                    alone=prior.alone,
                 )
                 strategy = (
                     Chosen(chosen)
                     if chosen
-                    else LocalSearch(in_regime, seeds=heritage.seeds, rivals=rivals)
+                    else LocalSearch(in_regime, seeds=prior.seeds, elsewhere=elsewhere)
                 )
-                certain = () if chosen else heritage.certain
+                certain = () if chosen else prior.certain
                 found[context] = one.run(strategy, certain=certain, is_search=not chosen)
-                rivals = one.ranked()[:RIVALS_FROM_OTHER_REGIME]
+                elsewhere = one.ranked()[:CANDIDATES_FROM_OTHER_REGIME]
     results = (result for result in found.values() if result is not None)
     return tuple(
-        replace(result, note=" ".join(filter(None, (mended, result.note)))) for result in results
+        replace(result, note=" ".join(filter(None, (rebuilt, result.note)))) for result in results
     )
 
 
-def _tried_first(space: Space, heritage: Heritage) -> list[Candidate]:
+def _tried_first(space: Space, prior: Prior) -> list[Candidate]:
     """Return what a search tries first: what it has from earlier ones, then favourites."""
     favourites = shortlist(space, BATCH)
-    return list(dict.fromkeys([*heritage.certain, *heritage.seeds, *favourites]))
+    return list(dict.fromkeys([*prior.certain, *prior.seeds, *favourites]))
 
 
 def _start_host_and_builds(

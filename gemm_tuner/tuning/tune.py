@@ -9,15 +9,15 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Verdict
-from gemm_tuner.runtime.detect import detect_cpu
-from gemm_tuner.runtime.fallback import FallbackKernel
+from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.layer import Layer, make_layer
 from gemm_tuner.runtime.load import Kernel, load_kernel
-from gemm_tuner.select.share import MAX_LOSS, Sharing, layer_problems
+from gemm_tuner.select.shared_weights import MAX_LOSS, Sharing, layer_problems
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.share import split_budget, sweep_shared
 from gemm_tuner.tuning.sweep import SweepSettings, sweep
+from gemm_tuner.tuning.sweep_shared import split_budget, sweep_shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

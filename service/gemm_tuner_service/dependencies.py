@@ -14,11 +14,11 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.select.choose import choose
-from gemm_tuner.select.share import share
+from gemm_tuner.select.shared_weights import share
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.keys import KeyPair
 from gemm_tuner.trust.payload import VerdictPayload
-from gemm_tuner.trust.sign import sign_verdict
+from gemm_tuner.trust.signature import sign_verdict
 from gemm_tuner_service.schemas import CpuDescription, Resolution, VerdictView
 from gemm_tuner_service.settings import Settings
 

@@ -10,7 +10,7 @@ from gemm_tuner.domain.cpu import Caches, Cpu, parse_isa
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.store.wire import WireRecord
-from gemm_tuner.trust.sign import SignedVerdict
+from gemm_tuner.trust.signature import SignedVerdict
 from gemm_tuner_service.limits import MAX_BATCH
 from gemm_tuner_service.problems import ProblemDocument
 

@@ -8,7 +8,7 @@ from served import CANDIDATE, PROBLEM, Site, keep_trial
 from gemm_tuner.build.compile import Build, compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository

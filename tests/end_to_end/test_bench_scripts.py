@@ -1,4 +1,4 @@
-"""The scripts of tests/bench, at the smallest size; test_publish.py has the others."""
+"""The scripts of benchmarks, at the smallest size; test_publish.py has the others."""
 
 from pathlib import Path
 

@@ -31,14 +31,14 @@ from gemm_tuner.errors import (
     SignatureInvalid,
     StoreFailed,
 )
-from gemm_tuner.runtime.detect import detect_cpu
-from gemm_tuner.runtime.fallback import FallbackKernel
+from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.keys import KeyPair
 from gemm_tuner.trust.payload import VerdictPayload
-from gemm_tuner.trust.sign import sign_verdict
+from gemm_tuner.trust.signature import sign_verdict
 
 SEED = 7
 

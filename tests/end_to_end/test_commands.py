@@ -17,7 +17,7 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository

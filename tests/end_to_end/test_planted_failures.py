@@ -18,7 +18,7 @@ from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
 from gemm_tuner.domain.verdict import decide
 from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository

@@ -18,17 +18,17 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.errors import SignatureInvalid
-from gemm_tuner.runtime.detect import detect_cpu
-from gemm_tuner.runtime.fallback import FallbackKernel
+from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.layer import Layer
 from gemm_tuner.runtime.load import Kernel
-from gemm_tuner.select.share import share
+from gemm_tuner.select.shared_weights import share
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.context_sweep import Progress
 from gemm_tuner.tuning.result import SweepResult
-from gemm_tuner.tuning.share import sweep_shared
 from gemm_tuner.tuning.sweep import SweepSettings, sweep
+from gemm_tuner.tuning.sweep_shared import sweep_shared
 
 ROWS, N, K = (1, 8), 64, 96
 # So short a search finds poor kernels, and any loss is less than this.

@@ -31,7 +31,7 @@ from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.measurement import Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.ranking import shortlist

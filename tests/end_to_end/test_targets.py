@@ -18,13 +18,13 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage
 from gemm_tuner.domain.verdict import Basis
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.choose import choose
 from gemm_tuner.space.cores import CORES, core_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.context_sweep import Progress
-from gemm_tuner.tuning.predict import SHORTLIST, Shortlist, predict
+from gemm_tuner.tuning.shortlist import SHORTLIST, Shortlist, predict
 from gemm_tuner.tuning.sweep import SweepSettings
 
 ARGUMENTS = ["17", "40", "70", "--dtype", "bf16", "--epilogue", "bias"]
@@ -177,7 +177,7 @@ def test_a_cpu_that_cannot_prove_says_so_and_records_nothing(
     url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weak = replace(detect_cpu(), isa=frozenset({IsaFeature.AVX2, IsaFeature.FMA}))
-    monkeypatch.setattr("gemm_tuner.tuning.predict.detect_cpu", lambda: weak)
+    monkeypatch.setattr("gemm_tuner.tuning.shortlist.detect_cpu", lambda: weak)
 
     assert run(["sweep", *ARGUMENTS, "--target", "sapphire_rapids", "--db", url]) == 3
 

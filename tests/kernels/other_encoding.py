@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gemm_tuner.domain.cpu import IsaFeature, parse_isa
 from gemm_tuner.domain.source import Source
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 
 _VEX = frozenset({IsaFeature.AVX_VNNI})
 _EVEX = parse_isa(("avx512f", "avx512vl", "avx512_vnni"))

@@ -7,13 +7,13 @@ from typing import TypeVar
 
 from other_encoding import spelled_for_this_cpu
 
+from gemm_tuner.bench.correctness import Case, verify
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.drivers import build_driver
 from gemm_tuner.bench.emulator import load_for_proof, plan_emulation
 from gemm_tuner.bench.finding import Finding
 from gemm_tuner.bench.forked import Death, run_in_child
 from gemm_tuner.bench.inputs import InputKind
-from gemm_tuner.bench.verify import Case, verify
 from gemm_tuner.build.compile import Build, compile_kernels
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.codegen.render import render
@@ -23,7 +23,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
 from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import family_named
 

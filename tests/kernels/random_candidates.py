@@ -17,7 +17,7 @@ from gemm_tuner.domain.epilogue import STEP_KINDS
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import GROUP_SIZES, WHOLE_COLUMN, Problem
 from gemm_tuner.errors import InvalidCandidate
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.space.limits import check_covers
 

@@ -16,7 +16,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
 from gemm_tuner.errors import CompilationFailed, IsaNotUsable, ToolchainMissing
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.space.catalog import CATALOG, family_named
 

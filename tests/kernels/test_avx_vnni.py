@@ -7,7 +7,7 @@ from proof import Subject, prove_all
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.catalog import CATALOG
 
 FAMILIES = [one for one in CATALOG.values() if IsaFeature.AVX_VNNI in one.isa]

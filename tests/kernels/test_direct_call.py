@@ -16,21 +16,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import GemmTunerError, InvalidArray, InvalidSetting
-from gemm_tuner.runtime.arrays import NUMPY_TYPES
-from gemm_tuner.runtime.cpus import usable_cpus
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.cpus import usable_cpus
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.direct import NATIVE
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import family_named
 
 needs_native = pytest.mark.skipif(
-    NATIVE is None, reason="gemm_tuner.runtime._native is not built; run .ci/build_native.py"
+    NATIVE is None, reason="gemm_tuner.runtime._native is not built; run hatch_build.py"
 )
 
 M, N, K = 6, 20, 9

@@ -17,7 +17,7 @@ from gemm_tuner.bench.finding import Finding
 from gemm_tuner.bench.guard import Flush, GuardedMatrix
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.record import Outcome
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 
 USABLE = detect_cpu().isa
 HAS_AMX = IsaFeature.AMX_TILE in USABLE

@@ -9,7 +9,7 @@ from gemm_tuner.bench.finding import Finding
 from gemm_tuner.bench.guard import Flush, GuardedMatrix
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.record import Outcome
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 
 FULL = (16, 64)
 CORRECT = Finding(outcome=Outcome.CORRECT)

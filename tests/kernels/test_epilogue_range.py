@@ -5,6 +5,7 @@ import pytest
 from numpy.typing import NDArray
 from other_encoding import needed_here, spelled_for_this_cpu
 
+from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.inputs import InputKind, Inputs
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.tolerance import find_error
@@ -15,8 +16,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.runtime.arrays import NUMPY_TYPES
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.space.catalog import CATALOG
 

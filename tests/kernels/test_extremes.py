@@ -11,6 +11,7 @@ from other_encoding import needed_here, spelled_for_this_cpu
 from proof import run_kernel
 
 from gemm_tuner import quantise_weights
+from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.drivers import build_driver
 from gemm_tuner.bench.emulator import can_prove
@@ -23,8 +24,7 @@ from gemm_tuner.domain.cpu import isa_text
 from gemm_tuner.domain.dtype import F32, DType
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.runtime.arrays import NUMPY_TYPES
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.space.catalog import CATALOG
 

@@ -25,7 +25,7 @@ from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import STEP_KINDS
 from gemm_tuner.domain.micro_kernel import PackedLayout
 from gemm_tuner.errors import ToolchainMissing
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 
 EXTRAS = (" pf1024", " pack_x pf_next u2", " u4 grid2x1", " pack_x pf8192 u2 grid1x2")
 

@@ -5,6 +5,8 @@ import pytest
 from numpy.typing import NDArray
 from other_encoding import needed_here, spelled_for_this_cpu
 
+from gemm_tuner.arrays.quantise import store_elements
+from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.tolerance import summation_bound
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
@@ -13,10 +15,8 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.runtime.arrays import NUMPY_TYPES
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
-from gemm_tuner.runtime.quantise import store_elements
 from gemm_tuner.space.catalog import CATALOG
 
 FAMILIES = [family for family in CATALOG.values() if family.is_in_fixed_point]

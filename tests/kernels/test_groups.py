@@ -13,7 +13,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import parse_isa
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import CATALOG, family_named
 

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from proof import Subject, prove_all
 
+from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
@@ -20,8 +21,7 @@ from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.source import Source
-from gemm_tuner.runtime.arrays import NUMPY_TYPES
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.space.catalog import CATALOG
 

@@ -12,7 +12,7 @@ from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.kept_panel import keeps_panel, panel_fits_registers
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.space.cores import core_named

@@ -16,7 +16,7 @@ from gemm_tuner.errors import (
     IsaNotUsable,
     KernelRejected,
 )
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 
 M, N, K = 5, 7, 3

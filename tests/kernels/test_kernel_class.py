@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from test_direct_call import K, M, N, _arguments, _kernel, _random, needs_native
 
+from gemm_tuner.arrays.packed import PackedWeights
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.runtime.direct import NATIVE
 from gemm_tuner.runtime.load import Kernel
-from gemm_tuner.runtime.packed import PackedWeights
 
 HAVE_VECTORCALL = 1 << 11  # Py_TPFLAGS_HAVE_VECTORCALL
 

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from gemm_tuner.arrays.dlpack import AnyArray
+from gemm_tuner.arrays.packed import PackedWeights
 from gemm_tuner.build.compile import Build, compile_kernels
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
-from gemm_tuner.runtime.detect import detect_cpu
-from gemm_tuner.runtime.dlpack import AnyArray
-from gemm_tuner.runtime.fallback import FallbackKernel
+from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.layer import Layer, make_layer
 from gemm_tuner.runtime.load import Kernel, load_kernel
-from gemm_tuner.runtime.packed import PackedWeights
 from gemm_tuner.space.catalog import family_named
 
 Array = NDArray[np.float32]

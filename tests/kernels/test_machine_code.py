@@ -13,7 +13,7 @@ from gemm_tuner.domain.kept_panel import keeps_panel
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import ToolchainMissing
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.space.model import predict_cycles

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from other_encoding import needed_here, spelled_for_this_cpu
 from rows import ROWS, ROWS_WITH_TAILS, Row, around, candidate_text, small_tile
 
+from gemm_tuner.abi import KernelLibrary
+from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.build.compile import Build, compile_kernel, compile_kernels
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
@@ -19,9 +21,7 @@ from gemm_tuner.domain.cpu import parse_isa
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
-from gemm_tuner.runtime.abi import KernelLibrary
-from gemm_tuner.runtime.arrays import NUMPY_TYPES
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import CATALOG, family_named
 

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from gemm_tuner.abi import OK, ArgsStruct, KernelLibrary
+from gemm_tuner.arrays.packed import PackedWeights
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import ToolchainMissing
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.resources import templates_dir
 from gemm_tuner.runtime import load
-from gemm_tuner.runtime.abi import OK, ArgsStruct, KernelLibrary
-from gemm_tuner.runtime.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
-from gemm_tuner.runtime.packed import PackedWeights
 from gemm_tuner.space.catalog import family_named
 
 PROBLEM = Problem.parse("f32 37x50x33 nk bias+gelu_erf")

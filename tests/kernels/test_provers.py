@@ -5,12 +5,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import pytest
 from planted import PROBLEM, build_planted
 
-from gemm_tuner.bench import available_memory, session
+from gemm_tuner.bench import session
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.errors import TrialFailed
+from gemm_tuner.machine import available_memory
 
 CRASH = "__builtin_trap();"
 HANG = 'for (;;) __asm__ volatile("");'

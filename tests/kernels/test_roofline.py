@@ -19,7 +19,7 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.cpu import IsaFeature, parse_isa
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 
 # How many products an instruction adds in each lane, and in how many independent chains.
 _OF_BYTES = ({IsaFeature.AVX512_VNNI, IsaFeature.AVX_VNNI}, 4, 12)

@@ -12,14 +12,14 @@ from gemm_tuner.bench import session
 from gemm_tuner.bench.baselines.choose import BASELINES, CheckedBaseline, Materials
 from gemm_tuner.bench.baselines.own_kernel import ScalarKernel
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct, build_drivers
-from gemm_tuner.bench.kernel_callee import KernelCallee
+from gemm_tuner.bench.kernel_runner import KernelRunner
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.errors import BaselineMissing, NotEnoughMemory
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 
 TIMING_PAIRS = 5
 SAMPLE_NS = 20_000
@@ -115,11 +115,11 @@ class Troublesome:
         self._kernel = ScalarKernel(materials.scalar_build, materials.cpu, materials.drivers.timer)
         self._trouble = trouble
 
-    def prepare(self, workload: Workload) -> "Troublesome.Callee":
-        return self.Callee(self._kernel.prepare(workload), self._trouble)
+    def prepare(self, workload: Workload) -> "Troublesome.Runner":
+        return self.Runner(self._kernel.prepare(workload), self._trouble)
 
-    class Callee:
-        def __init__(self, kernel: KernelCallee, trouble: Callable[[], object]) -> None:
+    class Runner:
+        def __init__(self, kernel: KernelRunner, trouble: Callable[[], object]) -> None:
             self._kernel = kernel
             self._trouble = trouble
             self.packed_weight_bytes = kernel.packed_weight_bytes

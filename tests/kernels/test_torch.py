@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gemm_tuner.arrays.dlpack import as_array
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.direct import NATIVE
-from gemm_tuner.runtime.dlpack import as_array
-from gemm_tuner.runtime.fallback import FallbackKernel
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import family_named
 

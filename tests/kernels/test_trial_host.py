@@ -7,7 +7,7 @@ from planted import PROBLEM, RIGHT, build_planted
 from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.isolate import TrialHost
-from gemm_tuner.bench.kernel_callee import KernelCallee
+from gemm_tuner.bench.kernel_runner import KernelRunner
 from gemm_tuner.bench.regimes import WeightCopies
 from gemm_tuner.bench.workload import make_workload
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
@@ -17,7 +17,7 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.errors import BaselineMissing, InvalidSetting, NotEnoughMemory
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 
 CRASH = "__builtin_trap();"
@@ -364,8 +364,8 @@ def test_kernel_is_timed_in_the_parts_it_prefers(toolchain: Toolchain, threads: 
     workload = make_workload(PROBLEM, inputs, threads=threads)
     timer = build_drivers(toolchain, detect_cpu()).timer
     kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
-    callee = KernelCallee(kernel.library, workload, timer)
+    runner = KernelRunner(kernel.library, workload, timer)
 
-    callee.sample(WeightCopies(callee, 1, seed=0).struct, warm_up_calls=0, timed_calls=1)
+    runner.sample(WeightCopies(runner, 1, seed=0).struct, warm_up_calls=0, timed_calls=1)
 
     assert workload.y[:, 0].tolist() == [10, 11, 10, 11, 10]

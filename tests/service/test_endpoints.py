@@ -21,8 +21,7 @@ from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.wire import WireCpu, parse_record
-from gemm_tuner.trust.sign import SignedVerdict
-from gemm_tuner.trust.verify import open_verdict
+from gemm_tuner.trust.signature import SignedVerdict, open_verdict
 
 OPENAPI = Path(__file__).parents[2] / "docs" / "openapi.json"
 SIZES = {"m": 128, "n": 3072, "k": 768}

@@ -6,7 +6,7 @@ import pytest
 from gemm_tuner.bench.baselines.baseline import Baseline
 from gemm_tuner.bench.baselines.choose import choose_baselines
 from gemm_tuner.bench.baselines.onednn import load_onednn
-from gemm_tuner.bench.workload import Callee, Workload
+from gemm_tuner.bench.workload import Runner, Workload
 from gemm_tuner.errors import BaselineMissing, TrialFailed
 
 
@@ -20,7 +20,7 @@ class Library:
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def prepare(self, workload: Workload) -> Callee:
+    def prepare(self, workload: Workload) -> Runner:
         """Not called."""
         raise NotImplementedError
 

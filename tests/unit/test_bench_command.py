@@ -236,7 +236,7 @@ def test_more_pairs_are_taken_where_noise_hides_the_ratio(
     assert bench.pairs_in_noise(measurements) == pairs
 
 
-def test_plot_has_a_mark_for_each_callee(tmp_path: Path) -> None:
+def test_plot_has_a_mark_for_each_runner(tmp_path: Path) -> None:
     picture = tmp_path / "bench.svg"
 
     write_plot(picture, [_row(LAYER, onednn=100, openblas=200), _row(LAYER, onednn=40)])

@@ -6,8 +6,8 @@ import signal
 import numpy as np
 import pytest
 
+from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.guard import INTEGER_CANARY, Flush, GuardedMatrix, GuardedMemory
-from gemm_tuner.runtime.arrays import NUMPY_TYPES
 
 FLOAT32 = np.dtype(np.float32)
 

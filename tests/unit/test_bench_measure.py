@@ -10,7 +10,7 @@ from gemm_tuner.domain.measurement import Timing
 
 
 class Clock:
-    """Stands for a callee: its calls take a given time, and some samples are interrupted."""
+    """Stands for a runner: its calls take a given time, and some samples are interrupted."""
 
     packed_weight_bytes = 0
 
@@ -38,11 +38,11 @@ def measured(
     is_cold: bool = False,
     warm_up_ns: int = 0,
     least_warm_up_calls: int = 1,
-    rivals: int = 1,
+    candidates: int = 1,
 ) -> tuple[Timing, ...]:
     contestants = [
         Contestant(
-            callee=clock,
+            runner=clock,
             weights=WeightCopies(clock, 1, seed=0),
             is_cold=is_cold,
             warm_up_ns=warm_up_ns,
@@ -51,7 +51,7 @@ def measured(
         for clock in clocks
     ]
     return measure(
-        contestants, pairs=pairs, sample_ns=1000, on_turn=lambda _index: None, rivals=rivals
+        contestants, pairs=pairs, sample_ns=1000, on_turn=lambda _index: None, candidates=candidates
     )
 
 
@@ -76,10 +76,10 @@ def test_what_is_compared_is_warmed_up_as_the_first_is(first_ns: int, warm_up_ca
     assert other.warm_ups[-4:] == [warm_up_calls] * 4
 
 
-def test_a_long_rival_does_not_take_the_warm_up_from_fast_ones() -> None:
+def test_a_long_candidate_does_not_take_the_warm_up_from_fast_ones() -> None:
     long, fast, baseline = Clock(60_000_000), Clock(1_000_000), Clock(1_000_000)
 
-    measured([long, fast, baseline, Clock(100)], pairs=4, rivals=2)
+    measured([long, fast, baseline, Clock(100)], pairs=4, candidates=2)
 
     assert long.warm_ups[-2:] == [0] * 2
     assert fast.warm_ups[-4:] == [1] * 4
@@ -95,12 +95,12 @@ def test_slow_contestant_has_the_first_samples_only() -> None:
 
 
 @pytest.mark.parametrize(("pairs", "of_slow"), [(3, 2), (5, 2), (31, 10)])
-def test_rivals_clearly_behind_the_fastest_have_the_first_samples_only(
+def test_candidates_clearly_behind_the_fastest_have_the_first_samples_only(
     pairs: int, of_slow: int
 ) -> None:
     clocks = [Clock(1200), Clock(1050), Clock(1000), Clock(1500), Clock(100)]
 
-    timings = measured(clocks, pairs=pairs, rivals=3)
+    timings = measured(clocks, pairs=pairs, candidates=3)
 
     assert [len(timing.samples_ns) for timing in timings] == [of_slow, *4 * [pairs]]
 
@@ -109,16 +109,16 @@ def test_a_final_is_not_decided_by_two_disturbed_rounds() -> None:
     # Calibration takes two samples; each that is interrupted is taken three times.
     hindered = Clock(1000, lambda sample: 1 if sample < 12 else 0)
 
-    timings = measured([hindered, Clock(1000), Clock(100), Clock(100)], pairs=15, rivals=2)
+    timings = measured([hindered, Clock(1000), Clock(100), Clock(100)], pairs=15, candidates=2)
 
     assert [len(timing.samples_ns) for timing in timings] == 4 * [13]
 
 
-def test_a_rival_that_was_interrupted_once_is_not_behind() -> None:
+def test_a_candidate_that_was_interrupted_once_is_not_behind() -> None:
     # The first sample calibrates, the second one is slow.
     hindered = Clock(30_000_000, lambda sample: 20_000 if sample == 1 else 0)
 
-    timings = measured([hindered, Clock(30_000_000), Clock(100), Clock(100)], pairs=5, rivals=2)
+    timings = measured([hindered, Clock(30_000_000), Clock(100), Clock(100)], pairs=5, candidates=2)
 
     assert [len(timing.samples_ns) for timing in timings] == [4, 4, 4, 4]
 

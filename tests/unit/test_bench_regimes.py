@@ -3,6 +3,7 @@ import ctypes
 import pytest
 
 from gemm_tuner.bench.conditions import relative_spread
+from gemm_tuner.bench.correctness import rows_to_check
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.regimes import (
     WeightCopies,
@@ -12,7 +13,6 @@ from gemm_tuner.bench.regimes import (
     warm_up_ns,
 )
 from gemm_tuner.bench.roofline import footprint_bytes, roofline_timing
-from gemm_tuner.bench.verify import rows_to_check
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.measurement import Timing
 from gemm_tuner.domain.problem import Problem, Rows
@@ -36,14 +36,14 @@ def test_tiny_cold_weights_take_no_more_memory_than_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rivals", "sample_ns", "copies"),
+    ("candidates", "sample_ns", "copies"),
     [(1, 2_000_000, 256), (2, 400_000, 128), (8, 400_000, 64), (4, 2_000_000, 123)],
 )
-def test_rivals_share_the_cold_weights_but_read_none_twice_in_a_sample(
-    rivals: int, sample_ns: int, copies: int
+def test_candidates_share_the_cold_weights_but_read_none_twice_in_a_sample(
+    candidates: int, sample_ns: int, copies: int
 ) -> None:
     found = copies_of_weights(
-        Regime.COLD_WEIGHTS, MIB, 32 * MIB, rivals=rivals, sample_ns=sample_ns
+        Regime.COLD_WEIGHTS, MIB, 32 * MIB, candidates=candidates, sample_ns=sample_ns
     )
 
     assert found == copies
@@ -64,7 +64,7 @@ def test_only_what_is_about_as_large_as_l3_settles_slowly() -> None:
     assert cold == [0, 0, 0, 0]
 
 
-def test_hot_weights_settle_where_rivals_push_them_out() -> None:
+def test_hot_weights_settle_where_candidates_push_them_out() -> None:
     sizes = (MIB, 17 * MIB, 256 * MIB)
 
     assert [warm_up_calls(Regime.HOT, size, 32 * MIB) for size in sizes] == [1, 4, 4]
@@ -76,7 +76,7 @@ def test_copies_start_at_cache_lines() -> None:
 
 
 class Weights:
-    """Stands for a callee: its packed weights are one repeated byte."""
+    """Stands for a runner: its packed weights are one repeated byte."""
 
     packed_weight_bytes = 100 << 20
 

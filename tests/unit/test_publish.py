@@ -7,7 +7,7 @@ import publish
 import pytest
 from publish_steps import Plan, steps_for
 
-from gemm_tuner.runtime.detect import detect_cpu
+from gemm_tuner.machine.detect import detect_cpu
 
 
 def _plan(results: Path) -> Plan:

@@ -13,9 +13,9 @@ import pytest
 from planted import build_planted
 from samples import make_artifact
 
+from gemm_tuner.abi import OK, ArgsStruct, KernelLibrary, WeightsStruct
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.errors import InvalidSetting, KernelRejected
-from gemm_tuner.runtime.abi import OK, ArgsStruct, KernelLibrary, WeightsStruct
 from gemm_tuner.runtime.load import Kernel
 
 X = np.zeros((4, 2), np.float32)

@@ -11,8 +11,7 @@ from gemm_tuner.errors import InvalidSetting, SignatureInvalid, StoreFailed, Ver
 from gemm_tuner.select.derive import derive_verdict, no_verdict
 from gemm_tuner.trust.keys import KeyPair, key_id_of
 from gemm_tuner.trust.payload import VerdictPayload
-from gemm_tuner.trust.sign import SignedVerdict, sign_verdict
-from gemm_tuner.trust.verify import open_verdict
+from gemm_tuner.trust.signature import SignedVerdict, open_verdict, sign_verdict
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 TUNED = derive_verdict(

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from gemm_tuner.bench.workload import Callee, Workload
+from gemm_tuner.bench.workload import Runner, Workload
 
 
 class Baseline(Protocol):
@@ -24,8 +24,8 @@ class Baseline(Protocol):
     def preparation_s(self) -> float:
         """Return how long `prepare` may take, in seconds, besides what any call may take."""
 
-    def prepare(self, workload: Workload) -> Callee:
-        """Return a callee that works on `workload`.
+    def prepare(self, workload: Workload) -> Runner:
+        """Return a runner that works on `workload`.
 
         Raises:
             BaselineMissing: the library cannot compute this problem.

@@ -15,11 +15,11 @@ from gemm_tuner.bench.baselines.own_kernel import OneThread, ScalarKernel
 from gemm_tuner.bench.baselines.torch_eager import TorchEager
 from gemm_tuner.bench.baselines.torch_inductor import TorchInductor
 from gemm_tuner.bench.baselines.torch_weights import TorchWeightOnly
+from gemm_tuner.bench.correctness import Case
 from gemm_tuner.bench.drivers import Drivers
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.regimes import WeightCopies
 from gemm_tuner.bench.tolerance import Expected, find_error
-from gemm_tuner.bench.verify import Case
 from gemm_tuner.bench.workload import make_workload
 from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.cpu import Cpu
@@ -146,8 +146,8 @@ def check_baseline(
 ) -> float | str:
     """Return the time of one call in seconds, or in words where its result is wrong."""
     workload = make_workload(problem, case.inputs, threads=threads)
-    callee = baseline.prepare(workload)
-    weights = WeightCopies(callee, 1, seed=0)
+    runner = baseline.prepare(workload)
+    weights = WeightCopies(runner, 1, seed=0)
     expected = case.expected
     if not baseline.fuses_epilogue:
         expected = compute_expected(replace(problem, epilogue=NO_EPILOGUE), case.inputs)
@@ -157,7 +157,7 @@ def check_baseline(
     tolerance = max(_TOLERANCE, _ROUNDINGS_TO_Y * roundoff)
     bounds = _FACTOR * expected.bounds + tolerance * (1.0 + np.abs(expected.values))
 
-    sample = callee.sample(weights.struct, warm_up_calls=0, timed_calls=1)
+    sample = runner.sample(weights.struct, warm_up_calls=0, timed_calls=1)
 
     error = find_error(Expected(values=expected.values, bounds=bounds), workload.y)
     return sample.elapsed_ns / 1e9 if error is None else error

@@ -6,19 +6,19 @@ from pathlib import Path
 import numpy as np
 
 from gemm_tuner.bench.baselines.baseline import CBaseline
-from gemm_tuner.bench.c_callee import CCalleeOfArray
+from gemm_tuner.bench.c_runner import CRunnerOfArray
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import F32
 from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.errors import BaselineMissing
-from gemm_tuner.runtime.memory import address_of
+from gemm_tuner.machine.memory import address_of
 
 # What libxsmm itself calls small: larger products need a driver around its kernels.
 _LARGEST_PRODUCT = 64**3
 
 
 class _LayerStruct(ctypes.Structure):
-    """`libxsmm_layer` of templates/bench/libxsmm.c."""
+    """`libxsmm_layer` of bench/native/libxsmm.c."""
 
     _fields_ = (
         ("m", ctypes.c_int32),
@@ -55,8 +55,8 @@ class Libxsmm(CBaseline):
         self._driver.libxsmm_driver_version.restype = ctypes.c_char_p
         self.text = f"libxsmm {self._driver.libxsmm_driver_version().decode()}"
 
-    def prepare(self, workload: Workload) -> "_LibxsmmCallee":
-        """Return a callee that works on `workload`.
+    def prepare(self, workload: Workload) -> "_LibxsmmRunner":
+        """Return a runner that works on `workload`.
 
         Raises:
             BaselineMissing: the problem is not in float32, or not small.
@@ -72,10 +72,10 @@ class Libxsmm(CBaseline):
                 f"libxsmm is for small products, of m x n x k from 1 to {_LARGEST_PRODUCT}; "
                 "choose another baseline."
             )
-        return _LibxsmmCallee(self._driver, workload)
+        return _LibxsmmRunner(self._driver, workload)
 
 
-class _LibxsmmCallee(CCalleeOfArray):
+class _LibxsmmRunner(CRunnerOfArray):
     def __init__(self, driver: ctypes.CDLL, workload: Workload) -> None:
         problem = workload.problem
         is_nk = problem.w_layout is WeightLayout.NK

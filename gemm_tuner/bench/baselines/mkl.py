@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.baselines.baseline import CBaseline
-from gemm_tuner.bench.c_callee import CCallee
+from gemm_tuner.bench.c_runner import CRunner
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.errors import BaselineMissing
-from gemm_tuner.runtime.arrays import NUMPY_TYPES
-from gemm_tuner.runtime.memory import address_of
-from gemm_tuner.runtime.wheels import find_in_wheel, wheel_version
+from gemm_tuner.libraries.wheels import find_in_wheel, wheel_version
+from gemm_tuner.machine.memory import address_of
 
 _WHEEL = "mkl"
 _LIBRARY = "libmkl_rt.so.3"
 _INSTALL = 'pip install "gemm-tuner[peers]"'
-# `mkl_product` of templates/bench/mkl.c by the types of x and w, and the type of its results.
+# `mkl_product` of bench/native/mkl.c by the types of x and w, and the type of its results.
 _PRODUCTS: dict[tuple[DType, DType], tuple[int, DType]] = {
     (DType.F32, DType.F32): (0, DType.F32),
     (DType.BF16, DType.BF16): (1, DType.F32),
@@ -30,7 +30,7 @@ _PRODUCTS: dict[tuple[DType, DType], tuple[int, DType]] = {
 
 
 class _LayerStruct(ctypes.Structure):
-    """`mkl_layer` of templates/bench/mkl.c."""
+    """`mkl_layer` of bench/native/mkl.c."""
 
     _fields_ = (
         ("m", ctypes.c_int32),
@@ -62,8 +62,8 @@ class Mkl(CBaseline):
         self._driver = driver
         self.text = f"mkl {wheel_version(_WHEEL, install=_INSTALL)}"
 
-    def prepare(self, workload: Workload) -> "_MklCallee":
-        """Return a callee that works on `workload`.
+    def prepare(self, workload: Workload) -> "_MklRunner":
+        """Return a runner that works on `workload`.
 
         Raises:
             BaselineMissing: MKL does not load, or does not multiply such types.
@@ -79,10 +79,10 @@ class Mkl(CBaseline):
                 f"MKL does not load: {error}; run: pip install --force-reinstall mkl."
             ) from error
         driver.mkl_packed_weight_bytes.restype = ctypes.c_uint64
-        return _MklCallee(driver, workload)
+        return _MklRunner(driver, workload)
 
 
-class _MklCallee(CCallee):
+class _MklRunner(CRunner):
     def __init__(self, driver: ctypes.CDLL, workload: Workload) -> None:
         problem = workload.problem
         self._driver = driver

@@ -5,13 +5,12 @@ from pathlib import Path
 
 from gemm_tuner.bench.baselines.baseline import CBaseline
 from gemm_tuner.bench.baselines.chain import Link, split_chain
-from gemm_tuner.bench.c_callee import CCallee
+from gemm_tuner.bench.c_runner import CRunner
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.errors import BaselineMissing
-from gemm_tuner.runtime.memory import address_of
-from gemm_tuner.runtime.onednn import (
+from gemm_tuner.libraries.onednn import (
     BINARY,
     DATA_TYPES,
     ELEMENTWISE,
@@ -19,12 +18,13 @@ from gemm_tuner.runtime.onednn import (
     find_onednn,
     load_library,
 )
+from gemm_tuner.machine.memory import address_of
 
 _SCALE = "scale"
 
 
 class _StepStruct(ctypes.Structure):
-    """`onednn_step` of templates/bench/onednn.c."""
+    """`onednn_step` of bench/native/onednn.c."""
 
     _fields_ = (
         ("algorithm", ctypes.c_int32),
@@ -38,7 +38,7 @@ class _StepStruct(ctypes.Structure):
 
 
 class _DescriptionStruct(ctypes.Structure):
-    """`onednn_layer_description` of templates/bench/onednn.c."""
+    """`onednn_layer_description` of bench/native/onednn.c."""
 
     _fields_ = (
         ("m", ctypes.c_int64),
@@ -83,8 +83,8 @@ class OneDnn(CBaseline):
         self._driver.onednn_version(numbers)
         self.text = "onednn " + ".".join(str(number) for number in numbers)
 
-    def prepare(self, workload: Workload) -> "_OneDnnCallee":
-        """Return a callee that works on `workload`.
+    def prepare(self, workload: Workload) -> "_OneDnnRunner":
+        """Return a runner that works on `workload`.
 
         Raises:
             BaselineMissing: oneDNN refuses the problem, or has no such step.
@@ -95,10 +95,10 @@ class OneDnn(CBaseline):
                     f"oneDNN cannot fuse the step {link.step.text!r} of {workload.problem.text}; "
                     "choose another baseline."
                 )
-        return _OneDnnCallee(self._driver, workload)
+        return _OneDnnRunner(self._driver, workload)
 
 
-class _OneDnnCallee(CCallee):
+class _OneDnnRunner(CRunner):
     def __init__(self, driver: ctypes.CDLL, workload: Workload) -> None:
         self._driver = driver
         self._workload = workload

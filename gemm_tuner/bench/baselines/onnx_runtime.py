@@ -8,12 +8,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.onnx_model import X, Y, write_model
-from gemm_tuner.bench.baselines.python_callee import PythonCallee
+from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import F32, DType, OperandTypes
 from gemm_tuner.errors import BaselineMissing
-from gemm_tuner.runtime.memory import address_of
-from gemm_tuner.runtime.wheels import wheel_version
+from gemm_tuner.libraries.wheels import wheel_version
+from gemm_tuner.machine.memory import address_of
 
 _WHEEL = "onnxruntime"
 _INSTALL = 'pip install "gemm-tuner[peers]"'
@@ -41,8 +41,8 @@ class OnnxRuntime:
         """
         self.text = f"onnxruntime {wheel_version(_WHEEL, install=_INSTALL)}"
 
-    def prepare(self, workload: Workload) -> PythonCallee:
-        """Return a callee that works on `workload`.
+    def prepare(self, workload: Workload) -> PythonRunner:
+        """Return a runner that works on `workload`.
 
         Raises:
             BaselineMissing: the problem is not in float32, float16 or bytes.
@@ -53,7 +53,7 @@ class OnnxRuntime:
                 f"ONNX Runtime does not compute {types.text} on a CPU; choose another baseline."
             )
         runtime = import_module(_WHEEL)
-        return PythonCallee(workload, partial(_make_call, runtime, workload))
+        return PythonRunner(workload, partial(_make_call, runtime, workload))
 
 
 def _make_call(runtime: Any, workload: Workload, w: NDArray[Any]) -> Callable[[], object]:  # noqa: ANN401 - the package is optional
@@ -61,7 +61,7 @@ def _make_call(runtime: Any, workload: Workload, w: NDArray[Any]) -> Callable[[]
     options.intra_op_num_threads = workload.threads
     options.inter_op_num_threads = 1
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    # Threads spin while a call runs; idle ones would slow down the callee that is timed next.
+    # Threads spin while a call runs; idle ones would slow down the runner that is timed next.
     options.add_session_config_entry("session.intra_op.allow_spinning", "1")
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = _ERRORS_ONLY

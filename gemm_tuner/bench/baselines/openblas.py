@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 
 from gemm_tuner.bench.baselines.baseline import CBaseline
-from gemm_tuner.bench.c_callee import CCalleeOfArray
+from gemm_tuner.bench.c_runner import CRunnerOfArray
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import F32
 from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.errors import BaselineMissing
-from gemm_tuner.runtime.memory import address_of
+from gemm_tuner.machine.memory import address_of
 
 
 class _LayerStruct(ctypes.Structure):
-    """`openblas_layer` of templates/bench/openblas.c."""
+    """`openblas_layer` of bench/native/openblas.c."""
 
     _fields_ = (
         ("m", ctypes.c_int64),
@@ -51,8 +51,8 @@ class OpenBlas(CBaseline):
         version = re.search(r"\d+\.\d+\.\d+", config)
         self.text = f"openblas {version[0] if version else 'unknown'}"
 
-    def prepare(self, workload: Workload) -> "_OpenBlasCallee":
-        """Return a callee that works on `workload`.
+    def prepare(self, workload: Workload) -> "_OpenBlasRunner":
+        """Return a runner that works on `workload`.
 
         Raises:
             BaselineMissing: the problem is not in float32.
@@ -62,10 +62,10 @@ class OpenBlas(CBaseline):
                 f"OpenBLAS does not compute {workload.problem.types.text}; choose another baseline."
             )
         self._library.scipy_openblas_set_num_threads64_(ctypes.c_int(workload.threads))
-        return _OpenBlasCallee(self._driver, workload)
+        return _OpenBlasRunner(self._driver, workload)
 
 
-class _OpenBlasCallee(CCalleeOfArray):
+class _OpenBlasRunner(CRunnerOfArray):
     def __init__(self, driver: ctypes.CDLL, workload: Workload) -> None:
         problem = workload.problem
         # OpenBLAS is up to 1.7 times as fast with w as (k, n), but for a single row of x.

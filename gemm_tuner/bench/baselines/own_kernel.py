@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from gemm_tuner.bench.baselines.baseline import CBaseline
-from gemm_tuner.bench.kernel_callee import KernelCallee
+from gemm_tuner.bench.kernel_runner import KernelRunner
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.cpu import Cpu
@@ -26,9 +26,9 @@ class ScalarKernel(CBaseline):
         self._timer = timer
         self.text = f"scalar {build.artifact.sha256[:12]}"
 
-    def prepare(self, workload: Workload) -> KernelCallee:
-        """Return a callee that works on `workload`."""
-        return KernelCallee(self._kernel.library, workload, self._timer)
+    def prepare(self, workload: Workload) -> KernelRunner:
+        """Return a runner that works on `workload`."""
+        return KernelRunner(self._kernel.library, workload, self._timer)
 
 
 class OneThread(ScalarKernel):

@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.chain import split_chain
-from gemm_tuner.bench.baselines.python_callee import PythonCallee
+from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.baselines.torch_bytes import make_call_on_bytes
 from gemm_tuner.bench.baselines.torch_steps import (
     STEPS,
@@ -40,8 +40,8 @@ class TorchEager:
         """
         self.text = f"torch {torch_version()}"
 
-    def prepare(self, workload: Workload) -> PythonCallee:
-        """Return a callee that works on `workload`.
+    def prepare(self, workload: Workload) -> PythonRunner:
+        """Return a runner that works on `workload`.
 
         Raises:
             BaselineMissing: floating-point types differ, or there is no operator for a step.
@@ -53,7 +53,7 @@ class TorchEager:
                 f"PyTorch does not compute {types.text}; choose another baseline."
             )
         make = make_call_on_bytes if types.x.is_integer else _make_call
-        return PythonCallee(workload, partial(make, import_torch(workload.threads), workload))
+        return PythonRunner(workload, partial(make, import_torch(workload.threads), workload))
 
 
 def _make_call(torch: Torch, workload: Workload, w: NDArray[Any]) -> Callable[[], object]:

@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.chain import Link, split_chain
-from gemm_tuner.bench.baselines.python_callee import PythonCallee
+from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.baselines.torch_steps import (
     Tensor,
     Torch,
@@ -71,8 +71,8 @@ class TorchInductor:
         """
         self.text = f"torch-inductor {torch_version()}"
 
-    def prepare(self, workload: Workload) -> PythonCallee:
-        """Return a callee that works on `workload`.
+    def prepare(self, workload: Workload) -> PythonRunner:
+        """Return a runner that works on `workload`.
 
         Raises:
             BaselineMissing: the types differ, or PyTorch has no operator for a step.
@@ -86,7 +86,7 @@ class TorchInductor:
         if "CXX" not in os.environ:
             os.environ["CXX"] = _find_compiler()
         torch = import_torch(workload.threads)
-        return PythonCallee(workload, partial(_make_call, torch, workload))
+        return PythonRunner(workload, partial(_make_call, torch, workload))
 
 
 def _find_compiler() -> str:

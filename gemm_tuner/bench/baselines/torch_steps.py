@@ -12,7 +12,7 @@ from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.errors import BaselineMissing
-from gemm_tuner.runtime.wheels import wheel_version
+from gemm_tuner.libraries.wheels import wheel_version
 
 _WHEEL = "torch"
 _INSTALL = "pip install torch"

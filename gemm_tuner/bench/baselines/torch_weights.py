@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.arrays.quantise import read_elements
 from gemm_tuner.bench.baselines.chain import split_chain
-from gemm_tuner.bench.baselines.python_callee import PythonCallee
+from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.baselines.torch_steps import (
     STEPS,
     Tensor,
@@ -24,7 +25,6 @@ from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import BaselineMissing
-from gemm_tuner.runtime.quantise import read_elements
 
 # Operators of torch.ops.aten.
 _PRODUCT_OF_BYTES = "_weight_int8pack_mm"
@@ -56,8 +56,8 @@ class TorchWeightOnly:
         """
         self.text = f"torch-weights {torch_version()}"
 
-    def prepare(self, workload: Workload) -> PythonCallee:
-        """Return a callee that works on `workload`.
+    def prepare(self, workload: Workload) -> PythonRunner:
+        """Return a runner that works on `workload`.
 
         Raises:
             BaselineMissing: there is no operator for such weights, or for a step.
@@ -73,7 +73,7 @@ class TorchWeightOnly:
         check_steps(workload, links, STEPS)
         torch = import_torch(workload.threads)
         steps = [partial(apply_step, torch, link, operand_of(torch, link)) for link in links]
-        return PythonCallee(workload, partial(_make_call, torch, workload, steps))
+        return PythonRunner(workload, partial(_make_call, torch, workload, steps))
 
 
 def _why_not(problem: Problem) -> str | None:

@@ -1,0 +1,1 @@
+"""Arrays of callers: read in place, checked, quantised, packed."""

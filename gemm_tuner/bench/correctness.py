@@ -1,0 +1,286 @@
+"""Prove that a kernel computes what it should and touches nothing else."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemm_tuner.abi import (
+    ALIGNMENT_BYTES,
+    OK,
+    ArgsStruct,
+    ArrayView,
+    KernelLibrary,
+    make_args,
+    make_weights,
+)
+from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.bench.crash import Report
+from gemm_tuner.bench.finding import Finding
+from gemm_tuner.bench.guard import Flush, GuardedMatrix, GuardedMemory, Region
+from gemm_tuner.bench.inputs import InputKind, Inputs, make_inputs
+from gemm_tuner.bench.reference import compute_expected
+from gemm_tuner.bench.tolerance import Expected, find_error
+from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.record import Outcome
+from gemm_tuner.runtime.load import Kernel
+
+# Larger calls are made in fewer ways: their arithmetic is what takes time.
+_LARGE_FLOP = 2_000_000_000
+
+_PREFERRED = 0  # the parts that the kernel prefers, or three if it prefers one
+_FORWARDS = (False,)
+_BACKWARDS = (True,)
+_BOTH_ORDERS = (False, True)
+
+
+class _Care(StrEnum):
+    """In how many ways a number of rows is checked."""
+
+    FULL = "full"
+    LARGE = "large"
+    TAIL = "tail"  # only the handling of rows differs from a number that is checked in full
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scenario:
+    """How the arrays of some calls lie, and how these calls are cut.
+
+    `parts` says for each degree of care into how many parts the calls are cut. `orders` says for
+    each run of a call whether the parts run from the last to the first. A `batch` has this many
+    products, each of the same rows in another order.
+    """
+
+    kind: InputKind
+    flush: Flush
+    padding: int
+    orders: tuple[bool, ...]
+    batch: int = 1
+    parts: dict[_Care, tuple[int, ...]]
+
+
+# Arrays touch a guard page with either end while the call is cut into one part and into the
+# preferred number; small calls also into three and four. The first row of a kind says how w lies.
+# fmt: off
+_SCENARIOS = (
+    _Scenario(kind=InputKind.EXACT,   flush=Flush.END,   padding=0, orders=_FORWARDS,
+              parts={_Care.FULL: (1, _PREFERRED), _Care.LARGE: (1,), _Care.TAIL: (1,)}),
+    _Scenario(kind=InputKind.EXACT,   flush=Flush.START, padding=3, orders=_FORWARDS, batch=3,
+              parts={_Care.FULL: (3, 4), _Care.TAIL: (_PREFERRED,)}),
+    _Scenario(kind=InputKind.NORMAL,  flush=Flush.START, padding=3, orders=_BACKWARDS,
+              parts={_Care.FULL: (1, _PREFERRED), _Care.LARGE: (_PREFERRED,)}),
+    _Scenario(kind=InputKind.SPECIAL, flush=Flush.END,   padding=5, orders=_BOTH_ORDERS,
+              parts={_Care.FULL: (3, 4), _Care.LARGE: (_PREFERRED,)}),
+    _Scenario(kind=InputKind.SPECIAL, flush=Flush.START, padding=0, orders=_FORWARDS,
+              parts={_Care.LARGE: (1,)}),
+)
+# fmt: on
+
+
+class _GuardedWeights:
+    """Weights as the caller stores them, each array between guard pages."""
+
+    def __init__(self, problem: Problem, inputs: Inputs, scenario: _Scenario) -> None:
+        """Guard copies of the arrays; scales and zero points are dense."""
+        w = _guard_input("w", inputs.w, scenario)
+        self._matrices = [w]
+        addresses = {}
+        dense = replace(scenario, padding=0)
+        for name, array in (("scales", inputs.scales), ("zero_points", inputs.zero_points)):
+            if array is not None:
+                matrix = _guard_input(name, array, dense)
+                self._matrices.append(matrix)
+                addresses[name] = matrix.address
+        elements_per_byte = 8 // min(8, problem.types.w.size_bits)
+        self.struct = make_weights(w.address, w.leading_dimension * elements_per_byte, **addresses)
+
+    @property
+    def regions(self) -> list[Region]:
+        """Return the addresses that must not be touched."""
+        return [region for matrix in self._matrices for region in matrix.regions]
+
+
+class Case:
+    """Inputs of one kind with their exact result, and the weights where every kernel reads them."""
+
+    def __init__(self, problem: Problem, kind: InputKind, seed: int) -> None:
+        """Make the inputs and compute the result."""
+        scenario = next(one for one in _SCENARIOS if one.kind is kind)
+        self.inputs = make_inputs(problem, kind, seed)
+        self.expected = compute_expected(problem, self.inputs)
+        self.w = _GuardedWeights(problem, self.inputs, scenario)
+
+
+def verify(
+    kernel: Kernel,
+    problem: Problem,
+    cases: Mapping[InputKind, Case],
+    report: Report,
+) -> Finding:
+    """Run a kernel on every kind of input and compare it with the exact result.
+
+    Over the runs, arrays touch a guard page with their end and with their start, rows are dense and
+    apart, and the call is cut into one part, the preferred number and others, in both orders. A run
+    that touches a guard page or writes to an input ends the process: `report` says where.
+    """
+    library = kernel.library
+    checks = rows_to_check(problem.m, kernel.candidate.micro_kernel.mr)
+    for scenario in _SCENARIOS:
+        case = cases[scenario.kind]
+        calls = [
+            (rows, _resolve_parts(parts, library))
+            for rows, care in checks.items()
+            for parts in scenario.parts.get(_limit_care(care, problem.flop(rows)), ())
+        ]
+        if not calls:
+            continue
+        packed_w = _pack(library, case.w, scenario, report)
+        if stray_write := packed_w.find_stray_write():
+            return Finding(outcome=Outcome.OUT_OF_BOUNDS, detail=stray_write)
+        for rows, parts in calls:
+            run = _Run(library, NUMPY_TYPES[problem.types.y], scenario, parts, report)
+            finding = _check_run(
+                run, packed_w, case.inputs.first_rows(rows), case.expected.first_rows(rows)
+            )
+            if finding.outcome is not Outcome.CORRECT:
+                where = f"m = {rows}, {scenario.kind.value} inputs, {parts} parts"
+                return replace(finding, detail=f"{finding.detail} ({where})")
+    return Finding(outcome=Outcome.CORRECT)
+
+
+def rows_to_check(rows: Rows, mr: int) -> dict[int, _Care]:
+    """Return the numbers of rows that stand for a range, each with the care it needs.
+
+    They are its ends, their neighbours and the middle, and the first two tiles of rows, so that
+    every height of a last tile occurs.
+    """
+    marks = {rows.low, rows.low + 1, (rows.low + rows.high) // 2, rows.high - 1, rows.high}
+    tails = range(rows.low, rows.low + 2 * mr + 1)
+    return {
+        count: _Care.FULL if count in marks else _Care.TAIL
+        for count in sorted(marks.union(tails))
+        if count in rows
+    }
+
+
+def _limit_care(care: _Care, flop: int) -> _Care:
+    return _Care.LARGE if care is _Care.FULL and flop > _LARGE_FLOP else care
+
+
+def _resolve_parts(parts: int, library: KernelLibrary) -> int:
+    if parts != _PREFERRED:
+        return parts
+    return library.preferred_parts if library.preferred_parts > 1 else 3
+
+
+def _pack(
+    library: KernelLibrary, w: _GuardedWeights, scenario: _Scenario, report: Report
+) -> GuardedMemory:
+    packed_w = _guard_block("packed w", library.packed_weight_bytes, scenario)
+    report.watch_regions([*w.regions, *packed_w.regions])
+    report.step()
+    library.pack_weights(w.struct, packed_w.address)
+    packed_w.forbid_writing()
+    return packed_w
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A kernel and how it is called."""
+
+    library: KernelLibrary
+    y_type: np.dtype[np.generic]
+    scenario: _Scenario
+    parts: int
+    report: Report
+
+
+def _check_run(run: _Run, packed_w: GuardedMemory, inputs: Inputs, expected: Expected) -> Finding:
+    scenario, rows = run.scenario, len(inputs.x)
+    inputs, expected = inputs.rotated(scenario.batch), expected.rotated(scenario.batch)
+    x = _guard_input("x", inputs.x, scenario)
+    # Vectors and scalars are matrices of one row here.
+    operands = {
+        name: _guard_input(name, np.atleast_2d(operand), scenario)
+        for name, operand in inputs.operands.items()
+    }
+    workspace = _guard_block("workspace", run.library.workspace_bytes(run.parts), scenario)
+    results = []
+    for is_reversed in scenario.orders:
+        y = GuardedMatrix(
+            "y", expected.shape, run.y_type, padding=scenario.padding, flush=scenario.flush
+        )
+        args = make_args(
+            m=rows,
+            batch=scenario.batch,
+            x=_view(x, rows),
+            packed_w=packed_w.address,
+            y=_view(y, rows),
+            operands=[
+                _view(operand, rows if name in inputs.row_operands else 0)
+                for name, operand in operands.items()
+            ],
+            workspace=workspace.address,
+        )
+        matrices = [x, *operands.values(), y]
+        regions = [region for matrix in matrices for region in matrix.regions]
+        run.report.watch_regions([*regions, *packed_w.regions, *workspace.regions])
+        status = _call(run, args, is_reversed=is_reversed)
+        if status != OK:
+            return Finding(outcome=Outcome.WRONG, detail=f"gemm_tuner_run returned {status}")
+        if stray_write := y.find_stray_write() or workspace.find_stray_write():
+            return Finding(outcome=Outcome.OUT_OF_BOUNDS, detail=stray_write)
+        results.append(y.values)
+    return _judge(results, expected)
+
+
+def _view(matrix: GuardedMatrix, rows: int) -> ArrayView:
+    """Return where a matrix lies, of which each product of a batch has `rows` rows."""
+    is_vector = len(matrix.values) == 1
+    stride = rows if is_vector else rows * matrix.leading_dimension
+    return ArrayView(matrix.address, matrix.leading_dimension, stride)
+
+
+def _call(run: _Run, args: ArgsStruct, *, is_reversed: bool) -> int:
+    """Return the first status that is not OK, or OK."""
+    run.report.step()
+    order = range(run.parts)
+    for phase in range(run.library.phases):
+        for part in reversed(order) if is_reversed else order:
+            status = run.library.run(args, phase, part, run.parts)
+            if status != OK:
+                return status
+    run.report.step()
+    return OK
+
+
+def _judge(results: Sequence[NDArray[Any]], expected: Expected) -> Finding:
+    first, *others = results
+    error = find_error(expected, first)
+    if error is not None:
+        return Finding(outcome=Outcome.WRONG, detail=error)
+    if any(not _same_bits(first, other) for other in others):
+        return Finding(
+            outcome=Outcome.WRONG, detail="the result depends on the order in which parts run"
+        )
+    return Finding(outcome=Outcome.CORRECT)
+
+
+def _same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    return np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+
+
+def _guard_input(name: str, values: NDArray[Any], scenario: _Scenario) -> GuardedMatrix:
+    rows, columns = values.shape
+    matrix = GuardedMatrix(
+        name, (rows, columns), values.dtype, padding=scenario.padding, flush=scenario.flush
+    )
+    matrix.set_input(values)
+    return matrix
+
+
+def _guard_block(name: str, size_bytes: int, scenario: _Scenario) -> GuardedMemory:
+    return GuardedMemory(name, size_bytes, flush=scenario.flush, alignment_bytes=ALIGNMENT_BYTES)

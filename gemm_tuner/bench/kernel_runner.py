@@ -1,0 +1,85 @@
+"""A kernel library as a runner: bench/native/timer.c calls it in a loop."""
+
+import ctypes
+from pathlib import Path
+
+from gemm_tuner.abi import ArgsStruct, ArrayView, KernelLibrary, make_args
+from gemm_tuner.arrays.weights import check_weights
+from gemm_tuner.bench.c_runner import CRunner
+from gemm_tuner.bench.workload import Workload
+from gemm_tuner.domain.epilogue import OperandShape
+from gemm_tuner.errors import KernelRejected
+from gemm_tuner.machine.memory import address_of, allocate_aligned
+
+_REFUSED = -2
+
+
+class _KernelCallsStruct(ctypes.Structure):
+    """`kernel_calls` of bench/native/timer.c."""
+
+    _fields_ = (
+        ("run", ctypes.c_void_p),
+        ("args", ArgsStruct),
+        ("phases", ctypes.c_int32),
+        ("parts", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    )
+
+
+class KernelRunner(CRunner):
+    """A kernel that runs in the parts it prefers, on at most the threads of the workload.
+
+    It was proved in these parts, and is called in them.
+    """
+
+    def __init__(self, library: KernelLibrary, workload: Workload, timer: Path) -> None:
+        """Prepare the arguments of all calls."""
+        parts = library.preferred_parts
+        self._library = library
+        self._workload = workload
+        self._workspace = allocate_aligned(library.workspace_bytes(parts))
+        calls = _KernelCallsStruct(
+            library.run_address,
+            self._make_args(),
+            library.phases,
+            parts,
+            workload.threads,
+        )
+        super().__init__(ctypes.CDLL(str(timer)).bench_time_kernel, ctypes.byref(calls))
+
+    @property
+    def packed_weight_bytes(self) -> int:
+        """Return the size of the packed weights, in bytes."""
+        return self._library.packed_weight_bytes
+
+    def pack(self, address: int) -> None:
+        """Pack the weights of the workload into the memory at `address`."""
+        workload = self._workload
+        weights = check_weights(workload.problem, workload.w, workload.scales, workload.zero_points)
+        self._library.pack_weights(weights.struct, address)
+
+    def _check_calls(self, status: int) -> None:
+        if status == _REFUSED:
+            raise KernelRejected(
+                f"the kernel refused a call for {self._workload.problem.text}: it cannot be timed; "
+                "build or fetch it again."
+            )
+
+    def _make_args(self) -> ArgsStruct:
+        workload = self._workload
+        n = max(1, workload.problem.n)
+        leading_dimensions = {
+            operand.name: n if operand.shape is OperandShape.MATRIX else 0
+            for operand in workload.problem.epilogue.operands
+        }
+        return make_args(
+            m=workload.rows,
+            x=ArrayView(address_of(workload.x), max(1, workload.problem.k)),
+            packed_w=0,
+            y=ArrayView(address_of(workload.y), n),
+            operands=[
+                ArrayView(address_of(array), leading_dimensions[name])
+                for name, array in workload.operands.items()
+            ],
+            workspace=address_of(self._workspace),
+        )

@@ -1,0 +1,1 @@
+"""Other libraries that compute a layer: oneDNN, NumPy."""

@@ -1,0 +1,115 @@
+"""A linear layer computed by NumPy, in float32 or, of integers, in float64, which is exact."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemm_tuner.arrays.quantise import QuantisedWeights, dequantise_weights
+from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.weights import StoredWeights
+from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.epilogue import OperandShape
+from gemm_tuner.domain.problem import Problem, WeightLayout
+
+# Elements of the problem's types; NumPy's own types do not include bfloat16.
+Array = NDArray[Any]
+
+_ERF_COEFFICIENTS = np.array(
+    [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592], np.float32
+)
+
+
+class NumpyLayer:
+    """One problem, computed by NumPy in as many threads as it chooses."""
+
+    text = f"numpy {np.__version__}"
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+
+    def pack(self, weights: StoredWeights) -> Array:
+        """Return a copy of the weights, (k, n), in the type in which they are multiplied."""
+        working_type = _working_type(self._problem)
+        if weights.scales is not None:
+            quantised = QuantisedWeights(weights.w, weights.scales, weights.zero_points)
+            return dequantise_weights(self._problem, quantised).astype(working_type).T
+        copied: Array = weights.w.astype(working_type)
+        return copied.T if self._problem.w_layout is WeightLayout.NK else copied
+
+    def compute(
+        self,
+        x: Array,
+        packed: Array,
+        y: Array,
+        operands: Sequence[Array],
+        threads: int | None,  # noqa: ARG002 - NumPy chooses its threads itself
+    ) -> None:
+        """Write `epilogue(x @ w)` to y; the operands are in the order of the epilogue."""
+        # A kernel computes with infinities in silence, and so does its substitute.
+        with np.errstate(all="ignore"):
+            product = np.matmul(x.astype(packed.dtype, copy=False), packed)
+        sums_of_w = packed.sum(axis=0) if takes_offset(self._problem) else None
+        y[...] = finish(self._problem, product, sums_of_w, operands)
+
+
+def takes_offset(problem: Problem) -> bool:
+    """Say whether the epilogue takes an offset off x, for which the sums of w are needed."""
+    return any(step.kind.is_offset for step in problem.epilogue.steps)
+
+
+def finish(
+    problem: Problem, product: Array, sums_of_w: Array | None, operands: Sequence[Array]
+) -> Array:
+    """Return the epilogue of a product, in the type of y.
+
+    `sums_of_w` are those of each column of w, (n,), for epilogues that take an offset off x.
+    """
+    value = product.astype(_working_type(problem), copy=False)
+    remaining = iter(operands)
+    with np.errstate(all="ignore"):
+        for step in problem.epilogue.steps:
+            kind = step.kind
+            operand: Array | None = None
+            if kind.operand is not OperandShape.NONE:
+                operand = next(remaining).astype(value.dtype, copy=False)
+                if kind.operand is OperandShape.COLUMN_VECTOR:
+                    operand = operand[:, np.newaxis]
+                if kind.is_offset:
+                    operand = operand * sums_of_w
+            compute: Callable[..., Array] = _WHOLE_ARRAY_STEPS.get(kind.name, kind.reference)
+            value = np.asarray(compute(np, value, operand, *step.parameters), dtype=value.dtype)
+        return _rounded(value, problem.types.y)
+
+
+def _working_type(problem: Problem) -> type[np.float32 | np.float64]:
+    # Sums of integers are exact in float64.
+    return np.float64 if problem.types.x.is_integer else np.float32
+
+
+def _gelu_erf(_xp: object, value: NDArray[np.float32], _operand: None) -> NDArray[np.float32]:
+    """Return x times the normal distribution function of x, in whole-array steps.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: the error of erf is
+    at most 1.5e-7.
+    """
+    magnitude = np.abs(value) * np.float32(0.7071067811865476)
+    t = 1 / (1 + np.float32(0.3275911) * magnitude)
+    polynomial = t * np.polyval(_ERF_COEFFICIENTS, t)
+    tail = polynomial * np.exp(-magnitude * magnitude) / 2
+    return np.asarray(value * np.where(value < 0, tail, 1 - tail), dtype=np.float32)
+
+
+# NumPy has no erf: the table's reference calls Python for each element.
+_WHOLE_ARRAY_STEPS: dict[str, Callable[..., Array]] = {"gelu_erf": _gelu_erf}
+
+
+def _rounded(value: Array, dtype: DType) -> Array:
+    """Return a result in its type: integers are rounded to even and saturated, NaN is the least."""
+    wanted = NUMPY_TYPES[dtype]
+    if not dtype.is_integer:
+        return value.astype(wanted, copy=False)
+    limits = np.iinfo(wanted)
+    finite = np.where(np.isnan(value), limits.min, value)
+    return np.clip(np.rint(finite), limits.min, limits.max).astype(wanted)

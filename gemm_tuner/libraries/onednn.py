@@ -1,0 +1,300 @@
+"""oneDNN, loaded from its wheel and called through its C API: what it names, and how.
+
+Both ways to it start here: the baseline that kernels are timed beside, and what runs where no
+kernel is faster.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gemm_tuner.domain.dtype import DType
+from gemm_tuner.errors import BaselineMissing
+from gemm_tuner.libraries.wheels import find_in_wheel
+
+_WHEEL = "onednn-cpu-gomp"
+_LIBRARY = "libdnnl.so.3"
+_OPENMP = "libgomp"  # not in the wheel
+
+# Algorithms of oneDNN by their number in its C API, version 3.
+RELU = 0x20
+TANH = 0x21
+LINEAR = 0x26
+LOGISTIC = 0x29
+GELU_TANH = 0x2B
+SWISH = 0x2C
+CLIP = 0x2E
+GELU_ERF = 0x31
+ROUND = 0x32
+HARDSWISH = 0x34
+BINARY_ADD = 0x1FFF0
+BINARY_MUL = 0x1FFF1
+
+DATA_TYPES = {
+    DType.F16: 1,
+    DType.BF16: 2,
+    DType.F32: 3,
+    DType.S32: 4,
+    DType.S8: 5,
+    DType.U8: 6,
+}
+
+# The element-wise function of a step: algorithm, then alpha and beta, which are the parameters of
+# the step if it has any.
+ELEMENTWISE: dict[str, tuple[int, tuple[float, ...]]] = {
+    "relu": (RELU, (0.0, 0.0)),
+    "leaky_relu": (RELU, ()),
+    "clamp": (CLIP, ()),
+    "hardswish": (HARDSWISH, (1.0 / 6.0, 0.5)),
+    "sigmoid": (LOGISTIC, (0.0, 0.0)),
+    "silu": (SWISH, (1.0, 0.0)),
+    "tanh": (TANH, (0.0, 0.0)),
+    "gelu_tanh": (GELU_TANH, (0.0, 0.0)),
+    "gelu_erf": (GELU_ERF, (0.0, 0.0)),
+}
+BINARY = {
+    "bias": BINARY_ADD,
+    "add": BINARY_ADD,
+    "mul": BINARY_MUL,
+    "channel_scale": BINARY_MUL,
+    "row_scale": BINARY_MUL,
+}
+
+FORMAT_ANY = 1
+USER_SCRATCHPAD = 1
+QUERY_IMPLEMENTATION = 8
+QUERY_WEIGHTS = 131
+QUERY_SCRATCHPAD = 136
+SOURCE = 1
+OPERAND = 2
+DESTINATION = 17
+WEIGHTS = 33
+SCRATCHPAD = 80
+ZERO_POINTS = 8192
+POST_OP = 32768  # times the number of the post-op, counted from one
+
+Dims = ctypes.c_int64 * 12
+_CPU = 1
+_IN_ORDER = 1
+_NAME = ctypes.c_char_p
+_NUMBER = ctypes.c_int
+_OBJECT = ctypes.c_void_p
+_NEW_OBJECT = ctypes.POINTER(ctypes.c_void_p)
+
+
+class ExecutionArgument(ctypes.Structure):
+    """`dnnl_exec_arg_t`."""
+
+    _fields_ = (("argument", ctypes.c_int), ("memory", ctypes.c_void_p))
+
+
+class _VersionStruct(ctypes.Structure):
+    """The start of `dnnl_version_t`."""
+
+    _fields_ = (("major", ctypes.c_int), ("minor", ctypes.c_int), ("patch", ctypes.c_int))
+
+
+# Functions that return a status, without the prefix dnnl_. Those that make an object write it to
+# their first argument.
+# fmt: off
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "engine_create": (_NEW_OBJECT, _NUMBER, ctypes.c_size_t),
+    "stream_create": (_NEW_OBJECT, _OBJECT, ctypes.c_uint),
+    "stream_wait": (_OBJECT,),
+    "memory_desc_create_with_strides": (
+        _NEW_OBJECT, _NUMBER, ctypes.POINTER(ctypes.c_int64), _NUMBER,
+        ctypes.POINTER(ctypes.c_int64)),
+    "memory_desc_create_with_tag": (
+        _NEW_OBJECT, _NUMBER, ctypes.POINTER(ctypes.c_int64), _NUMBER, _NUMBER),
+    "memory_create": (_NEW_OBJECT, _OBJECT, _OBJECT, _OBJECT),
+    "memory_set_data_handle": (_OBJECT, _OBJECT),
+    "primitive_attr_create": (_NEW_OBJECT,),
+    "primitive_attr_set_post_ops": (_OBJECT, _OBJECT),
+    "primitive_attr_set_scratchpad_mode": (_OBJECT, _NUMBER),
+    "primitive_attr_set_zero_points_mask": (_OBJECT, _NUMBER, _NUMBER),
+    "post_ops_create": (_NEW_OBJECT,),
+    "post_ops_append_eltwise": (_OBJECT, _NUMBER, ctypes.c_float, ctypes.c_float),
+    "post_ops_append_binary": (_OBJECT, _NUMBER, _OBJECT),
+    "matmul_primitive_desc_create": (
+        _NEW_OBJECT, _OBJECT, _OBJECT, _OBJECT, _OBJECT, _OBJECT, _OBJECT),
+    "reorder_primitive_desc_create": (
+        _NEW_OBJECT, _OBJECT, _OBJECT, _OBJECT, _OBJECT, _OBJECT),
+    "primitive_desc_query": (_OBJECT, _NUMBER, _NUMBER, ctypes.POINTER(_NAME)),
+    "primitive_create": (_NEW_OBJECT, _OBJECT),
+    "primitive_execute": (_OBJECT, _OBJECT, _NUMBER, ctypes.POINTER(ExecutionArgument)),
+}
+_STATUSES = {1: "out of memory", 2: "invalid arguments", 3: "not implemented"}
+# fmt: on
+
+
+class OneDnnObject:
+    """An object of oneDNN, which lives as long as this one."""
+
+    def __init__(self, address: int, destroy: Callable[["OneDnnObject"], object]) -> None:
+        self._as_parameter_ = ctypes.c_void_p(address)
+        self._destroy = destroy
+
+    @property
+    def address(self) -> int:
+        """Return the address by which oneDNN knows the object."""
+        return self._as_parameter_.value or 0
+
+    def __del__(self) -> None:
+        """Destroy the object."""
+        self._destroy(self)
+
+
+class OneDnnLibrary:
+    """The functions of oneDNN's C API, with an engine for the CPU."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._functions = {}
+        for name, arguments in _FUNCTIONS.items():
+            function = getattr(library, f"dnnl_{name}")
+            function.argtypes = arguments
+            self._functions[name] = function
+        self._query_md = library.dnnl_primitive_desc_query_md
+        self._query_md.argtypes = (_OBJECT, _NUMBER, _NUMBER)
+        self._query_md.restype = ctypes.c_void_p
+        self._size_of = library.dnnl_memory_desc_get_size
+        self._size_of.argtypes = (_OBJECT,)
+        self._size_of.restype = ctypes.c_size_t
+        self._set_max_threads = library.omp_set_num_threads
+        self._process = os.getpid()
+        # It outlives all that is made for it.
+        self.engine = ctypes.c_void_p()
+        self.call("engine_create", ctypes.byref(self.engine), _CPU, 0)
+
+    @property
+    def text(self) -> str:
+        """Return the name and version: `onednn 3.2.0`."""
+        self._library.dnnl_version.restype = ctypes.POINTER(_VersionStruct)
+        version = self._library.dnnl_version().contents
+        return f"onednn {version.major}.{version.minor}.{version.patch}"
+
+    def max_threads(self) -> int:
+        """Return how many threads OpenMP uses for the calling thread."""
+        threads: int = self._library.omp_get_max_threads()
+        return threads
+
+    @contextmanager
+    def in_threads(self, threads: int | None) -> Iterator[int | None]:
+        """Let the calling thread use `threads` threads of OpenMP; None for what it uses anyway.
+
+        In a forked child it is one, because GNU's OpenMP waits for the others for ever there.
+        """
+        usable = threads if os.getpid() == self._process else 1
+        if usable is None:
+            yield None
+            return
+        before = self.max_threads()
+        self._set_max_threads(usable)
+        try:
+            yield usable
+        finally:
+            self._set_max_threads(before)
+
+    def call(self, function: str, *arguments: object) -> None:
+        """Call a function by its name without the prefix `dnnl_`.
+
+        Raises:
+            BaselineMissing: it returns a status that is not success.
+        """
+        status = self._functions[function](*arguments)
+        if status != 0:
+            raise BaselineMissing(
+                f"dnnl_{function} of oneDNN failed with status {status} "
+                f"({_STATUSES.get(status, 'unknown')})."
+            )
+
+    def create(self, kind: str, *arguments: object, way: str = "") -> OneDnnObject:
+        """Return a new object of a kind such as `memory`, made in one of its ways.
+
+        Raises:
+            BaselineMissing: oneDNN refuses the arguments.
+        """
+        address = ctypes.c_void_p()
+        self.call(f"{kind}_create{way}", ctypes.byref(address), *arguments)
+        destroyed = "primitive_desc" if kind.endswith("primitive_desc") else kind
+        destroy = getattr(self._library, f"dnnl_{destroyed}_destroy")
+        return OneDnnObject(address.value or 0, destroy)
+
+    def stream(self) -> OneDnnObject:
+        """Return a new stream, which does one thing after the other."""
+        return self.create("stream", self.engine, _IN_ORDER)
+
+    def array(self, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> OneDnnObject:
+        """Return the description of an array, its strides in elements."""
+        type_number = DATA_TYPES[dtype]
+        dims, steps = Dims(*shape), Dims(*strides)
+        return self.create("memory_desc", len(shape), dims, type_number, steps, way="_with_strides")
+
+    def matrix_in_any_layout(self, shape: tuple[int, int], dtype: DType) -> OneDnnObject:
+        """Return the description of a matrix whose layout the primitive chooses."""
+        return self.create(
+            "memory_desc", 2, Dims(*shape), DATA_TYPES[dtype], FORMAT_ANY, way="_with_tag"
+        )
+
+    def query_md(self, description: OneDnnObject, query: int) -> int:
+        """Return a memory descriptor that belongs to the description of a primitive."""
+        address: int = self._query_md(description, query, 0)
+        return address
+
+    def size_bytes(self, memory_desc: int) -> int:
+        """Return the size of the memory that a descriptor describes."""
+        size: int = self._size_of(memory_desc)
+        return size
+
+    def implementation(self, description: OneDnnObject) -> str:
+        """Return the name of the implementation that a primitive got, such as `brg:avx512_core`."""
+        name = _NAME()
+        self.call("primitive_desc_query", description, QUERY_IMPLEMENTATION, 0, ctypes.byref(name))
+        return (name.value or b"").decode()
+
+
+def find_onednn() -> Path:
+    """Return the library of the installed wheel.
+
+    Raises:
+        BaselineMissing: there is none.
+    """
+    return find_in_wheel(_WHEEL, _LIBRARY, install='pip install "gemm-tuner[onednn]"')
+
+
+def load_library(path: Path, *, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    """Return the loaded library, or one that calls it.
+
+    Raises:
+        BaselineMissing: the system cannot load it.
+    """
+    try:
+        return ctypes.CDLL(str(path), mode=mode)
+    except OSError as error:
+        advice = (
+            "install it from the system's packages: libgomp1 on Debian, libgomp on RHEL"
+            if _OPENMP in str(error)
+            else 'run: pip install --force-reinstall "gemm-tuner[onednn]"'
+        )
+        raise BaselineMissing(f"oneDNN does not load: {error}; {advice}.") from error
+
+
+@cache
+def open_onednn() -> OneDnnLibrary:
+    """Return oneDNN, loaded once in a process.
+
+    Raises:
+        BaselineMissing: its wheel is not installed, or its library does not load or is another.
+    """
+    library = load_library(find_onednn())
+    try:
+        return OneDnnLibrary(library)
+    except AttributeError as error:
+        raise BaselineMissing(
+            f"oneDNN lacks a function: {error}; "
+            'run: pip install --force-reinstall "gemm-tuner[onednn]".'
+        ) from error

@@ -1,0 +1,45 @@
+"""The steps for the very problem that was asked: on this CPU, then on its siblings."""
+
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.verdict import Basis
+from gemm_tuner.select.lookup import Lookup, servable
+from gemm_tuner.store.repository import Repository
+
+
+def exact(
+    repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
+) -> Lookup:
+    """Look for `problem` measured on exactly this CPU."""
+    trials = repository.trials(problem=problem, cpu_key=cpu.exact_key, only_decisive=True)
+    verdict, confirmed = servable(
+        repository, trials, problem=problem, cpu=cpu, context=context, basis=Basis.MEASURED
+    )
+    found = "measured" if verdict else "no kernel confirmed in this store"
+    reason = f"exact: {found} on {cpu.exact_key}."
+    return Lookup(verdict=verdict, reason=reason, confirmed=confirmed)
+
+
+def sibling(
+    repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
+) -> Lookup:
+    """Look for `problem` measured on another CPU of the same micro-architecture class."""
+    trials = repository.trials(problem=problem, class_key=cpu.class_key, only_decisive=True)
+    keys = dict.fromkeys(trial.cpu.exact_key for trial in reversed(trials))
+    for key in [key for key in keys if key != cpu.exact_key]:
+        # A kernel that failed on one CPU of the class is not trusted on another.
+        of_key = [
+            trial
+            for trial in trials
+            if trial.cpu.exact_key == key or trial.outcome is not Outcome.CORRECT
+        ]
+        verdict, confirmed = servable(
+            repository, of_key, problem=problem, cpu=cpu, context=context, basis=Basis.SIBLING
+        )
+        if verdict:
+            reason = f"sibling: measured on {key}, so stale until measured here."
+            return Lookup(verdict=verdict, reason=reason, confirmed=confirmed)
+    reason = f"sibling: no kernel confirmed in this store on the class {cpu.class_key}."
+    return Lookup(verdict=None, reason=reason)

@@ -1,0 +1,88 @@
+"""The lookup for a CPU on which nothing was measured: what the model chose for such a core."""
+
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.domain.verdict import Basis, Decision, Verdict
+from gemm_tuner.errors import InvalidCandidate
+from gemm_tuner.select.lookup import Lookup
+from gemm_tuner.space.cores import core_of
+from gemm_tuner.space.ranking import ranked
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.tables import Origin
+
+
+def predicted(
+    repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
+) -> Lookup:
+    """Look for kernels proved for the core of `cpu`, and name the one that the model ranks first.
+
+    It is a tie without a ratio: its speed is not known, on this CPU or on any other.
+    """
+    chosen = shortlisted(repository, problem, cpu=cpu, threads=context.threads)
+    digests = {trial.artifact.sha256 for trial in chosen if trial.artifact}
+    held = repository.held_artifacts(digests)
+    trials = [trial for trial in chosen if trial.artifact and trial.artifact.sha256 in held]
+    if not trials:
+        reason = f"predicted: no kernel was chosen for the core {core_of(cpu).cpu.brand}."
+        return Lookup(verdict=None, reason=reason)
+    best = trials[0]
+    verdict = Verdict(
+        problem=problem,
+        cpu_key=cpu.exact_key,
+        context=context,
+        decision=Decision.TIE,
+        basis=Basis.PREDICTED,
+        complete=False,
+        candidate=best.candidate,
+        artifact=best.artifact,
+    )
+    reason = (
+        f"predicted: the model's first of {len(trials)} kernels that are proved for the core "
+        f'{core_of(cpu).cpu.brand}; "gemm-tuner tune-shortlist" times them here.'
+    )
+    return Lookup(verdict=verdict, reason=reason)
+
+
+def shortlisted(
+    repository: Repository,
+    problem: Problem,
+    *,
+    cpu: Cpu,
+    threads: int,
+    origin: Origin | None = Origin.MEASURED,
+) -> list[Trial]:
+    """Return the proofs of kernels chosen for the core of `cpu` that it can run, best first.
+
+    They are of the newest generator that has any. Regimes share them: the model does not tell them
+    apart. None counts that failed later on such a CPU; what hung may have had too little time.
+    """
+    core = core_of(cpu)
+    if not core.is_of(cpu):
+        return []  # it only stands in for a core that is not known
+    trials = repository.trials(problem=problem, origin=origin)
+    of_core = [trial for trial in trials if core.is_of(trial.cpu) and trial.artifact is not None]
+    failed = {
+        _build(trial) for trial in of_core if trial.outcome not in {Outcome.CORRECT, Outcome.HUNG}
+    }
+    usable = [
+        trial
+        for trial in of_core
+        if trial.stage is Stage.PREDICTED
+        and trial.outcome is Outcome.CORRECT
+        and trial.context.threads == threads
+        and _build(trial) not in failed
+        and trial.artifact
+        and trial.artifact.required_isa <= cpu.isa
+    ]
+    newest = {trial.candidate: trial for trial in usable if trial.generator == usable[-1].generator}
+    try:
+        return [newest[candidate] for candidate in ranked(newest, problem, cpu)]
+    except InvalidCandidate:
+        return []  # of a catalog that this version does not have
+
+
+def _build(trial: Trial) -> tuple[Candidate, str]:
+    return trial.candidate, trial.artifact.sha256 if trial.artifact else ""

@@ -1,0 +1,85 @@
+"""Signatures of verdicts: made by the service, checked by a client before it reads the content."""
+
+import binascii
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from datetime import datetime
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gemm_tuner.errors import SignatureInvalid, VerdictExpired
+from gemm_tuner.trust.keys import KeyPair
+from gemm_tuner.trust.payload import VerdictPayload
+
+# A signature made for another purpose with the same key is not one of a verdict.
+PURPOSE = b"gemm-tuner verdict 1\n"
+
+
+class SignedVerdict(BaseModel):
+    """The envelope: the exact bytes that were signed, and the signature, both in base64.
+
+    The signature is Ed25519 over the line `gemm-tuner verdict 1` and the bytes of the payload.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    payload: str = Field(max_length=100_000)
+    signature: str = Field(max_length=100)
+    key_id: str = Field(pattern=r"^[0-9a-f]{16}$")
+
+
+def sign_verdict(payload: bytes, key_pair: KeyPair) -> SignedVerdict:
+    """Return `payload` with its signature."""
+    return SignedVerdict(
+        payload=b64encode(payload).decode(),
+        signature=b64encode(key_pair.private_key.sign(PURPOSE + payload)).decode(),
+        key_id=key_pair.key_id,
+    )
+
+
+def open_verdict(
+    envelope: SignedVerdict, pinned_keys: Mapping[str, bytes], now: datetime
+) -> VerdictPayload:
+    """Return the payload of `envelope`, if it was signed with a pinned key and still holds.
+
+    `pinned_keys` maps the id of each key to its 32 raw bytes.
+
+    Raises:
+        SignatureInvalid: the key is not pinned, or the signature or the payload is not valid.
+        VerdictExpired: the verdict held until before `now`.
+    """
+    payload = _verified_bytes(envelope, pinned_keys)
+    try:
+        verdict = VerdictPayload.model_validate_json(payload)
+    except ValidationError as error:
+        raise SignatureInvalid(
+            f"the signed verdict does not have the known form ({error.error_count()} faults); "
+            "update gemm-tuner."
+        ) from None
+    if now >= verdict.expires_at:
+        raise VerdictExpired(
+            f"the verdict for {verdict.problem!r} held until {verdict.expires_at.isoformat()}; "
+            "ask the service again, and check this machine's clock."
+        )
+    return verdict
+
+
+def _verified_bytes(envelope: SignedVerdict, pinned_keys: Mapping[str, bytes]) -> bytes:
+    public_key = pinned_keys.get(envelope.key_id)
+    if public_key is None:
+        raise SignatureInvalid(
+            f"the verdict is signed with the key {envelope.key_id}, which is not pinned; "
+            "nothing was loaded: pin the service's key if you trust it."
+        )
+    try:
+        payload = b64decode(envelope.payload, validate=True)
+        signature = b64decode(envelope.signature, validate=True)
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, PURPOSE + payload)
+    except (binascii.Error, ValueError, InvalidSignature):
+        raise SignatureInvalid(
+            f"the signature of the verdict is not by the key {envelope.key_id}; "
+            "nothing was loaded: the answer was changed on its way."
+        ) from None
+    return payload

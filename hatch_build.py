@@ -1,0 +1,79 @@
+"""Build gemm_tuner/runtime/_native, the call path in C, where a compiler and Python's headers are.
+
+Without it, kernels are called through ctypes. Hatchling runs this for each wheel and editable
+install; run it by hand after a change of gemm_tuner/runtime/native.
+"""
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # run by hand
+    BuildHookInterface = object
+
+ROOT = Path(__file__).resolve().parent
+TARGET = Path("gemm_tuner/runtime/_native.abi3.so")
+TAG = "cp311-abi3-linux_x86_64"
+
+_SOURCES = Path("gemm_tuner/runtime/native")
+_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-fvisibility=hidden")
+_COMPILERS = ("cc", "gcc", "clang", "zig cc")
+
+
+class NotBuilt(Exception):
+    """There is no compiler, no header, or the compiler refused a source."""
+
+
+def build_native(root: Path, target: Path) -> None:
+    """Compile the sources of the checkout `root` to the library `target`.
+
+    Raises:
+        NotBuilt: it cannot be built here.
+    """
+    target.unlink(missing_ok=True)
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        raise NotBuilt("it is for Linux on x86-64")
+    headers = Path(sysconfig.get_path("include"))
+    if not (headers / "Python.h").is_file():
+        raise NotBuilt(f"{headers} has no Python.h; install the headers, such as python3-dev")
+    sources = sorted(str(path) for path in (root / _SOURCES).glob("*.c"))
+    include = ["-I", str(headers), "-I", str(root / "templates" / "abi")]
+    command = [*_compiler(), *_FLAGS, *include, *sources, "-o", str(target), "-lpthread"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode != 0:
+        raise NotBuilt(f"{shlex.join(command)} failed:\n{completed.stderr}")
+
+
+def _compiler() -> list[str]:
+    for choice in (os.environ.get("CC", ""), *_COMPILERS):
+        words = shlex.split(choice)
+        if words and shutil.which(words[0]):
+            return words
+    raise NotBuilt(f"none of {', '.join(_COMPILERS)} is on PATH, and CC names no compiler")
+
+
+class NativeHook(BuildHookInterface):
+    """Puts the library into the checkout and the wheel; a wheel with it is for one platform."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
+        """Build the library, or say why not."""
+        try:
+            build_native(Path(self.root), Path(self.root) / TARGET)
+        except NotBuilt as reason:
+            self.app.display_warning(f"Kernels will be called through ctypes, not C: {reason}.")
+            return
+        build_data["artifacts"].append(str(TARGET))
+        build_data["pure_python"] = False
+        build_data["tag"] = TAG
+
+
+if __name__ == "__main__":
+    build_native(ROOT, ROOT / TARGET)

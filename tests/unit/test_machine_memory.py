@@ -1,0 +1,42 @@
+"""Memory for packed weights: its alignment, and the pages it lies in."""
+
+from pathlib import Path
+
+import pytest
+
+from gemm_tuner.machine.memory import HUGE_PAGE_BYTES, address_of, allocate_aligned
+
+_THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_SIZE_BYTES = 8 * HUGE_PAGE_BYTES + 4096
+
+
+def test_small_memory_starts_at_a_cache_line() -> None:
+    assert address_of(allocate_aligned(1000)) % 64 == 0
+
+
+def test_large_memory_starts_at_a_huge_page() -> None:
+    assert address_of(allocate_aligned(_SIZE_BYTES)) % HUGE_PAGE_BYTES == 0
+
+
+@pytest.mark.skipif(
+    not _THP.exists() or "[never]" in _THP.read_text(), reason="this system has no huge pages"
+)
+def test_large_memory_lies_in_huge_pages() -> None:
+    memory = allocate_aligned(_SIZE_BYTES)
+
+    memory[:] = 1
+
+    assert _huge_bytes(address_of(memory)) >= 7 * HUGE_PAGE_BYTES
+
+
+def _huge_bytes(address: int) -> int:
+    """Return how much of the mapping that holds `address` lies in huge pages, in bytes."""
+    holds_it = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *words = line.split()
+        if "-" in first and not first.endswith(":"):
+            low, high = (int(bound, 16) for bound in first.split("-"))
+            holds_it = low <= address < high
+        elif holds_it and first == "AnonHugePages:":
+            return int(words[0]) << 10
+    return 0

@@ -1,0 +1,42 @@
+"""When what decides was disturbed and is timed once more."""
+
+import pytest
+from samples import make_failed_trial, make_trial
+
+from gemm_tuner.domain.measurement import Measurement, Timing
+from gemm_tuner.domain.record import Trial
+from gemm_tuner.tuning.sampling import is_disturbed
+
+
+def timed(call_ns: int, baseline_ns: int, nr: int = 48) -> Trial:
+    measurement = Measurement(
+        candidate=Timing(calls_per_sample=1, samples_ns=(call_ns,) * 5),
+        baseline="onednn 3.2.0",
+        baseline_timing=Timing(calls_per_sample=1, samples_ns=(baseline_ns,) * 5),
+    )
+    return make_trial(nr=nr, measurement=measurement)
+
+
+@pytest.mark.parametrize(
+    ("trials", "expected"),
+    [
+        ([timed(800, 1000)], False),
+        ([timed(1190, 1490)], False),
+        ([timed(1210, 1000)], True),
+        ([timed(800, 1510)], True),
+        ([timed(100, 200)], False),
+        ([timed(9000, 1000, nr=32)], False),  # it was never timed before
+        ([timed(9000, 1000, nr=32), timed(800, 1000), make_failed_trial()], False),
+        ([timed(9000, 1000, nr=32), timed(1210, 1000)], True),
+    ],
+)
+def test_what_takes_much_longer_than_before_was_disturbed(
+    trials: list[Trial], *, expected: bool
+) -> None:
+    earlier = [make_failed_trial(), timed(1600, 1000), timed(800, 2000)]
+
+    assert is_disturbed(trials, earlier) is expected
+
+
+def test_a_first_timing_has_nothing_to_be_compared_with() -> None:
+    assert not is_disturbed([timed(800, 1000)], [])
