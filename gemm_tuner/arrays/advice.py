@@ -1,4 +1,4 @@
-"""How to make an array that a kernel takes of one that it does not, in the words of its library."""
+"""Expressions for error messages: how a caller turns an array into one that a kernel takes."""
 
 from typing import Any
 

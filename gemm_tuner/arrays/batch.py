@@ -35,7 +35,7 @@ class PackedBatch:
     products: NDArray[Any]
 
     def check(self, kernel: str, batch: int) -> None:
-        """Check that these weights lie as the kernel that is to use them needs, for its batch.
+        """Check that the weights have the layout that the kernel reads, one copy for each product.
 
         Raises:
             InvalidArray: they are packed in another layout, or for another number of products.
@@ -52,7 +52,7 @@ class PackedBatch:
             )
 
     def check_owner(self, _owner: str) -> None:
-        """Refuse to be the weights of one product.
+        """Refuse: these are the weights of several products.
 
         Raises:
             InvalidArray: always.
@@ -77,7 +77,7 @@ def batch_of(name: str, array: object, wanted: str) -> NDArray[Any]:
 
 
 def check_batch_shapes(x: NDArray[Any], out: NDArray[Any], problem: Problem) -> None:
-    """Check the sizes of a batch as a whole, which holds perhaps no product.
+    """Check the shapes of a batch, which may be empty.
 
     Raises:
         InvalidArray: x has not k columns, or out has not the shape of the result.
@@ -116,7 +116,7 @@ def batch_of_weights(
 def batched_operands(
     operands: Sequence[EpilogueOperand], values: Mapping[str, object], count: int
 ) -> dict[str, NDArray[Any]]:
-    """Return the operands that have a first dimension for the products of a batch.
+    """Return the operands that have a leading batch dimension.
 
     Raises:
         InvalidArray: one is not given for each product.
@@ -128,7 +128,7 @@ def batched_operands(
             if len(array) != count:
                 raise InvalidArray(
                     f"{operand.name} has the shape {array.shape}, but there are {count} products: "
-                    "pass one array for each, or one for all without the first dimension."
+                    "pass one array for each, or one for all without the batch dimension."
                 )
             batched[operand.name] = array
     return batched

@@ -96,7 +96,7 @@ def element_type(dtype: np.dtype[np.generic]) -> tuple[np.dtype[np.generic], int
 
 
 def as_array(name: str, value: object) -> object:
-    """Return a NumPy array on the memory of whatever speaks DLPack, and any other value as it is.
+    """Return a NumPy view of an array that speaks DLPack, and any other value as it is.
 
     Raises:
         InvalidArray: it lies on another device, or its library does not share it.
@@ -132,7 +132,7 @@ def library_of(array: NDArray[np.generic]) -> str:
 def new_result(x: AnyArray, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> AnyArray:
     """Return a new array of the library that `x` comes from, or of NumPy if that makes none."""
     library = sys.modules.get(_library_name(x))
-    # That of the array itself makes it where x is, whatever the library's default device.
+    # The method of x makes it on the device of x, whatever the default device of the library.
     empty = getattr(x, "new_empty", None) or getattr(library, "empty", None)
     of_type = getattr(library, dtype.name, None)
     if isinstance(x, np.ndarray) or empty is None or of_type is None:
@@ -181,7 +181,7 @@ class _Tensor:
         self.__array_interface__ = {
             "version": 3,
             "shape": shape,
-            # NumPy knows nothing of bfloat16 here.
+            # NumPy has no bfloat16.
             "typestr": f"<V{dtype.itemsize}",
             "data": ((tensor.data or 0) + tensor.byte_offset, bool(flags & _READ_ONLY)),
             "strides": (

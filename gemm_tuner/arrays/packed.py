@@ -1,4 +1,4 @@
-"""Packed weights: what a kernel made of w, to be given to it, or one like it, at each call."""
+"""Packed weights: w in the layout of a kernel, given at each call to it or to one like it."""
 
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ class PackedWeights(NamedTuple):
         return id(self)
 
     def check_owner(self, owner: str) -> None:
-        """Check that these weights lie as the kernel that is to use them needs.
+        """Check that the weights have the layout that the kernel reads.
 
         Raises:
             InvalidArray: they are packed in another layout.

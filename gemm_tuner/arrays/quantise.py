@@ -1,4 +1,4 @@
-"""Weights of integers that stand for floats: made from floats, stored, and turned back.
+"""Quantised weights: made from floats, stored, and turned back into floats.
 
 A weight is `scale * element`, or `scale * (element - zero_point)` where the elements are unsigned.
 The elements of one column of w that share a scale are a group. Two elements of 4 bits lie in one
@@ -89,7 +89,7 @@ def dequantise_weights(problem: Problem, weights: QuantisedWeights) -> NDArray[n
 
 
 def spread_along_k(problem: Problem, of_groups: NDArray[Any]) -> NDArray[Any]:
-    """Return what each group has, repeated for each of its weights: (n, k)."""
+    """Return the values of groups, repeated for each weight of a group: (n, k)."""
     return np.repeat(of_groups, _group_of(problem), axis=1)[:, : problem.k]
 
 
@@ -127,7 +127,7 @@ def read_elements(problem: Problem, stored: NDArray[Any]) -> NDArray[np.int16]:
 def _ends_of_groups(
     problem: Problem, columns: NDArray[np.float32]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the least and the greatest of each group and zero, each (n, groups)."""
+    """Return the minimum and maximum of each group, zero included: two arrays (n, groups)."""
     least, greatest = np.zeros((2, problem.n, problem.w_groups), np.float32)
     if problem.w_groups:
         starts = np.arange(problem.w_groups) * _group_of(problem)

@@ -15,7 +15,7 @@ from gemm_tuner.errors import InvalidArray
 
 
 class StoredWeights(NamedTuple):
-    """The arrays that hold weights, and where they lie; `struct` is of use while they live."""
+    """The arrays that hold weights, and where they lie; `struct` is valid as long as they live."""
 
     w: NDArray[Any]
     scales: NDArray[Any] | None

@@ -1,4 +1,4 @@
-"""Ask the system for AMX: its registers are large, so a process may use them only if it asks."""
+"""Ask Linux for the permission to use AMX, which each process needs."""
 
 import ctypes
 import errno

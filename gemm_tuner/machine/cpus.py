@@ -1,4 +1,4 @@
-"""How many CPUs this process may keep busy: its affinity, cut by the quota of its control group."""
+"""How many CPUs this process may keep busy: by its affinity and the quota of its control group."""
 
 import os
 from math import ceil
@@ -15,7 +15,7 @@ def usable_cpus() -> int:
 
 
 def quota_cpus(mount: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int | None:
-    """Return the least CPU quota of this process's control groups, in whole CPUs; None if none.
+    """Return the smallest CPU quota of this process's control groups, in whole CPUs, or None.
 
     Both versions of control groups are read. In a container, the group that the system tells of may
     be above what is mounted: then the mounted one is the process's own.

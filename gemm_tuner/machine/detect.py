@@ -1,4 +1,4 @@
-"""Detect the CPU: its model, what a program may use of it, its caches and its cores."""
+"""Detect the CPU: its model, usable features, caches and cores."""
 
 import os
 import re
@@ -125,7 +125,7 @@ def parse_size_bytes(text: str) -> int:
 
 
 def _physical_cores() -> int:
-    """Return how many cores this process may keep busy: its affinity, cut by its CPU quota."""
+    """Return how many cores this process may keep busy: by its affinity and its CPU quota."""
     cores = {
         _read(_SYSTEM_CPUS / f"cpu{number}" / "topology" / "thread_siblings_list") or str(number)
         for number in os.sched_getaffinity(0)

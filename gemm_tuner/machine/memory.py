@@ -22,10 +22,10 @@ def allocate_aligned(size_bytes: int) -> NDArray[np.uint8]:
 
 
 def map_memory(size_bytes: int) -> mmap.mmap:
-    """Return zeroed pages of this process alone, in huge pages if it fills one and there are."""
+    """Return zeroed private pages: huge ones if the size fills one and the system has them."""
     mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE)
     if size_bytes >= HUGE_PAGE_BYTES:
-        # A kernel built without huge pages refuses the advice; small ones do as well.
+        # Linux without huge pages refuses the advice; small pages work, too.
         with suppress(OSError):
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping

@@ -1,1 +1,1 @@
-"""What a program needs to call a kernel: the CPU it runs on, and kernels loaded into it."""
+"""Load kernels into this process and call them on arrays."""

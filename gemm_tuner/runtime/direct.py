@@ -1,4 +1,4 @@
-"""The part of the call path that is in C, native/, or its substitute where it was not built."""
+"""The call path in C (native/), or its substitute in Python where that was not built."""
 
 import logging
 import sys
@@ -63,7 +63,7 @@ def sealed(direct: type[DirectCall]) -> type[DirectCall]:
     """Return a class of the same name whose objects are called by vectorcall.
 
     From Python 3.12 on, that is the class itself. Before, a class that is written in Python does
-    not find_prior vectorcall, because its `__call__` may be replaced; a subclass that cannot be
+    not inherit vectorcall, because its `__call__` may be replaced; a subclass that cannot be
     changed, made in C, does.
     """
     if NATIVE is None or sys.version_info >= (3, 12):

@@ -19,7 +19,7 @@ from gemm_tuner.runtime.load import Kernel
 
 _WITH_ROWS = {OperandShape.COLUMN_VECTOR, OperandShape.MATRIX}
 
-# To read the weights takes as long as to compute about so many rows: 1.4 ms beside 0.13 ms a row
+# Reading the weights takes as long as computing about this many rows: 1.4 ms, and 0.13 ms a row,
 # for f32 4096x4096 from L3 and memory (AMD EPYC, Zen 5, one thread, November 2026).
 _ROWS_OF_A_PASS = 10
 
@@ -53,7 +53,7 @@ class _Piece:
 
     @property
     def cost(self) -> int:
-        """Return the time that it takes, in that of computing one row."""
+        """Return its predicted time, in units of computing one row."""
         return self.stop - self.start + _ROWS_OF_A_PASS
 
 
@@ -195,7 +195,7 @@ def make_layer(
 ) -> Layer:
     """Return the layer of the kernels found for problems that differ in m alone.
 
-    For those of which `found` says why there is none, one library computes, from one copy.
+    Where `found` holds a reason instead of a kernel, one library computes all such m from one copy.
     """
     kernels: list[AnyKernel] = [one for one in found if isinstance(one, Kernel)]
     without = {
@@ -230,7 +230,7 @@ def _copy_for(kernel: AnyKernel, packed: object) -> PackedWeights:
 
 
 def _with_rows(name: str, value: object, pieces: Sequence[_Piece]) -> NDArray[np.generic]:
-    """Return an array with as many rows as the pieces have, to be cut like them."""
+    """Return the array broadcast to all rows, so that it can be cut into pieces."""
     rows = pieces[-1].stop if pieces else 0
     array = as_array(name, value)
     if not isinstance(array, np.ndarray) or array.ndim < 1 or len(array) != rows:

@@ -61,8 +61,8 @@ _SHAPE_NUMBERS = {
 class Kernel(DirectCall):
     """A loaded kernel: `y = epilogue(x @ w)` for one n and k.
 
-    `kernel(x, packed, ...)` is `kernel.compute(x, packed, ...)` by a shorter way, where there is
-    one. It can be called from any number of threads at the same time.
+    `kernel(x, packed, ...)` computes what `kernel.compute(x, packed, ...)` does, through the call
+    path in C where that was built. Any number of threads may call it at once.
     """
 
     def __init__(self, library: KernelLibrary, artifact: Artifact, threads: int = 1) -> None:
@@ -100,7 +100,7 @@ class Kernel(DirectCall):
     def pack(
         self, w: object, *, scales: object = None, zero_points: object = None
     ) -> PackedWeights:
-        """Return the weights in the layout of this kernel; nothing given is needed any more.
+        """Return the weights packed for this kernel; the arrays given are not needed afterwards.
 
         Args:
             w: (n, k) or (k, n), as the problem's layout says; rows at any distance. Elements of 4
@@ -217,7 +217,7 @@ class Kernel(DirectCall):
             packed: what `pack` returned, for all products, or what `pack_batch` returned.
             out: (batch, m, n), as in a call for one product.
             threads: as in a call for one product.
-            **operands: each as for one product, for all of them, or with a first dimension more.
+            **operands: each as for one product, shared by all, or with a leading batch dimension.
 
         Raises:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
@@ -290,7 +290,7 @@ class Kernel(DirectCall):
         )
 
     def _parts(self, threads: int) -> int:
-        """Return the parts of a call: those that were timed, or one for each of other threads."""
+        """Return the number of parts: as timed for the usual threads, else one for each thread."""
         number = check_threads(threads)
         return number if number != self.threads else min(number, self.library.preferred_parts)
 
@@ -314,7 +314,7 @@ class Kernel(DirectCall):
     def _view_batch_operands(
         self, operands: Mapping[str, object], shape: tuple[int, int, int]
     ) -> tuple[list[ArrayView], dict[str, NDArray[np.generic]]]:
-        """Return where operands lie that may have a first dimension for the products."""
+        """Return views of the operands, each of which may have a leading batch dimension."""
         count, rows, n = shape
         batched = batched_operands(self._operands, operands, count)
         firsts = {**operands, **{name: array[0] for name, array in batched.items()}}
@@ -338,7 +338,7 @@ class _ThreadMemory(local):
         self._kept = np.empty(0, np.uint8)
 
     def workspace(self, size_bytes: int) -> int:
-        """Return the address of at least `size_bytes` bytes; what they hold is not defined."""
+        """Return the address of at least `size_bytes` bytes, not initialised."""
         if self._kept.size < size_bytes:
             self._kept = allocate_aligned(size_bytes)
         return address_of(self._kept)

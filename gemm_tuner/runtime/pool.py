@@ -1,4 +1,4 @@
-"""Run the parts of a call in several threads: those of native/pool.c, or Python's without it."""
+"""Run the parts of a call in several threads: of native/pool.c, or of Python without it."""
 
 import ctypes
 import os

@@ -20,7 +20,7 @@ _LADDER = (exact, sibling, bucket, same_model, predicted)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A verdict, and one sentence for each lookup of the ladder that was tried.
+    """A verdict, and one sentence for each step of the ladder that was tried.
 
     `confirmed` are the trials of all kernels that could be served in the place of the verdict's.
     """

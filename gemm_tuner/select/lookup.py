@@ -1,4 +1,4 @@
-"""What one lookup of the lookup ladder answers, and the verdict it draws from trials."""
+"""What one step of the lookup ladder answers, and the verdict it draws from trials."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

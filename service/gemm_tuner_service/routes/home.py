@@ -13,7 +13,7 @@ PAGE = """<!doctype html>
 <style>
   body { font: 1rem/1.5 system-ui, sans-serif; max-width: 40rem; margin: 2rem auto }
   label { display: inline-block; margin: 0 1rem .5rem 0 }
-  input { font: find_prior; width: 7rem }
+  input { font: inherit; width: 7rem }
 </style>
 <h1>gemm-tuner</h1>
 <p>Which kernel should run <code>y = epilogue(x @ w.T)</code> on this CPU?</p>
