@@ -32,7 +32,7 @@ from gemm_tuner.store.database import default_database_url, open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.keys import KeyPair, default_key_path
 from gemm_tuner.tuning.result import SweepResult
-from gemm_tuner.tuning.sweep import SweepSettings
+from gemm_tuner.tuning.settings import SweepSettings
 
 _LAYERS = tuple(
     Layer(name=name, problem=Problem.parse(text))

@@ -16,7 +16,7 @@ from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.select.shared_weights import Option, Sharing, check_sharing
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.sweep import SweepSettings
+from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep_shared import sweep_shared
 
 

@@ -44,9 +44,10 @@ from gemm_tuner.select.shared_weights import MAX_LOSS
 from gemm_tuner.space.cores import core_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning import sweep as tuning
+from gemm_tuner.tuning.estimate import estimate
 from gemm_tuner.tuning.result import SweepResult
-from gemm_tuner.tuning.sweep import SweepSettings
+from gemm_tuner.tuning.settings import SweepSettings
+from gemm_tuner.tuning.sweep import sweep as sweep_problem
 from gemm_tuner.tuning.sweep_shared import split_budget
 
 Choose = Callable[[Problem], Sequence[Candidate]]
@@ -205,7 +206,7 @@ def sweep_layers(
             rest_s = (len(layers) - position) * settings.budget_s + later_s
             try:
                 with ProgressLine(label, later_s=rest_s) as progress:
-                    results = tuning.sweep(
+                    results = sweep_problem(
                         layer.problem,
                         contexts=contexts,
                         cpu=cpu,
@@ -239,18 +240,16 @@ def _print_estimate(
     *,
     as_json: bool,
 ) -> None:
-    estimates = [
-        (layer, tuning.estimate(layer.problem, contexts, cpu, settings)) for layer in layers
-    ]
+    estimates = [(layer, estimate(layer.problem, contexts, cpu, settings)) for layer in layers]
     if as_json:
         facts = [
             {
                 "name": layer.name,
                 "problem": layer.problem.text,
-                "candidates": estimate.candidates,
-                "seconds": estimate.seconds,
+                "candidates": expected.candidates,
+                "seconds": expected.seconds,
             }
-            for layer, estimate in estimates
+            for layer, expected in estimates
         ]
         print_json({"cpu": cpu.brand, "layers": facts})
         return
@@ -261,11 +260,11 @@ def _print_estimate(
             (
                 layer.name,
                 layer.problem.text,
-                str(estimate.candidates),
-                duration_text(estimate.seconds),
+                str(expected.candidates),
+                duration_text(expected.seconds),
             )
-            for layer, estimate in estimates
+            for layer, expected in estimates
         ],
     )
-    total_s = sum(estimate.seconds for _layer, estimate in estimates)
+    total_s = sum(expected.seconds for _layer, expected in estimates)
     print_line(f"in all: at most {duration_text(total_s)}")

@@ -11,8 +11,8 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu, isa_text
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.shortlist import Shortlist, predict
-from gemm_tuner.tuning.sweep import SweepSettings
 
 
 def predict_layers(

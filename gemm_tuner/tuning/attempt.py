@@ -1,7 +1,7 @@
 """One whole trial: render, compile, prove, time, record. The only module that knows all of it."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -187,15 +187,16 @@ class Attempts:
         """Return the trials of the candidates that failed."""
         return tuple(self._failed.values())
 
-    def recall(self, trial: Trial) -> None:
-        """Prove nothing again that an earlier sweep on this CPU has proven or seen fail.
+    def recall(self, trials: Iterable[Trial]) -> None:
+        """Prove nothing again that earlier sweeps on this CPU have proven or seen fail.
 
         What hung is tried again: the machine may have been too busy.
         """
-        if trial.outcome not in {Outcome.CORRECT, Outcome.HUNG}:
-            self._failed[trial.candidate] = trial
-        elif trial.outcome is Outcome.CORRECT and trial.artifact is not None:
-            self._known.add(trial.artifact.sha256)
+        for trial in trials:
+            if trial.outcome not in {Outcome.CORRECT, Outcome.HUNG}:
+                self._failed[trial.candidate] = trial
+            elif trial.outcome is Outcome.CORRECT and trial.artifact is not None:
+                self._known.add(trial.artifact.sha256)
 
     def _keep(self, build: Build) -> None:
         self.repository.add_build(

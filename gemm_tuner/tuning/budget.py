@@ -1,8 +1,15 @@
-"""The time that a sweep may take."""
+"""The time that a sweep may take, and what of it each context gets."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
+
+from gemm_tuner.domain.problem import Problem
+
+# Of a call; memory that one core reads at this rate is slow for a server.
+_LITTLE_TO_READ = 0.03
+_SLOW_MEMORY_BYTES_PER_S = 8e9
+_SHARE_OF_ALIKE = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,3 +36,15 @@ class Budget:
     def share(self, parts: float) -> "Budget":
         """Return a budget of one of `parts` equal shares of what is left, starting now."""
         return Budget(seconds=self.remaining_s / parts, clock=self.clock)
+
+
+def share_of_first(
+    whole: Budget, contexts: int, problem: Problem, *, baseline_call_s: float
+) -> Budget:
+    """Return what the first of some `contexts` gets of the time left; the others get the rest.
+
+    Where the arithmetic of a call takes far longer than to read the weights from memory, regimes
+    differ little, and the best of one need only be timed in the others: each gets half as much.
+    """
+    is_alike = problem.w_bytes < _LITTLE_TO_READ * _SLOW_MEMORY_BYTES_PER_S * baseline_call_s
+    return whole.share(1 + (contexts - 1) * (_SHARE_OF_ALIKE if is_alike else 1.0))

@@ -12,7 +12,8 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.limits import check_covers
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts, Render
-from gemm_tuner.tuning.sweep import SweepSettings, start_host
+from gemm_tuner.tuning.host import start_host
+from gemm_tuner.tuning.settings import SweepSettings
 
 
 def prove(

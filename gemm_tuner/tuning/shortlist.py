@@ -21,7 +21,8 @@ from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts, build_candidate
 from gemm_tuner.tuning.budget import Budget
 from gemm_tuner.tuning.context_sweep import Progress
-from gemm_tuner.tuning.sweep import SweepSettings, start_host
+from gemm_tuner.tuning.host import start_host
+from gemm_tuner.tuning.settings import SweepSettings
 
 SHORTLIST = 8
 

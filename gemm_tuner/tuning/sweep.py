@@ -1,101 +1,27 @@
 """A sweep: search the candidates of one problem, in each context, within a budget."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from math import inf
+from dataclasses import replace
 
-from gemm_tuner.bench.isolate import TrialHost
-from gemm_tuner.bench.plain import plain_problem
-from gemm_tuner.build.compile import compile_kernel
-from gemm_tuner.build.toolchain import Toolchain
-from gemm_tuner.codegen.environment import generator_version
-from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.machine.cpus import usable_cpus
-from gemm_tuner.select.derive import standing_trials
+from gemm_tuner.domain.record import Trial
 from gemm_tuner.space.candidates import Space
-from gemm_tuner.space.catalog import family_named
-from gemm_tuner.space.model import NOMINAL_CLOCK_HZ, predict_cycles
-from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.attempt import Attempts, Render, build_candidate
-from gemm_tuner.tuning.budget import Budget
+from gemm_tuner.tuning.attempt import Attempts, build_candidate
+from gemm_tuner.tuning.budget import Budget, share_of_first
 from gemm_tuner.tuning.context_sweep import ContextSweep, Progress
-from gemm_tuner.tuning.earlier import (
-    Prior,
-    earlier_trials,
-    find_prior,
-    former_trials,
-    relevant_trials,
-)
+from gemm_tuner.tuning.earlier import earlier_trials, find_prior, former_trials
+from gemm_tuner.tuning.finished import recall_finished
+from gemm_tuner.tuning.host import start_host_while_compiling
 from gemm_tuner.tuning.rebuild import rebuild_lost
-from gemm_tuner.tuning.result import SweepResult, make_result
-from gemm_tuner.tuning.sampling import CONFIRMED, confirming_s, most_finalists
-from gemm_tuner.tuning.search import BATCH, Chosen, LocalSearch
+from gemm_tuner.tuning.result import SweepResult
+from gemm_tuner.tuning.search import first_tried, make_strategy
+from gemm_tuner.tuning.settings import SweepSettings
 
 CANDIDATES_FROM_OTHER_REGIME = 8
-
-# Of a call; memory that one core reads at this rate is slow for a server.
-_LITTLE_TO_READ = 0.03
-_SLOW_MEMORY_BYTES_PER_S = 8e9
-_SHARE_OF_SAME_REGIME = 0.5
-
-_EXPECTED_BASELINES = {"auto": "onednn"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepSettings:
-    """How to sweep: the time for one problem, all contexts together, and with what."""
-
-    toolchain: Toolchain
-    budget_s: float = 30.0
-    seed: int = 0
-    baseline: str = "auto"
-    render: Render = field(default=render)
-
-    def __post_init__(self) -> None:
-        """Check the budget."""
-        if not 0 < self.budget_s < inf:
-            raise InvalidSetting(
-                f"budget {self.budget_s} s cannot be used; give a positive time such as 30s."
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """What a sweep would do: candidates in the space, and the longest time in seconds."""
-
-    candidates: int
-    seconds: float
-
-
-def estimate(
-    problem: Problem, contexts: Sequence[ExecutionContext], cpu: Cpu, settings: SweepSettings
-) -> Estimate:
-    """Return the size of the search space and the longest time of a sweep, without running it.
-
-    The end of a sweep, where finalists are confirmed, may exceed the budget of a slow problem. On a
-    machine that does other work, parts of it may be timed twice.
-    """
-    space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads)
-    fastest = min(
-        predict_cycles(problem, one, family_named(one.micro_kernel.family), cpu)
-        for one in space.defaults()
-    )
-    call_s = fastest / NOMINAL_CLOCK_HZ
-    longest_s = confirming_s(
-        call_s,
-        settings.budget_s,
-        finalists=most_finalists(call_s=call_s, budget_s=settings.budget_s) + (space.threads > 1),
-        confirmed=CONFIRMED,
-    )
-    seconds = settings.budget_s + len(contexts) * longest_s
-    return Estimate(candidates=space.size(), seconds=seconds)
 
 
 def sweep(
@@ -126,27 +52,18 @@ def sweep(
         BaselineMissing: the chosen baseline is not available.
     """
     problem.check_work()
-    baseline = _EXPECTED_BASELINES.get(settings.baseline, settings.baseline)
-    rebuilt = rebuild_lost(
-        earlier_trials(repository, problem, cpu, settings.toolchain),
-        repository,
-        lambda candidate: build_candidate(
-            problem, candidate, toolchain=settings.toolchain, render=settings.render
-        ),
-    )
+    rebuilt = _rebuild_lost(problem, cpu, repository, settings)
     space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads, like=like)
-    found = {
-        context: _finished(space, context, repository, settings, baseline=baseline)
-        for context in contexts
-    }
-    if any(result is None for result in found.values()):
+    found = recall_finished(
+        space, contexts, repository, settings, baseline=settings.expected_baseline
+    )
+    if len(found) < len(contexts):
         budget = Budget(seconds=settings.budget_s)
         earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
         former = former_trials(repository, problem, cpu)
         in_first = replace(space, regime=contexts[0].regime)
-        prior = find_prior(in_first, contexts[0], earlier, former)
-        first = chosen or _tried_first(in_first, prior)
-        with _start_host_and_builds(space, first[:BATCH], settings) as host:
+        first = chosen or first_tried(in_first, find_prior(in_first, contexts[0], earlier, former))
+        with start_host_while_compiling(space, first, settings) as host:
             attempts = Attempts(
                 problem=problem,
                 cpu=cpu,
@@ -155,140 +72,78 @@ def sweep(
                 toolchain=settings.toolchain,
                 render=settings.render,
             )
-            for trial in earlier:
-                attempts.recall(trial)
-            elsewhere: list[Candidate] = []
-            for context in [context for context in contexts if found[context] is None]:
-                found[context] = _finished(
-                    space, context, repository, settings, baseline=host.baseline_text
-                )
-            unfinished = [context for context in contexts if found[context] is None]
-            for position, context in enumerate(unfinished):
-                left = len(unfinished) - position
-                share = budget.share(1 + (left - 1) * _share_of_others(problem, host))
-                in_regime = replace(space, regime=context.regime)
-                known = earlier_trials(repository, problem, cpu, settings.toolchain)
-                prior = find_prior(in_regime, context, known, former)
-                one = ContextSweep(
-                    attempts=attempts,
-                    space=in_regime,
-                    context=context,
-                    whole_budget=budget,
-                    budget=share,
-                    on_progress=on_progress,
-                    is_stopped=is_stopped,
-                    alone=prior.alone,
-                )
-                strategy = (
-                    Chosen(chosen)
-                    if chosen
-                    else LocalSearch(in_regime, seeds=prior.seeds, elsewhere=elsewhere)
-                )
-                certain = () if chosen else prior.certain
-                found[context] = one.run(strategy, certain=certain, is_search=not chosen)
-                elsewhere = one.ranked()[:CANDIDATES_FROM_OTHER_REGIME]
-    results = (result for result in found.values() if result is not None)
+            attempts.recall(earlier)
+            unfinished = [context for context in contexts if context not in found]
+            found |= recall_finished(
+                space, unfinished, repository, settings, baseline=host.baseline_text
+            )
+            found |= _search_contexts(
+                [context for context in unfinished if context not in found],
+                space=space,
+                attempts=attempts,
+                budget=budget,
+                former=former,
+                chosen=chosen,
+                on_progress=on_progress,
+                is_stopped=is_stopped,
+            )
+    results = [found[context] for context in contexts]
     return tuple(
         replace(result, note=" ".join(filter(None, (rebuilt, result.note)))) for result in results
     )
 
 
-def _tried_first(space: Space, prior: Prior) -> list[Candidate]:
-    """Return what a search tries first: what it has from earlier ones, then favourites."""
-    favourites = shortlist(space, BATCH)
-    return list(dict.fromkeys([*prior.certain, *prior.seeds, *favourites]))
-
-
-def _start_host_and_builds(
-    space: Space, first: Sequence[Candidate], settings: SweepSettings
-) -> TrialHost:
-    """Return a host; while it prepares, what is tried first is compiled, into the cache.
-
-    When it is ready, no more of that begins: what the sweep needs at once goes first.
-    """
-    cpus = usable_cpus()
-    executor = ThreadPoolExecutor(max_workers=cpus)
-    try:
-        for candidate in first:
-            executor.submit(
-                build_candidate,
-                space.problem,
-                candidate,
-                toolchain=settings.toolchain,
-                render=settings.render,
-            )
-        return start_host(space.problem, space, settings, provers=min(BATCH, cpus))
-    finally:
-        executor.shutdown(cancel_futures=True)
-
-
-def _share_of_others(problem: Problem, host: TrialHost) -> float:
-    """Return how much of a context's budget each one after it gets.
-
-    Where the arithmetic takes far longer than it takes to read the weights from memory, regimes
-    differ little, and the best of one need only be timed in the others.
-    """
-    is_alike = problem.w_bytes < _LITTLE_TO_READ * _SLOW_MEMORY_BYTES_PER_S * host.baseline_call_s
-    return _SHARE_OF_SAME_REGIME if is_alike else 1.0
-
-
-def start_host(
-    problem: Problem, space: Space, settings: SweepSettings, *, provers: int = 1
-) -> TrialHost:
-    """Return a server for the trials of a problem, beside the baseline of `settings`.
-
-    Up to `provers` builds can be verified at the same time.
-    """
-    plain = plain_problem(problem)
-    candidates = replace(space, problem=plain, like=None).defaults()
-    scalar = min(
-        (one for one in candidates if one.micro_kernel.family.startswith("scalar")),
-        key=lambda one: predict_cycles(
-            plain, one, family_named(one.micro_kernel.family), space.cpu
+def _rebuild_lost(
+    problem: Problem, cpu: Cpu, repository: Repository, settings: SweepSettings
+) -> str:
+    """Build again what the store has lost of the finalists of earlier sweeps; say so."""
+    return rebuild_lost(
+        earlier_trials(repository, problem, cpu, settings.toolchain),
+        repository,
+        lambda candidate: build_candidate(
+            problem, candidate, toolchain=settings.toolchain, render=settings.render
         ),
     )
-    family = family_named(scalar.micro_kernel.family)
-    return TrialHost(
-        problem,
-        threads=space.threads,
-        baseline=settings.baseline,
-        toolchain=settings.toolchain,
-        seed=settings.seed,
-        scalar_build=compile_kernel(
-            render(plain, scalar, family), isa=family.isa, toolchain=settings.toolchain
-        ),
-        provers=provers,
-    )
 
 
-def _finished(
-    space: Space,
-    context: ExecutionContext,
-    repository: Repository,
-    settings: SweepSettings,
+def _search_contexts(
+    contexts: Sequence[ExecutionContext],
     *,
-    baseline: str,
-) -> SweepResult | None:
-    """Return the result of an earlier sweep beside `baseline` that came to its end, if any.
+    space: Space,
+    attempts: Attempts,
+    budget: Budget,
+    former: Sequence[Trial],
+    chosen: Sequence[Candidate],
+    on_progress: Callable[[Progress], None],
+    is_stopped: Callable[[], bool],
+) -> dict[ExecutionContext, SweepResult]:
+    """Search one context after the other, each with its share of what is left of the budget.
 
-    The baseline is a name, which stands for each version, or a name and a version.
+    The best of one are tried early in the next.
     """
-    problem, cpu = space.problem, space.cpu
-    ends = repository.sweep_ends(
-        problem,
-        cpu.exact_key,
-        context,
-        toolchain=settings.toolchain.text,
-        generator=generator_version(),
-    )
-    for end in ends:
-        is_as_long = end.is_exhausted or end.budget_s >= settings.budget_s
-        if not (is_as_long and end.baseline.startswith(baseline)):
-            continue
-        earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
-        trials = relevant_trials(earlier, space, context, end.baseline)
-        if space.like is None or standing_trials(trials):
-            return make_result(
-                problem, cpu, context, trials, complete=end.is_exhausted, resumed=True
-            )
-    return None
+    found: dict[ExecutionContext, SweepResult] = {}
+    elsewhere: list[Candidate] = []
+    for position, context in enumerate(contexts):
+        in_regime = replace(space, regime=context.regime)
+        known = earlier_trials(attempts.repository, space.problem, space.cpu, attempts.toolchain)
+        prior = find_prior(in_regime, context, known, former)
+        left = len(contexts) - position
+        one = ContextSweep(
+            attempts=attempts,
+            space=in_regime,
+            context=context,
+            whole_budget=budget,
+            budget=share_of_first(
+                budget, left, space.problem, baseline_call_s=attempts.host.baseline_call_s
+            ),
+            on_progress=on_progress,
+            is_stopped=is_stopped,
+            alone=prior.alone,
+        )
+        found[context] = one.run(
+            make_strategy(in_regime, prior.seeds, elsewhere=elsewhere, chosen=chosen),
+            certain=() if chosen else prior.certain,
+            is_search=not chosen,
+        )
+        elsewhere = one.ranked()[:CANDIDATES_FROM_OTHER_REGIME]
+    return found

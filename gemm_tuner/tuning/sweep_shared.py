@@ -18,7 +18,8 @@ from gemm_tuner.space.model import predict_cycles
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.context_sweep import Progress
 from gemm_tuner.tuning.earlier import earlier_trials
-from gemm_tuner.tuning.sweep import SweepSettings, sweep
+from gemm_tuner.tuning.settings import SweepSettings
+from gemm_tuner.tuning.sweep import sweep
 
 SHARE_OF_BUDGET = 1 / 3
 _FORMATS = 3

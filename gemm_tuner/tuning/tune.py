@@ -16,7 +16,8 @@ from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.select.shared_weights import MAX_LOSS, Sharing, layer_problems
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.sweep import SweepSettings, sweep
+from gemm_tuner.tuning.settings import SweepSettings
+from gemm_tuner.tuning.sweep import sweep
 from gemm_tuner.tuning.sweep_shared import split_budget, sweep_shared
 
 

@@ -25,7 +25,8 @@ from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Render
 from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.search import LocalSearch
-from gemm_tuner.tuning.sweep import SweepSettings, sweep
+from gemm_tuner.tuning.settings import SweepSettings
+from gemm_tuner.tuning.sweep import sweep
 
 PROBLEM = Problem.parse("f32 9x33x20 nk bias+relu")
 CALL = "        const Call call = read_args(*args, item);\n"

@@ -27,7 +27,8 @@ from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.context_sweep import Progress
 from gemm_tuner.tuning.result import SweepResult
-from gemm_tuner.tuning.sweep import SweepSettings, sweep
+from gemm_tuner.tuning.settings import SweepSettings
+from gemm_tuner.tuning.sweep import sweep
 from gemm_tuner.tuning.sweep_shared import sweep_shared
 
 ROWS, N, K = (1, 8), 64, 96

@@ -37,11 +37,11 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning import attempt, context_sweep, earlier
-from gemm_tuner.tuning import sweep as tuning
+from gemm_tuner.tuning import attempt, context_sweep, earlier, finished
 from gemm_tuner.tuning.context_sweep import Progress
 from gemm_tuner.tuning.result import SweepResult
-from gemm_tuner.tuning.sweep import SweepSettings
+from gemm_tuner.tuning.settings import SweepSettings
+from gemm_tuner.tuning.sweep import sweep
 
 PROBLEM = Problem.parse("f32 8x32x16 nk bias+relu")
 ARGUMENTS = ["sweep", "8", "32", "16", "--epilogue", "bias+relu", "--budget", "1s"]
@@ -57,9 +57,9 @@ import sys
 
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.cli.main import run
-from gemm_tuner.tuning import sweep
+from gemm_tuner.tuning import host
 
-sweep.usable_cpus = lambda: 1  # of proofs that run together, nobody knows which has ended
+host.usable_cpus = lambda: 1  # of proofs that run together, nobody knows which has ended
 method = sys.argv[1]
 do = getattr(TrialHost, method)
 done = []
@@ -249,7 +249,7 @@ def _tune(
     on_progress: Callable[[Progress], None] = lambda _progress: None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> SweepResult:
-    results = tuning.sweep(
+    results = sweep(
         PROBLEM,
         contexts=contexts,
         cpu=detect_cpu(),
@@ -305,7 +305,7 @@ def test_what_won_with_another_generator_is_tried_whatever_the_time(
 ) -> None:
     unlikely = shortlist(Space(problem=PROBLEM, cpu=detect_cpu()), 60)[-1]
     with monkeypatch.context() as before:
-        for module in (attempt, context_sweep, earlier, tuning):
+        for module in (attempt, context_sweep, earlier, finished):
             before.setattr(module, "generator_version", lambda: "gemm-tuner 0.0.1+older")
         _tune(database, baseline="scalar", chosen=[unlikely])
 
@@ -399,7 +399,7 @@ def test_a_finished_sweep_is_answered_without_a_trial_host(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = _tune(database, baseline="scalar")
-    monkeypatch.delattr("gemm_tuner.tuning.sweep.TrialHost")
+    monkeypatch.delattr("gemm_tuner.tuning.host.TrialHost")
 
     assert _tune(database, baseline="scalar").verdict == first.verdict
 

@@ -24,8 +24,8 @@ from gemm_tuner.space.cores import CORES, core_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.context_sweep import Progress
+from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.shortlist import SHORTLIST, Shortlist, predict
-from gemm_tuner.tuning.sweep import SweepSettings
 
 ARGUMENTS = ["17", "40", "70", "--dtype", "bf16", "--epilogue", "bias"]
 PROBLEM = Problem.parse("bf16 17x40x70 nk bias")

@@ -1,0 +1,45 @@
+"""What a sweep would do, told without running it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.catalog import family_named
+from gemm_tuner.space.model import NOMINAL_CLOCK_HZ, predict_cycles
+from gemm_tuner.tuning.sampling import CONFIRMED, confirming_s, most_finalists
+from gemm_tuner.tuning.settings import SweepSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a sweep would do: candidates in the space, and the longest time in seconds."""
+
+    candidates: int
+    seconds: float
+
+
+def estimate(
+    problem: Problem, contexts: Sequence[ExecutionContext], cpu: Cpu, settings: SweepSettings
+) -> Estimate:
+    """Return the size of the search space and the longest time of a sweep, without running it.
+
+    The end of a sweep, where finalists are confirmed, may exceed the budget of a slow problem. On a
+    machine that does other work, parts of it may be timed twice.
+    """
+    space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads)
+    fastest = min(
+        predict_cycles(problem, one, family_named(one.micro_kernel.family), cpu)
+        for one in space.defaults()
+    )
+    call_s = fastest / NOMINAL_CLOCK_HZ
+    longest_s = confirming_s(
+        call_s,
+        settings.budget_s,
+        finalists=most_finalists(call_s=call_s, budget_s=settings.budget_s) + (space.threads > 1),
+        confirmed=CONFIRMED,
+    )
+    seconds = settings.budget_s + len(contexts) * longest_s
+    return Estimate(candidates=space.size(), seconds=seconds)

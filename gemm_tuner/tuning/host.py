@@ -1,0 +1,76 @@
+"""Starting the server in which a sweep proves and times its kernels."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from gemm_tuner.bench.isolate import TrialHost
+from gemm_tuner.bench.plain import plain_problem
+from gemm_tuner.build.compile import Build, compile_kernel
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.machine.cpus import usable_cpus
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.catalog import family_named
+from gemm_tuner.space.model import predict_cycles
+from gemm_tuner.tuning.attempt import build_candidate
+from gemm_tuner.tuning.search import BATCH
+from gemm_tuner.tuning.settings import SweepSettings
+
+
+def start_host(
+    problem: Problem, space: Space, settings: SweepSettings, *, provers: int = 1
+) -> TrialHost:
+    """Return a server for the trials of a problem, beside the baseline of `settings`.
+
+    Up to `provers` builds can be verified at the same time.
+    """
+    return TrialHost(
+        problem,
+        threads=space.threads,
+        baseline=settings.baseline,
+        toolchain=settings.toolchain,
+        seed=settings.seed,
+        scalar_build=_build_scalar(problem, space, settings),
+        provers=provers,
+    )
+
+
+def start_host_while_compiling(
+    space: Space, first: Sequence[Candidate], settings: SweepSettings
+) -> TrialHost:
+    """Return a server; while it prepares, what is tried first is compiled, into the cache.
+
+    When it is ready, no more of that begins: what the sweep needs at once goes first.
+    """
+    cpus = usable_cpus()
+    executor = ThreadPoolExecutor(max_workers=cpus)
+    try:
+        for candidate in first[:BATCH]:
+            executor.submit(
+                build_candidate,
+                space.problem,
+                candidate,
+                toolchain=settings.toolchain,
+                render=settings.render,
+            )
+        return start_host(space.problem, space, settings, provers=min(BATCH, cpus))
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _build_scalar(problem: Problem, space: Space, settings: SweepSettings) -> Build:
+    """Return the fastest of our scalar loops: the baseline where there is no library."""
+    plain = plain_problem(problem)
+    candidates = replace(space, problem=plain, like=None).defaults()
+    scalar = min(
+        (one for one in candidates if one.micro_kernel.family.startswith("scalar")),
+        key=lambda one: predict_cycles(
+            plain, one, family_named(one.micro_kernel.family), space.cpu
+        ),
+    )
+    family = family_named(scalar.micro_kernel.family)
+    return compile_kernel(
+        render(plain, scalar, family), isa=family.isa, toolchain=settings.toolchain
+    )

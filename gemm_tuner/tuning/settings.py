@@ -1,0 +1,34 @@
+"""What a sweep is asked to do: its time, its compiler, its baseline."""
+
+from dataclasses import dataclass, field
+from math import inf
+
+from gemm_tuner.build.toolchain import Toolchain
+from gemm_tuner.codegen.render import render
+from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.tuning.attempt import Render
+
+_EXPECTED_BASELINES = {"auto": "onednn"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSettings:
+    """How to sweep: the time for one problem, all contexts together, and with what."""
+
+    toolchain: Toolchain
+    budget_s: float = 30.0
+    seed: int = 0
+    baseline: str = "auto"
+    render: Render = field(default=render)
+
+    def __post_init__(self) -> None:
+        """Check the budget."""
+        if not 0 < self.budget_s < inf:
+            raise InvalidSetting(
+                f"budget {self.budget_s} s cannot be used; give a positive time such as 30s."
+            )
+
+    @property
+    def expected_baseline(self) -> str:
+        """Return the name of the baseline that is timed unless it cannot compute the problem."""
+        return _EXPECTED_BASELINES.get(self.baseline, self.baseline)
