@@ -194,12 +194,12 @@ def _make_operands(
         dtype = problem.operand_type(operand)
         shape = _operand_shape(operand.shape, problem.m.high, problem.n)
         if dtype is DType.S32:
-            quantised = problem.types.x if operand.name.startswith("x") else problem.types.y
+            quantised = problem.types.x if operand.kind.is_offset else problem.types.y
             least = 0 if quantised is DType.U8 else -20
             operands[operand.name] = random.integers(least, 21, shape, dtype=np.int32)
             continue
         values = random.standard_normal(shape, dtype=np.float32)
-        if "scale" in operand.name:
+        if operand.kind.is_scale:
             values, scale = values * np.float32(scale), 1.0
         operands[operand.name] = values.astype(NUMPY_TYPES[dtype])
     return operands

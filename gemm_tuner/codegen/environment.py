@@ -16,6 +16,7 @@ _TABLES = (
     _PACKAGE / "domain" / "epilogue.py",
     _PACKAGE / "domain" / "micro_kernel.py",
     _PACKAGE / "domain" / "packed_format.py",
+    _PACKAGE / "domain" / "step_table.py",
     _PACKAGE / "space" / "catalog.py",
 )
 

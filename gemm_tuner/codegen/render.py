@@ -20,11 +20,9 @@ from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.packed_format import needs_column_sums, packed_format
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.source import Source
+from gemm_tuner.domain.step_table import FUNCTION_PARTS
 
-_SELECTIONS = re.compile(r"\b(maximum|minimum|select_negative)\(")
-_TRANSCENDENTALS = re.compile(r"\b(logistic|hyperbolic_tangent|gelu|erf_rise|tanh_rise)\b")
-# Of many instructions: too much code to repeat for each vector of a tile.
-_LONG_FUNCTIONS = frozenset({"logistic", "hyperbolic_tangent"})
+_QUANTISING = "elements/quantise"
 _BLANK_LINES = re.compile(r"\n{3,}")
 _FEWEST_ROWS_OF_GAPLESS_COPY = 6
 # Registers for what converts weights in groups besides a table.
@@ -61,8 +59,9 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
     mr = candidate.micro_kernel.mr
     operands = _rendered_operands(problem)
     steps = _rendered_steps(problem, operands)
-    code = " ".join(step.cpp for step in steps)
-    functions = frozenset(_TRANSCENDENTALS.findall(code))
+    kinds = [step.kind for step in problem.epilogue.steps]
+    functions = frozenset(function for kind in kinds for function in kind.called)
+    parts = {function.part for function in functions}
     exact_rest = problem.m.exact % mr if problem.m.exact is not None else 0
     k_blocks = ceil(problem.k / blocking.kc)
     # What becomes floats once takes its scales there; integers in bf16 stay exact without.
@@ -81,14 +80,16 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             operands=operands,
             offsets=[operand for operand in operands if operand.is_offset],
             elements=_elements(problem),
-            quantises=problem.types.y in {DType.S8, DType.U8} or "nearest_even(" in code,
+            quantises=problem.types.y in {DType.S8, DType.U8} or _QUANTISING in parts,
             needs_column_sums=needs_column_sums(problem, family),
-            functions=functions,
-            needs_select=bool(functions) or _SELECTIONS.search(code) is not None,
+            functions={function.name for function in functions},
+            function_parts=[
+                part for part in FUNCTION_PARTS if part in parts and part != _QUANTISING
+            ],
             k_blocks=k_blocks,
             sums_in_workspace=blocking.grid_k > 1
             or (k_blocks > 1 and not problem.types.y_holds_sums),
-            is_long=bool(functions & _LONG_FUNCTIONS),
+            is_long=any(kind.is_long for kind in kinds),
             has_single_columns=family.layout is PackedLayout.COLUMNS
             and 1 in {candidate.micro_kernel.nr, problem.n % candidate.micro_kernel.nr},
             digits=family.digits(problem.types.x),
@@ -201,15 +202,14 @@ def _elements(problem: Problem) -> list[str]:
 
 
 def _rendered_operands(problem: Problem) -> list[_RenderedOperand]:
-    readers = [step.kind for step in problem.epilogue.steps if step.kind.operand != "none"]
     return [
         _RenderedOperand(
             name=operand.name,
             shape=operand.shape,
             cpp=problem.operand_type(operand).cpp,
-            is_offset=kind.is_offset,
+            is_offset=operand.kind.is_offset,
         )
-        for operand, kind in zip(problem.epilogue.operands, readers, strict=True)
+        for operand in problem.epilogue.operands
     ]
 
 
@@ -220,7 +220,7 @@ def _rendered_steps(
     operands = iter(rendered_operands)
     steps = []
     for step in problem.epilogue.steps:
-        operand = next(operands) if step.kind.operand != "none" else None
+        operand = next(operands) if step.kind.operand is not OperandShape.NONE else None
         if not step.kind.is_offset:
             steps.append(
                 _RenderedStep(

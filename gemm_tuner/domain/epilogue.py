@@ -1,150 +1,28 @@
 """Epilogues: what happens to an accumulator before it is stored as y.
 
-An epilogue is a chain of steps. Each step is one row of `STEP_KINDS`: its operand, its C++ on one
-vector, its NumPy reference and how it passes on an error. Adding a step is adding a row.
+An epilogue is a chain of steps, each of a kind that is a row of `domain/step_table.py`.
 """
 
-from collections.abc import Callable
 from ctypes import c_float
 from dataclasses import dataclass
-from enum import StrEnum
-from math import erf, isfinite
-from typing import Any
+from math import isfinite
 
 from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.step_kind import OperandShape, StepKind
+from gemm_tuner.domain.step_table import STEP_KINDS
 from gemm_tuner.errors import InvalidEpilogue
 
+__all__ = [
+    "NO_EPILOGUE",
+    "STEP_KINDS",
+    "Epilogue",
+    "EpilogueOperand",
+    "OperandShape",
+    "Step",
+    "StepKind",
+]
+
 MAX_STEPS = 16
-
-# References take the array namespace (numpy) as their first argument, so that this layer needs
-# the standard library only.
-Array = Any
-Namespace = Any
-
-
-class OperandShape(StrEnum):
-    """The shape of what a step reads besides the value."""
-
-    NONE = "none"
-    SCALAR = "scalar"
-    ROW_VECTOR = "row_vector"  # (n,)
-    COLUMN_VECTOR = "column_vector"  # (m,)
-    MATRIX = "matrix"  # (m, n), any leading dimension
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepKind:
-    """One row of the table of epilogue steps.
-
-    `operand_type` is the type of the operand, None for that of y, or f32 where y is of integers.
-    A step that `is_offset` takes an offset of x off the sums of integers, before they become
-    floats: its operand is that offset, and its reference gets the offset times the sums of w.
-    `cpp` is a C++ expression over the vectors `value` and `operand` and the scalars named in
-    `parameters`. `reference(xp, value, operand, *parameters)` is the same in float64.
-    `error(xp, error, value, operand)` bounds the error of the step's exact result when `value`
-    has the absolute error `error`. `ulp` bounds the step's own error, in units in the last place
-    of float32 of its result; `absolute` is its own absolute error, for results near zero.
-    """
-
-    name: str
-    cpp: str
-    reference: Callable[..., Array]
-    operand: OperandShape = OperandShape.NONE
-    operand_type: DType | None = None
-    is_offset: bool = False
-    parameters: tuple[tuple[str, float], ...] = ()
-    error: Callable[[Namespace, Array, Array, Array], Array] = lambda _xp, error, _value, _o: error
-    ulp: float = 1.0
-    absolute: float = 0.0
-    check: Callable[..., bool] = lambda *_parameters: True
-    rule: str = ""
-
-
-def _lipschitz(constant: float) -> Callable[[Namespace, Array, Array, Array], Array]:
-    return lambda _xp, error, _value, _operand: constant * error
-
-
-def _scale_error(xp: Namespace, error: Array, _value: Array, operand: Array) -> Array:
-    return error * xp.abs(operand)
-
-
-def _rounding_error(xp: Namespace, error: Array, value: Array, _operand: Array) -> Array:
-    return xp.rint(value + error) - xp.rint(value - error)
-
-
-def _logistic(xp: Namespace, value: Array) -> Array:
-    return 1.0 / (1.0 + xp.exp(-value))
-
-
-def _normal_cdf(xp: Namespace, value: Array) -> Array:
-    erf_of = xp.frompyfunc(erf, 1, 1)
-    return 0.5 * (1.0 + erf_of(value * 0.7071067811865476).astype(value.dtype))
-
-
-def _gelu_tanh(xp: Namespace, value: Array) -> Array:
-    inner = 0.7978845608028654 * (value + 0.044715 * value**3)
-    return 0.5 * value * (1.0 + xp.tanh(inner))
-
-
-# fmt: off
-STEP_KINDS: dict[str, StepKind] = {kind.name: kind for kind in (
-    StepKind(name="bias",       operand=OperandShape.ROW_VECTOR, cpp="value + operand",
-             reference=lambda _xp, value, operand: value + operand),
-    StepKind(name="scale",      operand=OperandShape.SCALAR,     cpp="value * operand",
-             operand_type=DType.F32, reference=lambda _xp, value, operand: value * operand,
-             error=_scale_error),
-    StepKind(name="channel_scale", operand=OperandShape.ROW_VECTOR, cpp="value * operand",
-             operand_type=DType.F32, reference=lambda _xp, value, operand: value * operand,
-             error=_scale_error),
-    StepKind(name="row_scale",  operand=OperandShape.COLUMN_VECTOR, cpp="value * operand",
-             operand_type=DType.F32, reference=lambda _xp, value, operand: value * operand,
-             error=_scale_error),
-    StepKind(name="x_zero_point", operand=OperandShape.SCALAR, operand_type=DType.S32,
-             is_offset=True, cpp="", ulp=0.0,
-             reference=lambda _xp, value, operand: value - operand),
-    StepKind(name="x_row_zero_point", operand=OperandShape.COLUMN_VECTOR, operand_type=DType.S32,
-             is_offset=True, cpp="", ulp=0.0,
-             reference=lambda _xp, value, operand: value - operand),
-    StepKind(name="y_zero_point", operand=OperandShape.SCALAR, operand_type=DType.S32,
-             cpp="nearest_even(value) + operand", ulp=0.0, error=_rounding_error,
-             reference=lambda xp, value, operand: xp.rint(value) + operand),
-    StepKind(name="add",        operand=OperandShape.MATRIX,     cpp="value + operand",
-             reference=lambda _xp, value, operand: value + operand),
-    StepKind(name="mul",        operand=OperandShape.MATRIX,     cpp="value * operand",
-             reference=lambda _xp, value, operand: value * operand, error=_scale_error),
-    StepKind(name="relu",       cpp="maximum(value, 0.0f)", ulp=0.0,
-             reference=lambda xp, value, _operand: xp.maximum(value, 0.0)),
-    StepKind(name="leaky_relu", cpp="select_negative(value, value * slope, value)",
-             parameters=(("slope", 0.01),),
-             reference=lambda xp, value, _operand, slope: xp.where(value < 0, value * slope, value),
-             error=_lipschitz(1.0), check=lambda slope: abs(slope) <= 1.0,
-             rule="slope must be between -1 and 1"),
-    StepKind(name="clamp",      cpp="minimum(maximum(value, low), high)", ulp=0.0,
-             parameters=(("low", -1.0), ("high", 1.0)),
-             reference=lambda xp, value, _operand, low, high:
-                 xp.minimum(xp.maximum(value, low), high),
-             check=lambda low, high: low <= high, rule="low must not be above high"),
-    StepKind(name="hardswish",
-             cpp="value * (minimum(maximum(value + 3.0f, 0.0f), 6.0f) * (1.0f / 6.0f))",
-             reference=lambda xp, value, _operand:
-                 value * xp.minimum(xp.maximum(value + 3.0, 0.0), 6.0) / 6.0,
-             error=_lipschitz(1.5), ulp=4.0, absolute=1e-6),
-    StepKind(name="sigmoid",    cpp="keep_nan(value, logistic(value))", ulp=4.0, absolute=1e-37,
-             reference=lambda xp, value, _operand: _logistic(xp, value),
-             error=_lipschitz(0.25)),
-    StepKind(name="silu",       cpp="value * logistic(value)", ulp=6.0, absolute=1e-35,
-             reference=lambda xp, value, _operand: value * _logistic(xp, value),
-             error=_lipschitz(1.1)),
-    StepKind(name="tanh",       cpp="keep_nan(value, hyperbolic_tangent(value))", ulp=6.0,
-             reference=lambda xp, value, _operand: xp.tanh(value)),
-    StepKind(name="gelu_tanh",  cpp="gelu(value, tanh_rise)", ulp=8.0, absolute=1e-6,
-             reference=lambda xp, value, _operand: _gelu_tanh(xp, value),
-             error=_lipschitz(1.13)),
-    StepKind(name="gelu_erf",   cpp="gelu(value, erf_rise)", ulp=8.0, absolute=1e-6,
-             reference=lambda xp, value, _operand: value * _normal_cdf(xp, value),
-             error=_lipschitz(1.13)),
-)}
-# fmt: on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,11 +90,20 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpilogueOperand:
-    """An array that an epilogue reads: its name, and its shape and type as in `StepKind`."""
+    """An array that an epilogue reads: its name, and the kind of step that reads it."""
 
     name: str
-    shape: OperandShape
-    dtype: DType | None
+    kind: StepKind
+
+    @property
+    def shape(self) -> OperandShape:
+        """Return its shape."""
+        return self.kind.operand
+
+    @property
+    def dtype(self) -> DType | None:
+        """Return its type, as in `StepKind`."""
+        return self.kind.operand_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,11 +139,7 @@ class Epilogue:
             name = step.kind.name
             seen[name] = seen.get(name, 0) + 1
             suffix = "" if seen[name] == 1 else f"_{seen[name]}"
-            operands.append(
-                EpilogueOperand(
-                    name=name + suffix, shape=step.kind.operand, dtype=step.kind.operand_type
-                )
-            )
+            operands.append(EpilogueOperand(name=name + suffix, kind=step.kind))
         return tuple(operands)
 
     @classmethod

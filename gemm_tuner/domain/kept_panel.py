@@ -8,9 +8,9 @@ from gemm_tuner.domain.micro_kernel import MicroKernelFamily
 from gemm_tuner.domain.packed_format import needs_column_sums
 from gemm_tuner.domain.problem import Problem
 
-_OTHER_REGISTERS = 3  # an element of x, and constants of the epilogue
+_MOST_CONSTANTS = 2  # of a step
+_OTHER_REGISTERS = 1 + _MOST_CONSTANTS  # an element of x, and constants of the epilogue
 _ROWS_AT_ONCE = 2
-_ULP_OF_ROUNDING = 1.0  # a step with a larger error is a function of many constants
 
 
 def panel_fits_registers(problem: Problem, family: MicroKernelFamily, nr: int) -> bool:
@@ -20,7 +20,7 @@ def panel_fits_registers(problem: Problem, family: MicroKernelFamily, nr: int) -
     """
     is_plain = family.template == "outer_product" and family.lanes > 1 and not family.partial_steps
     kinds = [step.kind for step in problem.epilogue.steps]
-    if not is_plain or problem.k == 0 or any(kind.ulp > _ULP_OF_ROUNDING for kind in kinds):
+    if not is_plain or problem.k == 0 or any(kind.registers > _MOST_CONSTANTS for kind in kinds):
         return False
     operands = sum(kind.operand is OperandShape.ROW_VECTOR for kind in kinds)
     if needs_column_sums(problem, family):

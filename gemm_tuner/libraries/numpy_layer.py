@@ -16,10 +16,6 @@ from gemm_tuner.domain.problem import Problem, WeightLayout
 # Elements of the problem's types; NumPy's own types do not include bfloat16.
 Array = NDArray[Any]
 
-_ERF_COEFFICIENTS = np.array(
-    [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592], np.float32
-)
-
 
 class NumpyLayer:
     """One problem, computed by NumPy in as many threads as it chooses."""
@@ -78,7 +74,7 @@ def finish(
                     operand = operand[:, np.newaxis]
                 if kind.is_offset:
                     operand = operand * sums_of_w
-            compute: Callable[..., Array] = _WHOLE_ARRAY_STEPS.get(kind.name, kind.reference)
+            compute: Callable[..., Array] = kind.whole_arrays or kind.reference
             value = np.asarray(compute(np, value, operand, *step.parameters), dtype=value.dtype)
         return _rounded(value, problem.types.y)
 
@@ -86,23 +82,6 @@ def finish(
 def _working_type(problem: Problem) -> type[np.float32 | np.float64]:
     # Sums of integers are exact in float64.
     return np.float64 if problem.types.x.is_integer else np.float32
-
-
-def _gelu_erf(_xp: object, value: NDArray[np.float32], _operand: None) -> NDArray[np.float32]:
-    """Return x times the normal distribution function of x, in whole-array steps.
-
-    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: the error of erf is
-    at most 1.5e-7.
-    """
-    magnitude = np.abs(value) * np.float32(0.7071067811865476)
-    t = 1 / (1 + np.float32(0.3275911) * magnitude)
-    polynomial = t * np.polyval(_ERF_COEFFICIENTS, t)
-    tail = polynomial * np.exp(-magnitude * magnitude) / 2
-    return np.asarray(value * np.where(value < 0, tail, 1 - tail), dtype=np.float32)
-
-
-# NumPy has no erf: the table's reference calls Python for each element.
-_WHOLE_ARRAY_STEPS: dict[str, Callable[..., Array]] = {"gelu_erf": _gelu_erf}
 
 
 def _rounded(value: Array, dtype: DType) -> Array:

@@ -20,20 +20,6 @@ _WHEEL = "onednn-cpu-gomp"
 _LIBRARY = "libdnnl.so.3"
 _OPENMP = "libgomp"  # not in the wheel
 
-# Algorithms of oneDNN by their number in its C API, version 3.
-RELU = 0x20
-TANH = 0x21
-LINEAR = 0x26
-LOGISTIC = 0x29
-GELU_TANH = 0x2B
-SWISH = 0x2C
-CLIP = 0x2E
-GELU_ERF = 0x31
-ROUND = 0x32
-HARDSWISH = 0x34
-BINARY_ADD = 0x1FFF0
-BINARY_MUL = 0x1FFF1
-
 DATA_TYPES = {
     DType.F16: 1,
     DType.BF16: 2,
@@ -41,27 +27,6 @@ DATA_TYPES = {
     DType.S32: 4,
     DType.S8: 5,
     DType.U8: 6,
-}
-
-# The element-wise function of a step: algorithm, then alpha and beta, which are the parameters of
-# the step if it has any.
-ELEMENTWISE: dict[str, tuple[int, tuple[float, ...]]] = {
-    "relu": (RELU, (0.0, 0.0)),
-    "leaky_relu": (RELU, ()),
-    "clamp": (CLIP, ()),
-    "hardswish": (HARDSWISH, (1.0 / 6.0, 0.5)),
-    "sigmoid": (LOGISTIC, (0.0, 0.0)),
-    "silu": (SWISH, (1.0, 0.0)),
-    "tanh": (TANH, (0.0, 0.0)),
-    "gelu_tanh": (GELU_TANH, (0.0, 0.0)),
-    "gelu_erf": (GELU_ERF, (0.0, 0.0)),
-}
-BINARY = {
-    "bias": BINARY_ADD,
-    "add": BINARY_ADD,
-    "mul": BINARY_MUL,
-    "channel_scale": BINARY_MUL,
-    "row_scale": BINARY_MUL,
 }
 
 FORMAT_ANY = 1

@@ -8,20 +8,16 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.spelling import Argument
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.numpy_layer import Array
 from gemm_tuner.libraries.onednn import (
-    BINARY,
-    BINARY_ADD,
-    BINARY_MUL,
     DATA_TYPES,
     DESTINATION,
-    ELEMENTWISE,
     OPERAND,
     POST_OP,
     QUERY_SCRATCHPAD,
     QUERY_WEIGHTS,
-    ROUND,
     SCRATCHPAD,
     SOURCE,
     USER_SCRATCHPAD,
@@ -41,11 +37,6 @@ _VNNI = frozenset({IsaFeature.AVX512_VNNI, IsaFeature.AVX_VNNI})
 
 # oneDNN repeats no columns fast: a column is given to it as a matrix.
 _OF_EACH_ROW = frozenset({OperandShape.COLUMN_VECTOR, OperandShape.MATRIX})
-
-_X_ZERO_POINT = "x_zero_point"
-_Y_ZERO_POINT = "y_zero_point"
-# Known to each call alone, a scale is an operand of one element here.
-_BINARY = {**BINARY, "scale": BINARY_MUL, _Y_ZERO_POINT: BINARY_ADD}
 
 # The number of an argument of a primitive, and the descriptor of its memory.
 _Argument = tuple[int, OneDnnObject | int]
@@ -152,30 +143,28 @@ class OneDnnMatmul:
         arguments: list[_Argument] = []
         remaining = iter(problem.epilogue.operands)
         for step in problem.epilogue.steps:
-            name = step.kind.name
-            if step.kind.operand is OperandShape.NONE:
-                algorithm, constants = ELEMENTWISE[name]
-                alpha, beta = (*step.parameters, *constants, 0.0)[:2]
-                library.call("post_ops_append_eltwise", post_ops, algorithm, alpha, beta)
-                count += 1
-                continue
-            operand = next(remaining)
-            dtype = problem.operand_type(operand)
-            if name == _X_ZERO_POINT:
+            kind = step.kind
+            operand = next(remaining) if kind.operand is not OperandShape.NONE else None
+            if operand is not None and kind.argument is Argument.X_ZERO_POINT:
+                dtype = problem.operand_type(operand)
                 library.call("primitive_attr_set_zero_points_mask", attributes, SOURCE, 0)
                 arguments.append((ZERO_POINTS | SOURCE, library.array((1,), dtype, (1,))))
                 continue
-            if name == _Y_ZERO_POINT:
-                library.call("post_ops_append_eltwise", post_ops, ROUND, 0.0, 0.0)
+            for post_op in kind.onednn or ():
                 count += 1
-            matrix = self._rows(
-                rows if step.kind.operand in _OF_EACH_ROW else 1,
-                problem.n if step.kind.operand is not OperandShape.SCALAR else 1,
-                dtype,
-            )
-            library.call("post_ops_append_binary", post_ops, _BINARY[name], matrix)
-            count += 1
-            arguments.append((POST_OP * count | OPERAND, matrix))
+                if operand is None or not post_op.algorithm.is_binary:
+                    alpha, beta = post_op.alpha_beta(step.parameters)
+                    library.call(
+                        "post_ops_append_eltwise", post_ops, post_op.algorithm, alpha, beta
+                    )
+                    continue
+                matrix = self._rows(
+                    rows if kind.operand in _OF_EACH_ROW else 1,
+                    problem.n if kind.operand is not OperandShape.SCALAR else 1,
+                    problem.operand_type(operand),
+                )
+                library.call("post_ops_append_binary", post_ops, post_op.algorithm, matrix)
+                arguments.append((POST_OP * count | OPERAND, matrix))
         library.call("primitive_attr_set_post_ops", attributes, post_ops)
         return attributes, arguments
 
@@ -250,6 +239,6 @@ def _check_problem(problem: Problem) -> None:
             "sums of bytes saturate in oneDNN on a CPU with neither avx512_vnni nor avx_vnni."
         )
     for place, step in enumerate(problem.epilogue.steps):
-        name = step.kind.name
-        if name not in _BINARY.keys() | ELEMENTWISE.keys() and (name, place) != (_X_ZERO_POINT, 0):
+        is_argument = step.kind.argument is Argument.X_ZERO_POINT and place == 0
+        if step.kind.onednn is None and not is_argument:
             raise BaselineMissing(f"oneDNN cannot fuse the step {step.text!r} of {problem.text}.")

@@ -19,7 +19,7 @@ def _workload(text: str) -> Workload:
 
 
 def _name(link: Link | None) -> str | None:
-    return None if link is None else link.name
+    return None if link is None else link.step.kind.name
 
 
 def _names(text: str) -> dict[str, str | list[str] | None]:
@@ -29,7 +29,7 @@ def _names(text: str) -> dict[str, str | list[str] | None]:
         "scale": _name(chain.scale),
         "channel_scale": _name(chain.channel_scale),
         "bias": _name(chain.bias),
-        "others": [link.name for link in chain.others],
+        "others": [link.step.kind.name for link in chain.others],
         "y_zero_point": _name(chain.y_zero_point),
     }
 

@@ -8,8 +8,11 @@ from numpy.typing import NDArray
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import EpilogueOperand, OperandShape, Step
+from gemm_tuner.domain.spelling import Argument
 
 Array = NDArray[Any]
+
+_SCALES = frozenset({Argument.SCALE, Argument.CHANNEL_SCALE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +25,9 @@ class Link:
     dtype: DType
 
     @property
-    def name(self) -> str:
-        """Return the name of the step's kind."""
-        return self.step.kind.name
+    def argument(self) -> Argument | None:
+        """Return the argument that libraries have for such a step, at its place in a chain."""
+        return self.step.kind.argument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,21 +48,21 @@ class Chain:
 def split_chain(workload: Workload) -> Chain:
     """Return the epilogue of a workload in parts."""
     links = _links_of(workload)
-    head: dict[str, Link] = {}
+    head: dict[Argument | None, Link] = {}
     y_zero_point = None
     if workload.problem.types.x.is_integer:
-        if links and links[-1].name == "y_zero_point":
+        if links and links[-1].argument is Argument.Y_ZERO_POINT:
             y_zero_point = links.pop()
-        if links and links[0].name == "x_zero_point":
-            head["x_zero_point"] = links.pop(0)
-        while links and links[0].name in {"scale", "channel_scale"} - head.keys():
+        if links and links[0].argument is Argument.X_ZERO_POINT:
+            head[Argument.X_ZERO_POINT] = links.pop(0)
+        while links and links[0].argument in _SCALES - head.keys():
             scale = links.pop(0)
-            head[scale.name] = scale
-    bias = links.pop(0) if links and links[0].name == "bias" else None
+            head[scale.argument] = scale
+    bias = links.pop(0) if links and links[0].argument is Argument.BIAS else None
     return Chain(
-        x_zero_point=head.get("x_zero_point"),
-        scale=head.get("scale"),
-        channel_scale=head.get("channel_scale"),
+        x_zero_point=head.get(Argument.X_ZERO_POINT),
+        scale=head.get(Argument.SCALE),
+        channel_scale=head.get(Argument.CHANNEL_SCALE),
         bias=bias,
         others=tuple(links),
         y_zero_point=y_zero_point,

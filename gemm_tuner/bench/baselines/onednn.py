@@ -9,18 +9,14 @@ from gemm_tuner.bench.c_runner import CRunner
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import WeightLayout
+from gemm_tuner.domain.spelling import Argument, OneDnnAlgorithm
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.onednn import (
-    BINARY,
     DATA_TYPES,
-    ELEMENTWISE,
-    LINEAR,
     find_onednn,
     load_library,
 )
 from gemm_tuner.machine.memory import address_of
-
-_SCALE = "scale"
 
 
 class _StepStruct(ctypes.Structure):
@@ -90,7 +86,7 @@ class OneDnn(CBaseline):
             BaselineMissing: oneDNN refuses the problem, or has no such step.
         """
         for link in split_chain(workload).others:
-            if link.name not in {_SCALE, *ELEMENTWISE, *BINARY}:
+            if link.step.kind.onednn is None or link.argument is Argument.Y_ZERO_POINT:
                 raise BaselineMissing(
                     f"oneDNN cannot fuse the step {link.step.text!r} of {workload.problem.text}; "
                     "choose another baseline."
@@ -165,16 +161,16 @@ def _describe(workload: Workload) -> _DescriptionStruct:
 
 
 def _describe_step(link: Link, workload: Workload) -> _StepStruct:
+    (post_op,) = link.step.kind.onednn or ()
     if link.array is None:
-        algorithm, constants = ELEMENTWISE[link.name]
-        alpha, beta = (*link.step.parameters, *constants, 0.0)[:2]
-        return _StepStruct(algorithm, alpha, beta, 0, 0, 0, None)
+        alpha, beta = post_op.alpha_beta(link.step.parameters)
+        return _StepStruct(post_op.algorithm, alpha, beta, 0, 0, 0, None)
     shape = link.step.kind.operand
     if shape is OperandShape.SCALAR:
         # Known when the primitive is made, which gives oneDNN a constant instead of an operand.
-        return _StepStruct(LINEAR, float(link.array[0]), 0.0, 0, 0, 0, None)
+        return _StepStruct(OneDnnAlgorithm.LINEAR, float(link.array[0]), 0.0, 0, 0, 0, None)
     return _StepStruct(
-        BINARY[link.name],
+        post_op.algorithm,
         0.0,
         0.0,
         1 if shape is OperandShape.ROW_VECTOR else workload.rows,

@@ -16,6 +16,7 @@ from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import WeightLayout
+from gemm_tuner.domain.spelling import Attribute, OnnxOperator
 from gemm_tuner.errors import BaselineMissing
 
 X = "x"
@@ -31,46 +32,12 @@ _LARGEST_MODEL_BYTES = (2 << 30) - (1 << 20)  # of a protocol buffer
 _VARINT, _BYTES, _FIXED32 = 0, 2, 5
 _ATTRIBUTE_FLOAT, _ATTRIBUTE_INT, _ATTRIBUTE_STRING = 1, 2, 3
 
-Attribute = float | int | str
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Operator:
-    """The operator of a step; its parameters are attributes, or inputs if these have no names."""
-
-    name: str
-    attributes: tuple[tuple[str, Attribute], ...] = ()
-    parameters: tuple[str, ...] = ()
-    domain: str = ""
-
-
-# fmt: off
-_OPERATORS = {
-    "bias":       _Operator(name="Add"),
-    "add":        _Operator(name="Add"),
-    "scale":      _Operator(name="Mul"),
-    "channel_scale": _Operator(name="Mul"),
-    "row_scale":  _Operator(name="Mul"),
-    "mul":        _Operator(name="Mul"),
-    "relu":       _Operator(name="Relu"),
-    "leaky_relu": _Operator(name="LeakyRelu", parameters=("alpha",)),
-    "clamp":      _Operator(name="Clip"),
-    "hardswish":  _Operator(name="HardSwish"),
-    "sigmoid":    _Operator(name="Sigmoid"),
-    "silu":       _Operator(name="QuickGelu", attributes=(("alpha", 1.0),), domain=_CONTRIBUTED),
-    "tanh":       _Operator(name="Tanh"),
-    "gelu_tanh":  _Operator(name="Gelu", attributes=(("approximate", "tanh"),)),
-    "gelu_erf":   _Operator(name="Gelu"),
-}
-# fmt: on
-
-
-# fmt: off
-_MATMUL_INTEGER = _Operator(name="MatMulInteger")
-_MATMUL_INTEGER_TO_FLOAT = _Operator(name="MatMulIntegerToFloat", domain=_CONTRIBUTED)
-_QUANTIZE = _Operator(name="QuantizeLinear")
-# fmt: on
+_MATMUL_INTEGER = OnnxOperator(name="MatMulInteger")
+_MATMUL_INTEGER_TO_FLOAT = OnnxOperator(name="MatMulIntegerToFloat", domain=_CONTRIBUTED)
+_QUANTIZE = OnnxOperator(name="QuantizeLinear")
 
 
 def write_model(workload: Workload, w: Array) -> bytes:
@@ -107,7 +74,9 @@ def write_model(workload: Workload, w: Array) -> bytes:
 class _Graph:
     """The nodes of a model, each with its operator, inputs and parameters; the last computes y."""
 
-    nodes: list[tuple[_Operator, tuple[str, ...], tuple[float, ...]]] = field(default_factory=list)
+    nodes: list[tuple[OnnxOperator, tuple[str, ...], tuple[float, ...]]] = field(
+        default_factory=list
+    )
     constants: dict[str, Array] = field(default_factory=dict)
     inputs: dict[str, Array] = field(default_factory=dict)
 
@@ -118,7 +87,7 @@ class _Graph:
         return name
 
     def add(
-        self, operator: _Operator, inputs: Iterable[str], parameters: Iterable[float] = ()
+        self, operator: OnnxOperator, inputs: Iterable[str], parameters: Iterable[float] = ()
     ) -> str:
         """Add a node; return the name of its output."""
         self.nodes.append((operator, tuple(inputs), tuple(parameters)))
@@ -151,7 +120,7 @@ def _add_product_of_floats(graph: _Graph, workload: Workload, w: Array, chain: C
     if chain.bias is not None and chain.bias.array is not None:
         inputs.append(graph.constant("bias", chain.bias.array))
     transposed = (("transB", 1),) if workload.problem.w_layout is WeightLayout.NK else ()
-    return graph.add(_Operator(name="Gemm", attributes=transposed), inputs)
+    return graph.add(OnnxOperator(name="Gemm", attributes=transposed), inputs)
 
 
 def _add_product_of_bytes(graph: _Graph, workload: Workload, w: Array, chain: Chain) -> str:
@@ -183,7 +152,7 @@ def _add_zero_point(graph: _Graph, link: Link | None, dtype: np.dtype[Any]) -> s
 
 
 def _add_step(graph: _Graph, workload: Workload, value: str, link: Link) -> str:
-    operator = _OPERATORS.get(link.name)
+    operator = link.step.kind.onnx
     if operator is None:
         raise BaselineMissing(
             f"ONNX has no operator for the step {link.step.text!r} of {workload.problem.text}; "
@@ -208,7 +177,7 @@ def _add_step(graph: _Graph, workload: Workload, value: str, link: Link) -> str:
 
 
 def _node(
-    operator: _Operator, inputs: Iterable[str], output: str, parameters: Iterable[float]
+    operator: OnnxOperator, inputs: Iterable[str], output: str, parameters: Iterable[float]
 ) -> bytes:
     named = zip(operator.parameters, parameters, strict=False)
     return b"".join(

@@ -9,17 +9,16 @@ from numpy.typing import NDArray
 from gemm_tuner.bench.baselines.chain import Chain, Link, split_chain
 from gemm_tuner.bench.baselines.torch_steps import (
     Torch,
-    apply_step,
     operand_of,
+    step_in_place,
     tensor_of,
     weight_of,
 )
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.spelling import Argument
 from gemm_tuner.errors import BaselineMissing
 
-# The operator's name of a step that it can fuse, and of its algorithm.
-_FUSED = {"relu": ("relu", ""), "gelu_erf": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
 _NOT_FUSED = ("none", "")
 
 
@@ -35,8 +34,9 @@ def make_call_on_bytes(torch: Torch, workload: Workload, w: NDArray[Any]) -> Cal
         raise BaselineMissing("PyTorch multiplies with signed bytes only; choose another baseline.")
     chain = split_chain(workload)
     others = list(chain.others)
-    fused = _FUSED.get(others[0].name, _NOT_FUSED) if others else _NOT_FUSED
-    if fused is not _NOT_FUSED:
+    operator = others[0].step.kind.torch if others else None
+    fused = operator.post_op if operator is not None else None
+    if fused is not None:
         others.pop(0)
     y_scale = 1.0
     if problem.types.y in {DType.U8, DType.S8}:
@@ -45,6 +45,7 @@ def make_call_on_bytes(torch: Torch, workload: Workload, w: NDArray[Any]) -> Cal
     elif problem.types.y is DType.S32:
         raise BaselineMissing("PyTorch has no product of bytes in s32; choose another baseline.")
     y = tensor_of(torch, workload.y)
+    post_op, algorithm = fused or _NOT_FUSED
     call = partial(
         torch.ops.onednn.qlinear_pointwise.default,
         tensor_of(torch, workload.x),
@@ -58,11 +59,11 @@ def make_call_on_bytes(torch: Torch, workload: Workload, w: NDArray[Any]) -> Cal
         y_scale,
         int(_number(chain.y_zero_point, 0)),
         y.dtype,
-        fused[0],
+        post_op,
         [],
-        fused[1],
+        algorithm,
     )
-    steps = [partial(apply_step, torch, link, operand_of(torch, link)) for link in others]
+    steps = [step_in_place(torch, link, operand_of(torch, link)) for link in others]
 
     def run() -> object:
         result = call()
@@ -90,7 +91,8 @@ def _scale_of_y(others: list[Link], workload: Workload) -> float:
     """Return what the operator divides by before it rounds."""
     if not others:
         return 1.0
-    scale = _number(others[0], 0.0) if [link.name for link in others] == ["scale"] else 0.0
+    is_one_scale = [link.argument for link in others] == [Argument.SCALE]
+    scale = _number(others[0], 0.0) if is_one_scale else 0.0
     if scale <= 0.0:
         raise BaselineMissing(
             f"PyTorch rounds to bytes after one positive scale only, unlike "

@@ -10,12 +10,11 @@ from gemm_tuner.bench.baselines.chain import split_chain
 from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.baselines.torch_bytes import make_call_on_bytes
 from gemm_tuner.bench.baselines.torch_steps import (
-    STEPS,
     Torch,
-    apply_step,
     check_steps,
     import_torch,
     operand_of,
+    step_in_place,
     tensor_of,
     torch_version,
     weight_of,
@@ -47,7 +46,7 @@ class TorchEager:
             BaselineMissing: floating-point types differ, or there is no operator for a step.
         """
         types = workload.problem.types
-        check_steps(workload, split_chain(workload).others, STEPS)
+        check_steps(workload, split_chain(workload).others)
         if not types.x.is_integer and types != OperandTypes.of(types.x):
             raise BaselineMissing(
                 f"PyTorch does not compute {types.text}; choose another baseline."
@@ -66,7 +65,9 @@ def _make_call(torch: Torch, workload: Workload, w: NDArray[Any]) -> Callable[[]
         product = partial(torch.addmm, operand_of(torch, chain.bias), x, weight, out=y)
     if not chain.others:
         return product
-    steps = [partial(apply_step, torch, link, operand_of(torch, link), y) for link in chain.others]
+    steps = [
+        partial(step_in_place(torch, link, operand_of(torch, link)), y) for link in chain.others
+    ]
 
     def call() -> None:
         product()

@@ -18,6 +18,7 @@ from gemm_tuner.bench.baselines.torch_steps import (
     check_steps,
     import_torch,
     operand_of,
+    step_in_new_tensor,
     tensor_of,
     torch_version,
     weight_of,
@@ -31,26 +32,6 @@ from gemm_tuner.errors import BaselineMissing
 # (AMD EPYC, family 26).
 _COMPILERS = ("clang++-19", "clang++-20", "clang++-18", "clang++", "g++")
 _OPENMP_SOURCE = "#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n"
-
-# fmt: off
-_STEPS: dict[str, Callable[..., Tensor]] = {
-    "bias":       lambda _torch, value, operand: value + operand,
-    "add":        lambda _torch, value, operand: value + operand,
-    "scale":      lambda _torch, value, operand: value * operand,
-    "mul":        lambda _torch, value, operand: value * operand,
-    "relu":       lambda torch, value, _operand: torch.relu(value),
-    "leaky_relu": lambda torch, value, _operand, slope:
-        torch.nn.functional.leaky_relu(value, slope),
-    "clamp":      lambda torch, value, _operand, low, high: torch.clamp(value, low, high),
-    "hardswish":  lambda torch, value, _operand: torch.nn.functional.hardswish(value),
-    "sigmoid":    lambda torch, value, _operand: torch.sigmoid(value),
-    "silu":       lambda torch, value, _operand: torch.nn.functional.silu(value),
-    "tanh":       lambda torch, value, _operand: torch.tanh(value),
-    "gelu_tanh":  lambda torch, value, _operand: torch.nn.functional.gelu(
-        value, approximate="tanh"),
-    "gelu_erf":   lambda torch, value, _operand: torch.nn.functional.gelu(value),
-}
-# fmt: on
 
 
 class TorchInductor:
@@ -82,7 +63,7 @@ class TorchInductor:
             raise BaselineMissing(
                 f"PyTorch does not compile {types.text}; choose another baseline."
             )
-        check_steps(workload, split_chain(workload).others, _STEPS)
+        check_steps(workload, split_chain(workload).others)
         if "CXX" not in os.environ:
             os.environ["CXX"] = _find_compiler()
         torch = import_torch(workload.threads)
@@ -154,7 +135,7 @@ def _make_layer(torch: Torch, workload: Workload, weight: Tensor) -> Any:  # noq
             given = iter(matrices)
             for number, link in enumerate(chain.others):
                 operand = next(given) if _is_matrix(link) else getattr(self, f"operand_{number}")
-                value = _STEPS[link.name](torch, value, operand, *link.step.parameters)
+                value = step_in_new_tensor(torch, link, operand)(value)
             return value
 
     return Layer()

@@ -1,4 +1,4 @@
-"""PyTorch for its baselines: the package, its tensors, and its operators for steps."""
+"""PyTorch for its baselines: the package, its tensors, and how it applies steps."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -11,6 +11,7 @@ from gemm_tuner.bench.baselines.chain import Link
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import WeightLayout
+from gemm_tuner.domain.spelling import TorchOperator
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.wheels import wheel_version
 
@@ -20,29 +21,6 @@ _INSTALL = "pip install torch"
 # The modules, tensors and operators of a package that may not be there.
 Torch = Any
 Tensor = Any
-
-# How each step changes y: by the operator that writes its result over its input.
-# fmt: off
-STEPS: dict[str, Callable[..., object]] = {
-    "bias":       lambda torch, y, operand: torch.add(y, operand, out=y),
-    "add":        lambda torch, y, operand: torch.add(y, operand, out=y),
-    "scale":      lambda torch, y, operand: torch.mul(y, operand, out=y),
-    "channel_scale": lambda torch, y, operand: torch.mul(y, operand, out=y),
-    "row_scale":  lambda torch, y, operand: torch.mul(y, operand, out=y),
-    "mul":        lambda torch, y, operand: torch.mul(y, operand, out=y),
-    "relu":       lambda torch, y, _operand: torch.relu_(y),
-    "leaky_relu": lambda torch, y, _operand, slope:
-        torch.ops.aten.leaky_relu.out(y, slope, out=y),
-    "clamp":      lambda torch, y, _operand, low, high: torch.clamp(y, low, high, out=y),
-    "hardswish":  lambda torch, y, _operand: torch.ops.aten.hardswish.out(y, out=y),
-    "sigmoid":    lambda torch, y, _operand: torch.sigmoid(y, out=y),
-    "silu":       lambda torch, y, _operand: torch.ops.aten.silu.out(y, out=y),
-    "tanh":       lambda torch, y, _operand: torch.tanh(y, out=y),
-    "gelu_tanh":  lambda torch, y, _operand: torch.ops.aten.gelu.out(
-        y, approximate="tanh", out=y),
-    "gelu_erf":   lambda torch, y, _operand: torch.ops.aten.gelu.out(y, out=y),
-}
-# fmt: on
 
 
 def torch_version() -> str:
@@ -62,14 +40,14 @@ def import_torch(threads: int) -> Torch:
     return torch
 
 
-def check_steps(workload: Workload, links: tuple[Link, ...], steps: dict[str, Any]) -> None:
+def check_steps(workload: Workload, links: tuple[Link, ...]) -> None:
     """Check that PyTorch has an operator for each step.
 
     Raises:
         BaselineMissing: it has not.
     """
     for link in links:
-        if link.name not in steps:
+        if link.step.kind.torch is None:
             raise BaselineMissing(
                 f"PyTorch has no operator for the step {link.step.text!r} of "
                 f"{workload.problem.text}; choose another baseline."
@@ -98,6 +76,32 @@ def operand_of(torch: Torch, link: Link | None) -> Tensor | None:
     return tensor.reshape(-1, 1) if is_column else tensor
 
 
-def apply_step(torch: Torch, link: Link, operand: Tensor | None, y: Tensor) -> None:
-    """Apply a step to y, in its place."""
-    STEPS[link.name](torch, y, operand, *link.step.parameters)
+def step_in_place(torch: Torch, link: Link, operand: Tensor | None) -> Callable[[Tensor], object]:
+    """Return what applies a step to a tensor, in its place."""
+    operator = _operator_of(link)
+    name = f"{operator.name}_"
+    apply = getattr(torch.Tensor, name, None) or getattr(torch.ops.aten, name).default
+    return _with_arguments(apply, link, operand)
+
+
+def step_in_new_tensor(
+    torch: Torch, link: Link, operand: Tensor | None
+) -> Callable[[Tensor], Tensor]:
+    """Return what makes a tensor of a step's results, which a compiler can see through."""
+    operator = _operator_of(link)
+    return _with_arguments(getattr(torch.ops.aten, operator.name), link, operand)
+
+
+def _operator_of(link: Link) -> TorchOperator:
+    operator = link.step.kind.torch
+    if operator is None:
+        raise BaselineMissing(f"PyTorch has no operator for the step {link.step.text!r}.")
+    return operator
+
+
+def _with_arguments(
+    apply: Callable[..., Tensor], link: Link, operand: Tensor | None
+) -> Callable[[Tensor], Tensor]:
+    arguments = (*(() if operand is None else (operand,)), *link.step.parameters)
+    attributes = dict(_operator_of(link).attributes)
+    return lambda value: apply(value, *arguments, **attributes)

@@ -11,13 +11,12 @@ from gemm_tuner.arrays.quantise import read_elements
 from gemm_tuner.bench.baselines.chain import split_chain
 from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.baselines.torch_steps import (
-    STEPS,
     Tensor,
     Torch,
-    apply_step,
     check_steps,
     import_torch,
     operand_of,
+    step_in_place,
     tensor_of,
     torch_version,
 )
@@ -70,9 +69,9 @@ class TorchWeightOnly:
             )
         chain = split_chain(workload)
         links = (*((chain.bias,) if chain.bias else ()), *chain.others)
-        check_steps(workload, links, STEPS)
+        check_steps(workload, links)
         torch = import_torch(workload.threads)
-        steps = [partial(apply_step, torch, link, operand_of(torch, link)) for link in links]
+        steps = [step_in_place(torch, link, operand_of(torch, link)) for link in links]
         return PythonRunner(workload, partial(_make_call, torch, workload, steps))
 
 
