@@ -8,11 +8,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from gemm_tuner.client.agreement import check_kernel, check_verdict
 from gemm_tuner.client.answer import Answer, parse_answer, parse_envelopes
 from gemm_tuner.client.cache import Cache, default_cache_dir
 from gemm_tuner.client.keys import KEYS_VARIABLE, Keys, configured_keys, keys_by_id, parse_keys
 from gemm_tuner.client.transport import Transport
-from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.canonical import identity
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
@@ -30,7 +30,7 @@ from gemm_tuner.runtime.layer import Layer, make_layer
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.select.shared_weights import MAX_LOSS, layer_problems
 from gemm_tuner.store.wire import WireCpu
-from gemm_tuner.trust.payload import VerdictPayload
+from gemm_tuner.trust.payload import SignedArtifact, VerdictPayload
 from gemm_tuner.trust.signature import SignedVerdict, open_verdict
 
 _LOG = logging.getLogger(__name__)
@@ -185,11 +185,10 @@ class Client:
 
     def _served_kernel(self, question: _Question, kept: bytes | None) -> Kernel | FallbackKernel:
         answer, verdict = self._resolve(question, kept)
-        artifact = _artifact_of(verdict)
-        if artifact is None:
+        if verdict.artifact is None:
             kernel: Kernel | FallbackKernel = _fallback(question, _reason(verdict))
         else:
-            kernel = self._kernel_of(artifact, question, may_fetch=True)
+            kernel = self._kernel_of(verdict, verdict.artifact, question, may_fetch=True)
         # Only what passed every check is kept, the answer last: it promises the artifact.
         self._cache.keep_answer(self._key(question), answer.document)
         return kernel
@@ -197,10 +196,9 @@ class Client:
     def _kept_kernel(self, question: _Question, kept: bytes) -> Kernel | FallbackKernel | None:
         try:
             verdict = self._open(parse_answer(kept).envelope, question, self._kept_keys())
-            artifact = _artifact_of(verdict)
-            if artifact is None:
+            if verdict.artifact is None:
                 return _fallback(question, _reason(verdict))
-            return self._kernel_of(artifact, question, may_fetch=False)
+            return self._kernel_of(verdict, verdict.artifact, question, may_fetch=False)
         except (KernelRejected, IsaNotUsable) as error:
             _LOG.info("The cached answer for %s is not used: %s", question.problem.text, error)
             return None
@@ -242,21 +240,28 @@ class Client:
         for problem, envelope in zip(question.problems, envelopes, strict=True):
             one = _Question(problem=problem, context=question.context)
             verdict = self._open(envelope, one, keys)
-            artifact = _artifact_of(verdict)
             found.append(
                 _reason(verdict)
-                if artifact is None
-                else self._kernel_of(artifact, one, may_fetch=may_fetch)
+                if verdict.artifact is None
+                else self._kernel_of(verdict, verdict.artifact, one, may_fetch=may_fetch)
             )
         return make_layer(question.problems, found, threads=question.context.threads)
 
-    def _kernel_of(self, artifact: Artifact, question: _Question, *, may_fetch: bool) -> Kernel:
-        """Return the kernel that an artifact names, from the cache or else the service.
+    def _kernel_of(
+        self,
+        verdict: VerdictPayload,
+        signed: SignedArtifact,
+        question: _Question,
+        *,
+        may_fetch: bool,
+    ) -> Kernel:
+        """Return the kernel that a verdict names, from the cache or else the service.
 
         Raises:
             KernelRejected: it is not in the cache, and may not be fetched.
             GemmTunerError: as in `kernel`.
         """
+        artifact = signed.to_domain()
         binary = self._cache.artifact(artifact.sha256)
         if binary is None and not may_fetch:
             raise KernelRejected(
@@ -264,13 +269,11 @@ class Client:
             )
         if binary is None:
             binary = self._transport.artifact(artifact.sha256, artifact.size_bytes)
-        kernel = self._load(binary, artifact, question)
+        threads = question.context.threads
+        kernel = load_kernel(binary, artifact=artifact, cpu=self._cpu, threads=threads)
+        check_kernel(kernel, verdict, question.problem)
         self._cache.keep_artifact(artifact.sha256, binary)
         return kernel
-
-    def _load(self, binary: bytes, artifact: Artifact, question: _Question) -> Kernel:
-        threads = question.context.threads
-        return load_kernel(binary, artifact=artifact, cpu=self._cpu, threads=threads)
 
     def _resolve(self, question: _Question, kept: bytes | None) -> tuple[Answer, VerdictPayload]:
         keys = self._loopback_keys() if self._pinned is None else self._pinned
@@ -279,16 +282,12 @@ class Client:
 
     def _open(self, envelope: SignedVerdict, question: _Question, keys: Keys) -> VerdictPayload:
         verdict = open_verdict(envelope, keys, datetime.now(UTC))
-        answered = (verdict.problem, verdict.cpu_key, verdict.threads, verdict.regime.value)
-        context = question.context
-        asked = (
-            question.problem.text, self._cpu.exact_key, context.threads, context.regime.value
-        )  # fmt: skip
-        if answered != asked:
-            raise SignatureInvalid(
-                f"the signed verdict is for {answered}, not for what was asked, {asked}; "
-                "nothing was loaded: check the service."
-            )
+        check_verdict(
+            verdict,
+            problem=question.problem,
+            cpu_key=self._cpu.exact_key,
+            context=question.context,
+        )
         return verdict
 
     def _loopback_keys(self) -> Keys:
@@ -337,10 +336,6 @@ def _ask(problem: Problem | str, threads: int, regime: Regime | str) -> _Questio
     asked.check_work()
     context = ExecutionContext(threads=threads, regime=Regime.parse_one(regime))
     return _Question(problem=asked, context=context)
-
-
-def _artifact_of(verdict: VerdictPayload) -> Artifact | None:
-    return verdict.artifact.to_domain() if verdict.artifact else None
 
 
 def _fallback(question: _Question, reason: str) -> FallbackKernel:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from libraries import take_onednn_away
-from served import PROBLEM, Edit, Site, keep_trial
+from served import CANDIDATE, PROBLEM, Edit, Site, keep_trial
 
 from gemm_tuner import Client
 from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.tolerance import find_error
 from gemm_tuner.build.compile import Build
+from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
@@ -27,6 +28,7 @@ from gemm_tuner.errors import (
     InvalidProblem,
     InvalidSetting,
     IsaNotUsable,
+    KernelRejected,
     ServiceFailed,
     SignatureInvalid,
     StoreFailed,
@@ -41,6 +43,7 @@ from gemm_tuner.trust.payload import VerdictPayload
 from gemm_tuner.trust.signature import sign_verdict
 
 SEED = 7
+OTHER_CANDIDATE = Candidate.parse("scalar_f32_4x4 mc8_nc32_kc16 jc_ic_jr_ir")
 
 
 def _assert_computes(kernel: Kernel | FallbackKernel, problem: Problem) -> None:
@@ -356,6 +359,7 @@ def _verdict(build: Build) -> Verdict:
         decision=Decision.TUNED,
         basis=Basis.MEASURED,
         complete=True,
+        candidate=CANDIDATE,
         artifact=build.artifact,
     )
 
@@ -409,6 +413,49 @@ def test_what_cannot_be_trusted_or_used_is_refused_by_its_own_error(
 
 def _assert_nothing_was_kept(tmp_path: Path) -> None:
     assert list((tmp_path / "cache" / "artifacts").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"problem": Problem.parse("f32 8x32x17 nk bias+relu")},
+            "its problem is 'f32 8x32x16 nk bias",
+        ),
+        (
+            {"problem": Problem.parse("f32 4x32x16 nk bias+relu")},
+            "its problem is 'f32 8x32x16 nk bias",
+        ),
+        (
+            {"problem": Problem.parse("f32 8x32x16 kn bias+relu")},
+            "its problem is 'f32 8x32x16 nk bias",
+        ),
+        ({"problem": Problem.parse("f32 8x32x16 nk none")}, "its problem is 'f32 8x32x16 nk bias"),
+        ({"candidate": OTHER_CANDIDATE}, "its candidate is 'scalar_f32_2x4"),
+        ({"candidate": None}, "not which candidate it is"),
+    ],
+)
+def test_a_signed_verdict_that_names_the_kernel_of_another_question_gives_none(
+    changes: dict[str, Any], message: str, site: Site, build: Build, tmp_path: Path
+) -> None:
+    lie = replace(_verdict(build), **changes)
+    with site.serving(_sign_anew(site, lie)) as address:
+        client = Client(address, cache_dir=tmp_path / "cache")
+        with pytest.raises(KernelRejected, match=message):
+            client.kernel(lie.problem)
+
+    _assert_nothing_was_kept(tmp_path)
+
+
+@pytest.mark.isa("avx2")
+def test_a_signed_verdict_with_other_features_than_the_kernel_gives_none(
+    site: Site, build: Build, tmp_path: Path
+) -> None:
+    artifact = replace(build.artifact, required_isa=frozenset({IsaFeature.AVX2}))
+    with site.serving(_sign_anew(site, replace(_verdict(build), artifact=artifact))) as address:
+        client = Client(address, cache_dir=tmp_path / "cache")
+        with pytest.raises(KernelRejected, match=r"required_isa is \[\], but \['avx2'\]"):
+            client.kernel(PROBLEM)
 
 
 def test_an_error_of_the_service_is_told(site: Site, tmp_path: Path) -> None:
