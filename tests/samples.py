@@ -8,7 +8,7 @@ from gemm_tuner.domain.artifact import ABI_VERSION, Artifact
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature
-from gemm_tuner.domain.measurement import Measurement, Timing
+from gemm_tuner.domain.measurement import Interference, Measurement, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Conditions, Outcome, Stage, Trial
 from gemm_tuner.store.repository import Repository
@@ -71,6 +71,14 @@ def make_trial(*, call_ns: int = 800, nr: int = 48, minute: int = 0, **changes: 
         ),
     )
     return replace(trial, **changes)  # type: ignore[arg-type]  # fields by name
+
+
+def make_disturbed_trial(*, call_ns: int = 2, nr: int = 48, minute: int = 0) -> Trial:
+    """Return a confirming trial whose threads waited for cores that others kept busy."""
+    trial = make_trial(call_ns=call_ns, nr=nr, minute=minute)
+    assert trial.measurement is not None
+    interference = Interference(disturbed_rounds=0.9, stolen=0.0, others=1.5)
+    return replace(trial, measurement=replace(trial.measurement, interference=interference))
 
 
 def make_failed_trial(*, minute: int = 0) -> Trial:

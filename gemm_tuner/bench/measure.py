@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from math import ceil
 from time import perf_counter_ns
 
-from gemm_tuner.bench.drivers import SampleStruct
 from gemm_tuner.bench.regimes import WeightCopies
 from gemm_tuner.bench.workload import Runner
 from gemm_tuner.domain.measurement import Timing
 
-# A sample during which the system took the processor away says nothing; it is taken again.
+# A sample during which the system took the processor away says nothing; it is taken again. So does
+# one whose threads waited for a core: to be woken takes less than the shortest of these times.
+_WAITED_SHARE = 0.1
+_WAITED_NS = 200_000
 _TRIES_FOR_A_CALM_SAMPLE = 3
 _MAX_CALLS_PER_SAMPLE = 1 << 20
 _WARM_UP_SHARE = 8  # of the calls of a hot sample
@@ -55,32 +57,80 @@ class Contestant:
         enough = ceil(calls * _ENOUGH_WARM_UP_NS / elapsed_ns)
         return max(min(self.least_warm_up_calls, enough), calls // _WARM_UP_SHARE, settling)
 
-    def sample(self, calls: int, *, warm_up_calls: int) -> SampleStruct:
+    def sample(self, calls: int, *, warm_up_calls: int, wait_ns: Callable[[], int]) -> "_Sample":
         """Return the time of `calls` calls, from a calm sample if there is one.
 
         There is one try if it takes long; before another, one call warms up what was warm.
         """
-        calmest = self._sample(calls, warm_up_calls=warm_up_calls)
+        calmest = self._sample(calls, warm_up_calls, wait_ns)
         for _retry in range(_TRIES_FOR_A_CALM_SAMPLE - 1):
-            if calmest.involuntary_switches == 0 or calmest.elapsed_ns >= _LONG_SAMPLE_NS:
+            if calmest.is_calm or calmest.elapsed_ns >= _LONG_SAMPLE_NS:
                 break
-            sample = self._sample(calls, warm_up_calls=1)
-            if sample.involuntary_switches < calmest.involuntary_switches:
-                calmest = sample
+            calmest = min(calmest, self._sample(calls, 1, wait_ns), key=_Sample.unrest)
         return calmest
 
-    def _sample(self, calls: int, *, warm_up_calls: int) -> SampleStruct:
-        return self.runner.sample(
+    def _sample(self, calls: int, warm_up_calls: int, wait_ns: Callable[[], int]) -> "_Sample":
+        waited_before_ns = wait_ns()
+        sample = self.runner.sample(
             self.weights.struct, warm_up_calls=warm_up_calls, timed_calls=calls
         )
+        return _Sample(
+            elapsed_ns=max(1, int(sample.elapsed_ns)),
+            involuntary_switches=int(sample.involuntary_switches),
+            # A thread that has ended takes its time with it.
+            waited_ns=max(0, wait_ns() - waited_before_ns),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sample:
+    """The time of some calls, and how long threads waited for a core in them and their warm-up."""
+
+    elapsed_ns: int
+    involuntary_switches: int
+    waited_ns: int
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Say whether threads waited for so long that the time is not that of the calls."""
+        return self.waited_ns > max(_WAITED_NS, _WAITED_SHARE * self.elapsed_ns)
+
+    @property
+    def is_calm(self) -> bool:
+        """Say whether nothing came between."""
+        return self.involuntary_switches == 0 and not self.is_disturbed
+
+    def unrest(self) -> tuple[bool, int]:
+        """Return what orders samples: the calmest is the least."""
+        return self.is_disturbed, self.involuntary_switches
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """One sample of each contestant that took part, and whether all of them were calm."""
+    """One sample of each contestant that took part."""
 
-    samples_ns: dict[int, int]
-    is_calm: bool
+    samples: dict[int, _Sample]
+
+    @property
+    def is_calm(self) -> bool:
+        """Say whether all samples were calm."""
+        return all(sample.is_calm for sample in self.samples.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedRounds:
+    """The timing of each contestant, sample i of each from the same round.
+
+    `disturbed` says of each sample whether its threads waited for a core, in the same order.
+    """
+
+    timings: tuple[Timing, ...]
+    disturbed: tuple[tuple[bool, ...], ...]
+
+    def disturbed_share(self, one: int, other: int) -> float:
+        """Return the share of the rounds of both in which one or the other was disturbed."""
+        pairs = list(zip(self.disturbed[one], self.disturbed[other], strict=False))
+        return sum(any(pair) for pair in pairs) / len(pairs)
 
 
 def measure(
@@ -91,7 +141,8 @@ def measure(
     on_turn: Callable[[int], None],
     settling_ns: int = 0,
     candidates: int = 1,
-) -> tuple[Timing, ...]:
+    wait_ns: Callable[[], int] = lambda: 0,
+) -> TimedRounds:
     """Return the timings of all contestants, sample i of each taken in the same round.
 
     There are `pairs` samples of each, or at least half as many where rounds were interrupted. The
@@ -99,12 +150,13 @@ def measure(
     a third of the samples. Any other whose samples take much longer has few, too. Calls that
     take long are not warmed up; those up to three times as long as of the fastest candidate are
     treated as its are. `on_turn` is told who runs before each sample, and then nothing is done
-    for `settling_ns`, so that threads of the one before come to rest.
+    for `settling_ns`, so that threads of the one before come to rest. `wait_ns` tells how long
+    threads of this process have waited for a core so far.
     """
     calls, elapsed_ns = [], []
     for index, contestant in enumerate(contestants):
         on_turn(index)
-        count, sample_takes_ns = _calibrate(contestant, sample_ns)
+        count, sample_takes_ns = _calibrate(contestant, sample_ns, wait_ns)
         calls.append(count)
         elapsed_ns.append(sample_takes_ns)
     call_ns = [takes_ns / count for count, takes_ns in zip(calls, elapsed_ns, strict=True)]
@@ -128,12 +180,11 @@ def measure(
             index = participants[turn]
             on_turn(index)
             _wait(settling_ns)
-            samples[index] = contestants[index].sample(calls[index], warm_up_calls=warm_ups[index])
+            samples[index] = contestants[index].sample(
+                calls[index], warm_up_calls=warm_ups[index], wait_ns=wait_ns
+            )
             call_ns[index] = min(call_ns[index], samples[index].elapsed_ns / calls[index])
-        return _Round(
-            {index: max(1, int(sample.elapsed_ns)) for index, sample in samples.items()},
-            all(sample.involuntary_switches == 0 for sample in samples.values()),
-        )
+        return _Round(samples)
 
     present = list(range(len(contestants)))
     kept: list[_Round] = []
@@ -145,12 +196,16 @@ def measure(
             present, of_present = staying, []
         of_present.append(run_round(number, present))
     kept += _without_interrupted(of_present)
-    return tuple(
-        Timing(
-            calls_per_sample=count,
-            samples_ns=tuple(one.samples_ns[index] for one in kept if index in one.samples_ns),
-        )
-        for index, count in enumerate(calls)
+    samples_of = [
+        [one.samples[index] for one in kept if index in one.samples]
+        for index in range(len(contestants))
+    ]
+    return TimedRounds(
+        timings=tuple(
+            Timing(calls_per_sample=count, samples_ns=tuple(one.elapsed_ns for one in samples))
+            for count, samples in zip(calls, samples_of, strict=True)
+        ),
+        disturbed=tuple(tuple(one.is_disturbed for one in samples) for samples in samples_of),
     )
 
 
@@ -186,14 +241,16 @@ def _without_interrupted(rounds: Sequence[_Round]) -> Sequence[_Round]:
     return calm if 2 * len(calm) >= len(rounds) else rounds
 
 
-def _calibrate(contestant: Contestant, sample_ns: int) -> tuple[int, int]:
+def _calibrate(
+    contestant: Contestant, sample_ns: int, wait_ns: Callable[[], int]
+) -> tuple[int, int]:
     """Return how many calls take about `sample_ns`, and how long they took."""
-    first_ns = int(contestant.sample(1, warm_up_calls=0).elapsed_ns)
+    first_ns = contestant.sample(1, warm_up_calls=0, wait_ns=wait_ns).elapsed_ns
     if first_ns >= _LONG_CALL_NS:
         return 1, first_ns
     calls = 1
     while True:
-        elapsed_ns = max(1, int(contestant.sample(calls, warm_up_calls=1).elapsed_ns))
+        elapsed_ns = contestant.sample(calls, warm_up_calls=1, wait_ns=wait_ns).elapsed_ns
         if elapsed_ns >= sample_ns or calls >= _MAX_CALLS_PER_SAMPLE:
             return calls, elapsed_ns
         wanted = min(ceil(1.1 * calls * sample_ns / elapsed_ns), 16 * calls)

@@ -29,6 +29,7 @@ class PlainBaseline:
         self.text = f"{baseline.text} with weights of {problem.types.x.value}"
         self.fuses_epilogue = baseline.fuses_epilogue
         self.most_weight_copies = baseline.most_weight_copies
+        self.is_of_openmp = baseline.is_of_openmp
         self.preparation_s = baseline.preparation_s
 
     def prepare(self, workload: Workload) -> Runner:

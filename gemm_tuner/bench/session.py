@@ -26,7 +26,8 @@ from gemm_tuner.bench.finding import Finding, TimedFinding
 from gemm_tuner.bench.forked import Death, Result, run_in_child
 from gemm_tuner.bench.inputs import InputKind
 from gemm_tuner.bench.kernel_runner import KernelRunner
-from gemm_tuner.bench.measure import SETTLING_NS, Contestant, measure
+from gemm_tuner.bench.measure import SETTLING_NS, Contestant, TimedRounds, measure
+from gemm_tuner.bench.one_thread import OneThreadForm, may_need_one_thread, set_openmp_threads
 from gemm_tuner.bench.plain import PlainBaseline, plain_weights
 from gemm_tuner.bench.regimes import (
     WeightCopies,
@@ -36,11 +37,11 @@ from gemm_tuner.bench.regimes import (
     warm_up_ns,
 )
 from gemm_tuner.bench.roofline import PeakLoop, ReadLoop, footprint_bytes, roofline_timing
-from gemm_tuner.bench.workload import Runner, make_workload
+from gemm_tuner.bench.workload import Runner, Workload, make_workload
 from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import IsaFeature
-from gemm_tuner.domain.measurement import Measurement, Timing
+from gemm_tuner.domain.measurement import Interference, Measurement, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.errors import (
@@ -53,6 +54,12 @@ from gemm_tuner.errors import (
 )
 from gemm_tuner.machine.available_memory import available_memory_bytes, check_memory
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.machine.processors import (
+    ProcessorUse,
+    read_processor_times,
+    thread_wait_ns,
+    use_since,
+)
 from gemm_tuner.runtime.load import Kernel, load_kernel
 
 # Bytes for each element of an input and of the result: three kinds of inputs in float32, their
@@ -124,12 +131,33 @@ class TimeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Round:
-    """Timings taken in the same rounds."""
+    """Timings taken in the same rounds.
 
-    builds: tuple[Timing, ...]
-    baselines: tuple[Timing, ...]
+    The first `builds` contestants are builds. `baselines` says which contestant each baseline is:
+    the faster of its forms. `use` is what the processors did meanwhile, if it is known.
+    """
+
+    rounds: TimedRounds
+    builds: int
+    baselines: tuple[int, ...]
     peak_flop_per_s: float
     roofline: Timing | None
+    use: ProcessorUse | None
+
+    def beside(self, build: int, baseline: int, text: str) -> Measurement:
+        """Return the measurement of a build beside a baseline, in the rounds of both."""
+        turn = self.baselines[baseline]
+        ours, theirs = self.rounds.timings[build], self.rounds.timings[turn]
+        return Measurement(
+            candidate=ours.first(len(theirs.samples_ns)),
+            baseline=text,
+            baseline_timing=theirs.first(len(ours.samples_ns)),
+            interference=Interference(
+                disturbed_rounds=self.rounds.disturbed_share(build, turn),
+                stolen=self.use.stolen if self.use else 0.0,
+                others=self.use.others if self.use else 0.0,
+            ),
+        )
 
 
 class Session:
@@ -290,29 +318,47 @@ class Session:
                 if checked.name == name:
                     self._report.step(turn)
                     prepared[name] = checked.baseline.prepare(workload)
+        on_one_thread = self._prepare_on_one_thread(baselines, workload, len(kernels))
+        first_form = len(kernels) + len(baselines)
         driver = self._setup.drivers.roofline
         peak_loop = PeakLoop(driver, self._problem.types.x)
         read_loops = [ReadLoop(driver, self._problem, workload.rows)] if request.reads else []
         runners = [
             *kernels,
             *(prepared[checked.name] for checked in baselines),
+            *on_one_thread.values(),
             peak_loop,
             *read_loops,
         ]
         copies = self._count_copies(request, runners, baselines)
-        timings = measure(
-            self._make_contestants(runners, copies, request.regime),
+        turns = {first_form + form: turn for form, turn in enumerate(on_one_thread)}
+
+        def step(index: int) -> None:
+            self._report.step(turns.get(index, index))
+
+        contestants = self._make_contestants(runners, copies, request.regime, step)
+        begin = read_processor_times()
+        rounds = measure(
+            contestants,
             pairs=request.pairs,
             sample_ns=request.sample_ns,
-            on_turn=self._report.step,
+            on_turn=step,
             settling_ns=0 if self._setup.threads == 1 else SETTLING_NS,
             candidates=len(kernels),
+            wait_ns=thread_wait_ns,
         )
-        peak_turn = len(kernels) + len(baselines)
-        peak, *reads = timings[peak_turn:]
+        peak, *reads = rounds.timings[first_form + len(on_one_thread) :]
+        forms = {turn: [turn] for turn in range(len(kernels), first_form)}
+        for form, turn in enumerate(on_one_thread, first_form):
+            forms[turn].append(form)
         return _Round(
-            builds=timings[: len(kernels)],
-            baselines=timings[len(kernels) : peak_turn],
+            rounds=rounds,
+            builds=len(kernels),
+            baselines=tuple(
+                min(turns, key=lambda turn: rounds.timings[turn].median_ns)
+                for turns in forms.values()
+            ),
+            use=use_since(begin),
             peak_flop_per_s=1e9 * peak_loop.flop_per_call / peak.median_ns,
             roofline=roofline_timing(
                 self._problem,
@@ -325,6 +371,21 @@ class Session:
             if reads
             else None,
         )
+
+    def _prepare_on_one_thread(
+        self, baselines: Sequence[CheckedBaseline], workload: Workload, first_turn: int
+    ) -> dict[int, OneThreadForm]:
+        """Return the baselines on one thread, where that may be faster, by their turn."""
+        threads = self._setup.threads
+        if not may_need_one_thread(self._problem, threads):
+            return {}
+        forms = {}
+        for turn, checked in enumerate(baselines, first_turn):
+            if checked.baseline.is_of_openmp and set_openmp_threads(1):
+                self._report.step(turn)
+                forms[turn] = OneThreadForm(checked.baseline.prepare(workload), threads)
+                set_openmp_threads(threads)
+        return forms
 
     def _count_copies(
         self, request: TimeRequest, runners: Sequence[Runner], baselines: Sequence[CheckedBaseline]
@@ -365,7 +426,11 @@ class Session:
         return copies
 
     def _make_contestants(
-        self, runners: Sequence[Runner], copies: Sequence[int], regime: Regime
+        self,
+        runners: Sequence[Runner],
+        copies: Sequence[int],
+        regime: Regime,
+        step: Callable[[int], None],
     ) -> list[Contestant]:
         touched, l3_bytes = (
             footprint_bytes(self._problem, self._problem.m.high),
@@ -376,10 +441,8 @@ class Session:
         least_calls = warm_up_calls(regime, all_bytes, l3_bytes)
         contestants = []
         for index, (count, runner) in enumerate(zip(copies, runners, strict=True)):
-            self._report.step(index)
-            weights = WeightCopies(
-                runner, count, self._setup.seed, on_block=partial(self._report.step, index)
-            )
+            step(index)
+            weights = WeightCopies(runner, count, self._setup.seed, on_block=partial(step, index))
             contestants.append(
                 Contestant(
                     runner=runner,
@@ -423,24 +486,21 @@ def _timed_findings(
 ) -> list[TimedFinding]:
     """Return what each build shows beside each baseline, in the rounds that both took part in."""
     conditions = gather_conditions(
-        peak_flop_per_s=timed.peak_flop_per_s, baseline=timed.baselines[0]
+        peak_flop_per_s=timed.peak_flop_per_s,
+        baseline=timed.rounds.timings[timed.baselines[0]],
     )
     return [
         TimedFinding(
             finding=Finding(outcome=Outcome.CORRECT),
             measurements=tuple(
-                Measurement(
-                    candidate=build.first(len(timing.samples_ns)),
-                    baseline=checked.baseline.text,
-                    baseline_timing=timing.first(len(build.samples_ns)),
-                )
-                for checked, timing in zip(baselines, timed.baselines, strict=True)
+                timed.beside(build, turn, checked.baseline.text)
+                for turn, checked in enumerate(baselines)
             ),
             conditions=conditions,
             roofline=timed.roofline,
             left_out=left_out,
         )
-        for build in timed.builds
+        for build in range(timed.builds)
     ]
 
 

@@ -13,11 +13,13 @@ from gemm_tuner.cli.report import context_text, interval_text, ratio_facts
 from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.doubt import why_doubted
 from gemm_tuner.domain.measurement import Measurement, Timing, paired_speed_ratio
 from gemm_tuner.domain.record import Conditions
 from gemm_tuner.domain.verdict import Decision, Verdict
 
 BEST_OF_ALL = "the best of all"
+WHERE_FASTEST = ", where it is the fastest of all"
 
 _SLOWER_BELOW = 0.97  # a winner below this share of its baseline's speed is no winner
 _COLUMNS = (
@@ -83,7 +85,7 @@ class BenchRow:
     def is_refuted(self) -> bool | None:
         """Say whether this contradicts a verdict that the kernel is faster than its baseline.
 
-        None where that baseline was not timed.
+        None where that baseline was not timed, or only in a way that gives reason to doubt.
         """
         measured = self.verdict.measurement
         if self.verdict.decision is not Decision.TUNED or measured is None:
@@ -92,8 +94,14 @@ class BenchRow:
             beside.ratio.median
             for beside in self.measurements
             if beside.baseline.split()[0] == measured.baseline.split()[0]
+            and why_doubted(beside) is None
         ]
         return min(ratios) < _SLOWER_BELOW if ratios else None
+
+    @property
+    def doubt(self) -> str | None:
+        """Return why the ratio to the fastest library is not believed, None if it is."""
+        return why_doubted(self.best)
 
     @property
     def _verdict_text(self) -> str:
@@ -125,6 +133,7 @@ class BenchRow:
                     "median_ns": beside.baseline_timing.median_ns,
                     "share_of_roofline": self.share_of(beside.baseline_timing),
                     "ratio": ratio_facts(beside.ratio),
+                    "doubt": why_doubted(beside),
                 }
                 for beside in self.measurements
             ],
@@ -159,18 +168,23 @@ class BenchRow:
             f"{self.share_of(beside.baseline_timing):.1%}",
             f"{beside.ratio.median:.3f}",
             interval_text(beside.ratio),
-            "",
+            f"not believed: {doubt}" if (doubt := why_doubted(beside)) else "",
         )
 
 
 def means_of(rows: Iterable[BenchRow]) -> list[Mean]:
-    """Return the mean beside each baseline and beside the best of all, for each context."""
-    ratios: list[tuple[ExecutionContext, str, float]] = []
+    """Return the mean beside each baseline for each context; then where each is the fastest.
+
+    There is none beside the best of all: it would be one over different baselines.
+    """
+    measured: list[tuple[ExecutionContext, str, Measurement]] = []
+    best: list[tuple[ExecutionContext, str, Measurement]] = []
     for row in rows:
         context = row.verdict.context
-        ratios += [(context, one.baseline, one.ratio.median) for one in row.measurements]
-        ratios.append((context, BEST_OF_ALL, row.best.ratio.median))
-    return geometric_means(ratios)
+        measured += [(context, one.baseline, one) for one in row.measurements]
+        if len(row.measurements) > 1:
+            best.append((context, f"{row.best.baseline}{WHERE_FASTEST}", row.best))
+    return geometric_means([*measured, *best])
 
 
 def bench_facts(cpu: Cpu, rows: Sequence[BenchRow]) -> dict[str, Any]:

@@ -6,25 +6,34 @@ from statistics import geometric_mean
 from typing import Any
 
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.doubt import why_doubted
+from gemm_tuner.domain.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """The geometric mean of the kernels' speeds over those of one baseline, or of the best."""
+    """The geometric mean of the kernels' speeds over those of one baseline.
+
+    `left_out` more layers are not in it, because their measurement gives reason to doubt. Without
+    any other, the value is None.
+    """
 
     context: ExecutionContext
     baseline: str
     layers: int
-    value: float
+    left_out: int
+    value: float | None
 
     @property
     def text(self) -> str:
         """Return the mean as a line to read."""
         threads = self.context.threads
+        value = "none" if self.value is None else f"{self.value:.3f} times the speed"
+        left_out = f", {self.left_out} left out: not believed" if self.left_out else ""
         return (
             f"geometric mean, {self.context.regime.value}, "
-            f"{threads} thread{'' if threads == 1 else 's'}: {self.value:.3f} times the speed of "
-            f"{self.baseline} ({self.layers} layer{'' if self.layers == 1 else 's'})"
+            f"{threads} thread{'' if threads == 1 else 's'}: {value} of "
+            f"{self.baseline} ({self.layers} layer{'' if self.layers == 1 else 's'}{left_out})"
         )
 
     def facts(self) -> dict[str, Any]:
@@ -34,16 +43,25 @@ class Mean:
             "regime": self.context.regime.value,
             "baseline": self.baseline,
             "layers": self.layers,
+            "left_out": self.left_out,
             "geometric_mean": self.value,
         }
 
 
-def geometric_means(ratios: Iterable[tuple[ExecutionContext, str, float]]) -> list[Mean]:
-    """Return the mean of the ratios for each context and baseline."""
-    of_each: dict[tuple[ExecutionContext, str], list[float]] = {}
-    for context, baseline, ratio in ratios:
-        of_each.setdefault((context, baseline), []).append(ratio)
-    return [
-        Mean(context=context, baseline=baseline, layers=len(values), value=geometric_mean(values))
-        for (context, baseline), values in of_each.items()
-    ]
+def geometric_means(measured: Iterable[tuple[ExecutionContext, str, Measurement]]) -> list[Mean]:
+    """Return the mean of the ratios for each context and name of a baseline."""
+    of_each: dict[tuple[ExecutionContext, str], list[Measurement]] = {}
+    for context, baseline, measurement in measured:
+        of_each.setdefault((context, baseline), []).append(measurement)
+    return [_mean(context, baseline, each) for (context, baseline), each in of_each.items()]
+
+
+def _mean(context: ExecutionContext, baseline: str, measurements: list[Measurement]) -> Mean:
+    ratios = [one.ratio.median for one in measurements if why_doubted(one) is None]
+    return Mean(
+        context=context,
+        baseline=baseline,
+        layers=len(ratios),
+        left_out=len(measurements) - len(ratios),
+        value=geometric_mean(ratios) if ratios else None,
+    )

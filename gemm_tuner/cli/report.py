@@ -26,11 +26,10 @@ class LayerFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FinalistRow:
-    """A row of the autotuning table; `speed` is the one over the baseline timed beside it."""
+    """A row of the autotuning table, whose rows were timed in the same rounds."""
 
     name: str
     median_ns: float
-    speed: float
     role: str
 
 
@@ -51,6 +50,12 @@ def decision_text(verdict: Verdict) -> str:
     if measurement is None:
         return f"{verdict.decision.value}: nothing was measured for this problem"
     ratio = measurement.ratio
+    if verdict.doubt is not None:
+        return (
+            f"{verdict.decision.value}: nothing is decided, and the baseline is to be used: "
+            f"{verdict.doubt} (beside {measurement.baseline}: {ratio.median:.3f} times its speed, "
+            f"{interval_text(ratio)}); sweep again to measure it anew"
+        )
     line = (
         f"{verdict.decision.value}: {ratio.median:.3f} times the speed of {measurement.baseline} "
         f"({interval_text(ratio)}), basis {verdict.basis.value}"
@@ -94,6 +99,7 @@ def verdict_facts(verdict: Verdict) -> dict[str, Any]:
         "candidate": verdict.candidate.text if verdict.candidate else None,
         "artifact": artifact_facts(verdict.artifact) if verdict.artifact else None,
         "ratio": ratio_facts(verdict.ratio) if verdict.ratio else None,
+        "doubt": verdict.doubt,
     }
 
 
@@ -107,7 +113,7 @@ def result_facts(layer: Layer, result: SweepResult) -> dict[str, Any]:
             {
                 "name": row.name,
                 "median_ns": row.median_ns,
-                "share_of_best": row.speed / rows[0].speed,
+                "share_of_best": rows[0].median_ns / row.median_ns,
                 "role": row.role,
             }
             for row in rows
@@ -128,9 +134,21 @@ def print_result(result: SweepResult) -> None:
             f"{verdict.problem.text}, {context_text(verdict.context)}",
             ("candidate", ">time per call", ">share of best", "role"),
             [
-                (row.name, time_text(row.median_ns), f"{row.speed / rows[0].speed:.1%}", row.role)
+                (
+                    row.name,
+                    time_text(row.median_ns),
+                    f"{rows[0].median_ns / row.median_ns:.1%}",
+                    row.role,
+                )
                 for row in rows
             ],
+        )
+    measurement = verdict.measurement
+    if measurement is not None and measurement not in [one.measurement for one in result.together]:
+        print_line(
+            "confirmed in rounds of its own: "
+            f"{time_text(measurement.candidate.median_ns)} beside "
+            f"{time_text(measurement.baseline_timing.median_ns)} of {measurement.baseline}"
         )
     print_line(decision_text(verdict))
     print_line(f"{result.tried} candidates tried, {result.failed} failed\n")
@@ -171,7 +189,7 @@ def print_summary(
 def means_of(verdicts: Sequence[Verdict]) -> list[Mean]:
     """Return the geometric mean of the kernels' speeds for each context and baseline."""
     return geometric_means(
-        (verdict.context, verdict.measurement.baseline, verdict.measurement.ratio.median)
+        (verdict.context, verdict.measurement.baseline, verdict.measurement)
         for verdict in verdicts
         if verdict.measurement is not None
     )
@@ -193,30 +211,32 @@ def _measurement_cells(measurement: Measurement | None) -> tuple[str, str, str]:
 
 
 def _finalist_rows(result: SweepResult) -> list[_FinalistRow]:
-    """Return the finalists, fastest first, the baseline among them."""
+    """Return what was timed in the rounds of the final, fastest first, the baseline among them."""
     measured = [
-        (trial, trial.measurement) for trial in result.finalists if trial.measurement is not None
+        (trial, trial.measurement) for trial in result.together if trial.measurement is not None
     ]
     rows = [
         _FinalistRow(
             name=trial.candidate.text,
             median_ns=measurement.candidate.median_ns,
-            speed=measurement.ratio.median,
             role=_role(trial, result.verdict),
         )
         for trial, measurement in measured
     ]
-    beside = result.verdict.measurement or (measured[0][1] if measured else None)
-    if beside is not None:
+    if measured:
+        # Who left the final early has fewer samples of the baseline beside him.
+        beside = max(
+            (measurement for _trial, measurement in measured),
+            key=lambda measurement: len(measurement.baseline_timing.samples_ns),
+        )
         rows.append(
             _FinalistRow(
                 name=beside.baseline,
                 median_ns=beside.baseline_timing.median_ns,
-                speed=1.0,
                 role="baseline",
             )
         )
-    return sorted(rows, key=lambda row: -row.speed)
+    return sorted(rows, key=lambda row: row.median_ns)
 
 
 def _role(trial: Trial, verdict: Verdict) -> str:

@@ -50,15 +50,31 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Interference:
+    """What other work took from a measurement.
+
+    `disturbed_rounds` is the share of the rounds in which threads of the candidate or of the
+    baseline were ready to run, but another process had their core for a part of the sample that
+    matters. `stolen` is the share of the processors' time that the hypervisor gave to other
+    machines. `others` is how many cores other processes kept busy.
+    """
+
+    disturbed_rounds: float
+    stolen: float
+    others: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """Samples of a candidate and of its baseline, taken in alternation: pair i is one A and one B.
 
-    `baseline` names the library and its version.
+    `baseline` names the library and its version. `interference` is None in older records.
     """
 
     candidate: Timing
     baseline: str
     baseline_timing: Timing
+    interference: Interference | None = None
 
     def __post_init__(self) -> None:
         """Check that the samples pair up."""

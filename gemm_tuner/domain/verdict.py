@@ -6,6 +6,7 @@ from enum import StrEnum
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.doubt import why_doubted
 from gemm_tuner.domain.measurement import Measurement, Ratio
 from gemm_tuner.domain.problem import Problem
 
@@ -18,7 +19,7 @@ class Decision(StrEnum):
     """Who should run the problem."""
 
     TUNED = "tuned"  # the kernel is faster than the baseline
-    TIE = "tie"  # neither is shown to be faster; the kernel is named unless it may be slower
+    TIE = "tie"  # neither is shown to be faster; the kernel is named if it is surely not slower
     BASELINE = "baseline"  # the baseline is faster, or nothing was measured
 
 
@@ -55,6 +56,11 @@ class Verdict:
     def ratio(self) -> Ratio | None:
         """Return the speed of the kernel over that of the baseline, if measured."""
         return self.measurement.ratio if self.measurement else None
+
+    @property
+    def doubt(self) -> str | None:
+        """Return why the measurement decides nothing, None if it does, or if there is none."""
+        return why_doubted(self.measurement) if self.measurement else None
 
 
 def decide(ratio: Ratio) -> Decision:

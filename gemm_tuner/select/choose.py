@@ -35,15 +35,21 @@ def choose(
 ) -> Match:
     """Return the best-founded verdict for `problem` on `cpu` in `context`.
 
+    What gives reason to doubt is the answer only where there is no other; it names no kernel.
+
     Raises:
         InvalidProblem: the problem multiplies nothing.
     """
     problem.check_work()
     explain: list[str] = []
+    doubted: Verdict | None = None
     for look in _LADDER:
         lookup = look(repository, problem, cpu=cpu, context=context)
         explain.append(lookup.reason)
-        if lookup.verdict is not None:
+        if lookup.verdict is not None and (doubt := lookup.verdict.doubt):
+            doubted = doubted or lookup.verdict
+            explain.append(f"not believed: {doubt}.")
+        elif lookup.verdict is not None:
             return Match(
                 verdict=lookup.verdict,
                 explain=(*explain, _say(lookup.verdict)),
@@ -54,6 +60,12 @@ def choose(
         explain.append(
             f"imported: {imported} records from elsewhere are not served before a sweep here."
         )
+    if doubted is not None:
+        explain.append(
+            f"{doubted.decision.value}: nothing is decided by such a measurement, so no kernel is "
+            'named; run "gemm-tuner sweep" again to measure it anew.'
+        )
+        return Match(verdict=doubted, explain=tuple(explain))
     explain.append('baseline: nothing is known; run "gemm-tuner sweep" to tune it here.')
     verdict = no_verdict(problem, cpu_key=cpu.exact_key, context=context)
     return Match(verdict=verdict, explain=tuple(explain))

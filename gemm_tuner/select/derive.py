@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.doubt import why_doubted
 from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
@@ -30,7 +31,8 @@ def derive_verdict(
 
     Of the candidates confirmed in `context`, each in rounds of its own, the fastest by what can be
     compared between them stands against its own paired baseline. A verdict keeps the measurement
-    that it rests on, but names no artifact unless that shows it to be as fast as the baseline.
+    that it rests on, but names no artifact unless that shows it to be as fast as the baseline. What
+    gives reason to doubt is no evidence: alone, it gives a tie that is not complete.
     """
     confirmed = [
         (trial, trial.measurement)
@@ -40,8 +42,10 @@ def derive_verdict(
     if not confirmed:
         return no_verdict(problem, cpu_key=cpu_key, context=context)
 
+    believed = [one for one in confirmed if why_doubted(one[1]) is None]
     best, measurement = min(
-        confirmed, key=lambda one: (-one[1].comparable_speed, _simplicity(one[0].candidate))
+        believed or confirmed,
+        key=lambda one: (-one[1].comparable_speed, _simplicity(one[0].candidate)),
     )
     return Verdict(
         problem=problem,
@@ -49,15 +53,20 @@ def derive_verdict(
         context=context,
         decision=decide_beside(measurement),
         basis=basis,
-        complete=complete,
+        complete=complete and bool(believed),
         candidate=best.candidate,
-        artifact=best.artifact if is_as_fast(measurement.ratio) else None,
+        artifact=best.artifact if believed and is_as_fast(measurement.ratio) else None,
         measurement=measurement,
     )
 
 
 def decide_beside(measurement: Measurement) -> Decision:
-    """Return the decision; to be faster than our own scalar loop is no claim."""
+    """Return the decision; to be faster than our own scalar loop is no claim.
+
+    Nothing is decided by what gives reason to doubt.
+    """
+    if why_doubted(measurement) is not None:
+        return Decision.TIE
     decision = decide(measurement.ratio)
     is_library = not measurement.baseline.startswith(SCALAR)
     return decision if is_library or decision is not Decision.TUNED else Decision.TIE
@@ -66,7 +75,8 @@ def decide_beside(measurement: Measurement) -> Decision:
 def standing_trials(trials: Iterable[Trial]) -> tuple[Trial, ...]:
     """Return the latest confirming trial of each build and context, in the order of `trials`.
 
-    A build that failed after it was confirmed, in whatever stage or context, has none.
+    A build that failed after it was confirmed, in whatever stage or context, has none. What gives
+    reason to doubt stands only where there is nothing else.
     """
     standing: dict[tuple[Candidate, str, ExecutionContext], Trial] = {}
     for trial in trials:
@@ -77,9 +87,15 @@ def standing_trials(trials: Iterable[Trial]) -> tuple[Trial, ...]:
             standing = {key: kept for key, kept in standing.items() if key[:2] != build}
         elif trial.stage is Stage.CONFIRM and trial.measurement is not None:
             key = (*build, trial.context)
-            standing.pop(key, None)
-            standing[key] = trial
+            if is_believed(trial) or not (key in standing and is_believed(standing[key])):
+                standing.pop(key, None)
+                standing[key] = trial
     return tuple(standing.values())
+
+
+def is_believed(trial: Trial) -> bool:
+    """Return whether a trial has a measurement that gives no reason to doubt."""
+    return trial.measurement is not None and why_doubted(trial.measurement) is None
 
 
 def sturdiest_of_fastest(speeds: Mapping[Candidate, float], problem: Problem) -> Candidate:

@@ -8,7 +8,7 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
-from gemm_tuner.select.derive import derive_verdict, standing_trials
+from gemm_tuner.select.derive import derive_verdict, is_believed, standing_trials
 from gemm_tuner.store.repository import Repository
 
 
@@ -35,7 +35,8 @@ def servable(
 ) -> tuple[Verdict | None, tuple[Trial, ...]]:
     """Return the verdict for `problem` on `cpu` from the newest generator that gives one.
 
-    With it come the confirmed trials, of this generator, of kernels that could be served.
+    With it come the confirmed trials, of this generator, of kernels that could be served. A verdict
+    whose measurement gives reason to doubt is returned where there is no other.
 
     `trials` are of one problem and CPU, in every stage and context: a failure in any of them
     speaks against a kernel. Trials beside different baselines are not compared: the newest count.
@@ -47,13 +48,16 @@ def servable(
         if trial.context == context and trial.artifact and trial.artifact.required_isa <= cpu.isa
     ]
     held = repository.held_artifacts({t.artifact.sha256 for t in runnable if t.artifact})
+    doubted: Verdict | None = None
     for group in dict.fromkeys(_group(trial) for trial in reversed(runnable)):
         of_group = [trial for trial in runnable if _group(trial) == group]
         in_store = [t for t in of_group if t.artifact and t.artifact.sha256 in held]
         verdict = _derive(repository, in_store or of_group, problem, cpu, basis)
-        if verdict.artifact is None or verdict.artifact.sha256 in held:
-            return verdict, tuple(in_store)
-    return None, ()
+        if verdict.doubt is not None:
+            doubted = doubted or verdict
+        elif verdict.artifact is None or verdict.artifact.sha256 in held:
+            return verdict, tuple(trial for trial in in_store if is_believed(trial))
+    return doubted, ()
 
 
 def _group(trial: Trial) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.context import MAX_THREADS, ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature
-from gemm_tuner.domain.measurement import Measurement, Timing
+from gemm_tuner.domain.measurement import Interference, Measurement, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Conditions, Outcome, Stage, Trial
 from gemm_tuner.errors import InvalidInput, InvalidRecord
@@ -145,12 +145,42 @@ class WireTiming(WireModel):
         return Timing(calls_per_sample=self.calls_per_sample, samples_ns=self.samples_ns)
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class WireInterference(WireModel):
+    """What other work took from a measurement: shares of it, and a number of cores."""
+
+    disturbed_rounds: Share
+    stolen: Share
+    others: Annotated[float, Field(ge=0)]
+
+    @classmethod
+    def of(cls, interference: Interference) -> Self:
+        """Return the JSON form of `interference`."""
+        return cls(
+            disturbed_rounds=interference.disturbed_rounds,
+            stolen=interference.stolen,
+            others=interference.others,
+        )
+
+    def to_domain(self) -> Interference:
+        """Return the interference."""
+        return Interference(
+            disturbed_rounds=self.disturbed_rounds, stolen=self.stolen, others=self.others
+        )
+
+
 class WireMeasurement(WireModel):
     """Samples of a candidate and of its baseline, in pairs."""
 
     candidate: WireTiming
     baseline: Line
     baseline_timing: WireTiming
+    # Left out where it is not known, so that records without it stay what they are.
+    interference: Annotated[
+        WireInterference | None, Field(exclude_if=lambda interference: interference is None)
+    ] = None
 
     @classmethod
     def of(cls, measurement: Measurement) -> Self:
@@ -159,6 +189,9 @@ class WireMeasurement(WireModel):
             candidate=WireTiming.of(measurement.candidate),
             baseline=measurement.baseline,
             baseline_timing=WireTiming.of(measurement.baseline_timing),
+            interference=WireInterference.of(measurement.interference)
+            if measurement.interference
+            else None,
         )
 
     def to_domain(self) -> Measurement:
@@ -167,6 +200,7 @@ class WireMeasurement(WireModel):
             candidate=self.candidate.to_domain(),
             baseline=self.baseline,
             baseline_timing=self.baseline_timing.to_domain(),
+            interference=self.interference.to_domain() if self.interference else None,
         )
 
 

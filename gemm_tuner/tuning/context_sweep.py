@@ -7,6 +7,7 @@ from time import monotonic
 from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.doubt import why_disturbed, why_doubted
 from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.record import Outcome, SweepEnd, Trial
 from gemm_tuner.select.derive import EQUALLY_FAST, sturdiest_of_fastest
@@ -14,6 +15,7 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.tuning.attempt import Attempts
 from gemm_tuner.tuning.budget import Budget
 from gemm_tuner.tuning.earlier import earlier_trials, relevant_trials
+from gemm_tuner.tuning.patience import Patience
 from gemm_tuner.tuning.result import SweepResult, make_result
 from gemm_tuner.tuning.sampling import (
     CONFIRM,
@@ -22,7 +24,7 @@ from gemm_tuner.tuning.sampling import (
     RACE,
     Sampling,
     confirming_s,
-    is_disturbed,
+    is_slower_than_before,
     most_finalists,
 )
 from gemm_tuner.tuning.search import FAVOURITES, Strategy
@@ -59,6 +61,7 @@ class ContextSweep:
     on_progress: Callable[[Progress], None]
     is_stopped: Callable[[], bool]
     alone: Candidate | None = None
+    patience: Patience = field(init=False)
     _speeds: dict[Candidate, float] = field(default_factory=dict)  # by which rounds are compared
     _ratios: dict[Candidate, float] = field(default_factory=dict)  # over the baseline, in a round
     _call_ns: dict[Candidate, float] = field(default_factory=dict)
@@ -66,13 +69,17 @@ class ContextSweep:
     _slowest_call_s: float = 0.0
     _proof_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Have patience for the sweep's budget."""
+        self.patience = Patience(budget_s=self.whole_budget.seconds, threads=self.context.threads)
+
     def run(
         self, strategy: Strategy, *, certain: Sequence[Candidate], is_search: bool
     ) -> SweepResult:
         """Try until it is over, the budget is spent or the user stops it; then confirm.
 
         The `certain` candidates are tried first, whatever the budget. What is tried is the end of
-        the sweep only if it `is_search`.
+        the sweep only if it `is_search`, and if what it rests on may be believed.
         """
         resumed = self._recall()
         self._race(certain, is_certain=True)
@@ -80,7 +87,17 @@ class ContextSweep:
         if self._speeds and not self.is_stopped():
             self._confirm()
         problem, cpu = self.space.problem, self.space.cpu
-        if is_search and not self.is_stopped() and self.space.like is None:
+        result = make_result(
+            problem,
+            cpu,
+            self.context,
+            [*self._trials, *self.attempts.failures],
+            complete=is_exhausted,
+            resumed=resumed,
+            note=self.attempts.host.baseline_note,
+        )
+        is_final = is_search and result.verdict.doubt is None
+        if is_final and not self.is_stopped() and self.space.like is None:
             self.attempts.repository.mark_ended(
                 problem,
                 cpu.exact_key,
@@ -93,15 +110,7 @@ class ContextSweep:
                     budget_s=self.whole_budget.seconds,
                 ),
             )
-        return make_result(
-            problem,
-            cpu,
-            self.context,
-            [*self._trials, *self.attempts.failures],
-            complete=is_exhausted,
-            resumed=resumed,
-            note=self.attempts.host.baseline_note,
-        )
+        return result
 
     def ranked(self) -> list[Candidate]:
         """Return the candidates that were timed, fastest first."""
@@ -118,7 +127,8 @@ class ContextSweep:
         )
         for trial in self._trials:
             if trial.measurement is not None:
-                self._learn(trial.candidate, trial.measurement)
+                if why_doubted(trial.measurement) is None:
+                    self._learn(trial.candidate, trial.measurement)
             elif trial.outcome is not Outcome.CORRECT:
                 self._speeds.pop(trial.candidate, None)
         return any(trial.context == self.context for trial in self._trials)
@@ -234,7 +244,8 @@ class ContextSweep:
     def _time(self, candidates: Sequence[Candidate], care: Sampling) -> dict[Candidate, float]:
         """Return the speeds over the baseline's, in the same rounds, of those that did not fail.
 
-        What decides is timed once more if it was disturbed, and then that counts.
+        What decides is timed once more if it took longer than before, and then that counts; and
+        again while other work disturbs it, as long as there is patience.
         """
         for candidate in candidates:
             self._speeds.pop(candidate, None)
@@ -242,8 +253,11 @@ class ContextSweep:
             return {}
         earlier = tuple(self._trials)
         trials = self._time_once(candidates, care)
-        if care is not RACE and is_disturbed(trials, earlier):
-            trials = self._time_once([trial.candidate for trial in trials], care)
+        if care is not RACE:
+            if is_slower_than_before(trials, earlier):
+                trials = self._time_once([trial.candidate for trial in trials], care)
+            while self._is_disturbed(trials) and self._wait():
+                trials = self._time_once([trial.candidate for trial in trials], care)
         for trial in trials:
             if trial.measurement is not None:
                 self._learn(trial.candidate, trial.measurement)
@@ -261,6 +275,16 @@ class ContextSweep:
         )
         self._trials += trials
         return trials
+
+    def _is_disturbed(self, trials: Sequence[Trial]) -> bool:
+        return any(one.measurement and why_disturbed(one.measurement) for one in trials)
+
+    def _wait(self) -> bool:
+        """Wait until nothing disturbs; return whether it is worth measuring again."""
+        return self.patience.wait(
+            is_stopped=self.is_stopped,
+            on_wait=lambda: self._report("disturbed, waiting for idle cores", 0),
+        )
 
     def _learn(self, candidate: Candidate, measurement: Measurement) -> None:
         self._speeds[candidate] = measurement.comparable_speed

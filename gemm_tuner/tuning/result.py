@@ -15,12 +15,15 @@ from gemm_tuner.select.derive import derive_verdict
 class SweepResult:
     """The verdict for one context and the trials it rests on; counts are of candidates.
 
+    `together` are the finalists that were timed in the same rounds, those of the last final, or
+    else of the last confirmation.
     `note` says in words why the baseline is not the one that was to be expected, and which kernels
     the store had lost; it is empty if all is well.
     """
 
     verdict: Verdict
     finalists: tuple[Trial, ...]
+    together: tuple[Trial, ...] = ()
     tried: int
     failed: int
     resumed: bool
@@ -50,8 +53,33 @@ def make_result(
             trials, problem=problem, cpu_key=cpu.exact_key, context=context, complete=complete
         ),
         finalists=tuple(finals.values()),
+        together=_last_timed_together(
+            [trial for trial in trials if outcomes[trial.candidate] is Outcome.CORRECT]
+        ),
         tried=len(outcomes),
         failed=sum(outcome is not Outcome.CORRECT for outcome in outcomes.values()),
         resumed=resumed,
         note=note,
     )
+
+
+def _last_timed_together(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Return the trials of the last final, or of the last confirmation where there was no final.
+
+    Those timed in the same rounds have the same samples of the baseline, as far as they took part.
+    """
+    for stage in (Stage.FINAL, Stage.CONFIRM):
+        of_stage = [trial for trial in trials if trial.stage is stage and trial.measurement]
+        if of_stage:
+            last = of_stage[-1]
+            return tuple(trial for trial in of_stage if _shares_rounds(trial, last))
+    return ()
+
+
+def _shares_rounds(one: Trial, other: Trial) -> bool:
+    if one.measurement is None or other.measurement is None:
+        return False
+    samples = one.measurement.baseline_timing.samples_ns
+    others = other.measurement.baseline_timing.samples_ns
+    count = min(len(samples), len(others))
+    return one.context == other.context and samples[:count] == others[:count]

@@ -76,7 +76,7 @@ def confirming_s(call_s: float, budget_s: float, *, finalists: int, confirmed: i
     return final_s + confirmed * CONFIRM.duration_s(1, call_s=call_s, budget_s=budget_s)
 
 
-def is_disturbed(trials: Sequence[Trial], earlier: Sequence[Trial]) -> bool:
+def is_slower_than_before(trials: Sequence[Trial], earlier: Sequence[Trial]) -> bool:
     """Return whether a kernel or the baseline took much longer than in an earlier trial.
 
     Either counts: to look at kernels alone would favour them.

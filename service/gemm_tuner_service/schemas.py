@@ -207,7 +207,8 @@ class VerdictView(BaseModel):
     """Who should run the problem, and why.
 
     A `candidate` and its `measurement` without an `artifact` say that the kernel was not
-    shown to be as fast as the baseline.
+    shown to be as fast as the baseline. `doubt` says why the measurement decides nothing, where
+    something else than the kernel and the baseline decided it.
     """
 
     problem: str
@@ -220,6 +221,7 @@ class VerdictView(BaseModel):
     candidate: str | None
     measurement: MeasurementView | None
     artifact: ArtifactView | None
+    doubt: str | None = None
 
     @classmethod
     def of(cls, verdict: Verdict) -> Self:
@@ -235,6 +237,7 @@ class VerdictView(BaseModel):
             candidate=verdict.candidate.text if verdict.candidate else None,
             measurement=_measurement_view(verdict),
             artifact=ArtifactView.of(verdict.artifact) if verdict.artifact else None,
+            doubt=verdict.doubt,
         )
 
 

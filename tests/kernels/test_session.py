@@ -109,6 +109,7 @@ class Troublesome:
     text = "troublesome 1"
     fuses_epilogue = True
     most_weight_copies: int | None = None
+    is_of_openmp = False
     preparation_s = 0.0
 
     def __init__(self, materials: Materials, trouble: Callable[[], object]) -> None:

@@ -15,6 +15,7 @@ class Library:
 
     fuses_epilogue = True
     most_weight_copies = None
+    is_of_openmp = False
     preparation_s = 0.0
 
     def __init__(self, text: str) -> None:

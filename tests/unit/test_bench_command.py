@@ -6,12 +6,12 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from gemm_tuner.cli import bench
-from gemm_tuner.cli.bench_report import BEST_OF_ALL, BenchRow, means_of
+from gemm_tuner.cli.bench_report import WHERE_FASTEST, BenchRow, means_of
 from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.main import run
 from gemm_tuner.cli.roofline_plot import KERNEL, PlotLine, draw, write_plot
 from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.domain.measurement import Measurement, Timing
+from gemm_tuner.domain.measurement import Interference, Measurement, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Conditions
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
@@ -23,6 +23,7 @@ ANSWER_IS_NO = 1
 CONDITIONS = Conditions(
     peak_flop_per_s=1e11, noise=0.01, huge_pages="always", kernel_release="6", microcode="0x1"
 )
+DISTURBED_BY_ANOTHER = Interference(disturbed_rounds=0.9, stolen=0.0, others=1.5)
 
 
 def _timing(time_ns: int) -> Timing:
@@ -177,11 +178,38 @@ def test_means_are_of_the_layers_that_a_baseline_was_timed_for() -> None:
     assert {name: mean.layers for name, mean in means.items()} == {
         "onednn 3": 2,
         "openblas 3": 1,
-        BEST_OF_ALL: 2,
+        f"openblas 3{WHERE_FASTEST}": 1,
     }
     assert means["onednn 3"].value == pytest.approx(4.0)
     assert means["openblas 3"].value == pytest.approx(1.0)
-    assert means[BEST_OF_ALL].value == pytest.approx(8.0**0.5)
+
+
+def test_a_layer_that_is_not_believed_is_in_no_mean() -> None:
+    good, disturbed = _row(LAYER, onednn=200), _row(LAYER, onednn=90_000)
+    disturbed = replace(
+        disturbed,
+        measurements=tuple(
+            replace(one, interference=DISTURBED_BY_ANOTHER) for one in disturbed.measurements
+        ),
+    )
+
+    [mean] = means_of([good, disturbed])
+
+    assert mean.value == pytest.approx(2.0)
+    assert (mean.layers, mean.left_out) == (1, 1)
+    assert "(1 layer, 1 left out: not believed)" in mean.text
+    assert "not believed: disturbed: in 90% of the rounds" in disturbed.cells()[1][-1]
+    [nothing] = means_of([disturbed])
+    assert nothing.value is None
+    assert "none of onednn 3 (0 layers, 1 left out" in nothing.text
+
+
+def test_a_disturbed_measurement_refutes_nothing() -> None:
+    row = _row(LAYER, decision=Decision.TUNED, onednn=50)
+    of_disturbed = replace(row.measurements[0], interference=DISTURBED_BY_ANOTHER)
+
+    assert row.is_refuted
+    assert replace(row, measurements=(of_disturbed,)).is_refuted is None
 
 
 def test_share_of_the_roofline_is_of_the_same_rounds() -> None:

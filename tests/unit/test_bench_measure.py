@@ -1,10 +1,10 @@
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 import pytest
 
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
-from gemm_tuner.bench.measure import Contestant, measure, turn_order
+from gemm_tuner.bench.measure import Contestant, TimedRounds, measure, turn_order
 from gemm_tuner.bench.regimes import WeightCopies
 from gemm_tuner.domain.measurement import Timing
 
@@ -50,8 +50,22 @@ def measured(
         )
         for clock in clocks
     ]
+    return timed_rounds(contestants, pairs, candidates).timings
+
+
+def timed_rounds(
+    contestants: Sequence[Contestant],
+    pairs: int,
+    candidates: int = 1,
+    wait_ns: Callable[[], int] = lambda: 0,
+) -> TimedRounds:
     return measure(
-        contestants, pairs=pairs, sample_ns=1000, on_turn=lambda _index: None, candidates=candidates
+        contestants,
+        pairs=pairs,
+        sample_ns=1000,
+        on_turn=lambda _index: None,
+        candidates=candidates,
+        wait_ns=wait_ns,
     )
 
 
@@ -191,3 +205,44 @@ def test_a_long_sample_is_taken_once() -> None:
     timings = measured([interrupted, Clock(100), Clock(100)], pairs=4)
 
     assert len(interrupted.warm_ups) == 2 + len(timings[0].samples_ns)
+
+
+class Waits:
+    """Stands for the scheduler: says that threads waited for so long in each sample."""
+
+    def __init__(self, clock: Clock, waited_ns: Callable[[int], int]) -> None:
+        self._clock = clock
+        self._waited_ns = waited_ns
+
+    def __call__(self) -> int:
+        return sum(self._waited_ns(sample) for sample in range(len(self._clock.warm_ups)))
+
+
+def disturbed_share(waited_ns: Callable[[int], int], *, call_ns: int = 3_000_000) -> float:
+    clock = Clock(call_ns)
+    contestants = [
+        Contestant(runner=one, weights=WeightCopies(one, 1, seed=0), is_cold=False)
+        for one in (clock, Clock(call_ns), Clock(100))
+    ]
+    rounds = timed_rounds(contestants, pairs=20, wait_ns=Waits(clock, waited_ns))
+    return rounds.disturbed_share(0, 1)
+
+
+def test_rounds_in_which_threads_waited_for_a_core_are_told() -> None:
+    assert disturbed_share(lambda _sample: 1_000_000) == 1.0
+    assert disturbed_share(lambda _sample: 0) == 0.0
+
+
+def test_to_be_woken_is_no_disturbance() -> None:
+    assert disturbed_share(lambda _sample: 150_000, call_ns=400_000) == 0.0
+
+
+def test_of_long_samples_a_small_part_may_be_waited_for() -> None:
+    assert disturbed_share(lambda _sample: 5_000_000, call_ns=155_000_000) == 0.0
+    assert disturbed_share(lambda _sample: 50_000_000, call_ns=155_000_000) == 1.0
+
+
+def test_a_few_disturbed_rounds_are_left_out() -> None:
+    # A sample is taken three times where threads waited; of long ones there is one try.
+    assert disturbed_share(lambda sample: 5_000_000 if sample % 4 else 0, call_ns=15_000_000) > 0.5
+    assert disturbed_share(lambda sample: 0 if sample % 4 else 5_000_000, call_ns=15_000_000) == 0.0

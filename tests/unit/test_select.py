@@ -8,6 +8,7 @@ from samples import (
     SIBLING_CPU,
     add_build,
     make_artifact,
+    make_disturbed_trial,
     make_failed_trial,
     make_trial,
 )
@@ -15,7 +16,7 @@ from samples import (
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
-from gemm_tuner.domain.measurement import Measurement, Timing
+from gemm_tuner.domain.measurement import Interference, Measurement, Timing
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
@@ -495,3 +496,74 @@ def test_a_prediction_that_hung_is_not_named_and_no_proof_against_others(
 
     make_prediction(repository, 48)
     assert ask(repository).verdict.candidate == hung.candidate
+
+
+def test_a_disturbed_measurement_decides_nothing() -> None:
+    verdict = derive(make_disturbed_trial())
+
+    assert verdict.decision is Decision.TIE
+    assert verdict.artifact is None
+    assert not verdict.complete
+    assert verdict.doubt is not None
+    assert "in 90% of the rounds threads waited for a core" in verdict.doubt
+    assert "other processes kept 1.5 cores busy" in verdict.doubt
+
+
+@pytest.mark.parametrize("disturbed_first", [True, False])
+def test_what_was_measured_in_peace_goes_before_what_was_disturbed(
+    *, disturbed_first: bool
+) -> None:
+    minutes = (0, 1) if disturbed_first else (1, 0)
+    trials = [
+        make_disturbed_trial(minute=minutes[0]),
+        make_disturbed_trial(nr=32, minute=minutes[0]),
+        make_trial(minute=minutes[1]),
+    ]
+
+    verdict = derive(*sorted(trials, key=lambda trial: trial.created_at))
+
+    assert verdict.decision is Decision.TUNED
+    assert verdict.candidate == trials[-1].candidate
+    assert verdict.measurement == trials[-1].measurement
+
+
+def test_time_that_the_hypervisor_took_is_a_disturbance() -> None:
+    trial = make_trial()
+    assert trial.measurement is not None
+    stolen = Interference(disturbed_rounds=0.0, stolen=0.2, others=0.0)
+
+    verdict = derive(replace(trial, measurement=replace(trial.measurement, interference=stolen)))
+
+    assert verdict.doubt == "disturbed: the hypervisor gave 20% of the time to other machines"
+
+
+def test_a_median_that_the_fastest_samples_contradict_decides_nothing() -> None:
+    measurement = Measurement(
+        candidate=Timing(calls_per_sample=1, samples_ns=(500,) * 12),
+        baseline="onednn 3.2.0",
+        baseline_timing=Timing(calls_per_sample=1, samples_ns=(264, *(935,) * 11)),
+    )
+
+    verdict = derive(make_trial(measurement=measurement))
+
+    assert verdict.decision is Decision.TIE
+    assert verdict.doubt == (
+        "disturbed: the median of the rounds says 1.870 times the speed, but the fastest samples "
+        "say 0.528"
+    )
+
+
+def test_a_disturbed_measurement_is_not_served_and_hides_nothing(repository: Repository) -> None:
+    add_build(repository)
+    repository.add_trial(make_disturbed_trial())
+
+    match = choose(repository, PROBLEM, cpu=CPU, context=CONTEXT)
+
+    assert match.verdict.artifact is None
+    assert match.verdict.doubt is not None
+    assert any("not believed: disturbed: in 90%" in step for step in match.explain)
+    assert 'run "gemm-tuner sweep" again' in match.explain[-1]
+
+    repository.add_trial(make_trial(generator="0.0.9-older", minute=-5))
+
+    assert choose(repository, PROBLEM, cpu=CPU, context=CONTEXT).verdict.decision is Decision.TUNED

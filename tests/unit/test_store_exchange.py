@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from samples import CPU, make_emulated_trial, make_failed_trial, make_trial
+from samples import CPU, make_disturbed_trial, make_emulated_trial, make_failed_trial, make_trial
 
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.errors import InvalidRecord
@@ -45,6 +45,7 @@ def test_the_committed_schema_is_that_of_the_code() -> None:
         make_failed_trial(),
         make_emulated_trial(),
         make_trial(conditions=None),
+        make_disturbed_trial(),
     ],
 )
 def test_a_record_follows_the_schema_and_reads_back(trial: Trial) -> None:
@@ -67,6 +68,12 @@ def test_the_same_instant_in_another_zone_is_the_same_record() -> None:
 def test_only_a_proof_by_emulation_speaks_of_it() -> None:
     assert "emulated" not in json.loads(dump_record(make_trial()))
     assert json.loads(dump_record(make_emulated_trial()))["emulated"] == ["avx512_fp16"]
+
+
+def test_only_what_was_measured_beside_other_work_says_so() -> None:
+    assert "interference" not in json.loads(dump_record(make_trial()))["measurement"]
+    told = json.loads(dump_record(make_disturbed_trial()))["measurement"]["interference"]
+    assert told == {"disturbed_rounds": 0.9, "stolen": 0.0, "others": 1.5}
 
 
 def test_a_very_long_detail_is_cut() -> None:

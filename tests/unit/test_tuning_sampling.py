@@ -5,7 +5,7 @@ from samples import make_failed_trial, make_trial
 
 from gemm_tuner.domain.measurement import Measurement, Timing
 from gemm_tuner.domain.record import Trial
-from gemm_tuner.tuning.sampling import is_disturbed
+from gemm_tuner.tuning.sampling import is_slower_than_before
 
 
 def timed(call_ns: int, baseline_ns: int, nr: int = 48) -> Trial:
@@ -35,8 +35,8 @@ def test_what_takes_much_longer_than_before_was_disturbed(
 ) -> None:
     earlier = [make_failed_trial(), timed(1600, 1000), timed(800, 2000)]
 
-    assert is_disturbed(trials, earlier) is expected
+    assert is_slower_than_before(trials, earlier) is expected
 
 
 def test_a_first_timing_has_nothing_to_be_compared_with() -> None:
-    assert not is_disturbed([timed(800, 1000)], [])
+    assert not is_slower_than_before([timed(800, 1000)], [])

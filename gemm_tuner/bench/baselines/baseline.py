@@ -21,6 +21,10 @@ class Baseline(Protocol):
         """Return over how many copies of the weights its calls can rotate, None for any number."""
 
     @property
+    def is_of_openmp(self) -> bool:
+        """Say whether its threads are those of GNU OpenMP."""
+
+    @property
     def preparation_s(self) -> float:
         """Return how long `prepare` may take, in seconds, besides what any call may take."""
 
@@ -36,4 +40,5 @@ class CBaseline:
     """What baselines that are called from a loop in C have in common."""
 
     most_weight_copies: int | None = None
+    is_of_openmp: bool = False
     preparation_s: float = 0.0

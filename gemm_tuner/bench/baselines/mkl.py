@@ -51,6 +51,7 @@ class Mkl(CBaseline):
     """
 
     fuses_epilogue = False
+    is_of_openmp = True
 
     def __init__(self, driver: Path) -> None:
         """Find the library; it is loaded when it is needed, because it is visible to all others.

@@ -65,6 +65,7 @@ class OneDnn(CBaseline):
     """
 
     fuses_epilogue = True
+    is_of_openmp = True
 
     def __init__(self, driver: Path) -> None:
         """Load the library and its driver.

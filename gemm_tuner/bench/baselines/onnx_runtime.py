@@ -30,6 +30,7 @@ class OnnxRuntime:
     """
 
     fuses_epilogue = True
+    is_of_openmp = False  # its own threads are set when it starts
     most_weight_copies = 256
     preparation_s = 30.0
 

@@ -28,6 +28,7 @@ class TorchEager:
     """PyTorch in eager mode. It is imported when it is needed, because that takes a second."""
 
     fuses_epilogue = True
+    is_of_openmp = False  # its own threads are set when it starts
     most_weight_copies = 1 << 16  # each is a tensor, made in some microseconds
     preparation_s = 60.0
 

@@ -41,6 +41,7 @@ class TorchInductor:
     """
 
     fuses_epilogue = True
+    is_of_openmp = False  # its own threads are set when it starts
     most_weight_copies = 1
     preparation_s = 600.0
 

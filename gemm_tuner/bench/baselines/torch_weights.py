@@ -44,6 +44,7 @@ class TorchWeightOnly:
     """
 
     fuses_epilogue = True
+    is_of_openmp = False  # its own threads are set when it starts
     most_weight_copies = 1 << 12  # each is packed once more
     preparation_s = 60.0
 
