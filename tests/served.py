@@ -15,7 +15,6 @@ from gemm_tuner_service.settings import Settings
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gemm_tuner.build.compile import Build
-from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
@@ -24,6 +23,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.keys import KeyPair
+from gemm_tuner.tuning.generator import generator_version
 
 PROBLEM = Problem.parse("f32 8x32x16 nk bias+relu")
 CANDIDATE = Candidate.parse("scalar_f32_2x4 mc8_nc32_kc16 jc_ic_jr_ir")

@@ -74,6 +74,8 @@ _TOOLCHAIN_FLAGS = {
     "clang": ("-Wno-psabi",),
     "zig": ("-target", "x86_64-linux-musl", "-Wno-psabi", "-s", "-fno-sanitize=undefined"),
 }
+# Of these two tables while records did not name the flags.
+_FLAGS_OF_OLD = "326e68cc7ece22b4a751d4534e541f80325d3dffc29b551963831dfa637d5420"
 _HOSTED_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-Wall", "-Wextra", "-Wno-psabi")
 _HOSTED_LINK_FLAGS = {
     "gcc": ("-lpthread", "-ldl"),
@@ -111,11 +113,7 @@ def compile_kernel(source: Source, *, isa: frozenset[IsaFeature], toolchain: Too
         CompilationInterrupted: it was ended, ran too long, could not be run or had no space.
         StoreFailed: the build cache is not writable.
     """
-    flags = [
-        *_KERNEL_FLAGS,
-        *_TOOLCHAIN_FLAGS[toolchain.name],
-        *_feature_flags(isa, toolchain),
-    ]
+    flags = compile_flags(isa, toolchain)
     command = [*toolchain.command, "-x", "c++", *flags, "-o", "kernel.so", "kernel.cpp"]
     _path, binary = _build_cached(source.text, "kernel.cpp", [command], toolchain)
     artifact = Artifact(
@@ -125,8 +123,23 @@ def compile_kernel(source: Source, *, isa: frozenset[IsaFeature], toolchain: Too
         required_isa=isa,
         toolchain=toolchain.text,
         source_sha256=source.sha256,
+        flags=flags,
     )
     return Build(artifact=artifact, source=source, binary=binary)
+
+
+def compile_flags(isa: frozenset[IsaFeature], toolchain: Toolchain) -> tuple[str, ...]:
+    """Return the flags with which a compiler is called for a kernel that needs `isa`."""
+    return (
+        *_KERNEL_FLAGS,
+        *_TOOLCHAIN_FLAGS[toolchain.name],
+        *_feature_flags(isa, toolchain),
+    )
+
+
+def has_flags_of_old() -> bool:
+    """Return whether kernels still have the flags of the time when records did not name them."""
+    return identity([_KERNEL_FLAGS, _TOOLCHAIN_FLAGS]) == _FLAGS_OF_OLD
 
 
 def compile_kernels(

@@ -10,13 +10,13 @@ from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.means import Mean, geometric_means
 from gemm_tuner.cli.output import print_line, print_table, time_text
 from gemm_tuner.cli.report import context_text, interval_text, ratio_facts
-from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.doubt import why_doubted
 from gemm_tuner.domain.measurement import Measurement, Timing, paired_speed_ratio
 from gemm_tuner.domain.record import Conditions
 from gemm_tuner.domain.verdict import Decision, Verdict
+from gemm_tuner.tuning.generator import generator_version
 
 BEST_OF_ALL = "the best of all"
 WHERE_FASTEST = ", where it is the fastest of all"

@@ -22,7 +22,6 @@ from gemm_tuner.cli.source import source
 from gemm_tuner.cli.sweep import sweep
 from gemm_tuner.cli.tune_shortlist import tune_shortlist
 from gemm_tuner.cli.verify import verify
-from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.domain.problem import MAX_DIMENSION
 from gemm_tuner.errors import (
     GemmTunerError,
@@ -32,6 +31,7 @@ from gemm_tuner.errors import (
     ServiceFailed,
     StoreFailed,
 )
+from gemm_tuner.tuning.generator import generator_version
 
 _LOG = logging.getLogger(__name__)
 _NEGATIVE_NUMBER = re.compile(r"-\d.*")

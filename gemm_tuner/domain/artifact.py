@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from gemm_tuner.domain.cpu import IsaFeature, isa_text
+from gemm_tuner.domain.recipe import Recipe
 from gemm_tuner.errors import AbiMismatch, DigestMismatch, IsaNotUsable
 
 ABI_VERSION = 2
@@ -13,8 +14,8 @@ ABI_VERSION = 2
 class Artifact:
     """What is known of a kernel binary without loading it.
 
-    `toolchain` names the compiler, its version and flags; the same toolchain and source give the
-    same bytes.
+    `toolchain` names the compiler and its version, and `flags` are those that it was given; the
+    same compiler, flags and source give the same bytes. Records of old do not know the flags.
     """
 
     sha256: str
@@ -23,6 +24,12 @@ class Artifact:
     required_isa: frozenset[IsaFeature]
     toolchain: str
     source_sha256: str
+    flags: tuple[str, ...] = ()
+
+    @property
+    def recipe(self) -> Recipe:
+        """Return what the binary was compiled from."""
+        return Recipe(source_sha256=self.source_sha256, toolchain=self.toolchain, flags=self.flags)
 
     def check(self, binary: bytes, usable: frozenset[IsaFeature]) -> None:
         """Check that `binary` is this artifact and may be loaded where `usable` is usable.

@@ -10,6 +10,7 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.recipe import Recipe
 
 
 class Outcome(StrEnum):
@@ -64,8 +65,9 @@ class SweepEnd:
 class Trial:
     """One candidate tried once for one problem, CPU and context. Trials are never changed.
 
-    `generator` identifies the templates and the package version that made the source. `detail`
-    says in words what went wrong, empty when nothing did. `emulated` are features that the CPU
+    `generator` identifies the package version and the code that made the source. `refused` is what
+    the compiler refused, where there is no artifact. `detail` says in words what went wrong, empty
+    when nothing did. `emulated` are features that the CPU
     lacks and that were emulated for the proof: such a trial has no measurement, and no verdict
     claims a speed because of it.
     """
@@ -82,5 +84,11 @@ class Trial:
     detail: str = ""
     emulated: frozenset[IsaFeature] = frozenset()
     artifact: Artifact | None = None
+    refused: Recipe | None = None
     measurement: Measurement | None = None
     conditions: Conditions | None = None
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """Return what the kernel was compiled from, none in an old record without an artifact."""
+        return self.artifact.recipe if self.artifact else self.refused

@@ -16,6 +16,7 @@ from gemm_tuner.domain.context import MAX_THREADS, ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature
 from gemm_tuner.domain.measurement import Interference, Measurement, Timing
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.recipe import Recipe
 from gemm_tuner.domain.record import Conditions, Outcome, Stage, Trial
 from gemm_tuner.errors import InvalidInput, InvalidRecord
 
@@ -28,6 +29,7 @@ Vendor = Annotated[str, Field(pattern=r"^[A-Za-z0-9_. -]{1,64}$")]
 Number = Annotated[int, Field(ge=0, lt=2**31)]
 Bytes = Annotated[int, Field(ge=0, lt=2**53)]
 Isa = tuple[IsaFeature, ...]
+Flags = Annotated[tuple[Line, ...], Field(max_length=100)]
 
 
 class WireModel(BaseModel):
@@ -101,6 +103,8 @@ class WireArtifact(WireModel):
     required_isa: Isa
     toolchain: Line
     source_sha256: Sha256
+    # Left out where it is empty, so that records without it stay what they are.
+    flags: Annotated[Flags, Field(exclude_if=lambda flags: not flags)] = ()
 
     @classmethod
     def of(cls, artifact: Artifact) -> Self:
@@ -112,6 +116,7 @@ class WireArtifact(WireModel):
             required_isa=tuple(sorted(artifact.required_isa)),
             toolchain=artifact.toolchain,
             source_sha256=artifact.source_sha256,
+            flags=artifact.flags,
         )
 
     def to_domain(self) -> Artifact:
@@ -123,7 +128,24 @@ class WireArtifact(WireModel):
             required_isa=frozenset(self.required_isa),
             toolchain=self.toolchain,
             source_sha256=self.source_sha256,
+            flags=self.flags,
         )
+
+
+class WireRefused(WireModel):
+    """What a compiler refused."""
+
+    source_sha256: Sha256
+    flags: Flags
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        """Return the JSON form of `recipe`; the record names the compiler."""
+        return cls(source_sha256=recipe.source_sha256, flags=recipe.flags)
+
+    def to_domain(self, toolchain: str) -> Recipe:
+        """Return the recipe."""
+        return Recipe(source_sha256=self.source_sha256, toolchain=toolchain, flags=self.flags)
 
 
 class WireTiming(WireModel):
@@ -253,6 +275,7 @@ class WireRecord(WireModel):
     # Left out where it is empty, so that records without it stay what they are.
     emulated: Annotated[Isa, Field(exclude_if=lambda features: not features)] = ()
     artifact: WireArtifact | None = None
+    refused: Annotated[WireRefused | None, Field(exclude_if=lambda recipe: recipe is None)] = None
     measurement: WireMeasurement | None = None
     conditions: WireConditions | None = None
 
@@ -285,6 +308,7 @@ class WireRecord(WireModel):
             detail=trial.detail[:MAX_DETAIL],
             emulated=tuple(sorted(trial.emulated)),
             artifact=WireArtifact.of(trial.artifact) if trial.artifact else None,
+            refused=WireRefused.of(trial.refused) if trial.refused else None,
             measurement=WireMeasurement.of(trial.measurement) if trial.measurement else None,
             conditions=WireConditions.of(trial.conditions) if trial.conditions else None,
         )
@@ -309,6 +333,7 @@ class WireRecord(WireModel):
             detail=self.detail,
             emulated=frozenset(self.emulated),
             artifact=self.artifact.to_domain() if self.artifact else None,
+            refused=self.refused.to_domain(self.toolchain) if self.refused else None,
             measurement=self.measurement.to_domain() if self.measurement else None,
             conditions=self.conditions.to_domain() if self.conditions else None,
         )

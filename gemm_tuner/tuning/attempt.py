@@ -8,20 +8,21 @@ from datetime import UTC, datetime
 
 from gemm_tuner.bench.finding import Finding
 from gemm_tuner.bench.isolate import TrialHost
-from gemm_tuner.build.compile import Build, compile_kernels
+from gemm_tuner.build.compile import Build, compile_flags, compile_kernels
 from gemm_tuner.build.toolchain import Toolchain
-from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.recipe import Recipe
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.domain.source import Source
 from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.generator import generator_version
 
 logger = logging.getLogger(__name__)
 
@@ -128,8 +129,13 @@ class Attempts:
             logger.info("%s: not tried: %s", candidate.text, built)
             return
         if isinstance(built, CompilationFailed):
-            failure = Finding(outcome=Outcome.COMPILE_FAILED, detail=str(built))
-            self._record_failure(candidate, context, failure, None)
+            self._record_failure(
+                candidate,
+                context,
+                Finding(outcome=Outcome.COMPILE_FAILED, detail=str(built)),
+                None,
+                refused=self._recipe(candidate),
+            )
             return
         if finding is None:
             self._proven[candidate] = built
@@ -209,6 +215,7 @@ class Attempts:
         context: ExecutionContext,
         finding: Finding,
         build: Build | None,
+        refused: Recipe | None = None,
     ) -> None:
         logger.info("%s: %s %s", candidate.text, finding.outcome.value, finding.detail)
         self._proven.pop(candidate, None)
@@ -217,9 +224,18 @@ class Attempts:
             outcome=finding.outcome,
             detail=finding.detail,
             emulated=finding.emulated,
+            refused=refused,
         )
         self.repository.add_trial(trial)
         self._failed[candidate] = trial
+
+    def _recipe(self, candidate: Candidate) -> Recipe:
+        source, isa = _source(self.problem, candidate, self.render)
+        return Recipe(
+            source_sha256=source.sha256,
+            toolchain=self.toolchain.text,
+            flags=compile_flags(isa, self.toolchain),
+        )
 
     def _trial(self, candidate: Candidate, context: ExecutionContext, build: Build | None) -> Trial:
         """Return a trial of a candidate of which nothing bad is known."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.doubt import why_disturbed, why_doubted
@@ -15,6 +14,7 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.tuning.attempt import Attempts
 from gemm_tuner.tuning.budget import Budget
 from gemm_tuner.tuning.earlier import earlier_trials, relevant_trials
+from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.patience import Patience
 from gemm_tuner.tuning.result import SweepResult, make_result
 from gemm_tuner.tuning.sampling import (

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gemm_tuner.build.toolchain import Toolchain
-from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
@@ -13,7 +12,11 @@ from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.select.derive import derive_verdict
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import CATALOG
+from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.generator import generator_version
+from gemm_tuner.tuning.search import BATCH
+from gemm_tuner.tuning.standing import stands
 
 _FROM_OTHER_REGIMES = 2
 
@@ -24,19 +27,14 @@ def earlier_trials(
     cpu: Cpu,
     toolchain: Toolchain,
 ) -> list[Trial]:
-    """Return what these templates and this compiler gave before on the CPU, in any context.
+    """Return the trials on the CPU that still stand, in any context, of whatever generator.
 
     Proofs that were made elsewhere for such a CPU, or by emulation, are not among them.
     """
-    trials = repository.trials(
-        problem=problem, cpu_key=cpu.exact_key, generator=generator_version()
-    )
     return [
         trial
-        for trial in trials
-        if trial.toolchain == toolchain.text
-        and trial.stage is not Stage.PREDICTED
-        and not trial.emulated
+        for trial in repository.trials(problem=problem, cpu_key=cpu.exact_key)
+        if trial.stage is not Stage.PREDICTED and not trial.emulated and stands(trial, toolchain)
     ]
 
 
@@ -54,9 +52,13 @@ def former_trials(repository: Repository, problem: Problem, cpu: Cpu) -> list[Tr
 def relevant_trials(
     trials: Sequence[Trial], space: Space, context: ExecutionContext, baseline: str
 ) -> list[Trial]:
-    """Return the failures, the proofs in a context, and its timings beside a baseline."""
+    """Return the failures, the proofs in a context, and its timings beside a baseline.
+
+    A verdict rests on confirmations by one generator. What another one timed tells how fast a
+    kernel is, but as in a race: if that is among the fastest, it is confirmed again.
+    """
     return [
-        trial
+        trial if trial.generator == generator_version() else replace(trial, stage=Stage.RACE)
         for trial in trials
         if trial.candidate in space
         and (
@@ -99,6 +101,11 @@ def find_prior(
         certain=(*cuts[:1], *cuts[-1:], *(one for one in elsewhere if one in space)),
         seeds=(*([before] if before else []), *cuts),
     )
+
+
+def first_tried(space: Space, prior: Prior) -> list[Candidate]:
+    """Return what a search tries first: what it has from earlier ones, then favourites."""
+    return list(dict.fromkeys([*prior.certain, *prior.seeds, *shortlist(space, BATCH)]))
 
 
 def _winner(trials: Sequence[Trial], space: Space, context: ExecutionContext) -> Candidate | None:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.select.derive import standing_trials
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.earlier import earlier_trials, relevant_trials
+from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.result import SweepResult, make_result
 from gemm_tuner.tuning.settings import SweepSettings
 
@@ -22,8 +22,9 @@ def recall_finished(
 ) -> dict[ExecutionContext, SweepResult]:
     """Return the results of those contexts whose sweep beside `baseline` came to its end.
 
-    That is a sweep whose search was exhausted, or that had as large a budget. The baseline is a
-    name, which stands for each version, or a name and a version.
+    That is a sweep by this generator whose search was exhausted, or that had as large a budget, and
+    whose trials stand. The baseline is a name, which stands for each version, or a name and a
+    version.
     """
     found = {
         context: _recall(space, context, repository, settings, baseline) for context in contexts
@@ -52,7 +53,8 @@ def _recall(
             continue
         earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
         trials = relevant_trials(earlier, space, context, end.baseline)
-        if space.like is None or standing_trials(trials):
+        is_known = standing_trials(trials) if space.like else trials
+        if is_known:
             return make_result(
                 problem, cpu, context, trials, complete=end.is_exhausted, resumed=True
             )

@@ -10,7 +10,6 @@ from typing import Protocol
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.ranking import shortlist
-from gemm_tuner.tuning.earlier import Prior
 
 BATCH = 8
 FAVOURITES = 24
@@ -93,11 +92,6 @@ class LocalSearch:
                 for neighbour in self._space.neighbours(candidate)
                 if neighbour not in self._proposed and neighbour not in self._queue
             ]
-
-
-def first_tried(space: Space, prior: Prior) -> list[Candidate]:
-    """Return what a search tries first: what it has from earlier ones, then favourites."""
-    return list(dict.fromkeys([*prior.certain, *prior.seeds, *shortlist(space, BATCH)]))
 
 
 def make_strategy(

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from gemm_tuner.bench.emulator import can_prove
-from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu, IsaFeature, isa_text
@@ -21,8 +20,10 @@ from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts, build_candidate
 from gemm_tuner.tuning.budget import Budget
 from gemm_tuner.tuning.context_sweep import Progress
+from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.host import start_host
 from gemm_tuner.tuning.settings import SweepSettings
+from gemm_tuner.tuning.standing import stands
 
 SHORTLIST = 8
 
@@ -68,7 +69,7 @@ def predict(
         if trial.stage is Stage.PREDICTED
         and trial.outcome is not Outcome.HUNG
         and trial.context == context
-        and trial.toolchain == settings.toolchain.text
+        and stands(trial, settings.toolchain)
     }
     found = {one: known[one] for one in candidates if one in known}
     new = [one for one in candidates if one not in known]

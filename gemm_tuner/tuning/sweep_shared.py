@@ -18,6 +18,7 @@ from gemm_tuner.space.model import predict_cycles
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.context_sweep import Progress
 from gemm_tuner.tuning.earlier import earlier_trials
+from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep import sweep
 
@@ -166,7 +167,7 @@ def _timed(
             name = packed_format(space.problem, trial.candidate, family)
             found.speeds[name] = max(found.speeds.get(name, 0.0), measurement.ratio.median)
             found.examples[name] = trial.candidate
-            if trial.stage is Stage.CONFIRM:
+            if trial.stage is Stage.CONFIRM and trial.generator == generator_version():
                 found.confirmed.add(name)
     return found
 

@@ -21,11 +21,10 @@ from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.tolerance import find_error
-from gemm_tuner.build.compile import Build
+from gemm_tuner.build.compile import _TOOLCHAIN_FLAGS, Build
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli.main import run
 from gemm_tuner.cli.output import ProgressLine
-from gemm_tuner.codegen.environment import generator_version
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.measurement import Timing
@@ -39,6 +38,7 @@ from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning import attempt, context_sweep, earlier, finished
 from gemm_tuner.tuning.context_sweep import Progress
+from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep import sweep
@@ -308,12 +308,45 @@ def test_what_won_with_another_generator_is_tried_whatever_the_time(
         for module in (attempt, context_sweep, earlier, finished):
             before.setattr(module, "generator_version", lambda: "gemm-tuner 0.0.1+older")
         _tune(database, baseline="scalar", chosen=[unlikely])
+    # Its sources are not these: nothing that it measured stands.
+    present = generator_version()
+    monkeypatch.setattr(earlier, "stands", lambda trial, _now: trial.generator == present)
 
     contexts = [ExecutionContext(threads=threads)]
     _tune(database, baseline="scalar", budget_s=1e-6, contexts=contexts)
 
     trials = Repository(open_database(database)).trials(generator=generator_version())
     assert unlikely in {trial.candidate for trial in trials if trial.measurement is not None}
+
+
+def test_what_an_earlier_generator_timed_is_only_confirmed_again(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sources are those of today: nothing has to be raced, and the winner is confirmed."""
+    chosen = shortlist(Space(problem=PROBLEM, cpu=detect_cpu()), 3)
+    with monkeypatch.context() as before:
+        for module in (attempt, context_sweep, earlier, finished):
+            before.setattr(module, "generator_version", lambda: "gemm-tuner 0.0.1+older")
+        _tune(database, baseline="scalar", budget_s=600.0, chosen=chosen)
+
+    result = _tune(database, baseline="scalar", budget_s=600.0, chosen=chosen)
+
+    trials = Repository(open_database(database)).trials(generator=generator_version())
+    assert {trial.stage for trial in trials} == {Stage.FINAL, Stage.CONFIRM}
+    assert {trial.candidate for trial in result.finalists} == set(chosen)
+
+
+def test_a_finished_sweep_is_run_again_with_other_flags(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = _tune(database, baseline="scalar")
+
+    name = find_toolchain().name
+    monkeypatch.setitem(_TOOLCHAIN_FLAGS, name, (*_TOOLCHAIN_FLAGS[name], "-fno-inline"))
+    again = _tune(database, baseline="scalar")
+
+    assert not again.resumed
+    assert first.verdict.artifact != again.verdict.artifact
 
 
 def test_nothing_is_proved_that_there_is_no_time_to_race(database: str) -> None:

@@ -1,0 +1,82 @@
+"""What identifies the generator: all that decides which kernels a sweep tries, and their bytes.
+
+The list of its modules is computed: everything that the search, the renderer and the compiler
+import, however far.
+"""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+
+from gemm_tuner.resources import templates_dir
+
+_PACKAGE = Path(__file__).parents[1]
+_ROOTS = (
+    "gemm_tuner.tuning.search",
+    "gemm_tuner.codegen.render",
+    "gemm_tuner.build.compile",
+)
+_TEMPLATE_SUFFIXES = frozenset({".j2", ".h"})
+
+
+@cache
+def generator_version() -> str:
+    """Return the package's version and a digest of the generator.
+
+    Where two are equal, so are the candidates of a problem, their sources and the flags of each
+    compiler. Where they differ, a source may still be the same: see `standing`.
+    """
+    digest = generator_digest(_PACKAGE, templates_dir())
+    return f"gemm-tuner {version('gemm-tuner')}+{digest[:12]}"
+
+
+def generator_digest(package: Path, templates: Path) -> str:
+    """Return the sha256 of the generator whose modules and templates are in these folders."""
+    digest = sha256(version("jinja2").encode())
+    for root, files in (
+        (templates, [path for path in templates.rglob("*") if path.suffix in _TEMPLATE_SUFFIXES]),
+        (package, generator_files(package)),
+    ):
+        for path in sorted(files):
+            digest.update(b"\0" + path.relative_to(root).as_posix().encode() + b"\0")
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def generator_files(package: Path) -> list[Path]:
+    """Return the modules that the roots import, and the tables of data that lie beside them."""
+    modules: set[Path] = set()
+    waiting = [module for root in _ROOTS for module in _files_of(root, package)]
+    while waiting:
+        module = waiting.pop()
+        if module not in modules:
+            modules.add(module)
+            waiting += _imported(module, package)
+    tables = {path for module in modules for path in module.parent.glob("*.csv")}
+    return sorted(modules | tables)
+
+
+def _imported(module: Path, package: Path) -> Iterator[Path]:
+    """Yield the files of the package's modules that a module imports, wherever in it."""
+    for node in ast.walk(ast.parse(module.read_bytes())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for name in names:
+            yield from _files_of(name, package)
+
+
+def _files_of(name: str, package: Path) -> list[Path]:
+    """Return the file of a module of `package`, or those of a whole package within it."""
+    top, *parts = name.split(".")
+    if top != package.name or not parts:
+        return []
+    path = package.joinpath(*parts)
+    module = path.with_suffix(".py")
+    return [module] if module.is_file() else sorted(path.glob("*.py"))
