@@ -24,6 +24,7 @@ def plant_speeds(monkeypatch: pytest.MonkeyPatch, speeds: Iterator[float]) -> No
         context: ExecutionContext,  # noqa: ARG001 - named by the caller
         pairs: int,
         sample_ns: int,  # noqa: ARG001 - named by the caller
+        checks_large_ratios: bool,  # noqa: ARG001 - named by the caller
     ) -> tuple[TimedFinding, ...]:
         return tuple(_timed(host, next(speeds), pairs) for _build in builds)
 

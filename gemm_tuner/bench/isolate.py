@@ -153,13 +153,19 @@ class TrialHost:
         pairs: int,
         sample_ns: int,
         reads: bool = False,
+        checks_large_ratios: bool = False,
     ) -> TimedFinding:
         """Return the measurements of a verified build, timed in alternation with the baselines.
 
         The arguments and errors are those of `time_together`.
         """
         (found,) = self.time_together(
-            [build], context=context, pairs=pairs, sample_ns=sample_ns, reads=reads
+            [build],
+            context=context,
+            pairs=pairs,
+            sample_ns=sample_ns,
+            reads=reads,
+            checks_large_ratios=checks_large_ratios,
         )
         return found
 
@@ -171,6 +177,7 @@ class TrialHost:
         pairs: int,
         sample_ns: int,
         reads: bool = False,
+        checks_large_ratios: bool = False,
     ) -> tuple[TimedFinding, ...]:
         """Return the measurements of verified builds, timed in alternation with the baselines.
 
@@ -183,6 +190,8 @@ class TrialHost:
             pairs: how many samples are taken of each.
             sample_ns: how long a sample takes at least, in ns; a longer call is one sample.
             reads: whether a loop takes part that only reads what a call must touch.
+            checks_large_ratios: whether baselines that are much slower than a build are timed
+                without the epilogue, too, so that one can tell whether that is plausible.
 
         Raises:
             InvalidSetting: the context has other threads than this host.
@@ -200,6 +209,7 @@ class TrialHost:
             pairs=pairs,
             sample_ns=sample_ns,
             reads=reads,
+            checks_large_ratios=checks_large_ratios,
         )
         found: tuple[TimedFinding, ...] = self._ask(request, tuple)
         return found

@@ -24,7 +24,6 @@ class PlainBaseline:
     def __init__(self, baseline: Baseline, problem: Problem, w: NDArray[Any]) -> None:
         """Wrap a baseline; `w` is what `plain_weights` returns for `problem`."""
         self._baseline = baseline
-        self._problem = plain_problem(problem)
         self._w = w
         self.text = f"{baseline.text} with weights of {problem.types.x.value}"
         self.fuses_epilogue = baseline.fuses_epilogue
@@ -40,7 +39,7 @@ class PlainBaseline:
         """
         plain = replace(
             workload,
-            problem=self._problem,
+            problem=plain_problem(workload.problem),
             w=aligned_copy(self._w),
             scales=None,
             zero_points=None,

@@ -1,7 +1,8 @@
 """All trials of one problem: its inputs, exact results and baselines, made once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -26,6 +27,12 @@ from gemm_tuner.bench.finding import Finding, TimedFinding
 from gemm_tuner.bench.forked import Death, Result, run_in_child
 from gemm_tuner.bench.inputs import InputKind
 from gemm_tuner.bench.kernel_runner import KernelRunner
+from gemm_tuner.bench.limits import (
+    LARGE_RATIO,
+    generous_epilogue_ns,
+    least_arithmetic_ns,
+    least_reading_ns,
+)
 from gemm_tuner.bench.measure import SETTLING_NS, Contestant, TimedRounds, measure
 from gemm_tuner.bench.one_thread import OneThreadForm, may_need_one_thread, set_openmp_threads
 from gemm_tuner.bench.plain import PlainBaseline, plain_weights
@@ -41,7 +48,8 @@ from gemm_tuner.bench.workload import Runner, Workload, make_workload
 from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import IsaFeature
-from gemm_tuner.domain.measurement import Interference, Measurement, Timing
+from gemm_tuner.domain.epilogue import NO_EPILOGUE
+from gemm_tuner.domain.measurement import Interference, Limits, Measurement, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.errors import (
@@ -66,6 +74,8 @@ from gemm_tuner.runtime.load import Kernel, load_kernel
 # exact results and bounds in float64, and what is alive while they are computed.
 _BYTES_PER_INPUT_ELEMENT = 32
 _BYTES_PER_RESULT_ELEMENT = 96
+
+_PAIRS_OF_CLOSE_LOOK = 5
 
 # How many times slower than the baseline a candidate may be before it is said to hang. A scalar
 # kernel beside a library with vectors is about this slow. The baseline itself is trusted: it may
@@ -119,7 +129,8 @@ class VerifyRequest:
 class TimeRequest:
     """Ask how fast builds for the same thing are, beside each other and the baselines.
 
-    With `reads`, a loop that only reads takes part.
+    With `reads`, a loop that only reads takes part. With `checks_large_ratios`, a baseline that is
+    much slower than a build is timed without the epilogue, too.
     """
 
     builds: tuple[Build, ...]
@@ -127,6 +138,7 @@ class TimeRequest:
     pairs: int
     sample_ns: int
     reads: bool = False
+    checks_large_ratios: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +146,8 @@ class _Round:
     """Timings taken in the same rounds.
 
     The first `builds` contestants are builds. `baselines` says which contestant each baseline is:
-    the faster of its forms. `use` is what the processors did meanwhile, if it is known.
+    the faster of its forms. `use` is what the processors did meanwhile, if it is known. `plain_ns`
+    are the times of calls without the epilogue, of those baselines that were looked at closely.
     """
 
     rounds: TimedRounds
@@ -143,6 +156,9 @@ class _Round:
     peak_flop_per_s: float
     roofline: Timing | None
     use: ProcessorUse | None
+    least_ns: float
+    plain_ns: dict[int, float] = field(default_factory=dict)
+    epilogue_ns: float
 
     def beside(self, build: int, baseline: int, text: str) -> Measurement:
         """Return the measurement of a build beside a baseline, in the rounds of both."""
@@ -156,6 +172,11 @@ class _Round:
                 disturbed_rounds=self.rounds.disturbed_share(build, turn),
                 stolen=self.use.stolen if self.use else 0.0,
                 others=self.use.others if self.use else 0.0,
+            ),
+            limits=Limits(
+                least_ns=self.least_ns,
+                plain_ns=self.plain_ns.get(baseline),
+                epilogue_ns=self.epilogue_ns if baseline in self.plain_ns else None,
             ),
         )
 
@@ -347,11 +368,13 @@ class Session:
             candidates=len(kernels),
             wait_ns=thread_wait_ns,
         )
+        problem_calls = self._problem.flop(workload.rows) / peak_loop.flop_per_call
         peak, *reads = rounds.timings[first_form + len(on_one_thread) :]
         forms = {turn: [turn] for turn in range(len(kernels), first_form)}
         for form, turn in enumerate(on_one_thread, first_form):
             forms[turn].append(form)
-        return _Round(
+        peak_ns = problem_calls * peak.minimum_ns / self._setup.threads
+        timed = _Round(
             rounds=rounds,
             builds=len(kernels),
             baselines=tuple(
@@ -370,6 +393,69 @@ class Session:
             )
             if reads
             else None,
+            least_ns=least_arithmetic_ns(self._problem, peak_ns, self._cpu.isa),
+            epilogue_ns=generous_epilogue_ns(self._problem, workload.rows),
+        )
+        return self._look_closely(request, baselines, workload, timed)
+
+    def _look_closely(
+        self,
+        request: TimeRequest,
+        baselines: Sequence[CheckedBaseline],
+        workload: Workload,
+        timed: _Round,
+    ) -> _Round:
+        """Add what tells whether large ratios are plausible, timed right after the rounds.
+
+        That is a loop that only reads, and each baseline that is much slower than a build, without
+        the epilogue.
+        """
+        large = [
+            turn
+            for turn, checked in enumerate(baselines)
+            if any(
+                timed.beside(build, turn, checked.baseline.text).ratio.median > LARGE_RATIO
+                for build in range(timed.builds)
+            )
+        ]
+        if not (request.checks_large_ratios and large):
+            return timed
+        plain = replace(workload, problem=replace(self._problem, epilogue=NO_EPILOGUE), operands={})
+        runners: dict[int, Runner] = {}
+        for turn in large:
+            if self._problem.epilogue.steps and baselines[turn].baseline.fuses_epilogue:
+                self._report.step(timed.builds + turn)
+                with suppress(BaselineMissing):
+                    runners[turn] = baselines[turn].baseline.prepare(plain)
+        read_loop = ReadLoop(self._setup.drivers.roofline, self._problem, workload.rows)
+        all_runners = [*runners.values(), read_loop]
+        turns = [timed.builds + turn for turn in runners] + [timed.builds + len(baselines)]
+        try:
+            copies = self._count_copies(
+                replace(request, builds=request.builds[:1]), all_runners, ()
+            )
+        except NotEnoughMemory:
+            return timed
+
+        def step(index: int) -> None:
+            self._report.step(turns[index])
+
+        rounds = measure(
+            self._make_contestants(all_runners, copies, request.regime, step),
+            pairs=_PAIRS_OF_CLOSE_LOOK,
+            sample_ns=request.sample_ns,
+            on_turn=step,
+            settling_ns=0 if self._setup.threads == 1 else SETTLING_NS,
+            candidates=len(all_runners),
+        )
+        *plain_timings, read = rounds.timings
+        reading_ns = least_reading_ns(read.minimum_ns, threads=self._setup.threads)
+        return replace(
+            timed,
+            least_ns=max(timed.least_ns, reading_ns),
+            plain_ns={
+                turn: timing.median_ns for turn, timing in zip(runners, plain_timings, strict=True)
+            },
         )
 
     def _prepare_on_one_thread(

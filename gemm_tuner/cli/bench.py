@@ -250,7 +250,14 @@ def _time(host: TrialHost, build: Build, context: ExecutionContext) -> TimedFind
         return TimedFinding(finding=finding)
 
     def time(pairs: int) -> TimedFinding:
-        return host.time(build, context=context, pairs=pairs, sample_ns=_SAMPLE_NS, reads=True)
+        return host.time(
+            build,
+            context=context,
+            pairs=pairs,
+            sample_ns=_SAMPLE_NS,
+            reads=True,
+            checks_large_ratios=True,
+        )
 
     timed = time(_PAIRS)
     pairs = pairs_in_noise(timed.measurements)

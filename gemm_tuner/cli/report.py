@@ -54,7 +54,7 @@ def decision_text(verdict: Verdict) -> str:
         return (
             f"{verdict.decision.value}: nothing is decided, and the baseline is to be used: "
             f"{verdict.doubt} (beside {measurement.baseline}: {ratio.median:.3f} times its speed, "
-            f"{interval_text(ratio)}); sweep again to measure it anew"
+            f"{interval_text(ratio)}); a further sweep measures it anew"
         )
     line = (
         f"{verdict.decision.value}: {ratio.median:.3f} times the speed of {measurement.baseline} "

@@ -3,6 +3,7 @@
 from gemm_tuner.domain.measurement import Interference, Measurement
 
 DISTURBED = "disturbed"
+IMPLAUSIBLE = "implausible"
 
 # Of the rounds: the median does not mind fewer.
 _MOST_DISTURBED_ROUNDS = 0.25
@@ -10,6 +11,8 @@ _MOST_STOLEN = 0.05
 # Between the median of the ratios and the ratio of the fastest samples, either way. Of 3270
 # published confirmations (2026-11-22, two CPUs), 97 % agree within a factor of 1.15.
 _LARGEST_DISAGREEMENT = 1.25
+# Of the baseline's plain call: offsets of x and scales may be more work than a pass over y.
+_MOST_OVER_PLAIN = 2.0
 
 
 def why_disturbed(measurement: Measurement) -> str | None:
@@ -28,7 +31,34 @@ def why_disturbed(measurement: Measurement) -> str | None:
 
 def why_doubted(measurement: Measurement) -> str | None:
     """Return why a measurement decides nothing, None if it may be believed."""
-    return why_disturbed(measurement)
+    reasons = (why_implausible(measurement), why_disturbed(measurement))
+    return "; ".join(filter(None, reasons)) or None
+
+
+def why_implausible(measurement: Measurement) -> str | None:
+    """Return why neither the kernel nor the cost of a call explains a ratio, None if one may."""
+    limits = measurement.limits
+    if limits is None:
+        return None
+    kernel_ns, baseline_ns = measurement.candidate.median_ns, measurement.baseline_timing.median_ns
+    if kernel_ns < limits.least_ns:
+        return (
+            f"{IMPLAUSIBLE}: a call takes {_time_text(kernel_ns)}, but its arithmetic and reading "
+            f"alone take more than {_time_text(limits.least_ns)}"
+        )
+    if limits.plain_ns is None or limits.epilogue_ns is None:
+        return None
+    if baseline_ns > _MOST_OVER_PLAIN * limits.plain_ns + limits.epilogue_ns:
+        return (
+            f"{IMPLAUSIBLE}: {measurement.baseline} takes {_time_text(baseline_ns)} here and "
+            f"{_time_text(limits.plain_ns)} without the epilogue: this baseline is not one that a "
+            "user would accept"
+        )
+    return None
+
+
+def _time_text(time_ns: float) -> str:
+    return f"{time_ns / 1000:.3g} µs"
 
 
 def _why_interfered(interference: Interference | None) -> str | None:

@@ -65,16 +65,32 @@ class Interference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Between what the times of a plausible measurement lie, in ns.
+
+    `least_ns` is what arithmetic and reading of a call take at least, with a margin. Where the
+    ratio was large, `plain_ns` is the time of a call of the baseline without the epilogue, and
+    `epilogue_ns` a generous time for that in a pass of its own.
+    """
+
+    least_ns: float
+    plain_ns: float | None = None
+    epilogue_ns: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """Samples of a candidate and of its baseline, taken in alternation: pair i is one A and one B.
 
-    `baseline` names the library and its version. `interference` is None in older records.
+    `baseline` names the library and its version. `interference` and `limits` are None in older
+    records.
     """
 
     candidate: Timing
     baseline: str
     baseline_timing: Timing
     interference: Interference | None = None
+    limits: Limits | None = None
 
     def __post_init__(self) -> None:
         """Check that the samples pair up."""

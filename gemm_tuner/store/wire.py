@@ -14,7 +14,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.context import MAX_THREADS, ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature
-from gemm_tuner.domain.measurement import Interference, Measurement, Timing
+from gemm_tuner.domain.measurement import Interference, Limits, Measurement, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.recipe import Recipe
 from gemm_tuner.domain.record import Conditions, Outcome, Stage, Trial
@@ -193,6 +193,25 @@ class WireInterference(WireModel):
         )
 
 
+class WireLimits(WireModel):
+    """Between what the times of a plausible measurement lie, in ns."""
+
+    least_ns: Annotated[float, Field(ge=0)]
+    plain_ns: Annotated[float | None, Field(ge=0)] = None
+    epilogue_ns: Annotated[float | None, Field(ge=0)] = None
+
+    @classmethod
+    def of(cls, limits: Limits) -> Self:
+        """Return the JSON form of `limits`."""
+        return cls(
+            least_ns=limits.least_ns, plain_ns=limits.plain_ns, epilogue_ns=limits.epilogue_ns
+        )
+
+    def to_domain(self) -> Limits:
+        """Return the limits."""
+        return Limits(least_ns=self.least_ns, plain_ns=self.plain_ns, epilogue_ns=self.epilogue_ns)
+
+
 class WireMeasurement(WireModel):
     """Samples of a candidate and of its baseline, in pairs."""
 
@@ -203,6 +222,7 @@ class WireMeasurement(WireModel):
     interference: Annotated[
         WireInterference | None, Field(exclude_if=lambda interference: interference is None)
     ] = None
+    limits: Annotated[WireLimits | None, Field(exclude_if=lambda limits: limits is None)] = None
 
     @classmethod
     def of(cls, measurement: Measurement) -> Self:
@@ -214,6 +234,7 @@ class WireMeasurement(WireModel):
             interference=WireInterference.of(measurement.interference)
             if measurement.interference
             else None,
+            limits=WireLimits.of(measurement.limits) if measurement.limits else None,
         )
 
     def to_domain(self) -> Measurement:
@@ -223,6 +244,7 @@ class WireMeasurement(WireModel):
             baseline=self.baseline,
             baseline_timing=self.baseline_timing.to_domain(),
             interference=self.interference.to_domain() if self.interference else None,
+            limits=self.limits.to_domain() if self.limits else None,
         )
 
 

@@ -164,7 +164,13 @@ class Attempts:
         Beside each other and the baseline, those clearly slower than the fastest have few samples.
         """
         builds = [self._proven[candidate] for candidate in candidates]
-        timed = self.host.time_together(builds, context=context, pairs=pairs, sample_ns=sample_ns)
+        timed = self.host.time_together(
+            builds,
+            context=context,
+            pairs=pairs,
+            sample_ns=sample_ns,
+            checks_large_ratios=stage is Stage.CONFIRM,
+        )
         trials = []
         for candidate, build, one in zip(candidates, builds, timed, strict=True):
             if one.finding.outcome is not Outcome.CORRECT:

@@ -412,8 +412,16 @@ def _plant(
         context: ExecutionContext,
         pairs: int,
         sample_ns: int,
+        checks_large_ratios: bool,
     ) -> tuple[TimedFinding, ...]:
-        found = time_fairly(host, builds, context=context, pairs=pairs, sample_ns=sample_ns)
+        found = time_fairly(
+            host,
+            builds,
+            context=context,
+            pairs=pairs,
+            sample_ns=sample_ns,
+            checks_large_ratios=checks_large_ratios,
+        )
         return tuple(change(build, one) for build, one in zip(builds, found, strict=True))
 
     monkeypatch.setattr(TrialHost, "time_together", time_together)

@@ -3,8 +3,10 @@
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 
+import numpy as np
 import pytest
 from planted import PROBLEM, RIGHT, build_planted
 
@@ -17,6 +19,7 @@ from gemm_tuner.bench.workload import Workload
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.context import Regime
+from gemm_tuner.domain.doubt import why_implausible
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.errors import BaselineMissing, NotEnoughMemory
 from gemm_tuner.machine.detect import detect_cpu
@@ -97,9 +100,15 @@ def _let_not_fit(monkeypatch: pytest.MonkeyPatch, large: Build) -> None:
     monkeypatch.setattr(session.Session, "_measure", measure_what_fits)
 
 
-def _request(*builds: Build, regime: Regime = Regime.HOT) -> session.TimeRequest:
+def _request(
+    *builds: Build, regime: Regime = Regime.HOT, checks_large_ratios: bool = False
+) -> session.TimeRequest:
     return session.TimeRequest(
-        builds=builds, regime=regime, pairs=TIMING_PAIRS, sample_ns=SAMPLE_NS
+        builds=builds,
+        regime=regime,
+        pairs=TIMING_PAIRS,
+        sample_ns=SAMPLE_NS,
+        checks_large_ratios=checks_large_ratios,
     )
 
 
@@ -186,3 +195,57 @@ def test_baseline_that_cannot_rotate_over_weights_is_left_out_of_the_cold_regime
     assert len(found[Regime.HOT].measurements) == 2
     assert len(found[Regime.COLD_WEIGHTS].measurements) == 1
     assert "copies of the weights" in found[Regime.COLD_WEIGHTS].left_out["mkl"]
+
+
+class BadAtEpilogues(Troublesome):
+    """The scalar kernel, as a library that has only a reference implementation of an epilogue."""
+
+    text = "reference 1"
+
+    def prepare(self, workload: Workload) -> Troublesome.Runner:
+        """Return a runner that is right, and says that it takes a thousand times as long."""
+        if not workload.problem.epilogue.steps:
+            return Plain(self._kernel.prepare(with_epilogue(workload)), lambda: None)
+        return Slow(self._kernel.prepare(workload), lambda: None)
+
+
+class Plain(Troublesome.Runner):
+    """What the library takes without an epilogue."""
+
+
+class Slow(Troublesome.Runner):
+    """What it takes with one."""
+
+    def sample(
+        self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
+    ) -> SampleStruct:
+        sample = super().sample(weights, warm_up_calls=warm_up_calls, timed_calls=timed_calls)
+        return SampleStruct(1000 * sample.elapsed_ns, sample.involuntary_switches)
+
+
+def with_epilogue(workload: Workload) -> Workload:
+    """Return a workload for the kernel at hand, which was built for an epilogue."""
+    operands = {
+        operand.name: np.zeros(PROBLEM.n, np.float32) for operand in PROBLEM.epilogue.operands
+    }
+    return replace(workload, problem=PROBLEM, operands=operands)
+
+
+def test_a_baseline_that_an_epilogue_slows_beyond_reason_is_not_believed(
+    toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BASELINES, "mkl", lambda one: BadAtEpilogues(one, lambda: None))
+    owner, other = Pipe()
+    with owner, other:
+        trials = _session(toolchain, owner, baselines=("mkl", "scalar"))
+        (found,) = trials.time(_request(build_planted(toolchain), checks_large_ratios=True))
+
+    slow, fair = found.measurements
+    assert why_implausible(fair) is None
+    assert fair.limits is not None
+    assert fair.limits.plain_ns is None
+    assert fair.limits.least_ns > 0.0
+    reason = why_implausible(slow)
+    assert reason is not None
+    assert "reference 1 takes" in reason
+    assert "without the epilogue: this baseline is not one that a user would accept" in reason

@@ -16,7 +16,7 @@ from samples import (
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
-from gemm_tuner.domain.measurement import Interference, Measurement, Timing
+from gemm_tuner.domain.measurement import Interference, Limits, Measurement, Timing
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
@@ -567,3 +567,52 @@ def test_a_disturbed_measurement_is_not_served_and_hides_nothing(repository: Rep
     repository.add_trial(make_trial(generator="0.0.9-older", minute=-5))
 
     assert choose(repository, PROBLEM, cpu=CPU, context=CONTEXT).verdict.decision is Decision.TUNED
+
+
+def limited(*, call_ns: int, baseline_ns: int, limits: Limits) -> Verdict:
+    measurement = Measurement(
+        candidate=Timing(calls_per_sample=1, samples_ns=(call_ns,) * 12),
+        baseline="onednn 3.2.0",
+        baseline_timing=Timing(calls_per_sample=1, samples_ns=(baseline_ns,) * 12),
+        limits=limits,
+    )
+    return derive(make_trial(measurement=measurement))
+
+
+def test_a_baseline_that_is_far_below_its_plain_speed_is_no_yardstick() -> None:
+    limits = Limits(least_ns=4_000, plain_ns=100_000, epilogue_ns=20_000)
+
+    verdict = limited(call_ns=9_000, baseline_ns=27_000_000, limits=limits)
+
+    assert verdict.decision is Decision.TIE
+    assert verdict.artifact is None
+    assert verdict.doubt == (
+        "implausible: onednn 3.2.0 takes 2.7e+04 µs here and 100 µs without the epilogue: "
+        "this baseline is not one that a user would accept"
+    )
+
+
+def test_a_kernel_above_the_roof_is_not_believed() -> None:
+    verdict = limited(call_ns=900, baseline_ns=2_000, limits=Limits(least_ns=1_000))
+
+    assert verdict.decision is Decision.TIE
+    assert verdict.doubt == (
+        "implausible: a call takes 0.9 µs, but its arithmetic and reading alone take more than 1 µs"
+    )
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Limits(least_ns=10),  # the cost of a call of a library, without an epilogue
+        Limits(least_ns=10, plain_ns=5_000, epilogue_ns=100),
+        Limits(least_ns=10, plain_ns=1_000, epilogue_ns=3_900),  # an epilogue that is most work
+    ],
+)
+def test_a_large_ratio_that_the_cost_of_a_call_or_an_epilogue_explains_is_claimed(
+    limits: Limits,
+) -> None:
+    verdict = limited(call_ns=250, baseline_ns=5_500, limits=limits)
+
+    assert verdict.decision is Decision.TUNED
+    assert verdict.artifact is not None
