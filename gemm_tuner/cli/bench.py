@@ -107,7 +107,7 @@ def bench(
     contexts = options.execution_contexts(threads, regime)
     setting = _Bench(
         baselines=_chosen_baselines(baseline, layers, threads),
-        repository=Repository(open_database(db)),
+        repository=Repository(open_database(db, may_create=False)),
         cpu=detect_cpu(),
         toolchain=find_toolchain(compiler),
     )

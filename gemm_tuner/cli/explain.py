@@ -30,9 +30,10 @@ def explain(
     """Print each step of the lookup ladder for a layer, and what it rests on."""
     layout = options.with_groups(w_layout, groups)
     problem = Problem.create(m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue)
+    problem.check_work()
     context = options.execution_context(threads, regime)
-    repository = Repository(open_database(db))
     cpu = detect_cpu()
+    repository = Repository(open_database(db, may_create=False))
     match = choose(repository, problem, cpu=cpu, context=context)
     tried = repository.trials(problem=problem, cpu_key=cpu.exact_key)
     failures = [trial for trial in tried if trial.outcome is not Outcome.CORRECT]

@@ -1,27 +1,19 @@
 """The entry of the command line: its commands, its exit codes and how it fails."""
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import pairwise
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from gemm_tuner.cli.bench import bench
-from gemm_tuner.cli.cpu import cpu
-from gemm_tuner.cli.explain import explain
-from gemm_tuner.cli.model import model
-from gemm_tuner.cli.output import print_message
-from gemm_tuner.cli.quickstart import quickstart
-from gemm_tuner.cli.records import records
-from gemm_tuner.cli.resolve import resolve
-from gemm_tuner.cli.serve import serve
-from gemm_tuner.cli.source import source
-from gemm_tuner.cli.sweep import sweep
-from gemm_tuner.cli.tune_shortlist import tune_shortlist
-from gemm_tuner.cli.verify import verify
+from gemm_tuner.cli.output import make_printable, print_message
 from gemm_tuner.domain.problem import MAX_DIMENSION
 from gemm_tuner.errors import (
     GemmTunerError,
@@ -31,7 +23,6 @@ from gemm_tuner.errors import (
     ServiceFailed,
     StoreFailed,
 )
-from gemm_tuner.tuning.generator import generator_version
 
 _LOG = logging.getLogger(__name__)
 _NEGATIVE_NUMBER = re.compile(r"-\d.*")
@@ -42,32 +33,70 @@ WRONG_USAGE = 2
 SOMETHING_IS_MISSING = 3
 INTERRUPTED = 130
 
+# A command is the function or group of its name in the module of its name: `cli/cpu.py` has `cpu`.
+# fmt: off
+COMMANDS = {
+    "quickstart":     "Tune three real layers against oneDNN, serve them, fetch a kernel and "
+                      "call it",
+    "cpu":            "Print the detected CPU, and which kernel families can run on it",
+    "sweep":          "Tune a layer, or those of a file, and print the autotuning table",
+    "tune-shortlist": "Time the kernels chosen for this kind of CPU, and serve the best of them",
+    "bench":          "Time the best stored kernels beside all baselines at once; exit 1 if a "
+                      "verdict is refuted",
+    "resolve":        "Print the verdict for a layer; exit with 1 if no kernel is to be used",
+    "explain":        "Print each step of the lookup ladder for a layer, and what it rests on",
+    "source":         "Print the generated source of the winner, or of any candidate, or write its "
+                      "library",
+    "verify":         "Prove that one candidate is right, and record it; do not time it",
+    "serve":          "Serve verdicts and kernels over HTTP until stopped by Ctrl-C",
+    "records":        "Export and import records",
+    "model":          "Check the model that ranks candidates",
+}
+# fmt: on
+
+
+class _CommandsOnDemand(TyperGroup):
+    """A group whose commands are loaded when they are called: the help needs only their names."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - typer's own types
+        """Return the command that the arguments name, with the rest of them."""
+        if args[0] in COMMANDS:
+            self.add_command(_load(args[0]), args[0])
+        return super().resolve_command(ctx, args)
+
+
+def _load(name: str) -> Any:  # noqa: ANN401 - typer names no public type for a command
+    """Return a command with its options."""
+    attribute = name.replace("-", "_")
+    loaded = getattr(import_module(f"gemm_tuner.cli.{attribute}"), attribute)
+    if isinstance(loaded, typer.Typer):
+        command: Any = typer.main.get_group(loaded)
+    else:
+        single = typer.Typer(add_completion=False)
+        single.command(help=COMMANDS[name])(loaded)
+        command = typer.main.get_command(single)
+    command.name = name
+    return command
+
+
+def _unloaded() -> None:
+    """Stand for a command until it is called."""
+
+
 app = typer.Typer(
     name="gemm-tuner",
+    cls=_CommandsOnDemand,
     help="Tune, prove, share and call CPU matrix-multiplication kernels",
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (
-    quickstart,
-    cpu,
-    sweep,
-    tune_shortlist,
-    bench,
-    resolve,
-    explain,
-    source,
-    verify,
-    serve,
-):
-    app.command(help=(command.__doc__ or "").partition("\n")[0].rstrip("."))(command)
-app.add_typer(records, name="records")
-app.add_typer(model, name="model")
+for _name, _help in COMMANDS.items():
+    app.command(_name, help=_help)(_unloaded)
 
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
-        typer.echo(generator_version())
+        typer.echo(import_module("gemm_tuner.tuning.generator").generator_version())
         raise typer.Exit
 
 
@@ -97,7 +126,18 @@ def configure(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed before the start
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - to the end
+        make_printable(getattr(sys, name))
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        code = code or _tell_of_output(error)
+        # The interpreter would try once more at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -115,8 +155,9 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print_message("Aborted; what was found before is kept.")
         return INTERRUPTED
-    except BrokenPipeError:
-        return ANSWER_IS_NO
+    except OSError as error:
+        _LOG.debug("The command failed.", exc_info=True)
+        return _tell_of_output(error)
     except Exception as error:  # noqa: BLE001 - the last resort: a user sees one line
         _LOG.debug("The command failed.", exc_info=True)
         print_message(
@@ -125,6 +166,15 @@ def run(arguments: Sequence[str]) -> int:
         )
         return SOMETHING_IS_MISSING
     return code if isinstance(code, int) else 0
+
+
+def _tell_of_output(error: OSError) -> int:
+    """Say that a file, or the output, failed, unless its reader just left; return the exit code."""
+    if isinstance(error, BrokenPipeError):
+        return ANSWER_IS_NO
+    what = error.filename or "the output"
+    print_message(f"Error: {what} cannot be used: {error.strerror or error}; choose another place.")
+    return SOMETHING_IS_MISSING
 
 
 def _refuse_negative_numbers(arguments: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ def report_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Compare the model's order with what was measured on a CPU, by default this one."""
-    repository = Repository(open_database(db))
+    repository = Repository(open_database(db, may_create=False))
     cpu = detect_cpu() if cpu_key is None else repository.cpu(cpu_key)
     if cpu is None:
         raise InvalidSetting(

@@ -1,23 +1,40 @@
 """How the command line prints: results to stdout, progress and messages to stderr."""
 
+import codecs
 import json
 import sys
-import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from io import TextIOWrapper
+from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-from rich.progress import Progress as Bar
-
-from gemm_tuner.tuning.context_sweep import Progress
 
 # A clamp:100:200 is not an emoji.
 RESULTS = Console(highlight=False, soft_wrap=True, emoji=False)
 MESSAGES = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
-_PLAIN_INTERVAL_S = 10.0
+# How ASCII spells what the commands print; anything else is spelled by its number.
+_IN_ASCII = {"µ": "u", "\xd7": "x", "…": "...", "≥": ">=", "≤": "<=", "±": "+-", "\u2013": "-"}
+
+
+def make_printable(stream: TextIO | None) -> None:
+    r"""Let a stream spell what its encoding lacks: `u` for `µ`, else `\\u4f60` for a character."""
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors=_SPELLED)
+
+
+def _spell(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start : error.end]
+    spelled = (
+        _IN_ASCII.get(one) or one.encode("ascii", "backslashreplace").decode() for one in missing
+    )
+    return "".join(spelled), error.end
+
+
+_SPELLED = "gemm_tuner.spelled"
+codecs.register_error(_SPELLED, _spell)
 
 
 def print_line(text: str) -> None:
@@ -32,7 +49,8 @@ def print_message(text: str) -> None:
 
 def print_json(facts: Any) -> None:  # noqa: ANN401 - JSON values have no narrower type
     """Print the result as JSON."""
-    sys.stdout.write(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    sys.stdout.write(json.dumps(facts, indent=2, ensure_ascii=not is_unicode) + "\n")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -73,59 +91,3 @@ def time_text(time_ns: float) -> str:
         if time_ns < 999.5 * scale:
             return f"{time_ns / scale:.3g} {unit}"
     return f"{time_ns / 1e9:.3g} s"
-
-
-class ProgressLine:
-    """Show the steps of one task: a bar on a terminal, else a plain line now and then.
-
-    `later_s` is the time that the tasks after this one will take.
-    """
-
-    def __init__(self, label: str, *, later_s: float) -> None:
-        self._label = label
-        self._later_s = later_s
-        self._bar = Bar(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=MESSAGES,
-            transient=True,
-        )
-        self._task = self._bar.add_task(label, total=None, note="")
-        self._last_stage = ""
-        self._last_s = 0.0
-
-    def __enter__(self) -> Self:
-        if MESSAGES.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if MESSAGES.is_terminal:
-            self._bar.stop()
-
-    def show(self, step: Progress) -> None:
-        """Show where the task is."""
-        note = f"{duration_text(step.remaining_s + self._later_s)} left"
-        if step.best_ratio is not None:
-            note = f"best {step.best_ratio:.2f} x baseline, {note}"
-        if MESSAGES.is_terminal:
-            self._bar.update(
-                self._task,
-                description=f"{self._label}: {step.stage}",
-                completed=step.done,
-                total=step.total,
-                note=note,
-            )
-            return
-        now_s = time.monotonic()
-        if step.stage == self._last_stage and now_s - self._last_s < _PLAIN_INTERVAL_S:
-            return
-        self._last_stage, self._last_s = step.stage, now_s
-        print_message(f"{self._label}: {step.stage} {step.done} of {step.total}, {note}")

@@ -25,7 +25,7 @@ def export_command(
     db: options.DatabaseUrl = None,
 ) -> None:
     """Write every record measured here, one JSON text a line."""
-    repository = Repository(open_database(db))
+    repository = Repository(open_database(db, may_create=False))
     if file is None:
         export_records(repository, sys.stdout, only_finals=only_finals)
         return

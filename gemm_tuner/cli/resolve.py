@@ -9,7 +9,6 @@ import typer
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line
 from gemm_tuner.cli.report import decision_text
-from gemm_tuner.client.client import Client
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
@@ -40,6 +39,7 @@ def resolve(
     """Print the verdict for a layer; exit with 1 if no kernel is to be used."""
     layout = options.with_groups(w_layout, groups)
     problem = Problem.create(m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue)
+    problem.check_work()
     context = options.execution_context(threads, regime)
     if url is not None:
         is_served = _from_service(url, problem, context, as_json=as_json)
@@ -53,7 +53,9 @@ def _from_database(
     db: str | None, problem: Problem, context: ExecutionContext, *, as_json: bool
 ) -> bool:
     """Print the answer of the database, and return whether it names a kernel."""
-    match = choose(Repository(open_database(db)), problem, cpu=detect_cpu(), context=context)
+    match = choose(
+        Repository(open_database(db, may_create=False)), problem, cpu=detect_cpu(), context=context
+    )
     verdict = match.verdict
     if as_json:
         now = datetime.now(UTC)
@@ -67,6 +69,8 @@ def _from_database(
 
 def _from_service(url: str, problem: Problem, context: ExecutionContext, *, as_json: bool) -> bool:
     """Print the answer of the service, and return whether it names a kernel."""
+    from gemm_tuner.client.client import Client  # noqa: PLC0415 - a tenth of a second to load
+
     resolution = Client(url).resolve(problem, threads=context.threads, regime=context.regime)
     verdict = resolution.verdict
     if as_json:

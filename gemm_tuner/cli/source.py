@@ -78,7 +78,8 @@ def source(
 
 
 def _winner(problem: Problem, context: ExecutionContext, db: str | None) -> _Winner:
-    repository = Repository(open_database(db))
+    problem.check_work()
+    repository = Repository(open_database(db, may_create=False))
     verdict = choose(repository, problem, cpu=detect_cpu(), context=context).verdict
     if verdict.artifact is not None and verdict.candidate is not None:
         text = repository.source_text(verdict.artifact.sha256)

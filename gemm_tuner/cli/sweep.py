@@ -11,13 +11,13 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import StopOnInterrupt
 from gemm_tuner.cli.layers import Layer, layers_of
 from gemm_tuner.cli.output import (
-    ProgressLine,
     duration_text,
     print_json,
     print_line,
     print_message,
     print_table,
 )
+from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.cli.report import (
     LayerFailure,
     failure_facts,

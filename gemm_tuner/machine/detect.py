@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-import cpuinfo
-
 from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature, parse_isa
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.amx import ask_for_amx
@@ -68,6 +66,8 @@ def _cpu_fields() -> Mapping[str, str]:
         fields = {}
     if "flags" in fields:
         return fields
+    import cpuinfo  # noqa: PLC0415 - seldom needed, and slow to load
+
     found = cpuinfo.get_cpu_info()  # starts a process: about a second
     return {
         "vendor_id": str(found.get("vendor_id_raw", "unknown")),

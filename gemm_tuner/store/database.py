@@ -5,13 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from platformdirs import user_data_path
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -31,32 +26,35 @@ def default_database_url() -> str:
     return URL.create("sqlite", database=str(path)).render_as_string()
 
 
-def open_database(url: str | None = None) -> Engine:
-    """Return the database at `url`, created if it is missing and at the newest schema.
+def open_database(url: str | None = None, *, may_create: bool = True) -> Engine:
+    """Return the database at `url`, at the newest schema; it is created if it is missing.
+
+    With `may_create` false, one that is missing is an error: who only reads has mistyped it.
 
     Raises:
         InvalidSetting: `url` is not a database URL, or its driver is not installed.
-        StoreFailed: the database cannot be created, opened, written or brought up to date.
+        StoreFailed: the database cannot be created, opened, written or brought up to date, or is
+            missing and may not be created.
     """
     parsed = _parse(url or default_database_url())
     shown = parsed.render_as_string()
     try:
-        if parsed.get_backend_name() == "sqlite" and parsed.database:
-            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        file = _file_of(parsed)
+        if file is not None and not may_create and not file.exists():
+            raise _missing(f"there is no database {shown}")
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        if not may_create and not _is_ours(parsed):
+            raise _missing(f"the database {shown} holds no records of gemm-tuner")
         engine = _create_engine(parsed)
         # A store that needs no change is not written: another may hold its lock.
         if not is_current(engine):
             with writing(engine).begin() as connection:
-                _migrate(connection)
+                _migrate(connection, shown)
     except (OSError, SQLAlchemyError) as error:
         raise StoreFailed(
             f"the database {shown} cannot be opened for writing: {_reason(error)}; "
             "check its folder's permissions, or name another with --db or GEMM_TUNER_DB."
-        ) from error
-    except CommandError as error:
-        raise StoreFailed(
-            f"the database {shown} has a schema this version does not know ({error}); "
-            "update gemm-tuner, or name another with --db or GEMM_TUNER_DB."
         ) from error
     return engine
 
@@ -71,10 +69,19 @@ def writing(engine: Engine) -> Engine:
 
 def is_current(engine: Engine) -> bool:
     """Return whether the database answers and has the newest schema."""
-    newest = ScriptDirectory(str(_MIGRATIONS)).get_current_head()
     with suppress(SQLAlchemyError), engine.connect() as connection:
-        return MigrationContext.configure(connection).get_current_revision() == newest
+        found = connection.scalars(text("SELECT version_num FROM alembic_version")).all()
+        return list(found) == [newest_revision()]
     return False
+
+
+def newest_revision() -> str:
+    """Return the revision that the schema of this version has: that of the last migration's file.
+
+    Alembic would say the same, but takes longer to load than most commands take to run.
+    """
+    last = max(path.stem for path in (_MIGRATIONS / "versions").glob("r[0-9]*.py"))
+    return last.partition("_")[2]
 
 
 def _parse(url: str) -> URL:
@@ -115,10 +122,43 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _migrate(connection: Connection) -> None:
+def _migrate(connection: Connection, shown: str) -> None:
+    # Imported here: a store seldom needs a migration, and Alembic takes long to load.
+    from alembic import command  # noqa: PLC0415
+    from alembic.config import Config  # noqa: PLC0415
+    from alembic.util import CommandError  # noqa: PLC0415
+
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
-    command.upgrade(config, "head")
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise StoreFailed(
+            f"the database {shown} has a schema this version does not know ({error}); "
+            "update gemm-tuner, or name another with --db or GEMM_TUNER_DB."
+        ) from error
+
+
+def _file_of(url: URL) -> Path | None:
+    """Return the file of an SQLite database; None of others, and of one in memory."""
+    name = url.database or ""
+    is_file = url.get_backend_name() == "sqlite" and name not in {"", ":memory:"}
+    return Path(name) if is_file and not name.startswith("file:") else None
+
+
+def _is_ours(url: URL) -> bool:
+    """Return whether the database is one of gemm-tuner, of any version; change nothing."""
+    engine = create_engine(url)
+    try:
+        return {"alembic_version", "trials"} <= set(inspect(engine).get_table_names())
+    finally:
+        engine.dispose()
+
+
+def _missing(what: str) -> StoreFailed:
+    return StoreFailed(
+        f'{what}; "gemm-tuner sweep" makes one, or name another with --db or GEMM_TUNER_DB.'
+    )
 
 
 def _reason(error: Exception) -> str:

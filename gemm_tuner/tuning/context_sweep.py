@@ -16,6 +16,7 @@ from gemm_tuner.tuning.budget import Budget
 from gemm_tuner.tuning.earlier import earlier_trials, relevant_trials
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.patience import Patience
+from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.result import SweepResult, make_result
 from gemm_tuner.tuning.sampling import (
     CONFIRM,
@@ -30,20 +31,6 @@ from gemm_tuner.tuning.sampling import (
 from gemm_tuner.tuning.search import FAVOURITES, Strategy
 
 _SHARE_TO_CONFIRM = 0.6  # of the budget in a context
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Where a sweep is: `done` of about `total` candidates, the best speed over the baseline's.
-
-    `remaining_s` is what is left of the budget for all contexts.
-    """
-
-    stage: str
-    done: int
-    total: int
-    best_ratio: float | None
-    remaining_s: float
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,9 +19,9 @@ from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts, build_candidate
 from gemm_tuner.tuning.budget import Budget
-from gemm_tuner.tuning.context_sweep import Progress
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.host import start_host
+from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.standing import stands
 

@@ -12,10 +12,11 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts, build_candidate
 from gemm_tuner.tuning.budget import Budget, share_of_first
-from gemm_tuner.tuning.context_sweep import ContextSweep, Progress
+from gemm_tuner.tuning.context_sweep import ContextSweep
 from gemm_tuner.tuning.earlier import earlier_trials, find_prior, first_tried, former_trials
 from gemm_tuner.tuning.finished import recall_finished
 from gemm_tuner.tuning.host import start_host_while_compiling
+from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.rebuild import rebuild_lost
 from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.search import make_strategy

@@ -16,9 +16,9 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.model import predict_cycles
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.context_sweep import Progress
 from gemm_tuner.tuning.earlier import earlier_trials
 from gemm_tuner.tuning.generator import generator_version
+from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep import sweep
 

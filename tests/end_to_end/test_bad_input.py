@@ -109,7 +109,49 @@ def test_a_wrong_shapes_file_names_the_line(
     assert message in captured.err
 
 
-@pytest.mark.parametrize("command", [["explain", "64", "64", "64"], ["serve"]])
+READING = [
+    ["resolve", "64", "64", "64"],
+    ["explain", "64", "64", "64"],
+    ["source", "64", "64", "64"],
+    ["bench", "64", "64", "64"],
+    ["model", "report"],
+    ["records", "export"],
+]
+
+
+@pytest.mark.parametrize("command", READING)
+def test_a_mistyped_database_is_named_and_not_made(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run([*command, "--db", f"sqlite:///{tmp_path}/mistyped.sqlite3"])
+
+    captured = capsys.readouterr()
+    assert code == SOMETHING_IS_MISSING
+    assert captured.err.count("\n") == 1
+    assert f"there is no database sqlite:///{tmp_path}/mistyped.sqlite3" in captured.err
+    assert list(tmp_path.glob("*.sqlite3")) == []
+
+
+@pytest.mark.parametrize("command", [*READING, ["serve"], ["records", "import", "--shipped"]])
+@pytest.mark.parametrize("kind", ["folder", "text"])
+def test_what_is_no_database_is_named(
+    kind: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "store"
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.write_text("these are notes, not a database " * 100)
+
+    code = run([*command, "--db", f"sqlite:///{path}"])
+
+    captured = capsys.readouterr()
+    assert code == SOMETHING_IS_MISSING
+    assert captured.err.count("\n") == 1
+    assert f"the database sqlite:///{path} cannot be opened" in captured.err
+
+
+@pytest.mark.parametrize("command", [["serve"], ["records", "import", "--shipped"]])
 def test_an_unwritable_database_is_named(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

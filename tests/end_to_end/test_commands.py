@@ -223,7 +223,10 @@ def test_serve_says_where_it_listens(site: Site, tmp_path: Path) -> None:
 def test_source_of_nothing_says_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = run(["source", *SIZES, "--db", f"sqlite:///{tmp_path}/empty.sqlite3"])
+    url = f"sqlite:///{tmp_path}/empty.sqlite3"
+    open_database(url).dispose()
+
+    code = run(["source", *SIZES, "--db", url])
 
     assert code == ANSWER_IS_NO
     assert 'run "gemm-tuner sweep" first' in capsys.readouterr().err
@@ -293,7 +296,10 @@ def test_bench_times_all_baselines_in_one_run(
 def test_bench_of_nothing_says_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = run(["bench", *SIZES, "--db", f"sqlite:///{tmp_path}/empty.sqlite3"])
+    url = f"sqlite:///{tmp_path}/empty.sqlite3"
+    open_database(url).dispose()
+
+    code = run(["bench", *SIZES, "--db", url])
 
     assert code == ANSWER_IS_NO
     assert 'run "gemm-tuner sweep"' in capsys.readouterr().err

@@ -25,7 +25,7 @@ from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.select.shared_weights import share
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.context_sweep import Progress
+from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep import sweep

@@ -24,7 +24,7 @@ from gemm_tuner.bench.tolerance import find_error
 from gemm_tuner.build.compile import _TOOLCHAIN_FLAGS, Build
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli.main import run
-from gemm_tuner.cli.output import ProgressLine
+from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.measurement import Timing
@@ -37,8 +37,8 @@ from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning import attempt, context_sweep, earlier, finished
-from gemm_tuner.tuning.context_sweep import Progress
 from gemm_tuner.tuning.generator import generator_version
+from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep import sweep

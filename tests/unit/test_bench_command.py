@@ -16,6 +16,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Conditions
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.errors import BaselineMissing, InvalidSetting, TrialFailed
+from gemm_tuner.store.database import open_database
 
 SHAPES = "name,m,n,k,epilogue\nfirst,1,2,3,none\nsecond,4,5,6,none\nthird,7,8,9,none\n"
 LAYER = Layer(name="first", problem=Problem.parse("f32 1x2x3 nk bias"))
@@ -89,6 +90,7 @@ def test_rows_survive_the_failure_of_one_layer(
     shapes.write_text(SHAPES)
 
     database = f"sqlite:///{tmp_path}/store.sqlite3"
+    open_database(database).dispose()
     code = run(["bench", "--shapes", str(shapes), "--db", database, "--json"])
 
     captured = capsys.readouterr()
@@ -136,7 +138,10 @@ def test_each_reason_to_leave_a_baseline_out_is_told_once(
     shapes = tmp_path / "shapes.csv"
     shapes.write_text(SHAPES)
 
-    run(["bench", "--shapes", str(shapes), "--db", f"sqlite:///{tmp_path}/store.sqlite3"])
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    open_database(url).dispose()
+
+    run(["bench", "--shapes", str(shapes), "--db", url])
 
     assert capsys.readouterr().err.count("mkl is left out: mkl is not installed.") == 1
 

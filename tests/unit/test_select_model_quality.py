@@ -11,6 +11,7 @@ from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.select.model_quality import model_quality
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.ranking import shortlist
+from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 
 PROBLEM = Problem.parse("f32 64x64x64 nk none")
@@ -63,7 +64,10 @@ def test_a_best_that_the_model_puts_last_is_not_in_its_top(repository: Repositor
 def test_a_report_without_measurements_says_what_to_do(
     tmp_path: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["model", "report", "--db", f"sqlite:///{tmp_path}/empty.sqlite3"]) == 2
+    url = f"sqlite:///{tmp_path}/empty.sqlite3"
+    open_database(url).dispose()
+
+    assert run(["model", "report", "--db", url]) == 2
     assert 'run "gemm-tuner sweep" first' in capsys.readouterr().err
 
 

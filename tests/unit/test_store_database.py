@@ -1,12 +1,21 @@
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 
 from gemm_tuner.errors import InvalidSetting, StoreFailed
-from gemm_tuner.store.database import default_database_url, is_current, open_database, writing
+from gemm_tuner.store.database import (
+    default_database_url,
+    is_current,
+    newest_revision,
+    open_database,
+    writing,
+)
 from gemm_tuner.store.tables import Base
 
 
@@ -104,6 +113,43 @@ def test_a_password_is_not_shown() -> None:
         open_database("nonsense://user:secret@host/x")
 
     assert "secret" not in str(caught.value)
+
+
+def test_the_newest_revision_is_the_one_that_alembic_finds() -> None:
+    folder = Path(open_database.__code__.co_filename).parent / "migrations"
+
+    assert newest_revision() == ScriptDirectory(str(folder)).get_current_head()
+
+
+def test_who_only_reads_creates_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "mistyped.sqlite3"
+
+    with pytest.raises(StoreFailed, match=r"no database .*/folder/mistyped\.sqlite3; .*--db"):
+        open_database(f"sqlite:///{path}", may_create=False)
+
+    assert not path.parent.exists()
+
+
+def test_who_only_reads_leaves_a_foreign_database_alone(tmp_path: Path) -> None:
+    path = tmp_path / "places.sqlite3"
+    with closing(sqlite3.connect(path)) as foreign:
+        foreign.execute("CREATE TABLE places (name TEXT)")
+    before = path.read_bytes()
+
+    with pytest.raises(StoreFailed, match=r"places\.sqlite3 holds no records of gemm-tuner"):
+        open_database(f"sqlite:///{path}", may_create=False)
+
+    assert path.read_bytes() == before
+
+
+def test_who_only_reads_opens_what_is_there(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    open_database(url).dispose()
+
+    engine = open_database(url, may_create=False)
+
+    assert is_current(engine)
+    engine.dispose()
 
 
 def test_the_environment_overrides_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

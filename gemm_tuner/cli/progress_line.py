@@ -1,0 +1,69 @@
+"""The progress of one task, shown while it runs."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from gemm_tuner.cli.output import MESSAGES, duration_text, print_message
+from gemm_tuner.tuning.progress import Progress
+
+_PLAIN_INTERVAL_S = 10.0
+
+
+class ProgressLine:
+    """Show the steps of one task: a bar on a terminal, else a plain line now and then.
+
+    `later_s` is the time that the tasks after this one will take.
+    """
+
+    def __init__(self, label: str, *, later_s: float) -> None:
+        self._label = label
+        self._later_s = later_s
+        self._bar = Bar(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=MESSAGES,
+            transient=True,
+        )
+        self._task = self._bar.add_task(label, total=None, note="")
+        self._last_stage = ""
+        self._last_s = 0.0
+
+    def __enter__(self) -> Self:
+        if MESSAGES.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if MESSAGES.is_terminal:
+            self._bar.stop()
+
+    def show(self, step: Progress) -> None:
+        """Show where the task is."""
+        note = f"{duration_text(step.remaining_s + self._later_s)} left"
+        if step.best_ratio is not None:
+            note = f"best {step.best_ratio:.2f} x baseline, {note}"
+        if MESSAGES.is_terminal:
+            self._bar.update(
+                self._task,
+                description=f"{self._label}: {step.stage}",
+                completed=step.done,
+                total=step.total,
+                note=note,
+            )
+            return
+        now_s = time.monotonic()
+        if step.stage == self._last_stage and now_s - self._last_s < _PLAIN_INTERVAL_S:
+            return
+        self._last_stage, self._last_s = step.stage, now_s
+        print_message(f"{self._label}: {step.stage} {step.done} of {step.total}, {note}")
