@@ -115,7 +115,7 @@ def packing_block(problem: Problem, family: MicroKernelFamily, width: int) -> Pa
             unit_bytes=element_bytes,
             stretch=_STRIP_BYTES // element_bytes,
         )
-    if family.lanes == 1:
+    if family.vectors.are_scalars:
         return _scalar_block(element_bytes, width, is_nk=is_nk)
     if is_nk:
         unit_bytes = family.k_step * element_bytes
@@ -161,7 +161,7 @@ def _chunks_block(problem: Problem, family: MicroKernelFamily, width: int) -> Pa
     lanes = max(family.lanes, _LANE_BYTES // _CHUNK_BYTES)
     if problem.w_layout is WeightLayout.NK:
         return PackingBlock(
-            rows=width if family.lanes == 1 else lanes,
+            rows=width if family.vectors.are_scalars else lanes,
             side=lanes,
             unit_bytes=_CHUNK_BYTES,
             stretch=_STRETCH_BYTES // _CHUNK_BYTES * steps,
@@ -180,8 +180,7 @@ def _side(family: MicroKernelFamily, unit_bytes: int) -> int:
     AVX2 shuffles only within 16 bytes in one instruction. A larger square than of 8 by 8 is no
     faster, and takes the compiler longer.
     """
-    fitting = _WIDE_BYTES if family.vectors == "avx512" else _LANE_BYTES
-    return min(family.lanes, fitting // unit_bytes, _LARGEST_SIDE)
+    return min(family.lanes, family.vectors.shuffled_bytes // unit_bytes, _LARGEST_SIDE)
 
 
 def _columns_side(problem: Problem, family: MicroKernelFamily) -> int:

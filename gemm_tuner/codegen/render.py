@@ -16,7 +16,7 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape, Step
 from gemm_tuner.domain.kept_panel import keeps_panel
-from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.micro_kernel import Can, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.packed_format import needs_column_sums, packed_format
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.source import Source
@@ -25,8 +25,6 @@ from gemm_tuner.domain.step_table import FUNCTION_PARTS
 _QUANTISING = "elements/quantise"
 _BLANK_LINES = re.compile(r"\n{3,}")
 _FEWEST_ROWS_OF_GAPLESS_COPY = 6
-# Registers for what converts weights in groups besides a table.
-_CONSTANTS = {"w8_bf16_pairs": 5}
 _X_AND_TABLE = 2
 _SPARE_REGISTERS = 2  # gcc 12 copies sums where a loop begins
 _TINY_FLOP = 2 * 64**3
@@ -73,7 +71,6 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             problem=problem,
             candidate=candidate,
             family=family,
-            micro_kernel=candidate.micro_kernel,
             blocking=blocking,
             packing=packing_block(problem, family, candidate.packed_columns),
             steps=steps,
@@ -95,12 +92,15 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             digits=family.digits(problem.types.x),
             packs_pairs=family.packs_pairs(problem.types),
             quad_steps=_quad_steps(problem, family),
-            register="v" if family.vectors == "avx512" else "x",
+            register=family.vectors.constraint,
             keeps_panel=keeps_panel(problem, candidate, family),
             shuffles_x=blocking.shuffle_x and family.can_shuffle(problem.types.x),
             has_zeros_behind_x=blocking.pack_x and _ends_in_part_of_tile(problem, family),
             reads_weights_once=_reads_weights_once(problem, candidate, family),
             converts_to_floats=converts_to_floats,
+            micro_kernel=candidate.micro_kernel,
+            micro_kernel_template=(converts_to_floats and family.template.of_floats)
+            or family.template.name,
             sums_x=problem.has_zero_points and not converts_to_floats,
             fills_registers=_fills_registers(candidate, family),
             has_gapless_copy=_has_gapless_copy(problem, candidate, family),
@@ -134,12 +134,12 @@ def _fills_registers(candidate: Candidate, family: MicroKernelFamily) -> bool:
 
     Of 4 bits, those for x of f32 also keep what two steps of k have in common.
     """
-    if family.template != "grouped" or candidate.blocking.convert_once:
+    if Can.UNPACK_GROUPS not in family.can or candidate.blocking.convert_once:
         return False
     tile = candidate.micro_kernel
     vectors = tile.nr // family.lanes
-    rows_of_registers = tile.mr + (2 if family.product == "w4_float" else 1)
-    others = _X_AND_TABLE + _CONSTANTS.get(family.product, 0)
+    rows_of_registers = tile.mr + family.product.weight_registers
+    others = _X_AND_TABLE + family.product.constants
     return rows_of_registers * vectors + others >= family.registers - _SPARE_REGISTERS
 
 
@@ -185,7 +185,7 @@ def _reads_weights_once(problem: Problem, candidate: Candidate, family: MicroKer
     They come from memory then, and would only drive out of L1 what is used again.
     """
     return (
-        family.template == "amx"
+        Can.READ_WEIGHTS_ONCE in family.can
         and problem.m.high <= candidate.micro_kernel.mr
         and problem.w_bytes > _L2_BYTES_WITH_AMX
     )

@@ -4,7 +4,7 @@ from math import ceil
 
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.epilogue import OperandShape
-from gemm_tuner.domain.micro_kernel import MicroKernelFamily
+from gemm_tuner.domain.micro_kernel import Can, MicroKernelFamily
 from gemm_tuner.domain.packed_format import needs_column_sums
 from gemm_tuner.domain.problem import Problem
 
@@ -18,7 +18,8 @@ def panel_fits_registers(problem: Problem, family: MicroKernelFamily, nr: int) -
 
     Not beside functions of many constants.
     """
-    is_plain = family.template == "outer_product" and family.lanes > 1 and not family.partial_steps
+    can_keep = Can.KEEP_PANEL in family.can and not family.vectors.are_scalars
+    is_plain = can_keep and not family.partial_steps
     kinds = [step.kind for step in problem.epilogue.steps]
     if not is_plain or problem.k == 0 or any(kind.registers > _MOST_CONSTANTS for kind in kinds):
         return False

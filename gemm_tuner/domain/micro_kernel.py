@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import DType, OperandTypes
+from gemm_tuner.domain.vectors import Vectors, VectorsCan
 from gemm_tuner.errors import InvalidCandidate
 
 
@@ -16,8 +17,63 @@ class PackedLayout(StrEnum):
     GROUPS = "groups"  # panels of nr columns; in each, groups of k with their scales
 
 
-# The templates that finish a row of y in vectors of columns.
-_FINISHING_ROWS = frozenset({"outer_product", "grouped", "fixed_point"})
+class Can(StrEnum):
+    """What the micro-kernels of a template can do where types, tile and CPU allow it."""
+
+    BROADCAST_X = "broadcast_x"  # multiply one element or group of x by vectors of columns
+    SHUFFLE_X = "shuffle_x"  # load four steps of x at once, and pick each by a shuffle
+    REUSE_PANEL = "reuse_panel"  # leave a block of a panel in L2 for the next tile of rows
+    KEEP_PANEL = "keep_panel"  # hold all of a short panel in registers
+    READ_PANELS_SIDE_BY_SIDE = "read_panels_side_by_side"
+    FETCH_NEAR = "fetch_near"  # fetch weights a few steps ahead, for few rows
+    FETCH_NEXT_PANEL = "fetch_next_panel"  # a part of it in each tile
+    READ_WEIGHTS_ONCE = "read_weights_once"  # load them past L1, where no other tile needs them
+    CONVERT_ONCE = "convert_once"  # take weights that were converted for several tiles
+    UNPACK_GROUPS = "unpack_groups"  # make weights in groups numbers as it multiplies
+    SPLIT_DIGITS = "split_digits"  # multiply blocks of x as integers of a few digits of 8 bits
+    STORE_PAIRS = "store_pairs"  # finish two vectors of a row of y at once
+    STREAM_Y = "stream_y"  # write vectors of y past the caches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A template of micro-kernels: the layout of packed weights it reads, and what it can do.
+
+    `of_floats` is the template that multiplies its weights once they were converted to floats.
+    """
+
+    name: str
+    layout: PackedLayout
+    can: frozenset[Can] = frozenset()
+    of_floats: str = ""
+
+
+class Rate(StrEnum):
+    """By which rate of a core its multiplications of vectors are counted."""
+
+    MULTIPLY_ADDS = "multiply_adds"
+    PAIRS = "pairs"  # of bf16
+    QUADS = "quads"  # of bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """The template of one multiplication, and what it asks of its surroundings.
+
+    `converts` says whether it makes weights numbers of another type, which can be done once for
+    several tiles. A step's weights fill `weight_registers` for each vector of columns, and what
+    converts them fills `constants` besides a table. One that `needs_two_signs` multiplies unsigned
+    bytes by signed ones.
+    """
+
+    name: str
+    rate: Rate = Rate.MULTIPLY_ADDS
+    converts: bool = False
+    weight_registers: int = 1
+    constants: int = 0
+    needs_two_signs: bool = False
+
+
 # Of x in fixed point: as many bits as make it exact down to 2^-6 of the largest in a block in f32,
 # and to 2^-14 in bf16.
 MOST_DIGITS = 4
@@ -28,11 +84,9 @@ _DIGITS = {DType.F32: MOST_DIGITS, DType.BF16: 3}
 class MicroKernelFamily:
     """One row of the catalog: a template and the register tiles it makes.
 
-    `vectors` names the vectors, of `lanes` floats each; `registers` is how many of them the family
-    may fill. `product` is the template of one multiplication, which takes `k_step` steps of k: they
-    lie side by side in packed weights. `tiles` are the (mr, nr) pairs on offer. After
-    `partial_steps` steps of k, sums in a narrow type are moved to the accumulator; 0 if there are
-    none.
+    One multiplication by `product` takes `k_step` steps of k: they lie side by side in packed
+    weights. `tiles` are the (mr, nr) pairs on offer. After `partial_steps` steps of k, sums in a
+    narrow type are moved to the accumulator; 0 if there are none.
 
     Where a register holds a tile, it has `register_rows` rows of sums, and one multiplication takes
     `k_tile` steps of k, of which `k_step` lie side by side.
@@ -41,17 +95,34 @@ class MicroKernelFamily:
     name: str
     types: frozenset[OperandTypes]
     isa: frozenset[IsaFeature]
-    template: str
-    product: str
-    vectors: str
-    lanes: int
-    registers: int
-    layout: PackedLayout
+    template: Template
+    product: Product
+    vectors: Vectors
     tiles: tuple[tuple[int, int], ...]
     k_step: int
     partial_steps: int = 0
     register_rows: int = 1
     k_tile: int = 0
+
+    @property
+    def lanes(self) -> int:
+        """Return how many floats a vector holds."""
+        return self.vectors.lanes
+
+    @property
+    def registers(self) -> int:
+        """Return how many vectors the family may fill."""
+        return self.vectors.registers
+
+    @property
+    def layout(self) -> PackedLayout:
+        """Return how its packed weights lie."""
+        return self.template.layout
+
+    @property
+    def can(self) -> frozenset[Can]:
+        """Return what its template can do."""
+        return self.template.can
 
     @property
     def k_multiple(self) -> int:
@@ -61,7 +132,7 @@ class MicroKernelFamily:
     @property
     def is_in_fixed_point(self) -> bool:
         """Return whether blocks of x are multiplied as integers of a few digits of 8 bits."""
-        return self.template == "fixed_point"
+        return Can.SPLIT_DIGITS in self.can
 
     def digits(self, x: DType) -> int:
         """Return the digits of an element of x; 0 if x is not in fixed point."""
@@ -74,31 +145,30 @@ class MicroKernelFamily:
         """
         if not self.is_in_fixed_point:
             return self.k_step > 1
-        return types.w.size_bits == 8 or (types.x is DType.BF16 and self.vectors == "avx512")
+        has_pairs = VectorsCan.MULTIPLY_PAIRS in self.vectors.can
+        return types.w.size_bits == 8 or (types.x is DType.BF16 and has_pairs)
 
     def converts_weights(self, types: OperandTypes) -> bool:
         """Return whether tiles convert weights, which can also be done once for several of them."""
-        return self.template == "grouped" or (
-            self.template == "outer_product"
-            and self.product == "float"
-            and types.w is not DType.F32
-        )
+        is_other_type = types.w is not DType.F32
+        return Can.CONVERT_ONCE in self.can and self.product.converts and is_other_type
 
     def can_shuffle(self, x: DType) -> bool:
         """Return whether four steps of x can be loaded at once and picked by shuffles."""
         is_word = self.k_step * x.size_bytes == 4
-        is_plain = self.template == "outer_product" and not self.partial_steps
-        return self.vectors == "avx512" and is_plain and is_word
+        can_pick = Can.SHUFFLE_X in self.can and VectorsCan.PICK_QUARTERS in self.vectors.can
+        return can_pick and not self.partial_steps and is_word
 
     def can_stream(self, y: DType) -> bool:
         """Return whether vectors of y are cache lines, which can be written past the caches."""
         is_line = y.size_bytes == 4 or self.stores_pairs(y)
-        return self.vectors == "avx512" and self.template in _FINISHING_ROWS and is_line
+        can_fill = Can.STREAM_Y in self.can and VectorsCan.FILL_LINES in self.vectors.can
+        return can_fill and is_line
 
     def stores_pairs(self, y: DType) -> bool:
         """Return whether two vectors of y are rounded by one instruction and stored as one."""
         rounds_pairs = IsaFeature.AVX512_BF16 in self.isa and y is DType.BF16
-        return self.template in _FINISHING_ROWS and rounds_pairs
+        return Can.STORE_PAIRS in self.can and rounds_pairs
 
     def panel_width(self, nr: int) -> int:
         """Return the columns of a packed panel, for tiles of `nr` columns."""

@@ -4,8 +4,6 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 
-_PRODUCTS_OF_BOTH_SIGNS = {"int8_quads", "int8_quads_dot"}
-
 
 def needs_column_sums(problem: Problem, family: MicroKernelFamily) -> bool:
     """Return whether the sums of the columns of w lie behind the packed weights.
@@ -15,7 +13,7 @@ def needs_column_sums(problem: Problem, family: MicroKernelFamily) -> bool:
     """
     has_zero_points = any(step.kind.is_offset for step in problem.epilogue.steps)
     has_one_sign = problem.types.x is problem.types.w
-    return has_zero_points or (has_one_sign and family.product in _PRODUCTS_OF_BOTH_SIGNS)
+    return has_zero_points or (has_one_sign and family.product.needs_two_signs)
 
 
 def packed_format(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> str:

@@ -6,7 +6,7 @@ from math import ceil
 from gemm_tuner.domain.blocking import NEAR_BYTES, LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.micro_kernel import Can, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.grouped import UNKNOWN_L2_BYTES, depths_of_groups
 from gemm_tuner.space.parts import largest_part
@@ -81,7 +81,7 @@ class Axes:
     def can_fetch_near(self, family: MicroKernelFamily) -> bool:
         """Return whether few rows wait for weights that are not in L2."""
         return (
-            family.template == "outer_product"
+            Can.FETCH_NEAR in family.can
             and self.problem.m.high <= _MOST_ROWS_THAT_FETCH_NEAR
             and self.problem.w_bytes > self.cpu.caches.l2_bytes
         )
@@ -103,7 +103,7 @@ class Axes:
         grid_m, mc, kc, order = blocks
         caches, weights = self.cpu.caches, self.problem.types.w
         tiles_fetch = (
-            family.template == "outer_product"
+            Can.FETCH_NEXT_PANEL in family.can
             and not order.is_ir_outer
             and mc // mr >= max(_LEAST_TILES_THAT_FETCH, nr // family.lanes)
             and mc - mr < self.problem.m.low // grid_m
@@ -116,7 +116,7 @@ class Axes:
 
     def w_streams(self, family: MicroKernelFamily, nr: int) -> tuple[int, ...]:
         """Return how many panels a tile may read side by side."""
-        can_split = family.template == "outer_product" and nr % (2 * family.lanes) == 0
+        can_split = Can.READ_PANELS_SIDE_BY_SIDE in family.can and nr % (2 * family.lanes) == 0
         streams_weights = self.problem.w_bytes > self.cpu.caches.l2_bytes
         return (1, 2) if can_split and streams_weights and self.problem.m.high == 1 else (1,)
 

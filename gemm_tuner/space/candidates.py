@@ -13,7 +13,7 @@ from gemm_tuner.domain.blocking import NEAR_BYTES, Blocking, LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.kept_panel import panel_fits_registers
-from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.micro_kernel import Can, MicroKernel, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.packed_format import packed_format
 from gemm_tuner.errors import NoKernelFamily
 from gemm_tuner.space.axes import UNROLLS, Axes, round_up
@@ -231,7 +231,7 @@ class Space(Axes):
         ]
         if choice.cut.is_ir_outer:
             return [choice, replace(choice, cut=Cut()), *others]
-        if family.template == "grouped" or self.problem.m.high > _FEW_ROWS:
+        if Can.UNPACK_GROUPS in family.can or self.problem.m.high > _FEW_ROWS:
             return [choice, *others]
         # Streams that are far apart do not stand in each other's way.
         apart = [
@@ -248,7 +248,7 @@ class Space(Axes):
     def _deepest_first(self, family: MicroKernelFamily, mr: int, nr: int) -> int:
         """Return the depth of a block of k to try first: L2 keeps its panel for all tiles."""
         first, *others = self.kcs(family)
-        if family.template != "outer_product" or self.problem.m.high <= mr:
+        if Can.REUSE_PANEL not in family.can or self.problem.m.high <= mr:
             return first
         most_bytes = (self.cpu.caches.l2_bytes or UNKNOWN_L2_BYTES) // 2
         weights = self.problem.types.w
@@ -258,7 +258,7 @@ class Space(Axes):
     def _in_place_first(self, choice: Choice) -> list[Choice]:
         """Return the choice that reads x where it lies, in shallower blocks, if it is another."""
         family = choice.family
-        if family.template != "outer_product":
+        if Can.REUSE_PANEL not in family.can:
             return []
         kcs = self.kcs(family)
         shallow = self._default(family, choice.mr, choice.nr, kcs[min(1, len(kcs) - 1)])
@@ -341,7 +341,7 @@ class Space(Axes):
         if self.problem.m.high > 1 or family.layout is PackedLayout.GROUPS:
             if w_bytes <= caches.l2_bytes:
                 return (8192 if is_cold else 0,)
-            is_few = self.problem.m.high <= _FEW_ROWS and family.template != "grouped"
+            is_few = self.problem.m.high <= _FEW_ROWS and Can.UNPACK_GROUPS not in family.can
             return (16384, 0, *(near if self._fills_l3 else ())) if is_few else (16384,)
         if self._fills_l3:
             return (0, *near)
@@ -360,7 +360,7 @@ class Space(Axes):
         fewer panels than tiles along k.
         """
         is_reused = self.problem.m.high > _FEW_ROWS and self.problem.n >= _MANY_COLUMNS
-        broadcasts = family.template in {"outer_product", "grouped"}
+        broadcasts = Can.BROADCAST_X in family.can
         if family.register_rows == 1 and not (broadcasts and is_reused):
             return False
         k = self.problem.k

@@ -1,10 +1,20 @@
-"""THE table of micro-kernel families. Adding one is adding a row here and a template file."""
+"""THE table of micro-kernel families, and of what they are made of.
 
-from dataclasses import dataclass
+Adding a family is adding a row here, and a template where it computes in a new way.
+"""
 
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import F32, TERMS_IN_F16, DType, OperandTypes
-from gemm_tuner.domain.micro_kernel import MOST_DIGITS, MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.micro_kernel import (
+    MOST_DIGITS,
+    Can,
+    MicroKernelFamily,
+    PackedLayout,
+    Product,
+    Rate,
+    Template,
+)
+from gemm_tuner.domain.vectors import Vectors, VectorsCan
 from gemm_tuner.errors import InvalidCandidate
 
 _AVX2 = frozenset({IsaFeature.AVX2, IsaFeature.FMA})
@@ -15,15 +25,16 @@ _AVX512 = _AVX2 | {
     IsaFeature.AVX512DQ,
 }
 
-_ANY: frozenset[IsaFeature] = frozenset()
-_AVX2_F16C = _AVX2 | {IsaFeature.F16C}
-_AVX512_BF16 = _AVX512 | {IsaFeature.AVX512_BF16}
-_AVX512_FP16 = _AVX512 | {IsaFeature.AVX512_FP16}
-_AVX512_VNNI = _AVX512 | {IsaFeature.AVX512_VNNI}
-_AMX_BF16 = _AVX512_BF16 | {IsaFeature.AMX_TILE, IsaFeature.AMX_BF16}
-_AMX_INT8 = _AVX512_VNNI | {IsaFeature.AMX_TILE, IsaFeature.AMX_INT8}
-_AMX_FP16 = _AVX512 | {IsaFeature.AMX_TILE, IsaFeature.AMX_FP16}
-_AVX_VNNI = _AVX2_F16C | {IsaFeature.AVX_VNNI}
+# What families need besides the instructions of their vectors.
+_NONE: frozenset[IsaFeature] = frozenset()
+_F16C = frozenset({IsaFeature.F16C})
+_BF16_PAIRS = frozenset({IsaFeature.AVX512_BF16})
+_F16_PAIRS = frozenset({IsaFeature.AVX512_FP16})
+_VNNI = frozenset({IsaFeature.AVX512_VNNI})
+_AVX_VNNI = _F16C | {IsaFeature.AVX_VNNI}
+_AMX_BF16 = _BF16_PAIRS | {IsaFeature.AMX_TILE, IsaFeature.AMX_BF16}
+_AMX_INT8 = _VNNI | {IsaFeature.AMX_TILE, IsaFeature.AMX_INT8}
+_AMX_FP16 = frozenset({IsaFeature.AMX_TILE, IsaFeature.AMX_FP16})
 
 _F32 = frozenset({F32})
 _BF16 = frozenset({OperandTypes.of(DType.BF16), OperandTypes.of(DType.BF16, y=DType.F32)})
@@ -82,23 +93,77 @@ def _dot_tiles(lanes: int, registers: int) -> tuple[tuple[int, int], ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Vectors:
-    """Registers of one width: their name in templates, floats in one, and how many there are."""
+_V512 = Vectors(
+    name="avx512",
+    lanes=16,
+    registers=32,
+    isa=_AVX512,
+    constraint="v",
+    shuffled_bytes=64,
+    can=frozenset(VectorsCan),
+)
+_V256 = Vectors(name="avx2", lanes=8, registers=16, isa=_AVX2, constraint="x", shuffled_bytes=16)
+_V1 = Vectors(name="scalar", lanes=1, registers=16, isa=_NONE, constraint="x", shuffled_bytes=16)
 
-    name: str
-    lanes: int
-    registers: int
+_FINISHING_ROWS = frozenset({Can.STORE_PAIRS, Can.STREAM_Y})
+_OUTER_PRODUCT = Template(
+    name="outer_product",
+    layout=PackedLayout.PANELS,
+    can=_FINISHING_ROWS
+    | {
+        Can.BROADCAST_X,
+        Can.SHUFFLE_X,
+        Can.REUSE_PANEL,
+        Can.KEEP_PANEL,
+        Can.READ_PANELS_SIDE_BY_SIDE,
+        Can.FETCH_NEAR,
+        Can.FETCH_NEXT_PANEL,
+        Can.CONVERT_ONCE,
+    },
+    of_floats="outer_product",
+)
+_DOT_PRODUCT = Template(name="dot_product", layout=PackedLayout.COLUMNS)
+_GROUPED = Template(
+    name="grouped",
+    layout=PackedLayout.GROUPS,
+    can=_FINISHING_ROWS | {Can.BROADCAST_X, Can.CONVERT_ONCE, Can.UNPACK_GROUPS},
+    of_floats="outer_product",
+)
+_FIXED_POINT = Template(
+    name="fixed_point", layout=PackedLayout.GROUPS, can=_FINISHING_ROWS | {Can.SPLIT_DIGITS}
+)
+_AMX = Template(name="amx", layout=PackedLayout.PANELS, can=frozenset({Can.READ_WEIGHTS_ONCE}))
+_AMX_GROUPED = Template(name="amx_grouped", layout=PackedLayout.GROUPS)
 
-
-_V512 = _Vectors("avx512", 16, 32)
-_V256 = _Vectors("avx2", 8, 16)
-_V1 = _Vectors("scalar", 1, 16)
+# fmt: off
+PRODUCTS: dict[str, Product] = {product.name: product for product in (
+    Product(name="float", converts=True),
+    Product(name="float_dot"),
+    Product(name="bf16_pairs", rate=Rate.PAIRS),
+    Product(name="bf16_pairs_dot", rate=Rate.PAIRS),
+    Product(name="bf16_tiles"),
+    Product(name="f16_pairs"),
+    Product(name="f16_tiles"),
+    Product(name="int8_quads", rate=Rate.QUADS, needs_two_signs=True),
+    Product(name="int8_quads_dot", rate=Rate.QUADS, needs_two_signs=True),
+    Product(name="int8_pairs"),
+    Product(name="int8_pairs_dot"),
+    Product(name="int8_single"),
+    Product(name="int8_tiles"),
+    Product(name="w8_float", converts=True),
+    Product(name="w4_float", converts=True, weight_registers=2),
+    Product(name="w8_bf16_pairs", rate=Rate.PAIRS, converts=True, constants=5),
+    Product(name="w4_bf16_pairs", rate=Rate.PAIRS, converts=True),
+    Product(name="w8_bf16_tiles"),
+    Product(name="w4_bf16_tiles"),
+    Product(name="digits", rate=Rate.QUADS),
+)}
+# fmt: on
 
 
 def _outer(
     name: str,
-    vectors: _Vectors,
+    vectors: Vectors,
     types: frozenset[OperandTypes],
     isa: frozenset[IsaFeature],
     product: str,
@@ -116,14 +181,11 @@ def _outer(
     return MicroKernelFamily(
         name=name,
         types=types,
-        isa=isa,
-        template="outer_product",
-        product=product,
-        vectors=vectors.name,
-        lanes=vectors.lanes,
-        registers=vectors.registers,
-        layout=PackedLayout.PANELS,
-        tiles=_SCALAR_TILES if vectors.lanes == 1 else tiles,
+        isa=vectors.isa | isa,
+        template=_OUTER_PRODUCT,
+        product=PRODUCTS[product],
+        vectors=vectors,
+        tiles=_SCALAR_TILES if vectors.are_scalars else tiles,
         k_step=k_step,
         partial_steps=partial_steps,
     )
@@ -131,7 +193,7 @@ def _outer(
 
 def _dot(
     name: str,
-    vectors: _Vectors,
+    vectors: Vectors,
     types: frozenset[OperandTypes],
     isa: frozenset[IsaFeature],
     product: str,
@@ -143,13 +205,10 @@ def _dot(
     return MicroKernelFamily(
         name=name,
         types=types,
-        isa=isa,
-        template="dot_product",
-        product=product,
-        vectors=vectors.name,
-        lanes=vectors.lanes,
-        registers=vectors.registers,
-        layout=PackedLayout.COLUMNS,
+        isa=vectors.isa | isa,
+        template=_DOT_PRODUCT,
+        product=PRODUCTS[product],
+        vectors=vectors,
         tiles=_dot_tiles(vectors.lanes, vectors.registers - scratch),
         k_step=k_step,
     )
@@ -157,7 +216,7 @@ def _dot(
 
 def _grouped(
     name: str,
-    vectors: _Vectors,
+    vectors: Vectors,
     types: frozenset[OperandTypes],
     isa: frozenset[IsaFeature],
     product: str,
@@ -169,21 +228,18 @@ def _grouped(
     return MicroKernelFamily(
         name=name,
         types=types,
-        isa=isa,
-        template="grouped",
-        product=product,
-        vectors=vectors.name,
-        lanes=vectors.lanes,
-        registers=vectors.registers,
-        layout=PackedLayout.GROUPS,
-        tiles=_SCALAR_TILES if vectors.lanes == 1 else tiles,
+        isa=vectors.isa | isa,
+        template=_GROUPED,
+        product=PRODUCTS[product],
+        vectors=vectors,
+        tiles=_SCALAR_TILES if vectors.are_scalars else tiles,
         k_step=k_step,
     )
 
 
 def _fixed_point(
     name: str,
-    vectors: _Vectors,
+    vectors: Vectors,
     types: frozenset[OperandTypes],
     isa: frozenset[IsaFeature],
 ) -> MicroKernelFamily:
@@ -201,13 +257,10 @@ def _fixed_point(
     return MicroKernelFamily(
         name=name,
         types=types,
-        isa=isa,
-        template="fixed_point",
-        product="digits",
-        vectors=vectors.name,
-        lanes=vectors.lanes,
-        registers=vectors.registers,
-        layout=PackedLayout.GROUPS,
+        isa=vectors.isa | isa,
+        template=_FIXED_POINT,
+        product=PRODUCTS["digits"],
+        vectors=vectors,
         tiles=tiles,
         k_step=4,
     )
@@ -220,19 +273,16 @@ def _amx(
     product: str,
     *,
     k_step: int,
-    layout: PackedLayout = PackedLayout.PANELS,
+    template: Template = _AMX,
 ) -> MicroKernelFamily:
     """Return a family whose sums stay in tile registers, of 16 rows and columns of 4 bytes."""
     return MicroKernelFamily(
         name=name,
         types=types,
-        isa=isa,
-        template="amx_grouped" if layout is PackedLayout.GROUPS else "amx",
-        product=product,
-        vectors=_V512.name,
-        lanes=_V512.lanes,
-        registers=_V512.registers,
-        layout=layout,
+        isa=_V512.isa | isa,
+        template=template,
+        product=PRODUCTS[product],
+        vectors=_V512,
         tiles=_AMX_TILES,
         k_step=k_step,
         register_rows=16,
@@ -245,53 +295,55 @@ def _amx(
 # AVX2 has F16C.
 # fmt: off
 CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
-    _outer("avx512_f32",         _V512, _F32,  _AVX512,      "float"),
-    _dot  ("avx512_f32_dot",     _V512, _F32,  _AVX512,      "float_dot",      k_step=16),
-    _outer("avx2_f32",           _V256, _F32,  _AVX2,        "float"),
-    _dot  ("avx2_f32_dot",       _V256, _F32,  _AVX2,        "float_dot",      k_step=8),
-    _outer("scalar_f32",         _V1,   _F32,  _ANY,         "float"),
+    _outer("avx512_f32",           _V512, _F32,      _NONE,       "float"),
+    _dot  ("avx512_f32_dot",       _V512, _F32,      _NONE,       "float_dot",      k_step=16),
+    _outer("avx2_f32",             _V256, _F32,      _NONE,       "float"),
+    _dot  ("avx2_f32_dot",         _V256, _F32,      _NONE,       "float_dot",      k_step=8),
+    _outer("scalar_f32",           _V1,   _F32,      _NONE,       "float"),
 
-    _amx  ("amx_bf16",                  _BF16, _AMX_BF16,    "bf16_tiles",     k_step=2),
-    _outer("avx512_bf16",        _V512, _BF16, _AVX512_BF16, "bf16_pairs",     k_step=2),
-    _outer("avx512_bf16_by_f32", _V512, _BF16, _AVX512,      "float",          widest=6),
-    _dot  ("avx512_bf16_dot",    _V512, _BF16, _AVX512,      "float_dot",      k_step=16),
-    _dot  ("avx512_bf16_pairs_dot", _V512, _BF16, _AVX512_BF16, "bf16_pairs_dot", k_step=32),
-    _outer("avx2_bf16_by_f32",   _V256, _BF16, _AVX2,        "float",          widest=4),
-    _dot  ("avx2_bf16_dot",      _V256, _BF16, _AVX2,        "float_dot",      k_step=8),
-    _outer("scalar_bf16",        _V1,   _BF16, _ANY,         "float"),
+    _amx  ("amx_bf16",                    _BF16,     _AMX_BF16,   "bf16_tiles",     k_step=2),
+    _outer("avx512_bf16",          _V512, _BF16,     _BF16_PAIRS, "bf16_pairs",     k_step=2),
+    _outer("avx512_bf16_by_f32",   _V512, _BF16,     _NONE,       "float",          widest=6),
+    _dot  ("avx512_bf16_dot",      _V512, _BF16,     _NONE,       "float_dot",      k_step=16),
+    _dot  ("avx512_bf16_pairs_dot", _V512, _BF16,     _BF16_PAIRS, "bf16_pairs_dot", k_step=32),
+    _outer("avx2_bf16_by_f32",     _V256, _BF16,     _NONE,       "float",          widest=4),
+    _dot  ("avx2_bf16_dot",        _V256, _BF16,     _NONE,       "float_dot",      k_step=8),
+    _outer("scalar_bf16",          _V1,   _BF16,     _NONE,       "float"),
 
-    _amx  ("amx_fp16",                  _F16_ANY,  _AMX_FP16,    "f16_tiles",  k_step=2),
-    _outer("avx512_fp16",        _V512, _F16_SUMS, _AVX512_FP16, "f16_pairs",  k_step=2,
+    _amx  ("amx_fp16",                    _F16_ANY,  _AMX_FP16,   "f16_tiles",      k_step=2),
+    _outer("avx512_fp16",          _V512, _F16_SUMS, _F16_PAIRS,  "f16_pairs",      k_step=2,
            partial_steps=2 * TERMS_IN_F16, scratch=1),
-    _outer("avx512_f16_by_f32",  _V512, _F16_ANY,  _AVX512,      "float",      widest=6),
-    _dot  ("avx512_f16_dot",     _V512, _F16_ANY,  _AVX512,      "float_dot",  k_step=16),
-    _outer("avx2_f16_by_f32",    _V256, _F16_ANY,  _AVX2_F16C,   "float",      widest=4),
-    _dot  ("avx2_f16_dot",       _V256, _F16_ANY,  _AVX2_F16C,   "float_dot",  k_step=8),
-    _outer("scalar_f16",         _V1,   _F16_ANY,  _ANY,         "float"),
+    _outer("avx512_f16_by_f32",    _V512, _F16_ANY,  _NONE,       "float",          widest=6),
+    _dot  ("avx512_f16_dot",       _V512, _F16_ANY,  _NONE,       "float_dot",      k_step=16),
+    _outer("avx2_f16_by_f32",      _V256, _F16_ANY,  _F16C,       "float",          widest=4),
+    _dot  ("avx2_f16_dot",         _V256, _F16_ANY,  _F16C,       "float_dot",      k_step=8),
+    _outer("scalar_f16",           _V1,   _F16_ANY,  _NONE,       "float"),
 
-    _amx  ("amx_int8",                  _INT8, _AMX_INT8,    "int8_tiles",     k_step=4),
-    _outer("avx512_int8",        _V512, _INT8, _AVX512_VNNI, "int8_quads",     k_step=4),
-    _dot  ("avx512_int8_dot",    _V512, _INT8, _AVX512_VNNI, "int8_quads_dot", k_step=64),
-    _outer("avx_vnni_int8",      _V256, _INT8, _AVX_VNNI,    "int8_quads",     k_step=4),
-    _outer("avx2_int8",          _V256, _INT8, _AVX2_F16C,   "int8_pairs",     k_step=2),
-    _dot  ("avx2_int8_dot",      _V256, _INT8, _AVX2_F16C,   "int8_pairs_dot", k_step=16,
+    _amx  ("amx_int8",                    _INT8,     _AMX_INT8,   "int8_tiles",     k_step=4),
+    _outer("avx512_int8",          _V512, _INT8,     _VNNI,       "int8_quads",     k_step=4),
+    _dot  ("avx512_int8_dot",      _V512, _INT8,     _VNNI,       "int8_quads_dot", k_step=64),
+    _outer("avx_vnni_int8",        _V256, _INT8,     _AVX_VNNI,   "int8_quads",     k_step=4),
+    _outer("avx2_int8",            _V256, _INT8,     _F16C,       "int8_pairs",     k_step=2),
+    _dot  ("avx2_int8_dot",        _V256, _INT8,     _F16C,       "int8_pairs_dot", k_step=16,
            scratch=1),
-    _outer("scalar_int8",        _V1,   _INT8, _ANY,         "int8_single"),
+    _outer("scalar_int8",          _V1,   _INT8,     _NONE,       "int8_single"),
 
-    _amx("amx_bf16_w8", _W8_BF16, _AMX_BF16, "w8_bf16_tiles", k_step=2, layout=PackedLayout.GROUPS),
-    _amx("amx_bf16_w4", _W4_BF16, _AMX_BF16, "w4_bf16_tiles", k_step=2, layout=PackedLayout.GROUPS),
-    _grouped("avx512_w8",      _V512, _W8,      _AVX512,      "w8_float"),
-    _grouped("avx512_w4",      _V512, _W4,      _AVX512,      "w4_float"),
-    _grouped("avx512_bf16_w8", _V512, _W8_BF16, _AVX512_BF16, "w8_bf16_pairs", k_step=2),
-    _grouped("avx512_bf16_w4", _V512, _W4_BF16, _AVX512_BF16, "w4_bf16_pairs", k_step=2),
-    _fixed_point("avx512_vnni_w8", _V512, _W8,  _AVX512_VNNI),
-    _fixed_point("avx512_vnni_w4", _V512, _W4,  _AVX512_VNNI),
-    _fixed_point("avx_vnni_w8",    _V256, _W8,  _AVX_VNNI),
-    _fixed_point("avx_vnni_w4",    _V256, _W4,  _AVX_VNNI),
-    _grouped("avx2_w8",        _V256, _W8,      _AVX2,        "w8_float"),
-    _grouped("avx2_w4",        _V256, _W4,      _AVX2,        "w4_float"),
-    _grouped("scalar_w8",      _V1,   _W8,      _ANY,         "w8_float"),
-    _grouped("scalar_w4",      _V1,   _W4,      _ANY,         "w4_float"),
+    _amx("amx_bf16_w8",                   _W8_BF16,  _AMX_BF16,   "w8_bf16_tiles",  k_step=2,
+         template=_AMX_GROUPED),
+    _amx("amx_bf16_w4",                   _W4_BF16,  _AMX_BF16,   "w4_bf16_tiles",  k_step=2,
+         template=_AMX_GROUPED),
+    _grouped("avx512_w8",          _V512, _W8,       _NONE,       "w8_float"),
+    _grouped("avx512_w4",          _V512, _W4,       _NONE,       "w4_float"),
+    _grouped("avx512_bf16_w8",     _V512, _W8_BF16,  _BF16_PAIRS, "w8_bf16_pairs",  k_step=2),
+    _grouped("avx512_bf16_w4",     _V512, _W4_BF16,  _BF16_PAIRS, "w4_bf16_pairs",  k_step=2),
+    _fixed_point("avx512_vnni_w8",_V512, _W8,      _VNNI),
+    _fixed_point("avx512_vnni_w4",_V512, _W4,      _VNNI),
+    _fixed_point("avx_vnni_w8",   _V256, _W8,      _AVX_VNNI),
+    _fixed_point("avx_vnni_w4",   _V256, _W4,      _AVX_VNNI),
+    _grouped("avx2_w8",            _V256, _W8,       _NONE,       "w8_float"),
+    _grouped("avx2_w4",            _V256, _W4,       _NONE,       "w4_float"),
+    _grouped("scalar_w8",          _V1,   _W8,       _NONE,       "w8_float"),
+    _grouped("scalar_w4",          _V1,   _W4,       _NONE,       "w4_float"),
 )}
 # fmt: on
 

@@ -5,7 +5,7 @@ from math import ceil
 from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.dtype import DType
-from gemm_tuner.domain.micro_kernel import MicroKernelFamily
+from gemm_tuner.domain.micro_kernel import Can, MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
 
 UNKNOWN_L2_BYTES = 512 << 10
@@ -17,7 +17,7 @@ _KC_TARGETS_BYTES = (8192, 4096, 2048)  # of a row of x, besides all of k
 def depths_of_groups(problem: Problem, family: MicroKernelFamily) -> tuple[int, ...]:
     """Return the depths of a block of k, the deepest first: all of k, or whole groups."""
     k, group = max(1, problem.k), problem.w_group or 1
-    if family.template != "grouped" or group >= k:
+    if Can.UNPACK_GROUPS not in family.can or group >= k:
         return (k,)
     targets = [target // problem.types.x.size_bytes for target in _KC_TARGETS_BYTES]
     blocks = [ceil(ceil(k / ceil(k / target)) / group) * group for target in targets]

@@ -5,7 +5,7 @@ from math import ceil
 
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.micro_kernel import Can, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidCandidate
 from gemm_tuner.space.catalog import family_named
@@ -99,19 +99,20 @@ def check_covers(problem: Problem, candidate: Candidate) -> MicroKernelFamily:
 
 def _check_words(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> None:
     """Check that a kernel of the family has what the words of the candidate say."""
-    blocking, is_outer = candidate.blocking, family.template == "outer_product"
+    blocking, can = candidate.blocking, family.can
     streams, vectors = blocking.w_streams, candidate.micro_kernel.nr // family.lanes
     converts = blocking.convert_once
     slices, blocks = blocking.grid_k, ceil(problem.k / blocking.kc)
     refused = {
-        f"ws{streams}": streams > 1 and (not is_outer or vectors % streams > 0),
+        f"ws{streams}": streams > 1
+        and (Can.READ_PANELS_SIDE_BY_SIDE not in can or vectors % streams > 0),
         "convert_once": converts
         and (
             not family.converts_weights(problem.types)
             or blocking.loop_order.is_ir_outer
             or streams > 1
         ),
-        "pf_next": blocking.prefetch_next_panel and not (is_outer or converts),
+        "pf_next": blocking.prefetch_next_panel and not (Can.FETCH_NEXT_PANEL in can or converts),
         "pack_x": blocking.pack_x and family.is_in_fixed_point,
         "stream_y": blocking.stream_y
         and (blocking.kc < problem.k or not family.can_stream(problem.types.y)),
@@ -131,7 +132,7 @@ def _check_groups(problem: Problem, candidate: Candidate, family: MicroKernelFam
     kc, group = candidate.blocking.kc, problem.w_group
     if group is None or kc >= problem.k:
         return
-    if family.template != "grouped" or kc % group:
+    if Can.UNPACK_GROUPS not in family.can or kc % group:
         raise InvalidCandidate(
             f"a kernel {candidate.micro_kernel.text} has no blocks of {kc} steps of k, which must "
             f"be whole groups of weights, or all of k for tiles of AMX; choose {problem.k}."

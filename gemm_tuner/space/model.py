@@ -9,7 +9,7 @@ from math import ceil
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.kept_panel import keeps_panel
-from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout, Rate
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.cores import Rates, core_of
 from gemm_tuner.space.parts import largest_part
@@ -205,11 +205,8 @@ def _summed_cycles(problem: Problem, candidate: Candidate, family: MicroKernelFa
 
 def _products_a_cycle(family: MicroKernelFamily, rates: Rates) -> float:
     """Return how many of the family's multiplications of vectors a core starts in a cycle."""
-    if "bf16_pairs" in family.product:
-        return rates.pairs or rates.multiply_adds
-    if family.product.startswith("int8_quads") or family.is_in_fixed_point:
-        return rates.quads or rates.multiply_adds
-    return rates.multiply_adds
+    own = {Rate.PAIRS: rates.pairs, Rate.QUADS: rates.quads}
+    return own.get(family.product.rate) or rates.multiply_adds
 
 
 def _reduction_cycles(vectors: int, lanes: int) -> float:

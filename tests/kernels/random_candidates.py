@@ -108,6 +108,6 @@ class _Dice:
         """Return the depth of blocks of k: all of k, or a part."""
         multiple = problem.w_group or family.k_multiple
         whole = ceil(max(1, problem.k) / family.k_multiple) * family.k_multiple
-        if family.layout is PackedLayout.COLUMNS or family.template == "amx_grouped":
+        if family.layout is PackedLayout.COLUMNS or family.template.name == "amx_grouped":
             return whole
         return self.random.choice((whole, multiple * self.random.randint(1, 3)))

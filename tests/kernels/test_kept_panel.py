@@ -21,7 +21,7 @@ EPILOGUE_OF_BYTES = "x_row_zero_point+channel_scale+bias+clamp:0:6+scale"
 FAMILIES = [
     family
     for family in CATALOG.values()
-    if family.template == "outer_product" and family.lanes > 1 and not family.partial_steps
+    if family.template.name == "outer_product" and family.lanes > 1 and not family.partial_steps
 ]
 
 

@@ -39,7 +39,7 @@ PACKING_ROWS = {
 # AMX reads the order of pairs.
 GROUPED_ROWS = {
     (
-        *(row.family.product.replace("tiles", "pairs"), row.family.packs_pairs(row.types)),
+        *(row.family.product.name.replace("tiles", "pairs"), row.family.packs_pairs(row.types)),
         *(row.family.lanes, row.types.w),
     ): row
     for row in reversed(ROWS)
