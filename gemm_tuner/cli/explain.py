@@ -4,6 +4,7 @@ from textwrap import indent
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line
+from gemm_tuner.cli.provenance import provenance_facts, provenance_lines
 from gemm_tuner.cli.report import verdict_facts
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
@@ -44,6 +45,7 @@ def explain(
 
     if as_json:
         facts = {
+            **provenance_facts(match.verdict),
             "explain": list(match.explain),
             "trials": outcomes,
             "failures": [
@@ -59,6 +61,8 @@ def explain(
         return
     for step in match.explain:
         print_line(f"- {step}")
+    for line in provenance_lines(match.verdict):
+        print_line(line)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "none"
     print_line(f"trials here: {counts}")
     for trial in failures:

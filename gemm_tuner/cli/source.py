@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_message
+from gemm_tuner.cli.provenance import provenance_facts, provenance_lines
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.resources import templates_dir
@@ -23,6 +25,7 @@ from gemm_tuner.store.repository import Repository
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Winner:
+    verdict: Verdict
     candidate: Candidate
     source_text: str
     library: bytes
@@ -68,12 +71,17 @@ def source(
         chosen = Candidate.parse(candidate)
         family = check_covers(problem, chosen)
         text = render(problem, chosen, family).text
+        facts: dict[str, Any] = {}
+        lines: tuple[str, ...] = ()
     else:
         winner = _winner(problem, context, db)
         chosen, text = winner.candidate, winner.source_text
+        facts, lines = provenance_facts(winner.verdict), provenance_lines(winner.verdict)
     if as_json:
-        print_json({"problem": problem.text, "candidate": chosen.text, "source": text})
+        print_json({"problem": problem.text, "candidate": chosen.text, "source": text, **facts})
     else:
+        for line in lines:
+            print_message(line)
         typer.echo(text, nl=False)
 
 
@@ -85,7 +93,9 @@ def _winner(problem: Problem, context: ExecutionContext, db: str | None) -> _Win
         text = repository.source_text(verdict.artifact.sha256)
         library = repository.binary(verdict.artifact.sha256)
         if text is not None and library is not None:
-            return _Winner(candidate=verdict.candidate, source_text=text, library=library)
+            return _Winner(
+                verdict=verdict, candidate=verdict.candidate, source_text=text, library=library
+            )
     print_message(
         f"No kernel is stored for {problem.text}; "
         'run "gemm-tuner sweep" first, or name a --candidate.'

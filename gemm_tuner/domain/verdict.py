@@ -1,6 +1,7 @@
 """The answer to "which kernel should run this problem here?"."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 from gemm_tuner.domain.artifact import Artifact
@@ -40,6 +41,7 @@ class Verdict:
     """A decision for one problem, CPU and context, with the kernel it names and why.
 
     `complete` is false when the sweep behind it was stopped by its budget or by the user.
+    `generator` rendered the kernel, and `tried_at` is when the trial was that the verdict rests on.
     """
 
     problem: Problem
@@ -51,6 +53,8 @@ class Verdict:
     candidate: Candidate | None = None
     artifact: Artifact | None = None
     measurement: Measurement | None = None
+    generator: str | None = None
+    tried_at: datetime | None = None
 
     @property
     def ratio(self) -> Ratio | None:

@@ -57,6 +57,8 @@ def derive_verdict(
         candidate=best.candidate,
         artifact=best.artifact if believed and is_as_fast(measurement.ratio) else None,
         measurement=measurement,
+        generator=best.generator,
+        tried_at=best.created_at,
     )
 
 

@@ -38,6 +38,8 @@ def predicted(
         complete=False,
         candidate=best.candidate,
         artifact=best.artifact,
+        generator=best.generator,
+        tried_at=best.created_at,
     )
     reason = (
         f"predicted: the model's first of {len(trials)} kernels that are proved for the core "

@@ -38,6 +38,8 @@ def same_model(
         complete=False,
         candidate=fastest,
         artifact=trials[fastest].artifact,
+        generator=trials[fastest].generator,
+        tried_at=trials[fastest].created_at,
     )
     reason = (
         f"same_model: the fastest of {len(trials)} kernels that can run here and were timed on "

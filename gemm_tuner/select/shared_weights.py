@@ -225,6 +225,8 @@ def _option(best: Verdict, trial: Trial, best_ratio: Ratio) -> Option:
         candidate=trial.candidate,
         artifact=trial.artifact,
         measurement=trial.measurement,
+        generator=trial.generator,
+        tried_at=trial.created_at,
     )
     loss = loss_beside(best_ratio, trial.measurement.ratio)
     return Option(verdict=verdict, packed_format=_format_of(verdict), loss=loss)

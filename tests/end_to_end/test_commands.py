@@ -21,6 +21,7 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.prove import prove
 
 SIZES = ["8", "32", "16", "--epilogue", "bias+relu"]
@@ -129,6 +130,28 @@ def test_source_prints_what_was_compiled(
 
     assert code == 0
     assert capsys.readouterr().out == build.source.text
+
+
+def test_a_kernel_says_who_made_it_with_what_and_when(
+    site: Site, build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (trial,) = site.repository.trials(problem=PROBLEM, only_decisive=True)
+    lines = [
+        f"source: rendered by {generator_version()}.",
+        f"binary: compiled by {build.artifact.toolchain} with {' '.join(build.artifact.flags)}.",
+        f"trial: timed on {trial.created_at:%Y-%m-%d at %H:%M} UTC.",
+    ]
+
+    run(["explain", *SIZES, "--db", site.settings.database_url])
+    explained = capsys.readouterr().out.splitlines()
+    run(["source", *SIZES, "--db", site.settings.database_url])
+    beside_source = capsys.readouterr().err.splitlines()
+    facts = _json(["explain", *SIZES, "--db", site.settings.database_url], capsys)
+
+    assert [line for line in explained if line in lines] == lines
+    assert beside_source == lines
+    assert facts["flags"] == list(build.artifact.flags)
+    assert facts["tried_at"] == trial.created_at.isoformat()
 
 
 def test_source_renders_any_candidate(build: Build, capsys: pytest.CaptureFixture[str]) -> None:
