@@ -6,9 +6,6 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.repository import Repository
-from gemm_tuner.trust.keys import KeyPair
 from gemm_tuner_service.dependencies import RunningService
 from gemm_tuner_service.limits import BodyLimit
 from gemm_tuner_service.problems import RESPONSES, install_handlers
@@ -32,15 +29,9 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
-        engine = open_database(settings.database_url)
-        app.state.service = RunningService(
-            settings=settings,
-            engine=engine,
-            repository=Repository(engine),
-            key_pair=KeyPair.load_or_create(settings.signing_key_path),
-        )
+        app.state.service = service = RunningService.start(settings)
         yield
-        engine.dispose()
+        service.engine.dispose()
 
     app = FastAPI(
         title="gemm-tuner",

@@ -20,9 +20,9 @@ def find_kernel(
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Say which kernel should run a problem."""
-    resolution = service.resolve(
+    resolution = service.resolver.resolve(
         query.to_problem(),
-        cpu=service.named_cpu(query.cpu, query.isa),
+        cpu=service.cpus.named(query.cpu, query.isa),
         context=ExecutionContext(threads=query.threads, regime=query.regime),
         now=datetime.now(UTC),
     )
