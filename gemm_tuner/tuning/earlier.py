@@ -14,6 +14,7 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.tables import Origin
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.search import BATCH
 from gemm_tuner.tuning.standing import stands
@@ -41,11 +42,19 @@ def earlier_trials(
 def former_trials(repository: Repository, problem: Problem, cpu: Cpu) -> list[Trial]:
     """Return what the newest other generator gave on the CPU, here or in records from elsewhere.
 
-    Its kernels are not these, but what won with it is worth trying first.
+    Its kernels may be others, but what won with it is worth trying first. Of records from elsewhere
+    those of this generator count, too: nothing of them was built here.
     """
     present = generator_version()
     trials = repository.trials(problem=problem, cpu_key=cpu.exact_key, origin=None)
-    others = [trial for trial in trials if trial.generator != present and not trial.emulated]
+    of_elsewhere = set(
+        repository.trials(problem=problem, cpu_key=cpu.exact_key, origin=Origin.IMPORTED)
+    )
+    others = [
+        trial
+        for trial in trials
+        if (trial.generator != present or trial in of_elsewhere) and not trial.emulated
+    ]
     return [trial for trial in others if trial.generator == others[-1].generator]
 
 

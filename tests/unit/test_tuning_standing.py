@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.wire import dump_record, parse_record
 from gemm_tuner.tuning import generator
-from gemm_tuner.tuning.earlier import earlier_trials, relevant_trials
+from gemm_tuner.tuning.earlier import earlier_trials, former_trials, relevant_trials
 from gemm_tuner.tuning.generator import generator_digest, generator_files, generator_version
 from gemm_tuner.tuning.standing import rendered_sha256, stands
 
@@ -198,6 +199,18 @@ def test_what_another_generator_confirmed_counts_as_a_race(repository: Repositor
 
     assert [trial.generator for trial in earlier] == [BEFORE, generator_version()]
     assert [trial.stage for trial in relevant] == [Stage.RACE, Stage.CONFIRM]
+
+
+def test_records_from_elsewhere_are_a_hint_whatever_generator_made_them(
+    repository: Repository,
+) -> None:
+    by_this = trial_of(recipe(), generator=generator_version())
+    repository.add_trial(by_this)
+    from_elsewhere = replace(by_this, created_at=by_this.created_at + timedelta(days=1))
+    repository.add_imported([from_elsewhere])
+
+    assert former_trials(repository, PROBLEM, CPU) == [from_elsewhere]
+    assert earlier_trials(repository, PROBLEM, CPU, GCC) == [by_this]
 
 
 def test_records_say_what_their_kernels_were_made_of() -> None:
