@@ -19,7 +19,6 @@ _ROOTS = (
     "gemm_tuner.codegen.render",
     "gemm_tuner.build.compile",
 )
-_TEMPLATE_SUFFIXES = frozenset({".j2", ".h"})
 
 
 @cache
@@ -37,7 +36,7 @@ def generator_digest(package: Path, templates: Path) -> str:
     """Return the sha256 of the generator whose modules and templates are in these folders."""
     digest = sha256(version("jinja2").encode())
     for root, files in (
-        (templates, [path for path in templates.rglob("*") if path.suffix in _TEMPLATE_SUFFIXES]),
+        (templates, [path for path in templates.rglob("*") if path.is_file()]),
         (package, generator_files(package)),
     ):
         for path in sorted(files):
