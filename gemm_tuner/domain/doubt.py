@@ -13,6 +13,7 @@ _MOST_STOLEN = 0.05
 _LARGEST_DISAGREEMENT = 1.25
 # Of the baseline's plain call: offsets of x and scales may be more work than a pass over y.
 _MOST_OVER_PLAIN = 2.0
+_CALL_NS = 10_000.0  # of whatever does the epilogue
 
 
 def why_disturbed(measurement: Measurement) -> str | None:
@@ -48,7 +49,7 @@ def why_implausible(measurement: Measurement) -> str | None:
         )
     if limits.plain_ns is None or limits.epilogue_ns is None:
         return None
-    if baseline_ns > _MOST_OVER_PLAIN * limits.plain_ns + limits.epilogue_ns:
+    if baseline_ns > _MOST_OVER_PLAIN * limits.plain_ns + limits.epilogue_ns + _CALL_NS:
         return (
             f"{IMPLAUSIBLE}: {measurement.baseline} takes {_time_text(baseline_ns)} here and "
             f"{_time_text(limits.plain_ns)} without the epilogue: this baseline is not one that a "

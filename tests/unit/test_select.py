@@ -606,7 +606,8 @@ def test_a_kernel_above_the_roof_is_not_believed() -> None:
     [
         Limits(least_ns=10),  # the cost of a call of a library, without an epilogue
         Limits(least_ns=10, plain_ns=5_000, epilogue_ns=100),
-        Limits(least_ns=10, plain_ns=1_000, epilogue_ns=3_900),  # an epilogue that is most work
+        Limits(least_ns=10, plain_ns=600, epilogue_ns=10),  # a second call costs as much
+        Limits(least_ns=10, plain_ns=1_000, epilogue_ns=40_000),  # an epilogue that is most work
     ],
 )
 def test_a_large_ratio_that_the_cost_of_a_call_or_an_epilogue_explains_is_claimed(
