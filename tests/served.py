@@ -28,8 +28,8 @@ from gemm_tuner.tuning.generator import generator_version
 PROBLEM = Problem.parse("f32 8x32x16 nk bias+relu")
 CANDIDATE = Candidate.parse("scalar_f32_2x4 mc8_nc32_kc16 jc_ic_jr_ir")
 
-# Changes the body of an answer on its way, given the path of the request.
-Edit = Callable[[str, bytes], bytes]
+# Changes the body of an answer on its way, given the path of the request; None stands for 404.
+Edit = Callable[[str, bytes], bytes | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Site:
         return KeyPair.load_or_create(self.settings.signing_key_path)
 
     @contextmanager
-    def serving(self, edit: Edit | None = None) -> Iterator[str]:
+    def serving(self, edit: Edit | None = None, *, port: int = 0) -> Iterator[str]:
         """Run the service on a free port, with someone in the middle who edits its answers."""
         app = create_app(self.settings)
         config = uvicorn.Config(
@@ -59,7 +59,8 @@ class Site:
         )
         server = uvicorn.Server(config)
         with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
             address = f"http://127.0.0.1:{listener.getsockname()[1]}"
             thread = threading.Thread(target=server.run, args=([listener],))
             # Connections queue from here on, so that nobody has to wait for the start.
@@ -117,15 +118,13 @@ def _edited(app: ASGIApp, edit: Edit) -> ASGIApp:
             body.extend(message.get("body", b""))
             if message.get("more_body", False):
                 return
-            changed = edit(scope["path"], bytes(body))
+            edited = edit(scope["path"], bytes(body))
+            changed = b"not here" if edited is None else edited
+            status = 404 if edited is None else start[0]["status"]
             headers = [each for each in start[0]["headers"] if each[0] != b"content-length"]
-            await send(
-                {
-                    **start[0],
-                    "status": 200 if changed != bytes(body) else start[0]["status"],
-                    "headers": headers,
-                }
-            )
+            if edited is not None and changed != bytes(body):
+                status = 200
+            await send({**start[0], "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": changed})
 
         await app(scope, receive, hold)

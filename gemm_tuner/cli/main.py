@@ -48,7 +48,8 @@ COMMANDS = {
     "source":         "Print the generated source of the winner, or of any candidate, or write its "
                       "library",
     "verify":         "Prove that one candidate is right, and record it; do not time it",
-    "serve":          "Serve verdicts and kernels over HTTP until stopped by Ctrl-C",
+    "serve":          "Serve verdicts and kernels until stopped by Ctrl-C",
+    "keys":           "Say whose answers to believe",
     "records":        "Export and import records",
     "model":          "Check the model that ranks candidates",
 }

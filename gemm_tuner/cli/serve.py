@@ -1,28 +1,55 @@
 """`gemm-tuner serve`: run the service on this machine. The only module that knows it."""
 
+import signal
 import socket
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import uvicorn
 from gemm_tuner_service.app import create_app
+from gemm_tuner_service.listening import (
+    is_reachable_from_elsewhere,
+    listen_on_port,
+    listen_on_socket,
+    url_of,
+)
 from gemm_tuner_service.settings import Settings
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_message
-from gemm_tuner.errors import MissingCapability
+from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import default_database_url, open_database
 from gemm_tuner.trust.keys import KeyPair, default_key_path
+from gemm_tuner.trust.local import default_socket_path
+
+_LOOPBACK = "127.0.0.1"
+_PORT = 8000
 
 
 def serve(
-    host: Annotated[str, typer.Option("--host", help="Address to listen on")] = "127.0.0.1",
+    socket_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--socket",
+            metavar="FILE",
+            help="Unix socket to listen on, for you alone; by default one in your data directory",
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen on; by default 127.0.0.1")
+    ] = None,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 for a free one")
-    ] = 8000,
+        int | None,
+        typer.Option(
+            "--port",
+            min=0,
+            max=65535,
+            help="Listen on a TCP port instead, 0 for a free one; with --host by default 8000",
+        ),
+    ] = None,
     key: Annotated[
         Path | None,
         typer.Option(
@@ -33,7 +60,7 @@ def serve(
     ] = None,
     db: options.DatabaseUrl = None,
 ) -> None:
-    """Serve verdicts and kernels over HTTP until stopped by Ctrl-C."""
+    """Serve verdicts and kernels until stopped by Ctrl-C."""
     settings = Settings(
         database_url=db or default_database_url(),
         signing_key_path=key or default_key_path(),
@@ -41,32 +68,27 @@ def serve(
     )
     # What cannot be opened is told here, in one line: inside the server it would be a traceback.
     open_database(settings.database_url).dispose()
-    KeyPair.load_or_create(settings.signing_key_path)
-    with _listen(host, port) as listener, suppress(KeyboardInterrupt):
-        print_message(f"Serving at {_url_of(listener)}; its interface is at /docs.")
+    key_id = KeyPair.load_or_create(settings.signing_key_path).key_id
+    # The server hands a signal on when it has stopped: its default would skip what is cleaned up.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with _listen(socket_path, host, port) as listener, suppress(KeyboardInterrupt):
+        print_message(f"Serving at {url_of(listener)}; its interface is at /docs.")
+        print_message(f"Answers are signed with the key {key_id}.")
+        if is_reachable_from_elsewhere(listener):
+            print_message(
+                "Warning: other machines can connect, in clear text, and everyone who can reach "
+                "the service can read everything in it; put it behind a proxy with TLS."
+            )
         config = uvicorn.Config(create_app(settings), log_level="warning")
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens: from here on callers wait for the start, and are not refused.
-
-    Raises:
-        MissingCapability: the address is not there, or is in use.
-    """
-    try:
-        family, _kind, _protocol, _name, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
-        return socket.create_server((str(address[0]), int(address[1])), family=family)
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise MissingCapability(
-            f"nothing can listen at {host}, port {port} ({reason}); "
-            "stop what does, or choose another --host or --port."
-        ) from None
-
-
-def _url_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _listen(
+    socket_path: Path | None, host: str | None, port: int | None
+) -> AbstractContextManager[socket.socket]:
+    is_tcp = host is not None or port is not None
+    if is_tcp and socket_path is not None:
+        raise InvalidSetting("--socket goes with neither --host nor --port; choose one of them.")
+    if is_tcp:
+        return listen_on_port(host or _LOOPBACK, _PORT if port is None else port)
+    return listen_on_socket(socket_path or default_socket_path())

@@ -12,7 +12,11 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from gemm_tuner.build.cache import CACHE_VARIABLE, make_private, write_atomically
+from gemm_tuner.client.files import read_bounded
 from gemm_tuner.errors import StoreFailed
+
+MAX_ARTIFACT_BYTES = 2**26
+MAX_ANSWER_BYTES = 2**21
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +42,7 @@ class Cache:
 
     def artifact(self, digest: str) -> bytes | None:
         """Return the artifact with this sha256; a damaged copy is none."""
-        binary = _read(self._artifacts / digest)
+        binary = _read(self._artifacts / digest, MAX_ARTIFACT_BYTES)
         return binary if binary is not None and sha256(binary).hexdigest() == digest else None
 
     def keep_artifact(self, digest: str, binary: bytes) -> None:
@@ -47,16 +51,16 @@ class Cache:
 
     def answer(self, key: str) -> bytes | None:
         """Return the answer kept under this key, not yet checked."""
-        return _read(self._answers / key)
+        return _read(self._answers / key, MAX_ANSWER_BYTES)
 
     def keep_answer(self, key: str, answer: bytes) -> None:
         """Keep an answer that was checked."""
         _write(self._answers / key, answer)
 
 
-def _read(path: Path) -> bytes | None:
+def _read(path: Path, limit_bytes: int) -> bytes | None:
     try:
-        return path.read_bytes()
+        return read_bounded(path, limit_bytes)
     except OSError:
         return None
 

@@ -5,24 +5,34 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from gemm_tuner.client.agreement import check_kernel, check_verdict
 from gemm_tuner.client.answer import Answer, parse_answer, parse_envelopes
 from gemm_tuner.client.cache import Cache, default_cache_dir
-from gemm_tuner.client.keys import KEYS_VARIABLE, Keys, configured_keys, keys_by_id, parse_keys
-from gemm_tuner.client.transport import Transport
+from gemm_tuner.client.keys import (
+    KEYS_VARIABLE,
+    Keys,
+    KnownKeys,
+    configured_keys,
+    keys_by_id,
+    parse_keys,
+)
+from gemm_tuner.client.once import Once
+from gemm_tuner.client.transport import UNIX, Address, Session, connect
 from gemm_tuner.domain.canonical import identity
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.verdict import Basis
 from gemm_tuner.errors import (
+    DigestMismatch,
     IsaNotUsable,
     KernelRejected,
+    ServiceFailed,
     ServiceUnreachable,
     SignatureInvalid,
+    StoreFailed,
 )
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
@@ -30,8 +40,11 @@ from gemm_tuner.runtime.layer import Layer, make_layer
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.select.shared_weights import MAX_LOSS, layer_problems
 from gemm_tuner.store.wire import WireCpu
-from gemm_tuner.trust.payload import SignedArtifact, VerdictPayload
+from gemm_tuner.trust.local import default_socket_path
+from gemm_tuner.trust.payload import VerdictPayload
 from gemm_tuner.trust.signature import SignedVerdict, open_verdict
+
+TIMEOUT_S = 10.0
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,13 +70,24 @@ class _LayerQuestion:
     max_loss: float
 
 
+@dataclass(frozen=True, slots=True)
+class _NotFetched:
+    """Why a kernel that a verdict names could not be had this time."""
+
+    reason: str
+
+
 class Client:
     """Asks one service for kernels, and keeps what it was given for when the service is away.
 
-    The answers are signed. `public_keys` are the raw Ed25519 keys to believe; without them, those
-    in the file that `GEMM_TUNER_KEYS` names, or, for a service on this machine, its own.
+    `url` is `http://host:8000`, or `unix:/path` for a Unix socket; without it, the socket of this
+    user's own service on this machine. An ask takes at most `timeout_s`, downloads included.
 
-    One client can be used by any number of threads.
+    The answers are signed. `public_keys` are the raw Ed25519 keys to believe; without them, those
+    in the file that `GEMM_TUNER_KEYS` names, or those that were remembered of this address: what a
+    service on this machine showed at first, or what `gemm-tuner keys accept` was given.
+
+    One client can be used by any number of threads; each question is asked once at a time.
 
     Raises:
         InvalidSetting: the address or the keys cannot be used.
@@ -72,19 +96,25 @@ class Client:
 
     def __init__(
         self,
-        url: str,
+        url: str | None = None,
         *,
         public_keys: Iterable[bytes] | None = None,
         cache_dir: Path | None = None,
         cpu: Cpu | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._transport = Transport(url)
+        self._address = Address.parse(f"{UNIX}{default_socket_path()}" if url is None else url)
+        self._timeout_s = timeout_s
         self._pinned = configured_keys() if public_keys is None else keys_by_id(public_keys)
+        self._known_keys = KnownKeys()
         self._cache = Cache(cache_dir or default_cache_dir())
         self._cpu = cpu or detect_cpu()
-        self._kernels: dict[_Question, Kernel] = {}
-        self._layers: dict[_LayerQuestion, Layer] = {}
-        self._lock = Lock()
+        self._kernels = Once[_Question, Kernel | FallbackKernel](
+            keeps=lambda kernel: isinstance(kernel, Kernel)
+        )
+        self._layers = Once[_LayerQuestion, Layer](
+            keeps=lambda layer: all(isinstance(kernel, Kernel) for kernel in layer.kernels)
+        )
 
     def kernel(
         self, problem: Problem | str, *, threads: int = 1, regime: Regime | str = Regime.HOT
@@ -92,8 +122,9 @@ class Client:
         """Return the kernel for a problem, ready to pack weights and to be called.
 
         It comes from memory, else from what the service answers now, else, when the service is
-        away, from the cache directory. Where none is to be had, or the baseline is faster, a
-        `FallbackKernel` computes the same with oneDNN, or else NumPy, and says why in its `reason`.
+        away, from the cache directory. Where none is to be had, its download fails, or the baseline
+        is faster, a `FallbackKernel` computes the same with oneDNN, or else NumPy, and says why in
+        its `reason`.
 
         Args:
             problem: a problem, or its text such as `f32 128x3072x768 nk bias+gelu_erf`.
@@ -107,15 +138,7 @@ class Client:
             ServiceFailed: the service refused the question.
         """
         question = _ask(problem, threads, regime)
-        known = self._kernels.get(question)
-        if known is not None:
-            return known
-        # Held while the service is asked: those who wait want the same kernel, or also the service.
-        with self._lock:
-            kernel = self._kernels.get(question) or self._find_kernel(question)
-            if isinstance(kernel, Kernel):
-                self._kernels[question] = kernel
-            return kernel
+        return self._kernels.find(question, lambda: self._find_kernel(question))
 
     def layer(
         self,
@@ -157,11 +180,7 @@ class Client:
             context=ExecutionContext(threads=threads, regime=Regime.parse_one(regime)),
             max_loss=max_loss,
         )
-        with self._lock:
-            layer = self._layers.get(question) or self._find_layer(question)
-            if all(isinstance(kernel, Kernel) for kernel in layer.kernels):
-                self._layers[question] = layer
-            return layer
+        return self._layers.find(question, lambda: self._find_layer(question))
 
     def resolve(
         self, problem: Problem | str, *, threads: int = 1, regime: Regime | str = Regime.HOT
@@ -172,44 +191,49 @@ class Client:
             ServiceUnreachable: the service does not answer, or cannot now.
             GemmTunerError: as in `kernel`.
         """
-        answer, verdict = self._resolve(_ask(problem, threads, regime), kept=None)
+        with connect(self._address, self._timeout_s) as session:
+            answer, verdict = self._resolve(session, _ask(problem, threads, regime), kept=None)
         return Resolution(verdict=verdict, explain=answer.explain)
 
     def _find_kernel(self, question: _Question) -> Kernel | FallbackKernel:
         kept = self._cache.answer(self._key(question))
         try:
-            return self._served_kernel(question, kept)
+            with connect(self._address, self._timeout_s) as session:
+                return self._served_kernel(session, question, kept)
         except ServiceUnreachable as error:
             kernel = self._kept_kernel(question, kept) if kept is not None else None
             return kernel or _fallback(question, str(error))
 
-    def _served_kernel(self, question: _Question, kept: bytes | None) -> Kernel | FallbackKernel:
-        answer, verdict = self._resolve(question, kept)
-        if verdict.artifact is None:
-            kernel: Kernel | FallbackKernel = _fallback(question, _reason(verdict))
-        else:
-            kernel = self._kernel_of(verdict, verdict.artifact, question, may_fetch=True)
+    def _served_kernel(
+        self, session: Session, question: _Question, kept: bytes | None
+    ) -> Kernel | FallbackKernel:
+        answer, verdict = self._resolve(session, question, kept)
+        found = self._kernel_or_reason(verdict, question, session)
+        if isinstance(found, _NotFetched):
+            return _fallback(question, found.reason)
         # Only what passed every check is kept, the answer last: it promises the artifact.
         self._cache.keep_answer(self._key(question), answer.document)
-        return kernel
+        return found if isinstance(found, Kernel) else _fallback(question, found)
 
     def _kept_kernel(self, question: _Question, kept: bytes) -> Kernel | FallbackKernel | None:
         try:
             verdict = self._open(parse_answer(kept).envelope, question, self._kept_keys())
-            if verdict.artifact is None:
-                return _fallback(question, _reason(verdict))
-            return self._kernel_of(verdict, verdict.artifact, question, may_fetch=False)
+            found = self._kernel_or_reason(verdict, question, None)
         except (KernelRejected, IsaNotUsable) as error:
             _LOG.info("The cached answer for %s is not used: %s", question.problem.text, error)
             return None
+        if isinstance(found, _NotFetched):
+            return None
+        return found if isinstance(found, Kernel) else _fallback(question, found)
 
     def _find_layer(self, question: _LayerQuestion) -> Layer:
         request = self._layer_request(question)
-        name = identity([self._transport.url, request])
+        name = identity([self._address.url, request])
         try:
-            keys = self._loopback_keys() if self._pinned is None else self._pinned
-            document = self._transport.resolve_batch(request)
-            layer = self._open_layer(document, question, keys, may_fetch=True)
+            with connect(self._address, self._timeout_s) as session:
+                keys = self._keys(session)
+                document = session.resolve_batch(request)
+                layer, is_whole = self._open_layer(document, question, keys, session)
         except ServiceUnreachable as error:
             kept = self._cache.answer(name)
             return (kept and self._kept_layer(kept, question)) or make_layer(
@@ -217,70 +241,81 @@ class Client:
                 [str(error)] * len(question.problems),
                 threads=question.context.threads,
             )
-        self._cache.keep_answer(name, document)
+        if is_whole:
+            self._cache.keep_answer(name, document)
         return layer
 
     def _kept_layer(self, kept: bytes, question: _LayerQuestion) -> Layer | None:
         try:
-            return self._open_layer(kept, question, self._kept_keys(), may_fetch=False)
+            layer, is_whole = self._open_layer(kept, question, self._kept_keys(), None)
         except (KernelRejected, IsaNotUsable) as error:
             _LOG.info("The cached answer for a layer is not used: %s", error)
             return None
+        return layer if is_whole else None
 
     def _open_layer(
-        self, document: bytes, question: _LayerQuestion, keys: Keys, *, may_fetch: bool
-    ) -> Layer:
+        self, document: bytes, question: _LayerQuestion, keys: Keys, session: Session | None
+    ) -> tuple[Layer, bool]:
+        """Return the layer, and whether every kernel that was named could be had."""
         envelopes = parse_envelopes(document)
         if len(envelopes) != len(question.problems):
             raise SignatureInvalid(
                 f"the answer holds {len(envelopes)} verdicts for {len(question.problems)} "
                 "problems; nothing was loaded: check the service."
             )
-        found: list[Kernel | str] = []
+        found: list[Kernel | str | _NotFetched] = []
         for problem, envelope in zip(question.problems, envelopes, strict=True):
             one = _Question(problem=problem, context=question.context)
             verdict = self._open(envelope, one, keys)
-            found.append(
-                _reason(verdict)
-                if verdict.artifact is None
-                else self._kernel_of(verdict, verdict.artifact, one, may_fetch=may_fetch)
-            )
-        return make_layer(question.problems, found, threads=question.context.threads)
+            found.append(self._kernel_or_reason(verdict, one, session))
+        reasons = [one.reason if isinstance(one, _NotFetched) else one for one in found]
+        layer = make_layer(question.problems, reasons, threads=question.context.threads)
+        return layer, not any(isinstance(one, _NotFetched) for one in found)
 
-    def _kernel_of(
-        self,
-        verdict: VerdictPayload,
-        signed: SignedArtifact,
-        question: _Question,
-        *,
-        may_fetch: bool,
-    ) -> Kernel:
-        """Return the kernel that a verdict names, from the cache or else the service.
+    def _kernel_or_reason(
+        self, verdict: VerdictPayload, question: _Question, session: Session | None
+    ) -> "Kernel | str | _NotFetched":
+        """Return the kernel that a verdict names, from the cache or else the service, if there is.
 
         Raises:
-            KernelRejected: it is not in the cache, and may not be fetched.
-            GemmTunerError: as in `kernel`.
+            KernelRejected: what came cannot be trusted, or is for another ABI.
+            IsaNotUsable: it needs features that are not usable here.
         """
-        artifact = signed.to_domain()
+        if verdict.artifact is None:
+            return _reason(verdict)
+        artifact = verdict.artifact.to_domain()
         binary = self._cache.artifact(artifact.sha256)
-        if binary is None and not may_fetch:
-            raise KernelRejected(
-                f"kernel {artifact.sha256[:12]} is not in the cache; ask when the service is there."
-            )
+        if binary is None and session is None:
+            return _NotFetched(f"kernel {artifact.sha256[:12]} is not in the cache.")
         if binary is None:
-            binary = self._transport.artifact(artifact.sha256, artifact.size_bytes)
+            assert session is not None
+            try:
+                binary = session.artifact(artifact.sha256, artifact.size_bytes)
+                artifact.check_digest(binary)
+            except (ServiceFailed, DigestMismatch) as error:
+                _LOG.warning("The kernel for %s was not had: %s", question.problem.text, error)
+                return _NotFetched(str(error))
         threads = question.context.threads
         kernel = load_kernel(binary, artifact=artifact, cpu=self._cpu, threads=threads)
         check_kernel(kernel, verdict, question.problem)
         self._cache.keep_artifact(artifact.sha256, binary)
         return kernel
 
-    def _resolve(self, question: _Question, kept: bytes | None) -> tuple[Answer, VerdictPayload]:
-        keys = self._loopback_keys() if self._pinned is None else self._pinned
-        answer = parse_answer(self._transport.resolve(self._request(question), kept))
+    def _resolve(
+        self, session: Session, question: _Question, kept: bytes | None
+    ) -> tuple[Answer, VerdictPayload]:
+        keys = self._keys(session)
+        answer = parse_answer(session.resolve(self._request(question), kept))
         return answer, self._open(answer.envelope, question, keys)
 
     def _open(self, envelope: SignedVerdict, question: _Question, keys: Keys) -> VerdictPayload:
+        if self._pinned is None and keys and envelope.key_id not in keys:
+            raise SignatureInvalid(
+                f"the answer of {self._address.url} is signed with the key {envelope.key_id}, but "
+                f"{', '.join(keys)} was remembered of it: someone else may answer there, and "
+                "nothing was loaded. If the service was given a new key, run: "
+                f"gemm-tuner keys accept {self._address.url} {envelope.key_id}"
+            )
         verdict = open_verdict(envelope, keys, datetime.now(UTC))
         check_verdict(
             verdict,
@@ -290,22 +325,36 @@ class Client:
         )
         return verdict
 
-    def _loopback_keys(self) -> Keys:
-        """Return the keys of a service on this machine, and keep them for when it is away."""
-        if not self._transport.is_loopback:
+    def _keys(self, session: Session) -> Keys:
+        """Return the keys to believe; those of a service on this machine are remembered at first.
+
+        Raises:
+            SignatureInvalid: none is known of a service elsewhere.
+            StoreFailed: a key of a port, which anyone here can hold, cannot be remembered.
+        """
+        known = self._kept_keys()
+        if known:
+            return known
+        if not self._address.is_local:
             raise SignatureInvalid(
-                f"no public key of {self._transport.url} is pinned, so its answers cannot be "
-                f"checked; save what its /v1/keys answers and name that file in {KEYS_VARIABLE}."
+                f"no public key of {self._address.url} is known, so its answers cannot be "
+                f"checked; run: gemm-tuner keys accept {self._address.url}, and compare the key id "
+                f"with the service's, or name a file of its keys in {KEYS_VARIABLE}."
             )
-        document = self._transport.keys()
-        keys = parse_keys(document)
-        self._cache.keep_answer(self._keys_name(), document)
-        return keys
+        shown = parse_keys(session.keys())
+        try:
+            return self._known_keys.remember(self._address.url, shown)
+        except StoreFailed as error:
+            if self._address.socket is None:
+                raise
+            # The peer's uid is this user's: the key need not be remembered to be believed.
+            _LOG.warning("%s", error)
+            return shown
 
     def _kept_keys(self) -> Keys:
         if self._pinned is not None:
             return self._pinned
-        return parse_keys(self._cache.answer(self._keys_name()) or b"")
+        return self._known_keys.of(self._address.url) or {}
 
     def _request(self, question: _Question) -> dict[str, Any]:
         return {"problem": question.problem.text, **self._where(question.context)}
@@ -325,10 +374,7 @@ class Client:
         }
 
     def _key(self, question: _Question) -> str:
-        return identity([self._transport.url, self._request(question)])
-
-    def _keys_name(self) -> str:
-        return identity([self._transport.url, "keys"])
+        return identity([self._address.url, self._request(question)])
 
 
 def _ask(problem: Problem | str, threads: int, regime: Regime | str) -> _Question:

@@ -1,18 +1,27 @@
-"""Which public keys a client believes: pinned ones, or those of a service on this machine."""
+"""Which public keys a client believes: pinned ones, or those remembered of an address."""
 
+import fcntl
+import json
 import os
-from base64 import b64decode
-from collections.abc import Iterable, Mapping
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from platformdirs import user_data_path
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from gemm_tuner.errors import InvalidSetting, SignatureInvalid
+from gemm_tuner.build.cache import write_atomically
+from gemm_tuner.client.files import read_bounded
+from gemm_tuner.errors import InvalidSetting, SignatureInvalid, StoreFailed
 from gemm_tuner.trust.keys import key_id_of
 
 KEYS_VARIABLE = "GEMM_TUNER_KEYS"
 
 Keys = Mapping[str, bytes]
+
+_MAX_FILE_BYTES = 2**20
+_Remembered = TypeAdapter(dict[str, list[str]])
 
 
 class _PublicKey(BaseModel):
@@ -78,3 +87,100 @@ def parse_keys(document: bytes) -> Keys:
         raise SignatureInvalid(
             "the list of public keys is not understood; check the address of the service."
         ) from None
+
+
+class KnownKeys:
+    """The keys that were remembered of each address, in a file that only this user can read.
+
+    Every method raises `InvalidSetting` when the file is damaged or is not this user's alone.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or user_data_path("gemm-tuner") / "known-keys.json"
+
+    def of(self, url: str) -> Keys | None:
+        """Return the keys remembered of the service at `url`."""
+        return self._read().get(url)
+
+    def all(self) -> Mapping[str, Keys]:
+        """Return the keys remembered of every address."""
+        return self._read()
+
+    def remember(self, url: str, keys: Keys) -> Keys:
+        """Return the keys of `url`: these from now on, unless others are remembered already.
+
+        Raises:
+            StoreFailed: the file cannot be written.
+        """
+        with self._changing() as known:
+            return known.setdefault(url, keys)
+
+    def replace(self, url: str, keys: Keys) -> None:
+        """Remember these keys of `url` instead of what was remembered.
+
+        Raises:
+            StoreFailed: the file cannot be written.
+        """
+        with self._changing() as known:
+            known[url] = keys
+
+    def forget(self, url: str) -> bool:
+        """Forget the keys of `url`, and return whether there were any.
+
+        Raises:
+            StoreFailed: the file cannot be written.
+        """
+        with self._changing() as known:
+            return known.pop(url, None) is not None
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[str, Keys]]:
+        """Yield what is known, and write what became of it; one process at a time."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self.path.with_suffix(".lock"), flags, 0o600)
+        except OSError as error:
+            raise self._cannot_write(error.strerror) from error
+        with os.fdopen(lock):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known = self._read()
+            before = _text_of(known)
+            yield known
+            if _text_of(known) != before:
+                self._write(_text_of(known))
+
+    def _write(self, content: bytes) -> None:
+        try:
+            write_atomically(self.path, content)
+        except StoreFailed as error:
+            raise self._cannot_write(str(error.__cause__)) from error
+
+    def _cannot_write(self, reason: object) -> StoreFailed:
+        return StoreFailed(
+            f"the keys of services cannot be remembered in {self.path} ({reason}); "
+            f"make its folder writable, or pin keys by {KEYS_VARIABLE}."
+        )
+
+    def _read(self) -> dict[str, Keys]:
+        try:
+            content = read_bounded(self.path, _MAX_FILE_BYTES, is_private=True)
+            if content is None:
+                return {}
+            remembered = _Remembered.validate_json(content)
+            return {
+                url: keys_by_id(b64decode(key, validate=True) for key in keys)
+                for url, keys in remembered.items()
+            }
+        except (OSError, ValueError) as error:
+            raise InvalidSetting(
+                f"{self.path}, which remembers the keys of services, cannot be believed ({error}); "
+                "correct it, or delete it to have the next keys remembered."
+            ) from None
+
+
+def _text_of(known: Mapping[str, Keys]) -> bytes:
+    document = {
+        url: [b64encode(key).decode() for key in keys.values()] for url, keys in known.items()
+    }
+    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"

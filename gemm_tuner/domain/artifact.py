@@ -39,12 +39,7 @@ class Artifact:
             IsaNotUsable: the kernel needs features that are not usable.
             AbiMismatch: the kernel has another version of the ABI than this package.
         """
-        digest = sha256(binary).hexdigest()
-        if digest != self.sha256:
-            raise DigestMismatch(
-                f"the artifact has the sha256 {digest}, not {self.sha256}; "
-                "nothing was loaded: delete the copy and fetch it again."
-            )
+        self.check_digest(binary)
         missing = self.required_isa - usable
         if missing:
             raise IsaNotUsable(
@@ -55,4 +50,17 @@ class Artifact:
             raise AbiMismatch(
                 f"kernel {self.sha256[:12]} has version {self.abi_version} of the kernel ABI, "
                 f"but this package calls version {ABI_VERSION}; tune or resolve the problem again."
+            )
+
+    def check_digest(self, binary: bytes) -> None:
+        """Check that `binary` is this artifact.
+
+        Raises:
+            DigestMismatch: the bytes are not those that the artifact is named after.
+        """
+        digest = sha256(binary).hexdigest()
+        if digest != self.sha256:
+            raise DigestMismatch(
+                f"the artifact has the sha256 {digest}, not {self.sha256}; "
+                "nothing was loaded: delete the copy and fetch it again."
             )

@@ -1,0 +1,158 @@
+"""Whose answers a client believes: keys remembered at first sight, and a socket of its user."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from served import PROBLEM, Site
+
+from gemm_tuner import Client
+from gemm_tuner.cli.main import ANSWER_IS_NO, SOMETHING_IS_MISSING, WRONG_USAGE, run
+from gemm_tuner.client import connection
+from gemm_tuner.errors import InvalidSetting, SignatureInvalid
+from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.runtime.load import Kernel
+from gemm_tuner.trust.local import default_socket_path
+
+
+@pytest.fixture
+def thief(site: Site, tmp_path: Path) -> Site:
+    """Return a service with the same records, and a key of its own."""
+    return Site.at(site.settings.database_url, tmp_path / "thief.pem", site.repository)
+
+
+def _port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def test_another_key_at_a_known_address_is_refused_until_it_is_accepted(
+    site: Site, thief: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with site.serving() as address:
+        Client(address, cache_dir=tmp_path / "first").kernel(PROBLEM)
+
+    with thief.serving(port=_port_of(address)):
+        with pytest.raises(SignatureInvalid) as refusal:
+            Client(address, cache_dir=tmp_path / "second").kernel(PROBLEM)
+        command = str(refusal.value).partition("run: gemm-tuner ")[2].split()
+        assert site.key_pair.key_id in str(refusal.value)
+        assert command == ["keys", "accept", address, thief.key_pair.key_id]
+        assert not list((tmp_path / "second" / "artifacts").iterdir())
+
+        assert run(command) == 0
+        assert isinstance(Client(address, cache_dir=tmp_path / "second").kernel(PROBLEM), Kernel)
+
+    assert f"instead of {site.key_pair.key_id}" in capsys.readouterr().out
+
+
+def test_only_the_key_that_was_named_is_accepted(
+    site: Site, thief: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with site.serving() as address:
+        code = run(["keys", "accept", address, thief.key_pair.key_id])
+
+    assert code == ANSWER_IS_NO
+    assert f"shows the key {site.key_pair.key_id}" in capsys.readouterr().err
+    assert run(["keys", "forget", address]) == ANSWER_IS_NO
+
+
+def test_keys_are_listed_and_forgotten(
+    site: Site, thief: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with site.serving() as address:
+        Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+    run(["keys", "list"])
+    assert capsys.readouterr().out == f"{address} {site.key_pair.key_id}\n"
+
+    assert run(["keys", "forget", address]) == 0
+    with thief.serving(port=_port_of(address)):
+        assert isinstance(Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM), Kernel)
+
+
+def test_the_file_of_known_keys_is_private_and_must_stay_so(site: Site, tmp_path: Path) -> None:
+    file = tmp_path / "data" / "gemm-tuner" / "known-keys.json"
+    with site.serving() as address:
+        Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+        assert file.stat().st_mode & 0o777 == 0o600
+
+        file.chmod(0o666)
+        with pytest.raises(InvalidSetting, match="chmod 600"):
+            Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+
+@pytest.mark.parametrize("content", ["[]", '{"http://x": ["AAAA"]}', "{", '{"http://x": []}'])
+def test_a_damaged_file_of_known_keys_is_named(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "data" / "gemm-tuner" / "known-keys.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    file.chmod(0o600)
+
+    assert run(["keys", "list"]) == WRONG_USAGE
+    assert "known-keys.json" in capsys.readouterr().err
+
+
+@contextmanager
+def _served_by_default(site: Site, *options: str) -> Iterator[str]:
+    command = [sys.executable, "-m", "gemm_tuner", "serve", "--db", site.settings.database_url]
+    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stderr is not None
+            yield child.stderr.readline()
+        finally:
+            child.terminate()
+
+
+def test_on_one_machine_service_and_client_meet_at_a_socket_of_their_user(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _served_by_default(site) as said:
+        path = default_socket_path()
+        client = Client(cache_dir=tmp_path / "cache", timeout_s=30)
+        kernel = client.kernel(PROBLEM)
+        second = run(["serve", "--db", site.settings.database_url])
+
+        assert f"Serving at unix:{path};" in said
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert isinstance(kernel, Kernel)
+        assert second == SOMETHING_IS_MISSING
+        assert f"a service listens at {path} already" in capsys.readouterr().err
+
+    assert not path.exists()
+    assert isinstance(Client(cache_dir=tmp_path / "cache").kernel(PROBLEM), Kernel)
+
+
+def test_a_socket_of_another_user_is_not_asked(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.sock"
+    with _served_by_default(site, "--socket", str(path)):
+        monkeypatch.setattr(connection, "peer_uid", lambda _socket: os.getuid() + 1)
+        kernel = Client(f"unix:{path}", cache_dir=tmp_path / "cache", timeout_s=30).kernel(PROBLEM)
+
+    assert isinstance(kernel, FallbackKernel)
+    assert re.search(r"the user \d+ listens there, not you", kernel.reason)
+
+
+def test_a_socket_left_by_a_killed_service_is_taken_over(site: Site, tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    command = [sys.executable, "-m", "gemm_tuner", "serve", "--socket", str(path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        child.stderr.readline()
+        child.kill()
+    assert path.exists()
+
+    with _served_by_default(site, "--socket", str(path)) as said:
+        assert f"Serving at unix:{path};" in said
+
+
+def test_a_socket_and_a_port_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--socket", "x", "--port", "0"]) == WRONG_USAGE
+    assert "choose one" in capsys.readouterr().err
