@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import uvicorn
 from gemm_tuner_service.app import create_app
+from gemm_tuner_service.connections import server_config
 from gemm_tuner_service.settings import Settings
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -54,7 +55,7 @@ class Site:
     def serving(self, edit: Edit | None = None, *, port: int = 0) -> Iterator[str]:
         """Run the service on a free port, with someone in the middle who edits its answers."""
         app = create_app(self.settings)
-        config = uvicorn.Config(
+        config = server_config(
             _edited(app, edit) if edit else app, log_level="error", timeout_graceful_shutdown=1
         )
         server = uvicorn.Server(config)

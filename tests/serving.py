@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import httpx
 import uvicorn
 from gemm_tuner_service.app import create_app
+from gemm_tuner_service.connections import ConnectionLimits, server_config
+from gemm_tuner_service.listening import listen_on_port
 from gemm_tuner_service.settings import Settings
 
 
@@ -24,10 +26,10 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def served(settings: Settings) -> Iterator[httpx.Client]:
+def served(settings: Settings, limits: ConnectionLimits | None = None) -> Iterator[httpx.Client]:
     """Run the service on a free port of the loopback interface, and yield a client of it."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = _Server(uvicorn.Config(create_app(settings), log_config=None))
+    with listen_on_port("127.0.0.1", 0) as listener:
+        server = _Server(server_config(create_app(settings), limits, log_config=None))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         assert server.up.wait(timeout=30)

@@ -9,12 +9,14 @@ from typing import Annotated
 import typer
 import uvicorn
 from gemm_tuner_service.app import create_app
+from gemm_tuner_service.connections import server_config
 from gemm_tuner_service.listening import (
     is_reachable_from_elsewhere,
     listen_on_port,
     listen_on_socket,
     url_of,
 )
+from gemm_tuner_service.logs import bound_logs
 from gemm_tuner_service.settings import Settings
 
 from gemm_tuner.cli import options
@@ -79,7 +81,8 @@ def serve(
                 "Warning: other machines can connect, in clear text, and everyone who can reach "
                 "the service can read everything in it; put it behind a proxy with TLS."
             )
-        config = uvicorn.Config(create_app(settings), log_level="warning")
+        bound_logs()
+        config = server_config(create_app(settings), log_config=None, log_level="warning")
         uvicorn.Server(config).run(sockets=[listener])
 
 

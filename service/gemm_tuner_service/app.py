@@ -7,7 +7,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from gemm_tuner_service.dependencies import RunningService
-from gemm_tuner_service.limits import BodyLimit
+from gemm_tuner_service.limits import RequestLimits
 from gemm_tuner_service.problems import RESPONSES, install_handlers
 from gemm_tuner_service.routes import artifacts, health, home, kernels, records, resolve
 from gemm_tuner_service.settings import Settings
@@ -40,7 +40,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=running,
         responses=RESPONSES,
     )
-    app.add_middleware(BodyLimit)
+    app.add_middleware(RequestLimits)
     install_handlers(app)
     for routes in (kernels, resolve, artifacts, records, health, home):
         app.include_router(routes.router)

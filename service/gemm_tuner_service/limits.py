@@ -1,32 +1,156 @@
-"""Bounds on what a request may carry."""
+"""Bounds on what requests may carry, on what all of them hold, and on how many are answered."""
 
-from fastapi import HTTPException
+import asyncio
+from http import HTTPStatus
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gemm_tuner_service.problems import problem_response
+
 MAX_BODY_BYTES = 2**20
+MAX_UNFINISHED_BYTES = 2**24
+MAX_REQUESTS = 64
 MAX_BATCH = 1000
 MAX_PAGE = 1000
 
+_LATER = {"Retry-After": "1", "Connection": "close"}
 
-class BodyLimit:
-    """Middleware that stops reading a request's body at `MAX_BODY_BYTES`."""
 
-    def __init__(self, app: ASGIApp) -> None:
+class RequestLimits:
+    """Middleware that reads a body before it is parsed, and answers only so many at once.
+
+    A body may have `MAX_BODY_BYTES`. When the unfinished bodies of all callers hold more than
+    `max_unfinished_bytes`, the oldest is given up with 503, so that a small one comes through.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
+        max_requests: int = MAX_REQUESTS,
+    ) -> None:
         self._app = app
+        self._bodies = _Bodies(max_unfinished_bytes)
+        self._max_requests = max_requests
+        self._requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and count what is read of its body."""
-        received_bytes = 0
+        """Pass the request on with its whole body, or answer why not."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            if _has_body(scope):
+                receive = _replay(await self._bodies.read(receive), receive)
+            self._check_room()
+        except _Refusal as refusal:
+            await problem_response(refusal.status, refusal.detail, refusal.headers)(
+                scope, receive, send
+            )
+            return
+        except _CallerLeft:
+            return
+        self._requests += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._requests -= 1
 
-        async def counted() -> Message:
-            nonlocal received_bytes
-            message = await receive()
-            received_bytes += len(message.get("body", b""))
-            if received_bytes > MAX_BODY_BYTES:
-                raise HTTPException(
-                    413,
-                    f"the body is longer than {MAX_BODY_BYTES} bytes; send fewer problems at once.",
-                )
-            return message
+    def _check_room(self) -> None:
+        if self._requests >= self._max_requests:
+            raise _Refusal(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"{self._requests} requests are being answered; ask again in a second.",
+            )
 
-        await self._app(scope, counted, send)
+
+class _Refusal(Exception):
+    """A request that is not answered: with which status, and why."""
+
+    def __init__(self, status: HTTPStatus, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = (
+            _LATER if status == HTTPStatus.SERVICE_UNAVAILABLE else {"Connection": "close"}
+        )
+
+
+class _CallerLeft(Exception):
+    """The caller closed the connection before the body was whole."""
+
+
+class _Bodies:
+    """The bodies that are being read: how much they hold, the oldest first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._sizes: dict[asyncio.Task[object], int] = {}
+        self._total_bytes = 0
+        self._given_up: set[asyncio.Task[object]] = set()
+
+    async def read(self, receive: Receive) -> bytes:
+        """Return a whole body."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._sizes[task] = 0
+        body = bytearray()
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _CallerLeft
+                chunk = message.get("body", b"")
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise _Refusal(
+                        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                        f"the body is longer than {MAX_BODY_BYTES} bytes; "
+                        "send fewer problems at once.",
+                    )
+                self._count(task, len(chunk))
+                if not message.get("more_body", False):
+                    return bytes(body)
+        except asyncio.CancelledError:
+            if task not in self._given_up:
+                raise
+            task.uncancel()
+            raise _too_many() from None
+        finally:
+            self._total_bytes -= self._sizes.pop(task)
+            self._given_up.discard(task)
+
+    def _count(self, task: "asyncio.Task[object]", size_bytes: int) -> None:
+        self._sizes[task] += size_bytes
+        self._total_bytes += size_bytes
+        held = self._total_bytes - sum(self._sizes[each] for each in self._given_up)
+        if held <= self._max_bytes:
+            return
+        oldest = next(each for each in self._sizes if each not in self._given_up)
+        if oldest is task:
+            raise _too_many()
+        self._given_up.add(oldest)
+        oldest.cancel()
+
+
+def _too_many() -> _Refusal:
+    return _Refusal(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "too many bodies are unfinished, and this one for the longest time; send it again.",
+    )
+
+
+def _has_body(scope: Scope) -> bool:
+    names = {name for name, _value in scope["headers"]}
+    return b"content-length" in names or b"transfer-encoding" in names
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return what gives `body` at once, and then what comes after it."""
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return first.pop() if first else await receive()
+
+    return replayed

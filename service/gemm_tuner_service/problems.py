@@ -59,6 +59,7 @@ _HTTP_NAMES = {
     HTTPStatus.NOT_FOUND: "not-found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method-not-allowed",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "content-too-large",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded",
 }
 
 # What the OpenAPI document says of errors, for every route.
@@ -74,6 +75,13 @@ def describe(error: GemmTunerError) -> ProblemDocument:
     """Return the problem document of an error."""
     status, name = next((status, name) for kind, status, name in _STATUS if isinstance(error, kind))
     return _document(status, name, str(error))
+
+
+def problem_response(
+    status: HTTPStatus, detail: str, headers: dict[str, str] | None = None
+) -> Response:
+    """Return the problem document of an error of HTTP."""
+    return _response(_document(status, _HTTP_NAMES.get(status, "http-error"), detail), headers)
 
 
 def install_handlers(app: FastAPI) -> None:
@@ -125,9 +133,7 @@ def _answer_validation(_request: Request, error: Exception) -> Response:
 
 def _answer_http(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    status = HTTPStatus(error.status_code)
-    name = _HTTP_NAMES.get(status, "http-error")
-    return _response(_document(status, name, error.detail), dict(error.headers or {}))
+    return problem_response(HTTPStatus(error.status_code), error.detail, dict(error.headers or {}))
 
 
 def _answer_unexpected(request: Request, error: Exception) -> Response:

@@ -15,7 +15,7 @@ router = APIRouter(tags=["service"])
 
 
 @router.get("/healthz")
-def read_health() -> Health:
+async def read_health() -> Health:
     """Say that the process answers."""
     return Health(status="ok")
 

@@ -1,0 +1,165 @@
+"""Connections with an end: deadlines for headers, body and answer, and a bound on their number.
+
+uvicorn bounds the time between two requests and nothing else: a request that was begun and not
+finished stays for ever, and each costs a file descriptor and what came of its body.
+"""
+
+import asyncio
+import resource
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+_DESCRIPTORS_OF_OTHERS = 128  # the database, listening sockets, logs, and some to spare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """How long and how many connections may be.
+
+    `head_s` is for the line and the headers of a request, from the connection or the last answer
+    on; `body_s` for its body; `answer_s` for the answer, until the caller has read it. A connection
+    without a request is closed after `idle_s`. When a connection more than `connections` comes, the
+    one that has waited longest for its caller is closed.
+    """
+
+    head_s: float = 10.0
+    body_s: float = 10.0
+    answer_s: float = 60.0
+    idle_s: int = 5
+    head_bytes: int = 16 * 2**10
+    connections: int = 512
+    backlog: int = 64
+
+    def within(self, descriptors: int) -> "ConnectionLimits":
+        """Return these limits, lowered to what a process with so many file descriptors can hold."""
+        room = max(16, descriptors - _DESCRIPTORS_OF_OTHERS)
+        backlog = min(self.backlog, room // 8)
+        # asyncio accepts a backlog in each turn of its loop, and closes what was aborted in a
+        # later one.
+        return replace(self, connections=min(self.connections, room - 4 * backlog), backlog=backlog)
+
+
+def server_config(
+    app: ASGIApp,
+    limits: ConnectionLimits | None = None,
+    **settings: Any,  # noqa: ANN401 - uvicorn's
+) -> uvicorn.Config:
+    """Return how uvicorn runs the service: with bounded connections, HTTP/1.1 and nothing else."""
+    chosen = (limits or ConnectionLimits()).within(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+    waiting = dict[BoundedProtocol, None]()
+
+    def protocol(**arguments: Any) -> BoundedProtocol:  # noqa: ANN401 - handed on
+        return BoundedProtocol(chosen, waiting, **arguments)
+
+    return uvicorn.Config(
+        app,
+        http=protocol,  # type: ignore[arg-type]  # it is called to make a protocol, as a class is
+        ws="none",
+        backlog=chosen.backlog,
+        timeout_keep_alive=chosen.idle_s,
+        h11_max_incomplete_event_size=chosen.head_bytes,
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        **settings,
+    )
+
+
+class _Phase(Enum):
+    """What a connection waits for."""
+
+    HEAD = auto()  # the rest of a request's line and headers, or a request
+    BODY = auto()
+    ANSWER = auto()  # this service
+    READER = auto()  # the caller, to read the answer
+
+
+class BoundedProtocol(H11Protocol):
+    """A connection that is aborted when its caller is too slow, or when others need its place.
+
+    `waiting` holds the connections that wait for their callers, the longest first.
+    """
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        waiting: "dict[BoundedProtocol, None]",
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = limits
+        self._waiting = waiting
+        self._phase: _Phase | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection, in the place of another if there are too many."""
+        super().connection_made(transport)
+        self._follow()
+        if len(self.connections) > self._limits.connections:
+            next(iter(self._waiting)).abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._leave()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came; a deadline moves when a request is further, not when a byte came."""
+        super().data_received(data)
+        self._follow()
+
+    def on_response_complete(self) -> None:
+        """Begin to wait for the caller: to read, and to ask again."""
+        self._phase = None
+        super().on_response_complete()
+        self._follow()
+
+    def abort(self) -> None:
+        """Close the connection at once, whatever is unsent."""
+        self._leave()
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _follow(self) -> None:
+        """Set the deadline of what the connection waits for, if that is new."""
+        phase = self._now()
+        if phase is self._phase:
+            return
+        self._leave()
+        self._phase = phase
+        seconds = {
+            _Phase.HEAD: self._limits.head_s,
+            _Phase.BODY: self._limits.body_s,
+            _Phase.ANSWER: self._limits.answer_s,
+            _Phase.READER: self._limits.answer_s,
+        }[phase]
+        self._timer = self.loop.call_later(seconds, self.abort)
+        if phase is not _Phase.ANSWER:
+            self._waiting[self] = None
+
+    def _now(self) -> _Phase:
+        is_answered = self.cycle is None or self.cycle.response_complete
+        if is_answered and self.transport.get_write_buffer_size():
+            return _Phase.READER
+        state = self.conn.their_state
+        if state is h11.IDLE:
+            return _Phase.HEAD
+        return _Phase.BODY if state is h11.SEND_BODY else _Phase.ANSWER
+
+    def _leave(self) -> None:
+        self._waiting.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,199 @@
+"""Callers who are slow, many or without end, each of whom must not cost the others an answer."""
+
+import asyncio
+import logging
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http import HTTPStatus
+from io import StringIO
+
+import httpx
+import pytest
+from gemm_tuner_service.connections import ConnectionLimits
+from gemm_tuner_service.limits import RequestLimits
+from gemm_tuner_service.listening import listen_on_port
+from gemm_tuner_service.logs import BURST, MAX_RECORD_CHARACTERS, BoundedHandler
+from gemm_tuner_service.settings import Settings
+from samples import PROBLEM
+from serving import served
+from starlette.types import Message, Receive, Scope, Send
+
+LIMITS = ConnectionLimits(head_s=0.3, body_s=0.3, answer_s=0.5, idle_s=1, connections=24, backlog=4)
+PATIENCE_S = 20
+HEAD = b"POST /v1/resolve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+
+
+@pytest.fixture
+def hurried(settings: Settings) -> Iterator[httpx.Client]:
+    """Yield a client of a service with short deadlines and few connections."""
+    with served(settings, LIMITS) as client:
+        yield client
+
+
+def connect(client: httpx.Client) -> socket.socket:
+    url = client.base_url
+    return socket.create_connection((url.host, url.port or 0), timeout=PATIENCE_S)
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """Return what comes until the service closes the connection."""
+    content = b""
+    try:
+        while chunk := connection.recv(65536):
+            content += chunk
+    except ConnectionResetError:
+        pass
+    return content
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /he", HEAD, HEAD + b"\r\n", HEAD + b"\r\n" + b"x" * 999]
+)
+def test_a_request_that_is_not_finished_is_closed(hurried: httpx.Client, sent: bytes) -> None:
+    with connect(hurried) as connection:
+        connection.sendall(sent)
+
+        assert read_to_end(connection) == b""
+
+
+def test_a_byte_now_and_then_does_not_move_the_deadline(hurried: httpx.Client) -> None:
+    with connect(hurried) as connection:
+        connection.sendall(HEAD + b"X-Slow: ")
+        connection.settimeout(0.05)
+        begin_s = time.monotonic()
+        content = None
+        while content is None and time.monotonic() - begin_s < PATIENCE_S:
+            try:
+                connection.sendall(b"x")
+                content = connection.recv(100)
+            except TimeoutError:
+                continue
+            except OSError:
+                content = b""
+
+    assert content == b""
+
+
+def test_a_kept_connection_has_the_same_deadlines(hurried: httpx.Client) -> None:
+    with connect(hurried) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        content = connection.recv(65536)
+        connection.sendall(b"GET /he")
+        content += read_to_end(connection)
+
+    assert content.startswith(b"HTTP/1.1 200")
+    assert content.endswith(b'{"status":"ok"}')
+
+
+def test_more_idle_connections_than_the_bound_do_not_keep_others_out(
+    hurried: httpx.Client,
+) -> None:
+    with ExitStack() as stack:
+        for _number in range(4 * LIMITS.connections):
+            connection = stack.enter_context(connect(hurried))
+            connection.sendall(HEAD)
+        health = hurried.get("/healthz")
+        answer = hurried.post("/v1/resolve", json={"problem": PROBLEM.text})
+
+    assert health.status_code == HTTPStatus.OK
+    assert answer.json()["verdict"]["decision"] == "tuned"
+
+
+def test_answers_on_a_kept_connection_are_sent_at_once() -> None:
+    with listen_on_port("127.0.0.1", 0) as listener:
+        with socket.create_connection(listener.getsockname()):
+            accepted, _address = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_connections_are_fewer_than_the_file_descriptors_allow() -> None:
+    for descriptors in (64, 256, 1024, 10**6):
+        limits = ConnectionLimits().within(descriptors)
+
+        assert limits.backlog >= 1
+        assert 1 <= limits.connections + 4 * limits.backlog < descriptors
+
+
+class Callers:
+    """Requests with bodies of which a part has come, and what they were answered."""
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self._limits = limits
+        self.statuses: dict[str, int] = {}
+
+    async def begin(self, name: str, body: bytes, *, is_whole: bool) -> "asyncio.Task[None]":
+        parts: list[Message] = [{"type": "http.request", "body": body, "more_body": not is_whole}]
+
+        async def receive() -> Message:
+            if parts:
+                return parts.pop()
+            await asyncio.get_running_loop().create_future()
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.statuses[name] = message["status"]
+
+        scope: Scope = {"type": "http", "headers": [(b"content-length", b"9999")]}
+        task = asyncio.create_task(self._limits(scope, receive, send))
+        for _turn in range(4):
+            await asyncio.sleep(0)
+        return task
+
+
+async def accept(_scope: Scope, receive: Receive, send: Send) -> None:
+    body = (await receive())["body"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+
+
+def test_the_oldest_unfinished_body_gives_way() -> None:
+    async def attack() -> dict[str, int]:
+        callers = Callers(RequestLimits(accept, max_unfinished_bytes=1000))
+        tasks = [await callers.begin(f"{n}", b"x" * 400, is_whole=False) for n in range(4)]
+        await (await callers.begin("honest", b"x" * 300, is_whole=True))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return callers.statuses
+
+    assert asyncio.run(attack()) == {"0": 503, "1": 503, "2": 503, "honest": 200}
+
+
+def test_only_so_many_requests_are_answered_at_once() -> None:
+    async def wait(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def attack() -> dict[str, int]:
+        callers = Callers(RequestLimits(wait, max_requests=2))
+        tasks = [await callers.begin(f"{n}", b"", is_whole=True) for n in range(3)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return callers.statuses
+
+    assert asyncio.run(attack()) == {"2": 503}
+
+
+def test_a_log_is_bounded_and_says_what_was_left_out() -> None:
+    now_s = 0.0
+    stream = StringIO()
+    handler = BoundedHandler(stream, now_s=lambda: now_s)
+    record = logging.makeLogRecord({"msg": "x" * 10_000})
+
+    for _number in range(100_000):
+        handler.handle(record)
+    assert stream.getvalue().count("\n") == BURST
+    assert len(stream.getvalue()) < BURST * (MAX_RECORD_CHARACTERS + 100)
+
+    now_s = 60.0
+    handler.handle(logging.makeLogRecord({"msg": "later"}))
+    assert stream.getvalue().endswith(f"({100_000 - BURST} messages were left out)\nlater\n")
+
+
+def test_the_handler_writes_to_standard_error_by_default() -> None:
+    assert BoundedHandler().stream is sys.stderr
