@@ -37,14 +37,25 @@ _SPELLED = "gemm_tuner.spelled"
 codecs.register_error(_SPELLED, _spell)
 
 
+# What others wrote into records could else move the cursor, or speak for gemm-tuner.
+_CONTROLS = {
+    code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
+}
+
+
+def _harmless(text: str) -> str:
+    r"""Return `text` with control characters spelled: `\x1b` for the escape of a terminal."""
+    return text.translate(_CONTROLS)
+
+
 def print_line(text: str) -> None:
     """Print a line of the result."""
-    RESULTS.print(text, markup=False)
+    RESULTS.print(_harmless(text), markup=False)
 
 
 def print_message(text: str) -> None:
     """Print a line that is not part of the result."""
-    MESSAGES.print(text, markup=False)
+    MESSAGES.print(_harmless(text), markup=False)
 
 
 def print_json(facts: Any) -> None:  # noqa: ANN401 - JSON values have no narrower type

@@ -10,7 +10,7 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line, print_message
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.store.database import open_database
-from gemm_tuner.store.exchange import export_records, import_records, import_shipped
+from gemm_tuner.store.exchange import export_records, import_records, import_shipped, read_lines
 from gemm_tuner.store.repository import Repository
 
 records = typer.Typer(help="Export and import records", no_args_is_help=False)
@@ -56,9 +56,9 @@ def import_command(
         report = import_shipped(repository)
     else:
         try:
-            with file.open(encoding="utf-8") as lines:
-                report = import_records(repository, lines)
-        except (OSError, UnicodeDecodeError) as error:
+            with file.open("rb") as stream:
+                report = import_records(repository, read_lines(stream))
+        except OSError as error:
             raise InvalidSetting(f"file {file} cannot be read: {error}; name another.") from None
 
     for line in report.rejected:

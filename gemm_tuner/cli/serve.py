@@ -23,9 +23,10 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_message
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.database import default_database_url, open_database
+from gemm_tuner.store.database import database_file, default_database_url, open_database
 from gemm_tuner.trust.keys import KeyPair, default_key_path
 from gemm_tuner.trust.local import default_socket_path
+from gemm_tuner.trust.ownership import check_owned
 
 _LOOPBACK = "127.0.0.1"
 _PORT = 8000
@@ -70,6 +71,9 @@ def serve(
     )
     # What cannot be opened is told here, in one line: inside the server it would be a traceback.
     open_database(settings.database_url).dispose()
+    for file in (database_file(settings.database_url), settings.signing_key_path):
+        if file is not None:
+            check_owned(file)
     key_id = KeyPair.load_or_create(settings.signing_key_path).key_id
     # The server hands a signal on when it has stopped: its default would skip what is cleaned up.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -43,7 +43,8 @@ def open_database(url: str | None = None, *, may_create: bool = True) -> Engine:
         if file is not None and not may_create and not file.exists():
             raise _missing(f"there is no database {shown}")
         if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _create_privately(file)
         if not may_create and not _is_ours(parsed):
             raise _missing(f"the database {shown} holds no records of gemm-tuner")
         engine = _create_engine(parsed)
@@ -137,6 +138,21 @@ def _migrate(connection: Connection, shown: str) -> None:
             f"the database {shown} has a schema this version does not know ({error}); "
             "update gemm-tuner, or name another with --db or GEMM_TUNER_DB."
         ) from error
+
+
+def database_file(url: str) -> Path | None:
+    """Return the file behind a database URL, None if it is on a server or in memory.
+
+    Raises:
+        InvalidSetting: `url` is not a database URL, or its driver is not installed.
+    """
+    return _file_of(_parse(url))
+
+
+def _create_privately(file: Path) -> None:
+    """Make an empty file that others cannot read, where there is none; SQLite keeps its mode."""
+    with suppress(FileExistsError):
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _file_of(url: URL) -> Path | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.errors import InvalidRecord
@@ -11,6 +11,7 @@ from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.wire import dump_record, parse_record
 
 PAGE = 500
+MAX_LINE_BYTES = 2**23
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,22 +49,37 @@ def export_records(repository: Repository, stream: TextIO, *, only_finals: bool 
         after = page.next_after
 
 
-def import_records(repository: Repository, lines: Iterable[str]) -> ImportReport:
+def import_records(repository: Repository, lines: Iterable[str | bytes]) -> ImportReport:
     """Add the records in `lines`; a line that is not a record is reported and left out.
 
     Importing the same lines again changes nothing.
     """
-    trials: list[Trial] = []
     rejected: list[RejectedLine] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            trials.append(parse_record(line))
-        except InvalidRecord as error:
-            rejected.append(RejectedLine(number=number, reason=str(error)))
-    added = repository.add_imported(trials)
-    return ImportReport(added=added, known=len(trials) - added, rejected=tuple(rejected))
+    read = 0
+
+    def trials() -> Iterator[Trial]:
+        nonlocal read
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                trial = parse_record(line)
+            except InvalidRecord as error:
+                rejected.append(RejectedLine(number=number, reason=str(error)))
+            else:
+                read += 1
+                yield trial
+
+    added = repository.add_imported(trials())
+    return ImportReport(added=added, known=read - added, rejected=tuple(rejected))
+
+
+def read_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file; one of more than `MAX_LINE_BYTES` is cut, and so no record."""
+    while line := stream.readline(MAX_LINE_BYTES):
+        yield line
+        while len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = stream.readline(MAX_LINE_BYTES)
 
 
 def import_shipped(repository: Repository) -> ImportReport:

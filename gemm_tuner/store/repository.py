@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import islice
 from typing import TypeVarTuple
 
 from sqlalchemy import Connection, Engine, Row, Select, delete, select
@@ -36,6 +37,9 @@ _INSERTS: dict[str, Callable[[type[Base]], sqlite.Insert | postgresql.Insert]] =
     "postgresql": postgresql.insert,
 }
 
+IMPORTED_AT_ONCE = 100
+MAX_CONTENT_BYTES = 2**26  # of a binary or a source; the largest generated ones have some 2**20
+
 Columns = TypeVarTuple("Columns")
 
 
@@ -64,9 +68,17 @@ class Repository:
             _append(connection, trial, Origin.MEASURED)
 
     def add_imported(self, trials: Iterable[Trial]) -> int:
-        """Append trials from elsewhere and return how many were not known."""
-        with self._writing() as connection:
-            return sum(_append(connection, trial, Origin.IMPORTED) for trial in trials)
+        """Append trials from elsewhere and return how many were not known.
+
+        They are committed some at a time, so that others can write in between; what was committed
+        before a failure stays, and is known when the same trials come again.
+        """
+        added = 0
+        waiting = iter(trials)
+        while chunk := tuple(islice(waiting, IMPORTED_AT_ONCE)):
+            with self._writing() as connection:
+                added += sum(_append(connection, trial, Origin.IMPORTED) for trial in chunk)
+        return added
 
     def add_build(self, artifact: Artifact, *, binary: bytes, source_text: str) -> None:
         """Keep a binary and its source. What is already there stays.
@@ -380,9 +392,15 @@ def _read_problem(key: str, document: str) -> Problem:
 
 def _decompress(kind: str, key: str, compressed: bytes) -> bytes:
     try:
-        content = zlib.decompress(compressed)
+        # One byte more than may be shows that there is more, and costs no memory for it.
+        content = zlib.decompressobj().decompress(compressed, MAX_CONTENT_BYTES + 1)
     except zlib.error:
         content = b""
+    if len(content) > MAX_CONTENT_BYTES:
+        raise StoreFailed(
+            f"the {kind} {key[:12]} has more than {MAX_CONTENT_BYTES} bytes: it was not stored by "
+            "gemm-tuner; restore the database from a backup, or start a new one with --db."
+        )
     _check_digest(kind, key, content)
     return content
 

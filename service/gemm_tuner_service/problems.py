@@ -59,6 +59,7 @@ _HTTP_NAMES = {
     HTTPStatus.NOT_FOUND: "not-found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method-not-allowed",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "content-too-large",
+    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "range-not-satisfiable",
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded",
 }
 

@@ -153,6 +153,27 @@ def test_a_socket_left_by_a_killed_service_is_taken_over(site: Site, tmp_path: P
         assert f"Serving at unix:{path};" in said
 
 
+def test_an_address_that_others_can_reach_is_warned_of() -> None:
+    command = [sys.executable, "-m", "gemm_tuner", "serve", "--host", "0.0.0.0", "--port", "0"]  # noqa: S104
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stderr is not None
+            said = [child.stderr.readline() for _line in range(3)]
+        finally:
+            child.terminate()
+
+    assert "other machines can connect, in clear text" in said[2]
+
+
+def test_a_database_that_others_can_write_is_not_served(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "site" / "gemm-tuner.sqlite3").chmod(0o666)
+
+    assert run(["serve", "--db", site.settings.database_url]) == WRONG_USAGE
+    assert "can be changed by other users" in capsys.readouterr().err
+
+
 def test_a_socket_and_a_port_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "--socket", "x", "--port", "0"]) == WRONG_USAGE
     assert "choose one" in capsys.readouterr().err

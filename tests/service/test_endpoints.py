@@ -19,6 +19,7 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Rows
 from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.errors import StoreFailed
+from gemm_tuner.resources import templates_dir
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.wire import WireCpu, parse_record
 from gemm_tuner.trust.signature import SignedVerdict, open_verdict
@@ -232,6 +233,40 @@ def test_a_binary_can_be_asked_for_without_its_bytes(client: httpx.Client) -> No
 
     assert (answer.status_code, answer.content) == (200, b"")
     assert answer.headers["Content-Length"] == str(len(BINARY))
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "content", "told"),
+    [
+        ("bytes=0-3", 206, BINARY[:4], "bytes 0-3/11"),
+        ("bytes=4-", 206, BINARY[4:], "bytes 4-10/11"),
+        ("bytes=4-999", 206, BINARY[4:], "bytes 4-10/11"),
+        ("bytes=-3", 206, BINARY[-3:], "bytes 8-10/11"),
+        ("bytes=-999", 206, BINARY, "bytes 0-10/11"),
+        ("bytes=11-", 416, None, "bytes */11"),
+        ("bytes=-0", 416, None, "bytes */11"),
+        ("bytes=3-1", 200, BINARY, None),
+        ("bytes=-", 200, BINARY, None),
+        ("bytes=0-1,3-4", 200, BINARY, None),
+        ("lines=0-1", 200, BINARY, None),
+    ],
+)
+def test_a_part_of_a_binary_can_be_asked_for(
+    client: httpx.Client, asked: str, status: int, content: bytes | None, told: str | None
+) -> None:
+    answer = client.get(ARTIFACT_URL, headers={"Range": asked})
+
+    assert answer.status_code == status
+    assert answer.headers.get("Content-Range") == told
+    assert content is None or answer.content == content
+
+
+def test_the_header_of_the_abi_can_be_had(client: httpx.Client) -> None:
+    answer = client.get("/v1/abi/gemm_tuner.h")
+    again = client.get("/v1/abi/gemm_tuner.h", headers={"If-None-Match": answer.headers["ETag"]})
+
+    assert answer.content == (templates_dir() / "abi" / "gemm_tuner.h").read_bytes()
+    assert again.status_code == 304
 
 
 def test_the_source_is_beside_the_binary(client: httpx.Client) -> None:

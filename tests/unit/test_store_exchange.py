@@ -15,6 +15,7 @@ from gemm_tuner.store.exchange import (
     export_records,
     import_records,
     import_shipped,
+    read_lines,
     shipped_records,
 )
 from gemm_tuner.store.repository import Repository
@@ -131,6 +132,33 @@ def test_bad_lines_are_reported_and_the_others_imported(repository: Repository) 
     assert [line.number for line in report.rejected] == [2, 5]
     assert all(line.reason for line in report.rejected)
     assert len(repository.trials(origin=Origin.IMPORTED)) == 2
+
+
+def test_a_byte_that_is_not_utf8_refuses_one_line(repository: Repository) -> None:
+    file = b"\n".join(
+        [
+            dump_record(make_trial()).encode(),
+            b"\xff\xfe",
+            dump_record(make_trial(minute=1)).encode(),
+        ]
+    )
+
+    report = import_records(repository, read_lines(io.BytesIO(file)))
+
+    assert report.added == 2
+    assert [line.number for line in report.rejected] == [2]
+
+
+def test_a_line_without_end_is_one_line_that_is_refused(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = dump_record(make_trial()).encode()
+    monkeypatch.setattr("gemm_tuner.store.exchange.MAX_LINE_BYTES", len(record) + 1)
+
+    report = import_records(repository, read_lines(io.BytesIO(b"x" * 10_000 + b"\n" + record)))
+
+    assert report.added == 1
+    assert [line.number for line in report.rejected] == [1]
 
 
 def test_importing_again_changes_nothing(repository: Repository) -> None:

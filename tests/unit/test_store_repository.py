@@ -2,7 +2,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from sqlalchemy import Engine
 
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Stage, SweepEnd
+from gemm_tuner.domain.record import Stage, SweepEnd, Trial
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
@@ -256,3 +256,31 @@ def test_processes_create_and_write_one_database_at_once(tmp_path: Path) -> None
     engine = open_database(url)
     assert len(Repository(engine).trials()) == 45
     engine.dispose()
+
+
+def test_others_can_write_while_a_large_import_runs(
+    repository: Repository, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemm_tuner.store.repository.IMPORTED_AT_ONCE", 2)
+    sweeping = Repository(engine)
+
+    def trials() -> Iterator[Trial]:
+        for minute in range(5):
+            if minute == 4:
+                sweeping.add_trial(make_trial(minute=100))
+            yield make_trial(minute=minute)
+
+    assert repository.add_imported(trials()) == 5
+    assert repository.trials() == (make_trial(minute=100),)
+
+
+def test_a_binary_that_grows_beyond_bounds_is_refused(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemm_tuner.store.repository.MAX_CONTENT_BYTES", 1000)
+    bomb = bytes(10**6)
+    artifact = add_build(repository, bomb)
+
+    with pytest.raises(StoreFailed, match="more than 1000 bytes"):
+        repository.binary(artifact.sha256)
+    assert not repository.holds(artifact)
