@@ -59,7 +59,7 @@ def _from_database(
     verdict = match.verdict
     if as_json:
         now = datetime.now(UTC)
-        payload = VerdictPayload.of(verdict, issued_at=now, expires_at=now)
+        payload = VerdictPayload.of(verdict, issued_at=now, expires_at=now, serial=0)
         print_json(_facts(payload, match.explain))
         return verdict.artifact is not None
     print_line(decision_text(verdict))

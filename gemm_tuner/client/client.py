@@ -1,7 +1,7 @@
 """From a problem to a callable kernel: memory, service, cache directory, or a library instead."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -208,6 +208,8 @@ class Client:
         self, session: Session, question: _Question, kept: bytes | None
     ) -> Kernel | FallbackKernel:
         answer, verdict = self._resolve(session, question, kept)
+        if kept is not None:
+            self._check_not_older([verdict], [question], lambda: [parse_answer(kept).envelope])
         found = self._kernel_or_reason(verdict, question, session)
         if isinstance(found, _NotFetched):
             return _fallback(question, found.reason)
@@ -229,13 +231,20 @@ class Client:
     def _find_layer(self, question: _LayerQuestion) -> Layer:
         request = self._layer_request(question)
         name = identity([self._address.url, request])
+        kept = self._cache.answer(name)
         try:
             with connect(self._address, self._timeout_s) as session:
                 keys = self._keys(session)
                 document = session.resolve_batch(request)
-                layer, is_whole = self._open_layer(document, question, keys, session)
+                verdicts = self._open_all(document, question, keys)
+                if kept is not None:
+                    self._check_not_older(
+                        [verdict for verdict, _one in verdicts],
+                        [one for _verdict, one in verdicts],
+                        lambda: parse_envelopes(kept),
+                    )
+                layer, is_whole = self._layer_of(verdicts, question, session)
         except ServiceUnreachable as error:
-            kept = self._cache.answer(name)
             return (kept and self._kept_layer(kept, question)) or make_layer(
                 question.problems,
                 [str(error)] * len(question.problems),
@@ -247,30 +256,73 @@ class Client:
 
     def _kept_layer(self, kept: bytes, question: _LayerQuestion) -> Layer | None:
         try:
-            layer, is_whole = self._open_layer(kept, question, self._kept_keys(), None)
+            verdicts = self._open_all(kept, question, self._kept_keys())
+            layer, is_whole = self._layer_of(verdicts, question, None)
         except (KernelRejected, IsaNotUsable) as error:
             _LOG.info("The cached answer for a layer is not used: %s", error)
             return None
         return layer if is_whole else None
 
-    def _open_layer(
-        self, document: bytes, question: _LayerQuestion, keys: Keys, session: Session | None
-    ) -> tuple[Layer, bool]:
-        """Return the layer, and whether every kernel that was named could be had."""
+    def _open_all(
+        self, document: bytes, question: _LayerQuestion, keys: Keys
+    ) -> list[tuple[VerdictPayload, _Question]]:
+        """Return the verdicts in the answer for a layer, each with the question it answers."""
         envelopes = parse_envelopes(document)
         if len(envelopes) != len(question.problems):
             raise SignatureInvalid(
                 f"the answer holds {len(envelopes)} verdicts for {len(question.problems)} "
                 "problems; nothing was loaded: check the service."
             )
-        found: list[Kernel | str | _NotFetched] = []
-        for problem, envelope in zip(question.problems, envelopes, strict=True):
-            one = _Question(problem=problem, context=question.context)
-            verdict = self._open(envelope, one, keys)
-            found.append(self._kernel_or_reason(verdict, one, session))
+        questions = [
+            _Question(problem=problem, context=question.context) for problem in question.problems
+        ]
+        return [
+            (self._open(envelope, one, keys), one)
+            for envelope, one in zip(envelopes, questions, strict=True)
+        ]
+
+    def _layer_of(
+        self,
+        verdicts: Iterable[tuple[VerdictPayload, _Question]],
+        question: _LayerQuestion,
+        session: Session | None,
+    ) -> tuple[Layer, bool]:
+        """Return the layer, and whether every kernel that was named could be had."""
+        found = [self._kernel_or_reason(verdict, one, session) for verdict, one in verdicts]
         reasons = [one.reason if isinstance(one, _NotFetched) else one for one in found]
         layer = make_layer(question.problems, reasons, threads=question.context.threads)
         return layer, not any(isinstance(one, _NotFetched) for one in found)
+
+    def _check_not_older(
+        self,
+        verdicts: Iterable[VerdictPayload],
+        questions: Iterable[_Question],
+        kept: Callable[[], Iterable[SignedVerdict]],
+    ) -> None:
+        """Check that verdicts are not older than those kept for the same questions.
+
+        Whoever is between client and service could else bring back a kernel that was found wrong
+        since, or the service one from before its database was restored.
+
+        Raises:
+            ServiceUnreachable: one is older; what is kept serves better.
+        """
+        try:
+            envelopes = kept()
+        except KernelRejected:
+            return  # damaged: it says nothing
+        for verdict, question, envelope in zip(verdicts, questions, envelopes, strict=False):
+            try:
+                known = self._open(envelope, question, self._kept_keys())
+            except KernelRejected:
+                continue  # it says nothing any more
+            if verdict.age < known.age:
+                raise ServiceUnreachable(
+                    f"the service at {self._address.url} sent a verdict for "
+                    f"{verdict.problem!r} that is older than the one kept here (issued "
+                    f"{verdict.issued_at:%Y-%m-%d}, serial {verdict.serial}, after "
+                    f"{known.issued_at:%Y-%m-%d}, serial {known.serial}); it is not used."
+                )
 
     def _kernel_or_reason(
         self, verdict: VerdictPayload, question: _Question, session: Session | None

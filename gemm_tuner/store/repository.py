@@ -8,7 +8,7 @@ from hashlib import sha256
 from itertools import islice
 from typing import TypeVarTuple
 
-from sqlalchemy import Connection, Engine, Row, Select, delete, select
+from sqlalchemy import Connection, Engine, Row, Select, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -192,6 +192,25 @@ class Repository:
         with self._reading() as connection:
             known = tuple(_read_problem(key, text) for key, text in connection.execute(query))
         return tuple(each for each in known if each.m.exact is None and each != problem)
+
+    def newest_trial(self, problem: Problem) -> int:
+        """Return the number of the newest trial of a layer, whatever its m, 0 if there is none.
+
+        It grows with each trial that is added, and never else.
+        """
+        query = (
+            select(func.max(TrialRow.sequence))
+            .join(ProblemRow, ProblemRow.id == TrialRow.problem_id)
+            .where(
+                ProblemRow.n == problem.n,
+                ProblemRow.k == problem.k,
+                ProblemRow.types == problem.types.text,
+                ProblemRow.w_layout == problem.layout_text,
+                ProblemRow.epilogue == problem.epilogue.text,
+            )
+        )
+        row = self._first(query)
+        return 0 if row is None else row[0] or 0
 
     def cpu(self, exact_key: str) -> Cpu | None:
         """Return a CPU known by this key."""

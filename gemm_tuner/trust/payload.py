@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from gemm_tuner.domain.artifact import Artifact
-from gemm_tuner.domain.canonical import canonical_json, identity
+from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.measurement import Ratio
@@ -74,7 +74,8 @@ class SignedRatio(PayloadModel):
 class VerdictPayload(PayloadModel):
     """A verdict as it is signed. `problem` and `candidate` are text forms.
 
-    `serial` names this very payload, in logs and reports.
+    `serial` grows with what the service knows of the layer: of two verdicts for the same question,
+    the one with the earlier day of issue, or of one day with the smaller serial, is the older.
     """
 
     problem: str
@@ -89,13 +90,15 @@ class VerdictPayload(PayloadModel):
     artifact: SignedArtifact | None
     issued_at: AwareDatetime
     expires_at: AwareDatetime
-    serial: str
+    serial: Annotated[int, Field(ge=0)]
 
     @classmethod
-    def of(cls, verdict: Verdict, *, issued_at: datetime, expires_at: datetime) -> Self:
+    def of(
+        cls, verdict: Verdict, *, issued_at: datetime, expires_at: datetime, serial: int
+    ) -> Self:
         """Return the payload of `verdict`; the same arguments give the same payload."""
         artifact, ratio = verdict.artifact, verdict.ratio
-        unnamed = cls(
+        return cls(
             problem=verdict.problem.text,
             cpu_key=verdict.cpu_key,
             threads=verdict.context.threads,
@@ -108,10 +111,13 @@ class VerdictPayload(PayloadModel):
             artifact=SignedArtifact.of(artifact) if artifact else None,
             issued_at=issued_at,
             expires_at=expires_at,
-            serial="",
+            serial=serial,
         )
-        serial = identity(unnamed.model_dump(mode="json"))[:32]
-        return unnamed.model_copy(update={"serial": serial})
+
+    @property
+    def age(self) -> tuple[datetime, int]:
+        """Return what is smaller of an older verdict for the same question."""
+        return (self.issued_at, self.serial)
 
     def to_bytes(self) -> bytes:
         """Return the canonical JSON that is signed."""

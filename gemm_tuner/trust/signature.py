@@ -3,7 +3,7 @@
 import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -15,6 +15,8 @@ from gemm_tuner.trust.payload import VerdictPayload
 
 # A signature made for another purpose with the same key is not one of a verdict.
 PURPOSE = b"gemm-tuner verdict 1\n"
+MAX_LIFETIME = timedelta(days=31)
+MAX_CLOCK_ERROR = timedelta(minutes=10)
 
 
 class SignedVerdict(BaseModel):
@@ -47,8 +49,9 @@ def open_verdict(
     `pinned_keys` maps the id of each key to its 32 raw bytes.
 
     Raises:
-        SignatureInvalid: the key is not pinned, or the signature or the payload is not valid.
-        VerdictExpired: the verdict held until before `now`.
+        SignatureInvalid: the key is not pinned, the signature or the payload is not valid, or the
+            verdict would hold longer than `MAX_LIFETIME`.
+        VerdictExpired: the verdict held until before `now`, or does not hold yet.
     """
     payload = _verified_bytes(envelope, pinned_keys)
     try:
@@ -58,6 +61,17 @@ def open_verdict(
             f"the signed verdict does not have the known form ({error.error_count()} faults); "
             "update gemm-tuner."
         ) from None
+    if verdict.expires_at - verdict.issued_at > MAX_LIFETIME:
+        raise SignatureInvalid(
+            f"the verdict for {verdict.problem!r} holds from {verdict.issued_at.isoformat()} until "
+            f"{verdict.expires_at.isoformat()}, more than {MAX_LIFETIME.days} days; "
+            "nothing was loaded: check the service."
+        )
+    if verdict.issued_at > now + MAX_CLOCK_ERROR:
+        raise VerdictExpired(
+            f"the verdict for {verdict.problem!r} holds only from {verdict.issued_at.isoformat()}; "
+            "check the clocks of this machine and of the service."
+        )
     if now >= verdict.expires_at:
         raise VerdictExpired(
             f"the verdict for {verdict.problem!r} held until {verdict.expires_at.isoformat()}; "

@@ -39,8 +39,10 @@ class Resolver:
         Raises:
             InvalidProblem: the problem multiplies nothing.
         """
+        # Of what is known before the choice: one made of more never looks older than it is.
+        serial = self.repository.newest_trial(problem)
         match = choose(self.repository, problem, cpu=cpu, context=context)
-        return self._signed(match.verdict, match.explain, now)
+        return self._signed(match.verdict, match.explain, now, serial)
 
     def resolve_each(
         self, texts: Sequence[str], *, cpu: Cpu, context: ExecutionContext, now: datetime
@@ -71,16 +73,25 @@ class Resolver:
             InvalidInput: one is not understood, they differ in more than m, or are too many.
         """
         problems = [Problem.parse(text) for text in texts]
+        serial = self.repository.newest_trial(problems[0]) if problems else 0
         sharing = share(self.repository, problems, cpu=cpu, context=context, max_loss=max_loss)
         return [
-            BatchItem(problem=text, resolution=self._signed(one.chosen.verdict, one.explain, now))
+            BatchItem(
+                problem=text,
+                resolution=self._signed(one.chosen.verdict, one.explain, now, serial),
+            )
             for text, one in zip(texts, sharing.kernels, strict=True)
         ]
 
-    def _signed(self, verdict: Verdict, explain: Sequence[str], now: datetime) -> Resolution:
+    def _signed(
+        self, verdict: Verdict, explain: Sequence[str], now: datetime, serial: int
+    ) -> Resolution:
         issued_at = datetime.combine(now.astimezone(UTC), time.min, tzinfo=UTC)
         payload = VerdictPayload.of(
-            verdict, issued_at=issued_at, expires_at=issued_at + self.lifetime
+            verdict,
+            issued_at=issued_at,
+            expires_at=issued_at + self.lifetime,
+            serial=serial,
         )
         return Resolution(
             signed=sign_verdict(payload.to_bytes(), self.key_pair),

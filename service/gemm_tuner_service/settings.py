@@ -19,4 +19,4 @@ class Settings:
     database_url: str
     signing_key_path: Path
     default_cpu: Cpu | None = None
-    verdict_lifetime: timedelta = timedelta(days=30)
+    verdict_lifetime: timedelta = timedelta(days=7)

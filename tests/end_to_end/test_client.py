@@ -179,6 +179,37 @@ def test_a_kernel_that_lost_its_place_is_not_taken_from_the_cache(
     assert offline.reason == second.reason
 
 
+def test_an_older_answer_does_not_bring_back_a_kernel_that_lost_its_place(
+    site: Site, build: Build, tmp_path: Path
+) -> None:
+    answers: dict[str, bytes] = {}
+    layer: dict[str, Any] = {"m": [8], "epilogue": PROBLEM.epilogue.text}
+
+    def listen(path: str, body: bytes) -> bytes:
+        answers[path] = body
+        return body
+
+    with site.serving(listen) as address:
+        first = Client(address, cache_dir=tmp_path / "first")
+        assert isinstance(first.kernel(PROBLEM), Kernel)
+        assert isinstance(first.layer(PROBLEM.n, PROBLEM.k, **layer).kernels[0], Kernel)
+    keep_trial(site.repository, build, cpu=detect_cpu(), speed=0.5)
+    port = int(address.rpartition(":")[2])
+    with site.serving(port=port):
+        now = Client(address, cache_dir=tmp_path / "cache")
+        assert isinstance(now.kernel(PROBLEM), FallbackKernel)
+        now.layer(PROBLEM.n, PROBLEM.k, **layer)
+
+    with site.serving(answers.get, port=port):
+        then = Client(address, cache_dir=tmp_path / "cache")
+        replayed = then.kernel(PROBLEM)
+        layer_then = then.layer(PROBLEM.n, PROBLEM.k, **layer)
+
+    assert isinstance(replayed, FallbackKernel)
+    assert "0.500 times its speed" in replayed.reason
+    assert isinstance(layer_then.kernels[0], FallbackKernel)
+
+
 def test_a_cached_kernel_of_another_abi_is_as_good_as_none(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,7 +401,9 @@ def _verdict(build: Build) -> Verdict:
 
 def _sign_anew(site: Site, verdict: Verdict) -> Edit:
     now = datetime.now(UTC)
-    payload = VerdictPayload.of(verdict, issued_at=now, expires_at=now + timedelta(days=1))
+    payload = VerdictPayload.of(
+        verdict, issued_at=now, expires_at=now + timedelta(days=1), serial=1
+    )
     signed = sign_verdict(payload.to_bytes(), site.key_pair).model_dump()
     return _edit_answer(lambda document: document.update(signed=signed))
 

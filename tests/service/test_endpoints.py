@@ -95,7 +95,7 @@ def test_the_answer_is_signed_with_a_published_key(client: httpx.Client) -> None
     assert payload.cpu_key == CPU.exact_key
     assert payload.artifact is not None
     assert payload.artifact.to_domain() == make_artifact()
-    assert payload.expires_at - payload.issued_at == timedelta(days=30)
+    assert payload.expires_at - payload.issued_at == timedelta(days=7)
 
 
 def test_the_key_stays_when_the_service_starts_again(settings: Settings) -> None:
@@ -316,6 +316,23 @@ def test_a_service_does_not_start_on_an_unwritable_database(tmp_path: Path) -> N
 
     with pytest.raises(StoreFailed):
         asyncio.run(start())
+
+
+def test_the_serial_grows_with_what_is_known_of_the_layer_alone(
+    own_client: httpx.Client, repository: Repository
+) -> None:
+    def serial() -> int:
+        answer = own_client.post("/v1/resolve", json={"problem": PROBLEM.text}).json()
+        payload = json.loads(b64decode(answer["signed"]["payload"]))
+        return int(payload["serial"])
+
+    first = serial()
+    repository.add_trial(make_trial(problem=replace(PROBLEM, n=64), minute=1))
+    of_another_layer = serial()
+    repository.add_trial(make_trial(problem=replace(PROBLEM, m=Rows(low=1, high=1)), minute=2))
+    of_another_m = serial()
+
+    assert 0 < first == of_another_layer < of_another_m
 
 
 def test_a_faster_baseline_is_said(own_client: httpx.Client, repository: Repository) -> None:

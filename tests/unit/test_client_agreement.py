@@ -19,6 +19,7 @@ VERDICT = VerdictPayload.of(
     derive_verdict([TRIAL], problem=PROBLEM, cpu_key=CPU.exact_key, context=CONTEXT, complete=True),
     issued_at=NOW,
     expires_at=NOW + timedelta(days=1),
+    serial=1,
 )
 
 

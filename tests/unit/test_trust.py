@@ -20,7 +20,7 @@ TUNED = derive_verdict(
 
 
 def make_payload(verdict: Verdict = TUNED) -> VerdictPayload:
-    return VerdictPayload.of(verdict, issued_at=NOW, expires_at=NOW + timedelta(days=30))
+    return VerdictPayload.of(verdict, issued_at=NOW, expires_at=NOW + timedelta(days=30), serial=7)
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +65,19 @@ def test_the_payload_says_what_is_served() -> None:
     assert payload.ratio.median == pytest.approx(1.25)
 
 
-def test_the_serial_names_the_content() -> None:
-    later = VerdictPayload.of(TUNED, issued_at=NOW, expires_at=NOW + timedelta(days=31))
+def test_of_two_verdicts_the_later_day_and_then_the_serial_says_which_is_older() -> None:
+    ages = [
+        VerdictPayload.of(TUNED, issued_at=issued_at, expires_at=NOW, serial=serial).age
+        for issued_at, serial in (
+            (NOW - timedelta(days=1), 9),
+            (NOW, 7),
+            (NOW, 8),
+            (NOW + timedelta(days=1), 1),
+        )
+    ]
 
-    assert make_payload().serial == make_payload().serial
-    assert make_payload().serial != later.serial
+    assert ages == sorted(ages)
+    assert len(set(ages)) == 4
 
 
 @pytest.mark.parametrize(
@@ -127,6 +135,36 @@ def test_an_expired_verdict_is_refused(envelope: SignedVerdict, pinned: dict[str
 
     with pytest.raises(VerdictExpired, match="held until 2026-12-20"):
         open_verdict(envelope, pinned, NOW + timedelta(days=30))
+
+
+@pytest.mark.parametrize(
+    ("hours", "error", "message"),
+    [
+        ((0, 32 * 24), SignatureInvalid, "more than 31 days"),
+        ((-1000, 1000), SignatureInvalid, "more than 31 days"),
+        ((1, 24), VerdictExpired, "holds only from"),
+        ((9600, 9700), VerdictExpired, "holds only from"),
+        ((0, -1), VerdictExpired, "held until"),
+    ],
+)
+def test_a_verdict_with_dates_out_of_bounds_is_refused(
+    hours: tuple[int, int],
+    error: type[Exception],
+    message: str,
+    key_pair: KeyPair,
+    pinned: dict[str, bytes],
+) -> None:
+    issued_at, expires_at = (NOW + timedelta(hours=each) for each in hours)
+    payload = VerdictPayload.of(TUNED, issued_at=issued_at, expires_at=expires_at, serial=1)
+
+    with pytest.raises(error, match=message):
+        open_verdict(sign_verdict(payload.to_bytes(), key_pair), pinned, NOW)
+
+
+def test_a_clock_that_is_a_little_behind_refuses_nothing(
+    envelope: SignedVerdict, pinned: dict[str, bytes]
+) -> None:
+    assert open_verdict(envelope, pinned, NOW - timedelta(minutes=9)) == make_payload()
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"{}", b'{"problem": NaN}', b"[" * 100_000])
