@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gemm_tuner.domain.words import Word, flag, grid, number, one_of, sizes
 from gemm_tuner.errors import InvalidCandidate
 
 # So far ahead at most, weights are fetched shortly before their use.
@@ -31,16 +32,8 @@ class LoopOrder(StrEnum):
 class Blocking:
     """Cache blocks in elements, the order of the loops, and what is done beside the arithmetic.
 
-    `pack_x` copies each block of x to contiguous rows. With `convert_once`, a block of a panel of
-    weights that are not multiplied as they lie is converted to memory of the thread, for all tiles
-    of rows that meet it.
-    `prefetch_w_bytes` is how far ahead of their use packed weights are fetched; 0 leaves it to the
-    hardware. With `prefetch_next_panel`, the next panel is fetched into L2 instead: while one is
-    converted, or by the tiles that meet it, each a part. A tile reads `w_streams` packed panels
-    side by side. `shuffle_x` loads four steps of every fourth row of x at once and picks each by a
-    shuffle. `stream_y` writes cache lines of y past the caches. `k_unroll` steps of k stand in one
-    turn of the inner loop. `grid_m` x `grid_n` x `grid_k` parts can run at the same time; those
-    along k compute sums that a second phase adds up.
+    Each field has a word in `WORDS`, and is decided by an axis in `space/axes/`, which says what
+    it does and when.
     """
 
     mc: int
@@ -61,14 +54,46 @@ class Blocking:
 
     def __post_init__(self) -> None:
         """Check that no count is zero."""
-        grid = (self.grid_m, self.grid_n, self.grid_k)
-        counts = (self.mc, self.nc, self.kc, self.w_streams, self.k_unroll, *grid)
+        ways = (self.grid_m, self.grid_n, self.grid_k)
+        counts = (self.mc, self.nc, self.kc, self.w_streams, self.k_unroll, *ways)
         if min(counts) < 1 or self.prefetch_w_bytes < 0:
             raise InvalidCandidate(f"blocking {self} has an empty block.")
         if self.prefetch_w_bytes and self.prefetch_next_panel:
             raise InvalidCandidate(f"blocking {self} fetches weights in two ways; choose one.")
 
     @property
+    def extras(self) -> list[str]:
+        """Return the words for what is done beside the arithmetic, in blocks and an order."""
+        words = [word.text(self) for word in WORDS if word.unsaid is not None]
+        return [word for word in words if word is not None]
+
+    @property
+    def text(self) -> str:
+        """Return the text form: `mc128_nc768_kc256 jc_ic_jr_ir pack_x pf4096`."""
+        return " ".join(text for word in WORDS if (text := word.text(self)) is not None)
+
+    @property
+    def parts(self) -> int:
+        """Return into how many parts a call can be cut."""
+        return self.grid_m * self.grid_n * self.grid_k
+
+    @property
     def fetches_near(self) -> bool:
         """Return whether weights are fetched shortly before their use, and so into L2 alone."""
         return 0 < self.prefetch_w_bytes <= NEAR_BYTES
+
+
+# In the order of the text. A word that says nothing special is left out of it.
+WORDS: tuple[Word, ...] = (
+    sizes("mc", "nc", "kc"),
+    one_of("loop_order", LoopOrder),
+    flag("pack_x"),
+    flag("convert_once"),
+    number("prefetch_w_bytes", "pf", unsaid=0),
+    flag("prefetch_next_panel", "pf_next"),
+    number("w_streams", "ws", unsaid=1),
+    flag("shuffle_x"),
+    flag("stream_y"),
+    number("k_unroll", "u", unsaid=1),
+    grid("grid_m", "grid_n", "grid_k"),
+)

@@ -5,9 +5,10 @@ from math import ceil
 
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.micro_kernel import Can, MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidCandidate
+from gemm_tuner.space.axes import AXES
 from gemm_tuner.space.catalog import family_named
 
 # The share of lanes without a column from which on dot products are tried beside outer products.
@@ -78,7 +79,8 @@ def check_covers(problem: Problem, candidate: Candidate) -> MicroKernelFamily:
     """Return the family of a candidate that someone chose, which need not run here.
 
     Raises:
-        InvalidCandidate: the family does not compute the problem, or has no such register tile.
+        InvalidCandidate: the family does not compute the problem, or has no such register tile,
+            or a kernel of the family does not have what a word says.
     """
     tile = candidate.micro_kernel
     family = family_named(tile.family)
@@ -92,48 +94,9 @@ def check_covers(problem: Problem, candidate: Candidate) -> MicroKernelFamily:
             f"family {family.name} has no register tile {tile.mr}x{tile.nr}; "
             "choose one whose sums fit its registers in whole vectors."
         )
-    _check_words(problem, candidate, family)
-    _check_groups(problem, candidate, family)
+    for axis in AXES:
+        refusal = axis.refusal and axis.refusal(problem, family, tile, candidate.blocking)
+        if refusal:
+            remedy = refusal.remedy or f"leave the word out of {candidate.text!r}"
+            raise InvalidCandidate(f"a kernel {tile.text} has no {refusal.what}; {remedy}.")
     return family
-
-
-def _check_words(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> None:
-    """Check that a kernel of the family has what the words of the candidate say."""
-    blocking, can = candidate.blocking, family.can
-    streams, vectors = blocking.w_streams, candidate.micro_kernel.nr // family.lanes
-    converts = blocking.convert_once
-    slices, blocks = blocking.grid_k, ceil(problem.k / blocking.kc)
-    refused = {
-        f"ws{streams}": streams > 1
-        and (Can.READ_PANELS_SIDE_BY_SIDE not in can or vectors % streams > 0),
-        "convert_once": converts
-        and (
-            not family.converts_weights(problem.types)
-            or blocking.loop_order.is_ir_outer
-            or streams > 1
-        ),
-        "pf_next": blocking.prefetch_next_panel and not (Can.FETCH_NEXT_PANEL in can or converts),
-        "pack_x": blocking.pack_x and family.is_in_fixed_point,
-        "stream_y": blocking.stream_y
-        and (blocking.kc < problem.k or not family.can_stream(problem.types.y)),
-        "shuffle_x": blocking.shuffle_x and not family.can_shuffle(problem.types.x),
-        f"grid of {slices} slices for {blocks} blocks of k": slices > max(1, blocks),
-    }
-    for word, is_refused in refused.items():
-        if is_refused:
-            raise InvalidCandidate(
-                f"a kernel {candidate.micro_kernel.text} has no {word}; leave the word out of "
-                f"{candidate.text!r}."
-            )
-
-
-def _check_groups(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> None:
-    """Check that a block of k of weights in groups is all of k, or whole groups."""
-    kc, group = candidate.blocking.kc, problem.w_group
-    if group is None or kc >= problem.k:
-        return
-    if Can.UNPACK_GROUPS not in family.can or kc % group:
-        raise InvalidCandidate(
-            f"a kernel {candidate.micro_kernel.text} has no blocks of {kc} steps of k, which must "
-            f"be whole groups of weights, or all of k for tiles of AMX; choose {problem.k}."
-        )

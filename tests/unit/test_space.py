@@ -73,6 +73,25 @@ def test_every_candidate_runs_on_the_cpu_and_divides_its_blocks(isa: str, shape:
         assert candidate.parts in {1, 2}
 
 
+@pytest.mark.parametrize(
+    ("problem", "core", "threads"),
+    [
+        ("f32_s8 32x64x512 nk:g128", "zen4", 2),  # a copy of x in fixed point is not copied again
+        ("f16 64x40x500 nk", "zen3", 4),
+        ("int8 3000x64x30 nk", "zen3", 1),
+        ("bf16 33x64x700 nk", "sapphire_rapids", 2),
+    ],
+)
+def test_the_size_of_a_space_is_the_number_of_its_candidates(
+    problem: str, core: str, threads: int
+) -> None:
+    space = Space(problem=Problem.parse(problem), cpu=core_named(core).cpu, threads=threads)
+
+    found = [candidate.text for candidate in space.all()]
+
+    assert space.size() == len(found) == len(set(found))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_neighbours_belong_to_the_space(shape: str) -> None:
     space = Space(problem=Problem.parse(f"f32 {shape}"), cpu=cpu("avx512"))
@@ -462,7 +481,7 @@ def test_tiles_of_amx_are_as_high_as_the_rows_need() -> None:
 def test_blocks_of_k_are_whole_tiles_of_amx(types: str, monkeypatch: pytest.MonkeyPatch) -> None:
     space = Space(problem=Problem.parse(f"{types} 64x128x5000"), cpu=cpu("amx"), threads=2)
     # The other families have many times as many candidates.
-    tiles = [tile for tile in space.tiles() if tile[0].name.startswith("amx")]
+    tiles = [tile for tile in space.tiles() if tile.family.name.startswith("amx")]
     monkeypatch.setattr(Space, "tiles", lambda _space: iter(tiles))
 
     of_amx = list(space.all())

@@ -1,0 +1,73 @@
+"""The blocks of rows and columns, and the order of the loops over them.
+
+What stays in a half or a quarter of L2 decides (`space/cuts.py`): nothing, blocks of rows of x,
+blocks of columns of w, or both. The outer loops follow; of the inner ones, a panel of w meets all
+tiles of rows, or a tile of rows all panels. A search moves along one of the three at a time.
+
+Tried first: no cut, and by panels, if x fits half of L2; or by rows, if L1 keeps all weights and L2
+not y. Of a larger x, blocks stay in L2 where weights pass by.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gemm_tuner.domain.blocking import LoopOrder
+from gemm_tuner.space.axis import Axis
+from gemm_tuner.space.choice import Choice
+from gemm_tuner.space.cuts import CUTS, Cut, Residence
+from gemm_tuner.space.tile import Tile, round_up
+
+
+def _blocks(tile: Tile, choice: Choice, cut: Cut) -> tuple[int, int, LoopOrder]:
+    """Return mc, nc and the order of the loops that a cut comes to."""
+    problem = tile.problem
+    mc = round_up(max(1, problem.m.high), tile.mr)
+    nc = round_up(max(1, problem.n), tile.nr)
+    fitting = tile.l2_bytes // cut.l2_parts // problem.types.w.row_bytes(choice.kc)
+    # A packed block of x has to stay in L2, or packing it was in vain.
+    if cut.residence in {Residence.X, Residence.BOTH} or choice.pack_x:
+        mc = min(mc, max(tile.mr, fitting // tile.mr * tile.mr))
+    if cut.residence in {Residence.W, Residence.BOTH}:
+        nc = min(nc, max(tile.nr, fitting // tile.nr * tile.nr))
+    return mc, nc, cut.loop_order
+
+
+def _choices(tile: Tile, choice: Choice) -> Iterator[tuple[int, int, LoopOrder]]:
+    for cut in CUTS:
+        yield _blocks(tile, choice, cut)
+
+
+def _settle(tile: Tile, choice: Choice) -> Choice:
+    mc, nc, order = _blocks(tile, choice, choice.cut)
+    return replace(choice, mc=mc, nc=nc, loop_order=order)
+
+
+def _first(tile: Tile, choice: Choice) -> Choice:
+    problem, caches = tile.problem, tile.cpu.caches
+    x_bytes = problem.m.high * choice.kc * problem.types.x.size_bytes
+    if x_bytes <= caches.l2_bytes // 2:
+        # Where L1 keeps all weights, whole rows of a large y are written in order.
+        y_bytes = problem.m.high * problem.types.y.row_bytes(problem.n)
+        keeps_weights = problem.w_bytes <= caches.l1d_bytes // 2
+        cut = Cut(is_ir_outer=keeps_weights and y_bytes > caches.l2_bytes)
+    elif tile.weights_leave_l2:
+        cut = Cut(residence=Residence.X)
+    else:
+        cut = Cut(is_ir_outer=not choice.convert_once)
+    return replace(choice, cut=cut)
+
+
+def _moves(_tile: Tile, choice: Choice) -> Iterator[Choice]:
+    for cut in CUTS:
+        if cut.is_beside(choice.cut):
+            yield replace(choice, cut=cut)
+
+
+AXIS = Axis(
+    fields=("mc", "nc", "loop_order"),
+    reads=("kc", "pack_x"),
+    choices=_choices,
+    first=_first,
+    settle=_settle,
+    moves=_moves,
+)

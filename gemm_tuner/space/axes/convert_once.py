@@ -1,0 +1,55 @@
+"""A block of a panel of weights converted to memory of the thread, for all tiles that meet it.
+
+Weights that are not multiplied as they lie are converted by each tile of rows, or once, where
+several tiles meet a panel of which a converted block fits half of L2. Never where tiles of rows
+meet all panels in turn, or read panels side by side.
+
+Tried first by each tile, and once too from four tiles of rows on. A search that changes the way
+tries each depth of a block of k with it: converted, weights are larger.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gemm_tuner.domain.blocking import Blocking
+from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.space.axes.kc import depths
+from gemm_tuner.space.axis import Axis, Refusal
+from gemm_tuner.space.choice import Choice
+from gemm_tuner.space.tile import Tile
+
+
+def _choices(tile: Tile, choice: Choice) -> tuple[bool, ...]:
+    meets_several_tiles = min(choice.mc, tile.problem.m.high) > tile.mr
+    converted_bytes = tile.nr * choice.kc * DType.F32.size_bytes // tile.family.k_step
+    gains = meets_several_tiles and converted_bytes <= tile.l2_bytes // 2
+    return (False, True) if gains else (False,)
+
+
+def _refusal(
+    problem: Problem, family: MicroKernelFamily, _tile: MicroKernel, blocking: Blocking
+) -> Refusal | None:
+    can_convert = (
+        family.converts_weights(problem.types)
+        and not blocking.loop_order.is_ir_outer
+        and blocking.w_streams == 1
+    )
+    return Refusal(what="convert_once") if blocking.convert_once and not can_convert else None
+
+
+def _moves(tile: Tile, choice: Choice) -> Iterator[Choice]:
+    if tile.family.converts_weights(tile.problem.types):
+        for kc in depths(tile):
+            yield replace(choice, convert_once=not choice.convert_once, kc=kc)
+
+
+AXIS = Axis(
+    fields=("convert_once",),
+    reads=("mc", "kc", "loop_order", "w_streams"),
+    choices=_choices,
+    refusal=_refusal,
+    moves=_moves,
+    moves_last=True,
+)

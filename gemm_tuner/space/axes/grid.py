@@ -1,0 +1,116 @@
+"""The parts of a call that can run at the same time: ways along m, n and k.
+
+With several threads, every way to cut rows and columns of tiles for all of them; where y has few
+tiles for each, also slices of k, whose sums a second phase adds up. One part is always possible.
+
+Tried first: the cut whose largest part has the least to multiply and to read; slices of k where
+the others are uneven by more than slices cost.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from math import ceil
+
+from gemm_tuner.domain.micro_kernel import PackedLayout
+from gemm_tuner.space.axes.kc import depth_of_slice, depths
+from gemm_tuner.space.axis import Axis
+from gemm_tuner.space.choice import Choice
+from gemm_tuner.space.parts import largest_part
+from gemm_tuner.space.tile import Tile, round_up
+
+Grid = tuple[int, int, int]
+
+# k is cut for several threads only if y has few tiles for each, and a slice of k is worth it.
+_FEW_TILES_PER_THREAD = 64
+_LEAST_SLICE_OF_K = 256
+# To write the sums of a slice and add them to the others takes as long as so many steps of k, and
+# the second phase a little more: measured on an EPYC 9004.
+_STEPS_PER_SUM = 8
+_SLICES_COST = 1.03
+# A core multiplies about so many elements while it reads one of x or w, in f32 as in bf16 and
+# bytes: between the rates of L3, which the parts share, and of memory, of Zen 4 in cores.csv.
+_PRODUCTS_PER_READ = 4
+
+
+@lru_cache(maxsize=1024)
+def grids(tile: Tile) -> tuple[Grid, ...]:
+    """Return the ways to cut a call, the one to try first in front; one part is the last.
+
+    Of those that do not cut k, it is the one whose largest part takes the least time. Slices of k
+    are as large as each other: they come before the others where those are uneven.
+    """
+    fitting = list(_fitting(tile))
+    whole = sorted((grid for grid in fitting if grid[2] == 1), key=_cost(tile))
+    slices = sorted((grid for grid in fitting if grid[2] > 1), key=_cost(tile))
+    least = _products(tile, whole[0]) if whole else 0.0
+    even = [grid for grid in slices if _products(tile, grid) < least]
+    return tuple(dict.fromkeys([*even, *whole, *slices, (1, 1, 1)]))
+
+
+def _fitting(tile: Tile) -> Iterator[Grid]:
+    """Yield the cuts into as many parts as there are threads, with a tile for each part."""
+    tiles = ceil(tile.problem.m.high / tile.mr)
+    panels = ceil(tile.problem.n / tile.nr)
+    for k in _divisors(tile.threads):
+        if k == 1 or _is_worth_slicing(tile, tiles * panels, k):
+            for n in reversed(_divisors(tile.threads // k)):
+                m = tile.threads // k // n
+                if n <= panels and m <= tiles:
+                    yield m, n, k
+
+
+def _is_worth_slicing(tile: Tile, tiles: int, slices: int) -> bool:
+    """Return whether the sums of `tiles` may be computed in slices of k by several threads."""
+    k = tile.problem.k
+    return (
+        tile.family.layout is PackedLayout.PANELS
+        and tiles <= _FEW_TILES_PER_THREAD * tile.threads
+        and k >= _LEAST_SLICE_OF_K * slices
+        and ceil(k / depth_of_slice(tile, slices)) == slices
+    )
+
+
+def _sizes(tile: Tile, grid: Grid) -> tuple[int, int]:
+    """Return the rows and columns of the largest part, in whole vectors."""
+    rows = largest_part(tile.problem.m.high, tile.mr, grid[0])
+    columns = largest_part(tile.problem.n, tile.nr, grid[1])
+    return rows, round_up(columns, tile.family.lanes)
+
+
+def _products(tile: Tile, grid: Grid) -> float:
+    """Return the multiplications of the largest part, and what bringing slices together costs."""
+    rows, columns = _sizes(tile, grid)
+    if grid[2] == 1:
+        return rows * columns * tile.problem.k
+    steps = tile.problem.k / grid[2] + _STEPS_PER_SUM * tile.family.k_step
+    return _SLICES_COST * rows * columns * steps
+
+
+def _cost(tile: Tile) -> Callable[[Grid], float]:
+    """Return what the largest part of a grid costs: its products, and what it reads."""
+
+    def cost(grid: Grid) -> float:
+        read = sum(_sizes(tile, grid)) * tile.problem.k / grid[2]
+        return _products(tile, grid) + _PRODUCTS_PER_READ * read
+
+    return cost
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(one for one in range(1, number + 1) if number % one == 0)
+
+
+def _choices(tile: Tile, _choice: Choice) -> tuple[Grid, ...]:
+    return grids(tile)
+
+
+def _moves(tile: Tile, choice: Choice) -> Iterator[Choice]:
+    """Yield each grid, with blocks of k that are not those of other slices."""
+    depth, *others = depths(tile)
+    kc = choice.kc if choice.kc in others else depth
+    for m, n, k in grids(tile):
+        yield replace(choice, kc=kc, grid_m=m, grid_n=n, grid_k=k)
+
+
+AXIS = Axis(fields=("grid_m", "grid_n", "grid_k"), choices=_choices, moves=_moves)

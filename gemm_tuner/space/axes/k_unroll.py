@@ -1,0 +1,48 @@
+"""The steps of k in one turn of the inner loop.
+
+One, two or four. One keeps a panel of a short k in registers where it fits; more walk along k.
+
+Tried first: four for few sums, which would wait for each other; two where a panel fits registers
+but steps of k are more than eight; one elsewhere, with shuffles, and for weights in groups, whose
+chunk is several steps.
+"""
+
+from dataclasses import replace
+from math import ceil
+
+from gemm_tuner.domain.kept_panel import panel_fits_registers
+from gemm_tuner.domain.micro_kernel import PackedLayout
+from gemm_tuner.space.axis import Axis
+from gemm_tuner.space.choice import Choice
+from gemm_tuner.space.tile import Tile
+
+# Of so many sums, none waits for the one before: unrolling k brings little.
+_SUMS_AT_ONCE = 8
+# In so few steps of k, products take about as long as the epilogue, which should run beside them.
+_FEW_STEPS = 8
+
+
+def _choices(_tile: Tile, _choice: Choice) -> tuple[int, ...]:
+    return (1, 2, 4)
+
+
+def _first(tile: Tile, choice: Choice) -> Choice:
+    is_unrolled = tile.family.layout is PackedLayout.GROUPS or choice.shuffle_x
+    return replace(choice, k_unroll=1 if is_unrolled else _unroll_first(tile))
+
+
+def _unroll_first(tile: Tile) -> int:
+    """Return how far to unroll k; 1 keeps a panel in registers where it can."""
+    problem, family = tile.problem, tile.family
+    sums = tile.mr * tile.nr // (1 if family.layout is PackedLayout.COLUMNS else family.lanes)
+    fits = panel_fits_registers(problem, family, tile.nr)
+    # Products of pairs take twice as long on some cores.
+    gains = fits and family.k_step != 2
+    if gains and ceil(problem.k / family.k_step) <= _FEW_STEPS:
+        return 1
+    if sums < _SUMS_AT_ONCE:
+        return 4
+    return 2 if fits and not (gains and tile.nr == family.lanes) else 1
+
+
+AXIS = Axis(fields=("k_unroll",), reads=("shuffle_x",), choices=_choices, first=_first)

@@ -1,0 +1,59 @@
+"""Each block of x copied to contiguous rows first.
+
+Both ways, against rows that share L1 sets. Never where x is in fixed point, which is a copy.
+
+Tried first where rows share L1 sets, are more than four and meet 1024 columns or more; for tiles of
+AMX also where x ends in a part of a tile, which each panel would copy.
+"""
+
+from dataclasses import replace
+from math import ceil
+
+from gemm_tuner.domain.blocking import Blocking
+from gemm_tuner.domain.micro_kernel import Can, MicroKernel, MicroKernelFamily
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.space.axis import Axis, Refusal
+from gemm_tuner.space.choice import Choice
+from gemm_tuner.space.tile import Tile
+
+# So few rows of x wait for their weights.
+_FEW_ROWS = 4
+# From so many columns on, multiplying a packed x takes far longer than packing it.
+_MANY_COLUMNS = 1024
+_L1_SET_STRIDE_BYTES = 4096  # rows at multiples of it share sets
+
+
+def _choices(_tile: Tile, _choice: Choice) -> tuple[bool, ...]:
+    return (False, True)
+
+
+def _refusal(
+    _problem: Problem, family: MicroKernelFamily, _tile: MicroKernel, blocking: Blocking
+) -> Refusal | None:
+    return Refusal(what="pack_x") if blocking.pack_x and family.is_in_fixed_point else None
+
+
+def _first(tile: Tile, choice: Choice) -> Choice:
+    return replace(choice, pack_x=_gains(tile))
+
+
+def _gains(tile: Tile) -> bool:
+    """Return whether a copy promises more than it costs.
+
+    It does if rows, dense, share L1 sets, and in registers of one row are not few and meet many
+    columns; or if x ends in a part of a tile and there are no fewer panels than tiles along k.
+    """
+    problem, family = tile.problem, tile.family
+    is_reused = problem.m.high > _FEW_ROWS and problem.n >= _MANY_COLUMNS
+    broadcasts = Can.BROADCAST_X in family.can
+    if family.register_rows == 1 and not (broadcasts and is_reused):
+        return False
+    row_bytes = problem.types.x.row_bytes(problem.k)
+    ends_in_part = family.k_tile > 0 and problem.k % family.k_tile > 0
+    panels = ceil(problem.n / tile.nr)
+    return (row_bytes > 0 and row_bytes % _L1_SET_STRIDE_BYTES == 0) or (
+        ends_in_part and ceil(problem.k / family.k_tile) <= panels
+    )
+
+
+AXIS = Axis(fields=("pack_x",), choices=_choices, refusal=_refusal, first=_first)

@@ -1,0 +1,113 @@
+"""How far ahead of their use packed weights are fetched, or that the next panel is instead.
+
+Not at all, 4, 8 or 16 KB ahead in the stream of weights; for one or two rows that wait for weights
+outside L2 also 1 KB, into L2 alone. Where eight tiles of rows or more meet a panel of at most half
+of L2, each may fetch its part of the next panel into L2; so may what converts a panel once.
+
+Tried first: the next panel where it can be fetched. Else 16 KB for weights that do not fit L2, and
+none for one row, or where L2 keeps them. None and a distance are both tried first where CPUs differ
+(docs/kernels.md).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gemm_tuner.domain.blocking import NEAR_BYTES, Blocking
+from gemm_tuner.domain.context import Regime
+from gemm_tuner.domain.micro_kernel import Can, MicroKernel, MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.space.axis import Axis, Refusal
+from gemm_tuner.space.choice import Choice
+from gemm_tuner.space.tile import Tile
+
+_DISTANCES_BYTES = (4096, 8192, 16384)
+# So few rows of x leave the core waiting for weights, which may be fetched just before their use.
+_MOST_ROWS_THAT_FETCH_NEAR = 2
+# So few rows of x wait for their weights.
+_FEW_ROWS = 4
+# Each tile fetches a cache line in every step of k at most.
+_LEAST_TILES_THAT_FETCH = 8
+
+
+def distances_first(tile: Tile) -> tuple[int, ...]:
+    """Return how far ahead to fetch weights at first, in bytes, the most promising in front.
+
+    The hardware fetches a single stream well, except on some CPUs where small elements or several
+    rows leave it no time.
+    """
+    problem, family, caches = tile.problem, tile.family, tile.cpu.caches
+    if problem.w_bytes <= caches.l1d_bytes:
+        return (0,)
+    is_cold = tile.regime is Regime.COLD_WEIGHTS
+    near = (NEAR_BYTES,) if _can_fetch_near(tile) else ()
+    if near and is_cold:
+        return (*near, 0)
+    if problem.m.high > 1 or family.layout is PackedLayout.GROUPS:
+        if not tile.weights_leave_l2:
+            return (8192 if is_cold else 0,)
+        is_few = problem.m.high <= _FEW_ROWS and Can.UNPACK_GROUPS not in family.can
+        return (16384, 0, *(near if tile.weights_fill_l3 else ())) if is_few else (16384,)
+    if tile.weights_fill_l3:
+        return (0, *near)
+    is_brief = problem.types.x.size_bytes < 4 and not is_cold
+    return (0, 4096) if is_brief and tile.weights_leave_l2 else (0,)
+
+
+def _can_fetch_near(tile: Tile) -> bool:
+    """Return whether few rows wait for weights that are not in L2."""
+    return (
+        Can.FETCH_NEAR in tile.family.can
+        and tile.problem.m.high <= _MOST_ROWS_THAT_FETCH_NEAR
+        and tile.weights_leave_l2
+    )
+
+
+def _can_fetch_panels(tile: Tile, choice: Choice) -> bool:
+    """Return whether the next panel can be fetched.
+
+    Tiles fetch a part of it each, so every part of a call must have a whole block of rows; where a
+    panel is converted once, the next is fetched meanwhile.
+    """
+    problem, family = tile.problem, tile.family
+    tiles_fetch = (
+        Can.FETCH_NEXT_PANEL in family.can
+        and not choice.loop_order.is_ir_outer
+        and choice.mc // tile.mr >= max(_LEAST_TILES_THAT_FETCH, tile.nr // family.lanes)
+        and choice.mc - tile.mr < problem.m.low // choice.grid_m
+    )
+    panel_bytes = problem.types.w.row_bytes(tile.nr * choice.kc)
+    return (
+        (tiles_fetch or choice.convert_once)
+        and tile.weights_leave_l2
+        and panel_bytes <= tile.l2_bytes // 2
+    )
+
+
+def _choices(tile: Tile, choice: Choice) -> Iterator[tuple[int, bool]]:
+    yield 0, False
+    if tile.problem.w_bytes > tile.cpu.caches.l1d_bytes:
+        near = (NEAR_BYTES,) if _can_fetch_near(tile) else ()
+        for ahead in (*_DISTANCES_BYTES, *near):
+            yield ahead, False
+    if _can_fetch_panels(tile, choice):
+        yield 0, True
+
+
+def _refusal(
+    _problem: Problem, family: MicroKernelFamily, _tile: MicroKernel, blocking: Blocking
+) -> Refusal | None:
+    can_fetch = Can.FETCH_NEXT_PANEL in family.can or blocking.convert_once
+    return Refusal(what="pf_next") if blocking.prefetch_next_panel and not can_fetch else None
+
+
+def _first(tile: Tile, choice: Choice) -> Choice:
+    return replace(choice, prefetch_w_bytes=distances_first(tile)[0])
+
+
+AXIS = Axis(
+    fields=("prefetch_w_bytes", "prefetch_next_panel"),
+    reads=("grid_m", "mc", "kc", "loop_order", "convert_once"),
+    choices=_choices,
+    refusal=_refusal,
+    first=_first,
+)

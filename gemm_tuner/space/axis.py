@@ -1,0 +1,94 @@
+"""An axis of the space as a row: what of a blocking it decides, and how."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gemm_tuner.domain.blocking import Blocking
+from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.space.choice import Choice
+from gemm_tuner.space.tile import Tile
+
+# Of one field, or a tuple of one for each field: the fields say of which types.
+Value = Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """What a kernel does not have, and what to do other than to leave out the word for it."""
+
+    what: str
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One row.
+
+    An axis decides `fields` of a blocking, by one value or by a tuple of one for each field. It
+    `reads` fields of others, which are settled before.
+
+    `choices` are the values worth trying, in the order in which a search moves to them. `refusal`
+    says what a kernel cannot have, be it of this space or typed by a person: what it refuses is not
+    offered. `first` puts the value to try first; by default the first choice.
+    `settle` makes of what was asked for what goes with the other fields; by default it stays if it
+    is offered, and is the first choice otherwise. `moves` are the steps of a search; by default to
+    every choice. Those that change two axes are `moves_last`.
+    """
+
+    fields: tuple[str, ...]
+    choices: Callable[[Tile, Choice], Iterable[Value]]
+    reads: tuple[str, ...] = ()
+    refusal: (
+        Callable[[Problem, MicroKernelFamily, MicroKernel, Blocking], Refusal | None] | None
+    ) = None
+    first: Callable[[Tile, Choice], Choice] | None = None
+    settle: Callable[[Tile, Choice], Choice] | None = None
+    moves: Callable[[Tile, Choice], Iterator[Choice]] | None = None
+    moves_last: bool = False
+
+    def offered(self, tile: Tile, choice: Choice) -> list[Value]:
+        """Return the values that a kernel can have, each once."""
+        values = dict.fromkeys(self.choices(tile, choice))
+        if self.refusal is None:
+            return list(values)
+        return [value for value in values if not self._refuses(tile, self.put(choice, value))]
+
+    def tried_first(self, tile: Tile, choice: Choice) -> Choice:
+        """Return the choice with the value to try first."""
+        if self.first:
+            return self.first(tile, choice)
+        return self.put(choice, self.offered(tile, choice)[0])
+
+    def settled(self, tile: Tile, choice: Choice) -> Choice:
+        """Return the choice with a value that goes with the fields that this axis reads."""
+        if self.settle:
+            return self.settle(tile, choice)
+        if self.value(choice) in self.choices(tile, choice) and not self._refuses(tile, choice):
+            return choice
+        return self.put(choice, self.offered(tile, choice)[0])
+
+    def steps(self, tile: Tile, choice: Choice) -> Iterator[Choice]:
+        """Yield the choices one step away."""
+        if self.moves:
+            yield from self.moves(tile, choice)
+        else:
+            yield from (self.put(choice, value) for value in self.offered(tile, choice))
+
+    def value(self, choice: Choice) -> Value:
+        """Return the value that a choice has on this axis."""
+        values = tuple(getattr(choice, field) for field in self.fields)
+        return values if len(values) > 1 else values[0]
+
+    def put(self, choice: Choice, value: Value) -> Choice:
+        """Return the choice with another value on this axis."""
+        if self.value(choice) == value:
+            return choice
+        values = value if isinstance(value, tuple) else (value,)
+        return replace(choice, **dict(zip(self.fields, values, strict=True)))
+
+    def _refuses(self, tile: Tile, choice: Choice) -> bool:
+        if self.refusal is None:
+            return False
+        return self.refusal(tile.problem, tile.family, tile.micro_kernel, choice) is not None

@@ -1,0 +1,78 @@
+"""What is tried first with a register tile: on each axis its first choice, and the rivals of it.
+
+A rival is there where measurements, or CPUs, do not agree which of two ways is faster.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
+
+from gemm_tuner.domain.micro_kernel import Can
+from gemm_tuner.space.axes.kc import depths
+from gemm_tuner.space.axes.prefetch import distances_first
+from gemm_tuner.space.axes.w_streams import AXIS as W_STREAMS
+from gemm_tuner.space.choice import Choice
+from gemm_tuner.space.cuts import Cut
+from gemm_tuner.space.tile import Tile
+from gemm_tuner.space.walk import settled, tried_first
+
+# So few rows of x wait for their weights.
+_FEW_ROWS = 4
+# From so many tiles of rows on, weights are also converted once for all at first.
+_TILES_THAT_CONVERT_ONCE = 4
+
+
+def first_choices(tile: Tile) -> list[Choice]:
+    """Return one choice, or one for each way, order or number of streams that may be faster."""
+    choice = _fetching_panels(tile, tried_first(tile))
+    others = [*_converted_once(tile), *_in_place(tile, choice)]
+    if choice.cut.is_ir_outer:
+        return [choice, replace(choice, cut=Cut()), *others]
+    if Can.UNPACK_GROUPS in tile.family.can or tile.problem.m.high > _FEW_ROWS:
+        return [choice, *others]
+    return [*_in_two_streams(tile, choice), *_fetched_ahead(tile, choice), *others]
+
+
+def _fetching_panels(tile: Tile, choice: Choice) -> Choice:
+    """Return the choice that fetches the next panel, where one can be fetched."""
+    ahead = replace(choice, prefetch_w_bytes=0, prefetch_next_panel=True)
+    return ahead if settled(tile, ahead).prefetch_next_panel else choice
+
+
+def _converted_once(tile: Tile) -> Iterator[Choice]:
+    """Yield the choice that converts weights once in the deepest blocks, if there is one."""
+    tiles = ceil(tile.problem.m.high / tile.mr)
+    if tiles < _TILES_THAT_CONVERT_ONCE or not tile.family.converts_weights(tile.problem.types):
+        return
+    for kc in depths(tile):
+        choice = _fetching_panels(tile, tried_first(tile, kc=kc, convert_once=True))
+        if settled(tile, choice).convert_once:
+            yield choice
+            return
+
+
+def _in_place(tile: Tile, first: Choice) -> Iterator[Choice]:
+    """Yield the choice that reads x where it lies, in shallower blocks, if it is another."""
+    if Can.REUSE_PANEL not in tile.family.can:
+        return
+    kcs = depths(tile)
+    shallow = _fetching_panels(tile, tried_first(tile, kc=kcs[min(1, len(kcs) - 1)]))
+    in_place = replace(shallow, pack_x=False)
+    if in_place != first:
+        yield in_place
+
+
+def _in_two_streams(tile: Tile, choice: Choice) -> Iterator[Choice]:
+    """Yield the choice that reads panels side by side, far apart, where weights fill L3."""
+    if not tile.weights_fill_l3:
+        return
+    far_apart = replace(choice, kc=max(depths(tile)), prefetch_w_bytes=0)
+    for streams in W_STREAMS.offered(tile, far_apart):
+        if streams > 1:
+            yield replace(far_apart, w_streams=streams)
+
+
+def _fetched_ahead(tile: Tile, choice: Choice) -> Iterator[Choice]:
+    """Yield the choice with each distance of prefetch that may be best."""
+    for ahead in distances_first(tile):
+        yield replace(choice, prefetch_w_bytes=ahead)

@@ -1,0 +1,64 @@
+"""A register tile for a problem on a CPU: what the values on every axis depend on."""
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from gemm_tuner.domain.blocking import Blocking
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import Regime
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
+from gemm_tuner.domain.problem import Problem
+
+_UNKNOWN_L2_BYTES = 512 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """A tile of `mr` rows and `nr` columns of a family, for a problem on some threads of a CPU.
+
+    With `like`, a candidate for the same layer with any m, only what leaves its packed weights
+    counts.
+    """
+
+    problem: Problem
+    cpu: Cpu
+    threads: int
+    regime: Regime
+    like: Candidate | None
+    family: MicroKernelFamily
+    mr: int
+    nr: int
+
+    def beside(self, mr: int, nr: int) -> "Tile":
+        """Return another tile of the family in the same place."""
+        return replace(self, mr=mr, nr=nr)
+
+    def candidate(self, blocking: Blocking) -> Candidate:
+        """Return the tile under a blocking."""
+        return Candidate(micro_kernel=self.micro_kernel, blocking=blocking)
+
+    @property
+    def micro_kernel(self) -> MicroKernel:
+        """Return the micro-kernel."""
+        return MicroKernel(family=self.family.name, mr=self.mr, nr=self.nr)
+
+    @property
+    def l2_bytes(self) -> int:
+        """Return the size of L2, or a small one where it is not known."""
+        return self.cpu.caches.l2_bytes or _UNKNOWN_L2_BYTES
+
+    @property
+    def weights_leave_l2(self) -> bool:
+        """Return whether the weights do not fit L2."""
+        return self.problem.w_bytes > self.cpu.caches.l2_bytes
+
+    @property
+    def weights_fill_l3(self) -> bool:
+        """Return whether the weights take half of L3 or more."""
+        return self.problem.w_bytes >= self.cpu.caches.l3_bytes // 2
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the least multiple that is not below a value."""
+    return ceil(value / multiple) * multiple
