@@ -1,5 +1,6 @@
-"""Skip, with the reason, what this machine cannot run."""
+"""Leave out, with the reason, what this machine cannot run, and tell the two stages apart."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +36,16 @@ _FINDERS: dict[str, Callable[[], object]] = {
     "torch-weights": TorchWeightOnly,
     "torch-inductor": TorchInductor,
 }
+# What the extra `all` installs, or NumPy has: the other libraries come with the second stage.
+_ALWAYS_INSTALLED = frozenset({"onednn", "openblas"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave tests of optional libraries to the stage that installs them."""
+    for item in items:
+        wanted = {marker.args[0] for marker in item.iter_markers("baseline")}
+        if wanted - _ALWAYS_INSTALLED:
+            item.add_marker(pytest.mark.proof)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -42,9 +53,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("isa"):
         missing = parse_isa(marker.args) - detect_cpu().isa
         if missing:
-            pytest.skip(f"needs {isa_text(missing)}, which is not usable here")
+            pytest.skip(f"this CPU lacks {isa_text(missing).replace(',', ', ')}")
     for marker in item.iter_markers("baseline"):
         try:
             _FINDERS[marker.args[0]]()
         except BaselineMissing as error:
             pytest.skip(str(error))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Sum up what was skipped, one line for each reason."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", ()):
+        told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[told.removeprefix("Skipped: ").partition("\n")[0]] += 1
+    if reasons:
+        terminalreporter.section("skipped")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")

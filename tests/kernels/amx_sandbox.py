@@ -5,6 +5,7 @@ from multiprocessing.connection import Pipe
 
 import pytest
 from amx_programs import Programs, check_amx
+from needs import need_compiler
 
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.drivers import build_driver
@@ -12,9 +13,9 @@ from gemm_tuner.bench.emulator import Emulator, build_emulator
 from gemm_tuner.bench.finding import Finding
 from gemm_tuner.bench.forked import Death, run_in_child
 from gemm_tuner.bench.guard import GuardedMatrix
-from gemm_tuner.build.toolchain import Toolchain, find_toolchain
+from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.record import Outcome
-from gemm_tuner.errors import CompilationFailed, ToolchainMissing
+from gemm_tuner.errors import CompilationFailed
 
 
 class Sandbox:
@@ -46,11 +47,9 @@ class Sandbox:
 
 def open_sandbox(compiler: str) -> Sandbox:
     """Return programs and an emulator by a compiler, or skip the test if it does not know AMX."""
+    toolchain = need_compiler(compiler)
     try:
-        toolchain = find_toolchain(compiler)
         check_amx(toolchain)
-    except ToolchainMissing as missing:
-        pytest.skip(str(missing))
-    except CompilationFailed as failure:
-        pytest.skip(f"does not know AMX: {failure}")
+    except CompilationFailed:
+        pytest.skip(f"{toolchain.text} does not know AMX")
     return Sandbox(toolchain)

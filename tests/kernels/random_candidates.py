@@ -32,11 +32,18 @@ def draw_subjects(count: int, seed: int) -> list[Subject]:
     return list(islice(_subjects(_Dice(Random(seed)), families), count))
 
 
-def _subjects(dice: "_Dice", families: list[MicroKernelFamily]) -> Iterator[Subject]:
+def draw_subject(random: Random, family: MicroKernelFamily, types: OperandTypes) -> Subject:
+    """Return a problem of these types with a candidate of the family."""
+    return next(_subjects(_Dice(random), [family], types))
+
+
+def _subjects(
+    dice: "_Dice", families: list[MicroKernelFamily], types: OperandTypes | None = None
+) -> Iterator[Subject]:
     while True:
         family = dice.random.choice(families)
         tile = dice.random.choice(family.tiles)
-        problem = dice.problem(family, tile)
+        problem = dice.problem(family, tile, types)
         candidate = dice.candidate(family, tile, problem)
         try:
             check_covers(problem, candidate)
@@ -51,10 +58,12 @@ class _Dice:
 
     random: Random
 
-    def problem(self, family: MicroKernelFamily, tile: tuple[int, int]) -> Problem:
-        """Return a problem of some tiles, whole or not, that the family computes."""
+    def problem(
+        self, family: MicroKernelFamily, tile: tuple[int, int], types: OperandTypes | None
+    ) -> Problem:
+        """Return a problem of some tiles, whole or not, of these types or of any of the family."""
         mr, nr = tile
-        types = self.random.choice(sorted(family.types, key=lambda one: one.text))
+        types = types or self.random.choice(sorted(family.types, key=lambda one: one.text))
         high = self.random.randint(0, 4 * mr + 2)
         low = self.random.choice((high, self.random.randint(0, high)))
         n = self.random.choice((self.random.randint(0, 4 * nr), nr * self.random.randint(1, 4)))

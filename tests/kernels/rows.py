@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gemm_tuner.domain.blocking import LoopOrder
+from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import F32, DType, OperandTypes
 from gemm_tuner.domain.epilogue import Epilogue
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
@@ -21,6 +22,10 @@ class Row:
     @property
     def name(self) -> str:
         return f"{self.family.name}-{self.types.text}"
+
+    @property
+    def isa(self) -> frozenset[IsaFeature]:
+        return self.family.isa
 
     @property
     def is_plain(self) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from needs import need_compiler, need_instruction, need_proof
 from proof import Subject, prove_all
 
 from gemm_tuner.build.compile import compile_kernel
@@ -15,7 +16,7 @@ from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
-from gemm_tuner.errors import CompilationFailed, IsaNotUsable, ToolchainMissing
+from gemm_tuner.errors import IsaNotUsable
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.space.catalog import CATALOG, family_named
@@ -47,8 +48,7 @@ def any_family(request: pytest.FixtureRequest) -> MicroKernelFamily:
 
 
 def usable(family: MicroKernelFamily) -> MicroKernelFamily:
-    if missing := family.isa - AMX - detect_cpu().isa:
-        pytest.skip(f"this CPU lacks {sorted(missing)}, which are not emulated")
+    need_proof(family.isa)
     return family
 
 
@@ -77,6 +77,7 @@ def subject(
     )
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("compiler", ["gcc", "clang", "zig"])
 def test_every_tile_with_every_height(any_family: MicroKernelFamily, compiler: str) -> None:
     toolchain = toolchain_named(compiler, any_family)
@@ -96,17 +97,13 @@ def test_every_tile_with_every_height(any_family: MicroKernelFamily, compiler: s
 
 
 def toolchain_named(compiler: str, family: MicroKernelFamily) -> Toolchain:
-    try:
-        toolchain = find_toolchain(compiler)
-        if IsaFeature.AMX_FP16 in family.isa:
-            compile_kernel(INSTRUCTION, isa=family.isa, toolchain=toolchain)
-    except ToolchainMissing as missing:
-        pytest.skip(str(missing))
-    except CompilationFailed as failure:
-        pytest.skip(f"does not know AMX-FP16: {failure}")
+    toolchain = need_compiler(compiler)
+    if IsaFeature.AMX_FP16 in family.isa:
+        need_instruction(INSTRUCTION, family.isa, toolchain, "AMX-FP16")
     return toolchain
 
 
+@pytest.mark.proof
 def test_tails_of_n_and_k(family: MicroKernelFamily) -> None:
     step = family.k_tile
     depths = (*range(6), step - 1, step, step + 1, 2 * step - 1, 2 * step, 2 * step + 2)
@@ -122,6 +119,7 @@ def test_tails_of_n_and_k(family: MicroKernelFamily) -> None:
     assert not wrong
 
 
+@pytest.mark.proof
 def test_zeros_lie_behind_packed_rows(any_family: MicroKernelFamily) -> None:
     step = any_family.k_tile
     subjects = [
@@ -173,12 +171,14 @@ def blocks(family: MicroKernelFamily) -> Iterator[Subject]:
         yield subject(family, f"49x70x{k}", turn=turn, epilogue="silu", extras=f" grid{grid}")
 
 
+@pytest.mark.proof
 def test_blocks_orders_and_extras(family: MicroKernelFamily) -> None:
     wrong = prove_all(blocks(family), find_toolchain())
 
     assert not wrong
 
 
+@pytest.mark.proof
 def test_epilogues(family: MicroKernelFamily) -> None:
     epilogues = ["none", "bias+gelu_erf+add", "scale+hardswish+add"]
     if family.name == "amx_int8":

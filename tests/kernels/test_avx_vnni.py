@@ -1,22 +1,20 @@
 """Kernels for AVX-VNNI with every combination of types, in the encoding that this CPU has."""
 
 import pytest
-from other_encoding import needed_here
+from needs import each
 from proof import Subject, prove_all
 
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
-from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.catalog import CATALOG
 
 FAMILIES = [one for one in CATALOG.values() if IsaFeature.AVX_VNNI in one.isa]
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.proof
+@pytest.mark.parametrize("family", each(FAMILIES))
 def test_every_combination_of_types_is_right(family: MicroKernelFamily) -> None:
-    if missing := needed_here(family.isa) - detect_cpu().isa:
-        pytest.skip(f"this CPU lacks {sorted(missing)}")
     is_grouped = family.layout is PackedLayout.GROUPS
     subjects = [
         Subject(

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from needs import need_cpu
 from numpy.typing import NDArray
 from other_encoding import needed_here, spelled_for_this_cpu
 
@@ -52,9 +53,7 @@ FAMILIES = [
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_step_is_within_its_bound_for_every_value(family: MicroKernelFamily, step: str) -> None:
-    missing = needed_here(family.isa) - detect_cpu().isa
-    if missing:
-        pytest.skip(f"this CPU lacks {sorted(missing)}")
+    need_cpu(needed_here(family.isa))
     types = min(family.types, key=lambda types: types.text)
     with np.errstate(over="ignore"):  # of f16
         bias = values_to_try().astype(NUMPY_TYPES[DType.F32 if types.y.is_integer else types.y])
@@ -79,8 +78,7 @@ def test_step_is_within_its_bound_for_every_value(family: MicroKernelFamily, ste
 @pytest.mark.parametrize("family", ["avx512_int8", "avx2_int8", "scalar_int8"])
 def test_large_sums_are_whole_numbers_already(family: str) -> None:
     row = CATALOG[family]
-    if row.isa - detect_cpu().isa:
-        pytest.skip("this CPU lacks what the family needs")
+    need_cpu(row.isa)
     mr, nr = row.tiles[0]
     problem = Problem.parse("int8 1x1x260 nk y_zero_point")
     candidate = Candidate.parse(f"{family}_{mr}x{nr} mc{mr}_nc{nr}_kc260 jc_ic_jr_ir")

@@ -6,25 +6,23 @@ from typing import Any, Protocol
 
 import numpy as np
 import pytest
+from needs import need_proof
 from numpy.typing import NDArray
-from other_encoding import needed_here, spelled_for_this_cpu
+from other_encoding import spelled_for_this_cpu
 from proof import run_kernel
 
 from gemm_tuner import quantise_weights
 from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.drivers import build_driver
-from gemm_tuner.bench.emulator import can_prove
 from gemm_tuner.bench.forked import Death
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.cpu import isa_text
 from gemm_tuner.domain.dtype import F32, DType
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.space.catalog import CATALOG
 
@@ -75,9 +73,7 @@ def compute() -> Compute:
     def run(
         problem: str, family: MicroKernelFamily, use: Callable[[Kernel], Array], extras: str = ""
     ) -> Array:
-        if not can_prove(needed_here(family.isa), cpu=detect_cpu()):
-            missing = isa_text(family.isa - detect_cpu().isa)
-            pytest.skip(f"this CPU lacks {missing}, which is not emulated")
+        need_proof(family.isa)
         asked = Problem.parse(problem)
         widest = 1 if family.layout is PackedLayout.COLUMNS else 2 * family.lanes
         fitting = [tile for tile in family.tiles if tile[1] <= widest]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
+from needs import each_executed, need_compiler
 from other_encoding import needed_here
 from proof import Subject, prove_all
 from rows import (
@@ -24,35 +25,22 @@ from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import STEP_KINDS
 from gemm_tuner.domain.micro_kernel import PackedLayout
-from gemm_tuner.errors import ToolchainMissing
 from gemm_tuner.machine.detect import detect_cpu
 
+pytestmark = pytest.mark.proof  # test_cover.py proves something of each
+
+OF_PANELS = [row for row in FEW_ROWS if row.family.layout is PackedLayout.PANELS]
+OF_VECTORS = [
+    row for row in FEW_ROWS if row.family.template.name == "outer_product" and row.family.lanes > 1
+]
+SHUFFLING = [row for row in FEW_ROWS if row.family.can_shuffle(row.types.x)]
+# One row for each way to write y.
+STREAMING = {
+    (row.family.name, row.types.y): row for row in ROWS if row.family.can_stream(row.types.y)
+}.values()
+READ_ALONE = [row for row in ROWS if not row.types.is_weight_only or row in FEW_ROWS]
+
 EXTRAS = (" pf1024", " pack_x pf_next u2", " u4 grid2x1", " pack_x pf8192 u2 grid1x2")
-
-
-@pytest.fixture(params=FEW_ROWS, ids=lambda row: row.name)
-def row(request: pytest.FixtureRequest) -> Row:
-    return usable_row(request.param)
-
-
-@pytest.fixture(params=ROWS_WITH_TAILS, ids=lambda row: row.name)
-def row_with_tails(request: pytest.FixtureRequest) -> Row:
-    return usable_row(request.param)
-
-
-@pytest.fixture(
-    params=[row for row in ROWS if not row.types.is_weight_only or row in FEW_ROWS],
-    ids=lambda row: row.name,
-)
-def any_row(request: pytest.FixtureRequest) -> Row:
-    return usable_row(request.param)
-
-
-def usable_row(row: Row) -> Row:
-    missing = needed_here(row.family.isa) - detect_cpu().isa
-    if missing:
-        pytest.skip(f"this CPU lacks {sorted(missing)}")
-    return row
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +73,8 @@ def tails_of_k(row: Row) -> list[int]:
     return sorted({*range(0, 2 * KC + 2, stride), *edges})
 
 
-def test_tails_of_n_for_any_m(row_with_tails: Row, toolchain: Toolchain) -> None:
-    row = row_with_tails
+@pytest.mark.parametrize("row", each_executed(ROWS_WITH_TAILS))
+def test_tails_of_n_for_any_m(row: Row, toolchain: Toolchain) -> None:
     mr, nr = small_tile(row.family)
     subjects = [
         Subject(
@@ -129,6 +117,7 @@ def depths_and_epilogues(row: Row) -> Iterator[tuple[int, str]]:
         yield deep[number % len(deep)], steps[number % len(steps)]
 
 
+@pytest.mark.parametrize("row", each_executed(FEW_ROWS))
 def test_tails_of_k_and_every_epilogue_step_for_any_m(row: Row, toolchain: Toolchain) -> None:
     mr, nr = small_tile(row.family)
     subjects = [
@@ -144,6 +133,7 @@ def test_tails_of_k_and_every_epilogue_step_for_any_m(row: Row, toolchain: Toolc
     assert not wrong
 
 
+@pytest.mark.parametrize("row", each_executed(FEW_ROWS))
 def test_exact_m_around_tiles_and_blocks(row: Row, toolchain: Toolchain) -> None:
     mr, nr = small_tile(row.family)
     orders = list(LoopOrder)
@@ -161,6 +151,7 @@ def test_exact_m_around_tiles_and_blocks(row: Row, toolchain: Toolchain) -> None
     assert not wrong
 
 
+@pytest.mark.parametrize("row", each_executed(FEW_ROWS))
 def test_loop_orders_layouts_and_extras(row: Row, toolchain: Toolchain) -> None:
     mr, nr = small_tile(row.family)
     k = 3 * KC + 2
@@ -181,10 +172,9 @@ def test_loop_orders_layouts_and_extras(row: Row, toolchain: Toolchain) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("row", each_executed(OF_VECTORS))
 def test_tiles_read_panels_side_by_side(row: Row, toolchain: Toolchain) -> None:
     lanes = row.family.lanes
-    if row.family.template.name != "outer_product" or lanes == 1:
-        pytest.skip("only outer products of vectors read several panels")
     k = 2 * KC + 3
     subjects = [
         Subject(
@@ -202,15 +192,9 @@ def test_tiles_read_panels_side_by_side(row: Row, toolchain: Toolchain) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize(
-    "streaming",
-    {
-        (row.family.name, row.types.y): row for row in ROWS if row.family.can_stream(row.types.y)
-    }.values(),
-    ids=lambda row: row.name,
-)
-def test_y_is_written_past_the_caches(streaming: Row, toolchain: Toolchain) -> None:
-    row, k = usable_row(streaming), 4 * KC
+@pytest.mark.parametrize("row", each_executed(STREAMING))
+def test_y_is_written_past_the_caches(row: Row, toolchain: Toolchain) -> None:
+    k = 4 * KC
     columns = 2 * row.family.lanes
     subjects = [
         Subject(
@@ -229,9 +213,8 @@ def test_y_is_written_past_the_caches(streaming: Row, toolchain: Toolchain) -> N
     assert not wrong
 
 
+@pytest.mark.parametrize("row", each_executed(SHUFFLING))
 def test_rows_of_x_are_shuffled(row: Row, toolchain: Toolchain) -> None:
-    if not row.family.can_shuffle(row.types.x):
-        pytest.skip("only outer products of AVX-512 shuffle words of x")
     step, lanes = row.family.k_step, row.family.lanes
     subjects = [
         Subject(
@@ -246,9 +229,8 @@ def test_rows_of_x_are_shuffled(row: Row, toolchain: Toolchain) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("row", each_executed(OF_PANELS))
 def test_slices_of_k(row: Row, toolchain: Toolchain) -> None:
-    if row.family.layout is not PackedLayout.PANELS:
-        pytest.skip("dot products and groups run over all of k")
     mr, nr = small_tile(row.family)
     kc = max(KC, row.family.k_multiple)
     ways = (
@@ -283,6 +265,7 @@ def tiles_for_a_range_of_m(row: Row) -> list[tuple[int, int]]:
     return chosen
 
 
+@pytest.mark.parametrize("row", each_executed(FEW_ROWS))
 def test_every_height_of_a_tile_for_a_range_of_m(row: Row, toolchain: Toolchain) -> None:
     k = max(KC, row.family.k_step) + 3
     subjects = [
@@ -298,6 +281,7 @@ def test_every_height_of_a_tile_for_a_range_of_m(row: Row, toolchain: Toolchain)
     assert not wrong
 
 
+@pytest.mark.parametrize("row", each_executed(FEW_ROWS))
 def test_every_other_register_tile(row: Row, toolchain: Toolchain) -> None:
     """A range of m has this number of rows among others: its tiles are proved above."""
     proved = tiles_for_a_range_of_m(row)
@@ -331,8 +315,9 @@ def is_first_to_read(row: Row) -> bool:
     )
 
 
-def test_quantised_layers_of_every_type(any_row: Row, toolchain: Toolchain) -> None:
-    mr, nr = small_tile(any_row.family)
+@pytest.mark.parametrize("row", each_executed(READ_ALONE))
+def test_quantised_layers_of_every_type(row: Row, toolchain: Toolchain) -> None:
+    mr, nr = small_tile(row.family)
     layers = (
         (2 * mr + 1, nr + 1, 67, "kn", " pack_x", QUANTISED[1]),
         (mr, nr, 1, "nk", "", QUANTISED[0]),
@@ -340,12 +325,10 @@ def test_quantised_layers_of_every_type(any_row: Row, toolchain: Toolchain) -> N
     )
     subjects = [
         Subject(
-            problem=any_row.problem(f"{m}x{n}x{k}", layout, epilogue),
-            candidate=candidate_text(any_row, k, extras=extras),
+            problem=row.problem(f"{m}x{n}x{k}", layout, epilogue),
+            candidate=candidate_text(row, k, extras=extras),
         )
-        for m, n, k, layout, extras, epilogue in (
-            layers if is_first_to_read(any_row) else layers[:1]
-        )
+        for m, n, k, layout, extras, epilogue in (layers if is_first_to_read(row) else layers[:1])
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -363,24 +346,21 @@ def rows_for_compilers() -> Iterator[Row]:
             yield row
 
 
-@pytest.mark.parametrize("compiler", ["gcc", "clang", "zig"])
+OTHER_COMPILERS = [one for one in ("gcc", "clang", "zig") if one != find_toolchain().name]
+
+
+@pytest.mark.parametrize("compiler", OTHER_COMPILERS)
 def test_every_family_with_every_other_compiler(compiler: str) -> None:
     """All other tests are the proof with the compiler that is found first."""
-    if compiler == find_toolchain().name:
-        pytest.skip(f"the other tests compile with {compiler}")
+    toolchain = need_compiler(compiler)
     subjects = [
         Subject(
             problem=row.problem(f"5x{2 * row.family.lanes + 3}x37", "nk", "bias+gelu_erf+add"),
             candidate=candidate_text(row, 37),
         )
         for row in rows_for_compilers()
-        if needed_here(row.family.isa) <= detect_cpu().isa
+        if needed_here(row.isa) <= detect_cpu().isa
     ]
-
-    try:
-        toolchain = find_toolchain(compiler)
-    except ToolchainMissing as missing:
-        pytest.skip(str(missing))
 
     wrong = prove_all(subjects, toolchain)
 

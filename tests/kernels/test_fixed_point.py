@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from needs import need_proof
 from numpy.typing import NDArray
-from other_encoding import needed_here, spelled_for_this_cpu
+from other_encoding import spelled_for_this_cpu
 
 from gemm_tuner.arrays.quantise import store_elements
 from gemm_tuner.arrays.views import NUMPY_TYPES
@@ -30,8 +31,7 @@ Floats = NDArray[np.floating]
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
 def family(request: pytest.FixtureRequest) -> MicroKernelFamily:
     wanted: MicroKernelFamily = request.param
-    if missing := needed_here(wanted.isa) - detect_cpu().isa:
-        pytest.skip(f"this CPU lacks {sorted(missing)}")
+    need_proof(wanted.isa)
     return wanted
 
 

@@ -8,6 +8,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+from needs import need_compiler, need_instruction
 from proof import Subject, prove_all
 
 from gemm_tuner.bench.emulator import build_emulator
@@ -20,7 +21,7 @@ from gemm_tuner.domain.dtype import TERMS_IN_F16
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
-from gemm_tuner.errors import CompilationFailed, IsaNotUsable, ToolchainMissing
+from gemm_tuner.errors import IsaNotUsable
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.space.catalog import family_named
@@ -35,13 +36,8 @@ pytestmark = pytest.mark.isa(*(FAMILY.isa - {IsaFeature.AVX512_FP16}))
 
 @pytest.fixture(scope="module", params=["gcc", "clang", "zig"])
 def toolchain(request: pytest.FixtureRequest) -> Toolchain:
-    try:
-        toolchain = find_toolchain(request.param)
-        compile_kernel(INSTRUCTION, isa=FAMILY.isa, toolchain=toolchain)
-    except ToolchainMissing as missing:
-        pytest.skip(str(missing))
-    except CompilationFailed as failure:
-        pytest.skip(f"does not know AVX512-FP16: {failure}")
+    toolchain = need_compiler(request.param)
+    need_instruction(INSTRUCTION, FAMILY.isa, toolchain, "AVX512-FP16")
     return toolchain
 
 
@@ -76,6 +72,7 @@ def test_a_kernel_with_every_compiler_is_right(
     assert not wrong
 
 
+@pytest.mark.proof
 def test_tails_of_n_and_k_for_any_m_are_right() -> None:
     tails_of_n = [subject(f"0..5x{n}x19 nk bias") for n in (0, 1, 15, 16, 17, 31, 32, 33, 63, 66)]
     depths = (0, 1, 2, 3, IN_F16 - 1, IN_F16, IN_F16 + 1, IN_F16 + 2, 2 * IN_F16 + 1)
@@ -86,6 +83,7 @@ def test_tails_of_n_and_k_for_any_m_are_right() -> None:
     assert not wrong
 
 
+@pytest.mark.proof
 def test_tiles_loop_orders_and_extras_are_right() -> None:
     subjects = [
         subject("15x66x131 kn add", tile="14x32", order="ic_jc_ir_jr", extras=" u4 grid2x1"),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from other_encoding import needed_here
+from needs import each, need_proof
 from proof import Subject, prove_all
 
 from gemm_tuner import quantise_weights
@@ -10,15 +10,15 @@ from gemm_tuner.build.compile import Build, compile_kernel
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.cpu import parse_isa
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import CATALOG, family_named
 
-EMULATED = parse_isa(("amx_tile", "amx_bf16"))
 FAMILIES = [family for family in CATALOG.values() if family.layout is PackedLayout.GROUPS]
+# Tiles of AMX and in fixed point are converted one at a time, for all of k.
+IN_BLOCKS = [family for family in FAMILIES if family.template.name == "grouped"]
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,7 @@ def toolchain() -> Toolchain:
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
 def family(request: pytest.FixtureRequest) -> MicroKernelFamily:
     wanted: MicroKernelFamily = request.param
-    missing = needed_here(wanted.isa) - detect_cpu().isa - EMULATED
-    if missing:
-        pytest.skip(f"this CPU lacks {sorted(missing)}")
+    need_proof(wanted.isa)
     return wanted
 
 
@@ -43,6 +41,7 @@ def _candidate(family: MicroKernelFamily, k: int, extras: str = "") -> str:
     return f"{family.name}_{mr}x{nr} mc{2 * mr}_nc{2 * nr}_kc{max(1, k)} jc_ic_jr_ir{extras}"
 
 
+@pytest.mark.proof
 def test_groups_of_every_size_with_every_tail(
     family: MicroKernelFamily, toolchain: Toolchain
 ) -> None:
@@ -67,11 +66,11 @@ def test_groups_of_every_size_with_every_tail(
     assert not wrong
 
 
+@pytest.mark.proof
+@pytest.mark.parametrize("family", each(IN_BLOCKS))
 def test_blocks_of_groups_and_weights_converted_once(
     family: MicroKernelFamily, toolchain: Toolchain
 ) -> None:
-    if family.template.name != "grouped":
-        pytest.skip("tiles are converted one at a time, for all of k")
     texts = sorted(types.text for types in family.types)
     extras = (
         " convert_once",

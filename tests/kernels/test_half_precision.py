@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from needs import each, need_cpu
 from numpy.typing import NDArray
 from proof import Subject, prove_all
 
@@ -58,15 +59,9 @@ WIDENING = [
 ]
 
 
-def need_cpu_for(family: MicroKernelFamily) -> None:
-    """Skip the test where the CPU lacks what kernels of the family are made of."""
-    if missing := family.isa - detect_cpu().isa:
-        pytest.skip(f"this CPU lacks {sorted(missing)}")
-
-
 def multiply(family: MicroKernelFamily, dtype: DType, word: str, y: str) -> NDArray[np.generic]:
     """Return each number times each factor, computed by a kernel."""
-    need_cpu_for(family)
+    need_cpu(family.isa)
     x, w = numbers(dtype), factors(dtype)
     widest = 4 if family.layout is PackedLayout.COLUMNS else 2 * family.lanes
     mr, nr = max((tile for tile in family.tiles if tile[1] <= widest), key=lambda one: one[::-1])
@@ -142,9 +137,9 @@ def test_numbers_of_f16_do_not_depend_on_the_mode_of_the_cpu(
         np.testing.assert_array_equal(y, expected.astype(np.float16))
 
 
-@pytest.mark.parametrize("family", WIDENING, ids=lambda family: family.name)
+@pytest.mark.proof
+@pytest.mark.parametrize("family", each(WIDENING))
 def test_weights_converted_once_serve_all_tiles(family: MicroKernelFamily) -> None:
-    need_cpu_for(family)
     texts = sorted(types.text for types in family.types)
     mr, nr = max(tile for tile in family.tiles if tile[1] <= 4 * family.lanes)
     extras = (" convert_once", " pack_x convert_once pf4096 u2", " convert_once pf_next grid1x2")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from other_encoding import needed_here
+from needs import each_executed
 from proof import Subject, prove_all
 
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
@@ -12,7 +12,6 @@ from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.kept_panel import keeps_panel, panel_fits_registers
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.space.cores import core_named
@@ -23,15 +22,6 @@ FAMILIES = [
     for family in CATALOG.values()
     if family.template.name == "outer_product" and family.lanes > 1 and not family.partial_steps
 ]
-
-
-@pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
-def family(request: pytest.FixtureRequest) -> MicroKernelFamily:
-    found: MicroKernelFamily = request.param
-    missing = needed_here(found.isa) - detect_cpu().isa
-    if missing:
-        pytest.skip(f"this CPU lacks {sorted(missing)}")
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +45,7 @@ def depths_by_types(family: MicroKernelFamily) -> Iterator[tuple[OperandTypes, i
                 yield types, k
 
 
+@pytest.mark.parametrize("family", each_executed(FAMILIES, quick=["avx512_f32", "avx2_f32"]))
 def test_kept_panels(family: MicroKernelFamily, toolchain: Toolchain) -> None:
     subjects = []
     for types, k in depths_by_types(family):

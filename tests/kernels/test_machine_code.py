@@ -3,16 +3,16 @@
 from dataclasses import replace
 
 import pytest
+from needs import need_compiler
 
 from gemm_tuner.build.compile import Build, compile_kernels
-from gemm_tuner.build.toolchain import Toolchain, find_toolchain
+from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.kept_panel import keeps_panel
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import ToolchainMissing
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import CATALOG
@@ -26,12 +26,12 @@ ANY_CPU = replace(detect_cpu(), isa=frozenset(IsaFeature))
 LONG_EPILOGUE = "bias+gelu_erf+add+silu+tanh"
 
 
-@pytest.fixture(scope="module", params=["gcc", "clang", "zig"])
+@pytest.fixture(
+    scope="module",
+    params=["gcc", *(pytest.param(one, marks=pytest.mark.proof) for one in ("clang", "zig"))],
+)
 def toolchain(request: pytest.FixtureRequest) -> Toolchain:
-    try:
-        return find_toolchain(request.param)
-    except ToolchainMissing as missing:
-        pytest.skip(str(missing))
+    return need_compiler(request.param)
 
 
 def problem_for(
@@ -116,6 +116,7 @@ def test_an_undeclared_instruction_is_found(toolchain: Toolchain) -> None:
     assert all("AVX512_BF16" in one for one in found)
 
 
+@pytest.mark.proof
 def test_main_loops_keep_their_vectors_in_registers(toolchain: Toolchain) -> None:
     chosen = [
         kernel_of_tile(family, mr, nr)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from needs import need_cpu
 from numpy.typing import NDArray
 from other_encoding import needed_here, spelled_for_this_cpu
 from rows import ROWS, ROWS_WITH_TAILS, Row, around, candidate_text, small_tile
@@ -45,10 +46,23 @@ GROUPED_ROWS = {
     for row in reversed(ROWS)
     if row.types.is_weight_only
 }.values()
+# Something of each layout of packed weights is in the quick stage, from either layout in memory.
+QUICK_ROWS = {
+    (row.family.layout, row.types.w.size_bits, row.family.lanes > 1): row
+    for row in (*PACKING_ROWS, *GROUPED_ROWS)
+}.values()
+PACKED = [
+    pytest.param(
+        *(row, layout),
+        id=f"{row.name}-{layout}",
+        marks=() if row in QUICK_ROWS and layout == ("nk", "kn")[turn % 2] else pytest.mark.proof,
+    )
+    for turn, row in enumerate((*PACKING_ROWS, *GROUPED_ROWS))
+    for layout in ("nk", "kn")
+]
 
 
-@pytest.mark.parametrize("layout", ["nk", "kn"])
-@pytest.mark.parametrize("row", [*PACKING_ROWS, *GROUPED_ROWS], ids=lambda row: row.name)
+@pytest.mark.parametrize(("row", "layout"), PACKED)
 def test_packed_bytes_are_those_of_the_layout(row: Row, layout: str) -> None:
     _skip_unless_it_packs(row)
     has_groups = row.types.is_weight_only
@@ -117,6 +131,7 @@ SCALAR_TILES = tuple(
 SCALAR_SIZES = ((7, 13), (37, 300), (1100, 45), (2083, 131))
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("layout", ["nk", "kn"])
 @pytest.mark.parametrize(("types", "tile"), SCALAR_TILES)
 def test_panels_without_vectors_are_packed_alike(types: str, tile: str, layout: str) -> None:
@@ -228,8 +243,7 @@ def _expected_chunk(chunk: NDArray[Any], bits: int, *, for_pairs: bool) -> NDArr
 
 
 def _skip_unless_it_packs(row: Row) -> None:
-    if missing := needed_here(row.family.isa) - detect_cpu().isa - _NOT_FOR_PACKING:
-        pytest.skip(f"this CPU lacks {sorted(missing)}")
+    need_cpu(needed_here(row.isa) - _NOT_FOR_PACKING)
 
 
 def _weights(problem: Problem) -> NDArray[Any]:
@@ -356,9 +370,7 @@ def test_weights_of_another_format_are_refused() -> None:
 def _kernel(problem_text: str, candidate_text: str) -> Kernel:
     candidate = Candidate.parse(candidate_text)
     family = family_named(candidate.micro_kernel.family)
-    missing = family.isa - detect_cpu().isa
-    if missing:
-        pytest.skip(f"this CPU lacks {sorted(missing)}")
+    need_cpu(family.isa)
     source = render(Problem.parse(problem_text), candidate, family)
     build = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
     return load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())

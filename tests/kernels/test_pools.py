@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from needs import need_compiler
 from numpy.typing import NDArray
 
 from gemm_tuner.abi import OK, ArgsStruct, KernelLibrary
@@ -16,7 +17,6 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import ToolchainMissing
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.resources import templates_dir
 from gemm_tuner.runtime import load
@@ -100,10 +100,7 @@ def pytorch(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 def _compile(source: str, folder: Path, *flags: str) -> ctypes.CDLL:
     (folder / "pool.cpp").write_text(source)
-    try:
-        compiler = find_toolchain("gcc").command
-    except ToolchainMissing as missing:
-        pytest.skip(str(missing))
+    compiler = need_compiler("gcc").command
     include = ["-I", str(templates_dir() / "abi")]
     library = folder / "pool.so"
     command = [*compiler, "-O1", "-shared", "-fPIC", *include, "pool.cpp", "-o", str(library)]
@@ -180,6 +177,7 @@ def test_openmp_gives_the_bits_of_one_thread(
     assert shared == _results(kernel, _in_order, monkeypatch)
 
 
+@pytest.mark.proof
 def test_pytorchs_pool_gives_the_bits_of_one_thread(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, pytorch: ctypes.CDLL
 ) -> None:

@@ -16,6 +16,7 @@ from gemm_tuner.build.toolchain import find_toolchain
 SEEDS = int(os.environ.get("RANDOM_SEEDS", "4"))
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_candidates_drawn_at_random_are_right(seed: int) -> None:
     wrong = prove_all(draw_subjects(12, seed), find_toolchain())

@@ -19,6 +19,7 @@ from gemm_tuner.runtime.direct import NATIVE
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import family_named
 
+pytestmark = pytest.mark.proof
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 M, N, K = 6, 20, 9

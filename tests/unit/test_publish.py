@@ -93,6 +93,7 @@ def test_missing_file_of_layers_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.baseline("onednn")
+@pytest.mark.proof
 def test_one_command_measures_and_writes_everything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -157,8 +157,16 @@ def test_k_is_cut_first_where_tiles_cannot_be_dealt_out_evenly(
     assert cuts[0].text.endswith(first)
 
 
-@pytest.mark.parametrize("k", [4608, 4700, 16384])
-@pytest.mark.parametrize("threads", [2, 4])
+@pytest.mark.parametrize(
+    ("k", "threads"),
+    [
+        (4608, 2),
+        *(
+            pytest.param(k, threads, marks=pytest.mark.proof)
+            for k, threads in ((4700, 2), (16384, 2), (4608, 4), (4700, 4), (16384, 4))
+        ),
+    ],
+)
 def test_slices_of_k_have_as_many_blocks_each(k: int, threads: int) -> None:
     space = Space(problem=Problem.parse(f"f32 9x48x{k}"), cpu=cpu("avx512"), threads=threads)
     depths = {one.blocking.kc: one for one in space.all() if one.blocking.grid_k == threads}

@@ -185,6 +185,7 @@ def test_what_is_exported_can_be_imported(
     assert tuple(parse_record(line) for line in stream.getvalue().splitlines()) == trials
 
 
+@pytest.mark.proof
 def test_shipped_records_can_be_read_and_imported(repository: Repository) -> None:
     shipped = tuple(shipped_records())
 
