@@ -115,12 +115,13 @@ def _makes_anything(
     """Return where an infinite operand makes another result of each value that may be computed.
 
     Of a number so small that a kernel may compute zero, as `gelu_erf` of -6, a product with
-    infinity may be an infinity or NaN. What is zero exactly makes NaN.
+    infinity may be an infinity or NaN. What is zero exactly makes NaN; what was rounded to zero,
+    and might have become one, does not.
     """
     least = kind.reference(np, values - bounds, operand)
     greatest = kind.reference(np, values + bounds, operand)
     is_same = (least == greatest) | (np.isnan(least) & np.isnan(greatest))
-    differs: NDArray[np.bool_] = np.isinf(operand) & ~is_same & (values != 0)
+    differs: NDArray[np.bool_] = np.isinf(operand) & ~is_same & ((values != 0) | (bounds >= 1))
     return differs
 
 

@@ -60,7 +60,7 @@ def test_peak_loop_of_tiles_counts_its_operations(
     toolchain, isa = find_toolchain(), detect_cpu().isa | AMX
     if IsaFeature.AVX512F not in isa or AMX & detect_cpu().isa:
         pytest.skip("needs AVX-512 without AMX, to emulate it")
-    driver = build_driver("roofline", toolchain, "bench/sample.h", isa=widest_vectors(isa))
+    driver = build_driver("roofline", toolchain, "sample.h", isa=widest_vectors(isa))
     emulator = Emulator(build_emulator(toolchain))
     report = Report(drivers.crash)
     emulator.start(report)

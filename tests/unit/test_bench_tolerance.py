@@ -135,6 +135,20 @@ def test_next_to_nothing_times_infinity_may_be_anything(
         assert find_error(expected, np.array([[one]], np.float32)) is not None
 
 
+def test_what_may_be_rounded_to_zero_times_infinity_may_be_anything() -> None:
+    """In float64 gelu_erf(7.5) is a little less than 7.5; in float32 it is 7.5, which becomes 8."""
+    problem = Problem.parse("f32 1x1x0 nk bias+gelu_erf+y_zero_point+mul")
+    inputs = make_inputs(problem, InputKind.EXACT, 1)
+    inputs.operands["bias"][:] = 7.5
+    inputs.operands["y_zero_point"][...] = -7
+    inputs.operands["mul"][:] = np.inf
+
+    expected = compute_expected(problem, inputs)
+
+    for one in (np.nan, np.inf):
+        assert find_error(expected, np.array([[one]], np.float32)) is None
+
+
 QUANTISED = "x_row_zero_point+row_scale+channel_scale+bias+y_zero_point"
 
 
