@@ -89,7 +89,7 @@ class Smallest:
             "bias": workload.operands["bias"],
             "out": workload.y,
         }
-        self._runner = KernelRunner(self.kernel.library, workload, timer)
+        self._runner = KernelRunner(self.kernel.native, workload, timer)
         self._weights = WeightCopies(self._runner, 1, SEED)
 
     def names(self, arrays: Mapping[str, object]) -> dict[str, object]:

@@ -214,7 +214,7 @@ def build(problem: Problem, tile: str) -> Kernel:
 def time_packing(driver: ctypes.CDLL, kernel: Kernel, name: str, *, cached: bool) -> Row:
     """Return the times of a kernel's packing and of a copy of as many bytes."""
     problem = kernel.problem
-    packed_bytes = kernel.library.packed_weight_bytes
+    packed_bytes = kernel.native.packed_weight_bytes
     size_bytes = (problem.w_bytes + packed_bytes) // 2
     stride = round_up(max(problem.w_bytes, packed_bytes) + 2 * ALIGNMENT_BYTES, PAGE_BYTES)
     pool_bytes = POOL_OVER_L3 * (detect_cpu().caches.l3_bytes or UNKNOWN_L3_BYTES)
@@ -229,7 +229,7 @@ def time_packing(driver: ctypes.CDLL, kernel: Kernel, name: str, *, cached: bool
 
     def pack_ns() -> float:
         elapsed: int = driver.time_pack(
-            ctypes.c_void_p(kernel.library.pack_address), weights,
+            ctypes.c_void_p(kernel.native.pack_address), weights,
             ctypes.c_void_p(address_of(target)), *shape,
         )  # fmt: skip
         assert elapsed > 0, "the weights were refused"

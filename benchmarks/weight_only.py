@@ -86,7 +86,7 @@ def prepare(problem: Problem, budget_s: float, db_url: str) -> Contestant:
     kernel = load_kernel(binary, artifact=best.artifact, cpu=cpu)
     workload = make_workload(problem, make_inputs(problem, InputKind.NORMAL, SEED), threads=1)
     timer = build_drivers(find_toolchain(), cpu).timer
-    runner = KernelRunner(kernel.library, workload, timer)
+    runner = KernelRunner(kernel.native, workload, timer)
     return Contestant(
         problem=problem,
         candidate=best.candidate.text,

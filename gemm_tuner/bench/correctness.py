@@ -126,7 +126,7 @@ def verify(
     apart, and the call is cut into one part, the preferred number and others, in both orders. A run
     that touches a guard page or writes to an input ends the process: `report` says where.
     """
-    library = kernel.library
+    library = kernel.native
     checks = rows_to_check(problem.m, kernel.candidate.micro_kernel.mr)
     for scenario in _SCENARIOS:
         case = cases[scenario.kind]

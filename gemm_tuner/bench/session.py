@@ -331,7 +331,7 @@ class Session:
         kernels = []
         for turn, build in enumerate(request.builds):
             self._report.step(turn)
-            library = self._load(build).library
+            library = self._load(build).native
             kernels.append(KernelRunner(library, workload, self._setup.drivers.timer))
         prepared: dict[str, Runner] = {}
         for name in reversed(BASELINES):

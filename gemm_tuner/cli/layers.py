@@ -9,6 +9,11 @@ from gemm_tuner.errors import InvalidInput, InvalidSetting
 
 _REQUIRED = ("name", "m", "n", "k")
 _OPTIONAL = ("epilogue", "from")
+_FAULTS_TOLD = 20
+_LONGEST_TOLD = 60
+
+# What csv.DictReader yields; more cells than there are columns come under None.
+_Row = dict[str, str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,26 +80,45 @@ def _read_layers(path: Path, *, dtype: str, epilogue: str, w_layout: str) -> tup
         )
     if not rows:
         raise InvalidSetting(f"file {path} has no layer; add a line below the column names.")
-    layers = []
+    layers: list[Layer] = []
+    faults: list[InvalidInput] = []
     for line, row in rows:
         try:
-            problem = Problem.create(
-                row["m"] or "",
-                _integer("n", row["n"]),
-                _integer("k", row["k"]),
-                dtype=dtype,
-                w_layout=w_layout,
-                epilogue=row.get("epilogue") or epilogue,
-            )
-            problem.check_work()
+            layers.append(_layer_of(row, dtype=dtype, epilogue=epilogue, w_layout=w_layout))
         except InvalidInput as error:
-            raise type(error)(f"{path}, line {line}: {error}") from None
-        layers.append(Layer(name=row["name"] or problem.sizes_text, problem=problem))
+            faults.append(type(error)(f"{path}, line {line}: {error}"))
+    if len(faults) > 1:
+        told = "".join(f"\n  {fault}" for fault in faults[:_FAULTS_TOLD])
+        rest = len(faults) - _FAULTS_TOLD
+        more = f"\n  and {rest} more" if rest > 0 else ""
+        raise InvalidSetting(f"{len(faults)} lines cannot be used; correct them:{told}{more}")
+    for fault in faults:
+        raise fault
     return tuple(layers)
+
+
+def _layer_of(row: _Row, *, dtype: str, epilogue: str, w_layout: str) -> Layer:
+    if None in row:
+        raise InvalidSetting(
+            "there are more cells than columns; leave some out, or name more columns."
+        )
+    problem = Problem.create(
+        row["m"] or "",
+        _integer("n", row["n"]),
+        _integer("k", row["k"]),
+        dtype=dtype,
+        w_layout=w_layout,
+        epilogue=row.get("epilogue") or epilogue,
+    )
+    problem.check_work()
+    # A line break in a name would be one in a table.
+    name = " ".join((row["name"] or "").split())
+    return Layer(name=name or problem.sizes_text, problem=problem)
 
 
 def _integer(name: str, text: str | None) -> int:
     try:
         return int(text or "")
     except ValueError:
-        raise InvalidSetting(f"{name} = {text!r} is not a whole number; correct it.") from None
+        shown = repr(text if text is None else text[:_LONGEST_TOLD])
+        raise InvalidSetting(f"{name} = {shown} is not a whole number; correct it.") from None

@@ -43,7 +43,12 @@ def export_command(
 def import_command(
     file: Annotated[Path | None, typer.Argument(help="A file of records, one a line")] = None,
     is_shipped: Annotated[
-        bool, typer.Option("--shipped", help="Import the records that ship with gemm-tuner")
+        bool,
+        typer.Option(
+            "--shipped",
+            help="Import the records that come with gemm-tuner: what was "
+            "measured for docs/performance.md. A sweep starts from what won there",
+        ),
     ] = False,
     db: options.DatabaseUrl = None,
     as_json: options.AsJson = False,

@@ -10,10 +10,13 @@ from gemm_tuner.cli.output import print_line, print_table, time_text
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.measurement import CONFIDENCE, Measurement, Ratio
+from gemm_tuner.domain.reason import why_not_served
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.tuning.result import SweepResult
+
+INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,7 @@ def decision_text(verdict: Verdict) -> str:
     line = (
         f"{verdict.decision.value}: {ratio.median:.3f} times the speed of {measurement.baseline} "
         f"({interval_text(ratio)}), basis {verdict.basis.value}"
-        f"{'' if verdict.artifact else '; the baseline is to be used'}"
+        f"{'' if verdict.artifact else f'; the baseline is to be used: {why_not_served(ratio)}'}"
     )
     return line if verdict.complete else f"{line}; the search was cut short"
 
@@ -121,6 +124,7 @@ def result_facts(layer: Layer, result: SweepResult) -> dict[str, Any]:
         "tried": result.tried,
         "failed": result.failed,
         "resumed": result.resumed,
+        "interrupted": result.is_interrupted,
         "note": result.note,
     }
 
@@ -150,7 +154,10 @@ def print_result(result: SweepResult) -> None:
             f"{time_text(measurement.candidate.median_ns)} beside "
             f"{time_text(measurement.baseline_timing.median_ns)} of {measurement.baseline}"
         )
-    print_line(decision_text(verdict))
+    if _is_open(result):
+        print_line(f"{INTERRUPTED}: no kernel is confirmed yet; sweep again to go on")
+    else:
+        print_line(decision_text(verdict))
     print_line(f"{result.tried} candidates tried, {result.failed} failed\n")
 
 
@@ -161,9 +168,11 @@ def failure_facts(failure: LayerFailure) -> dict[str, Any]:
 
 
 def print_summary(
-    found: Sequence[tuple[Layer, SweepResult]], failures: Sequence[LayerFailure]
+    found: Sequence[tuple[Layer, SweepResult]],
+    failures: Sequence[LayerFailure],
+    not_begun: Sequence[Layer] = (),
 ) -> None:
-    """Print one row per layer and context, those that failed, and the means of the ratios."""
+    """Print one row per layer and context, those without any, and the means of the ratios."""
     print_table(
         "Summary",
         ("layer", "problem", "context", ">kernel", ">baseline", ">ratio", "decision"),
@@ -173,13 +182,16 @@ def print_summary(
                 result.verdict.problem.text,
                 context_text(result.verdict.context),
                 *_measurement_cells(result.verdict.measurement),
-                result.verdict.decision.value,
+                _state_text(result),
             )
             for layer, result in found
         ]
         + [
-            (failure.layer.name, failure.layer.problem.text, "-", "-", "-", "-", "not swept")
-            for failure in failures
+            (layer.name, layer.problem.text, "-", "-", "-", "-", state)
+            for layer, state in (
+                *((failure.layer, "not swept") for failure in failures),
+                *((layer, "not begun") for layer in not_begun),
+            )
         ],
     )
     for mean in means_of([result.verdict for _layer, result in found]):
@@ -198,6 +210,19 @@ def means_of(verdicts: Sequence[Verdict]) -> list[Mean]:
 def summary_facts(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
     """Return the geometric means as JSON facts."""
     return [mean.facts() for mean in means_of(verdicts)]
+
+
+def _is_open(result: SweepResult) -> bool:
+    """Return whether a sweep was interrupted before anything was known."""
+    return result.is_interrupted and result.verdict.measurement is None
+
+
+def _state_text(result: SweepResult) -> str:
+    """Return the decision, unless the user interrupted the sweep before there was one."""
+    if _is_open(result):
+        return INTERRUPTED
+    decision = result.verdict.decision.value
+    return f"{decision}, {INTERRUPTED}" if result.is_interrupted else decision
 
 
 def _measurement_cells(measurement: Measurement | None) -> tuple[str, str, str]:

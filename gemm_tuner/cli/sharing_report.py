@@ -144,7 +144,7 @@ def _packed_bytes(option: Option, cpu: Cpu, repository: Repository) -> int:
     binary = repository.binary(artifact.sha256) if artifact else None
     if artifact is None or binary is None:
         return option.verdict.problem.w_bytes
-    return load_kernel(binary, artifact=artifact, cpu=cpu).library.packed_weight_bytes
+    return load_kernel(binary, artifact=artifact, cpu=cpu).native.packed_weight_bytes
 
 
 def print_shared(shared: SharedLayer, max_loss: float) -> None:

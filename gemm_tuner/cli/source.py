@@ -13,6 +13,7 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.reason import speed_text, why_not_served
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.detect import detect_cpu
@@ -88,7 +89,8 @@ def source(
 def _winner(problem: Problem, context: ExecutionContext, db: str | None) -> _Winner:
     problem.check_work()
     repository = Repository(open_database(db, may_create=False))
-    verdict = choose(repository, problem, cpu=detect_cpu(), context=context).verdict
+    cpu = detect_cpu()
+    verdict = choose(repository, problem, cpu=cpu, context=context).verdict
     if verdict.artifact is not None and verdict.candidate is not None:
         text = repository.source_text(verdict.artifact.sha256)
         library = repository.binary(verdict.artifact.sha256)
@@ -96,11 +98,20 @@ def _winner(problem: Problem, context: ExecutionContext, db: str | None) -> _Win
             return _Winner(
                 verdict=verdict, candidate=verdict.candidate, source_text=text, library=library
             )
-    print_message(
-        f"No kernel is stored for {problem.text}; "
-        'run "gemm-tuner sweep" first, or name a --candidate.'
-    )
+    print_message(f"No kernel for {problem.text}: {_why_not(verdict)}")
     raise typer.Exit(1)
+
+
+def _why_not(verdict: Verdict) -> str:
+    if verdict.artifact is not None:
+        return 'its binary is not in the store any more; "gemm-tuner sweep" builds it again.'
+    if verdict.candidate is not None and verdict.ratio is not None:
+        return (
+            f"the best has {speed_text(verdict.ratio)}, so the baseline is to be used; "
+            f"{why_not_served(verdict.ratio)}. See its source with --candidate "
+            f"{verdict.candidate.text!r}."
+        )
+    return 'none was tuned; run "gemm-tuner sweep" first, or name a --candidate.'
 
 
 def _write(path: Path, content: bytes) -> None:

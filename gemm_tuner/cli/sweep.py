@@ -59,6 +59,7 @@ class SweptLayers:
 
     found: list[tuple[Layer, SweepResult]] = field(default_factory=list)
     failures: list[LayerFailure] = field(default_factory=list)
+    not_begun: list[Layer] = field(default_factory=list)
     is_stopped: bool = False
 
 
@@ -163,13 +164,14 @@ def sweep(
                 "cpu": cpu.brand,
                 "layers": [result_facts(layer, result) for layer, result in swept.found],
                 "failures": [failure_facts(failure) for failure in swept.failures],
+                "not_begun": [layer.name for layer in swept.not_begun],
                 "summary": summary_facts([result.verdict for _layer, result in swept.found]),
                 "shared": [shared_facts(one, loss) for one in shared.found],
             }
         )
     else:
         if len(layers) > 1:
-            print_summary(swept.found, swept.failures)
+            print_summary(swept.found, swept.failures, swept.not_begun)
         for one in shared.found:
             print_shared(one, loss)
     if shared.is_stopped:
@@ -201,7 +203,8 @@ def sweep_layers(
     with StopOnInterrupt() as interrupt:
         for position, layer in enumerate(layers, start=1):
             if interrupt.is_stopped():
-                break
+                swept.not_begun.append(layer)
+                continue
             label = f"{layer.name} ({position} of {len(layers)})"
             rest_s = (len(layers) - position) * settings.budget_s + later_s
             try:

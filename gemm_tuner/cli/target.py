@@ -1,5 +1,8 @@
 """What `gemm-tuner sweep --target` does: choose and prove kernels for a CPU that is not here."""
 
+from dataclasses import replace
+from functools import partial
+from time import monotonic
 from typing import Any
 
 import typer
@@ -12,6 +15,7 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu, isa_text
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.shortlist import Shortlist, predict
 
@@ -31,22 +35,28 @@ def predict_layers(
     """
     found: list[tuple[Layer, Shortlist]] = []
     failures: list[tuple[Layer, str]] = []
+    started_s = monotonic()
     with StopOnInterrupt() as interrupt:
         for position, layer in enumerate(layers, start=1):
             if interrupt.is_stopped():
                 break
             label = f"{layer.name} ({position} of {len(layers)})"
             try:
-                with ProgressLine(
-                    label, later_s=(len(layers) - position) * settings.budget_s
-                ) as progress:
+                with ProgressLine(label, later_s=0.0) as progress:
                     shortlist = predict(
                         layer.problem,
                         context=contexts[0],
                         cpu=cpu,
                         repository=repository,
                         settings=settings,
-                        on_progress=progress.show,
+                        on_progress=partial(
+                            _show_at_pace,
+                            progress,
+                            before=position - 1,
+                            layers=len(layers),
+                            started_s=started_s,
+                            budget_s=settings.budget_s,
+                        ),
                         is_stopped=interrupt.is_stopped,
                     )
             except GemmTunerError as error:
@@ -79,6 +89,31 @@ def predict_layers(
         print_message("Stopped; what was proved is kept: run the same command again to resume.")
     if interrupt.is_stopped() or failures or not all(one.proven for _layer, one in found):
         raise typer.Exit(1)
+
+
+def time_left_s(elapsed_s: float, *, done: float, longest_s: float) -> float:
+    """Return the time left at the pace so far, of which a share is `done`; never over the longest.
+
+    Proofs take a small part of their budget, so that the budget alone would say far too much.
+    """
+    return min(longest_s, elapsed_s * (1 - done) / done) if done > 0 else longest_s
+
+
+def _show_at_pace(
+    progress: ProgressLine,
+    step: Progress,
+    *,
+    before: int,
+    layers: int,
+    started_s: float,
+    budget_s: float,
+) -> None:
+    left_s = time_left_s(
+        monotonic() - started_s,
+        done=(before + step.done / step.total) / layers,
+        longest_s=step.remaining_s + (layers - before - 1) * budget_s,
+    )
+    progress.show(replace(step, remaining_s=left_s))
 
 
 def _row(layer: Layer, shortlist: Shortlist) -> tuple[str, ...]:

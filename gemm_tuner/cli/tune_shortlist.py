@@ -77,10 +77,11 @@ def tune_shortlist(
                 "cpu": cpu.brand,
                 "layers": [result_facts(layer, result) for layer, result in swept.found],
                 "failures": [failure_facts(failure) for failure in swept.failures],
+                "not_begun": [layer.name for layer in swept.not_begun],
             }
         )
     elif len(layers) > 1:
-        print_summary(swept.found, swept.failures)
+        print_summary(swept.found, swept.failures, swept.not_begun)
     if swept.is_stopped:
         print_message("Stopped; what was found is kept: run the same command again.")
     if swept.is_stopped or swept.failures:

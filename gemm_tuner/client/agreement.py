@@ -44,7 +44,7 @@ def check_kernel(kernel: Kernel, verdict: VerdictPayload, problem: Problem) -> N
     Raises:
         KernelRejected: its problem, candidate, ABI or required features are others.
     """
-    description = json.loads(kernel.library.describe())
+    description = json.loads(kernel.native.describe())
     artifact = kernel.artifact
     said = {
         "problem": kernel.problem.text,

@@ -24,7 +24,7 @@ from gemm_tuner.domain.canonical import identity
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.verdict import Basis
+from gemm_tuner.domain.reason import reason_for
 from gemm_tuner.errors import (
     DigestMismatch,
     IsaNotUsable,
@@ -348,7 +348,9 @@ class Client:
                 _LOG.warning("The kernel for %s was not had: %s", question.problem.text, error)
                 return _NotFetched(str(error))
         threads = question.context.threads
-        kernel = load_kernel(binary, artifact=artifact, cpu=self._cpu, threads=threads)
+        kernel = load_kernel(
+            binary, artifact=artifact, cpu=self._cpu, threads=threads, reason=_reason(verdict)
+        )
         check_kernel(kernel, verdict, question.problem)
         self._cache.keep_artifact(artifact.sha256, binary)
         return kernel
@@ -441,12 +443,11 @@ def _fallback(question: _Question, reason: str) -> FallbackKernel:
 
 
 def _reason(verdict: VerdictPayload) -> str:
-    if verdict.basis is Basis.NONE or verdict.ratio is None:
-        return (
-            f"nothing was tuned for {verdict.problem!r} on {verdict.cpu_key}; "
-            'run "gemm-tuner sweep" on such a machine.'
-        )
-    return (
-        f"no kernel is shown to be as fast as the baseline: the best for {verdict.problem!r} has "
-        f"{verdict.ratio.median:.3f} times its speed."
+    return reason_for(
+        verdict.problem,
+        verdict.cpu_key,
+        decision=verdict.decision,
+        basis=verdict.basis,
+        ratio=verdict.ratio.to_domain() if verdict.ratio else None,
+        is_served=verdict.artifact is not None,
     )

@@ -166,20 +166,26 @@ class OperandTypes:
         """
         names = _SHORT_NAMES.get(text, text).split("_")
         if len(names) == 1:
-            dtype = DType.parse(text)
+            if text not in list(DType):
+                raise InvalidProblem(f"dtype {text!r} is not known; {_choices()}")
+            dtype = DType(text)
             if dtype.is_integer:
                 raise InvalidProblem(
-                    f"dtype {text!r} does not say the types of all operands; "
-                    f"use one of: {', '.join(_SHORT_NAMES)}, or four as x_w_accumulator_y."
+                    f"dtype {text!r} does not say the types of all operands; {_choices()}"
                 )
             return cls.of(dtype)
         if len(names) != 4:
-            raise InvalidProblem(
-                f"operand types {text!r} are not understood; "
-                f"give one dtype, four as x_w_accumulator_y, or one of: {', '.join(_SHORT_NAMES)}."
-            )
+            raise InvalidProblem(f"operand types {text!r} are not understood; {_choices()}")
         x, w, accumulator, y = (DType.parse(name) for name in names)
         return cls(x=x, w=w, accumulator=accumulator, y=y)
+
+
+def _choices() -> str:
+    floats = (dtype.value for dtype in DType if not dtype.is_integer)
+    return (
+        f"use one of: {', '.join((*floats, *_SHORT_NAMES))}; or four as x_w_accumulator_y, each "
+        f"one of: {', '.join(dtype.value for dtype in DType)}."
+    )
 
 
 F32 = OperandTypes.of(DType.F32)

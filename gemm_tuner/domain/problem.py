@@ -156,16 +156,16 @@ class Problem:
         return operand.dtype or (DType.F32 if self.types.y.is_integer else self.types.y)
 
     def _check_group(self) -> None:
+        sizes = f"{', '.join(map(str, GROUP_SIZES))} or {WHOLE_COLUMN}, a whole column"
         if self.types.is_weight_only is (self.w_group is None):
             raise InvalidProblem(
                 f"types {self.types.text} with the weight layout {self.layout_text!r} do not go "
-                "together; weights of integers alone need groups, as in 'nk:g128', and others "
-                "have none."
+                f"together; weights of integers alone need groups (of {sizes}), as in 'nk:g128' or "
+                "by --groups, and others have none."
             )
         if self.w_group is not None and self.w_group not in (*GROUP_SIZES, max(1, self.k)):
             raise InvalidProblem(
-                f"groups of {self.w_group} elements of w are not supported; "
-                f"use {', '.join(map(str, GROUP_SIZES))} or {WHOLE_COLUMN}, a whole column."
+                f"groups of {self.w_group} elements of w are not supported; use {sizes}."
             )
 
     def _check_steps(self) -> None:
@@ -263,7 +263,8 @@ def _parse_layout(text: str, k: int) -> tuple[WeightLayout, int | None]:
         raise InvalidProblem(
             f"weight layout {text!r} is not known; "
             "use 'nk' for (n, k) as PyTorch's Linear, or 'kn' for (k, n), "
-            "with the groups of quantised weights as in 'nk:g128' or 'nk:gk'."
+            "with the groups of quantised weights, "
+            f"{', '.join(map(str, GROUP_SIZES))} or {WHOLE_COLUMN}, as in 'nk:g128' or 'nk:gk'."
         )
     if not colon:
         return layout, None

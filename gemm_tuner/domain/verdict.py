@@ -14,6 +14,7 @@ from gemm_tuner.domain.problem import Problem
 TUNED_ABOVE = 1.02
 BASELINE_BELOW = 0.98
 SERVED_ABOVE = 0.97
+SERVED_FROM = 1.0
 
 
 class Decision(StrEnum):
@@ -85,4 +86,4 @@ def is_as_fast(ratio: Ratio) -> bool:
 
     Its median must not be below the baseline's speed, and its interval not below 0.97 of it.
     """
-    return ratio.median >= 1.0 and ratio.low >= SERVED_ABOVE
+    return ratio.median >= SERVED_FROM and ratio.low >= SERVED_ABOVE

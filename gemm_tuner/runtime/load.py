@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from functools import partial
+from importlib.metadata import version
 from threading import local
 
 import numpy as np
@@ -48,6 +49,8 @@ from gemm_tuner.machine.memory import address_of, allocate_aligned
 from gemm_tuner.runtime.direct import DirectCall, sealed
 from gemm_tuner.runtime.pool import configure_pool, run_parts
 
+_LIBRARY = f"gemm-tuner {version('gemm-tuner')}"
+
 # Operand shapes as native/kernel_call.h numbers them.
 _SHAPE_NUMBERS = {
     OperandShape.SCALAR: 0,
@@ -62,22 +65,28 @@ class Kernel(DirectCall):
     """A loaded kernel: `y = epilogue(x @ w)` for one n and k.
 
     `kernel(x, packed, ...)` computes what `kernel.compute(x, packed, ...)` does, through the call
-    path in C where that was built. Any number of threads may call it at once.
+    path in C where that was built. Any number of threads may call it at once. `library` names what
+    computes, `gemm-tuner` with its version, and `reason` says why, as in a `FallbackKernel`.
     """
 
-    def __init__(self, library: KernelLibrary, artifact: Artifact, threads: int = 1) -> None:
+    def __init__(
+        self, native: KernelLibrary, artifact: Artifact, threads: int = 1, reason: str = ""
+    ) -> None:
         """Wrap a loaded library; use `load_kernel` to get a checked one.
 
-        A call uses `threads` threads if it does not say how many.
+        A call uses `threads` threads if it does not say how many. `reason` says in words why this
+        kernel was chosen.
 
         Raises:
             KernelRejected: the library does not describe itself.
         """
-        self.library = library
+        self.native = native
+        self.library = _LIBRARY
+        self.reason = reason
         self.artifact = artifact
         self.threads = threads
         try:
-            description = json.loads(library.describe())
+            description = json.loads(native.describe())
             self.problem = Problem.parse(description["problem"])
             self.candidate = Candidate.parse(description["candidate"])
             # A kernel that does not name its layout shares it with no other.
@@ -90,7 +99,7 @@ class Kernel(DirectCall):
         self._y_type = NUMPY_TYPES[self.problem.types.y]
         self._operands = self.problem.epilogue.operands
         self._memory = _ThreadMemory()
-        if library.run_address:
+        if native.run_address:
             self._prepare()
 
     def __repr__(self) -> str:
@@ -112,7 +121,7 @@ class Kernel(DirectCall):
             InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
                 be used.
         """
-        memory = allocate_aligned(self.library.packed_weight_bytes)
+        memory = allocate_aligned(self.native.packed_weight_bytes)
         self._pack_into(memory, w, scales, zero_points)
         return PackedWeights(owner=self.packed_format, memory=memory)
 
@@ -120,7 +129,7 @@ class Kernel(DirectCall):
         self, memory: NDArray[np.uint8], w: object, scales: object, zero_points: object
     ) -> None:
         weights = check_weights(self.problem, w, scales, zero_points)
-        self.library.pack_weights(weights.struct, address_of(memory))
+        self.native.pack_weights(weights.struct, address_of(memory))
 
     def compute(
         self,
@@ -166,7 +175,7 @@ class Kernel(DirectCall):
             assert isinstance(given, np.ndarray)
             for name, array in {"x": given, **kept}.items():
                 check_overlap(y, name, array)
-        workspace_bytes = self.library.workspace_bytes(parts)
+        workspace_bytes = self.native.workspace_bytes(parts)
         args = make_args(
             m=rows,
             x=x_view,
@@ -192,7 +201,7 @@ class Kernel(DirectCall):
             InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
                 be used.
         """
-        size_bytes = self.library.packed_weight_bytes
+        size_bytes = self.native.packed_weight_bytes
         stride_bytes = -(-max(1, size_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         products = batch_of_weights(w, scales, zero_points)
         memory = allocate_aligned(len(products) * stride_bytes)
@@ -242,7 +251,7 @@ class Kernel(DirectCall):
         rows = count_rows(given[0], self.problem)
         views, kept = self._view_batch_operands(operands, shape)
         check_batch_overlap(y, given, kept)
-        workspace_bytes = self.library.workspace_bytes(parts)
+        workspace_bytes = self.native.workspace_bytes(parts)
         args = make_args(
             m=rows,
             batch=count,
@@ -257,7 +266,7 @@ class Kernel(DirectCall):
         return result
 
     def _run(self, args: ArgsStruct, parts: int) -> None:
-        if not run_parts(self.library, args, parts):
+        if not run_parts(self.native, args, parts):
             raise KernelRejected(
                 f"kernel {self.artifact.sha256[:12]} refused its arguments "
                 f"(m = {args.m}, {parts} parts); build or fetch it again."
@@ -266,9 +275,9 @@ class Kernel(DirectCall):
     def _prepare(self) -> None:
         problem = self.problem
         self.prepare(
-            run=self.library.run_address,
-            workspace_bytes=self.library.workspace_bytes_address,
-            phases=self.library.phases,
+            run=self.native.run_address,
+            workspace_bytes=self.native.workspace_bytes_address,
+            phases=self.native.phases,
             threads=self.threads,
             parts=self._parts(self.threads),
             m=(problem.m.low, problem.m.high),
@@ -292,7 +301,7 @@ class Kernel(DirectCall):
     def _parts(self, threads: int) -> int:
         """Return the number of parts: as timed for the usual threads, else one for each thread."""
         number = check_threads(threads)
-        return number if number != self.threads else min(number, self.library.preferred_parts)
+        return number if number != self.threads else min(number, self.native.preferred_parts)
 
     def _view_operands(
         self, operands: Mapping[str, object], shape: tuple[int, int]
@@ -344,8 +353,12 @@ class _ThreadMemory(local):
         return address_of(self._kept)
 
 
-def load_kernel(binary: bytes, *, artifact: Artifact, cpu: Cpu, threads: int = 1) -> Kernel:
+def load_kernel(
+    binary: bytes, *, artifact: Artifact, cpu: Cpu, threads: int = 1, reason: str = ""
+) -> Kernel:
     """Check an artifact, load it into this process, and return it as a kernel for `threads`.
+
+    `reason` says in words why it was chosen.
 
     Raises:
         DigestMismatch: the bytes are not those that the artifact is named after.
@@ -358,4 +371,4 @@ def load_kernel(binary: bytes, *, artifact: Artifact, cpu: Cpu, threads: int = 1
     if IsaFeature.AMX_TILE in artifact.required_isa:
         ask_for_amx()  # `cpu` may have been detected by another process
     configure_pool()
-    return Kernel(KernelLibrary(binary), artifact, threads)
+    return Kernel(KernelLibrary(binary), artifact, threads, reason)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.reason import speed_text, why_not_served
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.select.bucket import bucket
@@ -79,10 +80,9 @@ def _say(verdict: Verdict) -> str:
         return f"{verdict.decision.value}: its speed over the baseline is not known here."
     if ratio is None:
         return f"{verdict.decision.value}: not measured for m = {verdict.problem.m.text}."
-    unserved = "; not shown to be as fast as the baseline, so no kernel is named"
+    unserved = f"; no kernel is named, because {why_not_served(ratio)}"
     return (
-        f"{verdict.decision.value}: {ratio.median:.3f} times the speed of the baseline, "
-        f"95 % interval {ratio.low:.3f} to {ratio.high:.3f}"
+        f"{verdict.decision.value}: {speed_text(ratio)}"
         f"{'' if verdict.artifact else unserved}"
         f"{'' if verdict.complete else '; the sweep did not come to its end'}."
     )

@@ -3,7 +3,7 @@
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.record import Outcome, Stage
 from gemm_tuner.domain.verdict import Basis
 from gemm_tuner.select.lookup import Lookup, servable
 from gemm_tuner.store.repository import Repository
@@ -17,9 +17,19 @@ def exact(
     verdict, confirmed = servable(
         repository, trials, problem=problem, cpu=cpu, context=context, basis=Basis.MEASURED
     )
-    found = "measured" if verdict else "no kernel confirmed in this store"
-    reason = f"exact: {found} on {cpu.exact_key}."
-    return Lookup(verdict=verdict, reason=reason, confirmed=confirmed)
+    if verdict:
+        reason = f"exact: measured on {cpu.exact_key}."
+        return Lookup(verdict=verdict, reason=reason, confirmed=confirmed)
+    reason = f"exact: no kernel confirmed in this store on {cpu.exact_key}"
+    tried = {
+        trial.candidate
+        for trial in repository.trials(problem=problem, cpu_key=cpu.exact_key)
+        if trial.context == context and trial.stage is not Stage.PREDICTED and not trial.emulated
+    }
+    if tried:
+        count = "1 candidate was" if len(tried) == 1 else f"{len(tried)} candidates were"
+        reason += f"; {count} tried there, so a sweep was stopped: sweep again to go on"
+    return Lookup(verdict=None, reason=f"{reason}.")
 
 
 def sibling(

@@ -70,6 +70,10 @@ class SignedRatio(PayloadModel):
             median=ratio.median, low=ratio.low, high=ratio.high, of_minimums=ratio.of_minimums
         )
 
+    def to_domain(self) -> Ratio:
+        """Return the ratio."""
+        return Ratio(median=self.median, low=self.low, high=self.high, of_minimums=self.of_minimums)
+
 
 class VerdictPayload(PayloadModel):
     """A verdict as it is signed. `problem` and `candidate` are text forms.

@@ -1,7 +1,7 @@
 """The search in one context, from the first race to the confirmed winner."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from gemm_tuner.domain.candidate import Candidate
@@ -83,8 +83,9 @@ class ContextSweep:
             resumed=resumed,
             note=self.attempts.host.baseline_note,
         )
+        is_interrupted = self.is_stopped()
         is_final = is_search and result.verdict.doubt is None
-        if is_final and not self.is_stopped() and self.space.like is None:
+        if is_final and not is_interrupted and self.space.like is None:
             self.attempts.repository.mark_ended(
                 problem,
                 cpu.exact_key,
@@ -97,7 +98,7 @@ class ContextSweep:
                     budget_s=self.whole_budget.seconds,
                 ),
             )
-        return result
+        return replace(result, is_interrupted=is_interrupted)
 
     def ranked(self) -> list[Candidate]:
         """Return the candidates that were timed, fastest first."""

@@ -18,7 +18,7 @@ class SweepResult:
     `together` are the finalists that were timed in the same rounds, those of the last final, or
     else of the last confirmation.
     `note` says in words why the baseline is not the one that was to be expected, and which kernels
-    the store had lost; it is empty if all is well.
+    the store had lost; it is empty if all is well. The user stopped one that `is_interrupted`.
     """
 
     verdict: Verdict
@@ -28,6 +28,7 @@ class SweepResult:
     failed: int
     resumed: bool
     note: str = ""
+    is_interrupted: bool = False
 
 
 def make_result(

@@ -7,6 +7,7 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.reason import reason_for
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.libraries.fallback import FallbackKernel
@@ -156,13 +157,15 @@ def _kernel_of(verdict: Verdict, repository: Repository, cpu: Cpu, threads: int)
     binary = repository.binary(artifact.sha256) if artifact else None
     if artifact is None or binary is None:
         return None
-    return load_kernel(binary, artifact=artifact, cpu=cpu, threads=threads)
+    return load_kernel(binary, artifact=artifact, cpu=cpu, threads=threads, reason=_reason(verdict))
 
 
 def _reason(verdict: Verdict) -> str:
-    if verdict.ratio is None:
-        return f"no candidate for {verdict.problem.text!r} was timed; give it more time."
-    return (
-        "no kernel is shown to be as fast as the baseline: the best for "
-        f"{verdict.problem.text!r} has {verdict.ratio.median:.3f} times its speed."
+    return reason_for(
+        verdict.problem.text,
+        verdict.cpu_key,
+        decision=verdict.decision,
+        basis=verdict.basis,
+        ratio=verdict.ratio,
+        is_served=verdict.artifact is not None,
     )

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from gemm_tuner_service.dependencies import RunningService
+from gemm_tuner_service.head import HeadAsGet
 from gemm_tuner_service.limits import RequestLimits
 from gemm_tuner_service.problems import RESPONSES, install_handlers
 from gemm_tuner_service.routes import artifacts, health, home, kernels, records, resolve
@@ -41,6 +42,7 @@ def create_app(settings: Settings) -> FastAPI:
         responses=RESPONSES,
     )
     app.add_middleware(RequestLimits)
+    app.add_middleware(HeadAsGet)
     install_handlers(app)
     for routes in (kernels, resolve, artifacts, records, health, home):
         app.include_router(routes.router)

@@ -93,6 +93,7 @@ def test_wrong_usage_is_one_clear_line(
             "line 3: problem 'f32 1x0x3 nk none' multiplies nothing",
         ),
         ("name,m,n,k,Epilogue\na,1,2,3,bias\n", "the column Epilogue"),
+        ("name,m,n,k\na,1,2,3,bias\n", "line 2: there are more cells than columns"),
     ],
 )
 def test_a_wrong_shapes_file_names_the_line(
@@ -107,6 +108,57 @@ def test_a_wrong_shapes_file_names_the_line(
     assert code == WRONG_USAGE
     assert captured.err.count("\n") == 1
     assert message in captured.err
+
+
+def test_every_wrong_line_of_a_shapes_file_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = tmp_path / "shapes.csv"
+    lines = ["name,m,n,k", "a,1,2,3", "b,1,two,3", "c,1,2,3", "d,9..3,2,3", "e,1,2,0"]
+    shapes.write_text("\n".join(lines))
+
+    code = run(["sweep", "--shapes", str(shapes), "--dry-run"])
+
+    first, *told = capsys.readouterr().err.splitlines()
+    assert code == WRONG_USAGE
+    assert first == "Error: 3 lines cannot be used; correct them:"
+    assert [line.split("line ")[1].split(":")[0] for line in told] == ["3", "5", "6"]
+
+
+def test_a_long_list_of_wrong_lines_is_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = tmp_path / "shapes.csv"
+    shapes.write_text("name,m,n,k\n" + f"long,1,{'x' * 5000},3\n" * 500)
+
+    code = run(["sweep", "--shapes", str(shapes), "--dry-run"])
+
+    told = capsys.readouterr().err
+    assert code == WRONG_USAGE
+    assert told.startswith("Error: 500 lines cannot be used")
+    assert told.endswith("and 480 more\n")
+    assert len(told) < 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "choices"),
+    [
+        (["--dtype", "f31"], ["f32", "bf16", "f16", "int8", "bf16_s4", "x_w_accumulator_y"]),
+        (["--dtype", "s8"], ["f32", "int8", "f32_s8"]),
+        (["--dtype", "bf16_s4"], ["32, 64, 128 or k", "--groups"]),
+        (["--dtype", "bf16_s4", "--groups", "48"], ["32, 64, 128 or k"]),
+        (["--dtype", "bf16_s4", "--groups", "all"], ["32, 64, 128 or k"]),
+        (["--groups", "32"], ["others have none"]),
+    ],
+)
+def test_an_unknown_type_or_group_is_answered_with_the_choices(
+    arguments: list[str], choices: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(["resolve", "8", "8", "8", *arguments])
+
+    message = capsys.readouterr().err
+    assert code == WRONG_USAGE
+    assert all(choice in message for choice in choices)
 
 
 READING = [

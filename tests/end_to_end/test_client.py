@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,14 @@ def test_kernels_come_from_the_cache_when_the_service_is_away(site: Site, tmp_pa
     _assert_computes(kernel, PROBLEM)
 
 
+def test_a_served_kernel_says_what_computes_and_why(site: Site, tmp_path: Path) -> None:
+    with site.serving() as address:
+        kernel = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    assert kernel.library == f"gemm-tuner {version('gemm-tuner')}"
+    assert kernel.reason.startswith("tuned, basis measured: 10.000 times the speed of the baseline")
+
+
 def test_without_service_and_cache_a_library_computes_and_says_why(tmp_path: Path) -> None:
     kernel = Client("http://127.0.0.1:9", cache_dir=tmp_path / "cache").kernel(PROBLEM)
 
@@ -108,7 +117,7 @@ def test_a_faster_baseline_is_what_computes(build: Build, tmp_path: Path) -> Non
         kernel = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
 
     assert isinstance(kernel, FallbackKernel)
-    assert "0.500 times its speed" in kernel.reason
+    assert "0.500 times the speed of the baseline" in kernel.reason
     assert kernel.library.startswith("onednn 3.")
     assert kernel.threads == 1
     _assert_computes(kernel, PROBLEM)
@@ -127,7 +136,7 @@ def test_without_the_faster_baseline_numpy_computes_and_says_why(
         kernel = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
 
     assert isinstance(kernel, FallbackKernel)
-    assert "0.500 times its speed" in kernel.reason
+    assert "0.500 times the speed of the baseline" in kernel.reason
     assert "oneDNN was taken away" in kernel.reason
     assert kernel.library.startswith("numpy 2.")
     _assert_computes(kernel, PROBLEM)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from gemm_tuner.build.compile import Build
 from gemm_tuner.cli.main import run
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.cpu import IsaFeature
-from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.record import Outcome, Stage
 from gemm_tuner.domain.source import Source
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.catalog import family_named
@@ -253,6 +254,42 @@ def test_source_of_nothing_says_what_to_do(
 
     assert code == ANSWER_IS_NO
     assert 'run "gemm-tuner sweep" first' in capsys.readouterr().err
+
+
+def test_never_tuned_and_not_served_are_told_apart_everywhere(
+    site: Site, tmp_path: Path, build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/slower.sqlite3"
+    keep_trial(Repository(open_database(url)), build, cpu=detect_cpu(), speed=0.99)
+    never = site.settings.database_url
+
+    for command in ("resolve", "explain", "source"):
+        run([command, *SIZES, "--db", url])
+        refused = capsys.readouterr()
+        run([command, "3", "5", "7", "--db", never])
+        unknown = capsys.readouterr()
+
+        assert "a kernel is served from 1.000 times on" in refused.out + refused.err
+        assert "gemm-tuner sweep" not in refused.out + refused.err
+        words = {"resolve": "nothing was measured", "explain": "nothing is known"}
+        assert words.get(command, "none was tuned") in unknown.out + unknown.err
+
+
+def test_explain_tells_of_a_sweep_that_confirmed_nothing(
+    tmp_path: Path, build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/begun.sqlite3"
+    repository = Repository(open_database(url))
+    kept = Repository(open_database(f"sqlite:///{tmp_path}/other.sqlite3"))
+    keep_trial(kept, build, cpu=detect_cpu(), speed=2)
+    (trial,) = kept.trials()
+    repository.add_trial(replace(trial, stage=Stage.RACE))
+
+    run(["explain", *SIZES, "--db", url])
+
+    out = capsys.readouterr().out
+    assert "- exact: no kernel confirmed in this store on" in out
+    assert "1 candidate was tried there, so a sweep was stopped: sweep again to go on." in out
 
 
 def test_records_move_to_another_store(

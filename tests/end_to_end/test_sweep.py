@@ -382,7 +382,7 @@ def test_threads_that_only_slow_the_baseline_down_do_not_win(
     def slow_down(build: Build, found: TimedFinding) -> TimedFinding:
         kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
         beside = found.measurement
-        if kernel.library.preferred_parts == 1 or beside is None:
+        if kernel.native.preferred_parts == 1 or beside is None:
             return found
         slowed = replace(
             beside,

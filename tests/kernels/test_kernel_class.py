@@ -50,7 +50,7 @@ def test_only_what_can_be_called_directly_is_sealed() -> None:
 
 def test_a_class_derived_from_that_of_kernels_is_called() -> None:
     kernel = _kernel()
-    derived = Derived(kernel.library, kernel.artifact)
+    derived = Derived(kernel.native, kernel.artifact)
     x, packed, operands = _random(M, K), kernel.pack(_random(N, K)), _arguments()
 
     y = derived(x, packed, **operands)
@@ -62,7 +62,7 @@ def test_a_class_derived_from_that_of_kernels_is_called() -> None:
 
 def test_a_derived_class_may_be_called_in_another_way() -> None:
     kernel = _kernel()
-    overridden = Overridden(kernel.library, kernel.artifact)
+    overridden = Overridden(kernel.native, kernel.artifact)
 
     with pytest.raises(NotImplementedError):
         overridden(_random(M, K), kernel.pack(_random(N, K)), **_arguments())

@@ -106,7 +106,7 @@ def test_few_calls_compute_other_numbers_of_rows(
     kernels: dict[str, Kernel],
 ) -> None:
     chosen = [kernels[one] for one in asked]
-    layer = Layer([CountingKernel(kernel.library, kernel.artifact) for kernel in chosen])
+    layer = Layer([CountingKernel(kernel.native, kernel.artifact) for kernel in chosen])
     CountingKernel.called.clear()
 
     assert_computes(layer, rows)
@@ -119,7 +119,7 @@ def test_kernels_of_one_format_read_one_copy(kernels: dict[str, Kernel]) -> None
     packed = layer.pack(W)
 
     assert len(packed.copies) == len(layer.formats) == 1
-    assert packed.size_bytes == kernels["1"].library.packed_weight_bytes
+    assert packed.size_bytes == kernels["1"].native.packed_weight_bytes
 
 
 def test_kernels_of_two_formats_read_two_copies(kernels: dict[str, Kernel]) -> None:

@@ -80,7 +80,7 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
     source = render(PROBLEM, candidate, family)
     build = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
     kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
-    assert kernel.library.phases == (2 if candidate.blocking.grid_k > 1 else 1)
+    assert kernel.native.phases == (2 if candidate.blocking.grid_k > 1 else 1)
     return kernel
 
 

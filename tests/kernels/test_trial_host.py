@@ -364,7 +364,7 @@ def test_kernel_is_timed_in_the_parts_it_prefers(toolchain: Toolchain, threads: 
     workload = make_workload(PROBLEM, inputs, threads=threads)
     timer = build_drivers(toolchain, detect_cpu()).timer
     kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
-    runner = KernelRunner(kernel.library, workload, timer)
+    runner = KernelRunner(kernel.native, workload, timer)
 
     runner.sample(WeightCopies(runner, 1, seed=0).struct, warm_up_calls=0, timed_calls=1)
 

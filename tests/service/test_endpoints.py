@@ -355,3 +355,30 @@ def test_a_person_gets_a_page_whose_question_works(client: httpx.Client) -> None
 
     assert page.headers["Content-Type"].startswith("text/html")
     assert answer.json()["verdict"]["problem"] == PROBLEM.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/kernels?m=128&n=3072&k=768",
+        "/v1/kernels?m=0&n=3072&k=768",
+        "/v1/records",
+        "/v1/keys",
+        "/healthz",
+        "/readyz",
+        "/version",
+        "/",
+        "/openapi.json",
+        "/v1/resolve",
+        "/absent",
+    ],
+)
+def test_head_is_answered_as_get_without_the_body(client: httpx.Client, path: str) -> None:
+    expected = client.get(path)
+
+    answer = client.head(path)
+
+    assert answer.status_code == expected.status_code
+    assert answer.content == b""
+    for name in ("Content-Type", "Content-Length", "ETag", "Allow"):
+        assert answer.headers.get(name) == expected.headers.get(name)

@@ -32,7 +32,7 @@ def kernel_that_says(**changes: object) -> Kernel:
         **changes,
     }
     stand_in = SimpleNamespace(
-        library=SimpleNamespace(describe=lambda: json.dumps(description)),
+        native=SimpleNamespace(describe=lambda: json.dumps(description)),
         artifact=make_artifact(),
         problem=Problem.parse(str(description["problem"])),
         candidate=TRIAL.candidate,

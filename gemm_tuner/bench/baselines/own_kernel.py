@@ -28,7 +28,7 @@ class ScalarKernel(CBaseline):
 
     def prepare(self, workload: Workload) -> KernelRunner:
         """Return a runner that works on `workload`."""
-        return KernelRunner(self._kernel.library, workload, self._timer)
+        return KernelRunner(self._kernel.native, workload, self._timer)
 
 
 class OneThread(ScalarKernel):

@@ -47,7 +47,6 @@ class HeaderText(Response):
     media_type = "text/x-chdr"
 
 
-@router.head("/v1/artifacts/sha256/{sha256}", include_in_schema=False)
 @router.get("/v1/artifacts/sha256/{sha256}", response_class=Binary, responses=_RESPONSES)
 def read_artifact(
     sha256: Sha256,
@@ -73,7 +72,6 @@ def read_header(if_none_match: IfNoneMatch = None) -> Response:
     return HeaderText(content, headers=headers)
 
 
-@router.head("/v1/artifacts/sha256/{sha256}/source", include_in_schema=False)
 @router.get("/v1/artifacts/sha256/{sha256}/source", response_class=SourceText)
 def read_source(sha256: Sha256, service: Service, if_none_match: IfNoneMatch = None) -> Response:
     """Return the source that a kernel binary was compiled from."""
