@@ -16,6 +16,7 @@ candidate that does not compile, crashes or is wrong) is an `Outcome` in a recor
     │   ├── BaselineMissing
     │   ├── IsaNotUsable
     │   ├── NoKernelFamily
+    │   ├── NotEnoughCpus
     │   └── NotEnoughMemory
     ├── CompilationFailed
     ├── CompilationInterrupted
@@ -81,6 +82,10 @@ class IsaNotUsable(MissingCapability):
 
 class NoKernelFamily(MissingCapability):
     """No kernel family covers the problem on this CPU."""
+
+
+class NotEnoughCpus(MissingCapability):
+    """More threads were to be timed than this process can run at the same time."""
 
 
 class NotEnoughMemory(MissingCapability):

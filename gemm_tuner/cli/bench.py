@@ -28,6 +28,7 @@ from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, TrialFailed
+from gemm_tuner.machine.cpus import check_cpus
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.database import open_database
@@ -105,6 +106,7 @@ def bench(
         w_layout=options.with_groups(w_layout, groups),
     )
     contexts = options.execution_contexts(threads, regime)
+    check_cpus(threads)
     setting = _Bench(
         baselines=_chosen_baselines(baseline, layers, threads),
         repository=Repository(open_database(db, may_create=False)),

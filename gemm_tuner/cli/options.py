@@ -46,6 +46,8 @@ DatabaseUrl = Annotated[
                              "data directory, or what GEMM_TUNER_DB says")]
 Compiler = Annotated[
     str | None, typer.Option("--compiler", help="gcc, clang or zig; by default the first found")]
+Again = Annotated[
+    bool, typer.Option("--again", help="Measure anew what was tuned before")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the same facts as JSON")]
 # fmt: on
 

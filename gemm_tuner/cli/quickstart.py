@@ -48,7 +48,12 @@ _TIMED_S = 0.5
 _SEED = 1
 
 
-def quickstart(budget: options.Budget = "20s", db: options.DatabaseUrl = None) -> None:
+def quickstart(
+    budget: options.Budget = "20s",
+    *,
+    again: options.Again = False,
+    db: options.DatabaseUrl = None,
+) -> None:
     """Tune three real layers against oneDNN, serve them, fetch a kernel and call it."""
     cpu = detect_cpu()
     toolchain = find_toolchain()
@@ -56,7 +61,9 @@ def quickstart(budget: options.Budget = "20s", db: options.DatabaseUrl = None) -
     print_line(f"compiler: {toolchain.text}\n")
 
     url = db or default_database_url()
-    settings = SweepSettings(budget_s=options.parse_duration_s(budget), toolchain=toolchain)
+    settings = SweepSettings(
+        budget_s=options.parse_duration_s(budget), toolchain=toolchain, again=again
+    )
     swept = sweep_layers(
         _LAYERS,
         contexts=(ExecutionContext(),),

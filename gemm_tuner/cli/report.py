@@ -6,7 +6,7 @@ from typing import Any
 
 from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.means import Mean, geometric_means
-from gemm_tuner.cli.output import print_line, print_table, time_text
+from gemm_tuner.cli.output import duration_text, print_line, print_table, time_text
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.measurement import CONFIDENCE, Measurement, Ratio
@@ -14,7 +14,7 @@ from gemm_tuner.domain.reason import why_not_served
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import GemmTunerError
-from gemm_tuner.tuning.result import SweepResult
+from gemm_tuner.tuning.result import Recalled, SweepResult
 
 INTERRUPTED = "interrupted"
 
@@ -65,6 +65,20 @@ def decision_text(verdict: Verdict) -> str:
         f"{'' if verdict.artifact else f'; the baseline is to be used: {why_not_served(ratio)}'}"
     )
     return line if verdict.complete else f"{line}; the search was cut short"
+
+
+def recalled_text(recalled: Recalled) -> str:
+    """Return why nothing was measured, and what to do for it."""
+    if recalled.end.is_exhausted:
+        return (
+            f"tuned before, on {recalled.on}, to the end of its search, so nothing was measured; "
+            "--again measures anew"
+        )
+    budget = duration_text(recalled.end.budget_s)
+    return (
+        f"tuned before, on {recalled.on}, with a budget of {budget}, so nothing was measured; "
+        f"--again measures anew, --budget above {budget} goes on"
+    )
 
 
 def ratio_facts(ratio: Ratio) -> dict[str, float]:
@@ -125,6 +139,7 @@ def result_facts(layer: Layer, result: SweepResult) -> dict[str, Any]:
         "failed": result.failed,
         "resumed": result.resumed,
         "interrupted": result.is_interrupted,
+        "recalled": _recalled_facts(result.recalled),
         "note": result.note,
     }
 
@@ -158,6 +173,8 @@ def print_result(result: SweepResult) -> None:
         print_line(f"{INTERRUPTED}: no kernel is confirmed yet; sweep again to go on")
     else:
         print_line(decision_text(verdict))
+    if result.recalled is not None:
+        print_line(recalled_text(result.recalled))
     print_line(f"{result.tried} candidates tried, {result.failed} failed\n")
 
 
@@ -210,6 +227,17 @@ def means_of(verdicts: Sequence[Verdict]) -> list[Mean]:
 def summary_facts(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
     """Return the geometric means as JSON facts."""
     return [mean.facts() for mean in means_of(verdicts)]
+
+
+def _recalled_facts(recalled: Recalled | None) -> dict[str, Any] | None:
+    if recalled is None:
+        return None
+    end = recalled.end
+    return {
+        "date": recalled.on.isoformat(),
+        "budget_s": end.budget_s,
+        "exhausted": end.is_exhausted,
+    }
 
 
 def _is_open(result: SweepResult) -> bool:

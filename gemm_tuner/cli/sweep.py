@@ -1,6 +1,6 @@
 """`gemm-tuner sweep`: tune one layer, or every layer of a file."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -39,6 +39,7 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
+from gemm_tuner.machine.cpus import check_cpus
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.shared_weights import MAX_LOSS
 from gemm_tuner.space.cores import core_named
@@ -76,6 +77,7 @@ def sweep(
     threads: options.Threads = 1,
     regime: options.RegimeChoice = "hot",
     budget: options.Budget = "30s",
+    again: options.Again = False,
     target: options.Target = None,
     db: options.DatabaseUrl = None,
     compiler: options.Compiler = None,
@@ -112,15 +114,13 @@ def sweep(
     )
     contexts = options.execution_contexts(threads, regime)
     budget_s = options.parse_duration_s(budget)
-    settings = SweepSettings(budget_s=budget_s, toolchain=find_toolchain(compiler))
+    settings = SweepSettings(budget_s=budget_s, toolchain=find_toolchain(compiler), again=again)
     loss = options.parse_percent("--max-loss", max_loss)
     alike = sharing_groups(layers, loss) if share_weights else []
     if target is not None:
-        if dry_run or share_weights:
-            raise InvalidSetting(
-                f"--target {target} proves and does not time; leave out "
-                f"{'--dry-run' if dry_run else '--share-weights'}."
-            )
+        _refuse_what_times(
+            target, {"--dry-run": dry_run, "--share-weights": share_weights, "--again": again}
+        )
         predict_layers(
             layers,
             contexts=contexts,
@@ -130,6 +130,7 @@ def sweep(
             as_json=as_json,
         )
         return
+    check_cpus(threads)
     cpu = detect_cpu()
     if dry_run:
         _print_estimate(layers, contexts, cpu, settings, as_json=as_json)
@@ -178,6 +179,12 @@ def sweep(
         print_message("Stopped; what was found is kept: run the same command again to resume.")
     if shared.is_stopped or swept.failures or not shared.is_complete:
         raise typer.Exit(1)
+
+
+def _refuse_what_times(target: str, options_given: Mapping[str, bool]) -> None:
+    for name, is_given in options_given.items():
+        if is_given:
+            raise InvalidSetting(f"--target {target} proves and does not time; leave out {name}.")
 
 
 def sweep_layers(

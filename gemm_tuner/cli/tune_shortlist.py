@@ -12,6 +12,7 @@ from gemm_tuner.cli.report import failure_facts, print_summary, result_facts
 from gemm_tuner.cli.sweep import sweep_layers
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.machine.cpus import check_cpus
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.predicted import shortlisted
 from gemm_tuner.space.candidates import Space
@@ -35,6 +36,7 @@ def tune_shortlist(
     threads: options.Threads = 1,
     regime: options.RegimeChoice = "hot",
     budget: options.Budget = "10s",
+    again: options.Again = False,
     db: options.DatabaseUrl = None,
     compiler: options.Compiler = None,
     as_json: options.AsJson = False,
@@ -53,6 +55,8 @@ def tune_shortlist(
         epilogue=epilogue,
         w_layout=options.with_groups(w_layout, groups),
     )
+    contexts = options.execution_contexts(threads, regime)
+    check_cpus(threads)
     cpu, repository = detect_cpu(), Repository(open_database(db))
 
     def choose(problem: Problem) -> Sequence[Candidate]:
@@ -62,11 +66,13 @@ def tune_shortlist(
 
     swept = sweep_layers(
         layers,
-        contexts=options.execution_contexts(threads, regime),
+        contexts=contexts,
         cpu=cpu,
         repository=repository,
         settings=SweepSettings(
-            budget_s=options.parse_duration_s(budget), toolchain=find_toolchain(compiler)
+            budget_s=options.parse_duration_s(budget),
+            toolchain=find_toolchain(compiler),
+            again=again,
         ),
         is_quiet=as_json,
         choose=choose,

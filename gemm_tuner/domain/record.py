@@ -67,9 +67,9 @@ class Trial:
 
     `generator` identifies the package version and the code that made the source. `refused` is what
     the compiler refused, where there is no artifact. `detail` says in words what went wrong, empty
-    when nothing did. `emulated` are features that the CPU
-    lacks and that were emulated for the proof: such a trial has no measurement, and no verdict
-    claims a speed because of it.
+    when nothing did. `emulated` are features that the CPU lacks and that were emulated for the
+    proof: such a trial has no measurement, and no verdict claims a speed because of it. As many
+    threads as there are `usable_cpus` could run at the same time; None in old records.
     """
 
     created_at: datetime
@@ -87,6 +87,15 @@ class Trial:
     refused: Recipe | None = None
     measurement: Measurement | None = None
     conditions: Conditions | None = None
+    usable_cpus: int | None = None
+
+    @property
+    def had_its_threads(self) -> bool:
+        """Return whether each thread had a CPU of its own.
+
+        Records made before this was noted tell the cores alone: then there is one thread for each.
+        """
+        return self.context.threads <= (self.usable_cpus or self.cpu.physical_cores)
 
     @property
     def recipe(self) -> Recipe | None:

@@ -4,6 +4,8 @@ import os
 from math import ceil
 from pathlib import Path
 
+from gemm_tuner.errors import NotEnoughCpus
+
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 
@@ -12,6 +14,21 @@ def usable_cpus() -> int:
     """Return how many threads of this process can run at the same time, hyper-threads included."""
     cpus = len(os.sched_getaffinity(0))
     return max(1, min(cpus, quota_cpus() or cpus))
+
+
+def check_cpus(threads: int) -> None:
+    """Check that so many threads can be timed here: each needs a CPU of its own.
+
+    Raises:
+        NotEnoughCpus: this process may use fewer CPUs.
+    """
+    cpus = usable_cpus()
+    if threads > cpus:
+        raise NotEnoughCpus(
+            f"{threads} threads cannot be timed here, because this process may use "
+            f"{cpus} CPU{'' if cpus == 1 else 's'}; run it on a machine with {threads} or more, "
+            f"or use --threads {cpus}."
+        )
 
 
 def quota_cpus(mount: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int | None:

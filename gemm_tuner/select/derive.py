@@ -78,7 +78,8 @@ def standing_trials(trials: Iterable[Trial]) -> tuple[Trial, ...]:
     """Return the latest confirming trial of each build and context, in the order of `trials`.
 
     A build that failed after it was confirmed, in whatever stage or context, has none. What gives
-    reason to doubt stands only where there is nothing else.
+    reason to doubt stands only where there is nothing else; what was timed with more threads than
+    there were CPUs does not stand.
     """
     standing: dict[tuple[Candidate, str, ExecutionContext], Trial] = {}
     for trial in trials:
@@ -87,7 +88,9 @@ def standing_trials(trials: Iterable[Trial]) -> tuple[Trial, ...]:
         build = (trial.candidate, trial.artifact.sha256)
         if trial.outcome is not Outcome.CORRECT:
             standing = {key: kept for key, kept in standing.items() if key[:2] != build}
-        elif trial.stage is Stage.CONFIRM and trial.measurement is not None:
+        elif (
+            trial.stage is Stage.CONFIRM and trial.measurement is not None and trial.had_its_threads
+        ):
             key = (*build, trial.context)
             if is_believed(trial) or not (key in standing and is_believed(standing[key])):
                 standing.pop(key, None)

@@ -1,5 +1,8 @@
 """The steps for the very problem that was asked: on this CPU, then on its siblings."""
 
+from collections.abc import Collection
+
+from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
@@ -21,15 +24,34 @@ def exact(
         reason = f"exact: measured on {cpu.exact_key}."
         return Lookup(verdict=verdict, reason=reason, confirmed=confirmed)
     reason = f"exact: no kernel confirmed in this store on {cpu.exact_key}"
-    tried = {
-        trial.candidate
+    return Lookup(
+        verdict=None, reason=f"{reason}{_what_there_is(repository, problem, cpu, context)}."
+    )
+
+
+def _what_there_is(
+    repository: Repository, problem: Problem, cpu: Cpu, context: ExecutionContext
+) -> str:
+    """Return what the store holds of a problem that has no confirmed kernel, as a clause."""
+    trials = [
+        trial
         for trial in repository.trials(problem=problem, cpu_key=cpu.exact_key)
         if trial.context == context and trial.stage is not Stage.PREDICTED and not trial.emulated
-    }
+    ]
+    crowded = {trial.candidate for trial in trials if not trial.had_its_threads}
+    if crowded:
+        return (
+            f"; {_count(crowded)} timed with {context.threads} threads where fewer CPUs were "
+            "usable, which is not served"
+        )
+    tried = {trial.candidate for trial in trials}
     if tried:
-        count = "1 candidate was" if len(tried) == 1 else f"{len(tried)} candidates were"
-        reason += f"; {count} tried there, so a sweep was stopped: sweep again to go on"
-    return Lookup(verdict=None, reason=f"{reason}.")
+        return f"; {_count(tried)} tried there, so a sweep was stopped: sweep again to go on"
+    return ""
+
+
+def _count(candidates: Collection[Candidate]) -> str:
+    return "1 candidate was" if len(candidates) == 1 else f"{len(candidates)} candidates were"
 
 
 def sibling(

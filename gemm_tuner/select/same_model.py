@@ -65,6 +65,7 @@ def _timed_with_more_features(
         (trial, trial.artifact.sha256)
         for trial in trials
         if trial.measurement
+        and trial.had_its_threads
         and trial.context == context
         and trial.cpu.isa > cpu.isa
         and trial.artifact

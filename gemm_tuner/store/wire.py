@@ -300,6 +300,9 @@ class WireRecord(WireModel):
     refused: Annotated[WireRefused | None, Field(exclude_if=lambda recipe: recipe is None)] = None
     measurement: WireMeasurement | None = None
     conditions: WireConditions | None = None
+    usable_cpus: Annotated[
+        int | None, Field(ge=1, lt=2**20, exclude_if=lambda cpus: cpus is None)
+    ] = None
 
     @model_validator(mode="after")
     def _check_that_what_was_timed_was_verified(self) -> Self:
@@ -333,6 +336,7 @@ class WireRecord(WireModel):
             refused=WireRefused.of(trial.refused) if trial.refused else None,
             measurement=WireMeasurement.of(trial.measurement) if trial.measurement else None,
             conditions=WireConditions.of(trial.conditions) if trial.conditions else None,
+            usable_cpus=trial.usable_cpus,
         )
 
     def to_domain(self) -> Trial:
@@ -358,6 +362,7 @@ class WireRecord(WireModel):
             refused=self.refused.to_domain(self.toolchain) if self.refused else None,
             measurement=self.measurement.to_domain() if self.measurement else None,
             conditions=self.conditions.to_domain() if self.conditions else None,
+            usable_cpus=self.usable_cpus,
         )
 
 

@@ -20,6 +20,7 @@ from gemm_tuner.domain.recipe import Recipe
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.domain.source import Source
 from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
+from gemm_tuner.machine.cpus import usable_cpus
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.generator import generator_version
@@ -256,6 +257,7 @@ class Attempts:
             stage=self.stage,
             outcome=Outcome.CORRECT,
             artifact=build.artifact if build else None,
+            usable_cpus=usable_cpus(),
         )
 
 

@@ -8,12 +8,13 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.doubt import why_disturbed, why_doubted
 from gemm_tuner.domain.measurement import Measurement
-from gemm_tuner.domain.record import Outcome, SweepEnd, Trial
-from gemm_tuner.select.derive import EQUALLY_FAST, sturdiest_of_fastest
+from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
+from gemm_tuner.select.derive import EQUALLY_FAST, standing_trials, sturdiest_of_fastest
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.tuning.attempt import Attempts
 from gemm_tuner.tuning.budget import Budget
 from gemm_tuner.tuning.earlier import earlier_trials, relevant_trials
+from gemm_tuner.tuning.finished import is_settled
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.patience import Patience
 from gemm_tuner.tuning.progress import Progress
@@ -37,7 +38,8 @@ _SHARE_TO_CONFIRM = 0.6  # of the budget in a context
 class ContextSweep:
     """The search in one context, within its `budget`, which is a part of the whole.
 
-    The winner of one thread, `alone`, is a finalist if several threads are asked for.
+    The winner of one thread, `alone`, is a finalist if several threads are asked for. With `again`,
+    no earlier timing counts: all is timed anew.
     """
 
     attempts: Attempts
@@ -48,11 +50,14 @@ class ContextSweep:
     on_progress: Callable[[Progress], None]
     is_stopped: Callable[[], bool]
     alone: Candidate | None = None
+    again: bool = False
     patience: Patience = field(init=False)
     _speeds: dict[Candidate, float] = field(default_factory=dict)  # by which rounds are compared
     _ratios: dict[Candidate, float] = field(default_factory=dict)  # over the baseline, in a round
     _call_ns: dict[Candidate, float] = field(default_factory=dict)
     _trials: list[Trial] = field(default_factory=list)
+    _to_renew: list[Candidate] = field(default_factory=list)  # whose confirmations are not settled
+    _recalled: int = 0  # trials that are of earlier sweeps
     _slowest_call_s: float = 0.0
     _proof_s: float = 0.0
 
@@ -69,10 +74,11 @@ class ContextSweep:
         the sweep only if it `is_search`, and if what it rests on may be believed.
         """
         resumed = self._recall()
-        self._race(certain, is_certain=True)
+        self._race([*certain, *self._to_renew], is_certain=True)
         is_exhausted = self._search(strategy) and is_search
         if self._speeds and not self.is_stopped():
             self._confirm()
+            self._renew()
         problem, cpu = self.space.problem, self.space.cpu
         result = make_result(
             problem,
@@ -115,11 +121,23 @@ class ContextSweep:
         )
         for trial in self._trials:
             if trial.measurement is not None:
-                if why_doubted(trial.measurement) is None:
+                if not self.again and why_doubted(trial.measurement) is None:
                     self._learn(trial.candidate, trial.measurement)
             elif trial.outcome is not Outcome.CORRECT:
                 self._speeds.pop(trial.candidate, None)
-        return any(trial.context == self.context for trial in self._trials)
+        self._recalled = len(self._trials)
+        before = make_result(
+            self.space.problem,
+            self.space.cpu,
+            self.context,
+            self._trials,
+            complete=False,
+            resumed=True,
+        )
+        if self.again or not is_settled(before.verdict):
+            standing = standing_trials(self._trials)
+            self._to_renew = [one.candidate for one in standing if one.context == self.context]
+        return not self.again and any(trial.context == self.context for trial in self._trials)
 
     def _search(self, strategy: Strategy) -> bool:
         """Race batch after batch; return whether the search came to its end by itself."""
@@ -195,6 +213,22 @@ class ContextSweep:
             del waiting[candidate]
             speeds = self._time([candidate], CONFIRM)
             confirmed = max(confirmed, speeds.get(candidate, 0.0))
+
+    def _renew(self) -> None:
+        """Confirm once more what was confirmed before and not now: the newer confirmation counts.
+
+        What an earlier, disturbed one said of a kernel would otherwise stand beside the new ones.
+        """
+        confirmed = {
+            trial.candidate
+            for trial in self._trials[self._recalled :]
+            if trial.stage is Stage.CONFIRM
+        }
+        old = [one for one in dict.fromkeys(self._to_renew) if one not in confirmed]
+        for candidate in self.attempts.prove(old, self.context):
+            if self.is_stopped():
+                return
+            self._time([candidate], CONFIRM)
 
     def _most_finalists(self) -> int:
         return most_finalists(call_s=self._call_s, budget_s=self.whole_budget.seconds)

@@ -74,6 +74,7 @@ def relevant_trials(
             trial.outcome is not Outcome.CORRECT
             or (
                 trial.context == context
+                and trial.had_its_threads
                 and (trial.measurement is None or trial.measurement.baseline == baseline)
             )
         )

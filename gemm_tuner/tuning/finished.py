@@ -1,15 +1,19 @@
 """Sweeps that came to their end: what they found is the answer, and nothing is timed again."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.verdict import Decision, Verdict
 from gemm_tuner.select.derive import standing_trials
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.earlier import earlier_trials, relevant_trials
 from gemm_tuner.tuning.generator import generator_version
-from gemm_tuner.tuning.result import SweepResult, make_result
+from gemm_tuner.tuning.result import Recalled, SweepResult, make_result
 from gemm_tuner.tuning.settings import SweepSettings
+
+_WIDE = 0.05  # of a ratio, to each side
 
 
 def recall_finished(
@@ -23,9 +27,11 @@ def recall_finished(
     """Return the results of those contexts whose sweep beside `baseline` came to its end.
 
     That is a sweep by this generator whose search was exhausted, or that had as large a budget, and
-    whose trials stand. The baseline is a name, which stands for each version, or a name and a
-    version.
+    whose trials stand, unless what it found is not settled or is to be measured `again`. The
+    baseline is a name, which stands for each version, or a name and a version.
     """
+    if settings.again:
+        return {}
     found = {
         context: _recall(space, context, repository, settings, baseline) for context in contexts
     }
@@ -54,8 +60,26 @@ def _recall(
         earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
         trials = relevant_trials(earlier, space, context, end.baseline)
         is_known = standing_trials(trials) if space.like else trials
-        if is_known:
-            return make_result(
-                problem, cpu, context, trials, complete=end.is_exhausted, resumed=True
-            )
+        if not is_known:
+            continue
+        result = make_result(problem, cpu, context, trials, complete=end.is_exhausted, resumed=True)
+        if is_settled(result.verdict):
+            last = max(trial.created_at for trial in trials)
+            return replace(result, recalled=Recalled(on=last.date(), end=end))
     return None
+
+
+def is_settled(verdict: Verdict) -> bool:
+    """Return whether a verdict would come out the same if it were measured once more.
+
+    A tie, or a faster baseline, is not settled by a wide interval, nor where the fastest samples
+    speak clearly for something else. What there is reason to doubt settles nothing.
+    """
+    ratio = verdict.ratio
+    if verdict.doubt is not None:
+        return False
+    if ratio is None or verdict.decision is Decision.TUNED:
+        return True
+    is_narrow = ratio.high - ratio.low <= 2 * _WIDE * ratio.median
+    lowest, highest = (1 - _WIDE) * ratio.low, (1 + _WIDE) * ratio.high
+    return is_narrow and lowest <= ratio.of_minimums <= highest

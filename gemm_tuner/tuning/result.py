@@ -2,13 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.select.derive import derive_verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recalled:
+    """When the sweep that answers came to its end, and how: nothing was timed now."""
+
+    on: date
+    end: SweepEnd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +38,7 @@ class SweepResult:
     resumed: bool
     note: str = ""
     is_interrupted: bool = False
+    recalled: Recalled | None = None
 
 
 def make_result(

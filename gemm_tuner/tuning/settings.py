@@ -13,12 +13,16 @@ _EXPECTED_BASELINES = {"auto": "onednn"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSettings:
-    """How to sweep: the time for one problem, all contexts together, and with what."""
+    """How to sweep: the time for one problem, all contexts together, and with what.
+
+    With `again`, everything is timed anew, whatever was timed before.
+    """
 
     toolchain: Toolchain
     budget_s: float = 30.0
     seed: int = 0
     baseline: str = "auto"
+    again: bool = False
     render: Render = field(default=render)
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
+from gemm_tuner.machine.cpus import check_cpus
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts, build_candidate
@@ -40,19 +41,21 @@ def sweep(
     """Tune one problem and return a result for each context, in order.
 
     What was proved or timed is in the repository before anything else is tried. A sweep whose
-    search was exhausted, or that had as large a budget, is not run again beside the same baseline;
-    any other goes on with what it knows. A finalist whose binary was lost is built again, and the
-    results say so. With `like`, only what reads weights packed as by it is searched and returned,
-    and a kernel that was confirmed is the end of it. Of `chosen` candidates, if there are any, the
-    best is found without a search.
+    search was exhausted, or that had as large a budget, is not run again beside the same baseline,
+    unless its answer is not settled; any other goes on with what it knows. A finalist whose binary
+    was lost is built again, and the results say so. With `like`, only what reads weights packed as
+    by it is searched and returned, and a kernel that was confirmed is the end of it. Of `chosen`
+    candidates, if there are any, the best is found without a search.
 
     Raises:
         InvalidProblem: the problem multiplies nothing.
         NoKernelFamily: no family covers the problem on this CPU.
         NotEnoughMemory: the operands do not fit.
+        NotEnoughCpus: there are more threads than this process can run at the same time.
         BaselineMissing: the chosen baseline is not available.
     """
     problem.check_work()
+    check_cpus(contexts[0].threads)
     rebuilt = _rebuild_lost(problem, cpu, repository, settings)
     space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads, like=like)
     found = recall_finished(
@@ -87,6 +90,7 @@ def sweep(
                 chosen=chosen,
                 on_progress=on_progress,
                 is_stopped=is_stopped,
+                again=settings.again,
             )
     results = [found[context] for context in contexts]
     return tuple(
@@ -117,6 +121,7 @@ def _search_contexts(
     chosen: Sequence[Candidate],
     on_progress: Callable[[Progress], None],
     is_stopped: Callable[[], bool],
+    again: bool,
 ) -> dict[ExecutionContext, SweepResult]:
     """Search one context after the other, each with its share of what is left of the budget.
 
@@ -140,6 +145,7 @@ def _search_contexts(
             on_progress=on_progress,
             is_stopped=is_stopped,
             alone=prior.alone,
+            again=again,
         )
         found[context] = one.run(
             make_strategy(in_regime, prior.seeds, elsewhere=elsewhere, chosen=chosen),

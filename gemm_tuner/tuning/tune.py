@@ -41,6 +41,7 @@ def tune(
     threads: int = 1,
     regime: Regime | str = Regime.HOT,
     budget_s: float = 30.0,
+    again: bool = False,
     db_url: str | None = None,
 ) -> Tuned:
     """Tune a problem on this machine, or recall that it was, and return the kernel to call.
@@ -50,11 +51,13 @@ def tune(
         threads: how many threads will share a call; the kernel then uses as many.
         regime: what is in the caches when it is called, `hot` or `cold_weights`.
         budget_s: the time to spend, in seconds.
+        again: measure anew what was tuned before.
         db_url: the database for the records, as an SQLAlchemy URL; None for the user's own.
 
     Raises:
         InvalidInput: an argument cannot be used.
-        MissingCapability: there is no compiler, baseline, kernel family or memory for it.
+        MissingCapability: there is no compiler, baseline, kernel family or memory for it, or not
+            as many CPUs as threads.
         StoreFailed: the database cannot be opened.
     """
     asked = Problem.parse(problem) if isinstance(problem, str) else problem
@@ -66,7 +69,7 @@ def tune(
         contexts=[context],
         cpu=cpu,
         repository=repository,
-        settings=SweepSettings(budget_s=budget_s, toolchain=find_toolchain()),
+        settings=SweepSettings(budget_s=budget_s, toolchain=find_toolchain(), again=again),
         on_progress=lambda _progress: None,
         is_stopped=lambda: False,
     )
@@ -96,6 +99,7 @@ def tune_layer(
     regime: Regime | str = Regime.HOT,
     max_loss: float = MAX_LOSS,
     budget_s: float = 30.0,
+    again: bool = False,
     db_url: str | None = None,
 ) -> TunedLayer:
     """Tune a layer for several m, so that its kernels read as few packed copies as they can.
@@ -111,6 +115,7 @@ def tune_layer(
         regime: what is in the caches when it is called, `hot` or `cold_weights`.
         max_loss: the share of its speed that each m may lose so that weights are shared.
         budget_s: the time to spend on each m, in seconds.
+        again: measure anew what was tuned before.
         db_url: the database for the records, as an SQLAlchemy URL; None for the user's own.
 
     Raises:
@@ -123,7 +128,7 @@ def tune_layer(
     cpu = detect_cpu()
     repository = Repository(open_database(db_url))
     own_settings, shared_settings = split_budget(
-        SweepSettings(budget_s=budget_s, toolchain=find_toolchain())
+        SweepSettings(budget_s=budget_s, toolchain=find_toolchain(), again=again)
     )
     for problem in problems:
         sweep(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gemm_tuner.cli.main import run
+from gemm_tuner.store.database import open_database
 
 WRONG_USAGE = 2
 SOMETHING_IS_MISSING = 3
@@ -159,6 +160,40 @@ def test_an_unknown_type_or_group_is_answered_with_the_choices(
     message = capsys.readouterr().err
     assert code == WRONG_USAGE
     assert all(choice in message for choice in choices)
+
+
+@pytest.mark.parametrize("command", ["sweep", "bench", "tune-shortlist"])
+def test_more_threads_than_cpus_are_not_timed(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("gemm_tuner.machine.cpus.usable_cpus", lambda: 2)
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    open_database(url).dispose()
+
+    code = run([command, "1", "64", "64", "--threads", "16", "--db", url])
+
+    captured = capsys.readouterr()
+    assert code == SOMETHING_IS_MISSING
+    assert captured.err == (
+        "Error: 16 threads cannot be timed here, because this process may use 2 CPUs; run it on a "
+        "machine with 16 or more, or use --threads 2.\n"
+    )
+
+
+def test_more_threads_than_cpus_are_only_a_question_to_resolve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gemm_tuner.machine.cpus.usable_cpus", lambda: 2)
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    open_database(url).dispose()
+
+    code = run(["resolve", "1", "64", "64", "--threads", "16", "--db", url])
+
+    assert code == 1
+    assert capsys.readouterr().err == ""
 
 
 READING = [

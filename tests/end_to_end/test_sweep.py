@@ -122,6 +122,60 @@ def test_a_finished_sweep_is_not_run_again(
     assert second["ratio"] == first["ratio"]
 
 
+def test_what_was_tuned_before_says_so_and_what_goes_on(
+    database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant_speeds(monkeypatch, repeat(2.0))
+    assert _sweep_facts(database, capsys)["recalled"] is None
+    (*_others, last) = Repository(open_database(database)).trials()
+
+    recalled = _sweep_facts(database, capsys)["recalled"]
+    run([*ARGUMENTS, "--db", database])
+
+    told = capsys.readouterr().out
+    assert recalled["date"] == last.created_at.date().isoformat()
+    assert f"tuned before, on {recalled['date']}, " in told
+    assert "so nothing was measured; --again measures anew" in told
+
+
+def test_again_measures_anew_and_the_newer_confirmation_counts(
+    database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant_speeds(monkeypatch, repeat(3.0))
+    first = _sweep_facts(database, capsys)
+    before = Repository(open_database(database)).trials()
+
+    plant_speeds(monkeypatch, repeat(0.5))
+    code = run([*ARGUMENTS, "--again", "--db", database, "--json"])
+    (second,) = json.loads(capsys.readouterr().out)["layers"]
+    third = _sweep_facts(database, capsys)
+
+    after = Repository(open_database(database)).trials()
+    assert code == 0
+    assert first["decision"] == "tuned"
+    assert second["decision"] == third["decision"] == "baseline"
+    assert second["artifact"] is None
+    assert not second["resumed"]
+    assert after[: len(before)] == before
+    assert len(after) > len(before)
+
+
+def test_what_is_not_settled_is_measured_again(
+    database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant_speeds(monkeypatch, repeat(1.0))
+    assert _sweep_facts(database, capsys)["decision"] == "tie"
+    settled = len(Repository(open_database(database)).trials())
+    _sweep_facts(database, capsys)
+    assert len(Repository(open_database(database)).trials()) == settled
+
+    monkeypatch.setattr(finished, "_WIDE", -1.0)
+    plant_speeds(monkeypatch, repeat(1.5))
+
+    assert _sweep_facts(database, capsys)["decision"] == "tuned"
+    assert len(Repository(open_database(database)).trials()) > settled
+
+
 @pytest.mark.parametrize(
     "damage",
     [

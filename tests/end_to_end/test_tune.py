@@ -8,7 +8,8 @@ import pytest
 from planted_times import plant_speeds
 
 import gemm_tuner
-from gemm_tuner.errors import InvalidEpilogue, InvalidProblem, InvalidSetting
+from gemm_tuner.domain.verdict import Decision
+from gemm_tuner.errors import InvalidEpilogue, InvalidProblem, InvalidSetting, NotEnoughCpus
 from gemm_tuner.runtime.load import Kernel
 
 PROBLEM = "f32 1..12x33x20 nk bias+gelu_erf+add"
@@ -54,3 +55,26 @@ def test_bad_arguments_are_refused(
 ) -> None:
     with pytest.raises(error):
         gemm_tuner.tune(**arguments, db_url=f"sqlite:///{tmp_path}/r.sqlite3")  # type: ignore[arg-type] # on purpose
+
+
+def test_tune_refuses_more_threads_than_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemm_tuner.machine.cpus.usable_cpus", lambda: 2)
+
+    with pytest.raises(NotEnoughCpus, match="16 threads cannot be timed here"):
+        gemm_tuner.tune(PROBLEM, threads=16, db_url=f"sqlite:///{tmp_path}/r.sqlite3")
+
+
+def test_tune_again_measures_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path}/records.sqlite3"
+    plant_speeds(monkeypatch, repeat(2.0))
+    gemm_tuner.tune(PROBLEM, budget_s=1, db_url=url)
+    plant_speeds(monkeypatch, repeat(0.5))
+    recalled = gemm_tuner.tune(PROBLEM, budget_s=1, db_url=url)
+
+    renewed = gemm_tuner.tune(PROBLEM, budget_s=1, again=True, db_url=url)
+
+    assert recalled.verdict.decision is Decision.TUNED
+    assert renewed.verdict.decision is Decision.BASELINE
+    assert "has 0.500 times the speed of the baseline" in renewed.kernel.reason

@@ -617,3 +617,27 @@ def test_a_large_ratio_that_the_cost_of_a_call_or_an_epilogue_explains_is_claime
 
     assert verdict.decision is Decision.TUNED
     assert verdict.artifact is not None
+
+
+@pytest.mark.parametrize(
+    ("threads", "usable_cpus", "is_served"),
+    [
+        (16, None, False),  # an old record, of 2 cores
+        (2, None, True),
+        (16, 8, False),
+        (16, 16, True),
+        (4, 4, True),  # two hyper-threads on each core
+    ],
+)
+def test_a_verdict_of_more_threads_than_cpus_is_not_served(
+    threads: int, usable_cpus: int | None, *, is_served: bool, repository: Repository
+) -> None:
+    context = ExecutionContext(threads=threads)
+    artifact = add_build(repository)
+    repository.add_trial(make_trial(context=context, usable_cpus=usable_cpus, artifact=artifact))
+
+    match = ask(repository, context=context)
+
+    assert (match.verdict.artifact is not None) is is_served
+    told = f"1 candidate was timed with {threads} threads where fewer CPUs were usable"
+    assert any(told in reason for reason in match.explain) is not is_served

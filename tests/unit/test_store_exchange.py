@@ -46,6 +46,7 @@ def test_the_committed_schema_is_that_of_the_code() -> None:
         make_failed_trial(),
         make_emulated_trial(),
         make_trial(conditions=None),
+        make_trial(usable_cpus=8),
         make_disturbed_trial(),
     ],
 )
@@ -55,6 +56,13 @@ def test_a_record_follows_the_schema_and_reads_back(trial: Trial) -> None:
     Draft202012Validator(record_schema()).validate(json.loads(line))
     assert "\n" not in line
     assert parse_record(line) == trial
+
+
+def test_a_record_of_old_without_the_cpus_stays_what_it_is() -> None:
+    line = dump_record(make_trial())
+
+    assert "usable_cpus" not in line
+    assert parse_record(line).usable_cpus is None
 
 
 def test_the_same_instant_in_another_zone_is_the_same_record() -> None:

@@ -1,0 +1,48 @@
+"""Which verdicts of a finished sweep are final."""
+
+from dataclasses import replace
+
+import pytest
+from samples import CONTEXT, CPU, PROBLEM, make_disturbed_trial, make_trial
+
+from gemm_tuner.domain.measurement import Measurement, Timing
+from gemm_tuner.domain.record import Trial
+from gemm_tuner.select.derive import derive_verdict
+from gemm_tuner.tuning.finished import is_settled
+
+PAIRS = 20
+
+
+def _timed(*speeds: float) -> Trial:
+    """Return a confirming trial whose rounds have these speeds over the baseline, in turn."""
+    calls_ns = [round(100_000 / speeds[pair % len(speeds)]) for pair in range(PAIRS)]
+    measurement = Measurement(
+        candidate=Timing(calls_per_sample=1, samples_ns=tuple(calls_ns)),
+        baseline="onednn 3.2.0",
+        baseline_timing=Timing(calls_per_sample=1, samples_ns=(100_000,) * PAIRS),
+    )
+    return replace(make_trial(), measurement=measurement)
+
+
+@pytest.mark.parametrize(
+    ("trial", "settled"),
+    [
+        (_timed(1.0), True),
+        (_timed(0.99, 1.0, 1.01), True),
+        (_timed(0.8, 1.0, 1.2), False),
+        (_timed(0.7, 0.9), False),
+        (_timed(0.5), True),
+        (_timed(1.3, 1.5, 1.7), True),  # tuned, however wide
+        # the fastest sample of the kernel says 1.15 times, the interval 1.00
+        (_timed(*(1.0,) * 19, 1.15), False),
+        (make_disturbed_trial(), False),
+    ],
+)
+def test_a_tie_is_settled_when_its_interval_is_narrow_and_the_minimums_agree(
+    trial: Trial, *, settled: bool
+) -> None:
+    verdict = derive_verdict(
+        [trial], problem=PROBLEM, cpu_key=CPU.exact_key, context=CONTEXT, complete=True
+    )
+
+    assert is_settled(verdict) is settled
