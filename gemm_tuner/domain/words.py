@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-Value = int | StrEnum  # a flag is one of the integers
+Value = int | str  # a flag is an integer, a choice of names a string
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

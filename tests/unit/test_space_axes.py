@@ -1,6 +1,8 @@
 """Every axis is a row, and what other modules know of axes follows from the rows."""
 
+import sys
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +96,36 @@ def test_complexity_is_the_number_of_words_beside_blocks_and_order() -> None:
 
     assert (plain.complexity, busy.complexity) == (0, 4)
     assert replace(busy, blocking=plain.blocking) == plain
+
+
+def words_of(axis: Axis) -> str:
+    """Return the words that say the fields of an axis, N in the place of numbers."""
+    said = {
+        word.write(["N"] * len(word.fields)) if field != "loop_order" else "jc_ic_jr_ir": None
+        for field in axis.fields
+        for word in WORDS
+        if field in word.fields
+    }
+    return ", ".join(f"`{word}`" for word in said)
+
+
+def row_of(axis: Axis) -> str:
+    """Return what the file of an axis opens with, as a row of a table."""
+    text = sys.modules[axis.choices.__module__].__doc__
+    assert text
+    what, *values, first = (" ".join(part.split()) for part in text.strip().split("\n\n"))
+    first = first.removeprefix("Tried first: ")
+    return f"| {words_of(axis)} | {what} | {' '.join(values)} | {first[0].upper()}{first[1:]} |"
+
+
+def test_the_page_has_what_the_files_of_the_axes_say() -> None:
+    page = Path(__file__).parents[2] / "docs" / "kernels.md"
+    table = "\n".join(
+        (
+            "| Words | What it decides | Worth trying | First |",
+            "|---|---|---|---|",
+            *(row_of(axis) for axis in AXES),
+        )
+    )
+
+    assert table in page.read_text("utf-8"), f"docs/kernels.md needs this table:\n{table}"

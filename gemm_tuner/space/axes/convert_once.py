@@ -4,7 +4,7 @@ Weights that are not multiplied as they lie are converted by each tile of rows, 
 several tiles meet a panel of which a converted block fits half of L2. Never where tiles of rows
 meet all panels in turn, or read panels side by side.
 
-Tried first by each tile, and once too from four tiles of rows on. A search that changes the way
+Tried first: by each tile; and once too from four tiles of rows on. A search that changes the way
 tries each depth of a block of k with it: converted, weights are larger.
 """
 

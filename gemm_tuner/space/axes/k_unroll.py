@@ -2,9 +2,9 @@
 
 One, two or four. One keeps a panel of a short k in registers where it fits; more walk along k.
 
-Tried first: four for few sums, which would wait for each other; two where a panel fits registers
-but steps of k are more than eight; one elsewhere, with shuffles, and for weights in groups, whose
-chunk is several steps.
+Tried first: one where a panel of up to eight steps of k fits registers, but for pairs of bf16; four
+for few sums, which would wait for each other; two where a longer panel fits; one elsewhere, with
+shuffles, and for weights in groups, whose chunk is several steps.
 """
 
 from dataclasses import replace

@@ -2,8 +2,8 @@
 
 Both ways, against rows that share L1 sets. Never where x is in fixed point, which is a copy.
 
-Tried first where rows share L1 sets, are more than four and meet 1024 columns or more; for tiles of
-AMX also where x ends in a part of a tile, which each panel would copy.
+Tried first: packed where rows share L1 sets, are more than four and meet 1024 columns or more; for
+tiles of AMX also where x ends in a part of a tile, which each panel would copy.
 """
 
 from dataclasses import replace

@@ -5,8 +5,8 @@ outside L2 also 1 KB, into L2 alone. Where eight tiles of rows or more meet a pa
 of L2, each may fetch its part of the next panel into L2; so may what converts a panel once.
 
 Tried first: the next panel where it can be fetched. Else 16 KB for weights that do not fit L2, and
-none for one row, or where L2 keeps them. None and a distance are both tried first where CPUs differ
-(docs/kernels.md).
+none for one row, or where L2 keeps them. None and a distance are both tried first where CPUs
+differ.
 """
 
 from collections.abc import Iterator
