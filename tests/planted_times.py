@@ -1,6 +1,7 @@
 """Times that tests plant in place of those that a busy machine would give."""
 
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 
 import pytest
 
@@ -8,14 +9,22 @@ from gemm_tuner.bench.finding import Finding, TimedFinding
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.domain.measurement import Measurement, Timing
+from gemm_tuner.domain.measurement import Interference, Measurement, Timing
 from gemm_tuner.domain.record import Outcome
 
 _BASELINE_NS = 10_000
 
 
-def plant_speeds(monkeypatch: pytest.MonkeyPatch, speeds: Iterator[float]) -> None:
-    """Let each timing of a candidate find the next of `speeds`, over that of the baseline."""
+def plant_speeds(
+    monkeypatch: pytest.MonkeyPatch,
+    speeds: Iterator[float],
+    interference: Iterator[Interference | None] | None = None,
+) -> None:
+    """Let each timing of a candidate find the next of `speeds`, over that of the baseline.
+
+    With it comes the next of what other work took from it; nothing unless some is given.
+    """
+    taken = repeat(None) if interference is None else interference
 
     def time_together(
         host: TrialHost,
@@ -26,15 +35,18 @@ def plant_speeds(monkeypatch: pytest.MonkeyPatch, speeds: Iterator[float]) -> No
         sample_ns: int,  # noqa: ARG001 - named by the caller
         checks_large_ratios: bool,  # noqa: ARG001 - named by the caller
     ) -> tuple[TimedFinding, ...]:
-        return tuple(_timed(host, next(speeds), pairs) for _build in builds)
+        return tuple(_timed(host, next(speeds), pairs, next(taken)) for _build in builds)
 
     monkeypatch.setattr(TrialHost, "time_together", time_together)
 
 
-def _timed(host: TrialHost, speed: float, pairs: int) -> TimedFinding:
+def _timed(
+    host: TrialHost, speed: float, pairs: int, interference: Interference | None
+) -> TimedFinding:
     measurement = Measurement(
         candidate=Timing(calls_per_sample=1, samples_ns=(round(_BASELINE_NS / speed),) * pairs),
         baseline=host.baseline_text,
         baseline_timing=Timing(calls_per_sample=1, samples_ns=(_BASELINE_NS,) * pairs),
+        interference=interference,
     )
     return TimedFinding(finding=Finding(outcome=Outcome.CORRECT), measurements=(measurement,))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gemm_tuner.bench.baselines.baseline import Baseline
 from gemm_tuner.bench.baselines.choose import (
     BASELINES,
+    ONE_THREAD,
     WEIGHT_ONLY,
     CheckedBaseline,
     Materials,
@@ -76,6 +77,7 @@ _BYTES_PER_INPUT_ELEMENT = 32
 _BYTES_PER_RESULT_ELEMENT = 96
 
 _PAIRS_OF_CLOSE_LOOK = 5
+_OUR_KERNELS = frozenset({"scalar", ONE_THREAD})
 
 # How many times slower than the baseline a candidate may be before it is said to hang. A scalar
 # kernel beside a library with vectors is about this slow. The baseline itself is trusted: it may
@@ -423,10 +425,12 @@ class Session:
         plain = replace(workload, problem=replace(self._problem, epilogue=NO_EPILOGUE), operands={})
         runners: dict[int, Runner] = {}
         for turn in large:
-            if self._problem.epilogue.steps and baselines[turn].baseline.fuses_epilogue:
+            checked = baselines[turn]
+            is_library = checked.name not in _OUR_KERNELS  # which were built for the epilogue
+            if is_library and checked.baseline.fuses_epilogue and self._problem.epilogue.steps:
                 self._report.step(timed.builds + turn)
                 with suppress(BaselineMissing):
-                    runners[turn] = baselines[turn].baseline.prepare(plain)
+                    runners[turn] = checked.baseline.prepare(plain)
         read_loop = ReadLoop(self._setup.drivers.roofline, self._problem, workload.rows)
         all_runners = [*runners.values(), read_loop]
         turns = [timed.builds + turn for turn in runners] + [timed.builds + len(baselines)]

@@ -29,7 +29,7 @@ class Patience:
 
     budget_s: float
     threads: int
-    idle_cores: Callable[[], float | None] = idle_cores
+    idle_cores: Callable[[], float | None] = field(default_factory=lambda: idle_cores)
     clock: Callable[[], float] = time.monotonic
     _left: Budget | None = field(default=None)
 

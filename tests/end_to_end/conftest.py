@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from calm import let_nothing_disturb
 from served import CANDIDATE, PROBLEM, Site, keep_trial
 
 from gemm_tuner.build.compile import Build, compile_kernel
@@ -12,6 +13,13 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+
+
+@pytest.fixture(autouse=True)
+def calm_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Believe what is timed beside other tests, except in tests of what is disturbed."""
+    if request.node.get_closest_marker("disturbed") is None:
+        let_nothing_disturb(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -27,22 +27,24 @@ from gemm_tuner.cli.main import run
 from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
-from gemm_tuner.domain.measurement import Timing
+from gemm_tuner.domain.measurement import Interference, Timing
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Outcome, Stage
+from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.domain.verdict import Decision
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning import attempt, context_sweep, earlier, finished
+from gemm_tuner.tuning import attempt, context_sweep, earlier, finished, patience
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep import sweep
 
+DISTURBED = Interference(disturbed_rounds=0.9, stolen=0.0, others=1.5)
 PROBLEM = Problem.parse("f32 8x32x16 nk bias+relu")
 ARGUMENTS = ["sweep", "8", "32", "16", "--epilogue", "bias+relu", "--budget", "1s"]
 LONG = "10m"  # a budget that no test spends
@@ -497,6 +499,58 @@ def test_a_finished_sweep_is_answered_without_a_trial_host(
     monkeypatch.delattr("gemm_tuner.tuning.host.TrialHost")
 
     assert _tune(database, baseline="scalar").verdict == first.verdict
+
+
+@pytest.mark.disturbed
+def test_a_disturbed_sweep_decides_nothing_and_is_not_finished(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "_LEAST_S", 0.0)
+    monkeypatch.setattr(patience, "_SHARE", 0.0)
+    plant_speeds(monkeypatch, repeat(600.0), interference=repeat(DISTURBED))
+
+    disturbed = _tune(database).verdict
+
+    assert disturbed.decision is Decision.TIE
+    assert disturbed.artifact is None
+    assert not disturbed.complete
+    assert "in 90% of the rounds threads waited for a core" in (disturbed.doubt or "")
+    confirmed = len(confirmations(database))
+    plant_speeds(monkeypatch, repeat(2.0))
+
+    calm = _tune(database).verdict
+
+    assert len(confirmations(database)) > confirmed
+    assert calm.decision is Decision.TUNED
+    assert calm.ratio is not None
+    assert calm.ratio.median == pytest.approx(2.0)
+
+
+@pytest.mark.disturbed
+def test_a_sweep_waits_for_idle_cores_and_confirms_again(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle_cores = iter([0.1, 1.0])
+    monkeypatch.setattr(patience, "idle_cores", lambda: next(idle_cores))
+    in_turn = iter([None, DISTURBED, None])  # the race, and two confirmations
+    plant_speeds(monkeypatch, iter([2.0, 600.0, 2.0]), interference=in_turn)
+    stages: list[str] = []
+
+    verdict = _tune(
+        database,
+        chosen=shortlist(Space(problem=PROBLEM, cpu=detect_cpu()), 1),
+        on_progress=lambda step: stages.append(step.stage),
+    ).verdict
+
+    assert len(confirmations(database)) == 2
+    assert stages.count("hot, disturbed, waiting for idle cores") == 2
+    assert verdict.decision is Decision.TUNED
+    assert verdict.doubt is None
+
+
+def confirmations(database: str) -> list[Trial]:
+    trials = Repository(open_database(database)).trials(only_decisive=True)
+    return [trial for trial in trials if trial.stage is Stage.CONFIRM]
 
 
 def test_a_verdict_rests_on_a_confirmed_trial(

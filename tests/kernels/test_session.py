@@ -15,6 +15,7 @@ from gemm_tuner.bench.baselines.choose import BASELINES, CheckedBaseline, Materi
 from gemm_tuner.bench.baselines.own_kernel import ScalarKernel
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct, build_drivers
 from gemm_tuner.bench.kernel_runner import KernelRunner
+from gemm_tuner.bench.limits import LARGE_RATIO
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
@@ -249,3 +250,16 @@ def test_a_baseline_that_an_epilogue_slows_beyond_reason_is_not_believed(
     assert reason is not None
     assert "reference 1 takes" in reason
     assert "without the epilogue: this baseline is not one that a user would accept" in reason
+
+
+def test_a_slow_kernel_of_our_own_is_not_called_without_its_operands(toolchain: Toolchain) -> None:
+    slow = RIGHT + 'for (int spin = 0; spin < 100000; spin++) __asm__ volatile("");'
+    owner, other = Pipe()
+    with owner, other:
+        trials = _session(toolchain, owner, slow)
+        (found,) = trials.time(_request(build_planted(toolchain), checks_large_ratios=True))
+
+    assert found.measurement is not None
+    assert found.measurement.ratio.median > LARGE_RATIO
+    assert found.measurement.limits is not None
+    assert found.measurement.limits.plain_ns is None
