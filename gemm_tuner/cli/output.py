@@ -4,14 +4,20 @@ import codecs
 import json
 import sys
 from collections.abc import Sequence
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from typing import Any, TextIO
 
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 # A clamp:100:200 is not an emoji.
 RESULTS = Console(highlight=False, soft_wrap=True, emoji=False)
 MESSAGES = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+# Columns; a pipe has no width.
+_UNBOUNDED = 100_000
 
 # How ASCII spells what the commands print; anything else is spelled by its number.
 _IN_ASCII = {"µ": "u", "\xd7": "x", "…": "...", "≥": ">=", "≤": "<=", "±": "+-", "\u2013": "-"}
@@ -65,16 +71,29 @@ def print_json(facts: Any) -> None:  # noqa: ANN401 - JSON values have no narrow
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; a column whose name starts with `>` is aligned to the right."""
-    names = [column.lstrip(">") for column in columns]
-    widths = [max(map(len, cells)) for cells in zip(names, *rows, strict=True)]
-    print_line(title)
-    for row in (names, *rows):
-        cells = (
-            cell.rjust(width) if column.startswith(">") else cell.ljust(width)
-            for cell, width, column in zip(row, widths, columns, strict=True)
+    """Print a table; a column whose name starts with `>` is aligned to the right.
+
+    A terminal folds words into its width. Elsewhere no line is folded or cut, however long.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    for column in columns:
+        is_figure = column.startswith(">")
+        table.add_column(
+            Text(column.lstrip(">")), justify="right" if is_figure else "left", no_wrap=is_figure
         )
-        print_line(("  " + "   ".join(cells)).rstrip())
+    for row in rows:
+        table.add_row(*map(Text, row))
+    drawn = StringIO()
+    paper = Console(
+        file=drawn,
+        width=RESULTS.width if RESULTS.is_terminal else _UNBOUNDED,
+        force_terminal=RESULTS.is_terminal,
+        highlight=False,
+        emoji=False,
+    )
+    paper.print(Padding(table, (0, 0, 0, 2), expand=False))
+    print_line(title)
+    RESULTS.file.writelines(f"{line.rstrip()}\n" for line in drawn.getvalue().split("\n")[:-1])
 
 
 def duration_text(seconds: float) -> str:

@@ -1,18 +1,45 @@
+"""Tables: plain in a pipe, folded in a terminal."""
+
+import re
+
 import pytest
+from rich.console import Console
 
-from gemm_tuner.cli.output import print_line, print_message
+from gemm_tuner.cli import output
+from gemm_tuner.cli.output import print_table
+
+_BOLD = re.compile(r"\x1b\[\d*m")
+COLUMNS = ("layer", ">time", "why")
+ROWS = [("a [bold] :smile: name", "1.24 µs", "word " * 60), ("b", "950 ns", "")]
 
 
-def test_control_characters_of_others_do_not_reach_the_terminal(
-    capsys: pytest.CaptureFixture[str],
+def test_a_table_in_a_pipe_is_never_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("Times", COLUMNS, ROWS)
+
+    assert capsys.readouterr().out.splitlines() == [
+        "Times",
+        "  layer                      time   why",
+        f"  a [bold] :smile: name   1.24 µs   {('word ' * 60).rstrip()}",
+        "  b                        950 ns",
+    ]
+
+
+def test_a_table_in_a_terminal_is_folded_but_no_figure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    brand = "AMD\x1b]0;owned\x07\x1b[2J\x9b1mEPYC\r"
+    monkeypatch.setattr(
+        output, "RESULTS", Console(force_terminal=True, width=60, color_system=None)
+    )
 
-    print_line(f"{brand}\n\tnext µ")
-    print_message(brand)
+    print_table("Times", COLUMNS, ROWS)
 
-    spelled = r"AMD\x1b]0;owned\x07\x1b[2J\x9b1mEPYC\x0d"
-    captured = capsys.readouterr()
-    assert captured.out.startswith(spelled)
-    assert captured.err == f"{spelled}\n"
-    assert not any(ord(one) < 32 and one not in "\n\t" for one in captured.out)
+    lines = _BOLD.sub("", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert any("1.24 µs" in line for line in lines)
+    assert sum(line.count("word") for line in lines) == 60
+
+
+def test_a_table_without_rows_has_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("Times", COLUMNS, [])
+
+    assert capsys.readouterr().out == "Times\n  layer   time   why\n"
