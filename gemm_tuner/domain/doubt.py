@@ -59,7 +59,7 @@ def why_implausible(measurement: Measurement) -> str | None:
 
 
 def _time_text(time_ns: float) -> str:
-    return f"{time_ns / 1000:.3g} µs"
+    return f"{time_ns / 1e3:.3g} µs" if time_ns < 1e6 else f"{time_ns / 1e6:.3g} ms"
 
 
 def _why_interfered(interference: Interference | None) -> str | None:

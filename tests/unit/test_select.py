@@ -587,7 +587,7 @@ def test_a_baseline_that_is_far_below_its_plain_speed_is_no_yardstick() -> None:
     assert verdict.decision is Decision.TIE
     assert verdict.artifact is None
     assert verdict.doubt == (
-        "implausible: onednn 3.2.0 takes 2.7e+04 µs here and 100 µs without the epilogue: "
+        "implausible: onednn 3.2.0 takes 27 ms here and 100 µs without the epilogue: "
         "this baseline is not one that a user would accept"
     )
 
