@@ -105,6 +105,8 @@ def _winner(problem: Problem, context: ExecutionContext, db: str | None) -> _Win
 def _why_not(verdict: Verdict) -> str:
     if verdict.artifact is not None:
         return 'its binary is not in the store any more; "gemm-tuner sweep" builds it again.'
+    if verdict.doubt is not None:
+        return f'its measurement decides nothing, {verdict.doubt}; run "gemm-tuner sweep" again.'
     if verdict.candidate is not None and verdict.ratio is not None:
         return (
             f"the best has {speed_text(verdict.ratio)}, so the baseline is to be used; "
