@@ -96,7 +96,7 @@ def _apply_epilogue(
             is_integer = False
         if operand is not None and np.isinf(operand).any():
             is_unknown |= _makes_anything(kind, values, bounds, operand)
-        bounds = kind.error(np, bounds, values, operand)
+        bounds = kind.error(np, bounds, values, operand, *step.parameters)
         values = kind.reference(np, values, operand, *step.parameters)
         own_error = kind.ulp * ULP * np.abs(values) + kind.absolute + flush_bound(0, DType.F32)
         bounds = bounds + own_error

@@ -19,6 +19,7 @@ class OneDnnAlgorithm(IntEnum):
 
     RELU = 0x20
     TANH = 0x21
+    ELU = 0x22
     LINEAR = 0x26
     LOGISTIC = 0x29
     GELU_TANH = 0x2B
@@ -26,6 +27,7 @@ class OneDnnAlgorithm(IntEnum):
     CLIP = 0x2E
     GELU_ERF = 0x31
     ROUND = 0x32
+    MISH = 0x33
     HARDSWISH = 0x34
     BINARY_ADD = 0x1FFF0
     BINARY_MUL = 0x1FFF1

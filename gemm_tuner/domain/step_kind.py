@@ -60,9 +60,10 @@ class StepKind:
 
     `reference(xp, value, operand, *parameters)` is the same in float64. `whole_arrays` is another
     for float32, where the reference calls Python for each element.
-    `error(xp, error, value, operand)` bounds the error of the step's exact result when `value`
-    has the absolute error `error`. `ulp` bounds the step's own error, in units in the last place
-    of float32 of its result; `absolute` is its own absolute error, for results near zero.
+    `error(xp, error, value, operand, *parameters)` bounds the error of the step's exact result
+    when `value` has the absolute error `error`. `ulp` bounds the step's own error, in units in the
+    last place of float32 of its result; `absolute` is its own absolute error, for results near
+    zero.
 
     `argument` is what libraries call an operand that they take at the head or end of a chain.
     `onednn` are the post-operations that compute the step; `onnx` and `torch` are operators. None
@@ -80,7 +81,7 @@ class StepKind:
     functions: tuple[VectorFunction, ...] = ()
     constants: int = 0
     whole_arrays: Callable[..., Array] | None = None
-    error: Callable[[Namespace, Array, Array, Array], Array] = lambda _xp, error, _value, _o: error
+    error: Callable[..., Array] = lambda _xp, error, *_others: error
     ulp: float = 1.0
     absolute: float = 0.0
     check: Callable[..., bool] = lambda *_parameters: True

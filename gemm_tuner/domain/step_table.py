@@ -34,6 +34,13 @@ _LOGISTIC = VectorFunction(name="logistic", part="parts/exponential", constants=
 _HYPERBOLIC_TANGENT = VectorFunction(name="hyperbolic_tangent", part="parts/exponential",
                                      constants=3, is_long=True,
                                      needs=(_MAXIMUM, _MINIMUM, _EXPONENTIAL, _RECIPROCAL))
+_EXPONENTIAL_MINUS_ONE = VectorFunction(name="exponential_minus_one", part="parts/elu",
+                                        constants=2, is_long=True,
+                                        needs=(_MAXIMUM, _EXPONENTIAL))
+_TANH_OF_SOFTPLUS = VectorFunction(name="tanh_of_softplus", part="parts/mish",
+                                   constants=3, is_long=True,
+                                   needs=(_MAXIMUM, _MINIMUM, _SELECT_BELOW, _EXPONENTIAL,
+                                          _RECIPROCAL))
 _GELU = VectorFunction(name="gelu", part="parts/gelu", constants=20,
                        needs=(_MINIMUM, _MAGNITUDE_OF))
 _TANH_RISE = VectorFunction(name="tanh_rise", part="parts/gelu")
@@ -46,12 +53,14 @@ FUNCTION_PARTS = (
     "parts/select",
     "parts/transcendental",
     "parts/exponential",
+    "parts/elu",
+    "parts/mish",
     "parts/gelu",
 )
 
 
-def _lipschitz(constant: float) -> Callable[[Namespace, Array, Array, Array], Array]:
-    return lambda _xp, error, _value, _operand: constant * error
+def _lipschitz(constant: float) -> Callable[..., Array]:
+    return lambda _xp, error, *_others: constant * error
 
 
 def _scale_error(xp: Namespace, error: Array, _value: Array, operand: Array) -> Array:
@@ -182,6 +191,22 @@ STEP_KINDS: dict[str, StepKind] = {kind.name: kind for kind in (
              reference=lambda xp, value, _operand: xp.tanh(value),
              onednn=_onednn("TANH"), onnx=OnnxOperator(name="Tanh"),
              torch=TorchOperator(name="tanh")),
+    StepKind(name="elu",
+             cpp="select_negative(value, alpha * exponential_minus_one(value), value)",
+             functions=(_SELECT_NEGATIVE, _EXPONENTIAL_MINUS_ONE), constants=1, ulp=6.0,
+             parameters=(("alpha", 1.0),),
+             reference=lambda xp, value, _operand, alpha:
+                 xp.where(value < 0, alpha * xp.expm1(xp.minimum(value, 0.0)), value),
+             error=lambda _xp, error, _value, _operand, alpha: max(1.0, abs(alpha)) * error,
+             onednn=_onednn("ELU"), onnx=OnnxOperator(name="Elu", parameters=("alpha",)),
+             torch=TorchOperator(name="elu")),
+    StepKind(name="mish",       cpp="value * tanh_of_softplus(value)",
+             functions=(_TANH_OF_SOFTPLUS,), ulp=6.0, absolute=1e-35,
+             reference=lambda xp, value, _operand:
+                 value * xp.tanh(xp.log1p(xp.exp(value))),
+             error=_lipschitz(1.1),
+             onednn=_onednn("MISH"), onnx=OnnxOperator(name="Mish"),
+             torch=TorchOperator(name="mish")),
     StepKind(name="gelu_tanh",  cpp="gelu(value, tanh_rise)", functions=(_GELU, _TANH_RISE),
              ulp=8.0, absolute=1e-6,
              reference=lambda xp, value, _operand: _gelu_tanh(xp, value),

@@ -21,7 +21,17 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.space.catalog import CATALOG
 
-STEPS = ("sigmoid", "silu", "tanh", "gelu_tanh", "gelu_erf", "hardswish")
+STEPS = (
+    "sigmoid",
+    "silu",
+    "tanh",
+    "elu",
+    "elu:-2.5",
+    "mish",
+    "gelu_tanh",
+    "gelu_erf",
+    "hardswish",
+)
 
 
 def values_to_try() -> NDArray[np.float32]:

@@ -1,5 +1,6 @@
 """Every row of the table of steps names what its C++ calls, and how libraries spell it."""
 
+import math
 import re
 
 import numpy as np
@@ -66,3 +67,22 @@ def test_whole_arrays_are_computed_as_by_the_reference(kind: StepKind) -> None:
     exact = kind.reference(np, value.astype(np.float64), None, *defaults)
 
     assert kind.whole_arrays(np, value, None, *defaults) == pytest.approx(exact, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [-50.0, -2.0, -1e-3, 0.0, 1e-3, 3.0, 40.0])
+def test_elu_and_mish_are_what_their_names_say(value: float) -> None:
+    given = np.array([value])
+    softplus = math.log1p(math.exp(value))
+
+    elu = STEP_KINDS["elu"].reference(np, given, None, 0.5)[0]
+    mish = STEP_KINDS["mish"].reference(np, given, None)[0]
+
+    assert elu == pytest.approx(value if value > 0 else 0.5 * math.expm1(value))
+    assert mish == pytest.approx(value * math.tanh(softplus))
+
+
+def test_an_error_before_elu_grows_with_its_slope() -> None:
+    error = STEP_KINDS["elu"].error
+
+    assert error(np, 1e-3, -1.0, None, 4.0) == pytest.approx(4e-3)
+    assert error(np, 1e-3, -1.0, None, -0.5) == pytest.approx(1e-3)

@@ -32,7 +32,7 @@ def steps(draw: st.DrawFn) -> Step:
         low = draw(st.floats(allow_nan=False, allow_infinity=False, width=32))
         high = draw(st.floats(low, allow_nan=False, allow_infinity=False, width=32))
         return Step(kind=STEP_KINDS[name], parameters=(low, high))
-    if name == "leaky_relu":
+    if name in {"leaky_relu", "elu"}:
         return Step(kind=STEP_KINDS[name], parameters=(draw(st.floats(-1, 1)),))
     return Step.parse(name)
 
