@@ -37,6 +37,11 @@ def draw_subject(random: Random, family: MicroKernelFamily, types: OperandTypes)
     return next(_subjects(_Dice(random), [family], types))
 
 
+def draw_of_family(random: Random, family: MicroKernelFamily) -> Iterator[Subject]:
+    """Yield problems with candidates of a family, which need not run here."""
+    yield from _subjects(_Dice(random), [family])
+
+
 def _subjects(
     dice: "_Dice", families: list[MicroKernelFamily], types: OperandTypes | None = None
 ) -> Iterator[Subject]:
