@@ -5,7 +5,7 @@ it.
 """
 
 from collections.abc import Callable
-from math import erf
+from math import erfc
 
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.spelling import (
@@ -76,8 +76,9 @@ def _logistic(xp: Namespace, value: Array) -> Array:
 
 
 def _normal_cdf(xp: Namespace, value: Array) -> Array:
-    erf_of = xp.frompyfunc(erf, 1, 1)
-    return 0.5 * (1.0 + erf_of(value * 0.7071067811865476).astype(value.dtype))
+    # Not 1 + erf, which is zero for values whose product with infinity is none.
+    erfc_of = xp.frompyfunc(erfc, 1, 1)
+    return 0.5 * erfc_of(value * -0.7071067811865476).astype(value.dtype)
 
 
 def _gelu_erf_of_whole_arrays(xp: Namespace, value: Array, _operand: None) -> Array:
@@ -96,7 +97,7 @@ def _gelu_erf_of_whole_arrays(xp: Namespace, value: Array, _operand: None) -> Ar
 
 def _gelu_tanh(xp: Namespace, value: Array) -> Array:
     inner = 0.7978845608028654 * (value + 0.044715 * value**3)
-    return 0.5 * value * (1.0 + xp.tanh(inner))
+    return value * _logistic(xp, 2.0 * inner)  # (1 + tanh(inner)) / 2 without cancellation
 
 
 def _onednn(name: str, *constants: float) -> tuple[OneDnnPostOp, ...]:

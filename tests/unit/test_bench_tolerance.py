@@ -114,6 +114,8 @@ def test_error_of_a_thousandth_after_each_step_is_found(step: str) -> None:
     ("bias", "step", "right", "wrong"),
     [
         (-6.5, "gelu_erf", (-np.inf, np.inf, np.nan), ()),  # a kernel may take it for zero
+        (-9.0, "gelu_erf", (-np.inf, np.inf, np.nan), ()),
+        (-9.0, "gelu_tanh", (-np.inf, np.inf, np.nan), ()),
         (-95.0, "silu", (-np.inf, np.inf, np.nan), ()),
         (-2.0, "gelu_erf", (-np.inf,), (np.inf, np.nan, 0.0)),
         (0.0, "gelu_erf", (np.nan,), (np.inf, 0.0)),
