@@ -1,7 +1,9 @@
-"""Build gemm_tuner/runtime/_native, the call path in C, where a compiler and Python's headers are.
+"""Build what is in C, where a compiler and Python's headers are.
 
-Without it, kernels are called through ctypes. Hatchling runs this for each wheel and editable
-install; run it by hand after a change of gemm_tuner/runtime/native.
+gemm_tuner/runtime/_native is the call path: without it, kernels are called through ctypes.
+gemm_tuner/libraries/_finish is the pass after the product of a library: without it, NumPy does it.
+Hatchling runs this for each wheel and editable install; run it by hand after a change of
+gemm_tuner/runtime/native or gemm_tuner/libraries/native.
 """
 
 import os
@@ -21,9 +23,11 @@ except ImportError:  # run by hand
 
 ROOT = Path(__file__).resolve().parent
 TARGET = Path("gemm_tuner/runtime/_native.abi3.so")
+FINISH = Path("gemm_tuner/libraries/_finish.so")
 TAG = "cp311-abi3-linux_x86_64"
 
 _SOURCES = Path("gemm_tuner/runtime/native")
+_FINISH_SOURCE = Path("gemm_tuner/libraries/native/finish.c")
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-fvisibility=hidden")
 _COMPILERS = ("cc", "gcc", "clang", "zig cc")
 
@@ -46,7 +50,22 @@ def build_native(root: Path, target: Path) -> None:
         raise NotBuilt(f"{headers} has no Python.h; install the headers, such as python3-dev")
     sources = sorted(str(path) for path in (root / _SOURCES).glob("*.c"))
     include = ["-I", str(headers), "-I", str(root / "templates" / "abi")]
-    command = [*_compiler(), *_FLAGS, *include, *sources, "-o", str(target), "-lpthread"]
+    _run([*_compiler(), *_FLAGS, *include, *sources, "-o", str(target), "-lpthread"])
+
+
+def build_finish(root: Path, target: Path) -> None:
+    """Compile the pass after products in the checkout `root` to the library `target`.
+
+    Raises:
+        NotBuilt: it cannot be built here.
+    """
+    target.unlink(missing_ok=True)
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        raise NotBuilt("it is for Linux on x86-64")
+    _run([*_compiler(), *_FLAGS, str(root / _FINISH_SOURCE), "-o", str(target)])
+
+
+def _run(command: list[str]) -> None:
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     if completed.returncode != 0:
         raise NotBuilt(f"{shlex.join(command)} failed:\n{completed.stderr}")
@@ -67,13 +86,15 @@ class NativeHook(BuildHookInterface):
         """Build the library, or say why not."""
         try:
             build_native(Path(self.root), Path(self.root) / TARGET)
+            build_finish(Path(self.root), Path(self.root) / FINISH)
         except NotBuilt as reason:
             self.app.display_warning(f"Kernels will be called through ctypes, not C: {reason}.")
             return
-        build_data["artifacts"].append(str(TARGET))
+        build_data["artifacts"] += [str(TARGET), str(FINISH)]
         build_data["pure_python"] = False
         build_data["tag"] = TAG
 
 
 if __name__ == "__main__":
     build_native(ROOT, ROOT / TARGET)
+    build_finish(ROOT, ROOT / FINISH)

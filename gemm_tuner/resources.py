@@ -20,6 +20,11 @@ def call_native_dir() -> Path:
     return _PACKAGE / "runtime" / "native"
 
 
+def library_native_dir() -> Path:
+    """Return the folder of the C source of the pass after a library's product."""
+    return _PACKAGE / "libraries" / "native"
+
+
 def bench_native_dir() -> Path:
     """Return the folder of the C sources of timing loops and of the emulator."""
     return _PACKAGE / "bench" / "native"

@@ -29,7 +29,7 @@ def _find_libxsmm() -> object:
 _FINDERS: dict[str, Callable[[], object]] = {
     "onednn": find_onednn,
     "openblas": find_openblas,
-    "mkl": lambda: Mkl(Path()),
+    "mkl": lambda: Mkl((Path(), Path())),
     "libxsmm": _find_libxsmm,
     "onnxruntime": OnnxRuntime,
     "torch": TorchEager,

@@ -10,7 +10,12 @@ from gemm_tuner.build.compile import compile_hosted
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.errors import CompilationFailed
-from gemm_tuner.resources import bench_native_dir, call_native_dir, templates_dir
+from gemm_tuner.resources import (
+    bench_native_dir,
+    call_native_dir,
+    library_native_dir,
+    templates_dir,
+)
 
 # Debian has them for linking only, not for loading.
 _LIBXSMM = ("xsmm", "xsmmnoblas")
@@ -47,6 +52,7 @@ class Drivers:
     mkl: Path
     libxsmm: Path | None
     roofline: Path
+    finish: Path
 
 
 def build_drivers(toolchain: Toolchain, cpu: Cpu, *, baselines: Sequence[str] = ()) -> Drivers:
@@ -69,6 +75,7 @@ def build_drivers(toolchain: Toolchain, cpu: Cpu, *, baselines: Sequence[str] = 
         mkl=build_driver("mkl", toolchain, "sample.h"),
         libxsmm=_build_libxsmm(toolchain) if "libxsmm" in baselines else None,
         roofline=build_driver("roofline", toolchain, "sample.h", isa=widest_vectors(cpu.isa)),
+        finish=_build_finish(toolchain, cpu),
     )
 
 
@@ -116,6 +123,17 @@ def _build_timer(toolchain: Toolchain) -> Path:
         _texts("sample.h", "timer.c"),
     )
     return compile_hosted("\n".join(texts), name="bench-timer", toolchain=toolchain)
+
+
+def _build_finish(toolchain: Toolchain, cpu: Cpu) -> Path:
+    """Build the pass after products, for the features of this CPU."""
+    source = (library_native_dir() / "finish.c").read_text()
+    return compile_hosted(
+        f"#define FOR_EACH_LEVEL\n{source}",
+        name="bench-finish",
+        toolchain=toolchain,
+        isa=widest_vectors(cpu.isa),
+    )
 
 
 def _texts(*files: str) -> str:

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Self, TypeVar
 
-from gemm_tuner.bench.baselines.choose import AUTO
+from gemm_tuner.bench.baselines.choose import AUTO, Race
 from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.emulator import plan_emulation
 from gemm_tuner.bench.finding import Finding, TimedFinding
@@ -39,7 +39,9 @@ class TrialHost:
     are `provers` may ask at the same time: the server forks itself for them. Use it in a `with`
     statement. `baseline_text` names the first baseline; `left_out` says by name why others are not
     used, and `baseline_note` says the same in one text, which is empty if none was left out.
-    `product_only` are the baselines, with their versions, that leave the epilogue out.
+    `implementations` say by name by what a baseline computes, and `raced` are the libraries between
+    which `auto` chose. `product_only` are the baselines, with their versions, that leave the
+    epilogue out.
     `baseline_call_s` is about the time of a call of the slowest, in seconds.
     """
 
@@ -55,6 +57,7 @@ class TrialHost:
         one_thread_build: Build | None = None,
         stall_timeout_s: float = _STALL_TIMEOUT_S,
         provers: int = 1,
+        race: Race | None = None,
     ) -> None:
         """Start the server and wait until it is ready.
 
@@ -70,6 +73,7 @@ class TrialHost:
             stall_timeout_s: how long a candidate may run without progress, besides a multiple of
                 the time that the baseline takes.
             provers: how many builds can be verified at the same time, fewer where memory is short.
+            race: how the baseline `auto` is decided.
 
         Raises:
             BaselineMissing: no baseline is installed and computes the problem.
@@ -89,6 +93,7 @@ class TrialHost:
             one_thread_build=one_thread_build,
             stall_timeout_s=stall_timeout_s,
             provers=provers,
+            race=race or Race(),
         )
         self._connections: list[Connection] = []
         descriptors: list[int] = []
@@ -121,6 +126,8 @@ class TrialHost:
         for connection in self._connections[1 : opening.provers]:
             self._idle.put(connection)
         self.baseline_text = opening.baselines[0]
+        self.implementations = dict(zip(opening.baselines, opening.implementations, strict=True))
+        self.raced = opening.raced
         self.product_only = opening.product_only
         self.left_out = opening.left_out
         self.baseline_call_s = opening.slowest_call_s

@@ -9,16 +9,17 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gemm_tuner.bench.baselines.baseline import Baseline
+from gemm_tuner.arrays.quantise import QuantisedWeights
+from gemm_tuner.bench.baselines.baseline import Baseline, Copy, Materials, Row
 from gemm_tuner.bench.baselines.choose import (
-    BASELINES,
-    ONE_THREAD,
-    WEIGHT_ONLY,
+    Checked,
     CheckedBaseline,
-    Materials,
-    check_baseline,
+    Race,
+    baseline_rows,
     choose_baselines,
+    learn_of_baseline,
 )
+from gemm_tuner.bench.baselines.own_kernel import ONE_THREAD
 from gemm_tuner.bench.conditions import gather_conditions
 from gemm_tuner.bench.correctness import Case, verify
 from gemm_tuner.bench.crash import Report
@@ -36,7 +37,7 @@ from gemm_tuner.bench.limits import (
 )
 from gemm_tuner.bench.measure import SETTLING_NS, Contestant, TimedRounds, measure
 from gemm_tuner.bench.one_thread import OneThreadForm, may_need_one_thread, set_openmp_threads
-from gemm_tuner.bench.plain import PlainBaseline, plain_weights
+from gemm_tuner.bench.plain import PlainBaseline
 from gemm_tuner.bench.regimes import (
     WeightCopies,
     copies_of_weights,
@@ -50,7 +51,7 @@ from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.epilogue import NO_EPILOGUE
-from gemm_tuner.domain.measurement import Interference, Limits, Measurement, Timing
+from gemm_tuner.domain.measurement import Interference, Limits, Measurement, Raced, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.errors import (
@@ -61,6 +62,7 @@ from gemm_tuner.errors import (
     NotEnoughMemory,
     TrialFailed,
 )
+from gemm_tuner.libraries.plain import plain_weights
 from gemm_tuner.machine.available_memory import available_memory_bytes, check_memory
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.machine.processors import (
@@ -101,18 +103,22 @@ class Setup:
     one_thread_build: Build | None = None
     stall_timeout_s: float  # besides what the time of the baseline allows
     provers: int = 1  # builds that are verified at the same time, if memory suffices
+    race: Race = field(default_factory=Race)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
     """What a session works with: the names and versions of its baselines, in order.
 
-    `product_only` are those that leave the epilogue out. `left_out` says by name why a baseline is
-    not among them. `slowest_call_s` is the time of a call of the slowest, not warmed up. As many
-    builds as `provers` can be verified at the same time.
+    `implementations` say by what each computes, and `raced` are the libraries that the first was
+    chosen from. `product_only` are those that leave the epilogue out. `left_out` says by name why a
+    baseline is not among them. `slowest_call_s` is the least time of a call of
+    the slowest. As many builds as `provers` can be verified at the same time.
     """
 
     baselines: tuple[str, ...]
+    implementations: tuple[str, ...]
+    raced: tuple[Raced, ...]
     product_only: frozenset[str]
     left_out: dict[str, str]
     slowest_call_s: float
@@ -162,13 +168,17 @@ class _Round:
     plain_ns: dict[int, float] = field(default_factory=dict)
     epilogue_ns: float
 
-    def beside(self, build: int, baseline: int, text: str) -> Measurement:
+    def beside(
+        self, build: int, baseline: int, checked: CheckedBaseline, raced: tuple[Raced, ...]
+    ) -> Measurement:
         """Return the measurement of a build beside a baseline, in the rounds of both."""
         turn = self.baselines[baseline]
         ours, theirs = self.rounds.timings[build], self.rounds.timings[turn]
         return Measurement(
             candidate=ours.first(len(theirs.samples_ns)),
-            baseline=text,
+            baseline=checked.text,
+            implementation=checked.implementation,
+            raced=raced,
             baseline_timing=theirs.first(len(ours.samples_ns)),
             interference=Interference(
                 disturbed_rounds=self.rounds.disturbed_share(build, turn),
@@ -198,6 +208,7 @@ class Session:
         self._problem = problem = Problem.parse(setup.problem_text)
         self._cpu = detect_cpu()
         self._report = Report(setup.drivers.crash)
+        self._plain_w: NDArray[Any] | None = None
         provers = _provers_that_fit(problem, setup.provers)
         self._cases = {kind: Case(problem, kind, setup.seed) for kind in InputKind}
         flop = problem.flop(problem.m.high)
@@ -208,23 +219,23 @@ class Session:
             one_thread_build=setup.one_thread_build,
             cpu=self._cpu,
         )
-        makers: dict[str, Callable[[], Baseline]] = {
-            name: partial(make, materials) for name, make in BASELINES.items()
-        }
-        if problem.types.is_weight_only:
-            plain_w = plain_weights(problem, self._cases[InputKind.NORMAL].inputs)
-            makers = {
-                name: make if name in WEIGHT_ONLY else partial(_make_plain, make, problem, plain_w)
-                for name, make in makers.items()
-            }
-        choice = choose_baselines(setup.baselines, makers, self._check_baseline)
+        choice = choose_baselines(
+            setup.baselines,
+            baseline_rows(),
+            partial(self._find_copies, materials),
+            self._check_baseline,
+            setup.race,
+        )
         self._baselines = choice.baselines
+        self._raced = choice.raced
         slowest_call_s = max(checked.call_s for checked in choice.baselines)
         self.stall_timeout_s = setup.stall_timeout_s + _SLOWEST_OVER_BASELINE * slowest_call_s
         self.opening = Opening(
-            baselines=tuple(checked.baseline.text for checked in choice.baselines),
+            baselines=tuple(checked.text for checked in choice.baselines),
+            implementations=tuple(checked.implementation for checked in choice.baselines),
+            raced=choice.raced,
             product_only=frozenset(
-                checked.baseline.text
+                checked.text
                 for checked in choice.baselines
                 if not checked.baseline.fuses_epilogue and self._problem.epilogue.steps
             ),
@@ -311,7 +322,8 @@ class Session:
                 left_out |= _leave_out(baselines, turn, failure)
                 continue
             if isinstance(result, _Round):
-                found |= zip(living, _timed_findings(baselines, result, left_out), strict=True)
+                timed = _timed_findings(baselines, result, left_out, self._raced)
+                found |= zip(living, timed, strict=True)
             elif result.running < len(builds):
                 turn = living[result.running]
                 if len(builds) > 1:  # another may have spoiled its memory
@@ -336,7 +348,7 @@ class Session:
             library = self._load(build).native
             kernels.append(KernelRunner(library, workload, self._setup.drivers.timer))
         prepared: dict[str, Runner] = {}
-        for name in reversed(BASELINES):
+        for name in reversed([row.name for row in baseline_rows()]):
             for turn, checked in enumerate(baselines, len(kernels)):
                 if checked.name == name:
                     self._report.step(turn)
@@ -416,7 +428,7 @@ class Session:
             turn
             for turn, checked in enumerate(baselines)
             if any(
-                timed.beside(build, turn, checked.baseline.text).ratio.median > LARGE_RATIO
+                timed.beside(build, turn, checked, ()).ratio.median > LARGE_RATIO
                 for build in range(timed.builds)
             )
         ]
@@ -547,11 +559,25 @@ class Session:
     def _load(self, build: Build) -> Kernel:
         return load_kernel(build.binary, artifact=build.artifact, cpu=self._cpu)
 
-    def _check_baseline(self, baseline: Baseline) -> float | str:
+    def _find_copies(self, materials: Materials, row: Row) -> Sequence[Copy]:
+        """Return the installed copies of a library, with plain weights where it has no others."""
+        copies = row.find(materials)
+        problem = self._problem
+        if row.takes_quantised or not problem.types.is_weight_only:
+            return copies
+        if self._plain_w is None:
+            inputs = self._cases[InputKind.NORMAL].inputs
+            assert inputs.scales is not None
+            quantised = QuantisedWeights(inputs.w, inputs.scales, inputs.zero_points)
+            self._plain_w = plain_weights(problem, quantised)
+        w = self._plain_w
+        return [replace(one, baseline=PlainBaseline(one.baseline, problem, w)) for one in copies]
+
+    def _check_baseline(self, baseline: Baseline) -> Checked | str:
         case = self._cases[InputKind.NORMAL]
-        # In a child: a library that has started threads must not be forked.
+        # In a child: a library may crash, and one that has started threads must not be forked.
         result = self._run(
-            lambda: check_baseline(baseline, self._problem, case, threads=self._setup.threads),
+            lambda: learn_of_baseline(baseline, self._problem, case, threads=self._setup.threads),
             baseline.preparation_s,
         )
         return result.detail if isinstance(result, Death) else result
@@ -565,14 +591,11 @@ class Session:
         )
 
 
-def _make_plain(
-    make: Callable[[], Baseline], problem: Problem, plain_w: NDArray[Any]
-) -> PlainBaseline:
-    return PlainBaseline(make(), problem, plain_w)
-
-
 def _timed_findings(
-    baselines: Sequence[CheckedBaseline], timed: _Round, left_out: dict[str, str]
+    baselines: Sequence[CheckedBaseline],
+    timed: _Round,
+    left_out: dict[str, str],
+    raced: tuple[Raced, ...],
 ) -> list[TimedFinding]:
     """Return what each build shows beside each baseline, in the rounds that both took part in."""
     conditions = gather_conditions(
@@ -583,8 +606,7 @@ def _timed_findings(
         TimedFinding(
             finding=Finding(outcome=Outcome.CORRECT),
             measurements=tuple(
-                timed.beside(build, turn, checked.baseline.text)
-                for turn, checked in enumerate(baselines)
+                timed.beside(build, turn, checked, raced) for turn, checked in enumerate(baselines)
             ),
             conditions=conditions,
             roofline=timed.roofline,
@@ -605,7 +627,7 @@ def _leave_out(
     if not 0 <= turn < len(baselines):
         raise failure
     failed = baselines.pop(turn)
-    return {failed.name: f"{failed.baseline.text}: {failure}"}
+    return {failed.name: f"{failed.text}: {failure}"}
 
 
 def _preparation_s(baselines: Sequence[CheckedBaseline]) -> float:

@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
-from gemm_tuner.bench.baselines.choose import BASELINES, ONE_THREAD, TORCH_WEIGHTS
+from gemm_tuner.bench.baselines.choose import baseline_rows
+from gemm_tuner.bench.baselines.own_kernel import ONE_THREAD
+from gemm_tuner.bench.baselines.torch_weights import TORCH_WEIGHTS
 from gemm_tuner.bench.finding import TimedFinding
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.build.compile import Build
@@ -34,12 +36,8 @@ from gemm_tuner.select.choose import choose
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 
-_SCALAR = "scalar"  # needs a kernel of its own
-_SLOW_TO_PREPARE = "torch-inductor"  # compiles each layer for tens of seconds
-_LIBRARIES = tuple(
-    name for name in BASELINES if name not in {_SCALAR, ONE_THREAD, TORCH_WEIGHTS, _SLOW_TO_PREPARE}
-)
-_CHOICE = tuple(name for name in BASELINES if name != _SCALAR)
+_LIBRARIES = tuple(row.name for row in baseline_rows() if row.is_usual)
+_CHOICE = tuple(row.name for row in baseline_rows() if not row.is_last_resort)
 _PAIRS = 30
 _SAMPLE_NS = 5_000_000
 # On a noisy machine, so many pairs say little: then more are taken, as many as fit into a time.
@@ -52,7 +50,7 @@ _SEED = 2
 _Baselines = Annotated[
     list[str] | None, typer.Option("--baseline", help="Time beside this library; repeat it for "
                                    "more. By default beside each that is installed, except "
-                                   f"{_SLOW_TO_PREPARE}; {ONE_THREAD}, the best stored kernel of "
+                                   f"torch-inductor; {ONE_THREAD}, the best stored kernel of "
                                    "one thread, where there are several. "
                                    f"One of: {', '.join(_CHOICE)}")]
 _Plot = Annotated[

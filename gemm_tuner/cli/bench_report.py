@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from gemm_tuner.bench.baselines.choose import ONE_THREAD
+from gemm_tuner.bench.baselines.own_kernel import ONE_THREAD
 from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.means import Mean, geometric_means
 from gemm_tuner.cli.output import print_line, print_table, time_text

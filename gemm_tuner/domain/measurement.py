@@ -79,11 +79,26 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Raced:
+    """A library that took part in the race for the baseline: the package that it is of.
+
+    `baseline` names it as a measurement would, and `call_ns` is the least time of a call; they are
+    empty and 0 if it could not be used.
+    """
+
+    package: str
+    baseline: str
+    call_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """Samples of a candidate and of its baseline, taken in alternation: pair i is one A and one B.
 
-    `baseline` names the library and its version. `interference` and `limits` are None in older
-    records.
+    `baseline` names the library and its version. `implementation` says by which of its
+    implementations it computed and how it was asked: `brg:avx512_core: fused`. `raced` are the
+    libraries between which it was chosen, the fastest first, if it was. `interference` and
+    `limits` are None in older records.
     """
 
     candidate: Timing
@@ -91,6 +106,8 @@ class Measurement:
     baseline_timing: Timing
     interference: Interference | None = None
     limits: Limits | None = None
+    implementation: str = ""
+    raced: tuple[Raced, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that the samples pair up."""

@@ -56,16 +56,21 @@ def takes_offset(problem: Problem) -> bool:
 
 
 def finish(
-    problem: Problem, product: Array, sums_of_w: Array | None, operands: Sequence[Array]
+    problem: Problem,
+    product: Array,
+    sums_of_w: Array | None,
+    operands: Sequence[Array],
+    first_step: int = 0,
 ) -> Array:
-    """Return the epilogue of a product, in the type of y.
+    """Return the epilogue of a product, from a step on, in the type of y.
 
-    `sums_of_w` are those of each column of w, (n,), for epilogues that take an offset off x.
+    `operands` are those of these steps. `sums_of_w` are those of each column of w, (n,), for
+    epilogues that take an offset off x.
     """
     value = product.astype(_working_type(problem), copy=False)
     remaining = iter(operands)
     with np.errstate(all="ignore"):
-        for step in problem.epilogue.steps:
+        for step in problem.epilogue.steps[first_step:]:
             kind = step.kind
             operand: Array | None = None
             if kind.operand is not OperandShape.NONE:

@@ -1,22 +1,28 @@
-"""oneDNN, loaded from its wheel and called through its C API: what it names, and how.
+"""oneDNN, called through its C API: where its versions are, what it names, and how.
 
-Both ways to it start here: the baseline that kernels are timed beside, and what runs where no
-kernel is faster.
+This is the only binding: the baseline that kernels are timed beside and what runs where no kernel
+is faster are made of the same primitives.
 """
 
 import ctypes
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.errors import BaselineMissing
-from gemm_tuner.libraries.wheels import find_in_wheel
+from gemm_tuner.libraries.finish import TeamStruct
+from gemm_tuner.libraries.wheels import find_in_wheel, wheel_version
 
-_WHEEL = "onednn-cpu-gomp"
+# The packages that bring it along. In one process, only one is used.
+_WHEELS = ("onednn-cpu-gomp", "onednn-cpu-iomp", "onednn-cpu-tbb", "onednn", "paddlepaddle")
+_SYSTEM_FOLDERS = tuple(
+    map(Path, ("/usr/local/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"))
+)
+_INSTALL = 'pip install "gemm-tuner[onednn]"'
 _LIBRARY = "libdnnl.so.3"
 _OPENMP = "libgomp"  # not in the wheel
 
@@ -39,6 +45,8 @@ OPERAND = 2
 DESTINATION = 17
 WEIGHTS = 33
 SCRATCHPAD = 80
+BIAS = 41
+SCALES = 4096
 ZERO_POINTS = 8192
 POST_OP = 32768  # times the number of the post-op, counted from one
 
@@ -80,6 +88,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "primitive_attr_create": (_NEW_OBJECT,),
     "primitive_attr_set_post_ops": (_OBJECT, _OBJECT),
     "primitive_attr_set_scratchpad_mode": (_OBJECT, _NUMBER),
+    "primitive_attr_set_scales_mask": (_OBJECT, _NUMBER, _NUMBER),
     "primitive_attr_set_zero_points_mask": (_OBJECT, _NUMBER, _NUMBER),
     "post_ops_create": (_NEW_OBJECT,),
     "post_ops_append_eltwise": (_OBJECT, _NUMBER, ctypes.c_float, ctypes.c_float),
@@ -129,7 +138,8 @@ class OneDnnLibrary:
         self._size_of = library.dnnl_memory_desc_get_size
         self._size_of.argtypes = (_OBJECT,)
         self._size_of.restype = ctypes.c_size_t
-        self._set_max_threads = library.omp_set_num_threads
+        # Versions for other runtimes than OpenMP have their threads from the environment.
+        self._set_max_threads = getattr(library, "omp_set_num_threads", None)
         self._process = os.getpid()
         # It outlives all that is made for it.
         self.engine = ctypes.c_void_p()
@@ -144,8 +154,20 @@ class OneDnnLibrary:
 
     def max_threads(self) -> int:
         """Return how many threads OpenMP uses for the calling thread."""
-        threads: int = self._library.omp_get_max_threads()
+        threads: int = self._library.omp_get_max_threads() if self._set_max_threads else 1
         return threads
+
+    def team(self, threads: int) -> TeamStruct:
+        """Return how the OpenMP of this library runs a function in the threads that it has."""
+        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+        functions = [getattr(self._library, name) for name in names if hasattr(self._library, name)]
+        if threads == 1 or len(functions) < len(names):
+            return TeamStruct()
+        return TeamStruct(*(ctypes.cast(function, ctypes.c_void_p) for function in functions))
+
+    def address(self, function: str) -> int:
+        """Return where a function is, by its name without the prefix `dnnl_`."""
+        return ctypes.cast(self._functions[function], ctypes.c_void_p).value or 0
 
     @contextmanager
     def in_threads(self, threads: int | None) -> Iterator[int | None]:
@@ -154,7 +176,7 @@ class OneDnnLibrary:
         In a forked child it is one, because GNU's OpenMP waits for the others for ever there.
         """
         usable = threads if os.getpid() == self._process else 1
-        if usable is None:
+        if usable is None or self._set_max_threads is None:
             yield None
             return
         before = self.max_threads()
@@ -222,23 +244,49 @@ class OneDnnLibrary:
         return (name.value or b"").decode()
 
 
+class Installed(NamedTuple):
+    """A library of oneDNN: where it is, and in which package of which version."""
+
+    path: Path
+    package: str
+
+
+def installed_onednn() -> tuple[Installed, ...]:
+    """Return every oneDNN that is found, the one that this package installs first."""
+    found = {}
+    for wheel in _WHEELS:
+        with suppress(BaselineMissing):
+            path = find_in_wheel(wheel, _LIBRARY, install=_INSTALL)
+            found[path] = f"{wheel} {wheel_version(wheel, install=_INSTALL)}"
+    for folder in _SYSTEM_FOLDERS:
+        path = (folder / _LIBRARY).resolve()
+        if path.is_file():
+            found.setdefault(path, str(path))
+    return tuple(Installed(path, package) for path, package in found.items())
+
+
 def find_onednn() -> Path:
-    """Return the library of the installed wheel.
+    """Return the library to call where one suffices.
 
     Raises:
         BaselineMissing: there is none.
     """
-    return find_in_wheel(_WHEEL, _LIBRARY, install='pip install "gemm-tuner[onednn]"')
+    installed = installed_onednn()
+    if not installed:
+        raise BaselineMissing(
+            f"{_WHEELS[0]} is not installed ({_LIBRARY} was not found); run: {_INSTALL}."
+        )
+    return installed[0].path
 
 
-def load_library(path: Path, *, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
-    """Return the loaded library, or one that calls it.
+def load_library(path: Path) -> ctypes.CDLL:
+    """Return the loaded library, whose names no other library sees.
 
     Raises:
         BaselineMissing: the system cannot load it.
     """
     try:
-        return ctypes.CDLL(str(path), mode=mode)
+        return ctypes.CDLL(str(path))
     except OSError as error:
         advice = (
             "install it from the system's packages: libgomp1 on Debian, libgomp on RHEL"
@@ -249,13 +297,13 @@ def load_library(path: Path, *, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
 
 
 @cache
-def open_onednn() -> OneDnnLibrary:
-    """Return oneDNN, loaded once in a process.
+def open_onednn(path: Path | None = None) -> OneDnnLibrary:
+    """Return oneDNN, loaded once in a process: the library at `path`, or else what is found first.
 
     Raises:
-        BaselineMissing: its wheel is not installed, or its library does not load or is another.
+        BaselineMissing: it is not installed, or does not load or is another library.
     """
-    library = load_library(find_onednn())
+    library = load_library(path or find_onednn())
     try:
         return OneDnnLibrary(library)
     except AttributeError as error:

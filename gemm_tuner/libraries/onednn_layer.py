@@ -1,62 +1,77 @@
-"""A linear layer computed by oneDNN, its epilogue fused if oneDNN has all of its steps."""
+"""A linear layer computed by oneDNN in the fastest of all ways to ask for it."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from time import perf_counter
 
 import numpy as np
 
+from gemm_tuner.arrays.quantise import QuantisedWeights
 from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.arrays.weights import StoredWeights
-from gemm_tuner.domain.dtype import DType
-from gemm_tuner.domain.epilogue import NO_EPILOGUE, OperandShape
+from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.errors import BaselineMissing
-from gemm_tuner.libraries.numpy_layer import Array, finish, takes_offset
+from gemm_tuner.libraries.finish import (
+    Array,
+    Finish,
+    TeamStruct,
+    built_finish,
+    has_operation,
+    operations_of,
+    sums_of_columns,
+)
+from gemm_tuner.libraries.numpy_layer import finish
 from gemm_tuner.libraries.onednn import open_onednn
-from gemm_tuner.libraries.onednn_matmul import OneDnnMatmul
+from gemm_tuner.libraries.onednn_matmul import OneDnnMatmul, usable_products
+from gemm_tuner.libraries.plain import plain_problem, plain_weights, text_with_plain_weights
 from gemm_tuner.machine.memory import address_of, allocate_aligned
 
-_SUM = np.dtype(np.float64)
+_SUM = np.dtype(np.int32)
+_ROUNDS = 5  # of calls by which spellings are compared, after one that does not count
+_LONG_S = 0.05  # of all rounds: enough of them
 
 
 class OneDnnLayer:
     """One problem, computed by oneDNN; any number of threads may call it at the same time.
 
-    Where oneDNN cannot fuse the epilogue, it computes the sums, and NumPy the rest. The packed
-    weights are then followed by the sums of their columns, if the epilogue needs them.
+    What oneDNN cannot fuse, or not fast, is done in one pass after the product (by NumPy where the
+    pass could not be built), and x is converted before it where oneDNN lacks its type. Quantised
+    weights are packed as plain ones of the type of x. The packed weights are followed by the sums
+    of their columns, if the pass needs them.
     """
 
     def __init__(self, problem: Problem, threads: int | None) -> None:
-        """Prepare the greatest number of rows.
+        """Choose the fastest spelling for the greatest number of rows.
 
         `threads` are those of most calls, or None for as many as OpenMP has by default.
 
         Raises:
             BaselineMissing: oneDNN cannot be loaded, or has nothing fast for the problem.
         """
+        if 0 in {problem.m.high, problem.n, problem.k}:
+            raise BaselineMissing(f"{problem.text} has no elements.")
         library = open_onednn()
-        self.text = library.text
-        self._problem = problem
-        self._is_fused = True
-        try:
-            self._matmul = OneDnnMatmul(library, problem, threads)
-        except BaselineMissing:
-            self._is_fused = False
-            self._matmul = OneDnnMatmul(library, _sums_of(problem), threads)
-        self._sums_bytes = (
-            problem.n * _SUM.itemsize if takes_offset(problem) and not self._is_fused else 0
-        )
+        self._given = problem
+        self._problem = plain = plain_problem(problem)
+        products = usable_products(library, plain, threads)
+        forms = [_Form(product) for product in products]
+        runs = [form.trial(threads) for form in forms] if len(forms) > 1 else []
+        self._form = forms[pick_fastest(runs)] if runs else forms[0]
+        name = f"{library.text} + pass" if self._form.spelling.needs_finish else library.text
+        self.text = text_with_plain_weights(name, problem)
+
+    @property
+    def spelling(self) -> str:
+        """Return how oneDNN is asked, and by which of its implementations it computes."""
+        return f"{self._form.product.implementation}: {self._form.spelling.text}"
 
     def pack(self, weights: StoredWeights) -> Array:
         """Return the weights in the layout that oneDNN wants, as bytes."""
-        is_nk = self._problem.w_layout is WeightLayout.NK
-        columns = np.ascontiguousarray(weights.w)
-        size_bytes = self._matmul.packed_weight_bytes
-        packed = allocate_aligned(size_bytes + self._sums_bytes)
-        self._matmul.pack(address_of(columns), address_of(packed))
-        if self._sums_bytes:
-            packed[size_bytes:].view(_SUM)[...] = columns.sum(axis=int(is_nk), dtype=_SUM)
-        return packed
+        w = weights.w
+        if weights.scales is not None:
+            quantised = QuantisedWeights(w, weights.scales, weights.zero_points)
+            w = plain_weights(self._given, quantised)
+        return self._form.pack(w)
 
     def compute(
         self,
@@ -70,32 +85,129 @@ class OneDnnLayer:
 
         Rows that do not follow each other directly are copied: oneDNN has nothing fast for them.
         """
-        if len(x) == 0:
-            return
-        target = y
-        if not (self._is_fused and y.flags.c_contiguous):
-            target = np.empty(y.shape, NUMPY_TYPES[self._matmul.y_type])
-        fused = self._fused_operands(operands, y.shape) if self._is_fused else []
-        self._matmul.compute(np.ascontiguousarray(x), packed, target, fused, threads)
-        if self._is_fused:
-            if target is not y:
-                y[...] = target
-            return
-        sums = packed[-self._sums_bytes :].view(_SUM) if self._sums_bytes else None
-        y[...] = finish(self._problem, target, sums, operands)
+        if len(x):
+            self._form.compute(x, packed, y, operands, threads)
 
-    def _fused_operands(self, operands: Sequence[Array], shape: tuple[int, ...]) -> list[Array]:
-        return [
-            np.ascontiguousarray(
-                np.broadcast_to(array[:, np.newaxis], shape)
-                if operand.shape is OperandShape.COLUMN_VECTOR
-                else array
-            )
-            for operand, array in zip(self._problem.epilogue.operands, operands, strict=True)
+
+class _Form:
+    """A spelling with the passes before and after it."""
+
+    def __init__(self, product: OneDnnMatmul) -> None:
+        self.product = product
+        self.spelling = spelling = product.spelling
+        problem = spelling.problem
+        self._packed_bytes = -(-product.packed_weight_bytes // _SUM.itemsize) * _SUM.itemsize
+        self._has_sums = any(step.kind.is_offset for step in spelling.rest)
+        kinds = [step.kind for step in spelling.fused_steps]
+        self._fused_operands = sum(kind.operand is not OperandShape.NONE for kind in kinds)
+        self._pass = built_finish() if all(map(has_operation, spelling.rest)) else None
+        self._product_type = NUMPY_TYPES[spelling.y]
+        self._problem = problem
+
+    def pack(self, w: Array) -> Array:
+        """Return weights in the layout of the product, followed by their sums if need be."""
+        problem = self._problem
+        wanted = np.ascontiguousarray(w, NUMPY_TYPES[self.spelling.w])
+        sums_bytes = problem.n * _SUM.itemsize if self._has_sums else 0
+        packed = allocate_aligned(self._packed_bytes + sums_bytes)
+        self.product.pack(address_of(wanted), address_of(packed))
+        if sums_bytes:
+            axis = 1 if problem.w_layout is WeightLayout.NK else 0
+            packed[self._packed_bytes :].view(_SUM)[...] = sums_of_columns(w, axis)
+        return packed
+
+    def compute(
+        self, x: Array, packed: Array, y: Array, operands: Sequence[Array], threads: int | None
+    ) -> None:
+        """Write `epilogue(x @ w)` to y."""
+        is_target = y.flags.c_contiguous and y.dtype == self._product_type
+        target = y if is_target else np.empty(y.shape, self._product_type)
+        fused = [
+            _spread(operands[number], y.shape) if spread else np.ascontiguousarray(operands[number])
+            for number, spread in zip(self.product.operands, self.product.spread, strict=True)
         ]
+        self.product.compute(self._converted(x), packed, target, fused, threads)
+        if self.spelling.needs_finish:
+            self._finish(target, packed, y, operands[self._fused_operands :], threads)
+        elif target is not y:
+            y[...] = target
+
+    def trial(self, threads: int | None) -> Callable[[], float]:
+        """Return a function that computes once with zeros; it returns how long that took, in s."""
+        problem = self._problem
+        rows = problem.m.high
+        x, y = (
+            np.zeros((rows, columns), NUMPY_TYPES[dtype])
+            for columns, dtype in ((problem.k, problem.types.x), (problem.n, problem.types.y))
+        )
+        operands = [
+            np.zeros(_shape_of(operand.shape, y.shape), NUMPY_TYPES[problem.operand_type(operand)])
+            for operand in problem.epilogue.operands
+        ]
+        packed = self.pack(np.zeros(problem.w_shape, NUMPY_TYPES[problem.types.w]))
+
+        def run() -> float:
+            begin_s = perf_counter()
+            self.compute(x, packed, y, operands, threads)
+            return perf_counter() - begin_s
+
+        return run
+
+    def _converted(self, x: Array) -> Array:
+        return np.ascontiguousarray(x, NUMPY_TYPES[self.spelling.x])
+
+    def _finish(
+        self,
+        sums: Array,
+        packed: Array,
+        y: Array,
+        operands: Sequence[Array],
+        threads: int | None,
+    ) -> None:
+        sums_of_w = packed[self._packed_bytes :].view(_SUM) if self._has_sums else None
+        if self._pass is None:
+            exact = None if sums_of_w is None else sums_of_w.astype(np.float64)
+            y[...] = finish(self._problem, sums, exact, operands, self.spelling.fused)
+            return
+        one = Finish(
+            operations_of(self.spelling.rest, operands),
+            sums,
+            y,
+            sums_of_w=sums_of_w,
+            team=self._team(threads),
+        )
+        with self.product.library.in_threads(threads):
+            one.run(self._pass)
+
+    def _team(self, threads: int | None) -> TeamStruct:
+        library = self.product.library
+        with library.in_threads(threads) as usable:
+            return library.team(usable or library.max_threads())
 
 
-def _sums_of(problem: Problem) -> Problem:
-    """Return the problem without its epilogue, with y of the type in which oneDNN adds up."""
-    y = DType.S32 if problem.types.x.is_integer else DType.F32
-    return replace(problem, types=replace(problem.types, y=y), epilogue=NO_EPILOGUE)
+def pick_fastest(runs: Sequence[Callable[[], float]]) -> int:
+    """Return which of several functions takes the least time, run in turn.
+
+    Each computes the same, and returns how long that took in seconds: the least of a few counts.
+    """
+    least = [run() for run in runs]
+    begin_s = perf_counter()
+    for turn in range(_ROUNDS):
+        samples = [run() for run in runs]
+        least = samples if turn == 0 else list(map(min, least, samples))
+        if perf_counter() - begin_s > _LONG_S:
+            break
+    return least.index(min(least))
+
+
+def _spread(column: Array, shape: tuple[int, ...]) -> Array:
+    return np.ascontiguousarray(np.broadcast_to(column[:, np.newaxis], shape))
+
+
+def _shape_of(shape: OperandShape, of_y: tuple[int, ...]) -> tuple[int, ...]:
+    rows, columns = of_y
+    return {
+        OperandShape.SCALAR: (1,),
+        OperandShape.ROW_VECTOR: (columns,),
+        OperandShape.COLUMN_VECTOR: (rows,),
+    }.get(shape, (rows, columns))

@@ -1,5 +1,6 @@
 """Find libraries in installed wheels."""
 
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
 
@@ -35,3 +36,12 @@ def wheel_version(wheel: str, *, install: str) -> str:
         return version(wheel)
     except PackageNotFoundError:
         raise BaselineMissing(f"{wheel} is not installed; run: {install}.") from None
+
+
+def installed_wheels(*wheels: str) -> list[str]:
+    """Return those of some wheels that are installed, each with its version: `mkl 2026.2.0`."""
+    found = []
+    for wheel in wheels:
+        with suppress(PackageNotFoundError):
+            found.append(f"{wheel} {version(wheel)}")
+    return found

@@ -14,7 +14,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.context import MAX_THREADS, ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature
-from gemm_tuner.domain.measurement import Interference, Limits, Measurement, Timing
+from gemm_tuner.domain.measurement import Interference, Limits, Measurement, Raced, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.recipe import Recipe
 from gemm_tuner.domain.record import Conditions, Outcome, Stage, Trial
@@ -24,7 +24,8 @@ MAX_SAMPLES = 100_000
 MAX_DETAIL = 20_000
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Line = Annotated[str, Field(max_length=1000)]
+MAX_LINE = 1000
+Line = Annotated[str, Field(max_length=MAX_LINE)]
 Vendor = Annotated[str, Field(pattern=r"^[A-Za-z0-9_. -]{1,64}$")]
 Number = Annotated[int, Field(ge=0, lt=2**31)]
 Bytes = Annotated[int, Field(ge=0, lt=2**53)]
@@ -212,6 +213,14 @@ class WireLimits(WireModel):
         return Limits(least_ns=self.least_ns, plain_ns=self.plain_ns, epilogue_ns=self.epilogue_ns)
 
 
+class WireRaced(WireModel):
+    """A library between which and others the baseline was chosen."""
+
+    package: Line
+    baseline: Line
+    call_ns: Annotated[float, Field(ge=0)]
+
+
 class WireMeasurement(WireModel):
     """Samples of a candidate and of its baseline, in pairs."""
 
@@ -223,6 +232,11 @@ class WireMeasurement(WireModel):
         WireInterference | None, Field(exclude_if=lambda interference: interference is None)
     ] = None
     limits: Annotated[WireLimits | None, Field(exclude_if=lambda limits: limits is None)] = None
+    # Left out where they are empty, so that records without them stay what they are.
+    implementation: Annotated[Line, Field(exclude_if=lambda text: not text)] = ""
+    raced: Annotated[
+        tuple[WireRaced, ...], Field(max_length=100, exclude_if=lambda raced: not raced)
+    ] = ()
 
     @classmethod
     def of(cls, measurement: Measurement) -> Self:
@@ -235,6 +249,11 @@ class WireMeasurement(WireModel):
             if measurement.interference
             else None,
             limits=WireLimits.of(measurement.limits) if measurement.limits else None,
+            implementation=measurement.implementation[:MAX_LINE],
+            raced=tuple(
+                WireRaced(package=one.package, baseline=one.baseline, call_ns=one.call_ns)
+                for one in measurement.raced
+            ),
         )
 
     def to_domain(self) -> Measurement:
@@ -245,6 +264,11 @@ class WireMeasurement(WireModel):
             baseline_timing=self.baseline_timing.to_domain(),
             interference=self.interference.to_domain() if self.interference else None,
             limits=self.limits.to_domain() if self.limits else None,
+            implementation=self.implementation,
+            raced=tuple(
+                Raced(package=one.package, baseline=one.baseline, call_ns=one.call_ns)
+                for one in self.raced
+            ),
         )
 
 

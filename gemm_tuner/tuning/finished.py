@@ -22,15 +22,16 @@ def recall_finished(
     repository: Repository,
     settings: SweepSettings,
     *,
-    baseline: str,
+    baseline: str | None,
 ) -> dict[ExecutionContext, SweepResult]:
     """Return the results of those contexts whose sweep beside `baseline` came to its end.
 
     That is a sweep by this generator whose search was exhausted, or that had as large a budget, and
     whose trials stand, unless what it found is not settled or is to be measured `again`. The
-    baseline is a name, which stands for each version, or a name and a version.
+    baseline is a name, which stands for each version, or a name and a version; None is not known
+    yet.
     """
-    if settings.again:
+    if settings.again or baseline is None:
         return {}
     found = {
         context: _recall(space, context, repository, settings, baseline) for context in contexts

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from gemm_tuner.bench.baselines.choose import Race
 from gemm_tuner.bench.isolate import TrialHost
-from gemm_tuner.bench.plain import plain_problem
 from gemm_tuner.build.compile import Build, compile_kernel
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.libraries.plain import plain_problem
 from gemm_tuner.machine.cpus import usable_cpus
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
@@ -20,11 +21,17 @@ from gemm_tuner.tuning.settings import SweepSettings
 
 
 def start_host(
-    problem: Problem, space: Space, settings: SweepSettings, *, provers: int = 1
+    problem: Problem,
+    space: Space,
+    settings: SweepSettings,
+    *,
+    provers: int = 1,
+    race: Race | None = None,
 ) -> TrialHost:
     """Return a server for the trials of a problem, beside the baseline of `settings`.
 
-    Up to `provers` builds can be verified at the same time.
+    Up to `provers` builds can be verified at the same time. The `race` decides which baseline
+    `auto` is.
     """
     return TrialHost(
         problem,
@@ -34,11 +41,12 @@ def start_host(
         seed=settings.seed,
         scalar_build=_build_scalar(problem, space, settings),
         provers=provers,
+        race=race,
     )
 
 
 def start_host_while_compiling(
-    space: Space, first: Sequence[Candidate], settings: SweepSettings
+    space: Space, first: Sequence[Candidate], settings: SweepSettings, race: Race
 ) -> TrialHost:
     """Return a server; while it prepares, what is tried first is compiled, into the cache.
 
@@ -55,7 +63,7 @@ def start_host_while_compiling(
                 toolchain=settings.toolchain,
                 render=settings.render,
             )
-        return start_host(space.problem, space, settings, provers=min(BATCH, cpus))
+        return start_host(space.problem, space, settings, provers=min(BATCH, cpus), race=race)
     finally:
         executor.shutdown(cancel_futures=True)
 

@@ -8,8 +8,6 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.tuning.attempt import Render
 
-_EXPECTED_BASELINES = {"auto": "onednn"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSettings:
@@ -31,8 +29,3 @@ class SweepSettings:
             raise InvalidSetting(
                 f"budget {self.budget_s} s cannot be used; give a positive time such as 30s."
             )
-
-    @property
-    def expected_baseline(self) -> str:
-        """Return the name of the baseline that is timed unless it cannot compute the problem."""
-        return _EXPECTED_BASELINES.get(self.baseline, self.baseline)

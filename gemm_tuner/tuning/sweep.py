@@ -18,6 +18,7 @@ from gemm_tuner.tuning.earlier import earlier_trials, find_prior, first_tried, f
 from gemm_tuner.tuning.finished import recall_finished
 from gemm_tuner.tuning.host import start_host_while_compiling
 from gemm_tuner.tuning.progress import Progress
+from gemm_tuner.tuning.race import expected_baseline, find_race
 from gemm_tuner.tuning.rebuild import rebuild_lost
 from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.search import make_strategy
@@ -58,16 +59,17 @@ def sweep(
     check_cpus(contexts[0].threads)
     rebuilt = _rebuild_lost(problem, cpu, repository, settings)
     space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads, like=like)
+    earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
+    race = find_race(earlier, settings, threads=space.threads)
     found = recall_finished(
-        space, contexts, repository, settings, baseline=settings.expected_baseline
+        space, contexts, repository, settings, baseline=expected_baseline(settings, race)
     )
     if len(found) < len(contexts):
         budget = Budget(seconds=settings.budget_s)
-        earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
         former = former_trials(repository, problem, cpu)
         in_first = replace(space, regime=contexts[0].regime)
         first = chosen or first_tried(in_first, find_prior(in_first, contexts[0], earlier, former))
-        with start_host_while_compiling(space, first, settings) as host:
+        with start_host_while_compiling(space, first, settings, race) as host:
             attempts = Attempts(
                 problem=problem,
                 cpu=cpu,

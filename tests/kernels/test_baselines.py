@@ -1,6 +1,7 @@
 import pytest
 from planted import build_planted
 
+from gemm_tuner.bench.baselines.choose import Race
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.dtype import DType
@@ -58,9 +59,39 @@ def test_onednn_computes_layers_of_bytes(text: str) -> None:
 
 
 @pytest.mark.baseline("onednn")
-def test_onednn_refuses_a_step_that_it_cannot_fuse() -> None:
-    with pytest.raises(BaselineMissing, match="cannot fuse the step 'x_row_zero_point'"):
-        _baseline_of("u8_s8_s32_f32 19x37x23 nk x_row_zero_point+row_scale", baseline="onednn")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "u8_s8_s32_f32 19x37x23 nk x_row_zero_point+row_scale",
+        "s8_s8_s32_bf16 19x37x23 kn x_row_zero_point+row_scale+channel_scale+bias",
+        "u8_s8_s32_s32 19x37x23 nk x_zero_point+x_row_zero_point",
+        "f16 19x37x23 nk bias+silu",
+        "f32_f32_f32_bf16 19x37x23 kn gelu_erf",
+    ],
+)
+def test_what_onednn_lacks_is_done_by_passes(text: str) -> None:
+    found = _baseline_of(text, baseline="onednn")
+
+    assert found.startswith("onednn 3.")
+    assert found.endswith(" + pass")
+
+
+@pytest.mark.baseline("onednn")
+@pytest.mark.parametrize("dtype", ["int8", "f32", "bf16"])
+def test_no_reference_implementation_is_a_baseline(dtype: str) -> None:
+    toolchain = find_toolchain()
+    with TrialHost(
+        Problem.parse(f"{dtype} 32x256x256 nk row_scale+bias"),
+        threads=1,
+        baseline="onednn",
+        toolchain=toolchain,
+        seed=1,
+        scalar_build=build_planted(toolchain),
+    ) as host:
+        (implementation,) = host.implementations.values()
+
+        assert implementation.startswith("brg:")
+        assert host.baseline_call_s < 0.005  # 27 ms by the reference implementation
 
 
 @pytest.mark.baseline("onednn")
@@ -73,15 +104,36 @@ def test_onednn_computes_every_layout(sizes: str, layout: str) -> None:
 @pytest.mark.baseline("openblas")
 @pytest.mark.parametrize("layout", ["nk", "kn"])
 @pytest.mark.parametrize("sizes", ["19x37x23", "1x37x23", "19x1x23", "1x1x1", "1x4x0"])
-def test_openblas_computes_the_product(sizes: str, layout: str) -> None:
+def test_openblas_computes_a_layer(sizes: str, layout: str) -> None:
     text = _baseline_of(f"f32 {sizes} {layout} bias+relu", baseline="openblas")
 
     assert text.startswith("openblas ")
+    assert text.endswith(" + pass")
+
+
+@pytest.mark.baseline("openblas")
+@pytest.mark.parametrize("text", ["bf16 19x37x23 nk gelu_tanh", "f16_f16_f32_f32 19x37x23 kn"])
+def test_openblas_computes_in_f32_what_it_has_no_type_for(text: str) -> None:
+    assert _baseline_of(text, baseline="openblas").endswith(" + pass")
 
 
 @pytest.mark.baseline("onednn")
-def test_onednn_is_chosen_first() -> None:
-    assert _baseline_of("f32 5x7x3 nk bias+relu", baseline="auto", threads=2).startswith("onednn")
+@pytest.mark.baseline("openblas")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_installed_libraries_are_raced(threads: int) -> None:
+    toolchain = find_toolchain()
+    with TrialHost(
+        Problem.parse("f32 64x96x64 nk bias+relu"),
+        threads=threads,
+        toolchain=toolchain,
+        seed=1,
+        scalar_build=build_planted(toolchain),
+        race=Race(limit_s=0.1),
+    ) as host:
+        assert {one.package.split()[0] for one in host.raced} >= {"onednn-cpu-gomp", "numpy"}
+        assert host.baseline_text == host.raced[0].baseline
+        assert all(one.call_ns > 0 for one in host.raced)
+        assert host.left_out == {}
 
 
 @pytest.mark.baseline("mkl")

@@ -11,7 +11,8 @@ import pytest
 from planted import PROBLEM, RIGHT, build_planted
 
 from gemm_tuner.bench import session
-from gemm_tuner.bench.baselines.choose import BASELINES, CheckedBaseline, Materials
+from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Materials, Row
+from gemm_tuner.bench.baselines.choose import CheckedBaseline, baseline_rows
 from gemm_tuner.bench.baselines.own_kernel import ScalarKernel
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct, build_drivers
 from gemm_tuner.bench.kernel_runner import KernelRunner
@@ -113,14 +114,11 @@ def _request(
     )
 
 
-class Troublesome:
+class Troublesome(AnyBaseline):
     """The scalar kernel as a baseline that is right, and fails in some way when it is timed."""
 
     text = "troublesome 1"
     fuses_epilogue = True
-    most_weight_copies: int | None = None
-    is_of_openmp = False
-    preparation_s = 0.0
 
     def __init__(self, materials: Materials, trouble: Callable[[], object]) -> None:
         self._kernel = ScalarKernel(materials.scalar_build, materials.cpu, materials.drivers.timer)
@@ -146,6 +144,20 @@ class Troublesome:
             )
 
 
+def _add_row(
+    monkeypatch: pytest.MonkeyPatch,
+    trouble: Callable[[], object],
+    kind: type[Troublesome] = Troublesome,
+) -> None:
+    """Let there be a library `troublesome`."""
+
+    def find(materials: Materials) -> list[Copy]:
+        return [Copy(package="troublesome 1", baseline=kind(materials, trouble))]
+
+    rows = (Row(name="troublesome", place=0, find=find), *baseline_rows())
+    monkeypatch.setattr(session, "baseline_rows", lambda: rows)
+
+
 def _crash() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -168,26 +180,26 @@ def test_baseline_that_fails_while_it_is_timed_is_left_out(
     trouble: Callable[[], object],
     word: str,
 ) -> None:
-    monkeypatch.setitem(BASELINES, "mkl", lambda materials: Troublesome(materials, trouble))
+    _add_row(monkeypatch, trouble)
     owner, other = Pipe()
     with owner, other:
-        trials = _session(toolchain, owner, baselines=("mkl", "scalar"))
+        trials = _session(toolchain, owner, baselines=("troublesome", "scalar"))
         (found,) = trials.time(_request(build_planted(toolchain)))
 
     assert len(trials.opening.baselines) == 2
     assert [measurement.baseline.split()[0] for measurement in found.measurements] == ["scalar"]
-    assert list(found.left_out) == ["mkl"]
-    assert word in found.left_out["mkl"]
+    assert list(found.left_out) == ["troublesome"]
+    assert word in found.left_out["troublesome"]
 
 
 def test_baseline_that_cannot_rotate_over_weights_is_left_out_of_the_cold_regime(
     toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Troublesome, "most_weight_copies", 1)
-    monkeypatch.setitem(BASELINES, "mkl", lambda materials: Troublesome(materials, lambda: None))
+    _add_row(monkeypatch, lambda: None)
     owner, other = Pipe()
     with owner, other:
-        trials = _session(toolchain, owner, baselines=("mkl", "scalar"))
+        trials = _session(toolchain, owner, baselines=("troublesome", "scalar"))
         found = {
             regime: trials.time(_request(build_planted(toolchain), regime=regime))[0]
             for regime in Regime
@@ -195,7 +207,7 @@ def test_baseline_that_cannot_rotate_over_weights_is_left_out_of_the_cold_regime
 
     assert len(found[Regime.HOT].measurements) == 2
     assert len(found[Regime.COLD_WEIGHTS].measurements) == 1
-    assert "copies of the weights" in found[Regime.COLD_WEIGHTS].left_out["mkl"]
+    assert "copies of the weights" in found[Regime.COLD_WEIGHTS].left_out["troublesome"]
 
 
 class BadAtEpilogues(Troublesome):
@@ -235,10 +247,10 @@ def with_epilogue(workload: Workload) -> Workload:
 def test_a_baseline_that_an_epilogue_slows_beyond_reason_is_not_believed(
     toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(BASELINES, "mkl", lambda one: BadAtEpilogues(one, lambda: None))
+    _add_row(monkeypatch, lambda: None, BadAtEpilogues)
     owner, other = Pipe()
     with owner, other:
-        trials = _session(toolchain, owner, baselines=("mkl", "scalar"))
+        trials = _session(toolchain, owner, baselines=("troublesome", "scalar"))
         (found,) = trials.time(_request(build_planted(toolchain), checks_large_ratios=True))
 
     slow, fair = found.measurements

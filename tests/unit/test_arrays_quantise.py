@@ -4,17 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from libraries import expected_of
 from numpy.typing import NDArray
 
 from gemm_tuner import quantise_weights
-from gemm_tuner.arrays.quantise import dequantise_weights
+from gemm_tuner.arrays.quantise import QuantisedWeights, dequantise_weights
 from gemm_tuner.bench.inputs import InputKind, make_inputs
-from gemm_tuner.bench.plain import plain_problem, plain_weights
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.tolerance import find_error
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray, InvalidProblem
 from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.libraries.plain import plain_problem, plain_weights
 
 SEED = 11
 TYPES = ["s8", "u8", "s4", "u4"]
@@ -81,7 +82,7 @@ def test_what_cannot_be_quantised_is_named(
 
 @pytest.mark.parametrize("types", ["f32_s8", "f32_u4", "bf16_u8", "bf16_s4_f32_f32"])
 @pytest.mark.parametrize("layout", ["nk:g32", "kn:gk"])
-def test_numpy_computes_the_same(types: str, layout: str) -> None:
+def test_the_fallback_computes_the_same(types: str, layout: str) -> None:
     kernel = FallbackKernel(
         problem=Problem.parse(f"{types} 5x7x45 {layout} bias+relu"), reason="a test asked for it"
     )
@@ -90,7 +91,7 @@ def test_numpy_computes_the_same(types: str, layout: str) -> None:
     packed = kernel.pack(inputs.w, scales=inputs.scales, zero_points=inputs.zero_points)
     y = np.asarray(kernel(inputs.x, packed, bias=inputs.operands["bias"]))
 
-    assert find_error(compute_expected(kernel.problem, inputs), y) is None
+    assert find_error(expected_of(kernel, inputs), y) is None
 
 
 @pytest.mark.parametrize("types", ["f32_u8", "f32_s4"])
@@ -99,7 +100,11 @@ def test_the_plain_problem_is_the_same_layer_in_floats(types: str) -> None:
     inputs = make_inputs(problem, InputKind.EXACT, SEED)
 
     plain = plain_problem(problem)
-    plain_inputs = replace(inputs, w=plain_weights(problem, inputs), scales=None, zero_points=None)
+    assert inputs.scales is not None
+    quantised = QuantisedWeights(inputs.w, inputs.scales, inputs.zero_points)
+    plain_inputs = replace(
+        inputs, w=plain_weights(problem, quantised), scales=None, zero_points=None
+    )
     expected = compute_expected(plain, plain_inputs)
 
     assert plain.text == "f32 5x7x45 kn bias"

@@ -1,85 +1,210 @@
 import ctypes
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from gemm_tuner.bench.baselines.baseline import Baseline
-from gemm_tuner.bench.baselines.choose import choose_baselines
-from gemm_tuner.bench.baselines.onednn import load_onednn
+from gemm_tuner.bench import baselines
+from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Materials, Row
+from gemm_tuner.bench.baselines.choose import (
+    Check,
+    Checked,
+    Choice,
+    Race,
+    baseline_rows,
+    choose_baselines,
+)
 from gemm_tuner.bench.workload import Runner, Workload
+from gemm_tuner.domain.measurement import Raced
 from gemm_tuner.errors import BaselineMissing, TrialFailed
+from gemm_tuner.libraries.onednn import load_library
 
 
-class Library:
+class Library(AnyBaseline):
     """A baseline that does nothing."""
 
     fuses_epilogue = True
-    most_weight_copies = None
-    is_of_openmp = False
-    preparation_s = 0.0
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self.settled: object = None
+
+    def settle(self, choice: object) -> None:
+        """Remember the choice."""
+        self.settled = choice
 
     def prepare(self, workload: Workload) -> Runner:
         """Not called."""
         raise NotImplementedError
 
 
-def _missing() -> Baseline:
-    raise BaselineMissing("libgomp.so.1: cannot open shared object file")
+def _row(name: str, *texts: str, missing: str = "", start_s: float = 0.0) -> Row:
+    def find(_materials: Materials) -> Sequence[Copy]:
+        if missing:
+            raise BaselineMissing(missing)
+        return [Copy(package=f"package {text}", baseline=Library(text)) for text in texts]
+
+    return Row(
+        name=name,
+        place=0,
+        find=find,
+        is_raced=name != "scalar",
+        is_last_resort=name == "scalar",
+        start_s=start_s,
+    )
 
 
-MAKERS = {
-    "onednn": _missing,
-    "openblas": lambda: Library("openblas 2"),
-    "scalar": lambda: Library("3"),
-}
+NO_GOMP = "libgomp.so.1: cannot open shared object file"
+ROWS = (
+    _row("onednn", missing=NO_GOMP),
+    _row("openblas", "openblas 2"),
+    _row("scalar", "3"),
+)
 
 
-def _check(baseline: Baseline) -> float | str:
-    return "y is wrong" if baseline.text == "openblas 2" else 0.25
+def _choose(
+    names: Sequence[str], rows: Sequence[Row], check: Check, race: Race | None = None
+) -> Choice:
+    materials: Materials = None  # type: ignore[assignment] # these rows read none
+    return choose_baselines(names, rows, lambda row: row.find(materials), check, race)
+
+
+def _times(**times_s: float) -> Check:
+    """Return a check by which each library takes its time, or the next one if there are more."""
+    return lambda baseline: _checked(baseline.text, times_s[baseline.text.replace(" ", "_")])
+
+
+def _checked(text: str, call_s: float = 0.5) -> Checked:
+    return Checked(
+        text=text, implementation="", call_s=call_s, choice=f"best of {text}", is_quiet=False
+    )
+
+
+def _check(baseline: object) -> Checked | str:
+    assert isinstance(baseline, Library)
+    return "y is wrong" if baseline.text == "openblas 2" else _checked(baseline.text, 0.25)
 
 
 def test_choice_says_why_others_were_left_out() -> None:
-    choice = choose_baselines(["auto"], MAKERS, _check)
+    choice = _choose(["auto"], ROWS, _check)
 
-    assert [found.baseline.text for found in choice.baselines] == ["3"]
+    assert [found.text for found in choice.baselines] == ["3"]
     assert choice.baselines[0].call_s == 0.25
-    assert choice.left_out == {
-        "onednn": "libgomp.so.1: cannot open shared object file",
-        "openblas": "openblas 2: y is wrong.",
-    }
+    assert choice.left_out == {"onednn": NO_GOMP, "openblas": "package openblas 2: y is wrong"}
 
 
-def test_automatic_choice_ends_with_the_first_that_can_be_used() -> None:
-    choice = choose_baselines(["auto"], MAKERS, lambda _baseline: 0.5)
+def test_the_fastest_of_all_copies_of_all_libraries_is_the_baseline() -> None:
+    rows = (_row("onednn", "one 3.2", "one 3.13"), _row("openblas", "open"), ROWS[2])
+    check = _times(**{"one_3.2": 0.5, "one_3.13": 0.3, "open": 0.7})
 
-    assert [found.name for found in choice.baselines] == ["openblas"]
+    choice = _choose(["auto"], rows, check)
+
+    assert [found.text for found in choice.baselines] == ["one 3.13"]
+    baseline = choice.baselines[0].baseline
+    assert isinstance(baseline, Library)
+    assert baseline.settled == "best of one 3.13"
+    assert choice.left_out == {}
+    assert [(one.package, one.baseline, one.call_ns) for one in choice.raced] == [
+        ("package one 3.13", "one 3.13", 0.3e9),
+        ("package one 3.2", "one 3.2", 0.5e9),
+        ("package open", "open", 0.7e9),
+    ]
+
+
+def test_close_libraries_run_once_more() -> None:
+    rows = (_row("onednn", "one"), _row("openblas", "open"), _row("mkl", "mkl"))
+    heats = {"one": [0.50, 0.50], "open": [0.55, 0.45], "mkl": [0.9]}
+
+    choice = _choose(
+        ["auto"], rows, lambda baseline: _checked(baseline.text, heats[baseline.text].pop(0))
+    )
+
+    assert choice.baselines[0].text == "open"
+    assert heats == {"one": [], "open": [], "mkl": []}
+
+
+def test_a_library_that_crashes_is_left_out_of_the_race() -> None:
+    rows = (_row("onednn", "one 3.2", "one 3.13"), ROWS[2])
+
+    def check(baseline: object) -> Checked | str:
+        assert isinstance(baseline, Library)
+        return "ended by SIGILL" if baseline.text == "one 3.13" else _checked(baseline.text)
+
+    choice = _choose(["auto"], rows, check)
+
+    assert choice.baselines[0].text == "one 3.2"
+    assert choice.left_out == {"onednn": "package one 3.13: ended by SIGILL"}
+    assert choice.raced[-1] == Raced(package="package one 3.13", baseline="", call_ns=0.0)
+
+
+def test_a_library_that_takes_long_to_load_is_not_raced_in_a_short_time() -> None:
+    rows = (_row("onednn", "one"), _row("slow", "slow", start_s=1.0))
+    check = _times(one=0.5, slow=0.1)
+
+    quick = _choose(["auto"], rows, check, Race(limit_s=0.3))
+    patient = _choose(["auto"], rows, check, Race(limit_s=3.0))
+
+    assert quick.baselines[0].text == "one"
+    assert patient.baselines[0].text == "slow"
+
+
+def test_the_winner_of_an_earlier_race_is_the_baseline_until_something_is_installed() -> None:
+    earlier = tuple(
+        Raced(package=f"package {name}", baseline=name, call_ns=1.0) for name in ("one", "open")
+    )
+    race = Race(earlier=earlier)
+    check = _times(one=0.5, open=0.1, new=0.05)
+    rows = (_row("onednn", "one"), _row("openblas", "open"))
+
+    again = _choose(["auto"], rows, check, race)
+    after_installing = _choose(["auto"], (*rows, _row("new", "new")), check, race)
+
+    assert (again.baselines[0].text, again.raced) == ("one", earlier)
+    assert after_installing.baselines[0].text == "new"
 
 
 def test_all_that_are_named_and_usable_are_chosen() -> None:
-    choice = choose_baselines(["onednn", "openblas", "scalar"], MAKERS, lambda _baseline: 0.5)
+    choice = _choose(
+        ["onednn", "openblas", "scalar"], ROWS, lambda baseline: _checked(baseline.text)
+    )
 
     assert [found.name for found in choice.baselines] == ["openblas", "scalar"]
     assert list(choice.left_out) == ["onednn"]
 
 
 def test_baseline_whose_check_breaks_is_left_out() -> None:
-    def check(baseline: Baseline) -> float | str:
+    def check(baseline: object) -> Checked | str:
+        assert isinstance(baseline, Library)
         if baseline.text == "openblas 2":
             raise TrialFailed("the trial broke.")
-        return 0.5
+        return _checked(baseline.text)
 
-    choice = choose_baselines(["openblas", "scalar"], MAKERS, check)
+    choice = _choose(["openblas", "scalar"], ROWS, check)
 
     assert [found.name for found in choice.baselines] == ["scalar"]
-    assert choice.left_out == {"openblas": "the trial broke."}
+    assert choice.left_out == {"openblas": "package openblas 2: the trial broke."}
 
 
 def test_nothing_usable_is_an_error_with_each_reason() -> None:
     with pytest.raises(BaselineMissing, match=r"libgomp.* y is wrong"):
-        choose_baselines(["onednn", "openblas"], MAKERS, _check)
+        _choose(["onednn", "openblas"], ROWS, _check)
+
+
+def test_a_file_in_the_package_is_a_baseline(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "new_library.py").write_text(
+        "from gemm_tuner.bench.baselines.baseline import Row\n"
+        'ROWS = (Row(name="new", place=9, find=lambda materials: []),)\n'
+    )
+    monkeypatch.setattr(baselines, "__path__", [*baselines.__path__, str(tmp_path)])
+    list_rows: Callable[[], tuple[Row, ...]] = baseline_rows.__wrapped__
+
+    names = [row.name for row in list_rows()]
+
+    assert "new" in names
+    assert names.index("onednn") < names.index("new") < names.index("scalar")
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +223,6 @@ def test_advice_fits_what_did_not_load(
     monkeypatch.setattr(ctypes, "CDLL", refuse)
 
     with pytest.raises(BaselineMissing, match=reason) as refusal:
-        load_onednn(Path("libdnnl.so.3"), Path("driver.so"))
+        load_library(Path("libdnnl.so.3"))
 
     assert advice in str(refusal.value)

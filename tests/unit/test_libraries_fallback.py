@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from libraries import take_onednn_away
+from libraries import expected_of, take_onednn_away
 
 from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.reference import compute_expected
@@ -54,7 +54,7 @@ def _assert_right(kernel: FallbackKernel, seed: int = SEED) -> None:
     operands: dict[str, Any] = {**inputs.operands}
     packed = kernel.pack(inputs.w, scales=inputs.scales, zero_points=inputs.zero_points)
     out = kernel(inputs.x, packed, **operands)
-    assert find_error(compute_expected(kernel.problem, inputs), np.asarray(out)) is None
+    assert find_error(expected_of(kernel, inputs), np.asarray(out)) is None
 
 
 @pytest.mark.parametrize("epilogue", ["none", "bias+gelu_erf+add+mul+add", *FLOAT_STEPS])
@@ -168,7 +168,7 @@ def _watch_threads(kernel: FallbackKernel) -> list[int]:
     """Return a list that gets the threads that OpenMP has when a primitive is looked for."""
     layer: Any = kernel._layer
     assert isinstance(layer, OneDnnLayer)
-    matmul: Any = layer._matmul
+    matmul: Any = layer._form.product
     find, seen = matmul._primitive, []
 
     def watch(rows: int, threads: int | None) -> object:
@@ -226,13 +226,14 @@ def test_without_the_wheel_numpy_computes_and_says_why(monkeypatch: pytest.Monke
         raise BaselineMissing(f"{wheel} is not installed; run: {install}.")
 
     monkeypatch.setattr("gemm_tuner.libraries.onednn.find_in_wheel", refuse)
+    monkeypatch.setattr("gemm_tuner.libraries.onednn._SYSTEM_FOLDERS", ())
 
     kernel = _fallback("bf16 5x7x9")
 
     assert kernel.library == f"numpy {np.__version__}"
     assert kernel.reason == (
-        "A test asked for it. NumPy computes instead of oneDNN: onednn-cpu-gomp is not installed; "
-        'run: pip install "gemm-tuner[onednn]".'
+        "A test asked for it. NumPy computes instead of oneDNN: onednn-cpu-gomp is not installed "
+        '(libdnnl.so.3 was not found); run: pip install "gemm-tuner[onednn]".'
     )
     _assert_right(kernel)
 
@@ -257,9 +258,6 @@ def test_without_openmp_numpy_computes_and_says_why(monkeypatch: pytest.MonkeyPa
     [
         ("f32 5x7x0 nk bias", "has no elements"),
         ("f32 0x7x3 nk bias", "has no elements"),
-        ("f32_bf16_f32_f32 5x7x9 nk bias", "types f32_bf16_f32_f32"),
-        ("f32_u4 5x7x70 nk:g32 bias", "types f32_u4"),
-        ("bf16_s8 5x7x70 nk:g32 none", "types bf16_s8"),
     ],
 )
 def test_what_onednn_does_not_take_is_computed_by_numpy(text: str, reason: str) -> None:
@@ -268,6 +266,47 @@ def test_what_onednn_does_not_take_is_computed_by_numpy(text: str, reason: str) 
     assert kernel.library.startswith("numpy")
     assert reason in kernel.reason
     _assert_right(kernel)
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    ("text", "library", "spelling"),
+    [
+        ("int8 32x64x64 nk row_scale+bias", "onednn 3.", "brg"),
+        ("f32 32x64x64 nk row_scale+bias", "onednn 3.", "brg"),
+        (
+            "u8_s8_s32_f32 8x33x65 kn x_row_zero_point+row_scale+channel_scale+bias",
+            "+ pass",
+            "0 of 4 steps fused, then a pass",
+        ),
+        ("f32_s4 5x64x70 nk:g32 bias", "with weights of f32", "fused"),
+        ("bf16_u8 5x7x70 kn:g32 row_scale+bias", "with weights of bf16", ""),
+        ("f32_bf16_f32_f32 5x7x9 nk bias", "onednn 3.", "x and w in f32"),
+    ],
+)
+def test_onednn_is_asked_in_a_way_that_it_computes_fast(
+    text: str, library: str, spelling: str
+) -> None:
+    if "f32_bf16" in text:
+        spelling = "fused"  # x is of f32 as it is
+    kernel = _fallback(text)
+    layer = kernel._layer
+
+    assert isinstance(layer, OneDnnLayer)
+    assert library in kernel.library
+    assert spelling in layer.spelling
+    assert not layer.spelling.startswith("ref")
+    _assert_right(kernel)
+
+
+@needs_onednn
+@pytest.mark.parametrize("epilogue", FLOAT_STEPS)
+def test_a_pass_without_a_compiler_is_done_by_numpy(
+    epilogue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemm_tuner.libraries.onednn_layer.built_finish", lambda: None)
+
+    _assert_right(_fallback(f"s8_s8_s32_f32 5x7x9 nk x_row_zero_point+row_scale+{epilogue}"))
 
 
 @needs_onednn

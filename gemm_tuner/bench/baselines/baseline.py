@@ -1,16 +1,25 @@
-"""What a baseline is."""
+"""What a baseline is, and the row by which a library becomes one."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from gemm_tuner.bench.drivers import Drivers
 from gemm_tuner.bench.workload import Runner, Workload
+from gemm_tuner.build.compile import Build
+from gemm_tuner.domain.cpu import Cpu
 
 
 class Baseline(Protocol):
-    """A library that candidates are compared with."""
+    """A library that candidates are compared with. To make one loads nothing."""
 
     @property
     def text(self) -> str:
-        """Return the name and version kept in records: `onednn 3.2.0`."""
+        """Return the name and version kept in records: `onednn 3.2.0`; known once prepared."""
+
+    @property
+    def implementation(self) -> str:
+        """Return by what, and how it is asked, it computes the problem last prepared."""
 
     @property
     def fuses_epilogue(self) -> bool:
@@ -35,10 +44,71 @@ class Baseline(Protocol):
             BaselineMissing: the library cannot compute this problem.
         """
 
+    @property
+    def choice(self) -> object:
+        """Return what `prepare` chose by timing; it goes from one process to another."""
 
-class CBaseline:
-    """What baselines that are called from a loop in C have in common."""
+    def settle(self, choice: object) -> None:
+        """Choose so from now on, without timing."""
 
+    def preload(self) -> None:
+        """Load the library here, so that forks of this process need not."""
+
+
+class AnyBaseline:
+    """What baselines have in common, unless they say otherwise."""
+
+    text = ""
+    implementation = ""
     most_weight_copies: int | None = None
     is_of_openmp: bool = False
     preparation_s: float = 0.0
+    choice: object = None
+
+    def settle(self, choice: object) -> None:
+        """Do nothing: there is nothing to choose."""
+
+    def preload(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Materials:
+    """What baselines are made of: the drivers, and kernels of ours."""
+
+    drivers: Drivers
+    scalar_build: Build
+    one_thread_build: Build | None
+    cpu: Cpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """One installed copy of a library: the package that it is of, with its version."""
+
+    package: str
+    baseline: Baseline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One library, or one way to call it: all that other modules know of it.
+
+    `find` returns the installed copies, the preferred one first, or raises `BaselineMissing`;
+    `installed` names their packages without anything built. Of rows that are `raced`, the fastest
+    is the baseline `auto`; one that takes `start_s` seconds to load is left out where the race may
+    not last as long. A last resort is a kernel of ours, for where no other can be used. `place`
+    is the order in which rows are listed; they are prepared from the last to the first. A row that
+    `takes_quantised` weights gets them as they are. One that `is_usual` is what `bench` times
+    beside unless it is told otherwise.
+    """
+
+    name: str
+    place: int
+    find: Callable[[Materials], Sequence[Copy]]
+    installed: Callable[[], Sequence[str]] = tuple
+    is_raced: bool = False
+    is_last_resort: bool = False
+    start_s: float = 0.0
+    takes_quantised: bool = False
+    is_usual: bool = True

@@ -1,38 +1,28 @@
-"""Choose baselines that are installed and right."""
+"""Choose baselines that are installed and right; for `auto`, race them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from math import inf
+from pathlib import Path
+from pkgutil import iter_modules
 
 import numpy as np
 
-from gemm_tuner.bench.baselines.baseline import Baseline
-from gemm_tuner.bench.baselines.libxsmm import Libxsmm
-from gemm_tuner.bench.baselines.mkl import Mkl
-from gemm_tuner.bench.baselines.onednn import OneDnn
-from gemm_tuner.bench.baselines.onnx_runtime import OnnxRuntime
-from gemm_tuner.bench.baselines.openblas import OpenBlas
-from gemm_tuner.bench.baselines.own_kernel import OneThread, ScalarKernel
-from gemm_tuner.bench.baselines.torch_eager import TorchEager
-from gemm_tuner.bench.baselines.torch_inductor import TorchInductor
-from gemm_tuner.bench.baselines.torch_weights import TorchWeightOnly
+from gemm_tuner.bench import baselines
+from gemm_tuner.bench.baselines.baseline import Baseline, Copy, Row
 from gemm_tuner.bench.correctness import Case
-from gemm_tuner.bench.drivers import Drivers
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.regimes import WeightCopies
 from gemm_tuner.bench.tolerance import Expected, find_error
-from gemm_tuner.bench.workload import make_workload
-from gemm_tuner.build.compile import Build
-from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.bench.workload import Runner, make_workload
 from gemm_tuner.domain.epilogue import NO_EPILOGUE
+from gemm_tuner.domain.measurement import Raced
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import BaselineMissing, InvalidSetting, NotEnoughMemory, TrialFailed
 
 AUTO = "auto"
-ONE_THREAD = "one-thread"
-TORCH_WEIGHTS = "torch-weights"
-
-# What `auto` stands for: the first of these that is there and right.
-_AUTO = ("onednn", "openblas", "scalar")
 
 # A library may trade accuracy for speed in its own way, as long as it computes the same thing. One
 # that does not fuse the epilogue rounds to the type of y after each step.
@@ -40,111 +30,309 @@ _FACTOR = 4.0
 _TOLERANCE = 1e-4
 _ROUNDINGS_TO_Y = 4.0
 
+# Libraries whose times in the first heat are within this factor of the least run once more: the
+# heats are in processes of their own.
+_CLOSE = 1.15
+_SAMPLES = 7
+_SAMPLE_NS = 300_000
+_LONG_NS = 20_000_000  # of all samples: enough of them
+_MOST_CALLS = 1000
+
+
+@cache
+def baseline_rows() -> tuple[Row, ...]:
+    """Return the rows of all modules of this package, in their order."""
+    modules = (
+        import_module(f"{baselines.__name__}.{module.name}")
+        for module in iter_modules(baselines.__path__)
+    )
+    rows = [row for module in modules for row in getattr(module, "ROWS", ())]
+    return tuple(sorted(rows, key=lambda row: row.place))
+
+
+def row_named(name: str) -> Row:
+    """Return a row by its name.
+
+    Raises:
+        InvalidSetting: there is none.
+    """
+    rows = {row.name: row for row in baseline_rows()}
+    if name not in rows:
+        raise InvalidSetting(
+            f"baseline {name!r} is not known; use one of: {', '.join((AUTO, *rows))}."
+        )
+    return rows[name]
+
+
+def raced_packages(race_s: float) -> tuple[str, ...]:
+    """Return the packages that a race may be between, if none may take longer to load."""
+    return tuple(
+        package
+        for row in baseline_rows()
+        if row.is_raced and row.start_s <= race_s
+        for package in row.installed()
+    )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Materials:
-    """What baselines are made of: the drivers, and kernels of ours."""
+class Checked:
+    """What was learnt of a baseline in a process of its own: that it is right, and its time.
 
-    drivers: Drivers
-    scalar_build: Build
-    one_thread_build: Build | None
-    cpu: Cpu
+    `choice` is how it computes; `is_quiet` says that loading it starts no threads.
+    """
 
-
-# They are prepared from the last to the first: the names in MKL are visible to all that is loaded
-# after it, and the MKL inside PyTorch must call itself.
-# fmt: off
-BASELINES: dict[str, Callable[[Materials], Baseline]] = {
-    "onednn":         lambda materials: OneDnn(materials.drivers.onednn),
-    "mkl":            lambda materials: Mkl(materials.drivers.mkl),
-    "openblas":       lambda materials: OpenBlas(materials.drivers.openblas),
-    "libxsmm":        lambda materials: Libxsmm(materials.drivers.libxsmm),
-    "onnxruntime":    lambda _materials: OnnxRuntime(),
-    "torch":          lambda _materials: TorchEager(),
-    TORCH_WEIGHTS:    lambda _materials: TorchWeightOnly(),
-    "torch-inductor": lambda _materials: TorchInductor(),
-    "scalar":         lambda materials: ScalarKernel(
-        materials.scalar_build, materials.cpu, materials.drivers.timer),
-    ONE_THREAD:       lambda materials: OneThread(
-        materials.one_thread_build, materials.cpu, materials.drivers.timer),
-}
-# fmt: on
-
-# Those that take quantised weights as they are; the others get plain ones.
-WEIGHT_ONLY = frozenset({TORCH_WEIGHTS, ONE_THREAD})
+    text: str
+    implementation: str
+    call_s: float
+    choice: object
+    is_quiet: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedBaseline:
-    """A baseline that is right; `call_s` is the time of one call of it, not warmed up."""
+    """A baseline that is right; `call_s` is the time of one call of it."""
 
     name: str
+    text: str
+    implementation: str
     baseline: Baseline
     call_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The baselines to time beside, at least one, and by name why others were left out."""
+    """The baselines to time beside, at least one, and by name why others were left out.
+
+    `raced` are the libraries between which `auto` chose, the fastest first.
+    """
 
     baselines: tuple[CheckedBaseline, ...]
     left_out: dict[str, str]
+    raced: tuple[Raced, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Race:
+    """How `auto` is decided: by the winner of an earlier race, or by one between quick libraries.
+
+    `limit_s` is how long a library may take to load. An earlier race counts where nothing has been
+    installed since that could take part.
+    """
+
+    limit_s: float = inf
+    earlier: tuple[Raced, ...] = ()
+
+
+Check = Callable[[Baseline], Checked | str]
+Find = Callable[[Row], Sequence[Copy]]
 
 
 def choose_baselines(
-    names: Sequence[str],
-    makers: Mapping[str, Callable[[], Baseline]],
-    check: Callable[[Baseline], float | str],
+    names: Sequence[str], rows: Sequence[Row], find: Find, check: Check, race: Race | None = None
 ) -> Choice:
     """Return those of the named baselines that are there and right.
 
     Args:
-        names: keys of `makers`; `auto` stands for the best one that can be used.
-        makers: how each baseline is loaded.
-        check: what is wrong with the results of a baseline, or how long it took if nothing is.
+        names: of rows; `auto` stands for the fastest of those that are raced.
+        rows: the libraries.
+        find: the installed copies of one, or `BaselineMissing`.
+        check: what is wrong with the results of a baseline, or what was learnt if nothing is.
+        race: how `auto` is decided.
 
     Raises:
         InvalidSetting: a name is not known.
         BaselineMissing: all are missing or wrong.
     """
+    by_name = {row.name: row for row in rows}
     chosen: list[CheckedBaseline] = []
-    left_out: dict[str, str] = {}
+    reasons = _Reasons()
+    raced: tuple[Raced, ...] = ()
     for name in names:
-        if name != AUTO and name not in makers:
+        if name == AUTO:
+            winner, raced = _run_race(rows, find, check, race or Race(), reasons)
+            chosen += [winner] if winner else []
+            continue
+        if name not in by_name:
             raise InvalidSetting(
-                f"baseline {name!r} is not known; use one of: {', '.join((AUTO, *makers))}."
+                f"baseline {name!r} is not known; use one of: {', '.join((AUTO, *by_name))}."
             )
-        for tried in _AUTO if name == AUTO else (name,):
-            found = _try_baseline(tried, makers[tried], check)
-            if isinstance(found, CheckedBaseline):
-                chosen.append(found)
-                break
-            left_out[tried] = found
+        entrants = _entrants(by_name[name], find, reasons)
+        found = next(filter(None, (_enter(name, one, check, reasons) for one in entrants)), None)
+        if found is not None:
+            chosen.append(found)
+            reasons.forget(name)
     if not chosen:
         raise BaselineMissing(
-            f"no baseline can be used: {' '.join(left_out.values())} Choose another one."
+            f"no baseline can be used: {' '.join(reasons.all.values())} Choose another one."
         )
-    return Choice(baselines=tuple(chosen), left_out=left_out)
+    return Choice(baselines=tuple(chosen), left_out=reasons.all, raced=raced)
 
 
-def _try_baseline(
-    name: str, make: Callable[[], Baseline], check: Callable[[Baseline], float | str]
-) -> CheckedBaseline | str:
-    """Return the baseline, or why it cannot be used."""
+class _Reasons:
+    """Why libraries are not used: they cannot be, or are faulty, by name."""
+
+    def __init__(self) -> None:
+        self._refused: dict[str, str] = {}
+        self._faults: dict[str, str] = {}
+
+    @property
+    def all(self) -> dict[str, str]:
+        """Return all reasons."""
+        return self._refused | self._faults
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Note that a library is not installed, or does not compute such a problem."""
+        self._refused.setdefault(name, reason)
+
+    def find_fault(self, name: str, reason: str) -> None:
+        """Note that a library crashed, or computes something else."""
+        self._faults.setdefault(name, reason)
+
+    def forget(self, name: str) -> None:
+        """Forget why copies of a library cannot be used: another can."""
+        self._refused.pop(name, None)
+
+    def forget_refusals(self, kept: str) -> None:
+        """Forget why libraries cannot be used that nobody asked for, but for one."""
+        self._refused = {name: text for name, text in self._refused.items() if name == kept}
+
+
+def _run_race(
+    rows: Sequence[Row], find: Find, check: Check, race: Race, reasons: _Reasons
+) -> tuple[CheckedBaseline | None, tuple[Raced, ...]]:
+    """Return the fastest of the libraries that are raced, or else the first that is a last resort.
+
+    The winner of an earlier race need only be right.
+    """
+    entrants = [
+        (row.name, copy)
+        for row in rows
+        if row.is_raced and row.start_s <= race.limit_s
+        for copy in _entrants(row, find, reasons)
+    ]
+    if remembered := _winner_of(race.earlier, entrants):
+        found = _enter(*remembered, check, reasons)
+        if found is not None:
+            return found, race.earlier
+    finished = _heats(entrants, check, reasons)
+    if finished:
+        for _package, found in finished:
+            reasons.forget(found.name)
+        # That it does not take part is to be known; of others nobody expects it.
+        reasons.forget_refusals(next(row.name for row in rows if row.is_raced))
+        return finished[0][1], _standings(finished, entrants)
+    for row in rows:
+        for copy in _entrants(row, find, reasons) if row.is_last_resort else ():
+            if found := _enter(row.name, copy, check, reasons):
+                return found, ()
+    return None, ()
+
+
+def _heats(
+    entrants: Sequence[tuple[str, Copy]], check: Check, reasons: _Reasons
+) -> list[tuple[str, CheckedBaseline]]:
+    """Return the packages whose baseline is right with it, the fastest first.
+
+    Each runs in a process of its own; those that are close run twice.
+    """
+    best: dict[str, CheckedBaseline] = {}
+    for name, copy in entrants:
+        if found := _enter(name, copy, check, reasons):
+            best[copy.package] = found
+    close = _close_ones({package: found.call_s for package, found in best.items()})
+    for name, copy in entrants:
+        again = _enter(name, copy, check, reasons) if copy.package in close else None
+        if again is not None and again.call_s < best[copy.package].call_s:
+            best[copy.package] = again
+    return sorted(best.items(), key=lambda item: item[1].call_s)
+
+
+def _standings(
+    finished: Sequence[tuple[str, CheckedBaseline]], entrants: Sequence[tuple[str, Copy]]
+) -> tuple[Raced, ...]:
+    """Return who took part: the fastest first, last those that could not be used."""
+    ranked = [
+        Raced(package=package, baseline=found.text, call_ns=1e9 * found.call_s)
+        for package, found in finished
+    ]
+    packages = {package for package, _found in finished}
+    others = [copy.package for _name, copy in entrants if copy.package not in packages]
+    return (*ranked, *(Raced(package=package, baseline="", call_ns=0.0) for package in others))
+
+
+def _winner_of(
+    earlier: Sequence[Raced], entrants: Sequence[tuple[str, Copy]]
+) -> tuple[str, Copy] | None:
+    """Return who won an earlier race, if all that could take part today took part in it."""
+    if not earlier or not {copy.package for _name, copy in entrants} <= {
+        one.package for one in earlier
+    }:
+        return None
+    return next((one for one in entrants if one[1].package == earlier[0].package), None)
+
+
+def _close_ones(times_s: Mapping[str, float]) -> list[str]:
+    """Return those whose time is close to the least, if there are several."""
+    least = min(times_s.values(), default=0.0)
+    close = [key for key, time_s in times_s.items() if time_s <= _CLOSE * least]
+    return close if len(close) > 1 else []
+
+
+def _entrants(row: Row, find: Find, reasons: _Reasons) -> Sequence[Copy]:
     try:
-        baseline = make()
-        checked = check(baseline)
+        return find(row)
     except (BaselineMissing, NotEnoughMemory, TrialFailed) as refusal:
-        return str(refusal)
+        reasons.refuse(row.name, str(refusal))
+        return ()
+
+
+def _enter(name: str, copy: Copy, check: Check, reasons: _Reasons) -> CheckedBaseline | None:
+    """Return the baseline if it is right; otherwise note why it cannot be used."""
+    baseline = copy.baseline
+    try:
+        checked = check(baseline)
+    except BaselineMissing as refusal:
+        reasons.refuse(name, str(refusal))
+        return None
+    except (NotEnoughMemory, TrialFailed) as failure:
+        checked = str(failure)
     if isinstance(checked, str):
-        return f"{baseline.text}: {checked}."
-    return CheckedBaseline(name=name, baseline=baseline, call_s=checked)
+        reasons.find_fault(name, f"{copy.package}: {checked}" if copy.package else checked)
+        return None
+    baseline.settle(checked.choice)
+    if checked.is_quiet:
+        baseline.preload()
+    return CheckedBaseline(
+        name=name,
+        text=checked.text,
+        implementation=checked.implementation,
+        baseline=baseline,
+        call_s=checked.call_s,
+    )
+
+
+def learn_of_baseline(
+    baseline: Baseline, problem: Problem, case: Case, *, threads: int
+) -> Checked | str:
+    """Return what is wrong with a baseline in words, or what was learnt of it if nothing is."""
+    baseline.preload()
+    is_quiet = len(list(Path("/proc/self/task").iterdir())) == 1
+    checked = check_baseline(baseline, problem, case, threads=threads)
+    if isinstance(checked, str):
+        return f"{checked}."
+    return Checked(
+        text=baseline.text,
+        implementation=baseline.implementation,
+        call_s=checked,
+        choice=baseline.choice,
+        is_quiet=is_quiet,
+    )
 
 
 def check_baseline(
     baseline: Baseline, problem: Problem, case: Case, *, threads: int
 ) -> float | str:
-    """Return the time of one call in seconds, or in words where its result is wrong."""
+    """Return the least time of a call in seconds, or in words where its result is wrong."""
     workload = make_workload(problem, case.inputs, threads=threads)
     runner = baseline.prepare(workload)
     weights = WeightCopies(runner, 1, seed=0)
@@ -160,4 +348,19 @@ def check_baseline(
     sample = runner.sample(weights.struct, warm_up_calls=0, timed_calls=1)
 
     error = find_error(Expected(values=expected.values, bounds=bounds), workload.y)
-    return sample.elapsed_ns / 1e9 if error is None else error
+    if error is not None:
+        return error
+    return _least_time_s(runner, weights, int(sample.elapsed_ns))
+
+
+def _least_time_s(runner: Runner, weights: WeightCopies, first_ns: int) -> float:
+    """Return the least time of a call in a few samples, in seconds."""
+    if first_ns >= _LONG_NS:
+        return first_ns / 1e9
+    least_ns, spent_ns = float(first_ns), 0
+    while spent_ns < _LONG_NS:
+        calls = max(1, min(_MOST_CALLS, int(_SAMPLE_NS / max(1.0, least_ns))))
+        sample = runner.sample(weights.struct, warm_up_calls=0, timed_calls=calls)
+        least_ns = min(least_ns, sample.elapsed_ns / calls)
+        spent_ns += max(int(sample.elapsed_ns), _LONG_NS // _SAMPLES)
+    return least_ns / 1e9

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gemm_tuner.bench.baselines.baseline import CBaseline
+from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Materials, Row
 from gemm_tuner.bench.c_runner import CRunnerOfArray
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import F32
@@ -30,7 +30,7 @@ class _LayerStruct(ctypes.Structure):
     )
 
 
-class Libxsmm(CBaseline):
+class Libxsmm(AnyBaseline):
     """A kernel of libxsmm with the weights in its order, on one thread, which small sizes need."""
 
     fuses_epilogue = False
@@ -90,3 +90,11 @@ class _LibxsmmRunner(CRunnerOfArray):
             )
         w = np.ascontiguousarray(workload.w.T if is_nk else workload.w)
         super().__init__(driver.libxsmm_time, layer, w)
+
+
+def _find(materials: Materials) -> list[Copy]:
+    library = Libxsmm(materials.drivers.libxsmm)
+    return [Copy(package=library.text, baseline=library)]
+
+
+ROWS = (Row(name="libxsmm", place=4, find=_find),)

@@ -1,21 +1,19 @@
-"""Intel MKL, loaded from its wheel: the product alone, which is an advantage to it."""
+"""Intel MKL, loaded from its wheel: its product, and a pass for what it lacks."""
 
 import ctypes
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemm_tuner.arrays.views import NUMPY_TYPES
-from gemm_tuner.bench.baselines.baseline import CBaseline
+from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Materials, Row
 from gemm_tuner.bench.c_runner import CRunner
-from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
-from gemm_tuner.bench.workload import Workload
+from gemm_tuner.bench.passes import PassStruct, finish, openmp_team
+from gemm_tuner.bench.workload import Workload, aligned_copy
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.errors import BaselineMissing
-from gemm_tuner.libraries.wheels import find_in_wheel, wheel_version
+from gemm_tuner.libraries.wheels import find_in_wheel, installed_wheels, wheel_version
 from gemm_tuner.machine.memory import address_of
 
 _WHEEL = "mkl"
@@ -41,27 +39,28 @@ class _LayerStruct(ctypes.Structure):
         ("product", ctypes.c_int32),
         ("x", ctypes.c_void_p),
         ("y", ctypes.c_void_p),
+        ("after", PassStruct),
     )
 
 
-class Mkl(CBaseline):
-    """MKL with packed weights; its results are float32 or integers, whatever the type of y.
+class Mkl(AnyBaseline):
+    """MKL with packed weights; a pass makes y of its results, which are float32 or integers.
 
     Its threads are chosen by MKL_THREADING_LAYER, which must be set before it is loaded.
     """
 
-    fuses_epilogue = False
+    fuses_epilogue = True
     is_of_openmp = True
 
-    def __init__(self, driver: Path) -> None:
+    def __init__(self, drivers: tuple[Path, Path]) -> None:
         """Find the library; it is loaded when it is needed, because it is visible to all others.
 
         Raises:
             BaselineMissing: the wheel is not installed.
         """
         self._library = find_in_wheel(_WHEEL, _LIBRARY, install=_INSTALL)
-        self._driver = driver
-        self.text = f"mkl {wheel_version(_WHEEL, install=_INSTALL)}"
+        self._driver, self._pass = drivers
+        self._version = f"mkl {wheel_version(_WHEEL, install=_INSTALL)}"
 
     def prepare(self, workload: Workload) -> "_MklRunner":
         """Return a runner that works on `workload`.
@@ -80,20 +79,29 @@ class Mkl(CBaseline):
                 f"MKL does not load: {error}; run: pip install --force-reinstall mkl."
             ) from error
         driver.mkl_packed_weight_bytes.restype = ctypes.c_uint64
-        return _MklRunner(driver, workload)
+        runner = _MklRunner(driver, self._pass, workload)
+        self.text = f"{self._version} + pass" if runner.has_pass else self._version
+        self.implementation = "product, then a pass" if runner.has_pass else "product"
+        return runner
 
 
 class _MklRunner(CRunner):
-    def __init__(self, driver: ctypes.CDLL, workload: Workload) -> None:
+    def __init__(self, driver: ctypes.CDLL, pass_library: Path, workload: Workload) -> None:
         problem = workload.problem
         self._driver = driver
         self._w = workload.w
-        self._y = workload.y
         product, product_type = _PRODUCTS[problem.types.x, problem.types.w]
         writes_y = problem.types.y is product_type
-        self._product = (
-            workload.y if writes_y else np.empty(workload.y.shape, NUMPY_TYPES[product_type])
+        y = workload.y
+        if not writes_y:
+            y = aligned_copy(np.zeros(y.shape, NUMPY_TYPES[product_type]))
+        self.has_pass = bool(problem.epilogue.steps) or not writes_y
+        after = (
+            finish(pass_library, workload, y, fused=0, team=openmp_team(workload.threads))
+            if self.has_pass
+            else None
         )
+        self._kept = (y, after)
         layer = _LayerStruct(
             workload.rows,
             problem.n,
@@ -102,7 +110,8 @@ class _MklRunner(CRunner):
             problem.w_layout is WeightLayout.NK,
             product,
             address_of(workload.x),
-            address_of(self._product),
+            address_of(y),
+            after.struct if after else PassStruct(),
         )
         super().__init__(driver.mkl_time, ctypes.byref(layer))
 
@@ -118,17 +127,21 @@ class _MklRunner(CRunner):
             ctypes.c_void_p(address),
         )
 
-    def sample(
-        self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
-    ) -> SampleStruct:
-        sample = super().sample(weights, warm_up_calls=warm_up_calls, timed_calls=timed_calls)
-        if self._product is not self._y:  # that y is right can be seen only there
-            self._y[...] = _converted(self._product, self._y.dtype)
-        return sample
+
+def _find(materials: Materials) -> list[Copy]:
+    drivers = (materials.drivers.mkl, materials.drivers.finish)
+    return [
+        Copy(package=f"{_WHEEL} {wheel_version(_WHEEL, install=_INSTALL)}", baseline=Mkl(drivers))
+    ]
 
 
-def _converted(product: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        product = np.clip(product, limits.min, limits.max)
-    return product.astype(dtype)
+ROWS = (
+    Row(
+        name="mkl",
+        place=2,
+        find=_find,
+        installed=lambda: installed_wheels(_WHEEL),
+        is_raced=True,
+        start_s=0.3,
+    ),
+)

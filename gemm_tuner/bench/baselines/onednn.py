@@ -1,192 +1,197 @@
-"""oneDNN, loaded from its wheel and called through its C API."""
+"""oneDNN: every version that is found, in the fastest of all ways to ask for a problem."""
 
 import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from gemm_tuner.bench.baselines.baseline import CBaseline
-from gemm_tuner.bench.baselines.chain import Link, split_chain
+import numpy as np
+
+from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Materials, Row
 from gemm_tuner.bench.c_runner import CRunner
-from gemm_tuner.bench.workload import Workload
-from gemm_tuner.domain.epilogue import OperandShape
-from gemm_tuner.domain.problem import WeightLayout
-from gemm_tuner.domain.spelling import Argument, OneDnnAlgorithm
+from gemm_tuner.bench.passes import Pass, PassStruct, convert, finish, spread
+from gemm_tuner.bench.regimes import WeightCopies
+from gemm_tuner.bench.workload import Workload, aligned_copy
 from gemm_tuner.errors import BaselineMissing
+from gemm_tuner.libraries.finish import Array
 from gemm_tuner.libraries.onednn import (
-    DATA_TYPES,
+    OneDnnLibrary,
     find_onednn,
+    installed_onednn,
     load_library,
+    open_onednn,
 )
+from gemm_tuner.libraries.onednn_layer import pick_fastest
+from gemm_tuner.libraries.onednn_matmul import OneDnnMatmul, usable_products
 from gemm_tuner.machine.memory import address_of
 
+_MOST_PASSES = 4  # BENCH_PASSES of bench/native/sample.h
+_SAMPLE_NS = 200_000  # of calls by which spellings are compared
+_MOST_CALLS = 100
+_SEED = 0
 
-class _StepStruct(ctypes.Structure):
-    """`onednn_step` of bench/native/onednn.c."""
+
+class _LayerStruct(ctypes.Structure):
+    """`onednn_layer` of bench/native/onednn.c."""
 
     _fields_ = (
-        ("algorithm", ctypes.c_int32),
-        ("alpha", ctypes.c_float),
-        ("beta", ctypes.c_float),
-        ("operand_rows", ctypes.c_int32),
-        ("operand_columns", ctypes.c_int32),
-        ("operand_type", ctypes.c_int32),
-        ("operand", ctypes.c_void_p),
+        ("execute", ctypes.c_void_p),
+        ("wait", ctypes.c_void_p),
+        ("set_data_handle", ctypes.c_void_p),
+        ("primitive", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+        ("w", ctypes.c_void_p),
+        ("arguments", ctypes.c_void_p),
+        ("argument_count", ctypes.c_int32),
+        ("before_count", ctypes.c_int32),
+        ("before", PassStruct * _MOST_PASSES),
+        ("after", PassStruct),
     )
 
 
-class _DescriptionStruct(ctypes.Structure):
-    """`onednn_layer_description` of bench/native/onednn.c."""
+class OneDnn(AnyBaseline):
+    """One library of oneDNN, with weights reordered once and what it can fuse fused.
 
-    _fields_ = (
-        ("m", ctypes.c_int64),
-        ("n", ctypes.c_int64),
-        ("k", ctypes.c_int64),
-        ("x_type", ctypes.c_int32),
-        ("w_type", ctypes.c_int32),
-        ("y_type", ctypes.c_int32),
-        ("w_k_stride", ctypes.c_int64),
-        ("w_n_stride", ctypes.c_int64),
-        ("x", ctypes.c_void_p),
-        ("y", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("bias_type", ctypes.c_int32),
-        ("x_scale", ctypes.c_void_p),
-        ("w_scales", ctypes.c_void_p),
-        ("x_zero_point", ctypes.c_void_p),
-        ("y_zero_point", ctypes.c_void_p),
-        ("steps", ctypes.POINTER(_StepStruct)),
-        ("step_count", ctypes.c_int32),
-    )
-
-
-class OneDnn(CBaseline):
-    """oneDNN with weights reordered once and the epilogue fused.
-
-    Its threads are those of OpenMP: OMP_NUM_THREADS must be set before it is loaded.
+    What it lacks is done by passes before and after its product, inside the timed loop. Its threads
+    are those of OpenMP: OMP_NUM_THREADS must be set before it is loaded.
     """
 
     fuses_epilogue = True
     is_of_openmp = True
 
-    def __init__(self, driver: Path) -> None:
-        """Load the library and its driver.
+    def __init__(self, library: Path, drivers: tuple[Path, Path]) -> None:
+        """Remember where the library is, and the drivers: the loop and the pass."""
+        self._path = library
+        self._driver, self._pass = drivers
+        self.choice: object = None
 
-        Raises:
-            BaselineMissing: the wheel is not installed, or its library does not load.
-        """
-        self._driver = load_onednn(find_onednn(), driver)
-        self._driver.onednn_create.restype = ctypes.c_void_p
-        self._driver.onednn_packed_weight_bytes.restype = ctypes.c_uint64
-        numbers = (ctypes.c_int32 * 3)()
-        self._driver.onednn_version(numbers)
-        self.text = "onednn " + ".".join(str(number) for number in numbers)
+    def preload(self) -> None:
+        """Load the library here: what is made of it is made in each fork."""
+        load_library(self._path)
+
+    def settle(self, choice: object) -> None:
+        """Ask so from now on."""
+        self.choice = choice
 
     def prepare(self, workload: Workload) -> "_OneDnnRunner":
         """Return a runner that works on `workload`.
 
         Raises:
-            BaselineMissing: oneDNN refuses the problem, or has no such step.
+            BaselineMissing: oneDNN does not load, or has nothing fast for the problem.
         """
-        for link in split_chain(workload).others:
-            if link.step.kind.onednn is None or link.argument is Argument.Y_ZERO_POINT:
-                raise BaselineMissing(
-                    f"oneDNN cannot fuse the step {link.step.text!r} of {workload.problem.text}; "
-                    "choose another baseline."
-                )
-        return _OneDnnRunner(self._driver, workload)
+        library = open_onednn(self._path)
+        products = self._products(library, workload)
+        driver = ctypes.CDLL(str(self._driver))
+        make = partial(_OneDnnRunner, driver, self._pass, workload=workload)
+        runners = [make(product) for product in products]
+        runner = runners[pick_fastest([_trial(one) for one in runners])] if runners[1:] else None
+        chosen = runner or runners[0]
+        spelling = chosen.product.spelling
+        self.choice = self.choice or spelling.text
+        self.text = f"{library.text} + pass" if spelling.needs_finish else library.text
+        self.implementation = f"{chosen.product.implementation}: {spelling.text}"
+        return chosen
+
+    def _products(self, library: OneDnnLibrary, workload: Workload) -> list[OneDnnMatmul]:
+        """Return the ways to ask, or only that one which was chosen, if it is still there."""
+        products = usable_products(library, workload.problem, None, constants=workload.operands)
+        return [one for one in products if one.spelling.text == self.choice] or products
 
 
 class _OneDnnRunner(CRunner):
-    def __init__(self, driver: ctypes.CDLL, workload: Workload) -> None:
-        self._driver = driver
-        self._workload = workload
-        status = ctypes.c_int32()
-        description = _describe(workload)
-        layer = driver.onednn_create(ctypes.byref(description), ctypes.byref(status))
-        if not layer:
-            raise BaselineMissing(
-                f"oneDNN refuses {workload.problem.text} with status {status.value}; "
-                "choose another baseline."
-            )
-        super().__init__(driver.onednn_time, ctypes.c_void_p(layer))
+    def __init__(
+        self, driver: ctypes.CDLL, pass_library: Path, product: OneDnnMatmul, workload: Workload
+    ) -> None:
+        self.product = product
+        spelling, library = product.spelling, product.library
+        rows, problem = workload.rows, workload.problem
+        team = library.team(workload.threads)
+        self._w = workload.w.astype(NUMPY_TYPES[spelling.w], copy=False)
+        before: list[Pass] = []
+        x = workload.x
+        if spelling.converts_x:
+            x = aligned_copy(np.zeros(x.shape, NUMPY_TYPES[spelling.x]))
+            before.append(convert(pass_library, workload.x, x, team))
+        y = workload.y
+        if spelling.needs_finish and spelling.y is not problem.types.y:
+            y = aligned_copy(np.zeros(y.shape, NUMPY_TYPES[spelling.y]))
+        operands = []
+        for number, is_spread in zip(product.operands, product.spread, strict=True):
+            array: Array = list(workload.operands.values())[number]
+            if is_spread:
+                matrix = aligned_copy(np.zeros((rows, problem.n), array.dtype))
+                before.append(spread(pass_library, array, matrix, team))
+                array = matrix
+            operands.append(array)
+        if len(before) > _MOST_PASSES:
+            raise BaselineMissing(f"{spelling.text} needs {len(before)} passes before the product.")
+        after = (
+            finish(pass_library, workload, y, fused=spelling.fused, team=team)
+            if spelling.needs_finish
+            else None
+        )
+        self._primitive = product.make_primitive(rows, None)
+        self._arguments = self._primitive.argument_set()
+        # The weights have their address from each copy.
+        self._arguments.set_addresses([address_of(one) for one in (x, self._w, y, *operands)])
+        self._kept = (x, y, operands, before, after)
+        layer = _LayerStruct(
+            library.address("primitive_execute"),
+            library.address("stream_wait"),
+            library.address("memory_set_data_handle"),
+            self._primitive.handle.address,
+            self._arguments.stream.address,
+            self._arguments.memories[1].address,
+            ctypes.addressof(self._arguments.arguments),
+            len(self._arguments.arguments),
+            len(before),
+            (PassStruct * _MOST_PASSES)(*(one.struct for one in before)),
+            after.struct if after else PassStruct(),
+        )
+        super().__init__(driver.onednn_time, ctypes.byref(layer))
 
     @property
     def packed_weight_bytes(self) -> int:
-        size: int = self._driver.onednn_packed_weight_bytes(self._layer)
-        return size
+        return self.product.packed_weight_bytes
 
     def pack(self, address: int) -> None:
-        w = ctypes.c_void_p(address_of(self._workload.w))
-        status = self._driver.onednn_pack_weights(self._layer, w, ctypes.c_void_p(address))
-        _check_status("reorder", status)
+        self.product.pack(address_of(self._w), address)
 
     def _check_calls(self, status: int) -> None:
-        _check_status("matmul", status)
+        if status != 0:
+            raise BaselineMissing(
+                f"matmul of oneDNN failed with status {status}; choose another baseline."
+            )
 
 
-def load_onednn(library: Path, driver: Path) -> ctypes.CDLL:
-    """Return the driver, loaded after the library that it calls.
+def _trial(runner: _OneDnnRunner) -> Callable[[], float]:
+    """Return a function that returns the time of a call, in ns."""
+    weights = WeightCopies(runner, 1, _SEED)
+    first_ns = runner.sample(weights.struct, warm_up_calls=1, timed_calls=1).elapsed_ns
+    calls = max(1, min(_MOST_CALLS, _SAMPLE_NS // max(1, first_ns)))
 
-    Raises:
-        BaselineMissing: the system cannot load one of them.
-    """
-    load_library(library, mode=ctypes.RTLD_GLOBAL)
-    return load_library(driver)
+    def run() -> float:
+        sample = runner.sample(weights.struct, warm_up_calls=0, timed_calls=calls)
+        return float(sample.elapsed_ns / calls)
 
-
-def _describe(workload: Workload) -> _DescriptionStruct:
-    problem = workload.problem
-    is_nk = problem.w_layout is WeightLayout.NK
-    # A bias at the head of the chain is an argument of the primitive: it costs least there.
-    chain = split_chain(workload)
-    steps = [_describe_step(link, workload) for link in chain.others]
-    return _DescriptionStruct(
-        workload.rows,
-        problem.n,
-        problem.k,
-        DATA_TYPES[problem.types.x],
-        DATA_TYPES[problem.types.w],
-        DATA_TYPES[problem.types.y],
-        1 if is_nk else problem.n,
-        problem.k if is_nk else 1,
-        address_of(workload.x),
-        address_of(workload.y),
-        _address_of(chain.bias),
-        DATA_TYPES[chain.bias.dtype] if chain.bias else 0,
-        _address_of(chain.scale),
-        _address_of(chain.channel_scale),
-        _address_of(chain.x_zero_point),
-        _address_of(chain.y_zero_point),
-        (_StepStruct * len(steps))(*steps),
-        len(steps),
-    )
+    return run
 
 
-def _describe_step(link: Link, workload: Workload) -> _StepStruct:
-    (post_op,) = link.step.kind.onednn or ()
-    if link.array is None:
-        alpha, beta = post_op.alpha_beta(link.step.parameters)
-        return _StepStruct(post_op.algorithm, alpha, beta, 0, 0, 0, None)
-    shape = link.step.kind.operand
-    if shape is OperandShape.SCALAR:
-        # Known when the primitive is made, which gives oneDNN a constant instead of an operand.
-        return _StepStruct(OneDnnAlgorithm.LINEAR, float(link.array[0]), 0.0, 0, 0, 0, None)
-    return _StepStruct(
-        post_op.algorithm,
-        0.0,
-        0.0,
-        1 if shape is OperandShape.ROW_VECTOR else workload.rows,
-        1 if shape is OperandShape.COLUMN_VECTOR else workload.problem.n,
-        DATA_TYPES[link.dtype],
-        address_of(link.array),
-    )
+def _find(materials: Materials) -> Sequence[Copy]:
+    find_onednn()  # says what to do where there is none
+    drivers = (materials.drivers.onednn, materials.drivers.finish)
+    return [
+        Copy(package=one.package, baseline=OneDnn(one.path, drivers)) for one in installed_onednn()
+    ]
 
 
-def _address_of(link: Link | None) -> int | None:
-    return address_of(link.array) if link is not None and link.array is not None else None
-
-
-def _check_status(verb: str, status: int) -> None:
-    if status != 0:
-        raise BaselineMissing(
-            f"{verb} of oneDNN failed with status {status}; choose another baseline."
-        )
+ROWS = (
+    Row(
+        name="onednn",
+        place=1,
+        find=_find,
+        installed=lambda: [one.package for one in installed_onednn()],
+        is_raced=True,
+    ),
+)

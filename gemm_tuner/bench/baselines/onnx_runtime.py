@@ -7,12 +7,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Row
 from gemm_tuner.bench.baselines.onnx_model import X, Y, write_model
 from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import F32, DType, OperandTypes
 from gemm_tuner.errors import BaselineMissing
-from gemm_tuner.libraries.wheels import wheel_version
+from gemm_tuner.libraries.wheels import installed_wheels, wheel_version
 from gemm_tuner.machine.memory import address_of
 
 _WHEEL = "onnxruntime"
@@ -22,7 +23,7 @@ _FLOATS = (F32, OperandTypes.of(DType.F16))  # f16 is converted where the CPU ca
 _ERRORS_ONLY = 3
 
 
-class OnnxRuntime:
+class OnnxRuntime(AnyBaseline):
     """ONNX Runtime with all graph optimisations, its inputs and outputs bound to fixed buffers.
 
     Each copy of the weights is a session of its own. It is imported when it is needed, because it
@@ -81,3 +82,20 @@ def _make_call(runtime: Any, workload: Workload, w: NDArray[Any]) -> Callable[[]
     y = workload.y
     binding.bind_output(Y, "cpu", 0, y.dtype.type, y.shape, address_of(y))
     return partial(session.run_with_iobinding, binding)
+
+
+def _find(_materials: object) -> list[Copy]:
+    library = OnnxRuntime()
+    return [Copy(package=library.text, baseline=library)]
+
+
+ROWS = (
+    Row(
+        name="onnxruntime",
+        place=5,
+        find=_find,
+        installed=lambda: installed_wheels(_WHEEL),
+        is_raced=True,
+        start_s=1.0,
+    ),
+)

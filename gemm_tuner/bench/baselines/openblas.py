@@ -1,4 +1,4 @@
-"""The OpenBLAS that NumPy brings along: the product alone, which is an advantage to it."""
+"""The OpenBLAS that NumPy brings along: its product, and passes for what it lacks."""
 
 import ctypes
 import re
@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gemm_tuner.bench.baselines.baseline import CBaseline
+from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Materials, Row
 from gemm_tuner.bench.c_runner import CRunnerOfArray
-from gemm_tuner.bench.workload import Workload
-from gemm_tuner.domain.dtype import F32
+from gemm_tuner.bench.passes import PassStruct, convert, finish, openmp_team
+from gemm_tuner.bench.workload import Workload, aligned_copy
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.machine.memory import address_of
@@ -24,60 +25,84 @@ class _LayerStruct(ctypes.Structure):
         ("k", ctypes.c_int64),
         ("x", ctypes.c_void_p),
         ("y", ctypes.c_void_p),
+        ("before", PassStruct),
+        ("after", PassStruct),
     )
 
 
-class OpenBlas(CBaseline):
-    """OpenBLAS, which packs the weights in each call and leaves the epilogue to the caller."""
+class OpenBlas(AnyBaseline):
+    """OpenBLAS, which packs the weights in each call and multiplies in float32.
 
-    fuses_epilogue = False
+    Other floating-point types of x are converted by a pass before the product, those of w once;
+    another pass does the epilogue.
+    """
 
-    def __init__(self, driver: Path) -> None:
-        """Find the library that NumPy uses and load its driver.
+    fuses_epilogue = True
 
-        Raises:
-            BaselineMissing: this NumPy uses another library, or it does not load.
-        """
-        path = find_openblas()
-        try:
-            self._library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-            self._driver = ctypes.CDLL(str(driver))
-            self._library.scipy_openblas_get_config64_.restype = ctypes.c_char_p
-            config = self._library.scipy_openblas_get_config64_().decode()
-        except (OSError, AttributeError) as error:
-            raise BaselineMissing(
-                f"the OpenBLAS of NumPy does not load: {error}; install NumPy from its wheel."
-            ) from error
-        version = re.search(r"\d+\.\d+\.\d+", config)
-        self.text = f"openblas {version[0] if version else 'unknown'}"
+    def __init__(self, library: Path, drivers: tuple[Path, Path]) -> None:
+        """Remember where the library is, and the drivers: the loop and the pass."""
+        self._path = library
+        self._driver, self._pass = drivers
+
+    def preload(self) -> None:
+        """Do nothing: NumPy has loaded it."""
 
     def prepare(self, workload: Workload) -> "_OpenBlasRunner":
         """Return a runner that works on `workload`.
 
         Raises:
-            BaselineMissing: the problem is not in float32.
+            BaselineMissing: the library does not load, or the problem is of integers.
         """
-        if workload.problem.types != F32:
+        types = workload.problem.types
+        if types.x.is_integer or types.w.is_integer:
             raise BaselineMissing(
-                f"OpenBLAS does not compute {workload.problem.types.text}; choose another baseline."
+                f"OpenBLAS does not compute {types.text}; choose another baseline."
             )
-        self._library.scipy_openblas_set_num_threads64_(ctypes.c_int(workload.threads))
-        return _OpenBlasRunner(self._driver, workload)
+        try:
+            library = ctypes.CDLL(str(self._path), mode=ctypes.RTLD_GLOBAL)
+            driver = ctypes.CDLL(str(self._driver))
+            library.scipy_openblas_get_config64_.restype = ctypes.c_char_p
+            config = library.scipy_openblas_get_config64_().decode()
+        except (OSError, AttributeError) as error:
+            raise BaselineMissing(
+                f"the OpenBLAS of NumPy does not load: {error}; install NumPy from its wheel."
+            ) from error
+        library.scipy_openblas_set_num_threads64_(ctypes.c_int(workload.threads))
+        runner = _OpenBlasRunner(driver, self._pass, workload)
+        version = re.search(r"\d+\.\d+\.\d+", config)
+        passes = " + pass" if runner.has_passes else ""
+        self.text = f"openblas {version[0] if version else 'unknown'}{passes}"
+        self.implementation = "product in f32, then a pass" if passes else "product in f32"
+        return runner
 
 
 class _OpenBlasRunner(CRunnerOfArray):
-    def __init__(self, driver: ctypes.CDLL, workload: Workload) -> None:
+    def __init__(self, driver: ctypes.CDLL, pass_library: Path, workload: Workload) -> None:
         problem = workload.problem
+        team = openmp_team(workload.threads)
         # OpenBLAS is up to 1.7 times as fast with w as (k, n), but for a single row of x.
         wanted = WeightLayout.NK if workload.rows == 1 else WeightLayout.KN
         is_as_wanted = problem.w_layout is wanted
-        w = np.ascontiguousarray(workload.w if is_as_wanted else workload.w.T)
+        w = np.ascontiguousarray(workload.w if is_as_wanted else workload.w.T, np.float32)
+        x, y = workload.x, workload.y
+        before = after = None
+        if problem.types.x is not DType.F32:
+            x = aligned_copy(np.zeros(x.shape, np.float32))
+            before = convert(pass_library, workload.x, x, team)
+        if problem.types.y is not DType.F32:
+            y = aligned_copy(np.zeros(y.shape, np.float32))
+        if problem.epilogue.steps or y is not workload.y:
+            after = finish(pass_library, workload, y, fused=0, team=team)
+        self.has_passes = bool(before or after)
+        self._kept = (x, y, before, after)
         layer = _LayerStruct(
             workload.rows,
             problem.n,
             problem.k,
-            address_of(workload.x),
-            address_of(workload.y),
+            address_of(x),
+            address_of(y),
+            before.struct if before else PassStruct(),
+            after.struct if after else PassStruct(),
         )
         super().__init__(driver.openblas_time, ctypes.byref(layer), w)
 
@@ -94,3 +119,17 @@ def find_openblas() -> Path:
     raise BaselineMissing(
         f"no OpenBLAS lies beside NumPy ({folder}); install NumPy from its wheel."
     )
+
+
+def _find(materials: Materials) -> list[Copy]:
+    drivers = (materials.drivers.openblas, materials.drivers.finish)
+    return [
+        Copy(package=package, baseline=OpenBlas(find_openblas(), drivers)) for package in _names()
+    ]
+
+
+def _names() -> list[str]:
+    return [f"numpy {np.__version__}"]
+
+
+ROWS = (Row(name="openblas", place=3, find=_find, installed=_names, is_raced=True),)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gemm_tuner.bench.baselines.baseline import CBaseline
+from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Row
 from gemm_tuner.bench.kernel_runner import KernelRunner
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.build.compile import Build
@@ -10,8 +10,10 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.runtime.load import load_kernel
 
+ONE_THREAD = "one-thread"
 
-class ScalarKernel(CBaseline):
+
+class ScalarKernel(AnyBaseline):
     """One kernel in portable C++, for machines that have no library to compare with."""
 
     fuses_epilogue = True
@@ -47,3 +49,35 @@ class OneThread(ScalarKernel):
             )
         super().__init__(build, cpu, timer)
         self.text = "one-thread"
+
+
+ROWS = (
+    Row(
+        name="scalar",
+        place=100,
+        find=lambda materials: [
+            Copy(
+                package="gemm-tuner",
+                baseline=ScalarKernel(
+                    materials.scalar_build, materials.cpu, materials.drivers.timer
+                ),
+            )
+        ],
+        is_last_resort=True,
+        is_usual=False,
+    ),
+    Row(
+        name=ONE_THREAD,
+        place=101,
+        find=lambda materials: [
+            Copy(
+                package="gemm-tuner",
+                baseline=OneThread(
+                    materials.one_thread_build, materials.cpu, materials.drivers.timer
+                ),
+            )
+        ],
+        takes_quantised=True,
+        is_usual=False,
+    ),
+)

@@ -6,6 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Row
 from gemm_tuner.bench.baselines.chain import split_chain
 from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.baselines.torch_bytes import make_call_on_bytes
@@ -24,7 +25,7 @@ from gemm_tuner.domain.dtype import OperandTypes
 from gemm_tuner.errors import BaselineMissing
 
 
-class TorchEager:
+class TorchEager(AnyBaseline):
     """PyTorch in eager mode. It is imported when it is needed, because that takes a second."""
 
     fuses_epilogue = True
@@ -76,3 +77,11 @@ def _make_call(torch: Torch, workload: Workload, w: NDArray[Any]) -> Callable[[]
             step()
 
     return call
+
+
+def _find(_materials: object) -> list[Copy]:
+    library = TorchEager()
+    return [Copy(package=library.text, baseline=library)]
+
+
+ROWS = (Row(name="torch", place=6, find=_find),)

@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Row
 from gemm_tuner.bench.baselines.chain import Link, split_chain
 from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.baselines.torch_steps import (
@@ -34,7 +35,7 @@ _COMPILERS = ("clang++-19", "clang++-20", "clang++-18", "clang++", "g++")
 _OPENMP_SOURCE = "#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n"
 
 
-class TorchInductor:
+class TorchInductor(AnyBaseline):
     """A layer compiled by Inductor, called from Python.
 
     Its weights are constants in what it compiled, so it is not timed with cold weights.
@@ -144,3 +145,11 @@ def _make_layer(torch: Torch, workload: Workload, weight: Tensor) -> Any:  # noq
 
 def _is_matrix(link: Link) -> bool:
     return link.operand is not None and link.operand.shape is OperandShape.MATRIX
+
+
+def _find(_materials: object) -> list[Copy]:
+    library = TorchInductor()
+    return [Copy(package=library.text, baseline=library)]
+
+
+ROWS = (Row(name="torch-inductor", place=8, find=_find, is_usual=False),)

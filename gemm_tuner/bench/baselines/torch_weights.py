@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemm_tuner.arrays.quantise import read_elements
+from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Row
 from gemm_tuner.bench.baselines.chain import split_chain
 from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.baselines.torch_steps import (
@@ -35,8 +36,10 @@ _MIDDLE = 8  # of the 16 elements; what PyTorch adds to a group is counted from 
 _COLUMNS, _STEPS_OF_K = 16, 32
 _INNER_TILES = 1  # counts on GPUs only
 
+TORCH_WEIGHTS = "torch-weights"
 
-class TorchWeightOnly:
+
+class TorchWeightOnly(AnyBaseline):
     """PyTorch in eager mode, with weights as they are quantised.
 
     `_weight_int8pack_mm` and `_weight_int4pack_mm_for_cpu` compute y in the type of x, and take
@@ -141,3 +144,11 @@ def _product_of_4_bits(
         workload.problem.w_group,
         torch.from_numpy(np.ascontiguousarray(beside)).to(x.dtype),
     )
+
+
+def _find(_materials: object) -> list[Copy]:
+    library = TorchWeightOnly()
+    return [Copy(package=library.text, baseline=library)]
+
+
+ROWS = (Row(name=TORCH_WEIGHTS, place=7, find=_find, takes_quantised=True, is_usual=False),)

@@ -1,9 +1,7 @@
-/* Intel MKL as a baseline: the product alone, with weights packed once.
+/* Intel MKL as a baseline: the product with weights packed once, and a pass after it if need be.
  *
  * The text of sample.h stands before this one; the library is loaded before this driver. The part
  * of its C interface that is used is declared here, with integers of 32 bits (LP64). */
-#include <stddef.h>
-
 enum { ROW_MAJOR = 101, AS_STORED = 111, TRANSPOSED = 112, PACKED = 151, B_MATRIX = 162, FIXED_OFFSET = 173 };
 
 typedef uint16_t bf16;
@@ -38,6 +36,7 @@ typedef struct mkl_layer {
     int32_t product;         /* mkl_product */
     const void *x;
     void *y; /* float, or int32_t for bytes */
+    bench_pass after;
 } mkl_layer;
 
 uint64_t mkl_packed_weight_bytes(const mkl_layer *layer) {
@@ -85,6 +84,7 @@ static void call(const mkl_layer *layer, bench_weights *weights, int64_t count) 
             cblas_sgemm_compute(ROW_MAJOR, AS_STORED, PACKED, m, n, k, layer->x, k, w, ldw, 0.0f,
                                 layer->y, n);
         }
+        bench_run_pass(&layer->after);
     }
 }
 

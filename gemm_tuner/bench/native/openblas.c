@@ -1,4 +1,4 @@
-/* The OpenBLAS inside NumPy as a baseline: the product alone, without the epilogue.
+/* The OpenBLAS inside NumPy as a baseline: the product, between two passes if it needs them.
  *
  * The text of sample.h stands before this one; the library is loaded before this driver. */
 enum { ROW_MAJOR = 101, AS_STORED = 111 };
@@ -16,6 +16,7 @@ typedef struct openblas_layer {
     int64_t m, n, k;
     const float *x;
     float *y;
+    bench_pass before, after;
 } openblas_layer;
 
 static void multiply(const openblas_layer *layer, const float *w) {
@@ -34,7 +35,9 @@ static void multiply(const openblas_layer *layer, const float *w) {
 
 static void call(const openblas_layer *layer, bench_weights *weights, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
+        bench_run_pass(&layer->before);
         multiply(layer, bench_next_weights(weights));
+        bench_run_pass(&layer->after);
     }
 }
 

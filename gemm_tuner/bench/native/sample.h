@@ -1,6 +1,7 @@
 /* What every timing driver measures: the time of a number of calls, and what disturbed it.
  *
  * The text of this file stands before that of a driver when both are compiled. */
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/resource.h>
 #include <time.h>
@@ -49,4 +50,18 @@ static inline const void *bench_next_weights(bench_weights *weights) {
         weights->next = 0;
     }
     return copy;
+}
+
+enum { BENCH_PASSES = 4 };
+
+/* A pass over an array before or after the product of a library; `run` is NULL if there is none. */
+typedef struct bench_pass {
+    void (*run)(const void *argument);
+    const void *argument;
+} bench_pass;
+
+static inline void bench_run_pass(const bench_pass *pass) {
+    if (pass->run != NULL) {
+        pass->run(pass->argument);
+    }
 }

@@ -1,0 +1,193 @@
+"""The rest of an epilogue in one pass over the results of a library's product, in C.
+
+The same source, native/finish.c, is built with the package for what runs where no kernel is served,
+and by the compiler of a sweep for what kernels are compared with.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemm_tuner.domain.epilogue import MAX_STEPS, OperandShape, Step, StepKind
+from gemm_tuner.machine.memory import address_of
+
+Array = NDArray[Any]
+
+# Built by hatch_build.py where there is a compiler.
+_BUILT = Path(__file__).resolve().parent / "_finish.so"
+
+# `operation` of native/finish.c by the name of a step.
+# fmt: off
+_OPERATIONS = {
+    "bias": 0, "add": 0,
+    "scale": 1, "channel_scale": 1, "row_scale": 1, "mul": 1,
+    "x_zero_point": 2, "x_row_zero_point": 2,
+    "y_zero_point": 3,
+    "relu": 4, "leaky_relu": 5, "clamp": 6, "hardswish": 7, "sigmoid": 8, "silu": 9, "tanh": 10,
+    "gelu_tanh": 11, "gelu_erf": 12,
+}
+_SHAPES = {
+    OperandShape.NONE: 0, OperandShape.SCALAR: 1, OperandShape.ROW_VECTOR: 2,
+    OperandShape.COLUMN_VECTOR: 3, OperandShape.MATRIX: 4,
+}
+# Added to a matrix of zeros, a column is spread over it.
+_ADD_COLUMN = StepKind(
+    name="add",
+    operand=OperandShape.COLUMN_VECTOR,
+    cpp="",
+    reference=lambda _xp, value, operand: value + operand,
+)
+_TYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int32": 4, "int8": 5, "uint8": 6}
+# fmt: on
+
+
+class _StepStruct(ctypes.Structure):
+    """`finish_step`."""
+
+    _fields_ = (
+        ("operation", ctypes.c_int32),
+        ("shape", ctypes.c_int32),
+        ("type", ctypes.c_int32),
+        ("alpha", ctypes.c_float),
+        ("beta", ctypes.c_float),
+        ("distance", ctypes.c_int64),
+        ("operand", ctypes.c_void_p),
+    )
+
+
+class TeamStruct(ctypes.Structure):
+    """`finish_team`: how OpenMP runs a function in its threads; all zero for one thread."""
+
+    _fields_ = (
+        ("parallel", ctypes.c_void_p),
+        ("thread", ctypes.c_void_p),
+        ("threads", ctypes.c_void_p),
+    )
+
+
+class _CallStruct(ctypes.Structure):
+    """`finish_call`."""
+
+    _fields_ = (
+        ("m", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        ("sums", ctypes.c_void_p),
+        ("sums_distance", ctypes.c_int64),
+        ("y", ctypes.c_void_p),
+        ("y_distance", ctypes.c_int64),
+        ("sums_type", ctypes.c_int32),
+        ("y_type", ctypes.c_int32),
+        ("sums_of_w", ctypes.c_void_p),
+        ("team", TeamStruct),
+        ("step_count", ctypes.c_int32),
+        ("steps", _StepStruct * MAX_STEPS),
+    )
+
+
+class Operation(NamedTuple):
+    """A step of an epilogue and the array that it reads, contiguous rows, if it reads one."""
+
+    step: Step
+    operand: Array | None
+
+
+def operations_of(steps: Sequence[Step], operands: Sequence[Array]) -> list[Operation]:
+    """Return steps with the arrays that they read."""
+    remaining = iter(operands)
+    return [
+        Operation(step, None if step.kind.operand is OperandShape.NONE else next(remaining))
+        for step in steps
+    ]
+
+
+def spread_of(column: Array) -> Operation:
+    """Return what adds to each element of a row the element of a column."""
+    return Operation(Step(kind=_ADD_COLUMN), column)
+
+
+class Finish:
+    """One pass, ready to be run any number of times; the arrays must live as long."""
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        sums: Array,
+        y: Array,
+        *,
+        sums_of_w: Array | None = None,
+        team: TeamStruct | None = None,
+    ) -> None:
+        """Describe the pass from `sums` to `y`, both (m, n) with dense rows.
+
+        `sums_of_w`, (n,) of int32, are needed for offsets. A `team` shares the rows out.
+        """
+        self._arrays = (*operations, sums, y, sums_of_w)
+        steps = (_StepStruct * MAX_STEPS)(*(_describe(one) for one in operations))
+        self._struct = _CallStruct(
+            *y.shape,
+            address_of(sums),
+            sums.strides[0] // sums.itemsize,
+            address_of(y),
+            y.strides[0] // y.itemsize,
+            _TYPES[sums.dtype.name],
+            _TYPES[y.dtype.name],
+            None if sums_of_w is None else address_of(sums_of_w),
+            team or TeamStruct(),
+            len(operations),
+            steps,
+        )
+
+    @property
+    def address(self) -> int:
+        """Return the argument of `finish_rows`."""
+        return ctypes.addressof(self._struct)
+
+    def run(self, library: ctypes.CDLL) -> None:
+        """Write y."""
+        library.finish_rows(ctypes.byref(self._struct))
+
+
+def has_operation(step: Step) -> bool:
+    """Say whether the pass knows a step."""
+    return step.kind.name in _OPERATIONS
+
+
+@cache
+def built_finish() -> ctypes.CDLL | None:
+    """Return the pass that was built with the package, None if none or one of another version."""
+    library = load_finish(_BUILT) if _BUILT.is_file() else None
+    if library is None or not hasattr(library, "finish_call_bytes"):
+        return None
+    size_bytes = ctypes.c_int64.in_dll(library, "finish_call_bytes").value
+    return library if size_bytes == ctypes.sizeof(_CallStruct) else None
+
+
+def load_finish(path: Path) -> ctypes.CDLL:
+    """Return the loaded pass."""
+    library = ctypes.CDLL(str(path))
+    library.finish_rows.restype = None
+    return library
+
+
+def sums_of_columns(w: Array, axis: int) -> NDArray[np.int32]:
+    """Return the sums of w along k, which is the `axis` of it."""
+    sums: NDArray[np.int32] = w.sum(axis=axis, dtype=np.int32)
+    return sums
+
+
+def _describe(operation: Operation) -> _StepStruct:
+    step, operand = operation
+    alpha, beta = (*step.parameters, 0.0, 0.0)[:2]
+    kind = step.kind
+    struct = _StepStruct(_OPERATIONS[kind.name], _SHAPES[kind.operand], 0, alpha, beta, 0, None)
+    if operand is not None:
+        struct.type = _TYPES[operand.dtype.name]
+        struct.operand = address_of(operand)
+        if operand.ndim > 1:
+            struct.distance = operand.strides[0] // operand.itemsize
+    return struct

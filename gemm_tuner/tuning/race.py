@@ -1,0 +1,35 @@
+"""The race for the baseline: how long it may take, and who won it before."""
+
+from collections.abc import Sequence
+
+from gemm_tuner.bench.baselines.choose import AUTO, Race, raced_packages
+from gemm_tuner.domain.record import Trial
+from gemm_tuner.tuning.settings import SweepSettings
+
+# A library that takes more of the budget to load is not raced.
+_SHARE_OF_BUDGET = 0.1
+
+
+def find_race(trials: Sequence[Trial], settings: SweepSettings, *, threads: int) -> Race:
+    """Return how `auto` is decided: by the newest race of a problem that is still good.
+
+    Args:
+        trials: what earlier sweeps of the problem on this CPU gave.
+        settings: the budget of the sweep.
+        threads: of the calls; what is fastest on one need not be so on several.
+    """
+    limit_s = _SHARE_OF_BUDGET * settings.budget_s
+    present = set(raced_packages(limit_s))
+    for trial in reversed(trials):
+        raced = trial.measurement.raced if trial.measurement else ()
+        is_good = bool(raced) and present <= {one.package for one in raced}
+        if is_good and trial.context.threads == threads and raced[0].package in present:
+            return Race(limit_s=limit_s, earlier=raced)
+    return Race(limit_s=limit_s)
+
+
+def expected_baseline(settings: SweepSettings, race: Race) -> str | None:
+    """Return the name of the baseline, with its version if a race has chosen it, if it is known."""
+    if settings.baseline != AUTO:
+        return settings.baseline
+    return race.earlier[0].baseline if race.earlier else None
