@@ -276,4 +276,6 @@ def _environment(threads: int) -> dict[str, str]:
         "MKL_INTERFACE_LAYER": "LP64",
         "MKL_THREADING_LAYER": "SEQUENTIAL" if threads == 1 else "GNU",
         "MKL_DYNAMIC": "FALSE",
+        # The threads of SYCL on a CPU.
+        "DPCPP_CPU_NUM_CUS": str(threads),
     }

@@ -83,12 +83,13 @@ class Raced:
     """A library that took part in the race for the baseline: the package that it is of.
 
     `baseline` names it as a measurement would, and `call_ns` is the least time of a call; they are
-    empty and 0 if it could not be used.
+    empty and 0 if it could not be used, for this `reason`.
     """
 
     package: str
     baseline: str
     call_ns: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ is faster are made of the same primitives.
 
 import ctypes
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -25,6 +26,10 @@ _SYSTEM_FOLDERS = tuple(
 _INSTALL = 'pip install "gemm-tuner[onednn]"'
 _LIBRARY = "libdnnl.so.3"
 _OPENMP = "libgomp"  # not in the wheel
+_MISSING = re.compile(r"(?P<name>[^/: ]+): cannot open shared object file")
+_MOST_NEEDED = 20
+_SYCL_CPU = "libintelocl.so"  # the driver by which SYCL knows the CPU
+_SYCL_START_S = 1.0
 
 DATA_TYPES = {
     DType.F16: 1,
@@ -245,10 +250,11 @@ class OneDnnLibrary:
 
 
 class Installed(NamedTuple):
-    """A library of oneDNN: where it is, and in which package of which version."""
+    """A library of oneDNN: where it is, in which package of which version, how long it starts."""
 
     path: Path
     package: str
+    start_s: float
 
 
 def installed_onednn() -> tuple[Installed, ...]:
@@ -262,7 +268,10 @@ def installed_onednn() -> tuple[Installed, ...]:
         path = (folder / _LIBRARY).resolve()
         if path.is_file():
             found.setdefault(path, str(path))
-    return tuple(Installed(path, package) for path, package in found.items())
+    return tuple(
+        Installed(path, package, _SYCL_START_S if (path.parent / _SYCL_CPU).is_file() else 0.0)
+        for path, package in found.items()
+    )
 
 
 def find_onednn() -> Path:
@@ -282,18 +291,33 @@ def find_onednn() -> Path:
 def load_library(path: Path) -> ctypes.CDLL:
     """Return the loaded library, whose names no other library sees.
 
+    What it needs is loaded first where it lies in the same folder, and where it runs on SYCL, the
+    CPU is one of its devices: not every package says so.
+
     Raises:
         BaselineMissing: the system cannot load it.
     """
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        advice = (
-            "install it from the system's packages: libgomp1 on Debian, libgomp on RHEL"
-            if _OPENMP in str(error)
-            else 'run: pip install --force-reinstall "gemm-tuner[onednn]"'
-        )
-        raise BaselineMissing(f"oneDNN does not load: {error}; {advice}.") from error
+    if (driver := path.parent / _SYCL_CPU).is_file():
+        os.environ.setdefault("OCL_ICD_FILENAMES", str(driver))
+    for _needed in range(_MOST_NEEDED):
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:
+            missing = _MISSING.match(str(error))
+            beside = path.parent / missing["name"] if missing else path
+            if beside == path or not beside.is_file():
+                raise _not_loaded(error) from error
+            load_library(beside)
+    raise _not_loaded(OSError(f"{path} needs too many others"))
+
+
+def _not_loaded(error: OSError) -> BaselineMissing:
+    advice = (
+        "install it from the system's packages: libgomp1 on Debian, libgomp on RHEL"
+        if _OPENMP in str(error)
+        else 'run: pip install --force-reinstall "gemm-tuner[onednn]"'
+    )
+    return BaselineMissing(f"oneDNN does not load: {error}; {advice}.")
 
 
 @cache

@@ -219,6 +219,26 @@ class WireRaced(WireModel):
     package: Line
     baseline: Line
     call_ns: Annotated[float, Field(ge=0)]
+    reason: Annotated[Line, Field(exclude_if=lambda reason: not reason)] = ""
+
+    @classmethod
+    def of(cls, raced: Raced) -> Self:
+        """Return the JSON form of `raced`."""
+        return cls(
+            package=raced.package,
+            baseline=raced.baseline,
+            call_ns=raced.call_ns,
+            reason=raced.reason[:MAX_LINE],
+        )
+
+    def to_domain(self) -> Raced:
+        """Return the library."""
+        return Raced(
+            package=self.package,
+            baseline=self.baseline,
+            call_ns=self.call_ns,
+            reason=self.reason,
+        )
 
 
 class WireMeasurement(WireModel):
@@ -250,10 +270,7 @@ class WireMeasurement(WireModel):
             else None,
             limits=WireLimits.of(measurement.limits) if measurement.limits else None,
             implementation=measurement.implementation[:MAX_LINE],
-            raced=tuple(
-                WireRaced(package=one.package, baseline=one.baseline, call_ns=one.call_ns)
-                for one in measurement.raced
-            ),
+            raced=tuple(map(WireRaced.of, measurement.raced)),
         )
 
     def to_domain(self) -> Measurement:
@@ -265,10 +282,7 @@ class WireMeasurement(WireModel):
             interference=self.interference.to_domain() if self.interference else None,
             limits=self.limits.to_domain() if self.limits else None,
             implementation=self.implementation,
-            raced=tuple(
-                Raced(package=one.package, baseline=one.baseline, call_ns=one.call_ns)
-                for one in self.raced
-            ),
+            raced=tuple(one.to_domain() for one in self.raced),
         )
 
 

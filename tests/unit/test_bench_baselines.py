@@ -42,7 +42,10 @@ def _row(name: str, *texts: str, missing: str = "", start_s: float = 0.0) -> Row
     def find(_materials: Materials) -> Sequence[Copy]:
         if missing:
             raise BaselineMissing(missing)
-        return [Copy(package=f"package {text}", baseline=Library(text)) for text in texts]
+        return [
+            Copy(package=f"package {text}", baseline=Library(text), start_s=start_s)
+            for text in texts
+        ]
 
     return Row(
         name=name,
@@ -50,7 +53,6 @@ def _row(name: str, *texts: str, missing: str = "", start_s: float = 0.0) -> Row
         find=find,
         is_raced=name != "scalar",
         is_last_resort=name == "scalar",
-        start_s=start_s,
     )
 
 
@@ -134,7 +136,9 @@ def test_a_library_that_crashes_is_left_out_of_the_race() -> None:
 
     assert choice.baselines[0].text == "one 3.2"
     assert choice.left_out == {"onednn": "package one 3.13: ended by SIGILL"}
-    assert choice.raced[-1] == Raced(package="package one 3.13", baseline="", call_ns=0.0)
+    assert choice.raced[-1] == Raced(
+        package="package one 3.13", baseline="", call_ns=0.0, reason="ended by SIGILL"
+    )
 
 
 def test_a_library_that_takes_long_to_load_is_not_raced_in_a_short_time() -> None:

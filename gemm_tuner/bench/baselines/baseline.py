@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gemm_tuner.bench.drivers import Drivers
 from gemm_tuner.bench.workload import Runner, Workload
@@ -82,12 +82,20 @@ class Materials:
     cpu: Cpu
 
 
+class Package(NamedTuple):
+    """What a library is installed by: its name and version, and how long the library starts."""
+
+    text: str
+    start_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """One installed copy of a library: the package that it is of, with its version."""
+    """One installed copy of a library."""
 
-    package: str
+    package: str  # the text of it
     baseline: Baseline
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +104,8 @@ class Row:
 
     `find` returns the installed copies, the preferred one first, or raises `BaselineMissing`;
     `installed` names their packages without anything built. Of rows that are `raced`, the fastest
-    is the baseline `auto`; one that takes `start_s` seconds to load is left out where the race may
-    not last as long. A last resort is a kernel of ours, for where no other can be used. `place`
+    is the baseline `auto`; a copy that takes `start_s` seconds to start is left out where the race
+    may not last as long. A last resort is a kernel of ours, for where no other can be used. `place`
     is the order in which rows are listed; they are prepared from the last to the first. A row that
     `takes_quantised` weights gets them as they are. One that `is_usual` is what `bench` times
     beside unless it is told otherwise.
@@ -106,9 +114,8 @@ class Row:
     name: str
     place: int
     find: Callable[[Materials], Sequence[Copy]]
-    installed: Callable[[], Sequence[str]] = tuple
+    installed: Callable[[], Sequence[Package]] = tuple
     is_raced: bool = False
     is_last_resort: bool = False
-    start_s: float = 0.0
     takes_quantised: bool = False
     is_usual: bool = True

@@ -32,10 +32,12 @@ _ROUNDINGS_TO_Y = 4.0
 
 # Libraries whose times in the first heat are within this factor of the least run once more: the
 # heats are in processes of their own.
-_CLOSE = 1.15
+_CLOSE = 1.5
 _SAMPLES = 7
 _SAMPLE_NS = 300_000
 _LONG_NS = 20_000_000  # of all samples: enough of them
+_LEAST_SAMPLES = 3
+_LONG_CALL_NS = 200_000_000  # of which one is enough
 _MOST_CALLS = 1000
 
 
@@ -67,10 +69,11 @@ def row_named(name: str) -> Row:
 def raced_packages(race_s: float) -> tuple[str, ...]:
     """Return the packages that a race may be between, if none may take longer to load."""
     return tuple(
-        package
+        package.text
         for row in baseline_rows()
-        if row.is_raced and row.start_s <= race_s
+        if row.is_raced
         for package in row.installed()
+        if package.start_s <= race_s
     )
 
 
@@ -90,13 +93,17 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedBaseline:
-    """A baseline that is right; `call_s` is the time of one call of it."""
+    """A baseline that is right; `call_s` is the time of one call of it.
+
+    `is_quiet` says that to load it starts no threads.
+    """
 
     name: str
     text: str
     implementation: str
     baseline: Baseline
     call_s: float
+    is_quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +172,9 @@ def choose_baselines(
         raise BaselineMissing(
             f"no baseline can be used: {' '.join(reasons.all.values())} Choose another one."
         )
+    for one in chosen:  # and nothing else: libraries have several OpenMP runtimes
+        if one.is_quiet:
+            one.baseline.preload()
     return Choice(baselines=tuple(chosen), left_out=reasons.all, raced=raced)
 
 
@@ -174,19 +184,22 @@ class _Reasons:
     def __init__(self) -> None:
         self._refused: dict[str, str] = {}
         self._faults: dict[str, str] = {}
+        self.of_packages: dict[str, str] = {}
 
     @property
     def all(self) -> dict[str, str]:
         """Return all reasons."""
         return self._refused | self._faults
 
-    def refuse(self, name: str, reason: str) -> None:
+    def refuse(self, name: str, reason: str, *, package: str = "") -> None:
         """Note that a library is not installed, or does not compute such a problem."""
         self._refused.setdefault(name, reason)
+        self.of_packages.setdefault(package, reason)
 
-    def find_fault(self, name: str, reason: str) -> None:
+    def find_fault(self, name: str, reason: str, *, package: str) -> None:
         """Note that a library crashed, or computes something else."""
-        self._faults.setdefault(name, reason)
+        self._faults.setdefault(name, f"{package}: {reason}")
+        self.of_packages.setdefault(package, reason)
 
     def forget(self, name: str) -> None:
         """Forget why copies of a library cannot be used: another can."""
@@ -207,8 +220,9 @@ def _run_race(
     entrants = [
         (row.name, copy)
         for row in rows
-        if row.is_raced and row.start_s <= race.limit_s
+        if row.is_raced
         for copy in _entrants(row, find, reasons)
+        if copy.start_s <= race.limit_s
     ]
     if remembered := _winner_of(race.earlier, entrants):
         found = _enter(*remembered, check, reasons)
@@ -220,7 +234,7 @@ def _run_race(
             reasons.forget(found.name)
         # That it does not take part is to be known; of others nobody expects it.
         reasons.forget_refusals(next(row.name for row in rows if row.is_raced))
-        return finished[0][1], _standings(finished, entrants)
+        return finished[0][1], _standings(finished, entrants, reasons.of_packages)
     for row in rows:
         for copy in _entrants(row, find, reasons) if row.is_last_resort else ():
             if found := _enter(row.name, copy, check, reasons):
@@ -248,16 +262,22 @@ def _heats(
 
 
 def _standings(
-    finished: Sequence[tuple[str, CheckedBaseline]], entrants: Sequence[tuple[str, Copy]]
+    finished: Sequence[tuple[str, CheckedBaseline]],
+    entrants: Sequence[tuple[str, Copy]],
+    reasons: Mapping[str, str],
 ) -> tuple[Raced, ...]:
-    """Return who took part: the fastest first, last those that could not be used."""
+    """Return who took part: the fastest first, last those that could not be used, and why."""
     ranked = [
         Raced(package=package, baseline=found.text, call_ns=1e9 * found.call_s)
         for package, found in finished
     ]
     packages = {package for package, _found in finished}
     others = [copy.package for _name, copy in entrants if copy.package not in packages]
-    return (*ranked, *(Raced(package=package, baseline="", call_ns=0.0) for package in others))
+    refused = [
+        Raced(package=package, baseline="", call_ns=0.0, reason=reasons.get(package, ""))
+        for package in others
+    ]
+    return (*ranked, *refused)
 
 
 def _winner_of(
@@ -292,22 +312,21 @@ def _enter(name: str, copy: Copy, check: Check, reasons: _Reasons) -> CheckedBas
     try:
         checked = check(baseline)
     except BaselineMissing as refusal:
-        reasons.refuse(name, str(refusal))
+        reasons.refuse(name, str(refusal), package=copy.package)
         return None
     except (NotEnoughMemory, TrialFailed) as failure:
         checked = str(failure)
     if isinstance(checked, str):
-        reasons.find_fault(name, f"{copy.package}: {checked}" if copy.package else checked)
+        reasons.find_fault(name, checked, package=copy.package)
         return None
     baseline.settle(checked.choice)
-    if checked.is_quiet:
-        baseline.preload()
     return CheckedBaseline(
         name=name,
         text=checked.text,
         implementation=checked.implementation,
         baseline=baseline,
         call_s=checked.call_s,
+        is_quiet=checked.is_quiet,
     )
 
 
@@ -355,12 +374,13 @@ def check_baseline(
 
 def _least_time_s(runner: Runner, weights: WeightCopies, first_ns: int) -> float:
     """Return the least time of a call in a few samples, in seconds."""
-    if first_ns >= _LONG_NS:
-        return first_ns / 1e9
-    least_ns, spent_ns = float(first_ns), 0
-    while spent_ns < _LONG_NS:
+    least_ns, spent_ns, samples = float(first_ns), 0, 0
+    while spent_ns < _LONG_NS or samples < _LEAST_SAMPLES:
+        if least_ns >= _LONG_CALL_NS:
+            break
         calls = max(1, min(_MOST_CALLS, int(_SAMPLE_NS / max(1.0, least_ns))))
         sample = runner.sample(weights.struct, warm_up_calls=0, timed_calls=calls)
         least_ns = min(least_ns, sample.elapsed_ns / calls)
         spent_ns += max(int(sample.elapsed_ns), _LONG_NS // _SAMPLES)
+        samples += 1
     return least_ns / 1e9

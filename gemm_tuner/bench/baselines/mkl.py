@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from gemm_tuner.arrays.views import NUMPY_TYPES
-from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Materials, Row
+from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Materials, Package, Row
 from gemm_tuner.bench.c_runner import CRunner
 from gemm_tuner.bench.passes import PassStruct, finish, openmp_team
 from gemm_tuner.bench.workload import Workload, aligned_copy
@@ -18,6 +18,7 @@ from gemm_tuner.machine.memory import address_of
 
 _WHEEL = "mkl"
 _LIBRARY = "libmkl_rt.so.3"
+_START_S = 0.3
 _INSTALL = 'pip install "gemm-tuner[peers]"'
 # `mkl_product` of bench/native/mkl.c by the types of x and w, and the type of its results.
 _PRODUCTS: dict[tuple[DType, DType], tuple[int, DType]] = {
@@ -131,8 +132,16 @@ class _MklRunner(CRunner):
 def _find(materials: Materials) -> list[Copy]:
     drivers = (materials.drivers.mkl, materials.drivers.finish)
     return [
-        Copy(package=f"{_WHEEL} {wheel_version(_WHEEL, install=_INSTALL)}", baseline=Mkl(drivers))
+        Copy(
+            package=f"{_WHEEL} {wheel_version(_WHEEL, install=_INSTALL)}",
+            baseline=Mkl(drivers),
+            start_s=_START_S,
+        )
     ]
+
+
+def _packages() -> list[Package]:
+    return [Package(text, _START_S) for text in installed_wheels(_WHEEL)]
 
 
 ROWS = (
@@ -140,8 +149,7 @@ ROWS = (
         name="mkl",
         place=2,
         find=_find,
-        installed=lambda: installed_wheels(_WHEEL),
+        installed=_packages,
         is_raced=True,
-        start_s=0.3,
     ),
 )

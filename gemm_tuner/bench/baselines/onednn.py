@@ -8,7 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from gemm_tuner.arrays.views import NUMPY_TYPES
-from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Materials, Row
+from gemm_tuner.bench.baselines.baseline import (
+    AnyBaseline,
+    Copy,
+    Materials,
+    Package,
+    Row,
+)
 from gemm_tuner.bench.c_runner import CRunner
 from gemm_tuner.bench.passes import Pass, PassStruct, convert, finish, spread
 from gemm_tuner.bench.regimes import WeightCopies
@@ -182,7 +188,8 @@ def _find(materials: Materials) -> Sequence[Copy]:
     find_onednn()  # says what to do where there is none
     drivers = (materials.drivers.onednn, materials.drivers.finish)
     return [
-        Copy(package=one.package, baseline=OneDnn(one.path, drivers)) for one in installed_onednn()
+        Copy(package=one.package, baseline=OneDnn(one.path, drivers), start_s=one.start_s)
+        for one in installed_onednn()
     ]
 
 
@@ -191,7 +198,7 @@ ROWS = (
         name="onednn",
         place=1,
         find=_find,
-        installed=lambda: [one.package for one in installed_onednn()],
+        installed=lambda: [Package(one.package, one.start_s) for one in installed_onednn()],
         is_raced=True,
     ),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Row
+from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Package, Row
 from gemm_tuner.bench.baselines.onnx_model import X, Y, write_model
 from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.workload import Workload
@@ -17,6 +17,7 @@ from gemm_tuner.libraries.wheels import installed_wheels, wheel_version
 from gemm_tuner.machine.memory import address_of
 
 _WHEEL = "onnxruntime"
+_START_S = 1.0
 _INSTALL = 'pip install "gemm-tuner[peers]"'
 _CPU = "CPUExecutionProvider"
 _FLOATS = (F32, OperandTypes.of(DType.F16))  # f16 is converted where the CPU cannot add in it
@@ -86,7 +87,11 @@ def _make_call(runtime: Any, workload: Workload, w: NDArray[Any]) -> Callable[[]
 
 def _find(_materials: object) -> list[Copy]:
     library = OnnxRuntime()
-    return [Copy(package=library.text, baseline=library)]
+    return [Copy(package=library.text, baseline=library, start_s=_START_S)]
+
+
+def _packages() -> list[Package]:
+    return [Package(text, _START_S) for text in installed_wheels(_WHEEL)]
 
 
 ROWS = (
@@ -94,8 +99,7 @@ ROWS = (
         name="onnxruntime",
         place=5,
         find=_find,
-        installed=lambda: installed_wheels(_WHEEL),
+        installed=_packages,
         is_raced=True,
-        start_s=1.0,
     ),
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Materials, Row
+from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Materials, Package, Row
 from gemm_tuner.bench.c_runner import CRunnerOfArray
 from gemm_tuner.bench.passes import PassStruct, convert, finish, openmp_team
 from gemm_tuner.bench.workload import Workload, aligned_copy
@@ -124,12 +124,13 @@ def find_openblas() -> Path:
 def _find(materials: Materials) -> list[Copy]:
     drivers = (materials.drivers.openblas, materials.drivers.finish)
     return [
-        Copy(package=package, baseline=OpenBlas(find_openblas(), drivers)) for package in _names()
+        Copy(package=package, baseline=OpenBlas(find_openblas(), drivers))
+        for package, _start_s in _packages()
     ]
 
 
-def _names() -> list[str]:
-    return [f"numpy {np.__version__}"]
+def _packages() -> list[Package]:
+    return [Package(f"numpy {np.__version__}")]
 
 
-ROWS = (Row(name="openblas", place=3, find=_find, installed=_names, is_raced=True),)
+ROWS = (Row(name="openblas", place=3, find=_find, installed=_packages, is_raced=True),)
