@@ -129,6 +129,7 @@ class BenchRow:
             "baselines": [
                 {
                     "baseline": beside.baseline,
+                    "implementation": beside.implementation,
                     "computes": "product" if beside.baseline in self.product_only else "layer",
                     "median_ns": beside.baseline_timing.median_ns,
                     "share_of_roofline": self.share_of(beside.baseline_timing),
@@ -168,7 +169,7 @@ class BenchRow:
             f"{self.share_of(beside.baseline_timing):.1%}",
             f"{beside.ratio.median:.3f}",
             interval_text(beside.ratio),
-            f"not believed: {doubt}" if (doubt := why_doubted(beside)) else "",
+            f"not believed: {doubt}" if (doubt := why_doubted(beside)) else beside.implementation,
         )
 
 

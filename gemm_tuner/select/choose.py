@@ -53,7 +53,7 @@ def choose(
         elif lookup.verdict is not None:
             return Match(
                 verdict=lookup.verdict,
-                explain=(*explain, _say(lookup.verdict)),
+                explain=(*explain, _say(lookup.verdict), *_tell_baseline(lookup.verdict)),
                 confirmed=lookup.confirmed,
             )
     imported = len(repository.trials(problem=problem, origin=Origin.IMPORTED))
@@ -70,6 +70,19 @@ def choose(
     explain.append('baseline: nothing is known; run "gemm-tuner sweep" to tune it here.')
     verdict = no_verdict(problem, cpu_key=cpu.exact_key, context=context)
     return Match(verdict=verdict, explain=tuple(explain))
+
+
+def _tell_baseline(verdict: Verdict) -> tuple[str, ...]:
+    """Return by what the baseline computed, and what it was chosen from, where that is known."""
+    measured = verdict.measurement
+    if measured is None or not measured.implementation:
+        return ()
+    told = f"the baseline: {measured.baseline}, by {measured.implementation}"
+    others = [
+        f"{one.baseline} ({one.call_ns / 1e3:.3g} µs)" if one.baseline else f"not {one.package}"
+        for one in measured.raced
+    ]
+    return (f"{told}; raced: {', '.join(others)}." if others else f"{told}.",)
 
 
 def _say(verdict: Verdict) -> str:

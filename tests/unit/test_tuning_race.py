@@ -1,0 +1,66 @@
+"""Who won an earlier race is remembered, until something else is installed."""
+
+from dataclasses import replace
+
+import pytest
+from samples import make_trial
+
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.domain.measurement import Raced
+from gemm_tuner.domain.record import Trial
+from gemm_tuner.tuning.race import expected_baseline, find_race
+from gemm_tuner.tuning.settings import SweepSettings
+
+RACED = (
+    Raced(package="numpy 2", baseline="openblas 0.3 + pass", call_ns=10.0),
+    Raced(package="onednn-cpu-gomp 1", baseline="onednn 3.2.0", call_ns=11.0),
+)
+
+
+def _trial(raced: tuple[Raced, ...]) -> Trial:
+    trial = make_trial()
+    assert trial.measurement is not None
+    return replace(trial, measurement=replace(trial.measurement, raced=raced))
+
+
+def _settings(baseline: str = "auto", budget_s: float = 20.0) -> SweepSettings:
+    return SweepSettings(toolchain=find_toolchain(), baseline=baseline, budget_s=budget_s)
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def packages(limit_s: float) -> tuple[str, ...]:
+        slow = ("onnxruntime 1",) if limit_s > 5.0 else ()
+        return ("onednn-cpu-gomp 1", "numpy 2", *slow)
+
+    monkeypatch.setattr("gemm_tuner.tuning.race.raced_packages", packages)
+
+
+def test_the_newest_race_is_taken_again() -> None:
+    older = (replace(RACED[1], call_ns=5.0), RACED[0])
+    settings = _settings()
+
+    race = find_race([_trial(older), _trial(RACED), _trial(())], settings, threads=1)
+
+    assert race.earlier == RACED
+    assert race.limit_s == 2.0
+    assert expected_baseline(settings, race) == "openblas 0.3 + pass"
+
+
+def test_there_is_a_new_race_where_more_take_part() -> None:
+    settings = _settings(budget_s=100.0)
+
+    race = find_race([_trial(RACED)], settings, threads=1)
+
+    assert race.earlier == ()
+    assert expected_baseline(settings, race) is None
+
+
+def test_a_race_of_other_threads_does_not_count() -> None:
+    assert find_race([_trial(RACED)], _settings(), threads=2).earlier == ()
+
+
+def test_a_named_baseline_is_expected_by_its_name() -> None:
+    settings = _settings("mkl")
+
+    assert expected_baseline(settings, find_race([], settings, threads=1)) == "mkl"
