@@ -1,11 +1,8 @@
-"""Write a linear layer as an ONNX model, without the packages `onnx` and `protobuf`.
+"""Write a linear layer as an ONNX model, by the package `onnx`."""
 
-Source: onnx.proto3 of ONNX (the numbers of the fields), and Protocol Buffers, Encoding.
-"""
-
-import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,8 +13,9 @@ from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import WeightLayout
-from gemm_tuner.domain.spelling import Attribute, OnnxOperator
+from gemm_tuner.domain.spelling import OnnxOperator
 from gemm_tuner.errors import BaselineMissing
+from gemm_tuner.libraries.wheels import wheel_version
 
 X = "x"
 Y = "y"
@@ -25,12 +23,10 @@ Y = "y"
 _IR_VERSION = 10
 _OPSET = 20  # the first with Gelu
 _CONTRIBUTED = "com.microsoft"
-# TensorProto.DataType
-_DATA_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "float16": 10}
 _LARGEST_MODEL_BYTES = (2 << 30) - (1 << 20)  # of a protocol buffer
 
-_VARINT, _BYTES, _FIXED32 = 0, 2, 5
-_ATTRIBUTE_FLOAT, _ATTRIBUTE_INT, _ATTRIBUTE_STRING = 1, 2, 3
+_WHEEL = "onnx"
+_INSTALL = 'pip install "gemm-tuner[peers]"'
 
 Array = NDArray[Any]
 
@@ -47,7 +43,8 @@ def write_model(workload: Workload, w: Array) -> bytes:
     constants in it. Its output is `y`.
 
     Raises:
-        BaselineMissing: there is no operator for a step, or the model is too large.
+        BaselineMissing: `onnx` is not installed, there is no operator for a step, or the model is
+            too large.
     """
     if w.nbytes > _LARGEST_MODEL_BYTES:
         raise BaselineMissing(
@@ -95,24 +92,33 @@ class _Graph:
 
     def write(self, y: Array) -> bytes:
         """Return the model in the format of ONNX."""
+        onnx = _import_onnx()
         outputs = [f"value_{number}" for number in range(1, len(self.nodes))] + [Y]
-        graph = b"".join(
-            (
-                *(
-                    _bytes(1, _node(operator, inputs, output, parameters))
-                    for (operator, inputs, parameters), output in zip(
-                        self.nodes, outputs, strict=True
-                    )
-                ),
-                _text(2, "layer"),
-                *(_bytes(5, _tensor(name, array)) for name, array in self.constants.items()),
-                *(_bytes(11, _declaration(name, array)) for name, array in self.inputs.items()),
-                _bytes(12, _declaration(Y, y)),
+        nodes = [
+            onnx.helper.make_node(
+                operator.name,
+                inputs,
+                [output],
+                domain=operator.domain,
+                **dict(operator.attributes),
+                **dict(zip(operator.parameters, parameters, strict=False)),
             )
+            for (operator, inputs, parameters), output in zip(self.nodes, outputs, strict=True)
+        ]
+        graph = onnx.helper.make_graph(
+            nodes,
+            "layer",
+            [_declaration(onnx, name, array) for name, array in self.inputs.items()],
+            [_declaration(onnx, Y, y)],
+            [onnx.numpy_helper.from_array(array, name) for name, array in self.constants.items()],
         )
-        opsets = (_number(2, _OPSET), _text(1, _CONTRIBUTED) + _number(2, 1))
-        sets = b"".join(_bytes(8, one) for one in opsets)
-        return _number(1, _IR_VERSION) + _bytes(7, graph) + sets
+        opsets = [
+            onnx.helper.make_opsetid("", _OPSET),
+            onnx.helper.make_opsetid(_CONTRIBUTED, 1),
+        ]
+        model = onnx.helper.make_model(graph, ir_version=_IR_VERSION, opset_imports=opsets)
+        written: bytes = model.SerializeToString()
+        return written
 
 
 def _add_product_of_floats(graph: _Graph, workload: Workload, w: Array, chain: Chain) -> str:
@@ -176,64 +182,16 @@ def _add_step(graph: _Graph, workload: Workload, value: str, link: Link) -> str:
     return graph.add(operator, inputs, parameters)
 
 
-def _node(
-    operator: OnnxOperator, inputs: Iterable[str], output: str, parameters: Iterable[float]
-) -> bytes:
-    named = zip(operator.parameters, parameters, strict=False)
-    return b"".join(
-        (
-            *(_text(1, name) for name in inputs),
-            _text(2, output),
-            _text(4, operator.name),
-            *(_bytes(5, _attribute(*pair)) for pair in (*operator.attributes, *named)),
-            _text(7, operator.domain),
-        )
-    )
+def _declaration(onnx: Any, name: str, array: Array) -> object:  # noqa: ANN401 - the package is optional
+    dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    return onnx.helper.make_tensor_value_info(name, dtype, array.shape)
 
 
-def _attribute(name: str, value: Attribute) -> bytes:
-    if isinstance(value, str):
-        return _text(1, name) + _text(4, value) + _number(20, _ATTRIBUTE_STRING)
-    if isinstance(value, int):
-        return _text(1, name) + _number(3, value) + _number(20, _ATTRIBUTE_INT)
-    stored = _key(2, _FIXED32) + struct.pack("<f", value)
-    return _text(1, name) + stored + _number(20, _ATTRIBUTE_FLOAT)
+def _import_onnx() -> Any:  # noqa: ANN401 - the package is optional
+    """Return the package.
 
-
-def _tensor(name: str, array: Array) -> bytes:
-    dims = b"".join(_number(1, length) for length in array.shape)
-    dtype = _number(2, _DATA_TYPES[array.dtype.name])
-    return dims + dtype + _text(8, name) + _bytes(9, array.tobytes())
-
-
-def _declaration(name: str, array: Array) -> bytes:
-    dims = b"".join(_bytes(1, _number(1, length)) for length in array.shape)
-    dtype = _number(1, _DATA_TYPES[array.dtype.name])
-    return _text(1, name) + _bytes(2, _bytes(1, dtype + _bytes(2, dims)))
-
-
-def _number(field: int, value: int) -> bytes:
-    return _key(field, _VARINT) + _varint(value)
-
-
-def _text(field: int, text: str) -> bytes:
-    return _bytes(field, text.encode())
-
-
-def _bytes(field: int, content: bytes) -> bytes:
-    return _key(field, _BYTES) + _varint(len(content)) + content
-
-
-def _key(field: int, wire_type: int) -> bytes:
-    return _varint(field << 3 | wire_type)
-
-
-def _varint(value: int) -> bytes:
-    return bytes(_groups_of_seven_bits(value))
-
-
-def _groups_of_seven_bits(value: int) -> Iterator[int]:
-    while value > 0x7F:
-        yield value & 0x7F | 0x80
-        value >>= 7
-    yield value
+    Raises:
+        BaselineMissing: it is not installed.
+    """
+    wheel_version(_WHEEL, install=_INSTALL)
+    return import_module(_WHEEL)
