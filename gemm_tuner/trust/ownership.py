@@ -18,7 +18,7 @@ def check_owned(file: Path) -> None:
     for path in (file.resolve(), file.resolve().parent):
         try:
             status = path.stat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         mode = stat.S_IMODE(status.st_mode)
         # In a folder such as /tmp anyone can make files, but remove only their own.
