@@ -161,7 +161,8 @@ inline void store(float *to, Vector value)
     *to = value;
 }
 
-inline void keep_in_register(Vector &value) { asm("" : "+x"(value)); }
+// A single float is where the compiler wants it.
+inline void keep_in_register(Vector &) {}
 
 // The elements of two vectors that the indices name: those of `b` come after those of `a`.
 #if __has_builtin(__builtin_shufflevector)
@@ -245,15 +246,10 @@ inline void shuffle(Row (&rows)[count])
     }
 }
 
-// Write a row past the caches, as large copies do: a line whose rows are written one after the other is not
-// read first.
-inline void stream_row(W *to, Row row)
-{
-    asm("movntps %1, %0" : "=m"(*reinterpret_cast<Row *>(to)) : "x"(row));
-}
+// Write a row to where one is aligned; any CPU can, through its caches.
+inline void stream_row(W *to, Row row) { *reinterpret_cast<Row *>(to) = row; }
 
-// Everything is written when packing returns.
-inline void finish_stores() { asm volatile("sfence" : : : "memory"); }
+inline void finish_stores() {}
 
 inline void store_row(W *to, Row row) { *reinterpret_cast<UnalignedRow *>(to) = row; }
 

@@ -108,3 +108,10 @@ def test_weights_are_fetched_into_l2_but_for_one_or_two_rows_far_ahead(
     source = render(problem, Candidate.parse(text), family_named("avx512_f32"))
 
     assert end in source.text
+
+
+def test_the_row_for_any_cpu_has_no_instruction_of_one() -> None:
+    text = (Path(__file__).parent / "scalar.cpp").read_text()
+
+    assert "asm" not in text
+    assert "__builtin_ia32" not in text
