@@ -48,5 +48,6 @@ def _timed(
         baseline=host.baseline_text,
         baseline_timing=Timing(calls_per_sample=1, samples_ns=(_BASELINE_NS,) * pairs),
         interference=interference,
+        raced=host.raced,
     )
     return TimedFinding(finding=Finding(outcome=Outcome.CORRECT), measurements=(measurement,))
