@@ -65,7 +65,9 @@ def finish(library: Path, workload: Workload, sums: Array, *, fused: int, team: 
     operations: list[Operation] = operations_of(steps[fused:], arrays[read:])
     for step in steps[fused:]:
         if not has_operation(step):
-            raise BaselineMissing(f"no pass is written for the step {step.text!r}.")
+            raise BaselineMissing(
+                f"no pass in C does the step {step.text!r}: {step.kind.left_to_numpy}."
+            )
     return Pass(
         library,
         Finish(

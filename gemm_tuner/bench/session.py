@@ -19,7 +19,6 @@ from gemm_tuner.bench.baselines.choose import (
     choose_baselines,
     learn_of_baseline,
 )
-from gemm_tuner.bench.baselines.own_kernel import ONE_THREAD
 from gemm_tuner.bench.conditions import gather_conditions
 from gemm_tuner.bench.correctness import Case, verify
 from gemm_tuner.bench.crash import Report
@@ -79,7 +78,6 @@ _BYTES_PER_INPUT_ELEMENT = 32
 _BYTES_PER_RESULT_ELEMENT = 96
 
 _PAIRS_OF_CLOSE_LOOK = 5
-_OUR_KERNELS = frozenset({"scalar", ONE_THREAD})
 
 # How many times slower than the baseline a candidate may be before it is said to hang. A scalar
 # kernel beside a library with vectors is about this slow. The baseline itself is trusted: it may
@@ -435,11 +433,12 @@ class Session:
         if not (request.checks_large_ratios and large):
             return timed
         plain = replace(workload, problem=replace(self._problem, epilogue=NO_EPILOGUE), operands={})
+        of_one_problem = {row.name for row in baseline_rows() if row.one_problem}
         runners: dict[int, Runner] = {}
         for turn in large:
             checked = baselines[turn]
-            is_library = checked.name not in _OUR_KERNELS  # which were built for the epilogue
-            if is_library and checked.baseline.fuses_epilogue and self._problem.epilogue.steps:
+            has_product = checked.baseline.fuses_epilogue and checked.name not in of_one_problem
+            if has_product and self._problem.epilogue.steps:
                 self._report.step(timed.builds + turn)
                 with suppress(BaselineMissing):
                     runners[turn] = checked.baseline.prepare(plain)

@@ -14,6 +14,26 @@ class Argument(StrEnum):
     Y_ZERO_POINT = "y_zero_point"
 
 
+class PassOperation(IntEnum):
+    """The operations of the pass in C after a product, numbered as in libraries/native/finish.c."""
+
+    ADD = 0
+    MULTIPLY = 1
+    TAKE_OFFSET = 2
+    ROUND_AND_ADD = 3
+    RELU = 4
+    LEAKY_RELU = 5
+    CLAMP = 6
+    HARDSWISH = 7
+    SIGMOID = 8
+    SILU = 9
+    TANH = 10
+    ELU = 11
+    MISH = 12
+    GELU_TANH = 13
+    GELU_ERF = 14
+
+
 class OneDnnAlgorithm(IntEnum):
     """Algorithms of oneDNN's post-operations by their number in its C API, version 3."""
 

@@ -6,7 +6,13 @@ from enum import StrEnum
 from typing import Any
 
 from gemm_tuner.domain.dtype import DType
-from gemm_tuner.domain.spelling import Argument, OneDnnPostOp, OnnxOperator, TorchOperator
+from gemm_tuner.domain.spelling import (
+    Argument,
+    OneDnnPostOp,
+    OnnxOperator,
+    PassOperation,
+    TorchOperator,
+)
 
 # References take the array namespace (numpy) as their first argument, so that this layer needs
 # the standard library only.
@@ -65,6 +71,8 @@ class StepKind:
     last place of float32 of its result; `absolute` is its own absolute error, for results near
     zero.
 
+    `after_product` is the operation by which the pass in C does the step after the product of a
+    library; a step without one says in `left_to_numpy` why NumPy does it.
     `argument` is what libraries call an operand that they take at the head or end of a chain.
     `onednn` are the post-operations that compute the step; `onnx` and `torch` are operators. None
     says that the library has none.
@@ -86,6 +94,8 @@ class StepKind:
     absolute: float = 0.0
     check: Callable[..., bool] = lambda *_parameters: True
     rule: str = ""
+    after_product: PassOperation | None = None
+    left_to_numpy: str = ""
     argument: Argument | None = None
     onednn: tuple[OneDnnPostOp, ...] | None = None
     onnx: OnnxOperator | None = None

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemm_tuner.domain.epilogue import MAX_STEPS, OperandShape, Step, StepKind
+from gemm_tuner.domain.spelling import PassOperation
 from gemm_tuner.machine.memory import address_of
 
 Array = NDArray[Any]
@@ -21,16 +22,8 @@ Array = NDArray[Any]
 # Built by hatch_build.py where there is a compiler.
 _BUILT = Path(__file__).resolve().parent / "_finish.so"
 
-# `operation` of native/finish.c by the name of a step.
 # fmt: off
-_OPERATIONS = {
-    "bias": 0, "add": 0,
-    "scale": 1, "channel_scale": 1, "row_scale": 1, "mul": 1,
-    "x_zero_point": 2, "x_row_zero_point": 2,
-    "y_zero_point": 3,
-    "relu": 4, "leaky_relu": 5, "clamp": 6, "hardswish": 7, "sigmoid": 8, "silu": 9, "tanh": 10,
-    "gelu_tanh": 11, "gelu_erf": 12,
-}
+# `shape` and `type` of native/finish.c.
 _SHAPES = {
     OperandShape.NONE: 0, OperandShape.SCALAR: 1, OperandShape.ROW_VECTOR: 2,
     OperandShape.COLUMN_VECTOR: 3, OperandShape.MATRIX: 4,
@@ -40,6 +33,7 @@ _ADD_COLUMN = StepKind(
     name="add",
     operand=OperandShape.COLUMN_VECTOR,
     cpp="",
+    after_product=PassOperation.ADD,
     reference=lambda _xp, value, operand: value + operand,
 )
 _TYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "int32": 4, "int8": 5, "uint8": 6}
@@ -154,7 +148,7 @@ class Finish:
 
 def has_operation(step: Step) -> bool:
     """Say whether the pass knows a step."""
-    return step.kind.name in _OPERATIONS
+    return step.kind.after_product is not None
 
 
 @cache
@@ -184,7 +178,8 @@ def _describe(operation: Operation) -> _StepStruct:
     step, operand = operation
     alpha, beta = (*step.parameters, 0.0, 0.0)[:2]
     kind = step.kind
-    struct = _StepStruct(_OPERATIONS[kind.name], _SHAPES[kind.operand], 0, alpha, beta, 0, None)
+    assert kind.after_product is not None
+    struct = _StepStruct(kind.after_product, _SHAPES[kind.operand], 0, alpha, beta, 0, None)
     if operand is not None:
         struct.type = _TYPES[operand.dtype.name]
         struct.operand = address_of(operand)

@@ -14,10 +14,16 @@ from gemm_tuner.bench.baselines.choose import (
     baseline_rows,
     choose_baselines,
 )
-from gemm_tuner.bench.workload import Runner, Workload
+from gemm_tuner.bench.baselines.onednn import OneDnn
+from gemm_tuner.bench.drivers import build_drivers
+from gemm_tuner.bench.inputs import InputKind, make_inputs
+from gemm_tuner.bench.workload import Runner, Workload, make_workload
+from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.measurement import Raced
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import BaselineMissing, TrialFailed
-from gemm_tuner.libraries.onednn import load_library
+from gemm_tuner.libraries.onednn import find_onednn, load_library
+from gemm_tuner.machine.detect import detect_cpu
 
 
 class Library(AnyBaseline):
@@ -230,3 +236,42 @@ def test_advice_fits_what_did_not_load(
         load_library(Path("libdnnl.so.3"))
 
     assert advice in str(refusal.value)
+
+
+@pytest.mark.baseline("onednn")
+def test_what_was_chosen_for_one_problem_is_not_used_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drivers = build_drivers(find_toolchain(), detect_cpu())
+    compared: list[int] = []
+
+    def pick_last(runs: Sequence[Callable[[], float]]) -> int:
+        compared.append(len(runs))
+        return len(runs) - 1
+
+    monkeypatch.setattr("gemm_tuner.bench.baselines.onednn.pick_fastest", pick_last)
+    learning, settled = (
+        OneDnn(find_onednn(), (drivers.onednn, drivers.finish)) for _process in range(2)
+    )
+    learning.prepare(_workload("f32 8x32x48 nk row_scale+bias"))
+    settled.settle(learning.choice)
+
+    settled.prepare(_workload("f32 8x32x48 nk row_scale+bias"))
+    of_first = settled.implementation
+    settled.prepare(_workload("f32 8x32x64 nk row_scale+bias"))
+
+    assert of_first == learning.implementation
+    assert of_first.endswith("0 of 2 steps fused, then a pass")
+    assert len(compared) == 2  # by the process that learns, and for the other problem
+    assert min(compared) > 1
+
+
+def _workload(text: str) -> Workload:
+    problem = Problem.parse(text)
+    return make_workload(problem, make_inputs(problem, InputKind.NORMAL, 1), threads=1)
+
+
+def test_kernels_of_ours_are_for_one_problem() -> None:
+    of_one = {row.name for row in baseline_rows() if row.one_problem}
+
+    assert of_one == {"scalar", "one-thread"}

@@ -6,6 +6,7 @@ import signal
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -307,6 +308,21 @@ def test_a_pass_without_a_compiler_is_done_by_numpy(
     monkeypatch.setattr("gemm_tuner.libraries.onednn_layer.built_finish", lambda: None)
 
     _assert_right(_fallback(f"s8_s8_s32_f32 5x7x9 nk x_row_zero_point+row_scale+{epilogue}"))
+
+
+def test_a_step_that_only_numpy_knows_is_computed(library: str) -> None:
+    problem = Problem.parse("s8_s8_s32_f32 5x7x9 nk x_row_zero_point+row_scale+elu+bias")
+    new: dict[str, Any] = {"onednn": None, "after_product": None, "left_to_numpy": "it is new"}
+    steps = tuple(
+        replace(step, kind=replace(step.kind, **new)) if step.kind.name == "elu" else step
+        for step in problem.epilogue.steps
+    )
+    epilogue = replace(problem.epilogue, steps=steps)
+
+    kernel = FallbackKernel(problem=replace(problem, epilogue=epilogue), reason="A test asked.")
+
+    assert kernel.library.startswith(library)
+    _assert_right(kernel)
 
 
 @needs_onednn

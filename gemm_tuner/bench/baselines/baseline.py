@@ -46,10 +46,10 @@ class Baseline(Protocol):
 
     @property
     def choice(self) -> object:
-        """Return what `prepare` chose by timing; it goes from one process to another."""
+        """Return what `prepare` chose by timing, for each problem; other processes may get it."""
 
     def settle(self, choice: object) -> None:
-        """Choose so from now on, without timing."""
+        """Choose so from now on for the same problems, without timing."""
 
     def preload(self) -> None:
         """Load the library here, so that forks of this process need not."""
@@ -63,7 +63,11 @@ class AnyBaseline:
     most_weight_copies: int | None = None
     is_of_openmp: bool = False
     preparation_s: float = 0.0
-    choice: object = None
+
+    @property
+    def choice(self) -> object:
+        """Return None: there is nothing to choose."""
+        return None
 
     def settle(self, choice: object) -> None:
         """Do nothing: there is nothing to choose."""
@@ -107,8 +111,9 @@ class Row:
     is the baseline `auto`; a copy that takes `start_s` seconds to start is left out where the race
     may not last as long. A last resort is a kernel of ours, for where no other can be used. `place`
     is the order in which rows are listed; they are prepared from the last to the first. A row that
-    `takes_quantised` weights gets them as they are. One that `is_usual` is what `bench` times
-    beside unless it is told otherwise.
+    `takes_quantised` weights gets them as they are. One that computes `one_problem` was built for
+    it, and cannot be asked for its product alone. One that `is_usual` is what `bench` times beside
+    unless it is told otherwise.
     """
 
     name: str
@@ -118,4 +123,5 @@ class Row:
     is_raced: bool = False
     is_last_resort: bool = False
     takes_quantised: bool = False
+    one_problem: bool = False
     is_usual: bool = True

@@ -70,15 +70,21 @@ class OneDnn(AnyBaseline):
         """Remember where the library is, and the drivers: the loop and the pass."""
         self._path = library
         self._driver, self._pass = drivers
-        self.choice: object = None
+        self._spellings: dict[str, str] = {}  # what was chosen, by the text of the problem
 
     def preload(self) -> None:
         """Load the library here: what is made of it is made in each fork."""
         load_library(self._path)
 
+    @property
+    def choice(self) -> object:
+        """Return the spelling that was chosen for each problem, by its text."""
+        return self._spellings
+
     def settle(self, choice: object) -> None:
-        """Ask so from now on."""
-        self.choice = choice
+        """Ask so from now on, for the problems of the choice and no other."""
+        assert isinstance(choice, dict)
+        self._spellings = dict(choice)
 
     def prepare(self, workload: Workload) -> "_OneDnnRunner":
         """Return a runner that works on `workload`.
@@ -94,15 +100,17 @@ class OneDnn(AnyBaseline):
         runner = runners[pick_fastest([_trial(one) for one in runners])] if runners[1:] else None
         chosen = runner or runners[0]
         spelling = chosen.product.spelling
-        self.choice = self.choice or spelling.text
+        self._spellings.setdefault(workload.problem.text, spelling.text)
         self.text = f"{library.text} + pass" if spelling.needs_finish else library.text
         self.implementation = f"{chosen.product.implementation}: {spelling.text}"
         return chosen
 
     def _products(self, library: OneDnnLibrary, workload: Workload) -> list[OneDnnMatmul]:
-        """Return the ways to ask, or only that one which was chosen, if it is still there."""
-        products = usable_products(library, workload.problem, None, constants=workload.operands)
-        return [one for one in products if one.spelling.text == self.choice] or products
+        """Return the ways to ask for this problem, or only the one that was chosen for it."""
+        problem = workload.problem
+        products = usable_products(library, problem, None, constants=workload.operands)
+        chosen = self._spellings.get(problem.text)
+        return [one for one in products if one.spelling.text == chosen] or products
 
 
 class _OneDnnRunner(CRunner):

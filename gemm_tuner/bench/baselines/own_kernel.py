@@ -64,6 +64,7 @@ ROWS = (
             )
         ],
         is_last_resort=True,
+        one_problem=True,
         is_usual=False,
     ),
     Row(
@@ -78,6 +79,7 @@ ROWS = (
             )
         ],
         takes_quantised=True,
+        one_problem=True,
         is_usual=False,
     ),
 )

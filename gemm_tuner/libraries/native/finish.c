@@ -24,9 +24,10 @@
 
 /* Element types by their numbers in oneDNN. */
 enum { F16 = 1, BF16 = 2, F32 = 3, S32 = 4, S8 = 5, U8 = 6 };
+/* The operations of steps: PassOperation of domain/spelling.py. */
 enum {
     ADD, MULTIPLY, TAKE_OFFSET, ROUND_AND_ADD, RELU, LEAKY_RELU, CLAMP, HARDSWISH, SIGMOID, SILU,
-    TANH, GELU_TANH, GELU_ERF,
+    TANH, ELU, MISH, GELU_TANH, GELU_ERF,
 };
 enum { NOTHING, SCALAR, ROW, COLUMN, MATRIX }; /* the shape of an operand */
 enum { MAX_STEPS = 16, STRIP = 512 };
@@ -103,10 +104,13 @@ INLINE uint16_t to_f16(float value) {
     return (uint16_t)(half | sign >> 16);
 }
 
-INLINE float exponential(float x) {
-    /* Keeps NaN; below the range it is about 1e-38, above it infinity. */
-    x = x < -87.3f ? -87.3f : x;
-    x = x > 89.0f ? 89.0f : x;
+/* e^x is (excess + 1) * 2^power. */
+typedef struct exponential_parts {
+    float excess;
+    int32_t power;
+} exponential_parts;
+
+INLINE exponential_parts exponential_of(float x) {
     float turned = x * 1.44269504f + 12582912.0f; /* its lowest bits are the exponent */
     float exponent = turned - 12582912.0f;
     float rest = x - exponent * 0.693359375f + exponent * 2.12194440e-4f;
@@ -116,11 +120,35 @@ INLINE float exponential(float x) {
     sum = sum * rest + 4.1665795894e-2f;
     sum = sum * rest + 1.6666665459e-1f;
     sum = sum * rest + 5.0000001201e-1f;
-    sum = sum * rest * rest + rest + 1.0f;
-    int32_t power = (bits){.value = turned}.number - 0x4b400000;
-    int32_t half = power >> 1; /* 2^128 is no float, but two factors may make infinity */
-    bits low = {.number = (half + 127) << 23}, high = {.number = (power - half + 127) << 23};
-    return x != x ? x : sum * low.value * high.value;
+    return (exponential_parts){
+        .excess = sum * rest * rest + rest,
+        .power = (bits){.value = turned}.number - 0x4b400000,
+    };
+}
+
+INLINE float exponential(float x) {
+    /* Keeps NaN; below the range it is about 1e-38, above it infinity. */
+    x = x < -87.3f ? -87.3f : x;
+    x = x > 89.0f ? 89.0f : x;
+    exponential_parts parts = exponential_of(x);
+    int32_t half = parts.power >> 1; /* 2^128 is no float, but two factors may make infinity */
+    bits low = {.number = (half + 127) << 23}, high = {.number = (parts.power - half + 127) << 23};
+    return x != x ? x : (parts.excess + 1.0f) * low.value * high.value;
+}
+
+/* e^x - 1 for x <= 0, near 0 as exact as elsewhere. */
+INLINE float exponential_minus_one(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    x = x > 0.0f ? 0.0f : x;
+    exponential_parts parts = exponential_of(x);
+    bits scale = {.word = (uint32_t)(parts.power + 127) << 23};
+    return scale.value * parts.excess + (scale.value - 1.0f);
+}
+
+/* x tanh(ln(1 + e^x)), without a difference: 0 times infinity is NaN. */
+INLINE float mish(float x) {
+    float decay = exponential(-x);
+    return x * (1.0f / (decay + 0.5f + 0.5f / (1.0f + 2.0f * decay)));
 }
 
 INLINE float logistic(float x) {
@@ -273,6 +301,13 @@ INLINE void apply(float *strip, const finish_step *step, const float *operand, i
         break;
     case TANH:
         FOR_STRIP(strip[j] = hyperbolic_tangent(strip[j]));
+        break;
+    case ELU: /* a NaN stays */
+        FOR_STRIP(strip[j] =
+                      strip[j] < 0.0f ? alpha * exponential_minus_one(strip[j]) : strip[j]);
+        break;
+    case MISH:
+        FOR_STRIP(strip[j] = mish(strip[j]));
         break;
     case GELU_TANH:
         for (int64_t j = 0; j < count; j++) {
