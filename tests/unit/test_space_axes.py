@@ -119,7 +119,7 @@ def row_of(axis: Axis) -> str:
 
 
 def test_the_page_has_what_the_files_of_the_axes_say() -> None:
-    page = Path(__file__).parents[2] / "docs" / "kernels.md"
+    page = Path(__file__).parents[2] / "docs" / "search.md"
     table = "\n".join(
         (
             "| Words | What it decides | Worth trying | First |",
@@ -128,4 +128,4 @@ def test_the_page_has_what_the_files_of_the_axes_say() -> None:
         )
     )
 
-    assert table in page.read_text("utf-8"), f"docs/kernels.md needs this table:\n{table}"
+    assert table in page.read_text("utf-8"), f"docs/search.md needs this table:\n{table}"

@@ -1,11 +1,11 @@
 """The blocks of rows and columns, and the order of the loops over them.
 
-What stays in a half or a quarter of L2 decides (`space/cuts.py`): nothing, blocks of rows of x,
-blocks of columns of w, or both. The outer loops follow; of the inner ones, a panel of w meets all
-tiles of rows, or a tile of rows all panels. A search moves along one of the three at a time.
+Rows of x, columns of w, both or neither are cut to a half or a quarter of L2 (`space/cuts.py`). The
+outer loops follow from that. Inside, a panel of w meets all tiles of rows, or a tile of rows all
+panels. A search changes one of the three at a time.
 
-Tried first: no cut, and by panels, if x fits half of L2; or by rows, if L1 keeps all weights and L2
-not y. Of a larger x, blocks stay in L2 where weights pass by.
+Tried first: no cut, panels outside, where x fits half of L2. Rows outside where L1 keeps all
+weights and L2 does not keep y. A larger x is cut: its blocks stay in L2 while weights pass by.
 """
 
 from collections.abc import Iterator

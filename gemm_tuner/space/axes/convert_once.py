@@ -1,11 +1,11 @@
-"""A block of a panel of weights converted to memory of the thread, for all tiles that meet it.
+"""Whether a block of a panel of weights is converted once, for all tiles that meet it.
 
-Weights that are not multiplied as they lie are converted by each tile of rows, or once, where
-several tiles meet a panel of which a converted block fits half of L2. Never where tiles of rows
-meet all panels in turn, or read panels side by side.
+Only weights that are not multiplied as they lie. Each tile of rows converts them, or they are
+converted once, where several tiles meet a panel whose converted block fits half of L2. Not where
+tiles of rows are the outer loop, nor with panels side by side.
 
-Tried first: by each tile; and once too from four tiles of rows on. A search that changes the way
-tries each depth of a block of k with it: converted, weights are larger.
+Tried first: by each tile; from four tiles of rows on, once as well. With this word a search also
+tries each depth of a block, because converted weights are larger.
 """
 
 from collections.abc import Iterator

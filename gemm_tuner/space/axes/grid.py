@@ -1,10 +1,10 @@
-"""The parts of a call that can run at the same time: ways along m, n and k.
+"""How many parts of a call can run at the same time, along m, n and k.
 
-With several threads, every way to cut rows and columns of tiles for all of them; where y has few
-tiles for each, also slices of k, whose sums a second phase adds up. One part is always possible.
+With several threads, every cut of rows and columns of tiles into enough parts. Where y has few
+tiles, slices of k too: a second phase adds up their sums. One part is always possible.
 
-Tried first: the cut whose largest part has the least to multiply and to read; slices of k where
-the others are uneven by more than slices cost.
+Tried first: the cut whose largest part has the least to multiply and to read. Slices of k where the
+other cuts are uneven by more than slices cost.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,10 +1,10 @@
-"""The steps of k in one turn of the inner loop.
+"""How many steps of k one turn of the inner loop takes.
 
-One, two or four. One keeps a panel of a short k in registers where it fits; more walk along k.
+One, two or four. Only one keeps a panel of a short k in registers; more walk along k.
 
-Tried first: one where a panel of up to eight steps of k fits registers, but for pairs of bf16; four
-for few sums, which would wait for each other; two where a longer panel fits; one elsewhere, with
-shuffles, and for weights in groups, whose chunk is several steps.
+Tried first: one where registers hold a panel of up to eight steps, but not for pairs of bf16. Two
+where they hold a longer panel. Four for few sums, which would wait for each other. Else one, also
+with shuffles and for weights in groups, whose chunk is several steps.
 """
 
 from dataclasses import replace

@@ -1,10 +1,10 @@
 """The depth of a block of k.
 
-All of k, or even blocks of about 1, 2, 4 and 8 KB of a row of x. All of k alone where y is narrower
-than the accumulator: sums of blocks would go through the workspace, which does not pay. Weights in
-groups have blocks of whole groups. Where threads share k, each slice has as many blocks.
+All of k, or even blocks of about 1, 2, 4 and 8 KB of a row of x. Only all of k where y is narrower
+than the accumulator. Blocks hold whole groups of weights. Where threads share k, each slice has the
+same number of blocks.
 
-Tried first: the deepest of up to 8 KB of a row whose panel takes at most half of L2.
+Tried first: the deepest block of up to 8 KB of a row whose panel takes at most half of L2.
 """
 
 from dataclasses import replace

@@ -1,9 +1,9 @@
-"""Each block of x copied to contiguous rows first.
+"""Whether each block of x is copied to contiguous rows first.
 
-Both ways, against rows that share L1 sets. Never where x is in fixed point, which is a copy.
+With and without: copied rows do not share L1 sets. Never for x in fixed point, a copy already.
 
-Tried first: packed where rows share L1 sets, are more than four and meet 1024 columns or more; for
-tiles of AMX also where x ends in a part of a tile, which each panel would copy.
+Tried first: packed where more than four rows share L1 sets and meet 1024 columns or more. With AMX
+also where x ends inside a tile, which each panel would copy.
 """
 
 from dataclasses import replace

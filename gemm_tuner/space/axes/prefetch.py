@@ -1,12 +1,11 @@
-"""How far ahead of their use packed weights are fetched, or that the next panel is instead.
+"""How far ahead packed weights are fetched, or whether the next panel is instead.
 
-Not at all, 4, 8 or 16 KB ahead in the stream of weights; for one or two rows that wait for weights
-outside L2 also 1 KB, into L2 alone. Where eight tiles of rows or more meet a panel of at most half
-of L2, each may fetch its part of the next panel into L2; so may what converts a panel once.
+Not at all, or 4, 8 or 16 KB ahead. One or two rows that wait for weights outside L2: also 1 KB,
+into L2 alone. The next panel, into L2, where it takes at most half of L2 and either eight tiles of
+rows meet it, each fetching its part, or it is converted once.
 
 Tried first: the next panel where it can be fetched. Else 16 KB for weights that do not fit L2, and
-none for one row, or where L2 keeps them. None and a distance are both tried first where CPUs
-differ.
+none for one row or for weights in L2. None and a distance are both tried where CPUs differ.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""Four steps of every fourth row of x loaded at once, each picked by a shuffle.
+"""Whether four steps of every fourth row of x are loaded at once, each picked by a shuffle.
 
-Where a tile is one vector wide and eight rows or more tall: it waits for loads, of which it has one
-for each multiplication. With AVX-512, and four steps of 4 bytes.
+For tiles one vector wide and at least eight rows tall, which need one load for each multiplication.
+Only with AVX-512, and with steps of 4 bytes.
 
 Tried first: shuffled.
 """

@@ -1,8 +1,7 @@
-"""Whole cache lines of y written past the caches.
+"""Whether whole cache lines of y are written past the caches.
 
-Where y takes as much as L3 or more, so that L3 cannot keep it for its reader: a line is then not
-read before it is overwritten, and drives nothing out. Only with AVX-512, and where k is one block:
-y is written once.
+Where y takes as much as L3 or more: a line is not read before it is overwritten, and drives nothing
+out. Only with AVX-512, and with one block of k, so that y is written once.
 
 Tried first: past the caches.
 """

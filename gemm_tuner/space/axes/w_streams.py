@@ -1,10 +1,9 @@
-"""The packed panels that a tile reads side by side.
+"""How many packed panels a tile reads side by side.
 
-One or two, for one row of x and weights that do not fit L2: the row waits for its weights alone,
-and the hardware fetches two streams faster than one. Only outer products, in whole vectors.
+One or two, for one row of x and weights that do not fit L2. Only outer products in whole vectors.
 
-Tried first: one. Two as well where weights fill half of L3 or more, in deep blocks of k and without
-prefetch: streams that are far apart do not stand in each other's way.
+Tried first: one. Two as well where weights fill half of L3 or more, with deep blocks of k and
+without prefetch.
 """
 
 from gemm_tuner.domain.blocking import Blocking
