@@ -9,7 +9,6 @@ import pytest
 from gemm_tuner.bench.baselines.libxsmm import Libxsmm
 from gemm_tuner.bench.baselines.mkl import Mkl
 from gemm_tuner.bench.baselines.onnx_runtime import OnnxRuntime
-from gemm_tuner.bench.baselines.openblas import find_openblas
 from gemm_tuner.bench.baselines.torch_eager import TorchEager
 from gemm_tuner.bench.baselines.torch_inductor import TorchInductor
 from gemm_tuner.bench.baselines.torch_weights import TorchWeightOnly
@@ -18,6 +17,7 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.cpu import isa_text, parse_isa
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.onednn import find_onednn
+from gemm_tuner.libraries.openblas import find_openblas
 from gemm_tuner.machine.detect import detect_cpu
 
 

@@ -28,9 +28,19 @@ def expected_of(kernel: FallbackKernel, inputs: Inputs) -> Expected:
 
 
 def take_onednn_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let NumPy compute in the place of kernels, as if oneDNN were not installed."""
+    """Let others compute in the place of kernels, as if oneDNN were not installed."""
 
     def refuse() -> None:
         raise BaselineMissing("oneDNN was taken away.")
 
     monkeypatch.setattr("gemm_tuner.libraries.onednn_layer.open_onednn", refuse)
+
+
+def take_libraries_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let NumPy compute in the place of kernels, as if it used a library that is not known."""
+
+    def refuse() -> None:
+        raise BaselineMissing("OpenBLAS was taken away.")
+
+    take_onednn_away(monkeypatch)
+    monkeypatch.setattr("gemm_tuner.libraries.openblas_layer.open_openblas", refuse)

@@ -76,7 +76,13 @@ class Site:
 
 
 def keep_trial(
-    repository: Repository, build: Build, *, cpu: Cpu, speed: float, threads: int = 1
+    repository: Repository,
+    build: Build,
+    *,
+    cpu: Cpu,
+    speed: float,
+    threads: int = 1,
+    baseline: str = "onednn 3.2.0",
 ) -> None:
     """Store a trial of `PROBLEM` in which the kernel was `speed` times as fast as the baseline."""
     text = build.source.text
@@ -95,7 +101,7 @@ def keep_trial(
             artifact=build.artifact,
             measurement=Measurement(
                 candidate=Timing(calls_per_sample=1, samples_ns=(round(10_000 / speed),) * 20),
-                baseline="onednn 3.2.0",
+                baseline=baseline,
                 baseline_timing=Timing(calls_per_sample=1, samples_ns=(10_000,) * 20),
             ),
         )

@@ -21,8 +21,7 @@ from gemm_tuner.libraries.finish import (
     spread_of,
     sums_of_columns,
 )
-
-_OPENMP = "libgomp.so.1"
+from gemm_tuner.libraries.openmp import system_openmp
 
 
 class PassStruct(ctypes.Structure):
@@ -82,14 +81,7 @@ def finish(library: Path, workload: Workload, sums: Array, *, fused: int, team: 
 
 def openmp_team(threads: int) -> TeamStruct:
     """Return how the OpenMP of the system runs a pass; on one thread where there is none."""
-    if threads == 1:
-        return TeamStruct()
-    try:
-        runtime = ctypes.CDLL(_OPENMP)
-    except OSError:
-        return TeamStruct()
-    functions = (runtime.GOMP_parallel, runtime.omp_get_thread_num, runtime.omp_get_num_threads)
-    return TeamStruct(*(ctypes.cast(one, ctypes.c_void_p) for one in functions))
+    return TeamStruct() if threads == 1 else system_openmp().team(threads)
 
 
 def _takes_offset(operations: list[Operation]) -> bool:

@@ -34,7 +34,7 @@ from gemm_tuner.errors import (
     SignatureInvalid,
     StoreFailed,
 )
-from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.libraries.fallback import FallbackKernel, NoKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.layer import Layer, make_layer
 from gemm_tuner.runtime.load import Kernel, load_kernel
@@ -70,11 +70,9 @@ class _LayerQuestion:
     max_loss: float
 
 
-@dataclass(frozen=True, slots=True)
-class _NotFetched:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NotFetched(NoKernel):
     """Why a kernel that a verdict names could not be had this time."""
-
-    reason: str
 
 
 class Client:
@@ -123,8 +121,8 @@ class Client:
 
         It comes from memory, else from what the service answers now, else, when the service is
         away, from the cache directory. Where none is to be had, its download fails, or the baseline
-        is faster, a `FallbackKernel` computes the same with oneDNN, or else NumPy, and says why in
-        its `reason`.
+        is faster, a `FallbackKernel` computes the same with that library, or with the best that can
+        be called here, and says why in its `reason`.
 
         Args:
             problem: a problem, or its text such as `f32 128x3072x768 nk bias+gelu_erf`.
@@ -202,7 +200,7 @@ class Client:
                 return self._served_kernel(session, question, kept)
         except ServiceUnreachable as error:
             kernel = self._kept_kernel(question, kept) if kept is not None else None
-            return kernel or _fallback(question, str(error))
+            return kernel or _fallback(question, NoKernel(reason=str(error)))
 
     def _served_kernel(
         self, session: Session, question: _Question, kept: bytes | None
@@ -210,9 +208,9 @@ class Client:
         answer, verdict = self._resolve(session, question, kept)
         if kept is not None:
             self._check_not_older([verdict], [question], lambda: [parse_answer(kept).envelope])
-        found = self._kernel_or_reason(verdict, question, session)
+        found = self._kernel_or_none(verdict, question, session)
         if isinstance(found, _NotFetched):
-            return _fallback(question, found.reason)
+            return _fallback(question, found)
         # Only what passed every check is kept, the answer last: it promises the artifact.
         self._cache.keep_answer(self._key(question), answer.document)
         return found if isinstance(found, Kernel) else _fallback(question, found)
@@ -220,7 +218,7 @@ class Client:
     def _kept_kernel(self, question: _Question, kept: bytes) -> Kernel | FallbackKernel | None:
         try:
             verdict = self._open(parse_answer(kept).envelope, question, self._kept_keys())
-            found = self._kernel_or_reason(verdict, question, None)
+            found = self._kernel_or_none(verdict, question, None)
         except (KernelRejected, IsaNotUsable) as error:
             _LOG.info("The cached answer for %s is not used: %s", question.problem.text, error)
             return None
@@ -247,7 +245,7 @@ class Client:
         except ServiceUnreachable as error:
             return (kept and self._kept_layer(kept, question)) or make_layer(
                 question.problems,
-                [str(error)] * len(question.problems),
+                [NoKernel(reason=str(error))] * len(question.problems),
                 threads=question.context.threads,
             )
         if is_whole:
@@ -288,9 +286,8 @@ class Client:
         session: Session | None,
     ) -> tuple[Layer, bool]:
         """Return the layer, and whether every kernel that was named could be had."""
-        found = [self._kernel_or_reason(verdict, one, session) for verdict, one in verdicts]
-        reasons = [one.reason if isinstance(one, _NotFetched) else one for one in found]
-        layer = make_layer(question.problems, reasons, threads=question.context.threads)
+        found = [self._kernel_or_none(verdict, one, session) for verdict, one in verdicts]
+        layer = make_layer(question.problems, found, threads=question.context.threads)
         return layer, not any(isinstance(one, _NotFetched) for one in found)
 
     def _check_not_older(
@@ -324,21 +321,23 @@ class Client:
                     f"{known.issued_at:%Y-%m-%d}, serial {known.serial}); it is not used."
                 )
 
-    def _kernel_or_reason(
+    def _kernel_or_none(
         self, verdict: VerdictPayload, question: _Question, session: Session | None
-    ) -> "Kernel | str | _NotFetched":
-        """Return the kernel that a verdict names, from the cache or else the service, if there is.
+    ) -> Kernel | NoKernel:
+        """Return the kernel that a verdict names, from the cache or else the service, or why not.
 
         Raises:
             KernelRejected: what came cannot be trusted, or is for another ABI.
             IsaNotUsable: it needs features that are not usable here.
         """
+        compared_with = verdict.compared_with.to_domain() if verdict.compared_with else None
         if verdict.artifact is None:
-            return _reason(verdict)
+            return NoKernel(reason=_reason(verdict), compared_with=compared_with)
         artifact = verdict.artifact.to_domain()
         binary = self._cache.artifact(artifact.sha256)
         if binary is None and session is None:
-            return _NotFetched(f"kernel {artifact.sha256[:12]} is not in the cache.")
+            reason = f"kernel {artifact.sha256[:12]} is not in the cache."
+            return _NotFetched(reason=reason, compared_with=compared_with)
         if binary is None:
             assert session is not None
             try:
@@ -346,7 +345,7 @@ class Client:
                 artifact.check_digest(binary)
             except (ServiceFailed, DigestMismatch) as error:
                 _LOG.warning("The kernel for %s was not had: %s", question.problem.text, error)
-                return _NotFetched(str(error))
+                return _NotFetched(reason=str(error), compared_with=compared_with)
         threads = question.context.threads
         kernel = load_kernel(
             binary, artifact=artifact, cpu=self._cpu, threads=threads, reason=_reason(verdict)
@@ -438,8 +437,13 @@ def _ask(problem: Problem | str, threads: int, regime: Regime | str) -> _Questio
     return _Question(problem=asked, context=context)
 
 
-def _fallback(question: _Question, reason: str) -> FallbackKernel:
-    return FallbackKernel(problem=question.problem, reason=reason, threads=question.context.threads)
+def _fallback(question: _Question, found: NoKernel) -> FallbackKernel:
+    return FallbackKernel(
+        problem=question.problem,
+        reason=found.reason,
+        threads=question.context.threads,
+        compared_with=found.compared_with,
+    )
 
 
 def _reason(verdict: VerdictPayload) -> str:

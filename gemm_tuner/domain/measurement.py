@@ -93,6 +93,21 @@ class Raced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """A library that a kernel was compared with: its name and version, as in a measurement.
+
+    `package` is what it was installed by, empty where it was not raced.
+    """
+
+    text: str
+    package: str = ""
+
+    def is_version_of(self, text: str) -> bool:
+        """Say whether the library with this text is the same, whatever it does in passes."""
+        return self.text.split()[:2] == text.split()[:2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """Samples of a candidate and of its baseline, taken in alternation: pair i is one A and one B.
 
@@ -119,6 +134,13 @@ class Measurement:
     def ratio(self) -> Ratio:
         """Return the speed of the candidate over the speed of the baseline."""
         return paired_speed_ratio(self.candidate, self.baseline_timing)
+
+    @property
+    def library(self) -> Library:
+        """Return the library that the candidate was compared with."""
+        named = Library(text=self.baseline)
+        packages = [one.package for one in self.raced if named.is_version_of(one.baseline)]
+        return replace(named, package=packages[0]) if packages else named
 
     @property
     def comparable_speed(self) -> float:

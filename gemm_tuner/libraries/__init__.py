@@ -1,1 +1,1 @@
-"""Other libraries that compute a layer: oneDNN, NumPy."""
+"""Other libraries that compute a layer: oneDNN, OpenBLAS, NumPy."""

@@ -1,7 +1,7 @@
-"""What runs when no kernel is served: the same calls as a kernel, on oneDNN or NumPy."""
+"""What runs when no kernel is served: the same calls as a kernel, by another library."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,52 +26,50 @@ from gemm_tuner.arrays.views import (
     view_operand,
     view_output,
 )
-from gemm_tuner.arrays.weights import StoredWeights, check_weights
+from gemm_tuner.arrays.weights import check_weights
 from gemm_tuner.domain.context import check_threads
+from gemm_tuner.domain.measurement import Library
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import BaselineMissing
-from gemm_tuner.libraries.numpy_layer import NumpyLayer
-from gemm_tuner.libraries.onednn_layer import OneDnnLayer
+from gemm_tuner.libraries.choose import choose_library
 from gemm_tuner.machine.memory import allocate_aligned
 
 Array = NDArray[Any]
 
 
-class _Layer(Protocol):
-    """A problem computed by a library."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoKernel:
+    """Why there is no kernel for a problem, and which library one was compared with, if any."""
 
-    text: str  # the name and version of the library
-
-    def pack(self, weights: StoredWeights) -> Array:
-        """Return a copy of the weights in the layout of the library."""
-
-    def compute(
-        self, x: Array, packed: Array, y: Array, operands: Sequence[Array], threads: int | None
-    ) -> None:
-        """Write `epilogue(x @ w)` to y; the operands are in the order of the epilogue."""
+    reason: str
+    compared_with: Library | None = None
 
 
 class FallbackKernel:
-    """A problem computed by oneDNN, or else by NumPy, and the reason why no kernel does it.
+    """A problem computed by a library, and the reason why no kernel does it.
 
-    It is called like a `Kernel`: pack the weights once, then call, from any number of threads.
-    `library` says what computes: `onednn 3.2.0`. If that is NumPy, `reason` ends with what keeps
-    oneDNN from it.
+    It is called like a `Kernel`: pack the weights once, then call, from any number of threads. The
+    library is the one that kernels were compared with, where it is installed and can be called
+    here; else oneDNN, OpenBLAS or NumPy. `library` says what computes: `onednn 3.2.0`. `reason`
+    ends with what the comparison was with and, if another library computes, why.
     """
 
-    def __init__(self, *, problem: Problem, reason: str, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        problem: Problem,
+        reason: str,
+        threads: int | None = None,
+        compared_with: Library | None = None,
+    ) -> None:
         """Choose the library.
 
         A call uses `threads` threads if it does not say how many; None leaves it to the library.
         """
         self.problem = problem
         self.threads = threads
-        try:
-            self._layer: _Layer = OneDnnLayer(problem, threads)
-            self.reason = reason
-        except BaselineMissing as refusal:
-            self._layer = NumpyLayer(problem)
-            self.reason = f"{reason} NumPy computes instead of oneDNN: {refusal}"
+        chosen = choose_library(problem, threads, compared_with)
+        self._layer = chosen.layer
+        self.reason = f"{reason} {chosen.remark}".rstrip()
 
     def __repr__(self) -> str:
         """Return what it computes, and with which library."""
@@ -183,7 +181,7 @@ class FallbackKernel:
     def packed_format(self) -> str:
         """Return the name of the layout of packed weights, which is shared with no other."""
         threads = "" if self.threads is None else f" in {self.threads} threads"
-        return f"{self.library} for {self.problem.text}{threads}"
+        return f"{self._layer.layout} for {self.problem.text}{threads}"
 
     def _wanted_threads(self, threads: int | None) -> int | None:
         return self.threads if threads is None else check_threads(threads)

@@ -25,6 +25,11 @@ class NumpyLayer:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
 
+    @property
+    def layout(self) -> str:
+        """Return how the weights are packed."""
+        return self.text
+
     def pack(self, weights: StoredWeights) -> Array:
         """Return a copy of the weights, (k, n), in the type in which they are multiplied."""
         working_type = _working_type(self._problem)

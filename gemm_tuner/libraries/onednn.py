@@ -7,18 +7,18 @@ is faster are made of the same primitives.
 import ctypes
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.errors import BaselineMissing
-from gemm_tuner.libraries.finish import TeamStruct
+from gemm_tuner.libraries.openmp import OpenMp
 from gemm_tuner.libraries.wheels import find_in_wheel, wheel_version
 
-# The packages that bring it along. In one process, only one is used.
+# The packages that bring it along; what is called where none is named comes first.
 _WHEELS = ("onednn-cpu-gomp", "onednn-cpu-iomp", "onednn-cpu-tbb", "onednn", "paddlepaddle")
 _SYSTEM_FOLDERS = tuple(
     map(Path, ("/usr/local/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"))
@@ -127,10 +127,14 @@ class OneDnnObject:
         self._destroy(self)
 
 
-class OneDnnLibrary:
-    """The functions of oneDNN's C API, with an engine for the CPU."""
+class OneDnnLibrary(OpenMp):
+    """The functions of oneDNN's C API, with an engine for the CPU.
+
+    Versions for other runtimes than OpenMP have their threads from the environment.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        super().__init__(library)
         self._library = library
         self._functions = {}
         for name, arguments in _FUNCTIONS.items():
@@ -143,9 +147,6 @@ class OneDnnLibrary:
         self._size_of = library.dnnl_memory_desc_get_size
         self._size_of.argtypes = (_OBJECT,)
         self._size_of.restype = ctypes.c_size_t
-        # Versions for other runtimes than OpenMP have their threads from the environment.
-        self._set_max_threads = getattr(library, "omp_set_num_threads", None)
-        self._process = os.getpid()
         # It outlives all that is made for it.
         self.engine = ctypes.c_void_p()
         self.call("engine_create", ctypes.byref(self.engine), _CPU, 0)
@@ -157,39 +158,9 @@ class OneDnnLibrary:
         version = self._library.dnnl_version().contents
         return f"onednn {version.major}.{version.minor}.{version.patch}"
 
-    def max_threads(self) -> int:
-        """Return how many threads OpenMP uses for the calling thread."""
-        threads: int = self._library.omp_get_max_threads() if self._set_max_threads else 1
-        return threads
-
-    def team(self, threads: int) -> TeamStruct:
-        """Return how the OpenMP of this library runs a function in the threads that it has."""
-        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-        functions = [getattr(self._library, name) for name in names if hasattr(self._library, name)]
-        if threads == 1 or len(functions) < len(names):
-            return TeamStruct()
-        return TeamStruct(*(ctypes.cast(function, ctypes.c_void_p) for function in functions))
-
     def address(self, function: str) -> int:
         """Return where a function is, by its name without the prefix `dnnl_`."""
         return ctypes.cast(self._functions[function], ctypes.c_void_p).value or 0
-
-    @contextmanager
-    def in_threads(self, threads: int | None) -> Iterator[int | None]:
-        """Let the calling thread use `threads` threads of OpenMP; None for what it uses anyway.
-
-        In a forked child it is one, because GNU's OpenMP waits for the others for ever there.
-        """
-        usable = threads if os.getpid() == self._process else 1
-        if usable is None or self._set_max_threads is None:
-            yield None
-            return
-        before = self.max_threads()
-        self._set_max_threads(usable)
-        try:
-            yield usable
-        finally:
-            self._set_max_threads(before)
 
     def call(self, function: str, *arguments: object) -> None:
         """Call a function by its name without the prefix `dnnl_`.

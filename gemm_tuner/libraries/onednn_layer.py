@@ -1,6 +1,7 @@
 """A linear layer computed by oneDNN in the fastest of all ways to ask for it."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -40,17 +41,20 @@ class OneDnnLayer:
     of their columns, if the pass needs them.
     """
 
-    def __init__(self, problem: Problem, threads: int | None) -> None:
+    def __init__(
+        self, problem: Problem, threads: int | None, library_path: Path | None = None
+    ) -> None:
         """Choose the fastest spelling for the greatest number of rows.
 
-        `threads` are those of most calls, or None for as many as OpenMP has by default.
+        `threads` are those of most calls, or None for as many as OpenMP has by default. The library
+        is the first that is found, unless a path says which.
 
         Raises:
             BaselineMissing: oneDNN cannot be loaded, or has nothing fast for the problem.
         """
         if 0 in {problem.m.high, problem.n, problem.k}:
             raise BaselineMissing(f"{problem.text} has no elements.")
-        library = open_onednn()
+        library = open_onednn(library_path) if library_path else open_onednn()
         self._given = problem
         self._problem = plain = plain_problem(problem)
         products = usable_products(library, plain, threads)
@@ -59,6 +63,11 @@ class OneDnnLayer:
         self._form = forms[pick_fastest(runs)] if runs else forms[0]
         name = f"{library.text} + pass" if self._form.spelling.needs_finish else library.text
         self.text = text_with_plain_weights(name, problem)
+
+    @property
+    def layout(self) -> str:
+        """Return how the weights are packed: each spelling has its own layout."""
+        return f"{self.text} ({self.spelling})"
 
     @property
     def spelling(self) -> str:

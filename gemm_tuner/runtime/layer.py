@@ -1,5 +1,6 @@
 """A linear layer for many batch sizes: kernels that share packed copies of the weights."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -14,7 +15,7 @@ from gemm_tuner.arrays.views import NUMPY_TYPES, check_overlap
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.errors import InvalidArray
-from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.libraries.fallback import FallbackKernel, NoKernel
 from gemm_tuner.runtime.load import Kernel
 
 _WITH_ROWS = {OperandShape.COLUMN_VECTOR, OperandShape.MATRIX}
@@ -191,25 +192,28 @@ class Layer:
 
 
 def make_layer(
-    problems: Sequence[Problem], found: Sequence[Kernel | str], *, threads: int
+    problems: Sequence[Problem], found: Sequence[Kernel | NoKernel], *, threads: int
 ) -> Layer:
     """Return the layer of the kernels found for problems that differ in m alone.
 
-    Where `found` holds a reason instead of a kernel, one library computes all such m from one copy.
+    Where `found` holds none, one library computes all such m from one copy: the one that most of
+    them were compared with.
     """
     kernels: list[AnyKernel] = [one for one in found if isinstance(one, Kernel)]
     without = {
         problem.m: one
         for problem, one in zip(problems, found, strict=True)
-        if not isinstance(one, Kernel)
+        if isinstance(one, NoKernel)
     }
     if without:
         rows = Rows(low=min(rows.low for rows in without), high=max(rows.high for rows in without))
+        compared = Counter(one.compared_with for one in without.values() if one.compared_with)
         kernels.append(
             FallbackKernel(
                 problem=replace(problems[0], m=rows),
-                reason=" ".join(dict.fromkeys(without.values())),
+                reason=" ".join(dict.fromkeys(one.reason for one in without.values())),
                 threads=threads,
+                compared_with=next((one for one, _count in compared.most_common(1)), None),
             )
         )
     return Layer(kernels)

@@ -9,7 +9,7 @@ from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import IsaFeature
-from gemm_tuner.domain.measurement import Ratio
+from gemm_tuner.domain.measurement import Library, Ratio
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -75,6 +75,22 @@ class SignedRatio(PayloadModel):
         return Ratio(median=self.median, low=self.low, high=self.high, of_minimums=self.of_minimums)
 
 
+class SignedLibrary(PayloadModel):
+    """The library that a kernel was compared with."""
+
+    text: str
+    package: str
+
+    @classmethod
+    def of(cls, library: Library) -> Self:
+        """Return the signed form of `library`."""
+        return cls(text=library.text, package=library.package)
+
+    def to_domain(self) -> Library:
+        """Return the library."""
+        return Library(text=self.text, package=self.package)
+
+
 class VerdictPayload(PayloadModel):
     """A verdict as it is signed. `problem` and `candidate` are text forms.
 
@@ -91,6 +107,7 @@ class VerdictPayload(PayloadModel):
     complete: bool
     candidate: str | None
     ratio: SignedRatio | None
+    compared_with: SignedLibrary | None = None  # not in answers of older services
     artifact: SignedArtifact | None
     issued_at: AwareDatetime
     expires_at: AwareDatetime
@@ -101,7 +118,7 @@ class VerdictPayload(PayloadModel):
         cls, verdict: Verdict, *, issued_at: datetime, expires_at: datetime, serial: int
     ) -> Self:
         """Return the payload of `verdict`; the same arguments give the same payload."""
-        artifact, ratio = verdict.artifact, verdict.ratio
+        artifact, ratio, measurement = verdict.artifact, verdict.ratio, verdict.measurement
         return cls(
             problem=verdict.problem.text,
             cpu_key=verdict.cpu_key,
@@ -112,6 +129,7 @@ class VerdictPayload(PayloadModel):
             complete=verdict.complete,
             candidate=verdict.candidate.text if verdict.candidate else None,
             ratio=SignedRatio.of(ratio) if ratio else None,
+            compared_with=SignedLibrary.of(measurement.library) if measurement else None,
             artifact=SignedArtifact.of(artifact) if artifact else None,
             issued_at=issued_at,
             expires_at=expires_at,

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.measurement import Library
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.reason import reason_for
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Verdict
-from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.libraries.fallback import FallbackKernel, NoKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.layer import Layer, make_layer
 from gemm_tuner.runtime.load import Kernel, load_kernel
@@ -26,8 +27,8 @@ from gemm_tuner.tuning.sweep_shared import split_budget, sweep_shared
 class Tuned:
     """The verdict on a problem, the trials it rests on, and what to call.
 
-    `kernel` is the winner, or, where the baseline is faster, the same computed by oneDNN, or else
-    NumPy, with the reason.
+    `kernel` is the winner, or, where the baseline is faster, the same computed by that library, or
+    by the best that can be called here, with the reason.
     """
 
     verdict: Verdict
@@ -74,7 +75,10 @@ def tune(
         is_stopped=lambda: False,
     )
     kernel = _kernel_of(result.verdict, repository, cpu, threads) or FallbackKernel(
-        problem=asked, reason=_reason(result.verdict), threads=threads
+        problem=asked,
+        reason=_reason(result.verdict),
+        threads=threads,
+        compared_with=_library(result.verdict),
     )
     return Tuned(verdict=result.verdict, finalists=result.finalists, kernel=kernel)
 
@@ -152,7 +156,9 @@ def tune_layer(
     )
     verdicts = [one.chosen.verdict for one in sharing.kernels]
     found = [
-        _kernel_of(verdict, repository, cpu, threads) or _reason(verdict) for verdict in verdicts
+        _kernel_of(verdict, repository, cpu, threads)
+        or NoKernel(reason=_reason(verdict), compared_with=_library(verdict))
+        for verdict in verdicts
     ]
     return TunedLayer(sharing=sharing, layer=make_layer(problems, found, threads=threads))
 
@@ -163,6 +169,10 @@ def _kernel_of(verdict: Verdict, repository: Repository, cpu: Cpu, threads: int)
     if artifact is None or binary is None:
         return None
     return load_kernel(binary, artifact=artifact, cpu=cpu, threads=threads, reason=_reason(verdict))
+
+
+def _library(verdict: Verdict) -> Library | None:
+    return verdict.measurement.library if verdict.measurement else None
 
 
 def _reason(verdict: Verdict) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from libraries import take_onednn_away
+from libraries import take_libraries_away
 from served import CANDIDATE, PROBLEM, Edit, Site, keep_trial
 
 from gemm_tuner import Client
@@ -36,6 +36,7 @@ from gemm_tuner.errors import (
     StoreFailed,
 )
 from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.libraries.finish import built_finish
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.store.database import open_database
@@ -123,10 +124,32 @@ def test_a_faster_baseline_is_what_computes(build: Build, tmp_path: Path) -> Non
     _assert_computes(kernel, PROBLEM)
 
 
+@pytest.mark.parametrize("baseline", ["onednn 3.2.0", "openblas 0.3.31 + pass"])
+def test_the_library_that_was_faster_is_what_computes(
+    baseline: str, build: Build, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/slow.sqlite3"
+    repository = Repository(open_database(url))
+    keep_trial(repository, build, cpu=detect_cpu(), speed=0.5, baseline=baseline)
+    slow = Site.at(url, tmp_path / "key.pem", repository)
+
+    with slow.serving() as address:
+        client = Client(address, cache_dir=tmp_path / "cache")
+        kernel = client.kernel(PROBLEM)
+        layer = client.layer(PROBLEM.n, PROBLEM.k, m=[8], epilogue="bias+relu")
+
+    for one in (kernel, *layer.kernels):
+        assert isinstance(one, FallbackKernel)
+        assert f"The comparison was with {baseline}" in one.reason
+    if built_finish() is not None:
+        assert kernel.library.split()[0] == baseline.split(maxsplit=1)[0]
+    _assert_computes(kernel, PROBLEM)
+
+
 def test_without_the_faster_baseline_numpy_computes_and_says_why(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take_onednn_away(monkeypatch)
+    take_libraries_away(monkeypatch)
     url = f"sqlite:///{tmp_path}/slow.sqlite3"
     repository = Repository(open_database(url))
     keep_trial(repository, build, cpu=detect_cpu(), speed=0.5)

@@ -10,6 +10,7 @@ from planted_times import plant_speeds
 import gemm_tuner
 from gemm_tuner.domain.verdict import Decision
 from gemm_tuner.errors import InvalidEpilogue, InvalidProblem, InvalidSetting, NotEnoughCpus
+from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.runtime.load import Kernel
 
 PROBLEM = "f32 1..12x33x20 nk bias+gelu_erf+add"
@@ -37,6 +38,21 @@ def test_tune_returns_a_kernel_that_computes_the_layer(
     assert tuned.finalists
     # The two gelus differ by less than 5e-4 everywhere.
     np.testing.assert_allclose(y, gelu + residual, atol=1e-3)
+
+
+def test_the_baseline_computes_where_it_is_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_speeds(monkeypatch, repeat(0.5))
+    url = f"sqlite:///{tmp_path}/records.sqlite3"
+
+    tuned = gemm_tuner.tune(PROBLEM, budget_s=1, db_url=url)
+
+    assert tuned.verdict.measurement is not None
+    compared = tuned.verdict.measurement.library
+    assert isinstance(tuned.kernel, FallbackKernel)
+    assert f"The comparison was with {compared.text}" in tuned.kernel.reason
+    assert compared.is_version_of(tuned.kernel.library) or "instead" in tuned.kernel.reason
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from libraries import take_onednn_away
+from libraries import take_libraries_away
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.inputs import InputKind, make_inputs
@@ -45,7 +45,7 @@ def make_kernel(problem: Problem, threads: int) -> Kernel:
 )
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401 - a function of a problem
     if request.param == "NumPy":
-        take_onednn_away(monkeypatch)
+        take_libraries_away(monkeypatch)
 
     def make_one(text: str) -> AnyKernel:
         problem = Problem.parse(text)

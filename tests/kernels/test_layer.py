@@ -13,9 +13,10 @@ from gemm_tuner.build.compile import Build, compile_kernels
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.measurement import Library
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
-from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.libraries.fallback import FallbackKernel, NoKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.layer import Layer, make_layer
 from gemm_tuner.runtime.load import Kernel, load_kernel
@@ -183,14 +184,20 @@ def test_what_is_not_packed_for_the_layer_is_refused(
 
 def test_one_library_computes_where_there_are_no_kernels(kernels: dict[str, Kernel]) -> None:
     problems = [problem(rows) for rows in ("1", "4", "16", "40")]
-    found: Sequence[Kernel | str] = [kernels["1"], "slow", kernels["16"], "not tuned"]
+    openblas = Library(text="openblas 0.3.31 + pass", package="numpy 2.4.6")
+    found: Sequence[Kernel | NoKernel] = [
+        kernels["1"],
+        NoKernel(reason="slow", compared_with=openblas),
+        kernels["16"],
+        NoKernel(reason="not tuned"),
+    ]
 
     layer = make_layer(problems, found, threads=1)
 
     fallback = layer.kernels[-1]
     assert isinstance(fallback, FallbackKernel)
     assert fallback.problem.m.text == "4..40"
-    assert fallback.reason.startswith("slow not tuned")
+    assert fallback.reason.startswith("slow not tuned The comparison was with openblas 0.3.31")
     assert len(layer.formats) == 2
     for rows in (1, 2, 4, 16, 30, 40, 50):
         assert_computes(layer, rows)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from libraries import expected_of, take_onednn_away
+from libraries import expected_of, take_libraries_away
 
 from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.reference import compute_expected
@@ -22,6 +22,7 @@ from gemm_tuner.errors import BaselineMissing, InvalidArray, InvalidSetting
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.libraries.onednn import open_onednn
 from gemm_tuner.libraries.onednn_layer import OneDnnLayer
+from gemm_tuner.libraries.openblas import open_openblas
 from gemm_tuner.machine.detect import ISA_VARIABLE
 
 SEED = 3
@@ -32,16 +33,18 @@ needs_onednn = pytest.mark.baseline("onednn")
 @pytest.fixture(params=[pytest.param("onednn", marks=needs_onednn), "numpy"])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "numpy":
-        take_onednn_away(monkeypatch)
+        take_libraries_away(monkeypatch)
     name: str = request.param
     return name
 
 
 @pytest.fixture
-def fresh_onednn() -> Iterator[None]:
-    open_onednn.cache_clear()
+def fresh_libraries() -> Iterator[None]:
+    for opened in (open_onednn, open_openblas):
+        opened.cache_clear()
     yield
-    open_onednn.cache_clear()
+    for opened in (open_onednn, open_openblas):
+        opened.cache_clear()
 
 
 def _fallback(text: str, threads: int | None = None) -> FallbackKernel:
@@ -221,13 +224,14 @@ def test_calls_at_the_same_time_do_not_disturb_each_other(library: str) -> None:
         assert set(pool.map(call, range(400))) == {None}, library
 
 
-@pytest.mark.usefixtures("fresh_onednn")
+@pytest.mark.usefixtures("fresh_libraries")
 def test_without_the_wheel_numpy_computes_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(wheel: str, _library: str, *, install: str) -> None:
         raise BaselineMissing(f"{wheel} is not installed; run: {install}.")
 
     monkeypatch.setattr("gemm_tuner.libraries.onednn.find_in_wheel", refuse)
     monkeypatch.setattr("gemm_tuner.libraries.onednn._SYSTEM_FOLDERS", ())
+    monkeypatch.setattr("gemm_tuner.libraries.openblas_layer.built_finish", lambda: None)
 
     kernel = _fallback("bf16 5x7x9")
 
@@ -240,7 +244,7 @@ def test_without_the_wheel_numpy_computes_and_says_why(monkeypatch: pytest.Monke
 
 
 @needs_onednn
-@pytest.mark.usefixtures("fresh_onednn")
+@pytest.mark.usefixtures("fresh_libraries")
 def test_without_openmp_numpy_computes_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_path: str, **_mode: int) -> None:
         raise OSError("libgomp.so.1: cannot open shared object file")
@@ -360,7 +364,7 @@ def test_out_must_not_be_an_operand(library: str) -> None:
 @needs_onednn
 def test_weights_of_another_library_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = _fallback("f32 4x3x2")
-    take_onednn_away(monkeypatch)
+    take_libraries_away(monkeypatch)
     other = _fallback("f32 4x3x2").pack(np.ones((3, 2), np.float32))
 
     with pytest.raises(InvalidArray, match="has the layout 'numpy"):

@@ -1,3 +1,4 @@
+import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -63,6 +64,20 @@ def test_the_payload_says_what_is_served() -> None:
     assert payload.artifact.to_domain() == make_trial().artifact
     assert payload.ratio is not None
     assert payload.ratio.median == pytest.approx(1.25)
+    assert payload.compared_with is not None
+    assert TUNED.measurement is not None
+    assert payload.compared_with.to_domain() == TUNED.measurement.library
+
+
+def test_a_verdict_of_a_service_that_names_no_library_is_read(
+    key_pair: KeyPair, pinned: dict[str, bytes]
+) -> None:
+    facts = json.loads(make_payload().to_bytes())
+    del facts["compared_with"]
+
+    verdict = open_verdict(sign_verdict(json.dumps(facts).encode(), key_pair), pinned, NOW)
+
+    assert verdict.compared_with is None
 
 
 def test_of_two_verdicts_the_later_day_and_then_the_serial_says_which_is_older() -> None:

@@ -1,7 +1,6 @@
 """The OpenBLAS that NumPy brings along: its product, and passes for what it lacks."""
 
 import ctypes
-import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from gemm_tuner.bench.workload import Workload, aligned_copy
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.errors import BaselineMissing
+from gemm_tuner.libraries.openblas import OpenBlasLibrary, find_openblas
 from gemm_tuner.machine.memory import address_of
 
 
@@ -59,19 +59,17 @@ class OpenBlas(AnyBaseline):
                 f"OpenBLAS does not compute {types.text}; choose another baseline."
             )
         try:
-            library = ctypes.CDLL(str(self._path), mode=ctypes.RTLD_GLOBAL)
+            # The loop finds its functions among the names that are visible to all.
+            library = OpenBlasLibrary(ctypes.CDLL(str(self._path), mode=ctypes.RTLD_GLOBAL))
             driver = ctypes.CDLL(str(self._driver))
-            library.scipy_openblas_get_config64_.restype = ctypes.c_char_p
-            config = library.scipy_openblas_get_config64_().decode()
         except (OSError, AttributeError) as error:
             raise BaselineMissing(
                 f"the OpenBLAS of NumPy does not load: {error}; install NumPy from its wheel."
             ) from error
-        library.scipy_openblas_set_num_threads64_(ctypes.c_int(workload.threads))
+        library.set_threads(workload.threads)
         runner = _OpenBlasRunner(driver, self._pass, workload)
-        version = re.search(r"\d+\.\d+\.\d+", config)
         passes = " + pass" if runner.has_passes else ""
-        self.text = f"openblas {version[0] if version else 'unknown'}{passes}"
+        self.text = f"{library.text}{passes}"
         self.implementation = "product in f32, then a pass" if passes else "product in f32"
         return runner
 
@@ -105,20 +103,6 @@ class _OpenBlasRunner(CRunnerOfArray):
             after.struct if after else PassStruct(),
         )
         super().__init__(driver.openblas_time, ctypes.byref(layer), w)
-
-
-def find_openblas() -> Path:
-    """Return the library that NumPy uses.
-
-    Raises:
-        BaselineMissing: it uses another one.
-    """
-    folder = Path(np.__file__).parent.parent / "numpy.libs"
-    for path in folder.glob("libscipy_openblas64_*.so"):
-        return path
-    raise BaselineMissing(
-        f"no OpenBLAS lies beside NumPy ({folder}); install NumPy from its wheel."
-    )
 
 
 def _find(materials: Materials) -> list[Copy]:

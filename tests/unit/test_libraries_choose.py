@@ -1,0 +1,202 @@
+"""What computes in the place of a kernel is the library that kernels were compared with."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import pytest
+from libraries import expected_of
+
+from gemm_tuner.bench.drivers import build_drivers
+from gemm_tuner.bench.inputs import InputKind, make_inputs
+from gemm_tuner.bench.tolerance import find_error
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.domain.measurement import Library, Measurement, Raced, Timing
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.libraries.finish import load_finish
+from gemm_tuner.libraries.onednn import Installed, find_onednn, installed_onednn, open_onednn
+from gemm_tuner.libraries.onednn_layer import OneDnnLayer
+from gemm_tuner.libraries.openblas import open_openblas
+from gemm_tuner.machine.detect import detect_cpu
+
+SEED = 5
+OPENBLAS = Library(text="openblas 0.3.31 + pass", package="numpy 2.4.6")
+needs_onednn = pytest.mark.baseline("onednn")
+needs_openblas = pytest.mark.baseline("openblas")
+
+
+@pytest.fixture(autouse=True)
+def with_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the pass be there where the package was not built."""
+    library = load_finish(build_drivers(find_toolchain(), detect_cpu()).finish)
+    for module in ("onednn_layer", "openblas_layer"):
+        monkeypatch.setattr(f"gemm_tuner.libraries.{module}.built_finish", lambda: library)
+
+
+def _fallback(text: str, compared_with: Library | None, threads: int | None = 1) -> FallbackKernel:
+    return FallbackKernel(
+        problem=Problem.parse(text),
+        reason="A test asked for it.",
+        threads=threads,
+        compared_with=compared_with,
+    )
+
+
+def _assert_right(kernel: FallbackKernel, kind: InputKind = InputKind.NORMAL) -> None:
+    inputs = make_inputs(kernel.problem, kind, SEED)
+    operands: dict[str, Any] = {**inputs.operands}
+    packed = kernel.pack(inputs.w, scales=inputs.scales, zero_points=inputs.zero_points)
+    out = kernel(inputs.x, packed, **operands)
+    assert find_error(expected_of(kernel, inputs), np.asarray(out)) is None
+
+
+@needs_openblas
+@pytest.mark.parametrize("threads", [None, 1, 2])
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        ("f32 5x7x9 nk none", ""),
+        ("f32 1x7x9 kn bias+gelu_erf", " + pass"),
+        ("f32 1x70x90 nk bias+mish+add", " + pass"),
+        ("f32 20x33x65 kn row_scale+elu:0.5+mul", " + pass"),
+        ("bf16 20x33x65 nk bias+silu", " + pass"),
+        ("bf16_bf16_f32_f32 5x1x9 kn none", " + pass"),
+        ("f16 5x7x9 nk bias+add", " + pass"),
+        ("f32_s4 5x64x70 nk:g32 bias", " + pass with weights of f32"),
+        ("bf16_u8 0..5x7x70 kn:g32 row_scale+bias", " + pass with weights of bf16"),
+    ],
+)
+def test_openblas_computes_where_it_was_the_fastest(
+    text: str, passes: str, threads: int | None
+) -> None:
+    kernel = _fallback(text, OPENBLAS, threads)
+
+    assert kernel.library == f"{open_openblas().text}{passes}"
+    assert kernel.reason == (
+        "A test asked for it. The comparison was with openblas 0.3.31 + pass."
+        if OPENBLAS.is_version_of(open_openblas().text)
+        else "A test asked for it. The comparison was with openblas 0.3.31 + pass, which is not "
+        f"installed here: {kernel.library} computes instead."
+    )
+    _assert_right(kernel)
+
+
+@needs_openblas
+def test_openblas_keeps_nan_and_infinity_and_reads_rows_at_any_distance() -> None:
+    kernel = _fallback("f32 20x33x65 nk bias", OPENBLAS)
+    _assert_right(kernel, InputKind.SPECIAL)
+    inputs = make_inputs(kernel.problem, InputKind.NORMAL, SEED)
+    x = np.full((20, 70), 77, np.float32)
+    x[:, :65] = inputs.x
+    out = np.full((20, 40), 77, np.float32)
+
+    y = kernel(x[:, :65], kernel.pack(inputs.w), out=out[:, :33], bias=inputs.operands["bias"])
+
+    assert find_error(expected_of(kernel, inputs), np.asarray(y)) is None
+    assert np.array_equal(out[:, 33:], np.full((20, 7), 77, np.float32))
+
+
+@needs_openblas
+def test_threads_of_openblas_are_those_of_the_calls_that_run_now() -> None:
+    library = open_openblas()
+    with library.in_threads(None) as usual:
+        pass
+    both_run = Barrier(2)
+
+    def call(_number: int) -> int:
+        with library.in_threads(1):
+            both_run.wait(timeout=20)
+            with library.in_threads(None) as used:
+                return used
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(call, range(2))) == [1, 1]
+    with library.in_threads(None) as after:
+        assert after == usual
+
+
+@needs_onednn
+def test_of_several_onednn_the_package_of_the_verdict_computes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "libdnnl.so.3"
+    shutil.copy(find_onednn(), other)
+    both = (*installed_onednn(), Installed(other, "onednn-of-a-test 9.9", 0.0))
+    monkeypatch.setattr("gemm_tuner.libraries.choose.installed_onednn", lambda: both)
+    version = open_onednn().text
+
+    found = [
+        _fallback("f32 5x7x9 nk bias", Library(text=version, package=one.package)) for one in both
+    ]
+
+    libraries = []
+    for kernel in found:
+        layer: Any = kernel._layer
+        assert isinstance(layer, OneDnnLayer)
+        libraries.append(layer._form.product.library)
+        assert kernel.reason.endswith(f"The comparison was with {version}.")
+        _assert_right(kernel)
+    assert libraries[-1] is open_onednn(other)
+    assert libraries[0] is not libraries[-1]
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    ("text", "compared_with", "reason"),
+    [
+        (
+            "f32 5x7x9 nk bias",
+            Library(text="onednn 99.1.2", package="onednn 2099.1"),
+            "The comparison was with onednn 99.1.2, which is not installed here: onednn 3.",
+        ),
+        (
+            "f32 5x7x9 nk bias",
+            Library(text="onnxruntime 1.31.1"),
+            "The comparison was with onnxruntime 1.31.1, which is not called from here: onednn 3.",
+        ),
+        (
+            "u8_s8_s32_s32 5x7x9",
+            OPENBLAS,
+            "0.3.31 + pass. oneDNN computes instead of OpenBLAS: OpenBLAS does not compute",
+        ),
+        ("f32 5x7x9 nk bias", None, "A test asked for it."),
+    ],
+)
+def test_where_it_cannot_be_had_the_best_computes_and_the_reason_says_so(
+    text: str, compared_with: Library | None, reason: str
+) -> None:
+    kernel = _fallback(text, compared_with)
+
+    assert kernel.library.startswith("onednn 3.")
+    assert reason in kernel.reason
+    _assert_right(kernel)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "raced", "package"),
+    [
+        ("onednn 3.13.0", ("onednn 3.13.0", "onednn 3.2.0"), "package 0"),
+        ("onednn 3.2.0 + pass", ("openblas 0.3.31", "onednn 3.2.0"), "package 1"),
+        ("mkl 2026.2.0", ("onednn 3.2.0",), ""),
+        ("mkl 2026.2.0", (), ""),
+    ],
+)
+def test_the_library_of_a_measurement_has_the_package_that_was_raced(
+    baseline: str, raced: tuple[str, ...], package: str
+) -> None:
+    timing = Timing(calls_per_sample=1, samples_ns=(10, 10))
+    measurement = Measurement(
+        candidate=timing,
+        baseline=baseline,
+        baseline_timing=timing,
+        raced=tuple(
+            Raced(package=f"package {place}", baseline=text, call_ns=1.0 + place)
+            for place, text in enumerate(raced)
+        ),
+    )
+
+    assert measurement.library == Library(text=baseline, package=package)
