@@ -86,11 +86,12 @@ def choose_library(problem: Problem, threads: int | None, compared_with: Library
     word = compared_with.text.partition(" ")[0] if compared_with else _ROWS[0].word
     package = compared_with.package if compared_with else ""
     refusals: dict[str, str] = {}
-    for row in sorted(_ROWS, key=lambda row: row.word != word):
+    named = [(row, package) for row in _ROWS if row.word == word]
+    for row, wanted in dict.fromkeys([*named, *((row, "") for row in _ROWS)]):
         try:
-            layer = row.make(problem, threads, package if row.word == word else "")
+            layer = row.make(problem, threads, wanted)
         except BaselineMissing as refusal:
-            refusals[row.word] = str(refusal)
+            refusals.setdefault(row.word, str(refusal))
             continue
         return Chosen(layer=layer, remark=_remark(row.name, layer, word, refusals, compared_with))
     numpy = NumpyLayer(problem)
@@ -111,6 +112,6 @@ def _remark(
     if compared_with.is_version_of(layer.text):
         return f"{said}."
     if word in refusals:
-        return f"{said}. {name} computes instead of {names[word]}: {refusals[word]}"
+        return f"{said}. {layer.text} computes instead: {refusals[word]}"
     why = "which is not installed here" if word in names else "which is not called from here"
     return f"{said}, {why}: {layer.text} computes instead."

@@ -43,6 +43,7 @@ class OpenBlasLayer:
         if plain.types.x.is_integer or plain.types.w.is_integer:
             raise BaselineMissing(f"OpenBLAS does not compute {plain.types.text}.")
         self._library = open_openblas()
+        self._openmp = system_openmp()  # here: it tells a forked child by what process it was made
         self._pass = built_finish()
         self._converts_x = plain.types.x is not DType.F32
         self._finishes = bool(plain.epilogue.steps) or plain.types.y is not DType.F32
@@ -99,7 +100,6 @@ class OpenBlasLayer:
         if threads == 1:
             Finish(operations, source, target).run(self._pass)
             return
-        openmp = system_openmp()
-        with openmp.in_threads(threads) as usable:
-            one = Finish(operations, source, target, team=openmp.team(usable or threads))
+        with self._openmp.in_threads(threads) as usable:
+            one = Finish(operations, source, target, team=self._openmp.team(usable or threads))
             one.run(self._pass)

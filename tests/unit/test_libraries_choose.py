@@ -1,6 +1,9 @@
 """What computes in the place of a kernel is the library that kernels were compared with."""
 
+import os
 import shutil
+import signal
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -119,6 +122,26 @@ def test_threads_of_openblas_are_those_of_the_calls_that_run_now() -> None:
         assert after == usual
 
 
+@needs_openblas
+def test_a_forked_child_computes_by_openblas() -> None:
+    kernel = _fallback("f32 64x96x128 nk bias+relu", OPENBLAS, threads=2)
+    _assert_right(kernel)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends a child that hangs
+        try:
+            _assert_right(kernel)
+        except BaseException:  # noqa: BLE001 - the child must not go on with the tests
+            os._exit(1)
+        os._exit(0)
+    _child, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
 @needs_onednn
 def test_of_several_onednn_the_package_of_the_verdict_computes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -145,6 +168,25 @@ def test_of_several_onednn_the_package_of_the_verdict_computes(
 
 
 @needs_onednn
+def test_where_the_package_does_not_load_another_onednn_computes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "libdnnl.so.3"
+    broken.write_text("no library")
+    both = (*installed_onednn(), Installed(broken, "onednn-of-a-test 9.9", 0.0))
+    monkeypatch.setattr("gemm_tuner.libraries.choose.installed_onednn", lambda: both)
+
+    kernel = _fallback(
+        "f32 5x7x9 nk bias", Library(text="onednn 9.9.0", package="onednn-of-a-test 9.9")
+    )
+
+    assert kernel.library == open_onednn().text
+    assert f"with onednn 9.9.0. {kernel.library} computes instead: " in kernel.reason
+    assert "does not load" in kernel.reason
+    _assert_right(kernel)
+
+
+@needs_onednn
 @pytest.mark.parametrize(
     ("text", "compared_with", "reason"),
     [
@@ -161,7 +203,7 @@ def test_of_several_onednn_the_package_of_the_verdict_computes(
         (
             "u8_s8_s32_s32 5x7x9",
             OPENBLAS,
-            "0.3.31 + pass. oneDNN computes instead of OpenBLAS: OpenBLAS does not compute",
+            "computes instead: OpenBLAS does not compute u8",
         ),
         ("f32 5x7x9 nk bias", None, "A test asked for it."),
     ],
