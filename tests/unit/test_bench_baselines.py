@@ -13,10 +13,12 @@ from gemm_tuner.bench.baselines.choose import (
     Race,
     baseline_rows,
     choose_baselines,
+    least_time_s,
 )
 from gemm_tuner.bench.baselines.onednn import OneDnn
-from gemm_tuner.bench.drivers import build_drivers
+from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct, build_drivers
 from gemm_tuner.bench.inputs import InputKind, make_inputs
+from gemm_tuner.bench.regimes import WeightCopies
 from gemm_tuner.bench.workload import Runner, Workload, make_workload
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.measurement import Raced
@@ -171,6 +173,43 @@ def test_the_winner_of_an_earlier_race_is_the_baseline_until_something_is_instal
 
     assert (again.baselines[0].text, again.raced) == ("one", earlier)
     assert after_installing.baselines[0].text == "new"
+
+
+class NewThreads:
+    """A runner whose threads share one core for the first `samples` samples: calls take longer."""
+
+    packed_weight_bytes = 0
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self.waited_ns = 0
+
+    def pack(self, address: int) -> None:
+        """Do nothing: there are no weights."""
+
+    def sample(
+        self, _weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
+    ) -> SampleStruct:
+        """Return a sample of calls of 1 ms, or of 3 ms while threads wait for a core."""
+        del warm_up_calls
+        self.samples -= 1
+        elapsed_ns = timed_calls * (3_000_000 if self.samples >= 0 else 1_000_000)
+        self.waited_ns += elapsed_ns // 2 if self.samples >= 0 else 0
+        return SampleStruct(elapsed_ns, 0)
+
+
+@pytest.mark.parametrize(("disturbed", "least_s"), [(0, 0.001), (30, 0.001), (1000, 0.003)])
+def test_a_race_waits_for_a_core_for_each_thread_but_not_for_ever(
+    disturbed: int, least_s: float
+) -> None:
+    runner = NewThreads(disturbed)
+
+    found = least_time_s(
+        runner, WeightCopies(runner, 1, seed=0), 3_000_000, wait_ns=lambda: runner.waited_ns
+    )
+
+    assert found == pytest.approx(least_s)
+    assert runner.samples > disturbed - 200
 
 
 def test_all_that_are_named_and_usable_are_chosen() -> None:

@@ -21,6 +21,7 @@ from gemm_tuner.domain.epilogue import NO_EPILOGUE
 from gemm_tuner.domain.measurement import Raced
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import BaselineMissing, InvalidSetting, NotEnoughMemory, TrialFailed
+from gemm_tuner.machine.processors import thread_wait_ns
 
 AUTO = "auto"
 
@@ -35,7 +36,9 @@ _ROUNDINGS_TO_Y = 4.0
 _CLOSE = 1.5
 _SAMPLES = 7
 _SAMPLE_NS = 300_000
-_LONG_NS = 20_000_000  # of all samples: enough of them
+_LONG_NS = 20_000_000  # of all calm samples: enough of them
+_LONGEST_NS = 400_000_000  # of all samples
+_WAITED_SHARE = 0.1  # of a calm sample, in which threads waited for a core
 _LEAST_SAMPLES = 3
 _LONG_CALL_NS = 200_000_000  # of which one is enough
 _MOST_CALLS = 1000
@@ -369,18 +372,32 @@ def check_baseline(
     error = find_error(Expected(values=expected.values, bounds=bounds), workload.y)
     if error is not None:
         return error
-    return _least_time_s(runner, weights, int(sample.elapsed_ns))
+    return least_time_s(runner, weights, int(sample.elapsed_ns))
 
 
-def _least_time_s(runner: Runner, weights: WeightCopies, first_ns: int) -> float:
-    """Return the least time of a call in a few samples, in seconds."""
-    least_ns, spent_ns, samples = float(first_ns), 0, 0
-    while spent_ns < _LONG_NS or samples < _LEAST_SAMPLES:
+def least_time_s(
+    runner: Runner,
+    weights: WeightCopies,
+    first_ns: int,
+    wait_ns: Callable[[], int] = thread_wait_ns,
+) -> float:
+    """Return the least time of a call in a few calm samples, in seconds.
+
+    Threads that were just started may share one core for some time, and a call then takes three
+    times as long: samples are taken until enough had a core for each thread, or too many had none.
+    """
+    least_ns, calm_ns, spent_ns, calm_samples = float(first_ns), 0, 0, 0
+    while (calm_ns < _LONG_NS or calm_samples < _LEAST_SAMPLES) and spent_ns < _LONGEST_NS:
         if least_ns >= _LONG_CALL_NS:
             break
         calls = max(1, min(_MOST_CALLS, int(_SAMPLE_NS / max(1.0, least_ns))))
+        waited_before_ns = wait_ns()
         sample = runner.sample(weights.struct, warm_up_calls=0, timed_calls=calls)
+        waited_ns = wait_ns() - waited_before_ns
         least_ns = min(least_ns, sample.elapsed_ns / calls)
-        spent_ns += max(int(sample.elapsed_ns), _LONG_NS // _SAMPLES)
-        samples += 1
+        taken_ns = max(int(sample.elapsed_ns), _LONG_NS // _SAMPLES)
+        spent_ns += taken_ns
+        if waited_ns <= _WAITED_SHARE * sample.elapsed_ns:
+            calm_ns += taken_ns
+            calm_samples += 1
     return least_ns / 1e9
