@@ -1,4 +1,4 @@
-"""Build what is in C, where a compiler and Python's headers are.
+"""Build the C extensions, where there are a compiler and Python's headers.
 
 gemm_tuner/runtime/_native is the call path: without it, kernels are called through ctypes.
 gemm_tuner/libraries/_finish is the pass after the product of a library: without it, NumPy does it.

@@ -1,11 +1,11 @@
-"""Print what one call of the smallest kernel takes, by each way to call it, and beyond the kernel.
+"""Print the time of one call of the smallest kernel, each way to call it, and beyond the kernel.
 
     python benchmarks/call_cost.py
 
 The kernels compute relu(x @ w + bias) for one element of each. The first table is of whole calls,
-with the loop around them. The second is of calls with `out=`: beyond the kernel is what is left of
-a call without what the same kernel takes, called as often from C on the same memory, and without a
-loop of Python that does nothing. All three are timed in turn, and the medians are printed.
+with the loop around them. The second is of calls with `out=`. "Beyond the kernel" is the time of a
+call, less that of the same kernel called as often from C on the same memory, less that of an empty
+loop of Python. All three are timed in turn, and the medians are printed.
 """
 
 import time
@@ -57,7 +57,7 @@ WAYS = {
 
 
 def main() -> None:
-    """Time each way, and what is beyond the kernel, with the arrays of each library here."""
+    """Time each way to call, and the time beyond the kernel, for the arrays of each library."""
     print(f"Python {python_version()}, NumPy {np.__version__}")
     if NATIVE is None:
         print("gemm_tuner.runtime._native is not built: all calls go through ctypes")
@@ -127,7 +127,7 @@ def print_ways(smallest: Smallest) -> None:
 
 
 def print_beyond(calls: Mapping[str, tuple[Smallest, Mapping[str, object]]]) -> None:
-    """Print what calls take, the kernel in them, the loop around them, and what is left."""
+    """Print the times of calls, of the kernel in them, of the loop around them, and the rest."""
     timers = {
         name: timeit.Timer(WAYS["out= given"], globals=smallest.names(arrays))
         for name, (smallest, arrays) in calls.items()

@@ -192,7 +192,7 @@ def head_lines(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def condition_lines(summary: Summary, commands: str) -> Iterator[str]:
-    """Yield on what and with what was measured, and by which commands."""
+    """Yield the machine, the software and the commands of a measurement."""
     yield "## Conditions\n"
     yield f"- CPU: {summary.cpu}, {summary.cpu_key}"
     yield f"- Linux {', '.join(summary.linux)}"

@@ -53,7 +53,7 @@ def sharing_lines(layers: Sequence[SharedLayer]) -> Iterator[str]:
 
 
 def _cells(option: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the kernel and its speed; where the baseline is faster, that is what is used."""
+    """Return the kernel and its speed, or the baseline and 1 where that is faster."""
     if option["candidate"] is None:
         return "oneDNN", ratio_text(1.0)
     ratio = option["ratio"]

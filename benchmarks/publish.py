@@ -39,7 +39,7 @@ _MAKES = r"epyc|ryzen|threadripper|xeon|core|atom"
 
 
 def main(plan: Plan, *, name: str, docs: Path, is_plan_only: bool) -> int:
-    """Run what is left of the plan for the CPU called `name` and return the exit code."""
+    """Run the rest of the plan for the CPU called `name` and return the exit code."""
     print_plan(plan)
     if is_plan_only:
         return 0
@@ -59,7 +59,7 @@ def main(plan: Plan, *, name: str, docs: Path, is_plan_only: bool) -> int:
 
 
 def print_plan(plan: Plan) -> None:
-    """Print what is left to do and how long it may take."""
+    """Print the remaining steps and how long they may take."""
     total_s = 0.0
     for name, commands in plan.pieces().items():
         left = plan.left_of(commands)

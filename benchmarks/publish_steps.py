@@ -88,7 +88,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is measured, with what budget for each layer, and where everything is.
+    """The steps of a measurement, the budget for each layer, and the places of files.
 
     `steps` are those to run, by their places among all. `results` keeps what was measured;
     `shapes`, from the root of the checkout, is a file of layers, or a folder that has those which

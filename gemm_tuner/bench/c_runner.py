@@ -1,4 +1,4 @@
-"""What runners have in common whose calls a driver of bench/native makes in a loop in C."""
+"""Runners whose calls are a loop in C, in a driver of bench/native."""
 
 import ctypes
 from collections.abc import Callable

@@ -37,7 +37,7 @@ _BACKWARDS = (True,)
 _BOTH_ORDERS = (False, True)
 
 
-class _Care(StrEnum):
+class _Extent(StrEnum):
     """In how many ways a number of rows is checked."""
 
     FULL = "full"
@@ -49,7 +49,7 @@ class _Care(StrEnum):
 class _Scenario:
     """How the arrays of some calls lie, and how these calls are cut.
 
-    `parts` says for each degree of care into how many parts the calls are cut. `orders` says for
+    `parts` says for each extent into how many parts the calls are cut. `orders` says for
     each run of a call whether the parts run from the last to the first. A `batch` has this many
     products, each of the same rows in another order.
     """
@@ -59,7 +59,7 @@ class _Scenario:
     padding: int
     orders: tuple[bool, ...]
     batch: int = 1
-    parts: dict[_Care, tuple[int, ...]]
+    parts: dict[_Extent, tuple[int, ...]]
 
 
 # Arrays touch a guard page with either end while the call is cut into one part and into the
@@ -67,15 +67,15 @@ class _Scenario:
 # fmt: off
 _SCENARIOS = (
     _Scenario(kind=InputKind.EXACT,   flush=Flush.END,   padding=0, orders=_FORWARDS,
-              parts={_Care.FULL: (1, _PREFERRED), _Care.LARGE: (1,), _Care.TAIL: (1,)}),
+              parts={_Extent.FULL: (1, _PREFERRED), _Extent.LARGE: (1,), _Extent.TAIL: (1,)}),
     _Scenario(kind=InputKind.EXACT,   flush=Flush.START, padding=3, orders=_FORWARDS, batch=3,
-              parts={_Care.FULL: (3, 4), _Care.TAIL: (_PREFERRED,)}),
+              parts={_Extent.FULL: (3, 4), _Extent.TAIL: (_PREFERRED,)}),
     _Scenario(kind=InputKind.NORMAL,  flush=Flush.START, padding=3, orders=_BACKWARDS,
-              parts={_Care.FULL: (1, _PREFERRED), _Care.LARGE: (_PREFERRED,)}),
+              parts={_Extent.FULL: (1, _PREFERRED), _Extent.LARGE: (_PREFERRED,)}),
     _Scenario(kind=InputKind.SPECIAL, flush=Flush.END,   padding=5, orders=_BOTH_ORDERS,
-              parts={_Care.FULL: (3, 4), _Care.LARGE: (_PREFERRED,)}),
+              parts={_Extent.FULL: (3, 4), _Extent.LARGE: (_PREFERRED,)}),
     _Scenario(kind=InputKind.SPECIAL, flush=Flush.START, padding=0, orders=_FORWARDS,
-              parts={_Care.LARGE: (1,)}),
+              parts={_Extent.LARGE: (1,)}),
 )
 # fmt: on
 
@@ -132,8 +132,8 @@ def verify(
         case = cases[scenario.kind]
         calls = [
             (rows, _resolve_parts(parts, library))
-            for rows, care in checks.items()
-            for parts in scenario.parts.get(_limit_care(care, problem.flop(rows)), ())
+            for rows, extent in checks.items()
+            for parts in scenario.parts.get(_limit_for_size(extent, problem.flop(rows)), ())
         ]
         if not calls:
             continue
@@ -151,8 +151,8 @@ def verify(
     return Finding(outcome=Outcome.CORRECT)
 
 
-def rows_to_check(rows: Rows, mr: int) -> dict[int, _Care]:
-    """Return the numbers of rows that stand for a range, each with the care it needs.
+def rows_to_check(rows: Rows, mr: int) -> dict[int, _Extent]:
+    """Return the numbers of rows that stand for a range, each with the extent of its checks.
 
     They are its ends, their neighbours and the middle, and the first two tiles of rows, so that
     every height of a last tile occurs.
@@ -160,14 +160,14 @@ def rows_to_check(rows: Rows, mr: int) -> dict[int, _Care]:
     marks = {rows.low, rows.low + 1, (rows.low + rows.high) // 2, rows.high - 1, rows.high}
     tails = range(rows.low, rows.low + 2 * mr + 1)
     return {
-        count: _Care.FULL if count in marks else _Care.TAIL
+        count: _Extent.FULL if count in marks else _Extent.TAIL
         for count in sorted(marks.union(tails))
         if count in rows
     }
 
 
-def _limit_care(care: _Care, flop: int) -> _Care:
-    return _Care.LARGE if care is _Care.FULL and flop > _LARGE_FLOP else care
+def _limit_for_size(extent: _Extent, flop: int) -> _Extent:
+    return _Extent.LARGE if extent is _Extent.FULL and flop > _LARGE_FLOP else extent
 
 
 def _resolve_parts(parts: int, library: KernelLibrary) -> int:

@@ -1,4 +1,4 @@
-"""What a process writes down before it dies, in memory shared with the process that watches it."""
+"""The notes of a process that may die, in memory shared with the process that watches it."""
 
 import ctypes
 import mmap

@@ -1,4 +1,4 @@
-"""What came of a candidate in a trial."""
+"""The result of a candidate in a trial."""
 
 from dataclasses import dataclass, field
 

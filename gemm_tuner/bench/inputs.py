@@ -235,7 +235,7 @@ def _plant_in_rows(random: np.random.Generator, matrix: Array, values: Sequence[
 
 
 def _special_values(problem: Problem, dtype: DType) -> tuple[float, ...]:
-    """Return what is planted among small numbers.
+    """Return the values to plant among small numbers.
 
     Infinity times zero is NaN: subnormal numbers stand beside infinities only where no instruction
     takes them for zero (those for bfloat16 do) and no product of two of them is zero.

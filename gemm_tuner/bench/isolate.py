@@ -259,7 +259,7 @@ class TrialHost:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    # A library finds out by itself what is best here, unless it is told otherwise.
+    # Settings in the environment would keep a library from choosing the best for this machine.
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(_TUNED_BY)
     }

@@ -1,4 +1,4 @@
-"""What the times of a plausible measurement lie between: what a call needs, and what is generous.
+"""The limits of a plausible measurement: the least time of a call, and a generous longest one.
 
 The margins are wide: what lies outside is not a fast kernel or a slow library, but a timing or a
 baseline that nobody should be shown.

@@ -1,4 +1,4 @@
-"""Passes in C before and after the product of a library, so that it computes a whole layer."""
+"""Passes in C around the product of a library, which then computes a whole layer."""
 
 import ctypes
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What one would run instead of a kernel for quantised weights: floating-point weights."""
+"""Floating-point weights, which run instead of a kernel for quantised ones."""
 
 from dataclasses import replace
 from typing import Any

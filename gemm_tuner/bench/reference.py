@@ -114,9 +114,9 @@ def _makes_anything(
 ) -> NDArray[np.bool_]:
     """Return where an infinite operand makes another result of each value that may be computed.
 
-    Of a number so small that a kernel may compute zero, as `gelu_erf` of -6, a product with
-    infinity may be an infinity or NaN. What is zero exactly makes NaN; what was rounded to zero,
-    and might have become one, does not.
+    A kernel may compute zero for a small number, such as `gelu_erf` of -6, whose product with
+    infinity may then be an infinity or NaN. An exact zero makes NaN; a number that was rounded to
+    zero, and might have become one, may make either.
     """
     least = kind.reference(np, values - bounds, operand)
     greatest = kind.reference(np, values + bounds, operand)
@@ -132,7 +132,7 @@ def round_to_y(finished: Expected, types: OperandTypes) -> Expected:
     """
     if types.y_holds_sums:
         return finished
-    # Rounding keeps the order: what is computed lies between the rounded ends of what it may be.
+    # Rounding keeps the order: results lie between the rounded ends of the range.
     with np.errstate(invalid="ignore", over="ignore"):
         least = _rounded(finished.values - finished.bounds, types.y)
         greatest = _rounded(finished.values + finished.bounds, types.y)
@@ -161,5 +161,5 @@ def _rounded(values: NDArray[np.float64], y: DType) -> NDArray[np.float64]:
 
 
 def _only_finite(values: NDArray[np.float64], bounds: NDArray[np.float64]) -> NDArray[np.float64]:
-    # NaN and infinities are exact: their bound must not spread to what is computed from them.
+    # NaN and infinities are exact: their bound must not spread to later steps.
     return np.where(np.isfinite(values), bounds, 0.0)

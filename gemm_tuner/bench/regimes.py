@@ -18,7 +18,7 @@ _COLD_TOTAL_OVER_L3 = 8
 _LEAST_COLD_OVER_L3 = 2  # of each of several candidates, whose turns push out what it has read
 _FASTEST_READ_BYTES_PER_NS = 64
 _UNKNOWN_L3_BYTES = 32 << 20
-# What is about as large as L3 settles there slowly: on the same machine, after another block of the
+# Data about as large as L3 settles there slowly. On the same machine, after another block of the
 # same size, a block of 32 MiB is read at 43 GB/s the first time, at 66 the fifth and at 90 from the
 # 15th on. Half as much settles in four calls; four times as much always comes from memory.
 _SETTLING_OVER_L3 = (0.5, 4.0)

@@ -1,4 +1,4 @@
-"""What one core can do at most: multiply-adds, and reads of what a call must touch."""
+"""The limits of one core: multiply-adds, and reads of all that a call must touch."""
 
 import ctypes
 from pathlib import Path
@@ -62,7 +62,7 @@ class ReadLoop:
         self._others[:] = 0
 
     def pack(self, address: int) -> None:
-        """Write zeros: what is read does not matter, only that it is there."""
+        """Write zeros: the values do not matter, but the pages must exist."""
         ctypes.memset(address, 0, self.packed_weight_bytes)
 
     def sample(

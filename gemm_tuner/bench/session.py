@@ -73,7 +73,7 @@ from gemm_tuner.machine.processors import (
 from gemm_tuner.runtime.load import Kernel, load_kernel
 
 # Bytes for each element of an input and of the result: three kinds of inputs in float32, their
-# exact results and bounds in float64, and what is alive while they are computed.
+# exact results and bounds in float64, and temporaries.
 _BYTES_PER_INPUT_ELEMENT = 32
 _BYTES_PER_RESULT_ELEMENT = 96
 
@@ -90,7 +90,7 @@ _SLOWEST_EMULATED_FLOP_PER_S = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a session works on. The problem is in its text form, because steps hold functions."""
+    """The arguments of a session. The problem is in its text form, because steps hold functions."""
 
     problem_text: str
     threads: int

@@ -96,7 +96,7 @@ _DIAGNOSTIC = re.compile(r"kernel\.c(?:pp)?:(?P<line>\d+):\d+: (?:fatal )?error:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """A compiled kernel: what is known of it, its source and its bytes."""
+    """A compiled kernel: its description, its source and its bytes."""
 
     artifact: Artifact
     source: Source

@@ -1,4 +1,4 @@
-"""`gemm-tuner cpu`: what this machine offers, and what keeps the rest from being used."""
+"""`gemm-tuner cpu`: the features of this machine, and why others cannot be used."""
 
 from typing import Any
 

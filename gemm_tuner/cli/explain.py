@@ -28,7 +28,7 @@ def explain(
     db: options.DatabaseUrl = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Print each step of the lookup ladder for a layer, and what it rests on."""
+    """Print each step of the lookup for a layer, and the evidence for it."""
     layout = options.with_groups(w_layout, groups)
     problem = Problem.create(m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue)
     problem.check_work()

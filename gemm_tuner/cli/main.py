@@ -44,7 +44,7 @@ COMMANDS = {
     "bench":          "Time the best stored kernels beside all baselines at once; exit 1 if a "
                       "verdict is refuted",
     "resolve":        "Print the verdict for a layer; exit with 1 if no kernel is to be used",
-    "explain":        "Print each step of the lookup ladder for a layer, and what it rests on",
+    "explain":        "Print each step of the lookup for a layer, and the evidence for it",
     "source":         "Print the generated source of the winner, or of any candidate, or write its "
                       "library",
     "verify":         "Prove that one candidate is right, and record it; do not time it",

@@ -111,7 +111,7 @@ class _Picture:
 
     def __init__(self, lines: Sequence[PlotLine]) -> None:
         self._lines = sorted(lines, key=lambda line: -line.shares[KERNEL])
-        self._callees = list(dict.fromkeys(name for line in self._lines for name in line.shares))
+        self._runners = list(dict.fromkeys(name for line in self._lines for name in line.shares))
         contexts = {line.context for line in lines}
         self._common_context = contexts.pop() if len(contexts) == 1 else None
         names = [(_short(line.name), self._detail(line)) for line in self._lines]
@@ -135,7 +135,7 @@ class _Picture:
         yield '<rect class="page" width="100%" height="100%"/>'
         context = f"{self._common_context}: " if self._common_context else ""
         yield _text(_MARGIN, _ROW, f"{context}speed over the roofline", 'font-weight="bold"')
-        for name, (x, y) in zip(self._callees, self._legend, strict=True):
+        for name, (x, y) in zip(self._runners, self._legend, strict=True):
             yield self._marker(name, x, y)
             yield _text(x + 10, y + 4, name)
         yield from self._bands()
@@ -147,7 +147,7 @@ class _Picture:
     def _legend_places(self) -> Iterator[tuple[float, float]]:
         """Yield the centre of each runner's marker in the legend, over as many rows as it takes."""
         x, y = _MARGIN + _RADIUS, 2.0 * _ROW
-        for name in self._callees:
+        for name in self._runners:
             width = _LEGEND_GAP + _CHARACTER * len(name)
             if x + width > self._width and x > 2 * _MARGIN:
                 x, y = _MARGIN + _RADIUS, y + _ROW
@@ -179,7 +179,7 @@ class _Picture:
     def _marker(self, name: str, x: float, y: float) -> str:
         if name == KERNEL:
             return f'<circle class="c0" cx="{x:.1f}" cy="{y:.1f}" r="{_RADIUS}"/>'
-        turn = [runner for runner in self._callees if runner != KERNEL].index(name)
+        turn = [runner for runner in self._runners if runner != KERNEL].index(name)
         colour = 1 + turn % (len(_COLOURS) - 1)
         outline = _OUTLINES[turn % len(_OUTLINES)]
         return f'<path class="c{colour}" d="M{x:.1f} {y:.1f}{outline}"/>'

@@ -69,13 +69,13 @@ def serve(
         signing_key_path=key or default_key_path(),
         default_cpu=detect_cpu(),
     )
-    # What cannot be opened is told here, in one line: inside the server it would be a traceback.
+    # Failures to open are reported here, in one line; inside the server they would be tracebacks.
     open_database(settings.database_url).dispose()
     for file in (database_file(settings.database_url), settings.signing_key_path):
         if file is not None:
             check_owned(file)
     key_id = KeyPair.load_or_create(settings.signing_key_path).key_id
-    # The server hands a signal on when it has stopped: its default would skip what is cleaned up.
+    # The stopped server raises the signal again; the default handler would skip the clean-up.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _listen(socket_path, host, port) as listener, suppress(KeyboardInterrupt):
         print_message(f"Serving at {url_of(listener)}; its interface is at /docs.")

@@ -148,7 +148,7 @@ def _packed_bytes(option: Option, cpu: Cpu, repository: Repository) -> int:
 
 
 def print_shared(shared: SharedLayer, max_loss: float) -> None:
-    """Print what each m uses beside what is best for it alone, and the memory that it takes."""
+    """Print the kernel of each m beside the best for it alone, and the memory they take."""
     sharing = shared.sharing
     print_table(
         f"Shared weights: {shared.title}, {context_text(shared.context)}",

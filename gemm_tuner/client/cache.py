@@ -1,7 +1,6 @@
 """The client's private directory: artifacts by their sha256, signed answers by what was asked.
 
-What is read from here is checked like what comes from the network, so a damaged entry costs a
-fetch and nothing else.
+Entries are checked like answers from the network, so a damaged one costs a fetch and nothing else.
 """
 
 import logging

@@ -127,7 +127,7 @@ class Client:
         Args:
             problem: a problem, or its text such as `f32 128x3072x768 nk bias+gelu_erf`.
             threads: how many threads will share a call; the kernel then uses as many.
-            regime: what is in the caches when it is called, `hot` or `cold_weights`.
+            regime: the state of the caches when it is called, `hot` or `cold_weights`.
 
         Raises:
             InvalidInput: the problem, threads or regime cannot be used.
@@ -164,7 +164,7 @@ class Client:
             epilogue: steps such as `bias+gelu_erf`.
             w_layout: `nk` or `kn`, with groups `nk:g128`.
             threads: how many threads will share a call.
-            regime: what is in the caches when it is called, `hot` or `cold_weights`.
+            regime: the state of the caches when it is called, `hot` or `cold_weights`.
             max_loss: the share of its speed that each m may lose so that weights are shared.
 
         Raises:
@@ -298,11 +298,11 @@ class Client:
     ) -> None:
         """Check that verdicts are not older than those kept for the same questions.
 
-        Whoever is between client and service could else bring back a kernel that was found wrong
-        since, or the service one from before its database was restored.
+        Otherwise someone between client and service could bring back a kernel that was found wrong
+        since, or the service could, from before its database was restored.
 
         Raises:
-            ServiceUnreachable: one is older; what is kept serves better.
+            ServiceUnreachable: one is older; the kept ones serve better.
         """
         try:
             envelopes = kept()

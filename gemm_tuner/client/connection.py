@@ -1,6 +1,6 @@
-"""Connections that end: to a TCP port or to a Unix socket of this user, until one deadline.
+"""Connections with one deadline, to a TCP port or to a Unix socket of this user.
 
-Each operation may take what is left of the time of the whole ask, so that a service that sends a
+Each operation may take the rest of the time of the whole ask, so that a service that sends a
 byte now and then cannot hold its caller.
 """
 

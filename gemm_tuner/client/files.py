@@ -1,4 +1,4 @@
-"""Reading files that someone else may have put there: no waiting, no end of memory."""
+"""Read files that someone else may have put there, without waiting, up to a bounded size."""
 
 import os
 import stat

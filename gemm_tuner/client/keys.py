@@ -135,7 +135,7 @@ class KnownKeys:
 
     @contextmanager
     def _changing(self) -> Iterator[dict[str, Keys]]:
-        """Yield what is known, and write what became of it; one process at a time."""
+        """Yield the known keys and write them back changed; one process at a time."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Finding something once for all threads that want it, and different things side by side."""
+"""Find a thing once for all threads that want it, and different things in parallel."""
 
 from collections.abc import Callable, Hashable
 from concurrent.futures import CancelledError, Future
@@ -23,7 +23,7 @@ class Once(Generic[Question, Found]):
         self._lock = Lock()
 
     def find(self, question: Question, look: Callable[[], Found]) -> Found:
-        """Return what is known, or else what `look` returns; one thread looks, others wait for it.
+        """Return the known answer, or that of `look`; one thread looks, and the others wait for it.
 
         An error of `look` is raised in all of them.
         """
@@ -44,7 +44,7 @@ class Once(Generic[Question, Found]):
 
     def _look(self, question: Question, look: Callable[[], Found], mine: "Future[Found]") -> Found:
         try:
-            # Another thread may have found it between the look at what is known and the lock.
+            # Another thread may have found it before this one took the lock.
             known = self._known.get(question)
             found = look() if known is None else known
             if self._keeps(found):

@@ -182,7 +182,7 @@ def _ends_in_part_of_tile(problem: Problem, family: MicroKernelFamily) -> bool:
 def _reads_weights_once(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> bool:
     """Return whether a call loads each tile of weights once, and they do not fit L2 until the next.
 
-    They come from memory then, and would only drive out of L1 what is used again.
+    They come from memory then, and would only evict reused data from L1.
     """
     return (
         Can.READ_WEIGHTS_ONCE in family.can

@@ -12,7 +12,7 @@ ABI_VERSION = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """What is known of a kernel binary without loading it.
+    """The description of a kernel binary, known without loading it.
 
     `toolchain` names the compiler and its version, and `flags` are those that it was given; the
     same compiler, flags and source give the same bytes. Records of old do not know the flags.

@@ -30,7 +30,7 @@ class LoopOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocking:
-    """Cache blocks in elements, the order of the loops, and what is done beside the arithmetic.
+    """Cache blocks in elements, the order of the loops, and options such as packing and prefetch.
 
     Each field has a word in `WORDS`, and is decided by an axis in `space/axes/`, which says what
     it does and when.
@@ -63,7 +63,7 @@ class Blocking:
 
     @property
     def extras(self) -> list[str]:
-        """Return the words for what is done beside the arithmetic, in blocks and an order."""
+        """Return the words of the options, besides blocks and order."""
         words = [word.text(self) for word in WORDS if word.unsaid is not None]
         return [word for word in words if word is not None]
 

@@ -68,7 +68,7 @@ class DType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What is to be known of an element type."""
+    """The facts of an element type."""
 
     size_bits: int
     cpp: str

@@ -41,7 +41,7 @@ class LibraryLayer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A layer, and what is to be said of the choice, as sentences or nothing."""
+    """A layer, and remarks on the choice in sentences, or none."""
 
     layer: LibraryLayer
     remark: str

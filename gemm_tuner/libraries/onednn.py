@@ -28,7 +28,7 @@ _LIBRARY = "libdnnl.so.3"
 _OPENMP = "libgomp"  # not in the wheel
 _MISSING = re.compile(r"(?P<name>[^/: ]+): cannot open shared object file")
 _MOST_NEEDED = 20
-_SYCL_CPU = "libintelocl.so"  # the driver by which SYCL knows the CPU
+_SYCL_CPU = "libintelocl.so"  # SYCL's driver of the CPU
 _SYCL_START_S = 1.0
 
 DATA_TYPES = {
@@ -119,7 +119,7 @@ class OneDnnObject:
 
     @property
     def address(self) -> int:
-        """Return the address by which oneDNN knows the object."""
+        """Return the address of the object, which oneDNN takes as a handle."""
         return self._as_parameter_.value or 0
 
     def __del__(self) -> None:

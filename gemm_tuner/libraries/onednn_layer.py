@@ -28,7 +28,7 @@ from gemm_tuner.libraries.plain import plain_problem, plain_weights, text_with_p
 from gemm_tuner.machine.memory import address_of, allocate_aligned
 
 _SUM = np.dtype(np.int32)
-_ROUNDS = 5  # of calls by which spellings are compared, after one that does not count
+_ROUNDS = 5  # of calls that compare spellings, after one that does not count
 _LONG_S = 0.05  # of all rounds: enough of them
 
 

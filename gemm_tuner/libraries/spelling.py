@@ -61,7 +61,7 @@ class Spelling:
 
     @property
     def text(self) -> str:
-        """Return what is fused and what is not: `1 of 2 steps fused, then a pass`."""
+        """Return the share of fused steps in words: `1 of 2 steps fused, then a pass`."""
         steps = len(self.problem.epilogue.steps)
         parts = []
         if self.converts_x:

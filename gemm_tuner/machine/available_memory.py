@@ -26,7 +26,7 @@ def check_memory(needed_bytes: int, purpose: str) -> None:
 
 
 def available_memory_bytes() -> int:
-    """Return what is available to this process: of the machine, and in its control group."""
+    """Return the memory available to this process: of the machine, and in its control group."""
     fields = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     machine = next(int(words[1]) << 10 for words in fields if words[0] == "MemAvailable:")
     left = [

@@ -1,4 +1,4 @@
-"""What the processors did between two moments: for this process, for others, and for nobody."""
+"""The use of the processors between two moments: by this process, by others, and idle."""
 
 import os
 import resource

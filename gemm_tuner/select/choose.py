@@ -1,4 +1,4 @@
-"""The lookup ladder: from a question to a verdict with its reasons."""
+"""Look up the verdict for a question, step by step, with its reasons."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ _LADDER = (exact, sibling, bucket, same_model, predicted)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A verdict, and one sentence for each step of the ladder that was tried.
+    """A verdict, and one sentence for each step of the lookup that was tried.
 
     `confirmed` are the trials of all kernels that could be served in the place of the verdict's.
     """

@@ -1,4 +1,4 @@
-"""From trials to a verdict."""
+"""Derive a verdict from trials."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""What one step of the lookup ladder answers, and the verdict it draws from trials."""
+"""The answer of one step of the lookup, and the verdict that it derives from trials."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

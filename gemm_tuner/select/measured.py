@@ -1,4 +1,4 @@
-"""The steps for the very problem that was asked: on this CPU, then on its siblings."""
+"""The steps for exactly the problem asked: on this CPU, then on its siblings."""
 
 from collections.abc import Collection
 

@@ -1,4 +1,4 @@
-"""The lookup for a CPU whose features are not all usable: what was timed where more of them are.
+"""The step for a CPU with unusable features: kernels timed on the same model with more of them.
 
 So it is where the system refuses the permission to use AMX, or a virtual machine hides a feature.
 """

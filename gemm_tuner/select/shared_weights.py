@@ -38,7 +38,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedKernel:
-    """What to use for one problem beside the others, what is best for it alone, and why."""
+    """The kernel for one problem among others, the best for it alone, and why."""
 
     best: Option
     chosen: Option

@@ -1,4 +1,4 @@
-"""An axis of the space as a row: what of a blocking it decides, and how."""
+"""A row for an axis of the space: the fields of a blocking that it decides, and how."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""THE table of micro-kernel families, and of what they are made of.
+"""The table of micro-kernel families and their parts.
 
 Adding a family is adding a row here, and a template where it computes in a new way.
 """

@@ -1,6 +1,6 @@
-"""What is tried first with a register tile: on each axis its first choice, and the rivals of it.
+"""The first choices for a register tile: the first on each axis, and alternatives to it.
 
-A rival is there where measurements, or CPUs, do not agree which of two ways is faster.
+An alternative stands where measurements or CPUs disagree about which of two ways is faster.
 """
 
 from collections.abc import Iterator

@@ -81,7 +81,7 @@ class Repository:
         return added
 
     def add_build(self, artifact: Artifact, *, binary: bytes, source_text: str) -> None:
-        """Keep a binary and its source. What is already there stays.
+        """Keep a binary and its source. Those already there stay.
 
         Raises:
             StoreFailed: the bytes are not those that `artifact` names.
@@ -89,7 +89,7 @@ class Repository:
         self._keep_build(_insert_new, artifact, binary, source_text)
 
     def replace_build(self, artifact: Artifact, *, binary: bytes, source_text: str) -> None:
-        """Keep a binary and its source in the place of what is there, which was damaged.
+        """Replace a damaged binary and its source.
 
         Raises:
             StoreFailed: the bytes are not those that `artifact` names.

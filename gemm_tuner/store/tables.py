@@ -92,7 +92,7 @@ class SourceRow(Base):
 
 
 class ArtifactRow(Base):
-    """A kernel binary, compressed, with what is known of it."""
+    """A kernel binary, compressed, with its description."""
 
     __tablename__ = "artifacts"
 

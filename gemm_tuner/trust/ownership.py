@@ -1,4 +1,4 @@
-"""Whether nobody else can change what a service signs by, or with."""
+"""Check that nobody else can change the database or the key of a service."""
 
 import os
 import stat

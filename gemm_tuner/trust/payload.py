@@ -138,7 +138,7 @@ class VerdictPayload(PayloadModel):
 
     @property
     def age(self) -> tuple[datetime, int]:
-        """Return what is smaller of an older verdict for the same question."""
+        """Return the age as a key: an older verdict for the same question has a smaller one."""
         return (self.issued_at, self.serial)
 
     def to_bytes(self) -> bytes:

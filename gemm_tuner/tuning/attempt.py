@@ -61,7 +61,7 @@ class Attempts:
     _failed: dict[Candidate, Trial] = field(default_factory=dict)
 
     def compile(self, candidates: Sequence[Candidate]) -> None:
-        """Compile what is new of some candidates, all together."""
+        """Compile the new ones of some candidates, all together."""
         new = [one for one in candidates if not self._is_known(one)]
         sources = [_source(self.problem, candidate, self.render) for candidate in new]
         builds = compile_kernels(sources, toolchain=self.toolchain)

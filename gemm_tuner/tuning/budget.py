@@ -34,7 +34,7 @@ class Budget:
         return self.remaining_s <= 0.0
 
     def share(self, parts: float) -> "Budget":
-        """Return a budget of one of `parts` equal shares of what is left, starting now."""
+        """Return a budget of one of `parts` equal shares of the rest, starting now."""
         return Budget(seconds=self.remaining_s / parts, clock=self.clock)
 
 

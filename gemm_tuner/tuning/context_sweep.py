@@ -52,7 +52,7 @@ class ContextSweep:
     alone: Candidate | None = None
     again: bool = False
     patience: Patience = field(init=False)
-    _speeds: dict[Candidate, float] = field(default_factory=dict)  # by which rounds are compared
+    _speeds: dict[Candidate, float] = field(default_factory=dict)  # compares rounds
     _ratios: dict[Candidate, float] = field(default_factory=dict)  # over the baseline, in a round
     _call_ns: dict[Candidate, float] = field(default_factory=dict)
     _trials: list[Trial] = field(default_factory=list)
@@ -151,7 +151,7 @@ class ContextSweep:
         return True
 
     def _race(self, batch: Sequence[Candidate], *, is_certain: bool = False) -> bool:
-        """Time what is new of a batch; return whether there was time for all of it."""
+        """Time the new ones of a batch; return whether there was time for all."""
         new = [one for one in dict.fromkeys(batch) if one not in self._speeds]
         if not new:
             return True
@@ -263,7 +263,7 @@ class ContextSweep:
             default=None,
         )
 
-    def _time(self, candidates: Sequence[Candidate], care: Sampling) -> dict[Candidate, float]:
+    def _time(self, candidates: Sequence[Candidate], sampling: Sampling) -> dict[Candidate, float]:
         """Return the speeds over the baseline's, in the same rounds, of those that did not fail.
 
         What decides is timed once more if it took longer than before, and then that counts; and
@@ -274,26 +274,26 @@ class ContextSweep:
         if not candidates:
             return {}
         earlier = tuple(self._trials)
-        trials = self._time_once(candidates, care)
-        if care is not RACE:
+        trials = self._time_once(candidates, sampling)
+        if sampling is not RACE:
             if is_slower_than_before(trials, earlier):
-                trials = self._time_once([trial.candidate for trial in trials], care)
+                trials = self._time_once([trial.candidate for trial in trials], sampling)
             while self._is_disturbed(trials) and self._wait():
-                trials = self._time_once([trial.candidate for trial in trials], care)
+                trials = self._time_once([trial.candidate for trial in trials], sampling)
         for trial in trials:
             if trial.measurement is not None:
                 self._learn(trial.candidate, trial.measurement)
         return {one: self._ratios[one] for one in candidates if one in self._speeds}
 
-    def _time_once(self, candidates: Sequence[Candidate], care: Sampling) -> list[Trial]:
+    def _time_once(self, candidates: Sequence[Candidate], sampling: Sampling) -> list[Trial]:
         trials = self.attempts.time(
             candidates,
             self.context,
-            stage=care.stage,
-            pairs=care.affordable_pairs(
+            stage=sampling.stage,
+            pairs=sampling.affordable_pairs(
                 len(candidates), call_s=self._call_s, budget_s=self.whole_budget.seconds
             ),
-            sample_ns=care.sample_ns,
+            sample_ns=sampling.sample_ns,
         )
         self._trials += trials
         return trials

@@ -1,4 +1,4 @@
-"""Sweeps that came to their end: what they found is the answer, and nothing is timed again."""
+"""Finished sweeps: their results are the answer, and nothing is timed again."""
 
 from collections.abc import Sequence
 from dataclasses import replace

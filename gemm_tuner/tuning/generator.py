@@ -1,4 +1,4 @@
-"""What identifies the generator: all that decides which kernels a sweep tries, and their bytes.
+"""The identity of the generator: all that decides the kernels a sweep tries, and their bytes.
 
 The list of its modules is computed: everything that the search, the renderer and the compiler
 import, however far.

@@ -48,7 +48,7 @@ def start_host(
 def start_host_while_compiling(
     space: Space, first: Sequence[Candidate], settings: SweepSettings, race: Race
 ) -> TrialHost:
-    """Return a server; while it prepares, what is tried first is compiled, into the cache.
+    """Return a server; while it prepares, the first candidates are compiled into the cache.
 
     When it is ready, no more of that begins: what the sweep needs at once goes first.
     """

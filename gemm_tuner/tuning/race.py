@@ -16,7 +16,7 @@ def find_race(trials: Sequence[Trial], settings: SweepSettings, *, threads: int)
     Args:
         trials: what earlier sweeps of the problem on this CPU gave.
         settings: the budget of the sweep.
-        threads: of the calls; what is fastest on one need not be so on several.
+        threads: of the calls; the fastest library on one may not be so on several.
     """
     limit_s = _SHARE_OF_BUDGET * settings.budget_s
     present = set(raced_packages(limit_s))

@@ -1,4 +1,4 @@
-"""Build again what the store has lost of the kernels that verdicts rest on; their records stand."""
+"""Rebuild kernels of verdicts that the store has lost; their records stand."""
 
 from collections.abc import Callable, Iterable
 

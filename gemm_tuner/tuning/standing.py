@@ -1,4 +1,4 @@
-"""Which earlier trials still stand: those of a kernel that would be compiled from the same now."""
+"""Decide which earlier trials still stand: those whose kernel would be made of the same now."""
 
 from functools import lru_cache
 

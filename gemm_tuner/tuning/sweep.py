@@ -125,7 +125,7 @@ def _search_contexts(
     is_stopped: Callable[[], bool],
     again: bool,
 ) -> dict[ExecutionContext, SweepResult]:
-    """Search one context after the other, each with its share of what is left of the budget.
+    """Search one context after the other, each with its share of the remaining budget.
 
     The best of one are tried early in the next.
     """

@@ -50,7 +50,7 @@ def tune(
     Args:
         problem: a `Problem`, or its text such as `f32 128x3072x768 nk bias+relu`.
         threads: how many threads will share a call; the kernel then uses as many.
-        regime: what is in the caches when it is called, `hot` or `cold_weights`.
+        regime: the state of the caches when it is called, `hot` or `cold_weights`.
         budget_s: the time to spend, in seconds.
         again: measure anew what was tuned before.
         db_url: the database for the records, as an SQLAlchemy URL; None for the user's own.
@@ -116,7 +116,7 @@ def tune_layer(
         epilogue: steps such as `bias+gelu_erf`.
         w_layout: `nk` or `kn`, with groups `nk:g128`.
         threads: how many threads will share a call.
-        regime: what is in the caches when it is called, `hot` or `cold_weights`.
+        regime: the state of the caches when it is called, `hot` or `cold_weights`.
         max_loss: the share of its speed that each m may lose so that weights are shared.
         budget_s: the time to spend on each m, in seconds.
         again: measure anew what was tuned before.

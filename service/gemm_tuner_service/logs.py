@@ -1,4 +1,4 @@
-"""A log of bounded volume: whoever sends requests cannot fill a disk with what is said of them."""
+"""A log of bounded volume: requests cannot fill a disk with messages."""
 
 import logging
 import time

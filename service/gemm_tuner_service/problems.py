@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem documents: one table from what happened to what is answered."""
+"""Errors as RFC 9457 problem documents: one table from errors to answers."""
 
 import logging
 from collections.abc import Sequence

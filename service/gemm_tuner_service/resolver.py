@@ -39,7 +39,7 @@ class Resolver:
         Raises:
             InvalidProblem: the problem multiplies nothing.
         """
-        # Of what is known before the choice: one made of more never looks older than it is.
+        # Taken before the choice: a verdict made of later trials never looks older than it is.
         serial = self.repository.newest_trial(problem)
         match = choose(self.repository, problem, cpu=cpu, context=context)
         return self._signed(match.verdict, match.explain, now, serial)

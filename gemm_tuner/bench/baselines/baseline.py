@@ -1,4 +1,4 @@
-"""What a baseline is, and the row by which a library becomes one."""
+"""A baseline, and the row that makes a library one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

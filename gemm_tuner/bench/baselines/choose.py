@@ -146,7 +146,7 @@ def choose_baselines(
         names: of rows; `auto` stands for the fastest of those that are raced.
         rows: the libraries.
         find: the installed copies of one, or `BaselineMissing`.
-        check: what is wrong with the results of a baseline, or what was learnt if nothing is.
+        check: returns the fault in the results of a baseline, or what was learnt of a right one.
         race: how `auto` is decided.
 
     Raises:
@@ -336,7 +336,7 @@ def _enter(name: str, copy: Copy, check: Check, reasons: _Reasons) -> CheckedBas
 def learn_of_baseline(
     baseline: Baseline, problem: Problem, case: Case, *, threads: int
 ) -> Checked | str:
-    """Return what is wrong with a baseline in words, or what was learnt of it if nothing is."""
+    """Return the fault of a baseline in words, or what was learnt of it if it is right."""
     baseline.preload()
     is_quiet = len(list(Path("/proc/self/task").iterdir())) == 1
     checked = check_baseline(baseline, problem, case, threads=threads)

@@ -33,7 +33,7 @@ from gemm_tuner.libraries.onednn_matmul import OneDnnMatmul, usable_products
 from gemm_tuner.machine.memory import address_of
 
 _MOST_PASSES = 4  # BENCH_PASSES of bench/native/sample.h
-_SAMPLE_NS = 200_000  # of calls by which spellings are compared
+_SAMPLE_NS = 200_000  # of calls; compares spellings
 _MOST_CALLS = 100
 _SEED = 0
 
@@ -73,7 +73,7 @@ class OneDnn(AnyBaseline):
         self._spellings: dict[str, str] = {}  # what was chosen, by the text of the problem
 
     def preload(self) -> None:
-        """Load the library here: what is made of it is made in each fork."""
+        """Load the library here; each fork makes its own primitives."""
         load_library(self._path)
 
     @property

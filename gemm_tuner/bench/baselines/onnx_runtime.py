@@ -42,7 +42,7 @@ class OnnxRuntime(AnyBaseline):
         Raises:
             BaselineMissing: it is not installed.
         """
-        wheel_version("onnx", install=_INSTALL)  # by which its models are written
+        wheel_version("onnx", install=_INSTALL)  # writes its models
         self.text = f"onnxruntime {wheel_version(_WHEEL, install=_INSTALL)}"
 
     def prepare(self, workload: Workload) -> PythonRunner:

@@ -1,4 +1,4 @@
-"""Kernels of ours as baselines: one for want of a library, one to see what more threads bring."""
+"""Kernels of ours as baselines: one where no library is, one to show the gain of more threads."""
 
 from pathlib import Path
 

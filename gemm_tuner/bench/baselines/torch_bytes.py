@@ -71,7 +71,7 @@ def make_call_on_bytes(torch: Torch, workload: Workload, w: NDArray[Any]) -> Cal
             step(result)
         return result
 
-    y.copy_(run())  # calls have no y of their own: this is what is checked
+    y.copy_(run())  # calls have no y of their own; this one is checked
     return run if steps else call
 
 

@@ -107,7 +107,7 @@ def _make_call(torch: Torch, workload: Workload, w: NDArray[Any]) -> Callable[[]
         operand_of(torch, link) for link in split_chain(workload).others if _is_matrix(link)
     ]
     try:
-        y.copy_(compiled(x, *matrices))  # calls have no y of their own: this is what is checked
+        y.copy_(compiled(x, *matrices))  # calls have no y of their own; this one is checked
     except Exception as error:
         raise BaselineMissing(
             f"Inductor refuses {workload.problem.text}: {error}; choose another baseline."

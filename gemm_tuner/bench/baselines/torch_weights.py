@@ -113,7 +113,7 @@ def _make_call(
             step(result)
         return result
 
-    y.copy_(run())  # calls have no y of their own: this is what is checked
+    y.copy_(run())  # calls have no y of their own; this one is checked
     return run if steps else product
 
 

@@ -400,5 +400,5 @@ EXPORTED void finish_rows(const finish_call *call) {
     finish_part(call, 0, call->m);
 }
 
-/* The size of its argument, by which a caller of another version is told. */
+/* The size of its argument: a caller of another version has another. */
 EXPORTED const int64_t finish_call_bytes = sizeof(finish_call);

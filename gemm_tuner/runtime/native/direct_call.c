@@ -179,7 +179,7 @@ static PyMemberDef direct_call_members[] = {
 };
 
 static PyType_Slot direct_call_slots[] = {
-    {Py_tp_doc, "Calls a kernel straight away if all is as it should be, else `compute`."},
+    {Py_tp_doc, "Calls a kernel directly if every argument is valid, else `compute`."},
     {Py_tp_new, direct_call_new},
     {Py_tp_call, PyVectorcall_Call},
     {Py_tp_members, direct_call_members},

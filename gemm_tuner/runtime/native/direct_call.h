@@ -1,9 +1,9 @@
 /* DirectCall, the base class of gemm_tuner.runtime.load.Kernel.
  *
- * When every argument is as it should be, its __call__ goes straight to the kernel. On any doubt it
- * calls the method `compute` with the same arguments, which checks each and says what is wrong.
+ * If every argument is valid, its __call__ goes straight to the kernel. On any doubt it calls the
+ * method `compute` with the same arguments, which checks each and reports the fault.
  *
- * Arguments come by vectorcall: to make a tuple and a dictionary takes longer than the rest. */
+ * It uses vectorcall: making a tuple and a dictionary takes longer than all the rest. */
 #ifndef GEMM_TUNER_DIRECT_CALL_H
 #define GEMM_TUNER_DIRECT_CALL_H
 

@@ -40,8 +40,8 @@ typedef struct call_values {
 /* To be called once, before the others. Returns 0, or -1 with an exception set. */
 int kernel_call_init(void);
 
-/* Return the result, or NULL if an argument is not surely as it should be; with an exception only if
- * the call was interrupted. */
+/* Return the result, or NULL if an argument may be invalid. Only an interrupted call sets an
+ * exception. */
 PyObject *call_kernel(const kernel_facts *kernel, const call_values *values);
 
 #endif

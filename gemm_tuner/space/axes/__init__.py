@@ -1,8 +1,8 @@
 """The axes of the space: one file for one axis, in the order of their fields in `Blocking`.
 
-A file opens with what it decides, what is worth trying, and what is tried first and why, and ends
-with its row, `AXIS`; being in this folder is all that it takes. The order is that of the words in a
-candidate's text and of the moves of a search.
+A file says what the axis decides, what is worth trying and what is tried first, and ends with its
+row, `AXIS`. Files in this folder are found by themselves. The order is that of the words in the
+text of a candidate and of the moves of a search.
 """
 
 from collections.abc import Iterator

@@ -127,7 +127,7 @@ uint16_t emulator_half_multiply_add(uint16_t a, uint16_t b, uint16_t sum) {
     return half_of_double(result);
 }
 
-/* Return why the CPU would not do what is done here, or NULL. */
+/* Return why a CPU would refuse this, or NULL. */
 static const char *execute_half(uint8_t *area, const vfmadd231ph *operands) {
     uint32_t magic, mxcsr;
     memcpy(&magic, area + SOFTWARE_BYTES_AT, sizeof magic);
