@@ -22,7 +22,7 @@ SharedLayer = dict[str, Any]
 
 
 def read_documents(results: Path) -> list[dict[str, Any]]:
-    """Return what each run of bench wrote into the folder `results`, in the order of the names."""
+    """Return the output of each run of bench in the folder `results`, in the order of the names."""
     documents = []
     for path in sorted(results.glob("*.json")):
         document = json.loads(path.read_text())
@@ -34,7 +34,7 @@ def read_documents(results: Path) -> list[dict[str, Any]]:
 
 
 def read_shared(results: Path) -> list[SharedLayer]:
-    """Return what each sweep for several m of a layer wrote: the layers that share weights."""
+    """Return the output of each sweep for several m of a layer: the layers that share weights."""
     documents = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
     return [layer for document in documents for layer in document.get(SHARED, ())]
 
@@ -85,7 +85,7 @@ def subset_of(row: Row) -> str:
 
 
 def key_of(row: Row) -> str:
-    """Return what names a row among all: its section and its layer."""
+    """Return the name of a row among all: its section and its layer."""
     return f"{section_of(row)} {row['name']}"
 
 

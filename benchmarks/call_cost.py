@@ -93,7 +93,7 @@ class Smallest:
         self._weights = WeightCopies(self._runner, 1, SEED)
 
     def names(self, arrays: Mapping[str, object]) -> dict[str, object]:
-        """Return what the names in `WAYS` stand for."""
+        """Return the call that each name in `WAYS` stands for."""
         return {"kernel": self.kernel, "packed": self.packed, **arrays}
 
     def sample_s(self, calls: int) -> float:

@@ -101,7 +101,7 @@ class Jobs:
     """The file of jobs: the settings, then a line for each claim and each check."""
 
     def __init__(self, path: Path, settings: dict[str, float]) -> None:
-        """Read what is there, or begin.
+        """Read the file, or begin a new one.
 
         Raises:
             SystemExit: the file is of other settings.
@@ -157,7 +157,7 @@ class TimeLeft:
         self._done, self._begin_s = 0, time.monotonic()
 
     def tell(self, text: str) -> None:
-        """Say what came of a task, and how long the others will take."""
+        """Report the result of a task, and how long the others will take."""
         self._done += 1
         each_s = (time.monotonic() - self._begin_s) / self._done
         left = duration_text((self._tasks - self._done) * each_s)
@@ -280,7 +280,7 @@ def _bench(database: str, claim: Claim) -> Check:
 
 
 def _beside(baselines: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Return what was timed beside the baseline of a claim, or else beside its other version."""
+    """Return the timing beside the baseline of a claim, or else beside its other version."""
     of_version = [one for one in baselines if one["baseline"] == text]
     name = text.split(maxsplit=1)[0]
     return of_version or [one for one in baselines if one["baseline"].split()[0] == name]
@@ -304,7 +304,7 @@ def wait_until_calm(longest_s: float) -> bool:
 
 
 def report(jobs: Jobs) -> int:
-    """Print what was claimed and what became of it; return the exit code."""
+    """Print the claims and their checks; return the exit code."""
     print()
     for line in _report_lines(jobs):
         print(line)
@@ -339,7 +339,7 @@ def _report_lines(jobs: Jobs) -> Iterator[str]:
 
 
 def _kind(claim: Claim) -> str:
-    """Return what a sweep said in one word."""
+    """Return the answer of a sweep in one word."""
     if claim.doubt is None:
         return claim.decision
     return "refused" if claim.doubt.startswith("implausible") else "disturbed"

@@ -170,7 +170,7 @@ def heading(title: str) -> str:
 
 
 def head_lines(rows: Iterable[Row]) -> Iterator[str]:
-    """Yield what the numbers are."""
+    """Yield the meaning of the numbers."""
     product_only = {
         one["baseline"] for row in rows for one in row["baselines"] if one["computes"] == "product"
     }

@@ -112,7 +112,7 @@ def summarise(
 
 
 def read_summary(path: Path) -> Summary:
-    """Return what `Summary.write` wrote."""
+    """Return the summary that `Summary.write` wrote."""
     facts: dict[str, Any] = json.loads(path.read_text())
     facts["sections"] = tuple(_read_section(section) for section in facts["sections"])
     return Summary(**{name: _as_tuple(fact) for name, fact in facts.items()})

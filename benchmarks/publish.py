@@ -119,7 +119,7 @@ def keep_text(path: Path, text: str) -> None:
 
 
 def cpu_name(cpu: Cpu) -> str:
-    """Return what the report of a CPU is called: its make and its core, such as `epyc-zen4`."""
+    """Return the name of a CPU's report: its make and its core, such as `epyc-zen4`."""
     make = re.search(_MAKES, cpu.brand.lower())
     core = next((name for name, core in CORES.items() if core.is_of(cpu)), None)
     words = (make[0] if make else cpu.vendor.lower(), core or f"{cpu.family:x}-{cpu.model:x}")
@@ -171,7 +171,7 @@ def plan_of(asked: argparse.Namespace) -> Plan:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what reads the arguments."""
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("results", type=Path, help="a folder, which is made if it is not there")
     parser.add_argument("--proofs", action="store_true", help="prove the kernels first, by pytest")

@@ -115,7 +115,7 @@ class Plan:
         return left
 
     def _proofs(self) -> Iterator[Command]:
-        """Yield what this CPU is, and the proofs of the kernels that need it or its emulation."""
+        """Yield the facts of this CPU, and the proofs of kernels that need it or its emulation."""
         if self.has_proofs:
             yield Command(output="cpu.txt", arguments=("cpu",), expected_s=1.0)
             yield Command(
@@ -167,7 +167,7 @@ class Plan:
             )
 
     def _last(self) -> Iterator[Command]:
-        """Yield what is made of all records."""
+        """Yield the steps that need all records."""
         yield Command(output="model.txt", arguments=("model", "report"), expected_s=LAST_S)
         inside = self.records.is_relative_to(ROOT)
         records = self.records.relative_to(ROOT) if inside else self.records

@@ -87,7 +87,7 @@ class Report:
         return int(self._report.steps)
 
     def explain_death(self, status: int) -> tuple[Outcome, str]:
-        """Return what ended the child, whose exit code is `status` (negative for a signal)."""
+        """Return why the child ended with the exit code `status` (negative for a signal)."""
         crash = self._report.crash
         if crash.in_region:
             name = crash.region.decode()

@@ -36,7 +36,7 @@ _SUBNORMAL_UNIT_F16 = 2.0**-22
 
 
 class InputKind(StrEnum):
-    """What the elements of x and w are."""
+    """The kinds of elements of x and w."""
 
     # Floats normally distributed, with a few subnormal numbers; integers from all there are.
     NORMAL = "normal"
@@ -48,7 +48,7 @@ class InputKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What a call reads. All arrays are contiguous and have the types of the problem.
+    """The inputs of a call. All arrays are contiguous and have the types of the problem.
 
     x: (m, k). w: as the problem's layout says. scales, zero_points: (n, groups), where w has them.
     operands: by name; a scalar has the shape (1,).
@@ -187,7 +187,7 @@ def _scaled(values: Array, scale: float) -> Array:
 def _make_operands(
     problem: Problem, kind: InputKind, random: np.random.Generator
 ) -> dict[str, Array]:
-    """Return what the epilogue reads; the first scale brings sums of integers to the range of y."""
+    """Return the operands; the first scale brings sums of integers to the range of y."""
     scale = _unit_of_sums(problem, kind) if problem.types.accumulator.is_integer else 1.0
     operands = {}
     for operand in problem.epilogue.operands:

@@ -101,7 +101,7 @@ class _Sample:
         return self.involuntary_switches == 0 and not self.is_disturbed
 
     def unrest(self) -> tuple[bool, int]:
-        """Return what orders samples: the calmest is the least."""
+        """Return the sort key of samples: the calmest is the least."""
         return self.is_disturbed, self.involuntary_switches
 
 

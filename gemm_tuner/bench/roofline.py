@@ -109,7 +109,7 @@ def footprint_bytes(problem: Problem, rows: int) -> int:
 def roofline_timing(
     problem: Problem, rows: int, *, peak: Timing, flop_per_peak_call: int, read: Timing, cores: int
 ) -> Timing:
-    """Return what no call can be faster than: the longer of arithmetic and reading, in each round.
+    """Return the least time of a call: the longer of arithmetic and reading, in each round.
 
     `peak` and `read` are of one core; no call is faster than `cores` times that.
 

@@ -106,7 +106,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What a session works with: the names and versions of its baselines, in order.
+    """The baselines of a session: their names and versions, in order.
 
     `implementations` say by what each computes, and `raced` are the libraries that the first was
     chosen from. `product_only` are those that leave the epilogue out. `left_out` says by name why a
@@ -269,7 +269,7 @@ class Session:
         return replace(result, emulated=emulated)
 
     def time(self, request: TimeRequest) -> tuple[TimedFinding, ...]:
-        """Return what came of each build, taken in alternation with the others and the baselines.
+        """Return the result of each build, timed in alternation with the others and the baselines.
 
         A build that ends the child or refuses has failed, a baseline that does so is left out, and
         the others are timed again. Builds that do not fit into memory together are timed apart; one
@@ -596,7 +596,7 @@ def _timed_findings(
     left_out: dict[str, str],
     raced: tuple[Raced, ...],
 ) -> list[TimedFinding]:
-    """Return what each build shows beside each baseline, in the rounds that both took part in."""
+    """Return the ratios of each build to each baseline, in the rounds that both took part in."""
     conditions = gather_conditions(
         peak_flop_per_s=timed.peak_flop_per_s,
         baseline=timed.rounds.timings[timed.baselines[0]],

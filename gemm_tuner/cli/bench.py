@@ -61,7 +61,7 @@ _Plot = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bench:
-    """What all layers are timed with; `told` are the messages that need no repetition."""
+    """The settings of all timings; `told` are the messages that need no repetition."""
 
     baselines: tuple[str, ...]
     repository: Repository

@@ -1,4 +1,4 @@
-"""What `gemm-tuner bench` found, as JSON facts and as the tables a person reads."""
+"""The results of `gemm-tuner bench`, as JSON facts and as tables for people."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""What a sweep found, as JSON facts and as the tables a person reads."""
+"""The results of a sweep, as JSON facts and as tables for people."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,7 +121,7 @@ def verdict_facts(verdict: Verdict) -> dict[str, Any]:
 
 
 def result_facts(layer: Layer, result: SweepResult) -> dict[str, Any]:
-    """Return what a sweep found for one layer in one context, as JSON facts."""
+    """Return the results of a sweep for one layer in one context, as JSON facts."""
     rows = _finalist_rows(result)
     return {
         "name": layer.name,
@@ -264,7 +264,7 @@ def _measurement_cells(measurement: Measurement | None) -> tuple[str, str, str]:
 
 
 def _finalist_rows(result: SweepResult) -> list[_FinalistRow]:
-    """Return what was timed in the rounds of the final, fastest first, the baseline among them."""
+    """Return the timings of the final's rounds, fastest first, the baseline among them."""
     measured = [
         (trial, trial.measurement) for trial in result.together if trial.measurement is not None
     ]

@@ -23,7 +23,7 @@ from gemm_tuner.tuning.sweep_shared import sweep_shared
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedLayer:
-    """What several m of one layer use; `format_bytes` are the packed weights of each format."""
+    """The kernels of some m of one layer; `format_bytes` are the packed weights of each format."""
 
     context: ExecutionContext
     problems: tuple[Problem, ...]
@@ -49,7 +49,7 @@ class SharedLayer:
 
 @dataclass(slots=True, kw_only=True)
 class SharedLayers:
-    """What came of sharing; it `is_complete` unless a layer failed."""
+    """The results of sharing, `is_complete` unless a layer failed."""
 
     found: list[SharedLayer] = field(default_factory=list)
     is_stopped: bool = False

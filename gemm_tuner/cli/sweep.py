@@ -56,7 +56,7 @@ Choose = Callable[[Problem], Sequence[Candidate]]
 
 @dataclass(slots=True, kw_only=True)
 class SweptLayers:
-    """What came of sweeping some layers; `is_stopped` says that the user ended it before all."""
+    """The results of sweeping some layers; `is_stopped` says that the user ended it early."""
 
     found: list[tuple[Layer, SweepResult]] = field(default_factory=list)
     failures: list[LayerFailure] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What `gemm-tuner sweep --target` does: choose and prove kernels for a CPU that is not here."""
+"""`gemm-tuner sweep --target`: choose and prove kernels for a CPU that is not here."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""What a service answers to a question for a kernel."""
+"""The answer of a service to a question for a kernel."""
 
 from dataclasses import dataclass
 

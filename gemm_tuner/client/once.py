@@ -10,7 +10,7 @@ Found = TypeVar("Found")
 
 
 class Once(Generic[Question, Found]):
-    """What was found for each question.
+    """The answers found so far, one for each question.
 
     Only what `keeps` accepts is kept; what it does not is looked for again. The lock is never held
     while something is looked for.

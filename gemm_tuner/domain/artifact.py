@@ -28,7 +28,7 @@ class Artifact:
 
     @property
     def recipe(self) -> Recipe:
-        """Return what the binary was compiled from."""
+        """Return the recipe of the binary: all that it was compiled from."""
         return Recipe(source_sha256=self.source_sha256, toolchain=self.toolchain, flags=self.flags)
 
     def check(self, binary: bytes, usable: frozenset[IsaFeature]) -> None:

@@ -10,7 +10,7 @@ MAX_THREADS = 1024
 
 
 class Regime(StrEnum):
-    """The state of the caches when a kernel is called."""
+    """What is in the caches when a kernel is called."""
 
     HOT = "hot"  # the same buffers again and again
     COLD_WEIGHTS = "cold_weights"  # weights come from memory, activations are warm

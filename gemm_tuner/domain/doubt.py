@@ -17,7 +17,7 @@ _CALL_NS = 10_000.0  # of whatever does the epilogue
 
 
 def why_disturbed(measurement: Measurement) -> str | None:
-    """Return what shows that other work disturbed a measurement, None if nothing does."""
+    """Return the evidence that other work disturbed a measurement, or None."""
     reason = _why_interfered(measurement.interference)
     if reason is None:
         ratio = measurement.ratio

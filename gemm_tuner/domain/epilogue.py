@@ -127,7 +127,7 @@ class Epilogue:
 
     @property
     def operands(self) -> tuple[EpilogueOperand, ...]:
-        """Return what the chain reads, in order.
+        """Return the operands of the chain, in order.
 
         The first operand of a kind is named after it (`add`), the next `add_2`, and so on.
         """

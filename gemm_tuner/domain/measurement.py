@@ -51,7 +51,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
-    """What other work took from a measurement.
+    """The share of a measurement that other work took.
 
     `disturbed_rounds` is the share of the rounds in which threads of the candidate or of the
     baseline were ready to run, but another process had their core for a part of the sample that
@@ -144,7 +144,7 @@ class Measurement:
 
     @property
     def comparable_speed(self) -> float:
-        """Return what orders kernels of one problem that were timed in different rounds.
+        """Return the sort key of kernels of one problem that were timed in different rounds.
 
         It is the geometric mean of two speeds, that over the baseline and that in calls per ns, of
         the fastest samples. What disturbs the baseline alone misleads the first, and what disturbs

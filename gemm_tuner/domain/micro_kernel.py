@@ -18,7 +18,7 @@ class PackedLayout(StrEnum):
 
 
 class Can(StrEnum):
-    """What the micro-kernels of a template can do where types, tile and CPU allow it."""
+    """The capabilities of a template's micro-kernels, where types, tile and CPU allow them."""
 
     BROADCAST_X = "broadcast_x"  # multiply one element or group of x by vectors of columns
     SHUFFLE_X = "shuffle_x"  # load four steps of x at once, and pick each by a shuffle
@@ -121,12 +121,12 @@ class MicroKernelFamily:
 
     @property
     def can(self) -> frozenset[Can]:
-        """Return what its template can do."""
+        """Return the capabilities of its template."""
         return self.template.can
 
     @property
     def k_multiple(self) -> int:
-        """Return what packed weights are padded to along k, in every block of k."""
+        """Return the multiple to which packed weights are padded along k, in every block."""
         return self.k_tile or self.k_step
 
     @property

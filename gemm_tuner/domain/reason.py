@@ -13,7 +13,7 @@ def speed_text(ratio: Ratio, baseline: str = "the baseline") -> str:
 
 
 def why_not_served(ratio: Ratio) -> str:
-    """Return what keeps a kernel with this ratio from being served."""
+    """Return why a kernel with this ratio is not served."""
     if is_as_fast(ratio):
         return 'that was disturbed and decides nothing; run "gemm-tuner sweep" again'
     if ratio.median < SERVED_FROM:

@@ -1,4 +1,4 @@
-"""What a kernel is compiled from: by it a trial is known to be of the kernel that is made now."""
+"""The recipe of a kernel: a trial with the same recipe is of the kernel that is made now."""
 
 from dataclasses import dataclass
 

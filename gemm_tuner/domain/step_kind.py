@@ -1,4 +1,4 @@
-"""What one kind of epilogue step is: a row of the table in `domain/step_table.py`."""
+"""A kind of epilogue step: a row of the table in `domain/step_table.py`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class VectorFunction:
     is_long: bool = False
 
     def closure(self) -> Iterator["VectorFunction"]:
-        """Yield what it needs, and then itself."""
+        """Yield the parts that it needs, and then itself."""
         for needed in self.needs:
             yield from needed.closure()
         yield self

@@ -1,4 +1,4 @@
-"""THE table of epilogue steps, and of the C++ functions that they call.
+"""The table of epilogue steps, and of the C++ functions that they call.
 
 Adding a step is adding a row; where it calls a function of its own, also a template that defines
 it.

@@ -7,7 +7,7 @@ from gemm_tuner.domain.cpu import IsaFeature
 
 
 class VectorsCan(StrEnum):
-    """What some vectors can do besides arithmetic, which all can."""
+    """The capabilities of vectors besides arithmetic, which all have."""
 
     LOOK_UP = "look_up"  # pick floats from a table of 16 in a register, or of 32 in two
     PICK_QUARTERS = "pick_quarters"  # load 16 bytes to each quarter, and repeat 4 of them in each

@@ -69,7 +69,7 @@ class Verdict:
 
 
 def decide(ratio: Ratio) -> Decision:
-    """Return what a ratio to the baseline allows one to claim.
+    """Return the claim that a ratio to the baseline allows.
 
     `tuned` needs the whole interval above 1.02 and the fastest samples to agree; `baseline` needs
     the interval below 0.98; all else is a `tie`.

@@ -1,4 +1,4 @@
-"""What runs when no kernel is served: the same calls as a kernel, by another library."""
+"""The fallback when no kernel is served: the same calls as a kernel, by another library."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -100,7 +100,7 @@ def operations_of(steps: Sequence[Step], operands: Sequence[Array]) -> list[Oper
 
 
 def spread_of(column: Array) -> Operation:
-    """Return what adds to each element of a row the element of a column."""
+    """Return a pass that adds the element of a column to each element of a row."""
     return Operation(Step(kind=_ADD_COLUMN), column)
 
 

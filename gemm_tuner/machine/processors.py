@@ -65,7 +65,7 @@ def read_processor_times(cpus: Collection[int] | None = None, stat: Path = _STAT
 def processor_use(
     begin: ProcessorTimes, end: ProcessorTimes, *, cpus: int, ticks_per_s: int
 ) -> ProcessorUse | None:
-    """Return what `cpus` processors did between two moments; None if they are too close to say."""
+    """Return the use of `cpus` processors between two moments; None if they are too close."""
     total = end.total - begin.total
     if total < _LEAST_S * cpus * ticks_per_s:
         return None
@@ -81,7 +81,7 @@ def processor_use(
 
 
 def use_since(begin: ProcessorTimes) -> ProcessorUse | None:
-    """Return what the processors usable here did since `begin`, if enough time has passed."""
+    """Return the use of the processors usable here since `begin`, if enough time has passed."""
     return processor_use(
         begin,
         read_processor_times(),

@@ -34,7 +34,7 @@ def _load() -> ModuleType | None:
 
 
 def _knows_arrays(native: ModuleType) -> bool:
-    """Check what it reads where NumPy's binary interface says that an array's fields are."""
+    """Check the fields of an array at the offsets that NumPy's binary interface gives."""
     array = np.zeros((3, 5), np.float32)[:, 1:4]
     found: object = native.locate(array, element_type(array.dtype))
     return found == (array.ctypes.data, 5, 1)
@@ -52,7 +52,7 @@ else:
         """Sends each call to `compute`, which checks its arguments."""
 
         def prepare(self, **_facts: object) -> None:
-            """Take what does not change between the calls of a kernel."""
+            """Take the values that stay the same in all calls of a kernel."""
 
         def __call__(self, *arguments: object, **named: object) -> object:
             """Return `compute` of the same arguments."""

@@ -61,7 +61,7 @@ def servable(
 
 
 def _group(trial: Trial) -> tuple[str, str]:
-    """Return what trials must share to be compared: the generator and the baseline."""
+    """Return the key that comparable trials share: the generator and the baseline."""
     return trial.generator, trial.measurement.baseline if trial.measurement else ""
 
 

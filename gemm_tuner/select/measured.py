@@ -32,7 +32,7 @@ def exact(
 def _what_there_is(
     repository: Repository, problem: Problem, cpu: Cpu, context: ExecutionContext
 ) -> str:
-    """Return what the store holds of a problem that has no confirmed kernel, as a clause."""
+    """Return a clause on the trials of a problem that has no confirmed kernel."""
     trials = [
         trial
         for trial in repository.trials(problem=problem, cpu_key=cpu.exact_key)

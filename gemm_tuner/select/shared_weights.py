@@ -47,7 +47,7 @@ class SharedKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """What to use for each of several problems, in their order."""
+    """The kernels for several problems, in their order."""
 
     kernels: tuple[SharedKernel, ...]
 

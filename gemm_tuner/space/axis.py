@@ -16,7 +16,7 @@ Value = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """What a kernel does not have, and what to do other than to leave out the word for it."""
+    """A word that a kernel does not have, and what to do besides leaving it out."""
 
     what: str
     remedy: str | None = None

@@ -34,7 +34,7 @@ def settled(tile: Tile, choice: Choice) -> Choice:
 
 
 def tried_first(tile: Tile, **given: Any) -> Choice:  # noqa: ANN401 - of the types of the fields
-    """Return what to try first on each axis, but for fields that are given.
+    """Return the first value on each axis, except for fields that are given.
 
     It is not settled yet: each axis reads what was asked for on those before it.
     """

@@ -1,4 +1,4 @@
-"""What a signature covers: the verdict in bytes, when it was issued and until when it holds."""
+"""The signed payload: the verdict in bytes, its time of issue and its expiry."""
 
 from datetime import datetime
 from typing import Annotated, Self

@@ -113,7 +113,7 @@ class Attempts:
                     waiting.cancel()
 
     def _verify(self, built: Built) -> Finding | None:
-        """Return what a proof finds, nothing if there is nothing to prove or it was proved."""
+        """Return the finding of a proof, or None if there is nothing to prove or it was proved."""
         if not isinstance(built, Build) or built.artifact.sha256 in self._known:
             return None
         return self.host.verify(built)

@@ -41,7 +41,7 @@ class Budget:
 def share_of_first(
     whole: Budget, contexts: int, problem: Problem, *, baseline_call_s: float
 ) -> Budget:
-    """Return what the first of some `contexts` gets of the time left; the others get the rest.
+    """Return the share of the first of some `contexts` in the time left; the others get the rest.
 
     Where the arithmetic of a call takes far longer than to read the weights from memory, regimes
     differ little, and the best of one need only be timed in the others: each gets half as much.

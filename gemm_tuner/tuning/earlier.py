@@ -1,4 +1,4 @@
-"""What earlier sweeps of a problem on a CPU have found, and what of it counts for the next one."""
+"""The results of earlier sweeps of a problem on a CPU, and those that count for the next."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ def earlier_trials(
 
 
 def former_trials(repository: Repository, problem: Problem, cpu: Cpu) -> list[Trial]:
-    """Return what the newest other generator gave on the CPU, here or in records from elsewhere.
+    """Return the trials of the newest other generator on the CPU, from here or imported.
 
     Its kernels may be others, but what won with it is worth trying first. Of records from elsewhere
     those of this generator count, too: nothing of them was built here.
@@ -97,7 +97,7 @@ class Prior:
 def find_prior(
     space: Space, context: ExecutionContext, earlier: Sequence[Trial], former: Sequence[Trial]
 ) -> Prior:
-    """Return what earlier trials give a search, and those of the generator before."""
+    """Return the results of earlier trials for a search, and those of the generator before."""
     alone = _winner_of_one_thread(earlier, space, context) or _winner_of_one_thread(
         former, space, context
     )
@@ -114,7 +114,7 @@ def find_prior(
 
 
 def first_tried(space: Space, prior: Prior) -> list[Candidate]:
-    """Return what a search tries first: what it has from earlier ones, then favourites."""
+    """Return the first candidates of a search: those from earlier ones, then favourites."""
     return list(dict.fromkeys([*prior.certain, *prior.seeds, *shortlist(space, BATCH)]))
 
 

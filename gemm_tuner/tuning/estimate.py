@@ -1,4 +1,4 @@
-"""What a sweep would do, told without running it."""
+"""The estimate of a sweep, without running it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from gemm_tuner.tuning.settings import SweepSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a sweep would do: candidates in the space, and the longest time in seconds."""
+    """The size of a sweep: candidates in the space, and the longest time in seconds."""
 
     candidates: int
     seconds: float

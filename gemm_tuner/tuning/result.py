@@ -1,4 +1,4 @@
-"""What a sweep found in one context."""
+"""The result of a sweep in one context."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def make_result(
     resumed: bool,
     note: str = "",
 ) -> SweepResult:
-    """Return what `trials`, all that count in a context, come to."""
+    """Return the result of `trials`, all that count in a context."""
     outcomes = {trial.candidate: trial.outcome for trial in trials}
     finals = {
         trial.candidate: trial

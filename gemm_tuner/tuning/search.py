@@ -18,7 +18,7 @@ NOTABLE_GAIN = 1.005
 
 
 class Strategy(Protocol):
-    """What proposes candidates, batch after batch."""
+    """A source of candidates, batch after batch."""
 
     def next_batch(self, speeds: Mapping[Candidate, float]) -> list[Candidate]:
         """Return the candidates to try next, none when the search is over.

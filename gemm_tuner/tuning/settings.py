@@ -1,4 +1,4 @@
-"""What a sweep is asked to do: its time, its compiler, its baseline."""
+"""The settings of a sweep: its time, its compiler, its baseline."""
 
 from dataclasses import dataclass, field
 from math import inf

@@ -85,7 +85,7 @@ def tune(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedLayer:
-    """What each m uses, in the order asked for, with its reasons, and the layer to call."""
+    """The kernel of each m, in the order asked for, with its reasons, and the layer to call."""
 
     sharing: Sharing
     layer: Layer

@@ -74,7 +74,7 @@ def server_config(
 
 
 class _Phase(Enum):
-    """What a connection waits for."""
+    """The state of a connection: what it waits for."""
 
     HEAD = auto()  # the rest of a request's line and headers, or a request
     BODY = auto()

@@ -1,4 +1,4 @@
-"""What the endpoints are given: the parts of the running service."""
+"""The dependencies of endpoints: the parts of the running service."""
 
 from dataclasses import dataclass
 from typing import Annotated, Self, cast

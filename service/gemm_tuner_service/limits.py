@@ -147,7 +147,7 @@ def _has_body(scope: Scope) -> bool:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return what gives `body` at once, and then what comes after it."""
+    """Return a receiver that gives `body` at once, and then later messages."""
     first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:

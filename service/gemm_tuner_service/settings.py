@@ -1,4 +1,4 @@
-"""What a service is started with."""
+"""The settings of a service."""
 
 from dataclasses import dataclass
 from datetime import timedelta

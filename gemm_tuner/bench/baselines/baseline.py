@@ -46,7 +46,7 @@ class Baseline(Protocol):
 
     @property
     def choice(self) -> object:
-        """Return what `prepare` chose by timing, for each problem; other processes may get it."""
+        """Return the choice that `prepare` timed, for each problem; other processes may get it."""
 
     def settle(self, choice: object) -> None:
         """Choose so from now on for the same problems, without timing."""
@@ -56,7 +56,7 @@ class Baseline(Protocol):
 
 
 class AnyBaseline:
-    """What baselines have in common, unless they say otherwise."""
+    """The common parts of baselines, with defaults."""
 
     text = ""
     implementation = ""
@@ -78,7 +78,7 @@ class AnyBaseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Materials:
-    """What baselines are made of: the drivers, and kernels of ours."""
+    """The materials of baselines: the drivers, and kernels of ours."""
 
     drivers: Drivers
     scalar_build: Build
@@ -87,7 +87,7 @@ class Materials:
 
 
 class Package(NamedTuple):
-    """What a library is installed by: its name and version, and how long the library starts."""
+    """The package of a library: its name and version, and how long the library takes to start."""
 
     text: str
     start_s: float = 0.0

@@ -88,7 +88,7 @@ def _scales_of_w(torch: Torch, workload: Workload, chain: Chain) -> tuple[Any, A
 
 
 def _scale_of_y(others: list[Link], workload: Workload) -> float:
-    """Return what the operator divides by before it rounds."""
+    """Return the divisor of the operator before it rounds."""
     if not others:
         return 1.0
     is_one_scale = [link.argument for link in others] == [Argument.SCALE]

@@ -68,7 +68,7 @@ def weight_of(torch: Torch, workload: Workload, w: NDArray[Any]) -> Tensor:
 
 
 def operand_of(torch: Torch, link: Link | None) -> Tensor | None:
-    """Return what a step reads, in a shape that broadcasts to y; None if it reads nothing."""
+    """Return the operand of a step, in a shape that broadcasts to y; None if it has none."""
     if link is None or link.array is None or link.operand is None:
         return None
     tensor = tensor_of(torch, link.array)
@@ -77,7 +77,7 @@ def operand_of(torch: Torch, link: Link | None) -> Tensor | None:
 
 
 def step_in_place(torch: Torch, link: Link, operand: Tensor | None) -> Callable[[Tensor], object]:
-    """Return what applies a step to a tensor, in its place."""
+    """Return a function that applies a step to a tensor in place."""
     operator = _operator_of(link)
     name = f"{operator.name}_"
     apply = getattr(torch.Tensor, name, None) or getattr(torch.ops.aten, name).default
@@ -87,7 +87,7 @@ def step_in_place(torch: Torch, link: Link, operand: Tensor | None) -> Callable[
 def step_in_new_tensor(
     torch: Torch, link: Link, operand: Tensor | None
 ) -> Callable[[Tensor], Tensor]:
-    """Return what makes a tensor of a step's results, which a compiler can see through."""
+    """Return a function that makes a new tensor of a step's results, which a compiler can trace."""
     operator = _operator_of(link)
     return _with_arguments(getattr(torch.ops.aten, operator.name), link, operand)
 

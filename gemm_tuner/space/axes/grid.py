@@ -88,7 +88,7 @@ def _products(tile: Tile, grid: Grid) -> float:
 
 
 def _cost(tile: Tile) -> Callable[[Grid], float]:
-    """Return what the largest part of a grid costs: its products, and what it reads."""
+    """Return the cost of the largest part of a grid: its products and its reads."""
 
     def cost(grid: Grid) -> float:
         read = sum(_sizes(tile, grid)) * tile.problem.k / grid[2]

@@ -1,4 +1,4 @@
-"""What Alembic runs around the revisions: the caller's connection, in one transaction."""
+"""The environment of Alembic's revisions: the caller's connection, in one transaction."""
 
 from alembic import context
 
