@@ -22,7 +22,7 @@ from gemm_tuner.space.catalog import CATALOG
 
 FAMILIES = [family for family in CATALOG.values() if family.is_in_fixed_point]
 N = 20
-# How much of the largest number of a block is lost of another at most; docs/kernels.md.
+# How much of the largest number of a block is lost of another at most; docs/decisions/0021.
 LOST = {"f32": 2.0**-30, "bf16": 2.0**-22}
 
 Floats = NDArray[np.floating]
