@@ -6,6 +6,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.baseline import Baseline
+from gemm_tuner.bench.inputs import Inputs
 from gemm_tuner.bench.workload import Runner, Workload, aligned_copy
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.libraries.plain import plain_problem, text_with_plain_weights
@@ -33,6 +34,10 @@ class PlainBaseline:
     def implementation(self) -> str:
         """Return by what the library computes."""
         return self._baseline.implementation
+
+    def computed(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """Return the problem with floating-point weights, rounded as the library gets them."""
+        return plain_problem(problem), replace(inputs, w=self._w, scales=None, zero_points=None)
 
     @property
     def choice(self) -> object:

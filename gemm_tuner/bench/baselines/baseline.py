@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from gemm_tuner.bench.drivers import Drivers
+from gemm_tuner.bench.inputs import Inputs
 from gemm_tuner.bench.workload import Runner, Workload
 from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
 
 
 class Baseline(Protocol):
@@ -44,6 +46,9 @@ class Baseline(Protocol):
             BaselineMissing: the library cannot compute this problem.
         """
 
+    def computed(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """Return what it computes where `problem` is asked of it: with other weights, perhaps."""
+
     @property
     def choice(self) -> object:
         """Return the choice that `prepare` timed, for each problem; other processes may get it."""
@@ -63,6 +68,10 @@ class AnyBaseline:
     most_weight_copies: int | None = None
     is_of_openmp: bool = False
     preparation_s: float = 0.0
+
+    def computed(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
+        """Return what is asked of it."""
+        return problem, inputs
 
     @property
     def choice(self) -> object:
