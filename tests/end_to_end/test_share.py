@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calm import let_nothing_disturb
 from served import Site
 
 import gemm_tuner
@@ -55,7 +56,9 @@ def _trials(url: str) -> int:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the URL of a database in which a layer for two m was swept, to share weights."""
     url = _url(tmp_path_factory.mktemp("swept"))
-    assert run([*ARGUMENTS, "--db", url]) == 0
+    with pytest.MonkeyPatch.context() as patches:
+        let_nothing_disturb(patches)
+        assert run([*ARGUMENTS, "--db", url]) == 0
     return url
 
 
