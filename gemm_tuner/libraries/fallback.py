@@ -64,9 +64,12 @@ class FallbackKernel:
         """Choose the library.
 
         A call uses `threads` threads if it does not say how many; None leaves it to the library.
+
+        Raises:
+            InvalidSetting: `threads` is out of range.
         """
         self.problem = problem
-        self.threads = threads
+        self.threads = threads if threads is None else check_threads(threads)
         chosen = choose_library(problem, threads, compared_with)
         self._layer = chosen.layer
         self.reason = f"{reason} {chosen.remark}".rstrip()

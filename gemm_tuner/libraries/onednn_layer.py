@@ -32,6 +32,10 @@ _ROUNDS = 5  # of calls that compare spellings, after one that does not count
 _LONG_S = 0.05  # of all rounds: enough of them
 
 
+# Of a range of m: what is fastest for so many rows is for more, and they take little memory.
+_TRIAL_ROWS = 512
+
+
 class OneDnnLayer:
     """One problem, computed by oneDNN; any number of threads may call it at the same time.
 
@@ -44,7 +48,7 @@ class OneDnnLayer:
     def __init__(
         self, problem: Problem, threads: int | None, library_path: Path | None = None
     ) -> None:
-        """Choose the fastest spelling for the greatest number of rows.
+        """Choose the fastest spelling, for a range of m by some of its rows.
 
         `threads` are those of most calls, or None for as many as OpenMP has by default. The library
         is the first that is found, unless a path says which.
@@ -144,7 +148,7 @@ class _Form:
     def trial(self, threads: int | None) -> Callable[[], float]:
         """Return a function that computes once with zeros; it returns how long that took, in s."""
         problem = self._problem
-        rows = problem.m.high
+        rows = problem.m.high if problem.m.exact is not None else min(problem.m.high, _TRIAL_ROWS)
         x, y = (
             np.zeros((rows, columns), NUMPY_TYPES[dtype])
             for columns, dtype in ((problem.k, problem.types.x), (problem.n, problem.types.y))

@@ -19,6 +19,7 @@ from gemm_tuner.bench.tolerance import find_error
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.measurement import Library, Measurement, Raced, Timing
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.libraries.finish import load_finish
 from gemm_tuner.libraries.onednn import Installed, find_onednn, installed_onednn, open_onednn
@@ -55,6 +56,30 @@ def _assert_right(kernel: FallbackKernel, kind: InputKind = InputKind.NORMAL) ->
     packed = kernel.pack(inputs.w, scales=inputs.scales, zero_points=inputs.zero_points)
     out = kernel(inputs.x, packed, **operands)
     assert find_error(expected_of(kernel, inputs), np.asarray(out)) is None
+
+
+@pytest.mark.parametrize("threads", [0, -1, 10**6])
+def test_threads_are_checked_before_a_library_has_them(threads: int) -> None:
+    with pytest.raises(InvalidSetting):
+        _fallback("f32 4x8x8 nk bias", None, threads)
+
+
+@needs_onednn
+def test_spellings_for_a_range_are_compared_by_some_of_its_rows() -> None:
+    """All rows of this range are 128 GiB of y."""
+    _assert_computes_rows(_fallback("f32 1..2147483647x16x16 nk bias+row_scale+relu", None), 3)
+
+
+def _assert_computes_rows(kernel: FallbackKernel, rows: int) -> None:
+    problem = kernel.problem
+    x = np.ones((rows, problem.k), np.float32)
+    packed = kernel.pack(np.ones((problem.n, problem.k), np.float32))
+
+    y = kernel(
+        x, packed, bias=np.ones(problem.n, np.float32), row_scale=np.full(rows, 2, np.float32)
+    )
+
+    assert np.asarray(y).tolist() == [[2.0 * (problem.k + 1)] * problem.n] * rows
 
 
 @needs_openblas
