@@ -8,6 +8,7 @@ gemm_tuner/runtime/native or gemm_tuner/libraries/native.
 
 import os
 import platform
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -26,8 +27,7 @@ TARGET = Path("gemm_tuner/runtime/_native.abi3.so")
 FINISH = Path("gemm_tuner/libraries/_finish.so")
 TAG = "cp311-abi3-linux_x86_64"
 
-_SOURCES = Path("gemm_tuner/runtime/native")
-_FINISH_SOURCE = Path("gemm_tuner/libraries/native/finish.c")
+_RESOURCES = Path("gemm_tuner/resources.py")
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-fvisibility=hidden")
 _COMPILERS = ("cc", "gcc", "clang", "zig cc")
 
@@ -48,9 +48,8 @@ def build_native(root: Path, target: Path) -> None:
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").is_file():
         raise NotBuilt(f"{headers} has no Python.h; install the headers, such as python3-dev")
-    sources = sorted(str(path) for path in (root / _SOURCES).glob("*.c"))
     include = ["-I", str(headers), "-I", str(root / "templates" / "abi")]
-    _run([*_compiler(), *_FLAGS, *include, *sources, "-o", str(target), "-lpthread"])
+    _run([*_compiler(), *_FLAGS, *include, *_sources(root, "call"), "-o", str(target), "-lpthread"])
 
 
 def build_finish(root: Path, target: Path) -> None:
@@ -62,7 +61,16 @@ def build_finish(root: Path, target: Path) -> None:
     target.unlink(missing_ok=True)
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         raise NotBuilt("it is for Linux on x86-64")
-    _run([*_compiler(), *_FLAGS, str(root / _FINISH_SOURCE), "-o", str(target)])
+    _run([*_compiler(), *_FLAGS, *_sources(root, "library"), "-o", str(target)])
+
+
+def _sources(root: Path, name: str) -> list[str]:
+    """Return the arguments that name the sources, with the digest that the library shall carry."""
+    resources = runpy.run_path(str(root / _RESOURCES))
+    sources = resources[f"{name}_native_sources"]()
+    digest = resources["digest_of_sources"](sources)
+    units = [str(source) for source in sources if source.suffix == ".c"]
+    return [f'-DSOURCE_SHA256="{digest}"', *units]
 
 
 def _run(command: list[str]) -> None:

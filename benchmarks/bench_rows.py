@@ -33,6 +33,15 @@ def read_documents(results: Path) -> list[dict[str, Any]]:
     return documents
 
 
+def only_believed(row: Row) -> Row:
+    """Return a row without the timings that give reason to doubt; these are its `doubted`."""
+    baselines = row["baselines"]
+    return row | {
+        "baselines": [one for one in baselines if not one.get("doubt")],
+        "doubted": [one for one in baselines if one.get("doubt")],
+    }
+
+
 def read_shared(results: Path) -> list[SharedLayer]:
     """Return the output of each sweep for several m of a layer: the layers that share weights."""
     documents = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
@@ -79,7 +88,8 @@ def section_of(row: Row) -> str:
 
 def subset_of(row: Row) -> str:
     """Return which few layers a row is one of, if not of all: `beside Inductor`, `several m`."""
-    if any(library_of(one["baseline"]) == INDUCTOR for one in row["baselines"]):
+    timed = [*row["baselines"], *row.get("doubted", ())]
+    if any(library_of(one["baseline"]) == INDUCTOR for one in timed):
         return "beside Inductor"
     return SEVERAL_M.replace("-", " ") if SEVERAL_M in row["step"] else ""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench_rows import HOT, library_of
 from markdown_tables import ratio_text, table_head, table_row
-from performance_summary import SectionSummary, Summary, read_summary
+from performance_summary import LibraryMean, SectionSummary, Summary, read_summary
 
 from gemm_tuner.domain.dtype import OperandTypes
 
@@ -31,11 +31,10 @@ _MEANS_COLUMNS = (
     "Threads",
     "CPU",
     "Layers",
-    "Over oneDNN",
-    "Over the best of these",
+    "Over each library",
     "Slowest layer",
     "Not served",
-    "Libraries",
+    "Left out",
 )
 
 
@@ -95,10 +94,12 @@ def _lines(summaries: Mapping[str, Summary]) -> Iterator[str]:
         yield ""
     yield "## Means\n"
     yield (
-        "Geometric means of the speed of our kernels over that of oneDNN and over that of the "
-        "fastest of the libraries named, layer by layer; every layer counts, also those that are "
-        "not served, because their kernels are not shown to be as fast as oneDNN. Layers with cold "
-        "weights read them from memory.\n"
+        "Geometric means of the speed of our kernels over that of each library, over the layers "
+        "that were timed beside it; in brackets their number and, where the library is the fastest "
+        "of all for some, the mean over these and their number. Every layer counts, also those "
+        "that are not served, because their kernels are not shown to be as fast as oneDNN. Left "
+        "out are timings that were disturbed or are implausible; older runs did not say which. "
+        "Layers with cold weights read them from memory.\n"
     )
     yield from table_head(_MEANS_COLUMNS)
     for name, section in _sections_in_order(summaries):
@@ -143,12 +144,30 @@ def _means_row(name: str, section: SectionSummary) -> str:
         *_context_cells(section),
         name,
         ", ".join(filter(None, (str(section.layers), section.subset))),
-        ratio_text(section.over_onednn),
-        ratio_text(section.over_best),
+        means_text(section),
         f"{ratio_text(slowest.ratio)} ({slowest.layer}, {slowest.library})" if slowest else "",
         str(section.unserved),
-        ", ".join(library_of(one) for one in section.libraries),
+        left_out_text(section),
     )
+
+
+def means_text(section: SectionSummary) -> str:
+    """Return the mean over each library: `mkl 1.526 (42; fastest 1.102 of 3)`."""
+    return ", ".join(
+        f"{library_of(mean.library)} {ratio_text(mean.ratio)} ({mean.layers}{_fastest_text(mean)})"
+        for mean in section.means
+    )
+
+
+def _fastest_text(mean: LibraryMean) -> str:
+    if mean.fastest == mean.layers:
+        return "; always the fastest"
+    return f"; fastest {ratio_text(mean.where_fastest)} of {mean.fastest}" if mean.fastest else ""
+
+
+def left_out_text(section: SectionSummary) -> str:
+    """Return how many timings were left out."""
+    return "not known" if section.left_out is None else str(section.left_out)
 
 
 def _context_cells(section: SectionSummary) -> tuple[str, str, str]:

@@ -27,6 +27,7 @@ from bench_rows import (
     best_of,
     epilogue_of,
     library_of,
+    only_believed,
     ratios_of,
     read_documents,
     read_shared,
@@ -35,11 +36,18 @@ from bench_rows import (
     speed_beside_best,
     types_of,
 )
-from front_page import CPUS, behind_table, write_front_page
-from markdown_tables import ratio_text, table_head, table_row
+from front_page import CPUS, behind_table, left_out_text, means_text, write_front_page
+from markdown_tables import table_head, table_row
 from performance_notes import Notes, read_notes
 from performance_sharing import sharing_lines
-from performance_summary import SectionSummary, Summary, read_summary, summarise
+from performance_summary import (
+    LibraryMean,
+    SectionSummary,
+    Summary,
+    means_of,
+    read_summary,
+    summarise,
+)
 
 from gemm_tuner.cli.roofline_plot import KERNEL, PlotLine, draw
 
@@ -50,7 +58,7 @@ MISFIT = 3  # the exit code where a verdict was refuted or the notes do not fit:
 SLOWER_BELOW = 0.97
 BEFORE = ("Layer", "m x n x k", "Epilogue", "Kernel", "Time", "GFLOP/s", "Of roofline")
 AFTER = ("Beside the best", "Verdict", "Why a library is faster")
-OVERVIEW = ("Section", "Layers", "Beside oneDNN", "Beside the best of all", "Library faster")
+OVERVIEW = ("Section", "Layers", "Over each library", "Left out", "Library faster")
 HOT_WINNER = "Kernel of hot weights"
 
 
@@ -128,7 +136,7 @@ def report_of(
     name: str, results: Path, documents: Sequence[Mapping[str, Any]], notes: Path
 ) -> Report:
     """Return the report of what bench wrote, and what each sweep for several m."""
-    rows: list[Row] = [row for document in documents for row in document["layers"]]
+    rows = [only_believed(row) for document in documents for row in document["layers"]]
     sections = sections_of(rows)
     found = read_notes(notes, rows)
     return Report(
@@ -186,8 +194,9 @@ def head_lines(rows: Iterable[Row]) -> Iterator[str]:
     )
     yield (
         "Each layer is timed with its best kernel, also where that is not shown to be as fast as "
-        "its baseline and is not served. Means are geometric, over the layers of a section. The "
-        f"product alone, without the epilogue: {', '.join(sorted(product_only)) or 'none'}.\n"
+        "its baseline and is not served. Means are geometric, one for each library over the layers "
+        "that were timed beside it. Timings that were disturbed or are implausible are left out. "
+        f"The product alone, without the epilogue: {', '.join(sorted(product_only)) or 'none'}.\n"
     )
 
 
@@ -204,15 +213,15 @@ def condition_lines(summary: Summary, commands: str) -> Iterator[str]:
 
 
 def overview_lines(sections: Mapping[str, SectionSummary]) -> Iterator[str]:
-    """Yield a line for each section: means beside what was timed, and how often it was faster."""
+    """Yield a line for each section: its means, and how often a library was faster."""
     yield "## Overview\n"
     yield from table_head(OVERVIEW)
     for title, section in sections.items():
         yield table_row(
             heading(title),
             str(section.layers),
-            ratio_text(section.over_onednn),
-            ratio_text(section.over_best),
+            means_text(section),
+            left_out_text(section),
             str(len(section.behind)),
         )
     yield "\nA library counts as faster where the whole 95 % interval of the ratio lies below 1.\n"
@@ -224,11 +233,8 @@ def section_lines(
     """Yield the means and a table, the layers first where a library is fastest."""
     baselines = baselines_of(rows)
     yield f"## {heading(title)}\n"
-    for baseline in baselines:
-        beside = [ratios_of(row)[baseline] for row in rows if baseline in ratios_of(row)]
-        yield from mean_lines(baseline, beside)
-    best = [one["ratio"]["median"] for row in rows if (one := best_of(row))]
-    yield from mean_lines("the best of all", best)
+    for mean in means_of(rows):
+        yield f"- {mean_text(mean)}"
     yield from beside_one_thread_lines(rows)
     hot_kernels = kernels_of_hot_weights(title, sections)
     if hot_kernels:
@@ -253,10 +259,14 @@ def section_lines(
     yield ""
 
 
-def mean_lines(baseline: str, ratios: Sequence[float]) -> Iterator[str]:
-    """Yield the geometric mean beside a baseline over the layers that it was timed for."""
-    if ratios:
-        yield f"- {baseline}: **{geometric_mean(ratios):.3f}** over {len(ratios)} layers"
+def mean_text(mean: LibraryMean) -> str:
+    """Return the mean over one library, and that over the layers where it is the fastest."""
+    over_all = f"{mean.library}: **{mean.ratio:.3f}** over {mean.layers} layers"
+    if mean.where_fastest is None:
+        return f"{over_all}, nowhere the fastest"
+    if mean.fastest == mean.layers:
+        return f"{over_all}, always the fastest"
+    return f"{over_all}, {mean.where_fastest:.3f} over the {mean.fastest} where it is the fastest"
 
 
 def beside_one_thread_lines(rows: Iterable[Row]) -> Iterator[str]:
@@ -268,6 +278,8 @@ def beside_one_thread_lines(rows: Iterable[Row]) -> Iterator[str]:
         if one["baseline"] == ONE_THREAD
     }
     if beside:
+        mean = geometric_mean(ratio["median"] for ratio in beside.values())
+        yield f"- {ONE_THREAD}: **{mean:.3f}** over {len(beside)} layers"
         slower = [name for name, ratio in beside.items() if ratio["high"] < SLOWER_BELOW]
         yield (
             f"- more than 3 % slower than one thread: {', '.join(slower) or 'none'} of "

@@ -57,6 +57,8 @@ def read_notes(path: Path, rows: Iterable[Row]) -> Notes:
 def _judge(row: Row, note: Mapping[str, str] | None) -> tuple[str, str]:
     """Return why a library is faster, and what is wrong with the note; nothing where nothing is."""
     best = best_of(row)
+    if best is None and row["doubted"]:
+        return "", ""
     if best is None or best["ratio"]["median"] >= 1:
         return "", "no baseline is faster, remove the note." if note else ""
     library = library_of(best["baseline"])

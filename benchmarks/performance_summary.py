@@ -1,7 +1,7 @@
 """The figures of a CPU's report that the front page of all CPUs is made of, as JSON."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import geometric_mean
@@ -40,12 +40,27 @@ class BesideBest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SectionSummary:
-    """The geometric means of a section, its slowest layer, and where a library is faster.
+class LibraryMean:
+    """The geometric mean of the speed of our kernels over that of one library.
 
-    Ratios are speeds of our kernel over that of oneDNN or of the fastest library of each layer;
-    `libraries` are all that were timed; `subset` is which few layers it has, if not all. `unserved`
-    counts the kernels not shown to be as fast as what their verdicts are measured against.
+    It is taken over the `layers` that were timed beside it. The library is the fastest for
+    `fastest` of them, and `where_fastest` is the mean over these.
+    """
+
+    library: str
+    ratio: float
+    layers: int
+    fastest: int
+    where_fastest: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SectionSummary:
+    """The means of a section, one for each library, its slowest layer, and where one is faster.
+
+    `subset` is which few layers it has, if not all. `unserved` counts the kernels not shown to be
+    as fast as what their verdicts are measured against. `left_out` counts the timings that nothing
+    here holds, because they were disturbed or implausible; None where runs did not say so yet.
     """
 
     types: str
@@ -53,9 +68,8 @@ class SectionSummary:
     threads: int
     layers: int
     subset: str = ""
-    libraries: tuple[str, ...]
-    over_onednn: float | None
-    over_best: float | None
+    means: tuple[LibraryMean, ...]
+    left_out: int | None
     unserved: int
     slowest: BesideBest | None
     behind: tuple[BesideBest, ...]
@@ -121,6 +135,7 @@ def read_summary(path: Path) -> Summary:
 def _read_section(facts: dict[str, Any]) -> SectionSummary:
     slowest = facts["slowest"]
     facts["slowest"] = BesideBest(**slowest) if slowest else None
+    facts["means"] = tuple(LibraryMean(**one) for one in facts["means"])
     facts["behind"] = tuple(BesideBest(**one) for one in facts["behind"])
     return SectionSummary(**{name: _as_tuple(fact) for name, fact in facts.items()})
 
@@ -136,20 +151,34 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
 def _summarise_section(rows: Sequence[Row], notes: Notes) -> SectionSummary:
     compared = [row for row in rows if best_of(row) is not None]
     slowest = min(compared, key=speed_beside_best, default=None)
-    onednn = [ratio for row in rows for name, ratio in ratios_of(row).items() if "dnn" in name]
     return SectionSummary(
         types=types_of(rows[0]),
         regime=rows[0]["regime"],
         threads=rows[0]["threads"],
         layers=len(rows),
         subset=subset_of(rows[0]),
-        libraries=tuple(name for name in baselines_of(rows) if name != ONE_THREAD),
-        over_onednn=_mean(onednn),
-        over_best=_mean([speed_beside_best(row) for row in compared]),
+        means=tuple(means_of(rows)),
+        left_out=sum(len(row["doubted"]) for row in rows),
         unserved=sum(not row["served"] for row in rows),
         slowest=_beside_best(slowest, notes) if slowest else None,
         behind=tuple(_beside_best(row, notes) for row in compared if is_behind(row)),
     )
+
+
+def means_of(rows: Sequence[Row]) -> Iterator[LibraryMean]:
+    """Yield the mean beside each library. None is taken over several, so a baseline is one."""
+    for name in baselines_of(rows):
+        beside = [ratios_of(row)[name] for row in rows if name in ratios_of(row)]
+        bests = [best for row in rows if (best := best_of(row))]
+        fastest = [one["ratio"]["median"] for one in bests if one["baseline"] == name]
+        if name != ONE_THREAD:
+            yield LibraryMean(
+                library=name,
+                ratio=_mean(beside),
+                layers=len(beside),
+                fastest=len(fastest),
+                where_fastest=_mean(fastest) if fastest else None,
+            )
 
 
 def _beside_best(row: Row, notes: Notes) -> BesideBest:
@@ -164,5 +193,5 @@ def _beside_best(row: Row, notes: Notes) -> BesideBest:
     )
 
 
-def _mean(ratios: Sequence[float]) -> float | None:
-    return round(geometric_mean(ratios), 3) if ratios else None
+def _mean(ratios: Sequence[float]) -> float:
+    return round(geometric_mean(ratios), 3)

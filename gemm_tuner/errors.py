@@ -24,8 +24,10 @@ candidate that does not compile, crashes or is wrong) is an `Outcome` in a recor
     │   ├── DigestMismatch
     │   ├── SignatureInvalid
     │   ├── VerdictExpired
+    │   ├── NotLocked
     │   └── AbiMismatch
     ├── StoreFailed
+    ├── ContributionsFull
     ├── ServiceFailed
     │   └── ServiceUnreachable
     └── TrialFailed                     the machinery around a trial broke, not the candidate
@@ -57,7 +59,14 @@ class InvalidArray(InvalidInput):
 
 
 class InvalidRecord(InvalidInput):
-    """A stored or imported record does not follow the schema."""
+    """A stored or imported record does not follow the schema.
+
+    `pointer` is a JSON pointer (RFC 6901) to the fault, empty for the record as a whole.
+    """
+
+    def __init__(self, message: str, *, pointer: str = "") -> None:
+        super().__init__(message)
+        self.pointer = pointer
 
 
 class InvalidSetting(InvalidInput):
@@ -73,7 +82,12 @@ class ToolchainMissing(MissingCapability):
 
 
 class BaselineMissing(MissingCapability):
-    """A baseline library is not installed or does not load."""
+    """A baseline library is not installed, does not load, or cannot compute a problem.
+
+    `details` say more, one line for each way that was tried.
+    """
+
+    details: tuple[str, ...] = ()
 
 
 class IsaNotUsable(MissingCapability):
@@ -116,6 +130,10 @@ class VerdictExpired(KernelRejected):
     """A signed verdict is past its expiry."""
 
 
+class NotLocked(KernelRejected):
+    """A lock file does not name the kernel of a problem, or not one that can be had."""
+
+
 class AbiMismatch(KernelRejected):
     """An artifact was built for another version of the kernel ABI."""
 
@@ -124,8 +142,16 @@ class StoreFailed(GemmTunerError):
     """The database cannot be opened, read or written."""
 
 
+class ContributionsFull(GemmTunerError):
+    """The holder of a token contributed as much as may wait to be accepted."""
+
+
 class ServiceFailed(GemmTunerError):
-    """The service answered with an error."""
+    """The service answered with an error; `status` is that of HTTP, 0 if there was no answer."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ServiceUnreachable(ServiceFailed):

@@ -1,5 +1,10 @@
-"""Where the files that ship with the package are, in a checkout and in an installed wheel."""
+"""Where the files that ship with the package are, in a checkout and in an installed wheel.
 
+hatch_build.py runs this file alone, before anything is installed: it needs the standard library.
+"""
+
+from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -28,6 +33,25 @@ def library_native_dir() -> Path:
 def bench_native_dir() -> Path:
     """Return the folder of the C sources of timing loops and of the emulator."""
     return _PACKAGE / "bench" / "native"
+
+
+def call_native_sources() -> tuple[Path, ...]:
+    """Return the files that gemm_tuner/runtime/_native is built from."""
+    return *sorted(call_native_dir().glob("*.[ch]")), templates_dir() / "abi" / "gemm_tuner.h"
+
+
+def library_native_sources() -> tuple[Path, ...]:
+    """Return the files that gemm_tuner/libraries/_finish is built from."""
+    return (library_native_dir() / "finish.c",)
+
+
+def digest_of_sources(sources: Iterable[Path]) -> str:
+    """Return the hex sha256 of files with their names, which a library built from them carries."""
+    digest = sha256()
+    for source in sources:
+        text = source.read_bytes()
+        digest.update(f"{source.name} {len(text)}\n".encode() + text)
+    return digest.hexdigest()
 
 
 def _resource_dir(name: str) -> Path:

@@ -1,7 +1,7 @@
 """Leave out, with the reason, what this machine cannot run, and tell the two stages apart."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,8 @@ from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.onednn import find_onednn
 from gemm_tuner.libraries.openblas import find_openblas
 from gemm_tuner.machine.detect import detect_cpu
+
+pytest_plugins = ("databases",)
 
 
 def _find_libxsmm() -> object:
@@ -71,3 +73,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("skipped")
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep measuring keys, and all else of a user, out of the user's own data directory."""
+    folder = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(folder))
+        yield folder

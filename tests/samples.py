@@ -8,7 +8,7 @@ from gemm_tuner.domain.artifact import ABI_VERSION, Artifact
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature
-from gemm_tuner.domain.measurement import Interference, Measurement, Timing
+from gemm_tuner.domain.measurement import Interference, Measurement, Raced, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Conditions, Outcome, Stage, Trial
 from gemm_tuner.store.repository import Repository
@@ -71,6 +71,18 @@ def make_trial(*, call_ns: int = 800, nr: int = 48, minute: int = 0, **changes: 
         ),
     )
     return replace(trial, **changes)  # type: ignore[arg-type]  # fields by name
+
+
+def make_trial_beside_mkl(*, call_ns: int = 1050) -> Trial:
+    """Return a confirming trial beside MKL, which won a race with oneDNN: 1000 and 1365 ns."""
+    trial = make_trial(call_ns=call_ns)
+    assert trial.measurement is not None
+    raced = (
+        Raced(package="mkl 2026.0.0", baseline="mkl 2026.0", call_ns=1000.0),
+        Raced(package="onednn-cpu-gomp 2023.2.0", baseline="onednn 3.2.0", call_ns=1365.0),
+    )
+    beside_mkl = replace(trial.measurement, baseline="mkl 2026.0", raced=raced)
+    return replace(trial, measurement=beside_mkl)
 
 
 def make_disturbed_trial(*, call_ns: int = 2, nr: int = 48, minute: int = 0) -> Trial:

@@ -19,7 +19,7 @@ from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.measurement import Measurement, Timing
+from gemm_tuner.domain.measurement import Measurement, Raced, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.store.repository import Repository
@@ -52,9 +52,19 @@ class Site:
         return KeyPair.load_or_create(self.settings.signing_key_path)
 
     @contextmanager
-    def serving(self, edit: Edit | None = None, *, port: int = 0) -> Iterator[str]:
-        """Run the service on a free port, with someone in the middle who edits its answers."""
-        app = create_app(self.settings)
+    def serving(
+        self,
+        edit: Edit | None = None,
+        *,
+        port: int = 0,
+        around: Callable[[ASGIApp], ASGIApp] | None = None,
+    ) -> Iterator[str]:
+        """Run the service on a free port, with someone in the middle who edits its answers.
+
+        `around` puts anything else in the middle.
+        """
+        app: ASGIApp = create_app(self.settings)
+        app = around(app) if around else app
         config = server_config(
             _edited(app, edit) if edit else app, log_level="error", timeout_graceful_shutdown=1
         )
@@ -83,6 +93,7 @@ def keep_trial(
     speed: float,
     threads: int = 1,
     baseline: str = "onednn 3.2.0",
+    raced: tuple[Raced, ...] = (),
 ) -> None:
     """Store a trial of `PROBLEM` in which the kernel was `speed` times as fast as the baseline."""
     text = build.source.text
@@ -103,6 +114,7 @@ def keep_trial(
                 candidate=Timing(calls_per_sample=1, samples_ns=(round(10_000 / speed),) * 20),
                 baseline=baseline,
                 baseline_timing=Timing(calls_per_sample=1, samples_ns=(10_000,) * 20),
+                raced=raced,
             ),
         )
     )

@@ -1,16 +1,22 @@
 """A real server around the service, for as long as a test needs it."""
 
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import uvicorn
 from gemm_tuner_service.app import create_app
 from gemm_tuner_service.connections import ConnectionLimits, server_config
-from gemm_tuner_service.listening import listen_on_port
+from gemm_tuner_service.listening import listen_on_port, listen_on_socket, url_of
 from gemm_tuner_service.settings import Settings
+from samples import CPU, add_build, make_trial
+
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
 
 
 class _Server(uvicorn.Server):
@@ -26,17 +32,43 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def served(settings: Settings, limits: ConnectionLimits | None = None) -> Iterator[httpx.Client]:
-    """Run the service on a free port of the loopback interface, and yield a client of it."""
-    with listen_on_port("127.0.0.1", 0) as listener:
-        server = _Server(server_config(create_app(settings), limits, log_config=None))
+def served(
+    settings: Settings,
+    limits: ConnectionLimits | None = None,
+    *,
+    tls: ssl.SSLContext | None = None,
+    trusted: ssl.SSLContext | None = None,
+    path: Path | None = None,
+) -> Iterator[httpx.Client]:
+    """Run the service, and yield a client of it.
+
+    It listens on a free port of the loopback interface, or on the Unix socket `path`. With `tls` it
+    speaks https, and the client believes the certificates in `trusted`.
+    """
+    with listen_on_port("127.0.0.1", 0) if path is None else listen_on_socket(path) as listener:
+        server = _Server(server_config(create_app(settings), limits, tls=tls, log_config=None))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         assert server.up.wait(timeout=30)
         try:
-            address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            with httpx.Client(base_url=address, timeout=60) as client:
+            transport = None if path is None else httpx.HTTPTransport(uds=str(path))
+            address = url_of(listener, has_tls=tls is not None) if path is None else "http://x"
+            with httpx.Client(
+                base_url=address, timeout=60, transport=transport, verify=trusted or True
+            ) as client:
                 yield client
         finally:
             server.should_exit = True
             thread.join()
+
+
+def tuned_settings(folder: Path, url: str) -> Settings:
+    """Return the settings of a service whose store holds one tuned problem."""
+    engine = open_database(url)
+    repository = Repository(engine)
+    add_build(repository)
+    repository.add_trial(make_trial())
+    engine.dispose()
+    return Settings(
+        database_url=url, signing_key_path=folder / "keys" / "signing.pem", default_cpu=CPU
+    )

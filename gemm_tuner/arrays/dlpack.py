@@ -99,8 +99,13 @@ def as_array(name: str, value: object) -> object:
     """Return a NumPy view of an array that speaks DLPack, and any other value as it is.
 
     Raises:
-        InvalidArray: it lies on another device, or its library does not share it.
+        InvalidArray: it lies on another device, its library does not share it, or it is masked.
     """
+    if isinstance(value, np.ndarray) and _is_masked(value):
+        raise InvalidArray(
+            f"{name} is a {type(value).__name__}, whose mask a kernel would not see: "
+            f"pass {name}.filled(0), or what else the masked elements stand for."
+        )
     if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__dlpack__"):
         return value
     shared = cast(SharedArray, value)
@@ -138,6 +143,11 @@ def new_result(x: AnyArray, shape: tuple[int, ...], dtype: np.dtype[np.generic])
     if isinstance(x, np.ndarray) or empty is None or of_type is None:
         return cast(AnyArray, np.empty(shape, dtype))
     return cast(AnyArray, empty(shape, dtype=of_type))
+
+
+def _is_masked(array: NDArray[np.generic]) -> bool:
+    # The module of masked arrays is slow to load, and not needed for arrays themselves.
+    return type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray)
 
 
 def _library_name(value: object) -> str:

@@ -16,7 +16,7 @@ from gemm_tuner.bench.baselines.choose import AUTO, Race
 from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.emulator import plan_emulation
 from gemm_tuner.bench.finding import Finding, TimedFinding
-from gemm_tuner.bench.session import Opening, Setup, TimeRequest, VerifyRequest
+from gemm_tuner.bench.requests import Opening, Setup, TimeRequest, VerifyRequest
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.context import ExecutionContext
@@ -185,6 +185,7 @@ class TrialHost:
         sample_ns: int,
         reads: bool = False,
         checks_large_ratios: bool = False,
+        process: int = 0,
     ) -> tuple[TimedFinding, ...]:
         """Return the measurements of verified builds, timed in alternation with the baselines.
 
@@ -199,6 +200,8 @@ class TrialHost:
             reads: whether a loop takes part that only reads what a call must touch.
             checks_large_ratios: whether baselines that are much slower than a build are timed
                 without the epilogue, too, so that one can tell whether that is plausible.
+            process: the number of the process among those that time the same: in each, arrays
+                begin elsewhere.
 
         Raises:
             InvalidSetting: the context has other threads than this host.
@@ -217,6 +220,7 @@ class TrialHost:
             sample_ns=sample_ns,
             reads=reads,
             checks_large_ratios=checks_large_ratios,
+            process=process,
         )
         found: tuple[TimedFinding, ...] = self._ask(request, tuple)
         return found

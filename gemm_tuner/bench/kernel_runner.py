@@ -9,7 +9,7 @@ from gemm_tuner.bench.c_runner import CRunner
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.errors import KernelRejected
-from gemm_tuner.machine.memory import address_of, allocate_aligned
+from gemm_tuner.machine.memory import address_of
 
 _REFUSED = -2
 
@@ -37,7 +37,7 @@ class KernelRunner(CRunner):
         parts = library.preferred_parts
         self._library = library
         self._workload = workload
-        self._workspace = allocate_aligned(library.workspace_bytes(parts))
+        self._workspace = workload.placement.allocate(library.workspace_bytes(parts))
         calls = _KernelCallsStruct(
             library.run_address,
             self._make_args(),

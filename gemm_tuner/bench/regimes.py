@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from gemm_tuner.abi import ALIGNMENT_BYTES
 from gemm_tuner.bench.drivers import WeightsStruct
+from gemm_tuner.bench.placement import Placement
 from gemm_tuner.bench.workload import Runner
 from gemm_tuner.domain.context import Regime
-from gemm_tuner.machine.memory import address_of, allocate_aligned
+from gemm_tuner.machine.memory import address_of
 
 # Enough that nearly every read comes from memory: on an AMD EPYC (family 26, L3 of 32 MiB,
 # 2026-11-20) one core reads 62 GB/s from a block of 2 x L3, 48 from 4 x L3 and 41 from 8 x L3.
@@ -76,10 +77,12 @@ class WeightCopies:
         copies: int,
         seed: int,
         on_block: Callable[[], None] = lambda: None,
+        placement: Placement | None = None,
     ) -> None:
         """Pack the weights once and copy the result; `on_block` is called as the work goes on."""
+        placement = placement or Placement()
         stride_bytes = stride_of_copy(runner.packed_weight_bytes)
-        self._memory: NDArray[np.uint8] = allocate_aligned(copies * stride_bytes)
+        self._memory: NDArray[np.uint8] = placement.allocate(copies * stride_bytes)
         base = address_of(self._memory)
         runner.pack(base)
         rows = self._memory.reshape(copies, stride_bytes)

@@ -1,8 +1,7 @@
 """All trials of one problem: its inputs, exact results and baselines, made once."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -14,43 +13,22 @@ from gemm_tuner.bench.baselines.baseline import Baseline, Copy, Materials, Row
 from gemm_tuner.bench.baselines.choose import (
     Checked,
     CheckedBaseline,
-    Race,
     baseline_rows,
     choose_baselines,
     learn_of_baseline,
 )
+from gemm_tuner.bench.build_round import BuildRound, RoundTimer
 from gemm_tuner.bench.conditions import gather_conditions
 from gemm_tuner.bench.correctness import Case, verify
 from gemm_tuner.bench.crash import Report
-from gemm_tuner.bench.drivers import Drivers
-from gemm_tuner.bench.emulator import Emulation, load_for_proof
+from gemm_tuner.bench.emulator import load_for_proof
 from gemm_tuner.bench.finding import Finding, TimedFinding
 from gemm_tuner.bench.forked import Death, Result, run_in_child
 from gemm_tuner.bench.inputs import InputKind
-from gemm_tuner.bench.kernel_runner import KernelRunner
-from gemm_tuner.bench.limits import (
-    LARGE_RATIO,
-    generous_epilogue_ns,
-    least_arithmetic_ns,
-    least_reading_ns,
-)
-from gemm_tuner.bench.measure import SETTLING_NS, Contestant, TimedRounds, measure
-from gemm_tuner.bench.one_thread import OneThreadForm, may_need_one_thread, set_openmp_threads
 from gemm_tuner.bench.plain import PlainBaseline
-from gemm_tuner.bench.regimes import (
-    WeightCopies,
-    copies_of_weights,
-    stride_of_copy,
-    warm_up_calls,
-    warm_up_ns,
-)
-from gemm_tuner.bench.roofline import PeakLoop, ReadLoop, footprint_bytes, roofline_timing
-from gemm_tuner.bench.workload import Runner, Workload, make_workload
-from gemm_tuner.build.compile import Build
-from gemm_tuner.domain.context import Regime
+from gemm_tuner.bench.requests import Opening, Setup, TimeRequest, VerifyRequest
 from gemm_tuner.domain.cpu import IsaFeature
-from gemm_tuner.domain.epilogue import NO_EPILOGUE
-from gemm_tuner.domain.measurement import Interference, Limits, Measurement, Raced, Timing
+from gemm_tuner.domain.measurement import Raced
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.errors import (
@@ -64,20 +42,11 @@ from gemm_tuner.errors import (
 from gemm_tuner.libraries.plain import plain_weights
 from gemm_tuner.machine.available_memory import available_memory_bytes, check_memory
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.machine.processors import (
-    ProcessorUse,
-    read_processor_times,
-    thread_wait_ns,
-    use_since,
-)
-from gemm_tuner.runtime.load import Kernel, load_kernel
 
 # Bytes for each element of an input and of the result: three kinds of inputs in float32, their
 # exact results and bounds in float64, and temporaries.
 _BYTES_PER_INPUT_ELEMENT = 32
 _BYTES_PER_RESULT_ELEMENT = 96
-
-_PAIRS_OF_CLOSE_LOOK = 5
 
 # How many times slower than the baseline a candidate may be before it is said to hang. A scalar
 # kernel beside a library with vectors is about this slow. The baseline itself is trusted: it may
@@ -86,109 +55,6 @@ _SLOWEST_OVER_BASELINE = 50
 _SLOWEST_BASELINE_FLOP_PER_S = 2e8
 # A signal for each vector of 64 operations in f16, on a busy machine.
 _SLOWEST_EMULATED_FLOP_PER_S = 1e6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """The arguments of a session. The problem is in its text form, because steps hold functions."""
-
-    problem_text: str
-    threads: int
-    baselines: tuple[str, ...]
-    drivers: Drivers
-    seed: int
-    scalar_build: Build
-    one_thread_build: Build | None = None
-    stall_timeout_s: float  # besides what the time of the baseline allows
-    provers: int = 1  # builds that are verified at the same time, if memory suffices
-    race: Race = field(default_factory=Race)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """The baselines of a session: their names and versions, in order.
-
-    `implementations` say by what each computes, and `raced` are the libraries that the first was
-    chosen from. `product_only` are those that leave the epilogue out. `left_out` says by name why a
-    baseline is not among them. `slowest_call_s` is the least time of a call of
-    the slowest. As many builds as `provers` can be verified at the same time.
-    """
-
-    baselines: tuple[str, ...]
-    implementations: tuple[str, ...]
-    raced: tuple[Raced, ...]
-    product_only: frozenset[str]
-    left_out: dict[str, str]
-    slowest_call_s: float
-    provers: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyRequest:
-    """Ask whether a build is right, on this CPU or with features that it lacks."""
-
-    build: Build
-    emulation: Emulation | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeRequest:
-    """Ask how fast builds for the same thing are, beside each other and the baselines.
-
-    With `reads`, a loop that only reads takes part. With `checks_large_ratios`, a baseline that is
-    much slower than a build is timed without the epilogue, too.
-    """
-
-    builds: tuple[Build, ...]
-    regime: Regime
-    pairs: int
-    sample_ns: int
-    reads: bool = False
-    checks_large_ratios: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Round:
-    """Timings taken in the same rounds.
-
-    The first `builds` contestants are builds. `baselines` says which contestant each baseline is:
-    the faster of its forms. `use` is what the processors did meanwhile, if it is known. `plain_ns`
-    are the times of calls without the epilogue, of those baselines that were looked at closely.
-    """
-
-    rounds: TimedRounds
-    builds: int
-    baselines: tuple[int, ...]
-    peak_flop_per_s: float
-    roofline: Timing | None
-    use: ProcessorUse | None
-    least_ns: float
-    plain_ns: dict[int, float] = field(default_factory=dict)
-    epilogue_ns: float
-
-    def beside(
-        self, build: int, baseline: int, checked: CheckedBaseline, raced: tuple[Raced, ...]
-    ) -> Measurement:
-        """Return the measurement of a build beside a baseline, in the rounds of both."""
-        turn = self.baselines[baseline]
-        ours, theirs = self.rounds.timings[build], self.rounds.timings[turn]
-        return Measurement(
-            candidate=ours.first(len(theirs.samples_ns)),
-            baseline=checked.text,
-            implementation=checked.implementation,
-            raced=raced,
-            baseline_timing=theirs.first(len(ours.samples_ns)),
-            interference=Interference(
-                disturbed_rounds=self.rounds.disturbed_share(build, turn),
-                stolen=self.use.stolen if self.use else 0.0,
-                others=self.use.others if self.use else 0.0,
-            ),
-            limits=Limits(
-                least_ns=self.least_ns,
-                plain_ns=self.plain_ns.get(baseline),
-                epilogue_ns=self.epilogue_ns if baseline in self.plain_ns else None,
-            ),
-        )
 
 
 class Session:
@@ -319,7 +185,7 @@ class Session:
                 turn = self._report.running - len(builds)
                 left_out |= _leave_out(baselines, turn, failure)
                 continue
-            if isinstance(result, _Round):
+            if isinstance(result, BuildRound):
                 timed = _timed_findings(baselines, result, left_out, self._raced)
                 found |= zip(living, timed, strict=True)
             elif result.running < len(builds):
@@ -336,227 +202,16 @@ class Session:
                 left_out |= _leave_out(baselines, result.running - len(builds), death)
         return tuple(found[turn] for turn in range(len(request.builds)))
 
-    def _measure(self, request: TimeRequest, baselines: Sequence[CheckedBaseline]) -> _Round:
-        """Time builds and baselines in turn: first the builds, last the loops of the roofline."""
-        inputs = self._cases[InputKind.NORMAL].inputs
-        workload = make_workload(self._problem, inputs, threads=self._setup.threads)
-        kernels = []
-        for turn, build in enumerate(request.builds):
-            self._report.step(turn)
-            library = self._load(build).native
-            kernels.append(KernelRunner(library, workload, self._setup.drivers.timer))
-        prepared: dict[str, Runner] = {}
-        for name in reversed([row.name for row in baseline_rows()]):
-            for turn, checked in enumerate(baselines, len(kernels)):
-                if checked.name == name:
-                    self._report.step(turn)
-                    prepared[name] = checked.baseline.prepare(workload)
-        on_one_thread = self._prepare_on_one_thread(baselines, workload, len(kernels))
-        first_form = len(kernels) + len(baselines)
-        driver = self._setup.drivers.roofline
-        peak_loop = PeakLoop(driver, self._problem.types.x)
-        read_loops = [ReadLoop(driver, self._problem, workload.rows)] if request.reads else []
-        runners = [
-            *kernels,
-            *(prepared[checked.name] for checked in baselines),
-            *on_one_thread.values(),
-            peak_loop,
-            *read_loops,
-        ]
-        copies = self._count_copies(request, runners, baselines)
-        turns = {first_form + form: turn for form, turn in enumerate(on_one_thread)}
-
-        def step(index: int) -> None:
-            self._report.step(turns.get(index, index))
-
-        contestants = self._make_contestants(runners, copies, request.regime, step)
-        begin = read_processor_times()
-        rounds = measure(
-            contestants,
-            pairs=request.pairs,
-            sample_ns=request.sample_ns,
-            on_turn=step,
-            settling_ns=0 if self._setup.threads == 1 else SETTLING_NS,
-            candidates=len(kernels),
-            wait_ns=thread_wait_ns,
+    def _measure(self, request: TimeRequest, baselines: Sequence[CheckedBaseline]) -> BuildRound:
+        timer = RoundTimer(
+            setup=self._setup,
+            problem=self._problem,
+            cpu=self._cpu,
+            inputs=self._cases[InputKind.NORMAL].inputs,
+            rows=baseline_rows(),
+            report=self._report,
         )
-        problem_calls = self._problem.flop(workload.rows) / peak_loop.flop_per_call
-        peak, *reads = rounds.timings[first_form + len(on_one_thread) :]
-        forms = {turn: [turn] for turn in range(len(kernels), first_form)}
-        for form, turn in enumerate(on_one_thread, first_form):
-            forms[turn].append(form)
-        peak_ns = problem_calls * peak.minimum_ns / self._setup.threads
-        timed = _Round(
-            rounds=rounds,
-            builds=len(kernels),
-            baselines=tuple(
-                min(turns, key=lambda turn: rounds.timings[turn].median_ns)
-                for turns in forms.values()
-            ),
-            use=use_since(begin),
-            peak_flop_per_s=1e9 * peak_loop.flop_per_call / peak.median_ns,
-            roofline=roofline_timing(
-                self._problem,
-                workload.rows,
-                peak=peak,
-                flop_per_peak_call=peak_loop.flop_per_call,
-                read=reads[0],
-                cores=self._setup.threads,
-            )
-            if reads
-            else None,
-            least_ns=least_arithmetic_ns(self._problem, peak_ns, self._cpu.isa),
-            epilogue_ns=generous_epilogue_ns(self._problem, workload.rows),
-        )
-        return self._look_closely(request, baselines, workload, timed)
-
-    def _look_closely(
-        self,
-        request: TimeRequest,
-        baselines: Sequence[CheckedBaseline],
-        workload: Workload,
-        timed: _Round,
-    ) -> _Round:
-        """Add what tells whether large ratios are plausible, timed right after the rounds.
-
-        That is a loop that only reads, and each baseline that is much slower than a build, without
-        the epilogue.
-        """
-        large = [
-            turn
-            for turn, checked in enumerate(baselines)
-            if any(
-                timed.beside(build, turn, checked, ()).ratio.median > LARGE_RATIO
-                for build in range(timed.builds)
-            )
-        ]
-        if not (request.checks_large_ratios and large):
-            return timed
-        plain = replace(workload, problem=replace(self._problem, epilogue=NO_EPILOGUE), operands={})
-        of_one_problem = {row.name for row in baseline_rows() if row.one_problem}
-        runners: dict[int, Runner] = {}
-        for turn in large:
-            checked = baselines[turn]
-            has_product = checked.baseline.fuses_epilogue and checked.name not in of_one_problem
-            if has_product and self._problem.epilogue.steps:
-                self._report.step(timed.builds + turn)
-                with suppress(BaselineMissing):
-                    runners[turn] = checked.baseline.prepare(plain)
-        read_loop = ReadLoop(self._setup.drivers.roofline, self._problem, workload.rows)
-        all_runners = [*runners.values(), read_loop]
-        turns = [timed.builds + turn for turn in runners] + [timed.builds + len(baselines)]
-        try:
-            copies = self._count_copies(
-                replace(request, builds=request.builds[:1]), all_runners, ()
-            )
-        except NotEnoughMemory:
-            return timed
-
-        def step(index: int) -> None:
-            self._report.step(turns[index])
-
-        rounds = measure(
-            self._make_contestants(all_runners, copies, request.regime, step),
-            pairs=_PAIRS_OF_CLOSE_LOOK,
-            sample_ns=request.sample_ns,
-            on_turn=step,
-            settling_ns=0 if self._setup.threads == 1 else SETTLING_NS,
-            candidates=len(all_runners),
-        )
-        *plain_timings, read = rounds.timings
-        reading_ns = least_reading_ns(read.minimum_ns, threads=self._setup.threads)
-        return replace(
-            timed,
-            least_ns=max(timed.least_ns, reading_ns),
-            plain_ns={
-                turn: timing.median_ns for turn, timing in zip(runners, plain_timings, strict=True)
-            },
-        )
-
-    def _prepare_on_one_thread(
-        self, baselines: Sequence[CheckedBaseline], workload: Workload, first_turn: int
-    ) -> dict[int, OneThreadForm]:
-        """Return the baselines on one thread, where that may be faster, by their turn."""
-        threads = self._setup.threads
-        if not may_need_one_thread(self._problem, threads):
-            return {}
-        forms = {}
-        for turn, checked in enumerate(baselines, first_turn):
-            if checked.baseline.is_of_openmp and set_openmp_threads(1):
-                self._report.step(turn)
-                forms[turn] = OneThreadForm(checked.baseline.prepare(workload), threads)
-                set_openmp_threads(threads)
-        return forms
-
-    def _count_copies(
-        self, request: TimeRequest, runners: Sequence[Runner], baselines: Sequence[CheckedBaseline]
-    ) -> list[int]:
-        """Return how many copies of its weights each runner rotates over.
-
-        Raises:
-            BaselineMissing: a baseline cannot rotate over as many.
-            NotEnoughMemory: the copies do not fit.
-        """
-        l3_bytes = self._cpu.caches.l3_bytes
-        copies = [
-            copies_of_weights(
-                request.regime,
-                runner.packed_weight_bytes,
-                l3_bytes,
-                candidates=len(request.builds),
-                sample_ns=request.sample_ns,
-            )
-            for runner in runners
-        ]
-        for turn, checked in enumerate(baselines, len(request.builds)):
-            most = checked.baseline.most_weight_copies
-            if most is not None and copies[turn] > most:
-                self._report.step(turn)
-                raise BaselineMissing(
-                    f"its calls can rotate over {most} copies of the weights, but cold weights of "
-                    f"this size need {copies[turn]}; time it with hot weights."
-                )
-        self._report.step()
-        check_memory(
-            sum(
-                count * stride_of_copy(runner.packed_weight_bytes)
-                for count, runner in zip(copies, runners, strict=True)
-            ),
-            f"{max(copies)} copies of the weights of {len(runners)} runners",
-        )
-        return copies
-
-    def _make_contestants(
-        self,
-        runners: Sequence[Runner],
-        copies: Sequence[int],
-        regime: Regime,
-        step: Callable[[int], None],
-    ) -> list[Contestant]:
-        touched, l3_bytes = (
-            footprint_bytes(self._problem, self._problem.m.high),
-            self._cpu.caches.l3_bytes,
-        )
-        all_bytes = touched + sum(runner.packed_weight_bytes for runner in runners[1:])
-        least_ns = warm_up_ns(regime, touched, l3_bytes)
-        least_calls = warm_up_calls(regime, all_bytes, l3_bytes)
-        contestants = []
-        for index, (count, runner) in enumerate(zip(copies, runners, strict=True)):
-            step(index)
-            weights = WeightCopies(runner, count, self._setup.seed, on_block=partial(step, index))
-            contestants.append(
-                Contestant(
-                    runner=runner,
-                    weights=weights,
-                    is_cold=regime is Regime.COLD_WEIGHTS,
-                    warm_up_ns=0 if isinstance(runner, PeakLoop) else least_ns,
-                    least_warm_up_calls=1 if isinstance(runner, PeakLoop) else least_calls,
-                )
-            )
-        return contestants
-
-    def _load(self, build: Build) -> Kernel:
-        return load_kernel(build.binary, artifact=build.artifact, cpu=self._cpu)
+        return timer.measure(request, baselines)
 
     def _find_copies(self, materials: Materials, row: Row) -> Sequence[Copy]:
         """Return the installed copies of a library, with plain weights where it has no others."""
@@ -592,7 +247,7 @@ class Session:
 
 def _timed_findings(
     baselines: Sequence[CheckedBaseline],
-    timed: _Round,
+    timed: BuildRound,
     left_out: dict[str, str],
     raced: tuple[Raced, ...],
 ) -> list[TimedFinding]:

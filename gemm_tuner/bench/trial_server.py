@@ -10,7 +10,8 @@ import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from gemm_tuner.bench.session import Session, Setup, TimeRequest, VerifyRequest
+from gemm_tuner.bench.requests import Setup, TimeRequest, VerifyRequest
+from gemm_tuner.bench.session import Session
 from gemm_tuner.errors import GemmTunerError
 
 

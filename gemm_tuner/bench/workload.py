@@ -1,6 +1,6 @@
 """The buffers that a timing works on, the same for every runner, and what a runner is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.inputs import Inputs
+from gemm_tuner.bench.placement import Placement
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.memory import allocate_aligned
 
@@ -18,7 +19,7 @@ class Workload:
     """A problem with the largest number of rows: dense, aligned arrays, large ones in huge pages.
 
     x: (m, k). w: as the problem's layout says, with scales and zero_points where it has them.
-    y: (m, n). operands: by name.
+    y: (m, n). operands: by name. `placement` says where they and what runners allocate begin.
     """
 
     problem: Problem
@@ -29,6 +30,7 @@ class Workload:
     zero_points: NDArray[Any] | None
     y: NDArray[Any]
     operands: dict[str, NDArray[Any]]
+    placement: Placement = field(default_factory=Placement)
 
     @property
     def rows(self) -> int:
@@ -52,17 +54,19 @@ class Runner(Protocol):
         """Return the time of `timed_calls` calls after some that do not count."""
 
 
-def make_workload(problem: Problem, inputs: Inputs, *, threads: int) -> Workload:
-    """Return a workload that holds copies of `inputs`."""
+def make_workload(problem: Problem, inputs: Inputs, *, threads: int, process: int = 0) -> Workload:
+    """Return a workload that holds copies of `inputs`, placed as in the process of this number."""
+    placement = Placement(process)
     return Workload(
         problem=problem,
         threads=threads,
-        x=aligned_copy(inputs.x),
-        w=aligned_copy(inputs.w),
+        x=placement.copy(inputs.x),
+        w=placement.copy(inputs.w),
         scales=inputs.scales,
         zero_points=inputs.zero_points,
-        y=aligned_copy(np.zeros((problem.m.high, problem.n), NUMPY_TYPES[problem.types.y])),
-        operands={name: aligned_copy(array) for name, array in inputs.operands.items()},
+        y=placement.copy(np.zeros((problem.m.high, problem.n), NUMPY_TYPES[problem.types.y])),
+        operands={name: placement.copy(array) for name, array in inputs.operands.items()},
+        placement=placement,
     )
 
 

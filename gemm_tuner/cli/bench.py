@@ -25,6 +25,7 @@ from gemm_tuner.cli.roofline_plot import write_plot
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
@@ -238,7 +239,7 @@ def _unserved_artifact(repository: Repository, verdict: Verdict) -> Artifact | N
             for trial in reversed(trials)
             if trial.context == verdict.context
             and trial.measurement is not None
-            and trial.measurement == verdict.measurement
+            and Evidence.of(trial.measurement) == verdict.measurement
         ),
         None,
     )

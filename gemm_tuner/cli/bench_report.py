@@ -9,10 +9,12 @@ from gemm_tuner.bench.baselines.own_kernel import ONE_THREAD
 from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.means import Mean, geometric_means
 from gemm_tuner.cli.output import print_line, print_table, time_text
-from gemm_tuner.cli.report import context_text, interval_text, ratio_facts
+from gemm_tuner.cli.report import context_text, ratio_facts
+from gemm_tuner.cli.verdict_text import interval_text
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.doubt import why_doubted
+from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.measurement import Measurement, Timing, paired_speed_ratio
 from gemm_tuner.domain.record import Conditions
 from gemm_tuner.domain.verdict import Decision, Verdict
@@ -178,13 +180,14 @@ def means_of(rows: Iterable[BenchRow]) -> list[Mean]:
 
     There is none beside the best of all: it would be one over different baselines.
     """
-    measured: list[tuple[ExecutionContext, str, Measurement]] = []
-    best: list[tuple[ExecutionContext, str, Measurement]] = []
+    measured: list[tuple[ExecutionContext, str, Evidence]] = []
+    best: list[tuple[ExecutionContext, str, Evidence]] = []
     for row in rows:
         context = row.verdict.context
-        measured += [(context, one.baseline, one) for one in row.measurements]
+        measured += [(context, one.baseline, Evidence.of(one)) for one in row.measurements]
         if len(row.measurements) > 1:
-            best.append((context, f"{row.best.baseline}{WHERE_FASTEST}", row.best))
+            fastest = Evidence.of(row.best)
+            best.append((context, f"{fastest.baseline}{WHERE_FASTEST}", fastest))
     return geometric_means([*measured, *best])
 
 

@@ -1,25 +1,41 @@
-"""`gemm-tuner keys`: whose answers a client believes."""
+"""`gemm-tuner keys`: whose answers a client believes, and whose measurements a store serves."""
 
+import os
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line
+from gemm_tuner.cli.tokens import actor_here
+from gemm_tuner.client.cache import Cache, default_cache_dir
 from gemm_tuner.client.client import TIMEOUT_S
-from gemm_tuner.client.keys import KnownKeys, parse_keys
-from gemm_tuner.client.transport import Address, connect
-from gemm_tuner.errors import SignatureInvalid
+from gemm_tuner.client.keys import KEYS_VARIABLE, KnownKeys, configured_keys, parse_keys
+from gemm_tuner.client.transport import Address, Connections
+from gemm_tuner.domain.canonical import identity
+from gemm_tuner.errors import InvalidSetting, SignatureInvalid
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.trust.attestation import MeasuringKeys
+from gemm_tuner.trust.keys import default_key_path
+from gemm_tuner.trust.succession import present_key, rotate
 
-keys = typer.Typer(help="Say whose answers to believe", no_args_is_help=False)
+keys = typer.Typer(help="Say whose answers and measurements to believe", no_args_is_help=False)
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="Address of a service")]
+Whom = Annotated[
+    str, typer.Argument(metavar="URL|KEY", help="Address of a service, or a measuring key")
+]
 
 
 @keys.command("list", help="Print the keys that are remembered of each service")
 def list_command(as_json: options.AsJson = False) -> None:
     """Print the keys that are remembered of each service."""
+    pinned = configured_keys()
     known = {url: sorted(found) for url, found in KnownKeys().all().items()}
+    if pinned is not None:
+        known[f"{KEYS_VARIABLE}={os.environ[KEYS_VARIABLE]}"] = sorted(pinned)
     if as_json:
         print_json(known)
         return
@@ -27,9 +43,25 @@ def list_command(as_json: options.AsJson = False) -> None:
         print_line(f"{url} {' '.join(key_ids)}")
 
 
-@keys.command("accept", help="Believe a service from now on, by the key that it shows")
+@keys.command("measuring", help="Print your measuring key, and those of others that are believed")
+def measuring_command(as_json: options.AsJson = False) -> None:
+    """Print your measuring key, and those of others that are believed."""
+    measuring = MeasuringKeys()
+    own, accepted = measuring.own(), sorted(measuring.accepted())
+    if as_json:
+        print_json({"own": own, "accepted": accepted})
+        return
+    if own is not None:
+        print_line(f"own {own}")
+    for key in accepted:
+        print_line(f"accepted {key}")
+
+
+@keys.command(
+    "accept", help="Believe a service by the key that it shows, or who measures by theirs"
+)
 def accept_command(
-    url: Url,
+    whom: Whom,
     key_id: Annotated[
         str | None,
         typer.Argument(
@@ -37,10 +69,15 @@ def accept_command(
         ),
     ] = None,
 ) -> None:
-    """Believe a service from now on, by the key that it shows."""
-    address = Address.parse(url)
-    with connect(address, TIMEOUT_S) as session:
-        shown = parse_keys(session.keys())
+    """Believe a service by the key that it shows, or who measures by theirs."""
+    if _is_measuring_key(whom):
+        if key_id is not None:
+            raise InvalidSetting("a measuring key is whole as it is; leave out KEY_ID.")
+        MeasuringKeys().accept(whom)
+        print_line(f"What is attested with {whom} is served from now on.")
+        return
+    address = Address.parse(whom)
+    shown = parse_keys(Connections(address).session(TIMEOUT_S).keys())
     if key_id is not None and key_id not in shown:
         raise SignatureInvalid(
             f"{address.url} shows the key {', '.join(shown)}, not {key_id}; "
@@ -50,6 +87,8 @@ def accept_command(
     known = KnownKeys()
     before = known.of(address.url) or {}
     known.replace(address.url, accepted)
+    # A service with a new key may have a new database, whose list begins anew.
+    Cache(default_cache_dir()).forget_revocations(identity(address.url))
     dropped = ", ".join(each for each in before if each not in accepted)
     instead = f" instead of {dropped}" if dropped else ""
     print_line(f"{address.url} is believed by the key {', '.join(accepted)}{instead}.")
@@ -57,9 +96,54 @@ def accept_command(
         print_line('Compare it with what "gemm-tuner serve" printed there.')
 
 
-@keys.command("forget", help="Forget the keys of a service")
-def forget_command(url: Url) -> None:
-    """Forget the keys of a service; exit with 1 if there were none."""
-    if not KnownKeys().forget(Address.parse(url).url):
+@keys.command("forget", help="Forget the keys of a service, or a measuring key")
+def forget_command(whom: Whom) -> None:
+    """Forget the keys of a service, or a measuring key; exit with 1 if there were none."""
+    if _is_measuring_key(whom):
+        is_known = MeasuringKeys().forget(whom)
+    else:
+        is_known = KnownKeys().forget(Address.parse(whom).url)
+    if not is_known:
         print_line("No key of it was remembered.")
         raise typer.Exit(1)
+
+
+@keys.command("rotate", help="Replace the signing key of this user's service; the old one signs it")
+def rotate_command(
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            "--key",
+            envvar="GEMM_TUNER_SIGNING_KEY",
+            metavar="FILE",
+            help="The signing key; by default in your data directory",
+        ),
+    ] = None,
+    is_compromised: Annotated[
+        bool,
+        typer.Option(
+            "--compromised",
+            help="Others may have the old key: revoke it, and let it sign nothing; clients then "
+            "have to accept the new one",
+        ),
+    ] = False,
+    db: options.DatabaseUrl = None,
+) -> None:
+    """Replace the signing key of this user's service; the old one signs it."""
+    repository, now, actor = Repository(open_database(db)), datetime.now(UTC), actor_here()
+    path = key or default_key_path()
+    if is_compromised:
+        # First: its id is known only while it is there, and a service with it must not start.
+        stolen = present_key(path).key_id
+        repository.revoke(stolen, reason="others may have it", actor=actor, now=now)
+    old, new = rotate(path, is_compromised=is_compromised)
+    repository.note_rotation(old.key_id, new.key_id, actor=actor, now=now)
+    print_line(f"The signing key is {new.key_id} instead of {old.key_id}; restart the service.")
+    if is_compromised:
+        print_line(f'Clients must run "gemm-tuner keys accept URL {new.key_id}".')
+    else:
+        print_line("Clients that believe the old key will believe the new one.")
+
+
+def _is_measuring_key(whom: str) -> bool:
+    return ":" not in whom

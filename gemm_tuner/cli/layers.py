@@ -1,27 +1,43 @@
 """The layers a command works on: one from its arguments, or many from a CSV file."""
 
 import csv
+import re
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidInput, InvalidSetting
+from gemm_tuner.files import read_bounded
 
 _REQUIRED = ("name", "m", "n", "k")
 _OPTIONAL = ("epilogue", "from")
 _FAULTS_TOLD = 20
 _LONGEST_TOLD = 60
 
-# What csv.DictReader yields; more cells than there are columns come under None.
-_Row = dict[str, str | None]
+_MAX_FILE_BYTES = 2**24
+# A cell of CSV, and the comma behind it.
+_CELL = re.compile(r'(?:"(?:[^"]|"")*"|[^",][^,\r\n]*|),')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A problem with the name its user knows it by."""
+    """A problem with the name its user knows it by.
+
+    Raises:
+        InvalidSetting: the name has a control character, which a terminal would obey.
+    """
 
     name: str
     problem: Problem
+
+    def __post_init__(self) -> None:
+        if any(unicodedata.category(character) == "Cc" for character in self.name):
+            raise InvalidSetting(
+                f"the name {self.name[:_LONGEST_TOLD]!r} holds a control character; leave it out."
+            )
 
 
 def layers_of(
@@ -59,13 +75,7 @@ def layers_of(
 
 
 def _read_layers(path: Path, *, dtype: str, epilogue: str, w_layout: str) -> tuple[Layer, ...]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            columns = reader.fieldnames or ()
-            rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidSetting(f"file {path} cannot be read: {error}; give a CSV file.") from None
+    columns, rows = _read_table(path)
     missing = [name for name in _REQUIRED if name not in columns]
     if missing:
         raise InvalidSetting(
@@ -82,8 +92,9 @@ def _read_layers(path: Path, *, dtype: str, epilogue: str, w_layout: str) -> tup
         raise InvalidSetting(f"file {path} has no layer; add a line below the column names.")
     layers: list[Layer] = []
     faults: list[InvalidInput] = []
-    for line, row in rows:
+    for line, cells in rows:
         try:
+            row = _row_of(cells, columns)
             layers.append(_layer_of(row, dtype=dtype, epilogue=epilogue, w_layout=w_layout))
         except InvalidInput as error:
             faults.append(type(error)(f"{path}, line {line}: {error}"))
@@ -97,13 +108,60 @@ def _read_layers(path: Path, *, dtype: str, epilogue: str, w_layout: str) -> tup
     return tuple(layers)
 
 
-def _layer_of(row: _Row, *, dtype: str, epilogue: str, w_layout: str) -> Layer:
-    if None in row:
+def _read_table(path: Path) -> tuple[tuple[str, ...], list[tuple[int, list[str]]]]:
+    """Return the names of the columns of a CSV file, and its rows, each with its first line."""
+    try:
+        text = read_bounded(path, _MAX_FILE_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSetting(f"file {path} cannot be read: {error}; give a CSV file.") from None
+    lines = StringIO(text, newline="").readlines()
+    reader = csv.reader(lines, strict=True)
+    columns: tuple[str, ...] = ()
+    rows: list[tuple[int, list[str]]] = []
+    first = 1
+    try:
+        for cells in reader:
+            if not columns:
+                columns = tuple(cells)
+            elif cells:
+                rows.append((first, cells))
+            first = reader.line_num + 1
+    except csv.Error as error:
+        is_open = "unexpected end of data" in str(error)
+        fault = "a quote is opened and never closed" if is_open else str(error)
+        column = _column_of("".join(lines[first - 1 :]), columns)
+        raise InvalidSetting(
+            f"file {path}, line {first}, column {column}: {fault}; correct it."
+        ) from None
+    return columns, rows
+
+
+def _column_of(text: str, columns: tuple[str, ...]) -> str:
+    """Return the column of the first cell of a row that is not as CSV has it."""
+    start = place = 0
+    while (cell := _CELL.match(text, start)) is not None:
+        start = cell.end()
+        place += 1
+    return columns[place] if place < len(columns) else str(place + 1)
+
+
+def _row_of(cells: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+    if len(cells) > len(columns):
         raise InvalidSetting(
             "there are more cells than columns; leave some out, or name more columns."
         )
+    row = dict(zip(columns, cells, strict=False))
+    missing = [name for name in _REQUIRED if name not in row]
+    if missing:
+        raise InvalidSetting(
+            f"there is no cell for the columns {', '.join(missing)}; add what is missing."
+        )
+    return row
+
+
+def _layer_of(row: dict[str, str], *, dtype: str, epilogue: str, w_layout: str) -> Layer:
     problem = Problem.create(
-        row["m"] or "",
+        row["m"],
         _integer("n", row["n"]),
         _integer("k", row["k"]),
         dtype=dtype,
@@ -112,13 +170,14 @@ def _layer_of(row: _Row, *, dtype: str, epilogue: str, w_layout: str) -> Layer:
     )
     problem.check_work()
     # A line break in a name would be one in a table.
-    name = " ".join((row["name"] or "").split())
+    name = " ".join(row["name"].split())
     return Layer(name=name or problem.sizes_text, problem=problem)
 
 
-def _integer(name: str, text: str | None) -> int:
+def _integer(name: str, text: str) -> int:
     try:
-        return int(text or "")
+        return int(text)
     except ValueError:
-        shown = repr(text if text is None else text[:_LONGEST_TOLD])
-        raise InvalidSetting(f"{name} = {shown} is not a whole number; correct it.") from None
+        raise InvalidSetting(
+            f"{name} = {text[:_LONGEST_TOLD]!r} is not a whole number; correct it."
+        ) from None

@@ -1,5 +1,6 @@
 """The entry of the command line: its commands, its exit codes and how it fails."""
 
+import gc
 import logging
 import os
 import re
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -49,8 +51,15 @@ COMMANDS = {
                       "library",
     "verify":         "Prove that one candidate is right, and record it; do not time it",
     "serve":          "Serve verdicts and kernels until stopped by Ctrl-C",
-    "keys":           "Say whose answers to believe",
-    "records":        "Export and import records",
+    "lock":           "Write which kernel each layer gets, for a project's version control",
+    "keys":           "Say whose answers and measurements to believe",
+    "db":             "Copy, check, derive and prune a database",
+    "revoke":         "Withdraw a kernel or a signing key from everyone; exit with 1 if nothing "
+                      "changed",
+    "tokens":         "Say who may ask a service for what",
+    "contributions":  "Accept or drop what holders of tokens contributed",
+    "audit":          "Print who changed what and when, the newest last",
+    "records":        "Export, import and attest records",
     "model":          "Check the model that ranks candidates",
 }
 # fmt: on
@@ -69,7 +78,7 @@ class _CommandsOnDemand(TyperGroup):
 def _load(name: str) -> Any:  # noqa: ANN401 - typer names no public type for a command
     """Return a command with its options."""
     attribute = name.replace("-", "_")
-    loaded = getattr(import_module(f"gemm_tuner.cli.{attribute}"), attribute)
+    loaded = getattr(_loaded(f"gemm_tuner.cli.{attribute}"), attribute)
     if isinstance(loaded, typer.Typer):
         command: Any = typer.main.get_group(loaded)
     else:
@@ -78,6 +87,16 @@ def _load(name: str) -> Any:  # noqa: ANN401 - typer names no public type for a 
         command = typer.main.get_command(single)
     command.name = name
     return command
+
+
+def _loaded(name: str) -> ModuleType:
+    """Return a module of a command. What it loads stays, so nobody looks for garbage in it."""
+    gc.disable()
+    try:
+        return import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _unloaded() -> None:

@@ -6,8 +6,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.domain.doubt import why_doubted
-from gemm_tuner.domain.measurement import Measurement
+from gemm_tuner.domain.evidence import Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +47,16 @@ class Mean:
         }
 
 
-def geometric_means(measured: Iterable[tuple[ExecutionContext, str, Measurement]]) -> list[Mean]:
+def geometric_means(measured: Iterable[tuple[ExecutionContext, str, Evidence]]) -> list[Mean]:
     """Return the mean of the ratios for each context and name of a baseline."""
-    of_each: dict[tuple[ExecutionContext, str], list[Measurement]] = {}
+    of_each: dict[tuple[ExecutionContext, str], list[Evidence]] = {}
     for context, baseline, measurement in measured:
         of_each.setdefault((context, baseline), []).append(measurement)
     return [_mean(context, baseline, each) for (context, baseline), each in of_each.items()]
 
 
-def _mean(context: ExecutionContext, baseline: str, measurements: list[Measurement]) -> Mean:
-    ratios = [one.ratio.median for one in measurements if why_doubted(one) is None]
+def _mean(context: ExecutionContext, baseline: str, measurements: list[Evidence]) -> Mean:
+    ratios = [one.ratio.median for one in measurements if one.doubt is None]
     return Mean(
         context=context,
         baseline=baseline,

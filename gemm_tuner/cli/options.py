@@ -42,8 +42,8 @@ Target = Annotated[
     str | None, typer.Option("--target", metavar="CPU", help="Choose for a CPU that is not here, "
                              "such as sapphire_rapids, and prove the choice without timing it")]
 DatabaseUrl = Annotated[
-    str | None, typer.Option("--db", metavar="URL", help="Database; by default SQLite in your "
-                             "data directory, or what GEMM_TUNER_DB says")]
+    str | None, typer.Option("--db", envvar="GEMM_TUNER_DB", metavar="URL", help="Database; by "
+                             "default SQLite in your data directory")]
 Compiler = Annotated[
     str | None, typer.Option("--compiler", help="gcc, clang or zig; by default the first found")]
 Again = Annotated[

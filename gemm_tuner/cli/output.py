@@ -1,20 +1,18 @@
-"""How the command line prints: results to stdout, progress and messages to stderr."""
+"""How the command line prints: results to stdout, progress and messages to stderr.
+
+Rich is loaded where something is drawn: a plain line needs none of it.
+"""
 
 import codecs
 import json
 import sys
 from collections.abc import Sequence
+from functools import cache
 from io import StringIO, TextIOWrapper
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
-# A clamp:100:200 is not an emoji.
-RESULTS = Console(highlight=False, soft_wrap=True, emoji=False)
-MESSAGES = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Columns; a pipe has no width.
 _UNBOUNDED = 100_000
@@ -47,6 +45,10 @@ codecs.register_error(_SPELLED, _spell)
 _CONTROLS = {
     code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
 }
+# In the cell of a table, it would be a row that nobody wrote.
+_LINE_BREAK = {ord("\n"): "\\n"}
+# JSON leaves these as they are, and a terminal obeys some.
+_IN_JSON = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
 def _harmless(text: str) -> str:
@@ -54,20 +56,42 @@ def _harmless(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
+@cache
+def results() -> "Console":
+    """Return the console of stdout."""
+    return _console(on_stderr=False)
+
+
+@cache
+def messages() -> "Console":
+    """Return the console of stderr, where progress is drawn."""
+    return _console(on_stderr=True)
+
+
+def _console(*, on_stderr: bool) -> "Console":
+    from rich.console import Console  # noqa: PLC0415 - see above
+
+    # A clamp:100:200 is not an emoji.
+    return Console(stderr=on_stderr, highlight=False, soft_wrap=True, emoji=False)
+
+
 def print_line(text: str) -> None:
     """Print a line of the result."""
-    RESULTS.print(_harmless(text), markup=False)
+    sys.stdout.write(f"{_harmless(text)}\n")
+    sys.stdout.flush()
 
 
 def print_message(text: str) -> None:
     """Print a line that is not part of the result."""
-    MESSAGES.print(_harmless(text), markup=False)
+    messages().print(_harmless(text), markup=False)
 
 
 def print_json(facts: Any) -> None:  # noqa: ANN401 - JSON values have no narrower type
     """Print the result as JSON."""
     is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    sys.stdout.write(json.dumps(facts, indent=2, ensure_ascii=not is_unicode) + "\n")
+    sys.stdout.write(
+        json.dumps(facts, indent=2, ensure_ascii=not is_unicode).translate(_IN_JSON) + "\n"
+    )
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -75,6 +99,11 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
     A terminal folds words into its width. Elsewhere no line is folded or cut, however long.
     """
+    from rich.console import Console  # noqa: PLC0415 - see above
+    from rich.padding import Padding  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     for column in columns:
         is_figure = column.startswith(">")
@@ -82,18 +111,18 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
             Text(column.lstrip(">")), justify="right" if is_figure else "left", no_wrap=is_figure
         )
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(_harmless(cell).translate(_LINE_BREAK)) for cell in row))
     drawn = StringIO()
     paper = Console(
         file=drawn,
-        width=RESULTS.width if RESULTS.is_terminal else _UNBOUNDED,
-        force_terminal=RESULTS.is_terminal,
+        width=results().width if results().is_terminal else _UNBOUNDED,
+        force_terminal=results().is_terminal,
         highlight=False,
         emoji=False,
     )
     paper.print(Padding(table, (0, 0, 0, 2), expand=False))
     print_line(title)
-    RESULTS.file.writelines(f"{line.rstrip()}\n" for line in drawn.getvalue().split("\n")[:-1])
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in drawn.getvalue().split("\n")[:-1])
 
 
 def duration_text(seconds: float) -> str:

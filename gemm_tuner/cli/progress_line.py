@@ -7,7 +7,7 @@ from typing import Self
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from gemm_tuner.cli.output import MESSAGES, duration_text, print_message
+from gemm_tuner.cli.output import duration_text, messages, print_message
 from gemm_tuner.tuning.progress import Progress
 
 _PLAIN_INTERVAL_S = 10.0
@@ -27,7 +27,7 @@ class ProgressLine:
             BarColumn(bar_width=24),
             TaskProgressColumn(),
             TextColumn("{task.fields[note]}", markup=False),
-            console=MESSAGES,
+            console=messages(),
             transient=True,
         )
         self._task = self._bar.add_task(label, total=None, note="")
@@ -35,7 +35,7 @@ class ProgressLine:
         self._last_s = 0.0
 
     def __enter__(self) -> Self:
-        if MESSAGES.is_terminal:
+        if messages().is_terminal:
             self._bar.start()
         return self
 
@@ -45,7 +45,7 @@ class ProgressLine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if MESSAGES.is_terminal:
+        if messages().is_terminal:
             self._bar.stop()
 
     def show(self, step: Progress) -> None:
@@ -53,7 +53,7 @@ class ProgressLine:
         note = f"{duration_text(step.remaining_s + self._later_s)} left"
         if step.best_ratio is not None:
             note = f"best {step.best_ratio:.2f} x baseline, {note}"
-        if MESSAGES.is_terminal:
+        if messages().is_terminal:
             self._bar.update(
                 self._task,
                 description=f"{self._label}: {step.stage}",

@@ -1,12 +1,13 @@
 """`gemm-tuner quickstart`: the whole path on three real layers, in a few minutes."""
 
 import os
-import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -42,7 +43,15 @@ _LAYERS = tuple(
         ("a decoder's projection", "f32 1x4096x4096 nk none"),
     )
 )
-_ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
+# Where another service of this user listens, and how.
+_OF_OTHERS = frozenset(
+    {
+        "GEMM_TUNER_HOST",
+        "GEMM_TUNER_PORT",
+        "GEMM_TUNER_TLS_CERTIFICATE",
+        "GEMM_TUNER_TLS_KEY",
+    }
+)
 _START_TIMEOUT_S = 30.0
 _TIMED_S = 0.5
 _SEED = 1
@@ -129,47 +138,37 @@ def _call(client: Client, problem: Problem) -> None:
 
 @contextmanager
 def _service(database_url: str) -> Iterator[str]:
-    """Run the service in a child process on a free port of this machine."""
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "gemm_tuner", "serve", "--port", "0"],
-        # Not an argument: a URL may hold a password, and arguments can be read by everyone.
-        env={**os.environ, "GEMM_TUNER_DB": database_url},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        address = _address_of(child)
-        _wait_until_ready(address, child)
-        yield address
-    finally:
-        child.terminate()
-        child.communicate()
+    """Run the service in a child process, at a Unix socket of its own; yield its address."""
+    with TemporaryDirectory(prefix="gemm-tuner-") as folder:
+        path = Path(folder) / "service.sock"
+        ours = {name: value for name, value in os.environ.items() if name not in _OF_OTHERS}
+        with subprocess.Popen(
+            [sys.executable, "-P", "-m", "gemm_tuner", "serve", "--socket", str(path)],
+            # Not an argument: a URL may hold a password, and arguments can be read by everyone.
+            env={**ours, "GEMM_TUNER_DB": database_url},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as child:
+            try:
+                _wait_until_ready(path, child)
+                yield f"unix:{path}"
+            finally:
+                child.terminate()
 
 
-def _address_of(child: subprocess.Popen[str]) -> str:
-    """Return the address that the service prints once it listens there."""
-    assert child.stderr is not None
-    said = []
-    for line in child.stderr:
-        match = _ADDRESS.search(line)
-        if match is not None:
-            return match[0]
-        said.append(line.strip())
-    raise ServiceUnreachable(
-        f"the service did not come up and said {' '.join(said)!r}; "
-        'make "gemm-tuner serve" work, then run quickstart again.'
-    )
-
-
-def _wait_until_ready(address: str, child: subprocess.Popen[str]) -> None:
+def _wait_until_ready(path: Path, child: subprocess.Popen[str]) -> None:
     deadline_s = time.monotonic() + _START_TIMEOUT_S
-    while child.poll() is None and time.monotonic() < deadline_s:
-        with suppress(httpx.TransportError):
-            if httpx.get(f"{address}/readyz", trust_env=False).is_success:
-                return
-        time.sleep(0.05)
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+        while child.poll() is None and time.monotonic() < deadline_s:
+            with suppress(httpx.TransportError):
+                if path.exists() and client.get("http://localhost/readyz").is_success:
+                    return
+            time.sleep(0.05)
+    child.terminate()
+    assert child.stderr is not None
+    said = " ".join(child.stderr.read().split())
     raise ServiceUnreachable(
-        f"the service at {address} did not become ready; "
-        'run "gemm-tuner serve" to see why, then run quickstart again.'
+        f"the service did not become ready and said {said!r}; "
+        'make "gemm-tuner serve" work, then run quickstart again.'
     )

@@ -1,19 +1,25 @@
 """`gemm-tuner records`: move what was measured between machines, as JSON Lines."""
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from sqlalchemy import Engine
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line, print_message
+from gemm_tuner.cli.tokens import actor_here
+from gemm_tuner.domain.access import AuditEntry
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.files import open_plain
+from gemm_tuner.store.audit import AuditLog
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.exchange import export_records, import_records, import_shipped, read_lines
 from gemm_tuner.store.repository import Repository
 
-records = typer.Typer(help="Export and import records", no_args_is_help=False)
+records = typer.Typer(help="Export, import and attest records", no_args_is_help=False)
 
 
 @records.command("export", help="Write every record measured here, one JSON text a line")
@@ -56,16 +62,20 @@ def import_command(
     """Add records from a file; those already known change nothing."""
     if is_shipped == (file is not None):
         raise InvalidSetting("which records is not clear; give either a FILE or --shipped.")
-    repository = Repository(open_database(db))
+    engine = open_database(db)
+    repository = Repository(engine)
     if file is None:
         report = import_shipped(repository)
     else:
         try:
-            with file.open("rb") as stream:
+            with open_plain(file) as stream:
                 report = import_records(repository, read_lines(stream))
         except OSError as error:
             raise InvalidSetting(f"file {file} cannot be read: {error}; name another.") from None
 
+    if report.added:
+        what = "those of the package" if file is None else str(file)
+        _note(engine, "records imported", what, f"{report.added} new, {report.known} known")
     for line in report.rejected:
         print_message(f"line {line.number} was left out: {line.reason}")
     if as_json:
@@ -78,3 +88,42 @@ def import_command(
         )
     if report.rejected:
         raise typer.Exit(1)
+
+
+@records.command("attest", help="Attest what was run into a database, so that it is served to you")
+def attest_command(
+    is_agreed: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
+    db: options.DatabaseUrl = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Attest with your measuring key what was run into a database and no one attests."""
+    engine = open_database(db, may_create=False)
+    repository = Repository(engine)
+    if not is_agreed:
+        typer.confirm(
+            "Kernels of this database will be served and loaded by your word. Whoever could write "
+            "to it may have put them there. Attest them?",
+            abort=True,
+            err=True,
+        )
+    trials, artifacts = repository.attest_trials(), repository.attest_artifacts()
+    if trials or artifacts:
+        what = f"{trials} trials, {artifacts} kernels"
+        _note(engine, "records attested", what, "by the measuring key of this user")
+    if as_json:
+        print_json({"trials": trials, "artifacts": artifacts})
+    else:
+        print_line(f"{trials} trials and {artifacts} kernels attested with your measuring key")
+
+
+def _note(engine: Engine, action: str, subject: str, detail: str) -> None:
+    """Add to the audit log what was done to the records."""
+    AuditLog(engine).append(
+        AuditEntry(
+            at=datetime.now(UTC),
+            actor=actor_here(),
+            action=action,
+            subject=subject,
+            detail=detail,
+        )
+    )

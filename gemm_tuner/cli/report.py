@@ -7,10 +7,12 @@ from typing import Any
 from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.means import Mean, geometric_means
 from gemm_tuner.cli.output import duration_text, print_line, print_table, time_text
+from gemm_tuner.cli.verdict_text import decision_text
 from gemm_tuner.domain.artifact import Artifact
+from gemm_tuner.domain.comparison import Comparison
 from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.domain.measurement import CONFIDENCE, Measurement, Ratio
-from gemm_tuner.domain.reason import why_not_served
+from gemm_tuner.domain.evidence import Evidence
+from gemm_tuner.domain.measurement import Ratio
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import GemmTunerError
@@ -40,31 +42,6 @@ def context_text(context: ExecutionContext) -> str:
     """Return a context as words: `hot, 1 thread`."""
     plural = "" if context.threads == 1 else "s"
     return f"{context.regime.value}, {context.threads} thread{plural}"
-
-
-def interval_text(ratio: Ratio) -> str:
-    """Return the interval of a ratio: `95 % interval 1.19 to 1.23`."""
-    return f"{CONFIDENCE * 100:.0f} % interval {ratio.low:.3f} to {ratio.high:.3f}"
-
-
-def decision_text(verdict: Verdict) -> str:
-    """Return the decision with what it rests on, as one line."""
-    measurement = verdict.measurement
-    if measurement is None:
-        return f"{verdict.decision.value}: nothing was measured for this problem"
-    ratio = measurement.ratio
-    if verdict.doubt is not None:
-        return (
-            f"{verdict.decision.value}: nothing is decided, and the baseline is to be used: "
-            f"{verdict.doubt} (beside {measurement.baseline}: {ratio.median:.3f} times its speed, "
-            f"{interval_text(ratio)}); a further sweep measures it anew"
-        )
-    line = (
-        f"{verdict.decision.value}: {ratio.median:.3f} times the speed of {measurement.baseline} "
-        f"({interval_text(ratio)}), basis {verdict.basis.value}"
-        f"{'' if verdict.artifact else f'; the baseline is to be used: {why_not_served(ratio)}'}"
-    )
-    return line if verdict.complete else f"{line}; the search was cut short"
 
 
 def recalled_text(recalled: Recalled) -> str:
@@ -116,7 +93,20 @@ def verdict_facts(verdict: Verdict) -> dict[str, Any]:
         "candidate": verdict.candidate.text if verdict.candidate else None,
         "artifact": artifact_facts(verdict.artifact) if verdict.artifact else None,
         "ratio": ratio_facts(verdict.ratio) if verdict.ratio else None,
+        "instead": _instead_facts(verdict.comparison),
         "doubt": verdict.doubt,
+    }
+
+
+def _instead_facts(comparison: Comparison | None) -> dict[str, Any] | None:
+    """Return what runs where no kernel is served, and the speed of the kernel over it."""
+    if comparison is None or comparison.instead is None:
+        return None
+    library = comparison.instead.library
+    return {
+        "library": library.text,
+        "package": library.package,
+        "ratio": ratio_facts(comparison.beside_instead),
     }
 
 
@@ -163,11 +153,15 @@ def print_result(result: SweepResult) -> None:
             ],
         )
     measurement = verdict.measurement
-    if measurement is not None and measurement not in [one.measurement for one in result.together]:
+    if measurement is not None and all(
+        trial.measurement is None or Evidence.of(trial.measurement) != measurement
+        for trial in result.together
+    ):
+        count = len(measurement.process_ratios)
         print_line(
-            "confirmed in rounds of its own: "
-            f"{time_text(measurement.candidate.median_ns)} beside "
-            f"{time_text(measurement.baseline_timing.median_ns)} of {measurement.baseline}"
+            f"confirmed in {'rounds of its own' if count == 1 else f'{count} processes'}: "
+            f"{time_text(measurement.candidate_median_ns)} beside "
+            f"{time_text(measurement.baseline_median_ns)} of {measurement.baseline}"
         )
     if _is_open(result):
         print_line(f"{INTERRUPTED}: no kernel is confirmed yet; sweep again to go on")
@@ -253,12 +247,12 @@ def _state_text(result: SweepResult) -> str:
     return f"{decision}, {INTERRUPTED}" if result.is_interrupted else decision
 
 
-def _measurement_cells(measurement: Measurement | None) -> tuple[str, str, str]:
+def _measurement_cells(measurement: Evidence | None) -> tuple[str, str, str]:
     if measurement is None:
         return ("-", "-", "-")
     return (
-        time_text(measurement.candidate.median_ns),
-        time_text(measurement.baseline_timing.median_ns),
+        time_text(measurement.candidate_median_ns),
+        time_text(measurement.baseline_median_ns),
         f"{measurement.ratio.median:.3f}",
     )
 

@@ -8,7 +8,7 @@ import typer
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line
-from gemm_tuner.cli.report import decision_text
+from gemm_tuner.cli.verdict_text import decision_text
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem

@@ -2,13 +2,16 @@
 
 import signal
 import socket
+import sys
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from ssl import SSLContext
 from typing import Annotated
 
 import typer
 import uvicorn
 from gemm_tuner_service.app import create_app
+from gemm_tuner_service.client_limits import PER_SECOND
 from gemm_tuner_service.connections import server_config
 from gemm_tuner_service.listening import (
     is_reachable_from_elsewhere,
@@ -16,38 +19,57 @@ from gemm_tuner_service.listening import (
     listen_on_socket,
     url_of,
 )
-from gemm_tuner_service.logs import bound_logs
+from gemm_tuner_service.logs import AccessLogHandler, bound_logs, log_access
+from gemm_tuner_service.peers import Proxies
 from gemm_tuner_service.settings import Settings
+from gemm_tuner_service.tls import tls_context
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_message
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.database import database_file, default_database_url, open_database
+from gemm_tuner.store.database import (
+    database_file,
+    default_database_url,
+    is_read_only,
+    open_database,
+)
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.trust.attestation import MeasuringKeys
 from gemm_tuner.trust.keys import KeyPair, default_key_path
 from gemm_tuner.trust.local import default_socket_path
 from gemm_tuner.trust.ownership import check_owned
+from gemm_tuner.trust.succession import succession_path
 
 _LOOPBACK = "127.0.0.1"
 _PORT = 8000
 
 
 def serve(
+    *,
     socket_path: Annotated[
         Path | None,
         typer.Option(
             "--socket",
+            envvar="GEMM_TUNER_SOCKET",
             metavar="FILE",
             help="Unix socket to listen on, for you alone; by default one in your data directory",
         ),
     ] = None,
     host: Annotated[
-        str | None, typer.Option("--host", help="Address to listen on; by default 127.0.0.1")
+        str | None,
+        typer.Option(
+            "--host",
+            envvar="GEMM_TUNER_HOST",
+            help="Address to listen on; by default 127.0.0.1. Beyond loopback it needs TLS or a "
+            "proxy",
+        ),
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
             "--port",
+            envvar="GEMM_TUNER_PORT",
             min=0,
             max=65535,
             help="Listen on a TCP port instead, 0 for a free one; with --host by default 8000",
@@ -57,10 +79,57 @@ def serve(
         Path | None,
         typer.Option(
             "--key",
+            envvar="GEMM_TUNER_SIGNING_KEY",
             metavar="FILE",
             help="Signing key, made if missing; by default in your data directory",
         ),
     ] = None,
+    tls_certificate: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-certificate",
+            envvar="GEMM_TUNER_TLS_CERTIFICATE",
+            metavar="FILE",
+            help="Chain of certificates in PEM, to speak https",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-key",
+            envvar="GEMM_TUNER_TLS_KEY",
+            metavar="FILE",
+            help="Its private key in PEM; by default in the file of the certificate",
+        ),
+    ] = None,
+    behind_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--behind-proxy",
+            envvar="GEMM_TUNER_BEHIND_PROXY",
+            metavar="ADDRESS",
+            help="Believe X-Forwarded-For and X-Forwarded-Proto of the proxy at this address or "
+            "network, or unix for one at the socket; may be given several times",
+        ),
+    ] = None,
+    client_rate: Annotated[
+        int,
+        typer.Option(
+            "--client-rate",
+            envvar="GEMM_TUNER_CLIENT_RATE",
+            min=1,
+            max=1_000_000,
+            help="Problems a second that one client may ask for",
+        ),
+    ] = PER_SECOND,
+    access_log: Annotated[
+        bool,
+        typer.Option(
+            "--access-log",
+            envvar="GEMM_TUNER_ACCESS_LOG",
+            help="Write a line of JSON for each request to the output",
+        ),
+    ] = False,
     db: options.DatabaseUrl = None,
 ) -> None:
     """Serve verdicts and kernels until stopped by Ctrl-C."""
@@ -68,26 +137,60 @@ def serve(
         database_url=db or default_database_url(),
         signing_key_path=key or default_key_path(),
         default_cpu=detect_cpu(),
+        proxies=Proxies.parse(behind_proxy or ()),
+        client_rate=client_rate,
     )
+    tls = _tls_of(tls_certificate, tls_key)
     # Failures to open are reported here, in one line; inside the server they would be tracebacks.
-    open_database(settings.database_url).dispose()
-    for file in (database_file(settings.database_url), settings.signing_key_path):
+    engine = open_database(settings.database_url, only_reads=True)
+    revoked = Repository(engine).revocations().key_ids
+    engine.dispose()
+    measuring = MeasuringKeys()
+    for file in (
+        database_file(settings.database_url),
+        settings.signing_key_path,
+        measuring.own_path,
+        measuring.accepted_path,
+        succession_path(settings.signing_key_path),
+        tls_key,
+    ):
         if file is not None:
             check_owned(file)
     key_id = KeyPair.load_or_create(settings.signing_key_path).key_id
+    if key_id in revoked:
+        raise InvalidSetting(
+            f"the signing key {key_id} was revoked, so no client would believe an answer; "
+            'make another: "gemm-tuner keys rotate --compromised".'
+        )
     # The stopped server raises the signal again; the default handler would skip the clean-up.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _listen(socket_path, host, port) as listener, suppress(KeyboardInterrupt):
-        print_message(f"Serving at {url_of(listener)}; its interface is at /docs.")
+        if is_reachable_from_elsewhere(listener) and tls is None and not behind_proxy:
+            raise InvalidSetting(
+                f"other machines could read what is sent to {host}: tokens would be there in "
+                "clear text; give --tls-certificate, or --behind-proxy for a proxy with TLS."
+            )
+        url = url_of(listener, has_tls=tls is not None)
+        print_message(f"Serving at {url}; its interface is at /docs.")
         print_message(f"Answers are signed with the key {key_id}.")
-        if is_reachable_from_elsewhere(listener):
+        if is_read_only(engine):
             print_message(
-                "Warning: other machines can connect, in clear text, and everyone who can reach "
-                "the service can read everything in it; put it behind a proxy with TLS."
+                "Warning: the database cannot be written, only read; make room on its disk, or "
+                "its folder writable, before something is to be measured."
             )
         bound_logs()
-        config = server_config(create_app(settings), log_config=None, log_level="warning")
+        if access_log:
+            log_access(AccessLogHandler(sys.stdout))
+        config = server_config(create_app(settings), tls=tls, log_config=None, log_level="warning")
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _tls_of(certificate: Path | None, key: Path | None) -> SSLContext | None:
+    if certificate is None:
+        if key is not None:
+            raise InvalidSetting("--tls-key is nothing without --tls-certificate; give both.")
+        return None
+    return tls_context(certificate, key or certificate)
 
 
 def _listen(

@@ -15,7 +15,7 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.runtime.load import load_kernel
-from gemm_tuner.select.shared_weights import Option, Sharing, check_sharing
+from gemm_tuner.select.shared_weights import Option, Sharing, check_sharing, speed_of_library
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep_shared import sweep_shared
@@ -227,7 +227,7 @@ def _format_text(option: Option) -> str:
 
 def _speed_text(option: Option) -> str:
     if option.verdict.artifact is None:
-        return "1.000"
+        return f"{speed_of_library(option.verdict):.3f}"
     return f"{option.verdict.ratio.median:.3f}" if option.verdict.ratio else "-"
 
 

@@ -13,7 +13,7 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.reason import speed_text, why_not_served
+from gemm_tuner.domain.reason import instead_text, speed_text, used_instead, why_not_served
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.detect import detect_cpu
@@ -107,11 +107,11 @@ def _why_not(verdict: Verdict) -> str:
         return 'its binary is not in the store any more; "gemm-tuner sweep" builds it again.'
     if verdict.doubt is not None:
         return f'its measurement decides nothing, {verdict.doubt}; run "gemm-tuner sweep" again.'
-    if verdict.candidate is not None and verdict.ratio is not None:
+    if verdict.candidate is not None and (comparison := verdict.comparison):
         return (
-            f"the best has {speed_text(verdict.ratio)}, so the baseline is to be used; "
-            f"{why_not_served(verdict.ratio)}. See its source with --candidate "
-            f"{verdict.candidate.text!r}."
+            f"the best has {speed_text(comparison.ratio)}{instead_text(comparison)}, so "
+            f"{used_instead(comparison)} is to be used; {why_not_served(comparison)}. See its "
+            f"source with --candidate {verdict.candidate.text!r}."
         )
     return 'none was tuned; run "gemm-tuner sweep" first, or name a --candidate.'
 

@@ -1,5 +1,6 @@
 """The answer of a service to a question for a kernel."""
 
+import json
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -51,6 +52,24 @@ def parse_answer(document: bytes) -> Answer:
             "nothing was loaded: check the address of the service."
         ) from None
     return Answer(document=document, envelope=parsed.signed, explain=parsed.explain)
+
+
+def parse_answers(document: bytes, count: int) -> list[Answer | None]:
+    """Return the answers to a batch of `count` questions, None for each that met an error.
+
+    Raises:
+        SignatureInvalid: there are not so many.
+    """
+    try:
+        results = [item.get("resolution") for item in json.loads(document)["results"]]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        results = []
+    if len(results) != count:
+        raise SignatureInvalid(
+            f"the answer to {count} problems holds {len(results)} results; nothing was loaded: "
+            "check the address of the service."
+        )
+    return [parse_answer(json.dumps(one).encode()) if one else None for one in results]
 
 
 def parse_envelopes(document: bytes) -> tuple[SignedVerdict, ...]:

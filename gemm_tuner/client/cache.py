@@ -5,14 +5,19 @@ Entries are checked like answers from the network, so a damaged one costs a fetc
 
 import logging
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from gemm_tuner.build.cache import CACHE_VARIABLE, make_private, write_atomically
-from gemm_tuner.client.files import read_bounded
 from gemm_tuner.errors import StoreFailed
+from gemm_tuner.files import read_bounded
 
 MAX_ARTIFACT_BYTES = 2**26
 MAX_ANSWER_BYTES = 2**21
@@ -29,15 +34,26 @@ def default_cache_dir() -> Path:
 class Cache:
     """Files under one directory that only this user can write.
 
+    Any number of processes can use it. Where it cannot be made or written, it keeps nothing and
+    says so once: kernels are then fetched by each process.
+
     Raises:
-        StoreFailed: the directory cannot be made, or others can write to it.
+        StoreFailed: others can write to the directory.
     """
 
     def __init__(self, root: Path) -> None:
         self._artifacts = root / "artifacts"
         self._answers = root / "answers"
-        for folder in (root, self._artifacts, self._answers):
-            make_private(folder)
+        self._locks = root / "locks"
+        self._revocations = root / "revocations"
+        self._is_warned = False
+        for folder in (root, self._artifacts, self._answers, self._revocations, self._locks):
+            try:
+                make_private(folder)
+            except StoreFailed as error:
+                if not isinstance(error.__cause__, OSError):
+                    raise
+                self._warn(error)
 
     def artifact(self, digest: str) -> bytes | None:
         """Return the artifact with this sha256; a damaged copy is none."""
@@ -46,7 +62,24 @@ class Cache:
 
     def keep_artifact(self, digest: str, binary: bytes) -> None:
         """Keep an artifact that was checked."""
-        _write(self._artifacts / digest, binary)
+        self._write(self._artifacts / digest, binary)
+
+    @contextmanager
+    def fetching(self, digest: str, longest_wait_s: float) -> Iterator[None]:
+        """Hold the artifact's lock, so that one process fetches it and others find it here.
+
+        Who has waited for `longest_wait_s`, or cannot lock, goes on without: fetching twice harms
+        nothing.
+        """
+        lock = FileLock(self._locks / digest, timeout=longest_wait_s, mode=0o600)
+        try:
+            lock.acquire()
+        except (Timeout, OSError, NotImplementedError) as error:
+            _LOG.debug("Fetched without a lock: %s", error)
+        try:
+            yield
+        finally:
+            lock.release()
 
     def answer(self, key: str) -> bytes | None:
         """Return the answer kept under this key, not yet checked."""
@@ -54,7 +87,38 @@ class Cache:
 
     def keep_answer(self, key: str, answer: bytes) -> None:
         """Keep an answer that was checked."""
-        _write(self._answers / key, answer)
+        self._write(self._answers / key, answer)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        # A full disk costs a fetch, and must not cost the kernel that was fetched and checked.
+        try:
+            write_atomically(path, content)
+        except StoreFailed as error:
+            self._warn(error)
+
+    def _warn(self, error: StoreFailed) -> None:
+        if not self._is_warned:
+            _LOG.warning("The cache does not keep what was fetched: %s", error)
+        self._is_warned = True
+
+    def revocations(self, name: str) -> bytes | None:
+        """Return the list of revocations kept under this name."""
+        return _read(self._revocations / name, MAX_ANSWER_BYTES)
+
+    def age_of_revocations_s(self, name: str) -> float:
+        """Return how long ago the list was kept, infinite if there is none."""
+        try:
+            return time.time() - (self._revocations / name).lstat().st_mtime
+        except OSError:
+            return inf
+
+    def keep_revocations(self, name: str, content: bytes) -> None:
+        """Keep a list of revocations that was checked."""
+        self._write(self._revocations / name, content)
+
+    def forget_revocations(self, name: str) -> None:
+        """Forget the list of revocations kept under this name, if there is one."""
+        (self._revocations / name).unlink(missing_ok=True)
 
 
 def _read(path: Path, limit_bytes: int) -> bytes | None:
@@ -62,11 +126,3 @@ def _read(path: Path, limit_bytes: int) -> bytes | None:
         return read_bounded(path, limit_bytes)
     except OSError:
         return None
-
-
-def _write(path: Path, content: bytes) -> None:
-    # A full disk costs a fetch, and must not cost the kernel that was fetched and checked.
-    try:
-        write_atomically(path, content)
-    except StoreFailed as error:
-        _LOG.warning("The cache does not keep what was fetched: %s", error)

@@ -1,34 +1,41 @@
 """From a problem to a callable kernel: memory, service, cache directory, or a library instead."""
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from gemm_tuner.client.agreement import check_kernel, check_verdict
-from gemm_tuner.client.answer import Answer, parse_answer, parse_envelopes
+from gemm_tuner.client.answer import Answer, parse_answer, parse_answers, parse_envelopes
+from gemm_tuner.client.belief import Belief
+from gemm_tuner.client.believed import BelievedKeys
 from gemm_tuner.client.cache import Cache, default_cache_dir
-from gemm_tuner.client.keys import (
-    KEYS_VARIABLE,
-    Keys,
-    KnownKeys,
-    configured_keys,
-    keys_by_id,
-    parse_keys,
-)
+from gemm_tuner.client.keys import Keys, configured_keys, keys_by_id
+from gemm_tuner.client.loading import Loader
+from gemm_tuner.client.lock import LOCK_FILE, LockedKernel, Place, not_locked, read_lock, write_lock
 from gemm_tuner.client.once import Once
-from gemm_tuner.client.transport import UNIX, Address, Session, connect
+from gemm_tuner.client.question import (
+    LayerQuestion,
+    NotFetched,
+    Question,
+    Resolution,
+    ask,
+    fallback,
+    is_set,
+)
+from gemm_tuner.client.revocations import KnownRevocations
+from gemm_tuner.client.transport import MAX_CONNECTIONS, UNIX, Address, Connections, Session
 from gemm_tuner.domain.canonical import identity
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.reason import reason_for
 from gemm_tuner.errors import (
-    DigestMismatch,
     IsaNotUsable,
     KernelRejected,
+    NotLocked,
     ServiceFailed,
     ServiceUnreachable,
     SignatureInvalid,
@@ -37,42 +44,19 @@ from gemm_tuner.errors import (
 from gemm_tuner.libraries.fallback import FallbackKernel, NoKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.layer import Layer, make_layer
-from gemm_tuner.runtime.load import Kernel, load_kernel
+from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.select.shared_weights import MAX_LOSS, layer_problems
 from gemm_tuner.store.wire import WireCpu
 from gemm_tuner.trust.local import default_socket_path
 from gemm_tuner.trust.payload import VerdictPayload
-from gemm_tuner.trust.signature import SignedVerdict, open_verdict
+from gemm_tuner.trust.signature import SignedVerdict
 
 TIMEOUT_S = 10.0
+_REVOCATIONS_TIMEOUT_S = 1.0  # for a kernel that is in memory
+NOT_SERVED_S = 10.0
+MAX_BATCH = 1000
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolution:
-    """A verdict whose signature was checked, and the service's reasons for it."""
-
-    verdict: VerdictPayload
-    explain: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
-    problem: Problem
-    context: ExecutionContext
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LayerQuestion:
-    problems: tuple[Problem, ...]
-    context: ExecutionContext
-    max_loss: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NotFetched(NoKernel):
-    """Why a kernel that a verdict names could not be had this time."""
 
 
 class Client:
@@ -85,11 +69,18 @@ class Client:
     in the file that `GEMM_TUNER_KEYS` names, or those that were remembered of this address: what a
     service on this machine showed at first, or what `gemm-tuner keys accept` was given.
 
+    A service on another machine wants a `token`, by default that in `GEMM_TUNER_TOKEN`; it is sent
+    by https only.
+
+    A problem gets what a `lock` file names, whatever the service says now. One that it does not
+    name is asked for, or, if `frozen`, an error; the file is then by default `gemm-tuner.lock`. If
+    `offline`, nothing is sent. Both are by default `GEMM_TUNER_FROZEN` and `GEMM_TUNER_OFFLINE`.
+
     One client can be used by any number of threads; each question is asked once at a time.
 
     Raises:
-        InvalidSetting: the address or the keys cannot be used.
-        StoreFailed: the cache directory cannot be made, or others can write to it.
+        InvalidSetting: the address, the keys or the token cannot be used.
+        StoreFailed: others can write to the cache directory.
     """
 
     def __init__(
@@ -100,18 +91,40 @@ class Client:
         cache_dir: Path | None = None,
         cpu: Cpu | None = None,
         timeout_s: float = TIMEOUT_S,
+        token: str | None = None,
+        lock: Path | None = None,
+        frozen: bool | None = None,
+        offline: bool | None = None,
     ) -> None:
-        self._address = Address.parse(f"{UNIX}{default_socket_path()}" if url is None else url)
+        address = Address.parse(f"{UNIX}{default_socket_path()}" if url is None else url)
+        self._address = address.with_token(token)
+        self._connections = Connections(self._address)
+        self._frozen = is_set("GEMM_TUNER_FROZEN") if frozen is None else frozen
+        self._offline = is_set("GEMM_TUNER_OFFLINE") if offline is None else offline
+        self._lock_path = lock or LOCK_FILE
+        self._locked = read_lock(self._lock_path) if lock or self._frozen else {}
+        self._given: dict[Place, LockedKernel] = {}
         self._timeout_s = timeout_s
-        self._pinned = configured_keys() if public_keys is None else keys_by_id(public_keys)
-        self._known_keys = KnownKeys()
         self._cache = Cache(cache_dir or default_cache_dir())
         self._cpu = cpu or detect_cpu()
-        self._kernels = Once[_Question, Kernel | FallbackKernel](
-            keeps=lambda kernel: isinstance(kernel, Kernel)
+        pinned = configured_keys() if public_keys is None else keys_by_id(public_keys)
+        revocations = KnownRevocations(self._cache, identity(self._address.url))
+        self._belief = Belief(
+            address=self._address,
+            cpu_key=self._cpu.exact_key,
+            keys=BelievedKeys(self._address, pinned, revocations),
+            revocations=revocations,
         )
-        self._layers = Once[_LayerQuestion, Layer](
-            keeps=lambda layer: all(isinstance(kernel, Kernel) for kernel in layer.kernels)
+        self._loader = Loader(self._cache, self._belief.revocations, self._cpu)
+        self._kernels = Once[Question, Kernel | FallbackKernel](
+            lambda kernel: isinstance(kernel, Kernel),
+            holds=lambda kernel: self._still_hold([kernel]),
+            brief_s=NOT_SERVED_S,
+        )
+        self._layers = Once[LayerQuestion, Layer](
+            lambda layer: all(isinstance(kernel, Kernel) for kernel in layer.kernels),
+            holds=lambda layer: self._still_hold(layer.kernels),
+            brief_s=NOT_SERVED_S,
         )
 
     def kernel(
@@ -135,7 +148,7 @@ class Client:
             IsaNotUsable: the kernel needs features that are not usable here.
             ServiceFailed: the service refused the question.
         """
-        question = _ask(problem, threads, regime)
+        question = ask(problem, threads, regime)
         return self._kernels.find(question, lambda: self._find_kernel(question))
 
     def layer(
@@ -171,7 +184,7 @@ class Client:
             InvalidInput: an argument cannot be used.
             GemmTunerError: as in `kernel`.
         """
-        question = _LayerQuestion(
+        question = LayerQuestion(
             problems=layer_problems(
                 n, k, m=m, dtype=dtype, epilogue=epilogue, w_layout=w_layout, max_loss=max_loss
             ),
@@ -189,59 +202,212 @@ class Client:
             ServiceUnreachable: the service does not answer, or cannot now.
             GemmTunerError: as in `kernel`.
         """
-        with connect(self._address, self._timeout_s) as session:
-            answer, verdict = self._resolve(session, _ask(problem, threads, regime), kept=None)
+        question = ask(problem, threads, regime)
+        answer, verdict = self._resolve(self._session(), question, kept=None)
         return Resolution(verdict=verdict, explain=answer.explain)
 
-    def _find_kernel(self, question: _Question) -> Kernel | FallbackKernel:
-        kept = self._cache.answer(self._key(question))
+    def ask_anew(self) -> None:
+        """Forget which problems have no kernel, and that the service was away.
+
+        Otherwise nothing is asked for 10 s of such a problem, and of such a service for 5 s.
+        """
+        self._kernels.forget_brief()
+        self._layers.forget_brief()
+        self._connections.forget_absence()
+
+    def kernels(
+        self,
+        problems: Iterable[Problem | str],
+        *,
+        threads: int = 1,
+        regime: Regime | str = Regime.HOT,
+    ) -> list[Kernel | FallbackKernel]:
+        """Return the kernels for many problems, such as all layers of a model, in their order.
+
+        They are those that `kernel` returns one by one, but are asked for at once, and downloaded
+        side by side. All of it takes at most `timeout_s`.
+
+        Raises:
+            GemmTunerError: as in `kernel`.
+        """
+        questions = [ask(problem, threads, regime) for problem in problems]
+        missing = [one for one in dict.fromkeys(questions) if self._kernels.known(one) is None]
+        look = self._look_in_batch([one for one in missing if self._lock_of(one) is None])
+
+        def find(question: Question) -> Kernel | FallbackKernel:
+            return self._kernels.find(question, lambda: look(question))
+
+        with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
+            found = dict(zip(missing, pool.map(find, missing), strict=True))
+        return [found.get(one) or find(one) for one in questions]
+
+    @property
+    def given(self) -> Mapping[Place, LockedKernel]:
+        """Return the answers that this client was given or has locked, as a lock file has them."""
+        return MappingProxyType(self._given)
+
+    def write_lock(self, path: Path = LOCK_FILE) -> None:
+        """Write a lock file of what this client was given for the problems that it asked for.
+
+        Raises:
+            StoreFailed: it cannot be written.
+        """
+        write_lock(path, self._given.values())
+
+    def _look_in_batch(
+        self, questions: Sequence[Question]
+    ) -> Callable[[Question], Kernel | FallbackKernel]:
+        """Ask for all of `questions`, and return what finds the kernel for each."""
         try:
-            with connect(self._address, self._timeout_s) as session:
-                return self._served_kernel(session, question, kept)
+            session = self._session()
+            answers: dict[Question, Answer] = {}
+            for start in range(0, len(questions), MAX_BATCH):
+                batch = questions[start : start + MAX_BATCH]
+                self._belief.keys.at_first(session)
+                document = session.resolve_batch(
+                    self._batch_request([one.problem for one in batch], batch[0].context)
+                )
+                # What met an error of its own is asked alone, and then tells it.
+                found = zip(batch, parse_answers(document, len(batch)), strict=True)
+                answers |= {one: answer for one, answer in found if answer is not None}
         except ServiceUnreachable as error:
-            kernel = self._kept_kernel(question, kept) if kept is not None else None
-            return kernel or _fallback(question, NoKernel(reason=str(error)))
+            why_away = str(error)
+            return lambda one: self._find_kernel(one, why_away=why_away)
+        return lambda one: self._find_kernel(one, session=session, answer=answers.get(one))
+
+    def _lock_of(self, question: Question) -> LockedKernel | None:
+        """Return what is locked for a question; nothing is an error if `frozen`."""
+        context = question.context
+        place = (question.problem.text, self._cpu.exact_key, context.threads, context.regime.value)
+        locked = self._locked.get(place)
+        if locked is None and self._frozen:
+            raise not_locked(self._lock_path, place)
+        return locked
+
+    def _locked_kernel(self, locked: LockedKernel, question: Question) -> Kernel | FallbackKernel:
+        found = self._locked_or_none(locked, question)
+        if isinstance(found, NotFetched) and self._frozen:
+            raise NotLocked(
+                f"the kernel that {self._lock_path} names for {question.problem.text!r} cannot be "
+                f"had: {found.reason}"
+            )
+        return found if isinstance(found, Kernel) else fallback(question, found)
+
+    def _locked_or_none(self, locked: LockedKernel, question: Question) -> Kernel | NoKernel:
+        self._learn_revocations()
+        self._belief.revocations.check_key(locked.key_id, self._address.url)
+        self._given[locked.place] = locked
+        # What is cached needs no answer, so none is withheld, however old the list.
+        is_here = locked.artifact is None or self._cache.artifact(locked.artifact.sha256)
+        session = None if self._offline or is_here else self._connections.session(self._timeout_s)
+        return self._loader.kernel_or_none(locked.verdict(), question, session)
+
+    def _session(self) -> Session:
+        if self._offline:
+            raise ServiceUnreachable(
+                f"the service at {self._address.url} is not asked, because this client is offline; "
+                "unset GEMM_TUNER_OFFLINE, or give offline=False."
+            )
+        self._connections.check_presence()
+        return self._connections.session(self._timeout_s)
+
+    def _still_hold(self, kernels: Iterable[Kernel | FallbackKernel]) -> bool:
+        """Return whether none of the kernels in memory was revoked, or has an expired verdict."""
+        self._learn_revocations()
+        loaded = (kernel.artifact.sha256 for kernel in kernels if isinstance(kernel, Kernel))
+        return all(self._loader.holds(digest) for digest in loaded)
+
+    def _learn_revocations(self) -> None:
+        if self._belief.revocations.is_due() and not self._offline:
+            session = self._connections.session(min(self._timeout_s, _REVOCATIONS_TIMEOUT_S))
+            with suppress(ServiceFailed, SignatureInvalid, StoreFailed):
+                self._belief.ask_revocations(session)
+
+    def _find_kernel(
+        self,
+        question: Question,
+        *,
+        session: Session | None = None,
+        answer: Answer | None = None,
+        why_away: str | None = None,
+    ) -> Kernel | FallbackKernel:
+        """Return the kernel, by an answer that is there already, or else by asking."""
+        locked = self._lock_of(question)
+        if locked is not None:
+            return self._locked_kernel(locked, question)
+        kept = self._cache.answer(self._key(question))
+        if why_away is not None:
+            return self._kept_kernel(question, kept, why_away)
+        try:
+            return self._served_kernel(session or self._session(), question, kept, answer)
+        except ServiceUnreachable as error:
+            return self._kept_kernel(question, kept, str(error))
 
     def _served_kernel(
-        self, session: Session, question: _Question, kept: bytes | None
+        self, session: Session, question: Question, kept: bytes | None, answer: Answer | None
     ) -> Kernel | FallbackKernel:
-        answer, verdict = self._resolve(session, question, kept)
+        if answer is None:
+            answer, verdict = self._resolve(session, question, kept)
+        else:
+            verdict = self._belief.open_new(answer.envelope, question, session)
+        self._belief.ask_revocations(session)
         if kept is not None:
-            self._check_not_older([verdict], [question], lambda: [parse_answer(kept).envelope])
-        found = self._kernel_or_none(verdict, question, session)
-        if isinstance(found, _NotFetched):
-            return _fallback(question, found)
+            self._belief.check_not_older(
+                [verdict], [question], lambda: [parse_answer(kept).envelope]
+            )
+        found = self._loader.kernel_or_none(verdict, question, session)
+        if isinstance(found, NotFetched):
+            return fallback(question, found)
         # Only what passed every check is kept, the answer last: it promises the artifact.
         self._cache.keep_answer(self._key(question), answer.document)
-        return found if isinstance(found, Kernel) else _fallback(question, found)
+        self._note(verdict, answer.envelope)
+        return found if isinstance(found, Kernel) else fallback(question, found)
 
-    def _kept_kernel(self, question: _Question, kept: bytes) -> Kernel | FallbackKernel | None:
+    def _kept_kernel(
+        self, question: Question, kept: bytes | None, why_away: str
+    ) -> Kernel | FallbackKernel:
+        """Return the kernel of the kept answer, if it still holds."""
+        if kept is None:
+            return fallback(question, NoKernel(reason=why_away))
         try:
-            verdict = self._open(parse_answer(kept).envelope, question, self._kept_keys())
-            found = self._kernel_or_none(verdict, question, None)
+            envelope = parse_answer(kept).envelope
+            verdict = self._belief.open(envelope, question, self._belief.keys.kept())
+            found = self._loader.kernel_or_none(verdict, question, None)
         except (KernelRejected, IsaNotUsable) as error:
             _LOG.info("The cached answer for %s is not used: %s", question.problem.text, error)
-            return None
-        if isinstance(found, _NotFetched):
-            return None
-        return found if isinstance(found, Kernel) else _fallback(question, found)
+            found = NotFetched(reason=str(error))
+        if isinstance(found, NotFetched):
+            found = replace(found, reason=f"{why_away} The answer kept here: {found.reason}")
+        else:
+            self._note(verdict, envelope)
+        return found if isinstance(found, Kernel) else fallback(question, found)
 
-    def _find_layer(self, question: _LayerQuestion) -> Layer:
+    def _note(self, verdict: VerdictPayload, envelope: SignedVerdict) -> None:
+        locked = LockedKernel.of(verdict, envelope.key_id)
+        self._given[locked.place] = locked
+
+    def _find_layer(self, question: LayerQuestion) -> Layer:
+        locked = self._locked_layer(question)
+        if locked is not None:
+            return locked
         request = self._layer_request(question)
         name = identity([self._address.url, request])
         kept = self._cache.answer(name)
         try:
-            with connect(self._address, self._timeout_s) as session:
-                keys = self._keys(session)
-                document = session.resolve_batch(request)
-                verdicts = self._open_all(document, question, keys)
-                if kept is not None:
-                    self._check_not_older(
-                        [verdict for verdict, _one in verdicts],
-                        [one for _verdict, one in verdicts],
-                        lambda: parse_envelopes(kept),
-                    )
-                layer, is_whole = self._layer_of(verdicts, question, session)
+            session = self._session()
+            keys = self._belief.keys.at_first(session)
+            document = session.resolve_batch(request)
+            signers = [envelope.key_id for envelope in parse_envelopes(document)]
+            keys = self._belief.keys.of_signers(session, keys, signers)
+            verdicts = self._open_all(document, question, keys)
+            self._belief.ask_revocations(session)
+            if kept is not None:
+                self._belief.check_not_older(
+                    [verdict for verdict, _one in verdicts],
+                    [one for _verdict, one in verdicts],
+                    lambda: parse_envelopes(kept),
+                )
+            layer, is_whole = self._layer_of(verdicts, question, session)
         except ServiceUnreachable as error:
             return (kept and self._kept_layer(kept, question)) or make_layer(
                 question.problems,
@@ -252,9 +418,23 @@ class Client:
             self._cache.keep_answer(name, document)
         return layer
 
-    def _kept_layer(self, kept: bytes, question: _LayerQuestion) -> Layer | None:
+    def _locked_layer(self, question: LayerQuestion) -> Layer | None:
+        """Return the layer if all of its problems are locked."""
+        asked = [Question(problem=one, context=question.context) for one in question.problems]
+        locked = [(kernel, one) for one in asked if (kernel := self._lock_of(one)) is not None]
+        if len(locked) < len(asked):
+            return None
+        found = [self._locked_or_none(kernel, one) for kernel, one in locked]
+        if self._frozen and any(isinstance(one, NotFetched) for one in found):
+            raise NotLocked(
+                f"a kernel that {self._lock_path} names for the layer {asked[0].problem.text!r} "
+                "cannot be had; the warning before this says why."
+            )
+        return make_layer(question.problems, found, threads=question.context.threads)
+
+    def _kept_layer(self, kept: bytes, question: LayerQuestion) -> Layer | None:
         try:
-            verdicts = self._open_all(kept, question, self._kept_keys())
+            verdicts = self._open_all(kept, question, self._belief.keys.kept())
             layer, is_whole = self._layer_of(verdicts, question, None)
         except (KernelRejected, IsaNotUsable) as error:
             _LOG.info("The cached answer for a layer is not used: %s", error)
@@ -262,8 +442,8 @@ class Client:
         return layer if is_whole else None
 
     def _open_all(
-        self, document: bytes, question: _LayerQuestion, keys: Keys
-    ) -> list[tuple[VerdictPayload, _Question]]:
+        self, document: bytes, question: LayerQuestion, keys: Keys
+    ) -> list[tuple[VerdictPayload, Question]]:
         """Return the verdicts in the answer for a layer, each with the question it answers."""
         envelopes = parse_envelopes(document)
         if len(envelopes) != len(question.problems):
@@ -272,152 +452,42 @@ class Client:
                 "problems; nothing was loaded: check the service."
             )
         questions = [
-            _Question(problem=problem, context=question.context) for problem in question.problems
+            Question(problem=problem, context=question.context) for problem in question.problems
         ]
         return [
-            (self._open(envelope, one, keys), one)
+            (self._belief.open(envelope, one, keys), one)
             for envelope, one in zip(envelopes, questions, strict=True)
         ]
 
     def _layer_of(
         self,
-        verdicts: Iterable[tuple[VerdictPayload, _Question]],
-        question: _LayerQuestion,
+        verdicts: Iterable[tuple[VerdictPayload, Question]],
+        question: LayerQuestion,
         session: Session | None,
     ) -> tuple[Layer, bool]:
         """Return the layer, and whether every kernel that was named could be had."""
-        found = [self._kernel_or_none(verdict, one, session) for verdict, one in verdicts]
+        found = [self._loader.kernel_or_none(verdict, one, session) for verdict, one in verdicts]
         layer = make_layer(question.problems, found, threads=question.context.threads)
-        return layer, not any(isinstance(one, _NotFetched) for one in found)
-
-    def _check_not_older(
-        self,
-        verdicts: Iterable[VerdictPayload],
-        questions: Iterable[_Question],
-        kept: Callable[[], Iterable[SignedVerdict]],
-    ) -> None:
-        """Check that verdicts are not older than those kept for the same questions.
-
-        Otherwise someone between client and service could bring back a kernel that was found wrong
-        since, or the service could, from before its database was restored.
-
-        Raises:
-            ServiceUnreachable: one is older; the kept ones serve better.
-        """
-        try:
-            envelopes = kept()
-        except KernelRejected:
-            return  # damaged: it says nothing
-        for verdict, question, envelope in zip(verdicts, questions, envelopes, strict=False):
-            try:
-                known = self._open(envelope, question, self._kept_keys())
-            except KernelRejected:
-                continue  # it says nothing any more
-            if verdict.age < known.age:
-                raise ServiceUnreachable(
-                    f"the service at {self._address.url} sent a verdict for "
-                    f"{verdict.problem!r} that is older than the one kept here (issued "
-                    f"{verdict.issued_at:%Y-%m-%d}, serial {verdict.serial}, after "
-                    f"{known.issued_at:%Y-%m-%d}, serial {known.serial}); it is not used."
-                )
-
-    def _kernel_or_none(
-        self, verdict: VerdictPayload, question: _Question, session: Session | None
-    ) -> Kernel | NoKernel:
-        """Return the kernel that a verdict names, from the cache or else the service, or why not.
-
-        Raises:
-            KernelRejected: what came cannot be trusted, or is for another ABI.
-            IsaNotUsable: it needs features that are not usable here.
-        """
-        compared_with = verdict.compared_with.to_domain() if verdict.compared_with else None
-        if verdict.artifact is None:
-            return NoKernel(reason=_reason(verdict), compared_with=compared_with)
-        artifact = verdict.artifact.to_domain()
-        binary = self._cache.artifact(artifact.sha256)
-        if binary is None and session is None:
-            reason = f"kernel {artifact.sha256[:12]} is not in the cache."
-            return _NotFetched(reason=reason, compared_with=compared_with)
-        if binary is None:
-            assert session is not None
-            try:
-                binary = session.artifact(artifact.sha256, artifact.size_bytes)
-                artifact.check_digest(binary)
-            except (ServiceFailed, DigestMismatch) as error:
-                _LOG.warning("The kernel for %s was not had: %s", question.problem.text, error)
-                return _NotFetched(reason=str(error), compared_with=compared_with)
-        threads = question.context.threads
-        kernel = load_kernel(
-            binary, artifact=artifact, cpu=self._cpu, threads=threads, reason=_reason(verdict)
-        )
-        check_kernel(kernel, verdict, question.problem)
-        self._cache.keep_artifact(artifact.sha256, binary)
-        return kernel
+        return layer, not any(isinstance(one, NotFetched) for one in found)
 
     def _resolve(
-        self, session: Session, question: _Question, kept: bytes | None
+        self, session: Session, question: Question, kept: bytes | None
     ) -> tuple[Answer, VerdictPayload]:
-        keys = self._keys(session)
+        self._belief.keys.at_first(session)
         answer = parse_answer(session.resolve(self._request(question), kept))
-        return answer, self._open(answer.envelope, question, keys)
+        return answer, self._belief.open_new(answer.envelope, question, session)
 
-    def _open(self, envelope: SignedVerdict, question: _Question, keys: Keys) -> VerdictPayload:
-        if self._pinned is None and keys and envelope.key_id not in keys:
-            raise SignatureInvalid(
-                f"the answer of {self._address.url} is signed with the key {envelope.key_id}, but "
-                f"{', '.join(keys)} was remembered of it: someone else may answer there, and "
-                "nothing was loaded. If the service was given a new key, run: "
-                f"gemm-tuner keys accept {self._address.url} {envelope.key_id}"
-            )
-        verdict = open_verdict(envelope, keys, datetime.now(UTC))
-        check_verdict(
-            verdict,
-            problem=question.problem,
-            cpu_key=self._cpu.exact_key,
-            context=question.context,
-        )
-        return verdict
-
-    def _keys(self, session: Session) -> Keys:
-        """Return the keys to believe; those of a service on this machine are remembered at first.
-
-        Raises:
-            SignatureInvalid: none is known of a service elsewhere.
-            StoreFailed: a key of a port, which anyone here can hold, cannot be remembered.
-        """
-        known = self._kept_keys()
-        if known:
-            return known
-        if not self._address.is_local:
-            raise SignatureInvalid(
-                f"no public key of {self._address.url} is known, so its answers cannot be "
-                f"checked; run: gemm-tuner keys accept {self._address.url}, and compare the key id "
-                f"with the service's, or name a file of its keys in {KEYS_VARIABLE}."
-            )
-        shown = parse_keys(session.keys())
-        try:
-            return self._known_keys.remember(self._address.url, shown)
-        except StoreFailed as error:
-            if self._address.socket is None:
-                raise
-            # The peer's uid is this user's: the key need not be remembered to be believed.
-            _LOG.warning("%s", error)
-            return shown
-
-    def _kept_keys(self) -> Keys:
-        if self._pinned is not None:
-            return self._pinned
-        return self._known_keys.of(self._address.url) or {}
-
-    def _request(self, question: _Question) -> dict[str, Any]:
+    def _request(self, question: Question) -> dict[str, Any]:
         return {"problem": question.problem.text, **self._where(question.context)}
 
-    def _layer_request(self, question: _LayerQuestion) -> dict[str, Any]:
-        return {
-            "problems": [problem.text for problem in question.problems],
-            "max_loss": question.max_loss,
-            **self._where(question.context),
-        }
+    def _layer_request(self, question: LayerQuestion) -> dict[str, Any]:
+        batch = self._batch_request(question.problems, question.context)
+        return {**batch, "max_loss": question.max_loss}
+
+    def _batch_request(
+        self, problems: Iterable[Problem], context: ExecutionContext
+    ) -> dict[str, Any]:
+        return {"problems": [problem.text for problem in problems], **self._where(context)}
 
     def _where(self, context: ExecutionContext) -> dict[str, Any]:
         return {
@@ -426,32 +496,5 @@ class Client:
             "regime": context.regime.value,
         }
 
-    def _key(self, question: _Question) -> str:
+    def _key(self, question: Question) -> str:
         return identity([self._address.url, self._request(question)])
-
-
-def _ask(problem: Problem | str, threads: int, regime: Regime | str) -> _Question:
-    asked = Problem.parse(problem) if isinstance(problem, str) else problem
-    asked.check_work()
-    context = ExecutionContext(threads=threads, regime=Regime.parse_one(regime))
-    return _Question(problem=asked, context=context)
-
-
-def _fallback(question: _Question, found: NoKernel) -> FallbackKernel:
-    return FallbackKernel(
-        problem=question.problem,
-        reason=found.reason,
-        threads=question.context.threads,
-        compared_with=found.compared_with,
-    )
-
-
-def _reason(verdict: VerdictPayload) -> str:
-    return reason_for(
-        verdict.problem,
-        verdict.cpu_key,
-        decision=verdict.decision,
-        basis=verdict.basis,
-        ratio=verdict.ratio.to_domain() if verdict.ratio else None,
-        is_served=verdict.artifact is not None,
-    )

@@ -1,15 +1,14 @@
-"""Connections with one deadline, to a TCP port or to a Unix socket of this user.
+"""Connections to a TCP port or to a Unix socket of this user, each operation with a deadline.
 
-Each operation may take the rest of the time of the whole ask, so that a service that sends a
+An operation may take the rest of the time of the whole ask, so that a service that sends a
 byte now and then cannot hold its caller.
 """
 
 import os
 import select
 import socket
-import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from ipaddress import ip_address
 from ssl import SSLContext
 from threading import Thread
@@ -17,11 +16,15 @@ from typing import Any
 
 import httpcore
 
+from gemm_tuner.trust.local import peer_uid
+
 ROOT_UID = 0
 
 _RETRY_S = 0.01
 
-_CREDENTIALS = struct.Struct("3i")  # pid, uid and gid: struct ucred
+
+class OtherUserListens(httpcore.ConnectError):
+    """At the other end of a Unix socket is a process of another user."""
 
 
 class Deadline:
@@ -37,16 +40,23 @@ class Deadline:
         Raises:
             httpcore.ReadTimeout: there are none.
         """
-        left_s = self._end_s - time.monotonic()
+        left_s = self.rest_s()
         if left_s <= 0:
             raise httpcore.ReadTimeout(f"no whole answer within {self.timeout_s:g} s")
         return left_s
 
+    def rest_s(self) -> float:
+        """Return the seconds that are left, 0 if there are none."""
+        return max(0.0, self._end_s - time.monotonic())
+
 
 class BoundedBackend(httpcore.NetworkBackend):
-    """Opens connections whose every operation ends at `deadline`."""
+    """Opens connections whose every operation ends at what `deadline` then returns.
 
-    def __init__(self, deadline: Deadline) -> None:
+    A connection is kept for other asks, with other deadlines.
+    """
+
+    def __init__(self, deadline: Callable[[], Deadline]) -> None:
         self._deadline = deadline
         self._backend = httpcore.SyncBackend()
 
@@ -59,9 +69,9 @@ class BoundedBackend(httpcore.NetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
         """Return a connection to the first address of `host` that answers."""
-        addresses = _addresses_of(host, port, self._deadline)
+        addresses = _addresses_of(host, port, self._deadline())
         for count, address in enumerate(addresses):
-            share_s = self._deadline.left_s() / (len(addresses) - count)
+            share_s = self._deadline().left_s() / (len(addresses) - count)
             try:
                 stream = self._backend.connect_tcp(
                     address, port, share_s, local_address, socket_options
@@ -94,7 +104,7 @@ class BoundedBackend(httpcore.NetworkBackend):
 
     def _connect(self, connection: socket.socket, path: str) -> None:
         while True:
-            connection.settimeout(self._deadline.left_s())
+            connection.settimeout(self._deadline().left_s())
             try:
                 connection.connect(path)
             except BlockingIOError:  # too many wait to be accepted
@@ -103,31 +113,24 @@ class BoundedBackend(httpcore.NetworkBackend):
                 return
 
 
-def peer_uid(connection: socket.socket) -> int:
-    """Return the user whose process is at the other end of a Unix socket."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    uid: int = _CREDENTIALS.unpack(credentials)[1]
-    return uid
-
-
 def _check_peer(connection: socket.socket) -> None:
     uid = peer_uid(connection)
     if uid not in {os.getuid(), ROOT_UID}:
-        raise httpcore.ConnectError(
+        raise OtherUserListens(
             f"the user {uid} listens there, not you, {os.getuid()}: nothing was asked"
         )
 
 
 class _BoundedStream(httpcore.NetworkStream):
-    def __init__(self, stream: httpcore.NetworkStream, deadline: Deadline) -> None:
+    def __init__(self, stream: httpcore.NetworkStream, deadline: Callable[[], Deadline]) -> None:
         self._stream = stream
         self._deadline = deadline
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002
-        return self._stream.read(max_bytes, self._deadline.left_s())
+        return self._stream.read(max_bytes, self._deadline().left_s())
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002
-        self._stream.write(buffer, self._deadline.left_s())
+        self._stream.write(buffer, self._deadline().left_s())
 
     def close(self) -> None:
         self._stream.close()
@@ -138,7 +141,7 @@ class _BoundedStream(httpcore.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,  # noqa: ARG002
     ) -> httpcore.NetworkStream:
-        stream = self._stream.start_tls(ssl_context, server_hostname, self._deadline.left_s())
+        stream = self._stream.start_tls(ssl_context, server_hostname, self._deadline().left_s())
         return _BoundedStream(stream, self._deadline)
 
     def get_extra_info(self, info: str) -> Any:  # noqa: ANN401 - as in the parent
@@ -146,12 +149,12 @@ class _BoundedStream(httpcore.NetworkStream):
 
 
 class _UnixStream(httpcore.NetworkStream):
-    def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
+    def __init__(self, connection: socket.socket, deadline: Callable[[], Deadline]) -> None:
         self._connection = connection
         self._deadline = deadline
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002
-        self._connection.settimeout(self._deadline.left_s())
+        self._connection.settimeout(self._deadline().left_s())
         try:
             return self._connection.recv(max_bytes)
         except TimeoutError as error:
@@ -160,7 +163,7 @@ class _UnixStream(httpcore.NetworkStream):
             raise httpcore.ReadError(str(error)) from error
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002
-        self._connection.settimeout(self._deadline.left_s())
+        self._connection.settimeout(self._deadline().left_s())
         try:
             self._connection.sendall(buffer)  # its timeout is for all of it
         except TimeoutError as error:

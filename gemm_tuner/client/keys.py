@@ -12,9 +12,9 @@ from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from gemm_tuner.build.cache import write_atomically
-from gemm_tuner.client.files import read_bounded
 from gemm_tuner.errors import InvalidSetting, SignatureInvalid, StoreFailed
-from gemm_tuner.trust.keys import key_id_of
+from gemm_tuner.files import read_bounded
+from gemm_tuner.trust.key_id import key_id_of
 
 KEYS_VARIABLE = "GEMM_TUNER_KEYS"
 
@@ -66,7 +66,7 @@ def configured_keys() -> Keys | None:
     if not name:
         return None
     try:
-        return parse_keys(Path(name).read_bytes())
+        return parse_keys(read_bounded(Path(name), _MAX_FILE_BYTES))
     except (OSError, SignatureInvalid) as error:
         raise InvalidSetting(
             f"{KEYS_VARIABLE} names {name}, which holds no public keys ({error}); "
@@ -165,13 +165,13 @@ class KnownKeys:
     def _read(self) -> dict[str, Keys]:
         try:
             content = read_bounded(self.path, _MAX_FILE_BYTES, is_private=True)
-            if content is None:
-                return {}
             remembered = _Remembered.validate_json(content)
             return {
                 url: keys_by_id(b64decode(key, validate=True) for key in keys)
                 for url, keys in remembered.items()
             }
+        except FileNotFoundError:
+            return {}
         except (OSError, ValueError) as error:
             raise InvalidSetting(
                 f"{self.path}, which remembers the keys of services, cannot be believed ({error}); "

@@ -1,9 +1,14 @@
 """Find a thing once for all threads that want it, and different things in parallel."""
 
+import os
+import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import CancelledError, Future
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
+
+MAX_BRIEF = 1000
 
 Question = TypeVar("Question", bound=Hashable)
 Found = TypeVar("Found")
@@ -12,14 +17,31 @@ Found = TypeVar("Found")
 class Once(Generic[Question, Found]):
     """The answers found so far, one for each question.
 
-    Only what `keeps` accepts is kept; what it does not is looked for again. The lock is never held
-    while something is looked for.
+    What `is_final` accepts is kept as long as it `holds`, and all else for `brief_s`, at most
+    `MAX_BRIEF` of them; then it is looked for again. The lock is never held while something is
+    looked for. A forked child keeps what was found, and looks anew for what threads of its parent
+    looked for.
     """
 
-    def __init__(self, keeps: Callable[[Found], bool]) -> None:
-        self._keeps = keeps
+    def __init__(
+        self,
+        is_final: Callable[[Found], bool],
+        *,
+        holds: Callable[[Found], bool] = lambda _found: True,
+        brief_s: float = 0.0,
+    ) -> None:
+        self._is_final = is_final
+        self._holds = holds
+        self._brief_s = brief_s
         self._known: dict[Question, Found] = {}
+        self._brief: dict[Question, tuple[float, Found]] = {}
         self._pending: dict[Question, Future[Found]] = {}
+        self._lock = Lock()
+        _ALL.add(self)
+
+    def forget_pending(self) -> None:
+        """Forget who looks: after a fork, those threads are in another process."""
+        self._pending = {}
         self._lock = Lock()
 
     def find(self, question: Question, look: Callable[[], Found]) -> Found:
@@ -28,7 +50,7 @@ class Once(Generic[Question, Found]):
         An error of `look` is raised in all of them.
         """
         while True:
-            known = self._known.get(question)
+            known = self.known(question)
             if known is not None:
                 return known
             with self._lock:
@@ -42,13 +64,35 @@ class Once(Generic[Question, Found]):
                 continue  # the thread that looked was interrupted
         return self._look(question, look, mine)
 
+    def forget_brief(self) -> None:
+        """Forget every answer that is not final."""
+        with self._lock:
+            self._brief = {}
+
+    def known(self, question: Question) -> Found | None:
+        """Return the known answer, None if it is to be looked for."""
+        known = self._known.get(question)
+        if known is not None:
+            return known if self._holds(known) else None
+        until_s, found = self._brief.get(question, (0.0, None))
+        return found if time.monotonic() < until_s else None
+
+    def _keep_briefly(self, question: Question, found: Found) -> None:
+        with self._lock:
+            self._brief.pop(question, None)
+            if len(self._brief) >= MAX_BRIEF:
+                del self._brief[next(iter(self._brief))]  # the oldest
+            self._brief[question] = (time.monotonic() + self._brief_s, found)
+
     def _look(self, question: Question, look: Callable[[], Found], mine: "Future[Found]") -> Found:
         try:
             # Another thread may have found it before this one took the lock.
-            known = self._known.get(question)
+            known = self.known(question)
             found = look() if known is None else known
-            if self._keeps(found):
+            if self._is_final(found):
                 self._known[question] = found
+            elif known is None and self._brief_s > 0:
+                self._keep_briefly(question, found)
             mine.set_result(found)
         except Exception as error:
             mine.set_exception(error)
@@ -58,3 +102,14 @@ class Once(Generic[Question, Found]):
                 del self._pending[question]
             mine.cancel()  # does nothing unless this thread was interrupted
         return found
+
+
+_ALL: "WeakSet[Once[Any, Any]]" = WeakSet()
+
+
+def _forget_all_pending() -> None:
+    for once in list(_ALL):
+        once.forget_pending()
+
+
+os.register_at_fork(after_in_child=_forget_all_pending)

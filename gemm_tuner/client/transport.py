@@ -2,11 +2,14 @@
 
 import ipaddress
 import json
+import os
+import re
 import ssl
+import threading
+import time
+import weakref
 from base64 import b64encode
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
@@ -16,12 +19,16 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpcore
 
-from gemm_tuner.client.connection import BoundedBackend, Deadline
+from gemm_tuner.client.connection import BoundedBackend, Deadline, OtherUserListens
+from gemm_tuner.client.retries import Dropped, NoAnswer, Passing, ask_again, retry_after_s
+from gemm_tuner.domain.access import TokenSecret
 from gemm_tuner.errors import DigestMismatch, InvalidSetting, ServiceFailed, ServiceUnreachable
 
 UNIX = "unix:"
+TOKEN_VARIABLE = "GEMM_TUNER_TOKEN"  # noqa: S105 - its name
 
 _MAX_DOCUMENT_BYTES = 2**20
+_MAX_ITEM_BYTES = 2**14
 _FAILURES = (
     httpcore.TimeoutException,
     httpcore.NetworkError,
@@ -29,19 +36,52 @@ _FAILURES = (
     httpcore.ProxyError,
     UnicodeError,
 )
+_PASSING = (httpcore.NetworkError, httpcore.RemoteProtocolError)
+_BUSY = frozenset({429, 502, 503, 504})
+
+AWAY_S = 5.0
+
+# At once; more wait for one of these.
+MAX_CONNECTIONS = 4
+
+# The service closes idle connections after 5 s; one that is closed in the moment of asking costs a
+# second attempt.
+_KEPT_FOR_S = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a service is: `url` as its users write it, and what is asked below it.
+    """Where a service is: `url` as messages and files name it, and what is asked below it.
 
-    `socket` is the path of a Unix socket. An address is local if only this machine can answer.
+    `url` has no password. `socket` is the path of a Unix socket. An address is local if only this
+    machine can answer.
     """
 
     url: str
     base: str
     socket: Path | None
     is_local: bool
+    token: TokenSecret | None = field(default=None, repr=False)
+
+    def with_token(self, token: str | None) -> "Address":
+        """Return this address, asked with a token; by default with none, or GEMM_TUNER_TOKEN's.
+
+        A service on this machine needs none, and gets that of the environment not: anyone can
+        hold a port.
+
+        Raises:
+            InvalidSetting: it is no token, or others could read it on the way.
+        """
+        configured = None if self.is_local else os.environ.get(TOKEN_VARIABLE)
+        text = configured or None if token is None else token
+        if text is None:
+            return self
+        secret = TokenSecret.parse(text)
+        if not self.is_local and not self.base.startswith("https:"):
+            raise InvalidSetting(
+                f"a token would be sent to {self.url} in clear text; ask by https."
+            )
+        return replace(self, token=secret)
 
     @classmethod
     def parse(cls, url: str) -> "Address":
@@ -61,33 +101,91 @@ class Address:
             is_known = False
         if not is_known:
             raise InvalidSetting(
-                f"service address {url!r} is not understood; write it as 'http://host:8000' "
-                "or 'unix:/path/of/a/socket'."
+                f"service address {_without_password(url)!r} is not understood; "
+                "write it as 'http://host:8000' or 'unix:/path/of/a/socket'."
             )
         shown = f"[{host}]" if ":" in host else host
         port = f":{parts.port}" if parts.port else ""
         base = f"{parts.scheme}://{shown}{port}{quote(parts.path, safe='/%')}"
+        named = _without_password(url) if parts.password is not None else url
         return cls(
-            url=url.rstrip("/"), base=base.rstrip("/"), socket=None, is_local=_is_local(host)
+            url=named.rstrip("/"), base=base.rstrip("/"), socket=None, is_local=_is_local(host)
         )
 
 
-@contextmanager
-def connect(address: Address, timeout_s: float) -> Iterator["Session"]:
-    """Yield a session with the service at `address`, which ends in `timeout_s` from now.
+class Connections:
+    """The connections to one service, kept for the next ask and closed with this object.
 
-    One connection serves the whole session. Nothing is connected before the first request.
+    Any number of threads can use them. A forked child connects anew: two processes that read one
+    connection would take each other's answers.
     """
-    with _pool(address, BoundedBackend(Deadline(timeout_s))) as pool:
-        yield Session(address, pool)
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._current = _Current()
+        self._absence: tuple[float, NoAnswer] | None = None
+        self._pools: dict[int, httpcore.ConnectionPool] = {}
+        weakref.finalize(self, _close_own, self._pools)
+
+    def session(self, timeout_s: float) -> "Session":
+        """Return what asks the service until `timeout_s` from now. Nothing is connected yet."""
+        return Session(self, Deadline(timeout_s))
+
+    def note_absence(self, error: NoAnswer) -> None:
+        """Remember for `AWAY_S` that nothing answers."""
+        self._absence = (time.monotonic() + AWAY_S, error)
+
+    def forget_absence(self) -> None:
+        """Ask again, whatever was noted."""
+        self._absence = None
+
+    def check_presence(self) -> None:
+        """Raise `ServiceUnreachable` if nothing answered a moment ago.
+
+        A model of a hundred layers would else wait for a service that is away a hundred times.
+        """
+        absence = self._absence
+        if absence is not None and time.monotonic() < absence[0]:
+            raise ServiceUnreachable(
+                f"{absence[1]} It was asked less than {AWAY_S:g} s ago, and not again for this."
+            )
+
+    def pool(self, deadline: Deadline) -> httpcore.ConnectionPool:
+        """Return the pool of this process, for one request of this thread until `deadline`."""
+        self._current.deadline = deadline
+        own = self._pools.get(os.getpid())
+        if own is None:
+            made = _pool(self.address, BoundedBackend(self._current.get))
+            own = self._pools.setdefault(os.getpid(), made)
+        return own
+
+
+class _Current(threading.local):
+    """The deadline of the request that a thread is sending."""
+
+    deadline: Deadline
+
+    def get(self) -> Deadline:
+        return self.deadline
+
+
+def _close_own(pools: dict[int, httpcore.ConnectionPool]) -> None:
+    own = pools.get(os.getpid())
+    if own is not None:
+        own.close()
 
 
 class Session:
-    """The requests of one ask; use `connect` to get one."""
+    """The requests of one ask, which share a deadline; any thread may send one."""
 
-    def __init__(self, address: Address, pool: httpcore.ConnectionPool) -> None:
-        self._address = address
-        self._pool = pool
+    def __init__(self, connections: Connections, deadline: Deadline) -> None:
+        self._connections = connections
+        self._address = connections.address
+        self._deadline = deadline
+
+    def rest_s(self) -> float:
+        """Return the seconds that are left of the ask."""
+        return self._deadline.rest_s()
 
     def resolve(self, request: dict[str, Any], kept: bytes | None) -> bytes:
         """Return the answer to `POST /v1/resolve`, not yet parsed.
@@ -101,11 +199,16 @@ class Session:
 
     def resolve_batch(self, request: dict[str, Any]) -> bytes:
         """Return the answer to `POST /v1/resolve:batch`, not yet parsed."""
-        return self._send("POST", "/v1/resolve:batch", body=request)[1]
+        limit_bytes = _MAX_DOCUMENT_BYTES + len(request["problems"]) * _MAX_ITEM_BYTES
+        return self._send("POST", "/v1/resolve:batch", body=request, limit_bytes=limit_bytes)[1]
 
     def keys(self) -> bytes:
         """Return the answer to `GET /v1/keys`, not yet parsed."""
         return self._send("GET", "/v1/keys")[1]
+
+    def revocations(self) -> bytes:
+        """Return the answer to `GET /v1/revocations`, not yet parsed."""
+        return self._send("GET", "/v1/revocations")[1]
 
     def artifact(self, digest: str, size_bytes: int) -> bytes:
         """Return the bytes served under this sha256, not yet checked but for their number.
@@ -131,34 +234,63 @@ class Session:
         headers: dict[str, str] | None = None,
         limit_bytes: int = _MAX_DOCUMENT_BYTES,
     ) -> tuple[int, bytes]:
-        """Return the status and the content, cut off soon after `limit_bytes`."""
+        """Return the status and the content, cut off soon after `limit_bytes`.
+
+        Raises:
+            ServiceUnreachable: nothing answers, after several attempts, or the service cannot now.
+            ServiceFailed: the service refuses the request.
+        """
         sent = {"Accept-Encoding": "identity", **(headers or {})}
+        if self._address.token is not None:
+            sent["Authorization"] = f"Bearer {self._address.token.text}"
         if body is not None:
             sent["Content-Type"] = "application/json"
+        content = None if body is None else json.dumps(body).encode()
+
+        def send_once() -> tuple[int, bytes]:
+            return self._send_once(method, path, list(sent.items()), content, limit_bytes)
+
         try:
-            with self._pool.stream(
+            return ask_again(send_once, self._deadline)
+        except NoAnswer as error:
+            self._connections.note_absence(error)
+            raise
+
+    def _send_once(
+        self,
+        method: str,
+        path: str,
+        headers: list[tuple[str, str]],
+        content: bytes | None,
+        limit_bytes: int,
+    ) -> tuple[int, bytes]:
+        try:
+            with self._connections.pool(self._deadline).stream(
                 method,
                 self._address.base + path,
-                headers=list(sent.items()),
-                content=None if body is None else json.dumps(body).encode(),
+                headers=headers,
+                content=content,
+                extensions={"timeout": {"pool": self._deadline.left_s()}},
             ) as response:
-                status = response.status
-                content = _read(response, limit_bytes)
+                answer = _read(response, limit_bytes)
         except _FAILURES as error:
-            raise ServiceUnreachable(
+            passes = isinstance(error, _PASSING) and not isinstance(error, OtherUserListens)
+            raise (Dropped if passes else NoAnswer)(
                 f"the service at {self._address.url} does not answer ({error}); check the address, "
                 'or start one with "gemm-tuner serve".'
             ) from None
-        if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
-            return status, content
-        if status == HTTPStatus.NOT_MODIFIED:
-            return status, content
-        is_fault = status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        failure = ServiceUnreachable if is_fault else ServiceFailed
-        raise failure(
+        status = response.status
+        if status == HTTPStatus.NOT_MODIFIED or status // 100 == 2:
+            return status, answer
+        message = (
             f"{method} {path} at {self._address.url} was answered with {status}: "
-            f"{_problem_text(content)}"
+            f"{_problem_text(answer)}"
         )
+        if status in _BUSY:
+            said = {name.lower(): value.decode("latin-1") for name, value in response.headers}
+            raise Passing(message, after_s=retry_after_s(said.get(b"retry-after")))
+        is_fault = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        raise (ServiceUnreachable if is_fault else ServiceFailed)(message, status)
 
 
 def _pool(address: Address, backend: BoundedBackend) -> httpcore.ConnectionPool:
@@ -167,7 +299,8 @@ def _pool(address: Address, backend: BoundedBackend) -> httpcore.ConnectionPool:
     if proxy is None:
         return httpcore.ConnectionPool(
             ssl_context=context,
-            max_connections=1,
+            max_connections=MAX_CONNECTIONS,
+            keepalive_expiry=_KEPT_FOR_S,
             uds=None if address.socket is None else str(address.socket),
             network_backend=backend,
         )
@@ -178,7 +311,8 @@ def _pool(address: Address, backend: BoundedBackend) -> httpcore.ConnectionPool:
         f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
         proxy_headers=basic if parts.username else None,
         ssl_context=context,
-        max_connections=1,
+        max_connections=MAX_CONNECTIONS,
+        keepalive_expiry=_KEPT_FOR_S,
         network_backend=backend,
     )
 
@@ -199,8 +333,8 @@ def _proxy_for(base: str) -> str | None:
     proxy = proxy if "://" in proxy else f"http://{proxy}"
     if not proxy.startswith(("http://", "https://")):
         raise InvalidSetting(
-            f"the proxy for {parts.scheme} is {proxy!r}, which is not an HTTP proxy; "
-            "name another, or add the service to no_proxy."
+            f"the proxy for {parts.scheme} is {_without_password(proxy)!r}, which is not an HTTP "
+            "proxy; name another, or add the service to no_proxy."
         )
     return proxy
 
@@ -221,6 +355,11 @@ def _problem_text(content: bytes) -> str:
         return f"{document['title']}: {document['detail']}"
     except (ValueError, KeyError, TypeError):
         return content[:200].decode(errors="replace") or "no explanation."
+
+
+def _without_password(url: str) -> str:
+    """Return `http://user:***@host` for an address with a password, however it is misspelt."""
+    return re.sub(r"([^:/@]*):(?!//).*@", r"\1:***@", url, count=1)
 
 
 def _is_local(host: str) -> bool:

@@ -22,7 +22,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.source import Source
 from gemm_tuner.domain.step_table import FUNCTION_PARTS
 
-_QUANTISING = "elements/quantise"
+_QUANTISING = "parts/quantise"
 _BLANK_LINES = re.compile(r"\n{3,}")
 _FEWEST_ROWS_OF_GAPLESS_COPY = 6
 _X_AND_TABLE = 2

@@ -8,6 +8,7 @@ from gemm_tuner.domain.micro_kernel import MicroKernel
 from gemm_tuner.domain.words import pattern_of, values_in
 from gemm_tuner.errors import InvalidCandidate
 
+MAX_CHARACTERS = 1000  # as in a record
 _TEXT = re.compile(rf"(?P<micro_kernel>\w+) {pattern_of(WORDS)}")
 
 
@@ -49,10 +50,10 @@ class Candidate:
         Raises:
             InvalidCandidate: the text does not have this form.
         """
-        match = _TEXT.fullmatch(text)
+        match = _TEXT.fullmatch(text) if len(text) <= MAX_CHARACTERS else None
         if match is None:
             raise InvalidCandidate(
-                f"candidate {text!r} is not understood; write it as "
+                f"candidate {text[:MAX_CHARACTERS]!r} is not understood; write it as "
                 "'avx512_f32_8x48 mc128_nc768_kc256 jc_ic_jr_ir pf4096'."
             )
         return cls(

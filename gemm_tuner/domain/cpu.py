@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import sha256
 
 from gemm_tuner.errors import InvalidRecord
@@ -81,8 +82,7 @@ class Cpu:
 
         The features are named by their widest vector class and a digest of them all.
         """
-        digest = sha256(isa_text(self.isa).encode()).hexdigest()[:8]
-        return f"{self.model_key}-{self.isa_key}-{digest}"
+        return f"{self.model_key}-{self.isa_key}-{_digest_of(self.isa)}"
 
     @property
     def exact_key(self) -> str:
@@ -104,3 +104,8 @@ class Cpu:
             if feature in self.isa:
                 return key
         return "x86_64"
+
+
+@lru_cache(maxsize=1024)
+def _digest_of(isa: frozenset[IsaFeature]) -> str:
+    return sha256(isa_text(isa).encode()).hexdigest()[:8]

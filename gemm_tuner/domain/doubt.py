@@ -1,6 +1,6 @@
 """Why a measurement is no evidence: something other than the kernel and its baseline decided it."""
 
-from gemm_tuner.domain.measurement import Interference, Measurement
+from gemm_tuner.domain.measurement import Interference, Measurement, Rounds
 
 DISTURBED = "disturbed"
 IMPLAUSIBLE = "implausible"
@@ -17,16 +17,12 @@ _CALL_NS = 10_000.0  # of whatever does the epilogue
 
 
 def why_disturbed(measurement: Measurement) -> str | None:
-    """Return the evidence that other work disturbed a measurement, or None."""
-    reason = _why_interfered(measurement.interference)
-    if reason is None:
-        ratio = measurement.ratio
-        factor = ratio.median / ratio.of_minimums
-        if max(factor, 1 / factor) > _LARGEST_DISAGREEMENT:
-            reason = (
-                f"the median of the rounds says {ratio.median:.3f} times the speed, "
-                f"but the fastest samples say {ratio.of_minimums:.3f}"
-            )
+    """Return the evidence that other work disturbed a measurement, or None.
+
+    Of several processes, one that was disturbed is enough: `tuned` needs all of them.
+    """
+    reasons = (_why_rounds_were_disturbed(rounds) for rounds in measurement.processes)
+    reason = next(filter(None, reasons), None)
     return f"{DISTURBED}: {reason}" if reason else None
 
 
@@ -62,7 +58,21 @@ def _time_text(time_ns: float) -> str:
     return f"{time_ns / 1e3:.3g} µs" if time_ns < 1e6 else f"{time_ns / 1e6:.3g} ms"
 
 
-def _why_interfered(interference: Interference | None) -> str | None:
+def _why_rounds_were_disturbed(rounds: Rounds) -> str | None:
+    if reason := why_interfered(rounds.interference):
+        return reason
+    ratio = rounds.ratio
+    factor = ratio.median / ratio.of_minimums
+    if max(factor, 1 / factor) > _LARGEST_DISAGREEMENT:
+        return (
+            f"the median of the rounds says {ratio.median:.3f} times the speed, "
+            f"but the fastest samples say {ratio.of_minimums:.3f}"
+        )
+    return None
+
+
+def why_interfered(interference: Interference | None) -> str | None:
+    """Return what other work took from rounds, None if it is little or not known."""
     if interference is None:
         return None
     if interference.disturbed_rounds > _MOST_DISTURBED_ROUNDS:

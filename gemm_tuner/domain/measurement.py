@@ -1,8 +1,9 @@
 """Times of a candidate beside its baseline, and what they allow one to say."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import comb, sqrt
-from statistics import median
+from statistics import median, median_low
 
 from gemm_tuner.errors import InvalidRecord
 
@@ -108,22 +109,15 @@ class Library:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """Samples of a candidate and of its baseline, taken in alternation: pair i is one A and one B.
+class Rounds:
+    """Samples of a candidate and of its baseline, taken in turn in one process; they pair up.
 
-    `baseline` names the library and its version. `implementation` says by which of its
-    implementations it computed and how it was asked: `brg:avx512_core: fused`. `raced` are the
-    libraries between which it was chosen, the fastest first, if it was. `interference` and
-    `limits` are None in older records.
+    `interference` is None in older records.
     """
 
     candidate: Timing
-    baseline: str
     baseline_timing: Timing
     interference: Interference | None = None
-    limits: Limits | None = None
-    implementation: str = ""
-    raced: tuple[Raced, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that the samples pair up."""
@@ -135,12 +129,49 @@ class Measurement:
         """Return the speed of the candidate over the speed of the baseline."""
         return paired_speed_ratio(self.candidate, self.baseline_timing)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement(Rounds):
+    """Samples of a candidate and of its baseline, taken in alternation: pair i is one A and one B.
+
+    Where it was repeated in other processes, the samples are those of the one with the median
+    ratio, and `repeats` are the rounds of the others.
+    `baseline` names the library and its version. `implementation` says by which of its
+    implementations it computed and how it was asked: `brg:avx512_core: fused`. `raced` are the
+    libraries between which it was chosen, the fastest first, if it was. `limits` are None in older
+    records.
+    """
+
+    baseline: str
+    limits: Limits | None = None
+    implementation: str = ""
+    raced: tuple[Raced, ...] = ()
+    repeats: tuple[Rounds, ...] = ()
+
     @property
-    def library(self) -> Library:
-        """Return the library that the candidate was compared with."""
-        named = Library(text=self.baseline)
-        packages = [one.package for one in self.raced if named.is_version_of(one.baseline)]
-        return replace(named, package=packages[0]) if packages else named
+    def processes(self) -> tuple[Rounds, ...]:
+        """Return the rounds of each process in which this was measured."""
+        own = Rounds(
+            candidate=self.candidate,
+            baseline_timing=self.baseline_timing,
+            interference=self.interference,
+        )
+        return (own, *self.repeats)
+
+    @property
+    def ratio(self) -> Ratio:
+        """Return the speed of the candidate over the speed of the baseline.
+
+        Of several processes, the interval covers that of each, and the ratio of the fastest samples
+        is the least.
+        """
+        ratios = [rounds.ratio for rounds in self.processes]
+        return Ratio(
+            median=median_low(ratio.median for ratio in ratios),
+            low=min(ratio.low for ratio in ratios),
+            high=max(ratio.high for ratio in ratios),
+            of_minimums=min(ratio.of_minimums for ratio in ratios),
+        )
 
     @property
     def comparable_speed(self) -> float:
@@ -148,9 +179,20 @@ class Measurement:
 
         It is the geometric mean of two speeds, that over the baseline and that in calls per ns, of
         the fastest samples. What disturbs the baseline alone misleads the first, and what disturbs
-        all alike the second; each has half the weight (docs/decisions/0023).
+        all alike the second; each has half the weight (docs/decisions/0023). Both are of one
+        process, that of the median ratio.
         """
-        return sqrt(self.ratio.of_minimums / self.candidate.minimum_ns)
+        return sqrt(self.processes[0].ratio.of_minimums / self.candidate.minimum_ns)
+
+
+def of_several_processes(measurements: Sequence[Measurement]) -> Measurement:
+    """Return one measurement of those of the same kernel and baseline in several processes.
+
+    It is the one with the median ratio, the slower of two, with the rounds of the others.
+    """
+    ordered = sorted(measurements, key=lambda one: one.ratio.median)
+    middle = ordered.pop((len(ordered) - 1) // 2)
+    return replace(middle, repeats=tuple(one.processes[0] for one in ordered))
 
 
 def paired_speed_ratio(subject: Timing, reference: Timing) -> Ratio:

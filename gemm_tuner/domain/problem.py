@@ -14,8 +14,10 @@ MAX_OPERAND_BYTES = 2**40
 GROUP_SIZES = (32, 64, 128)
 WHOLE_COLUMN = "k"
 
-_ROWS = re.compile(r"(?P<low>-?[0-9]{1,99})(?:\.\.(?P<high>-?[0-9]{1,99}))?")
-_SIZES = re.compile(r"(?P<m>-?\d+(?:\.\.\d+)?)x(?P<n>-?\d+)x(?P<k>-?\d+)")
+_NUMBER = "-?[0-9]{1,99}"  # int() refuses thousands of digits
+_ROWS = re.compile(rf"(?P<low>{_NUMBER})(?:\.\.(?P<high>{_NUMBER}))?")
+_SIZES = re.compile(rf"(?P<m>{_NUMBER}(?:\.\.{_NUMBER})?)x(?P<n>{_NUMBER})x(?P<k>{_NUMBER})")
+_GROUP = re.compile(r"[0-9]{1,99}")
 
 
 class WeightLayout(StrEnum):
@@ -254,7 +256,7 @@ def _parse_layout(text: str, k: int) -> tuple[WeightLayout, int | None]:
     name, colon, group = text.partition(":")
     size = group.removeprefix("g")
     is_whole = size == WHOLE_COLUMN
-    is_size = is_whole or size.isdecimal()
+    is_size = is_whole or _GROUP.fullmatch(size)
     try:
         layout = WeightLayout(name)
     except ValueError:

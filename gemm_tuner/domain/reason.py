@@ -1,7 +1,8 @@
 """Why a verdict names a kernel or none, in words."""
 
+from gemm_tuner.domain.comparison import SERVED_ABOVE, SERVED_FROM, Comparison, is_as_fast
 from gemm_tuner.domain.measurement import CONFIDENCE, Ratio
-from gemm_tuner.domain.verdict import SERVED_ABOVE, SERVED_FROM, Basis, Decision, is_as_fast
+from gemm_tuner.domain.verdict import Basis, Decision
 
 
 def speed_text(ratio: Ratio, baseline: str = "the baseline") -> str:
@@ -12,16 +13,37 @@ def speed_text(ratio: Ratio, baseline: str = "the baseline") -> str:
     )
 
 
-def why_not_served(ratio: Ratio) -> str:
-    """Return why a kernel with this ratio is not served."""
-    if is_as_fast(ratio):
+def instead_text(comparison: Comparison) -> str:
+    """Return how a kernel stands beside what runs instead, where its baseline cannot run there.
+
+    It begins with a semicolon, and is empty where the baseline is what runs, or is not faster.
+    """
+    if comparison.other is None or is_as_fast(comparison.ratio):
+        return ""
+    ratio, beside = comparison.ratio.median, comparison.beside_instead.median
+    faster = f"is {1 / ratio:.2f} times as fast" if ratio < 1 else "may be as fast"
+    return (
+        f"; {comparison.baseline.text} {faster} but does not run in your process; this kernel is "
+        f"{beside:.2f} times as fast as {comparison.other.text}, which would run instead"
+    )
+
+
+def why_not_served(comparison: Comparison) -> str:
+    """Return why a kernel of this speed is not served."""
+    beside = comparison.beside_instead
+    if is_as_fast(beside):
         return 'that was disturbed and decides nothing; run "gemm-tuner sweep" again'
-    if ratio.median < SERVED_FROM:
+    if beside.median < SERVED_FROM:
         return f"a kernel is served from {SERVED_FROM:.3f} times on"
     return (
         f"a kernel is served only where the interval begins at {SERVED_ABOVE:.3f} or above, and "
-        f"this one begins at {ratio.low:.3f}"
+        f"this one begins at {beside.low:.3f}"
     )
+
+
+def used_instead(comparison: Comparison) -> str:
+    """Return what is to be used where the kernel is not served."""
+    return comparison.other.text if comparison.other else "the baseline"
 
 
 def reason_for(
@@ -30,7 +52,7 @@ def reason_for(
     *,
     decision: Decision,
     basis: Basis,
-    ratio: Ratio | None,
+    comparison: Comparison | None,
     is_served: bool,
 ) -> str:
     """Return why a problem, by its text, gets the kernel that it gets, or none, as a sentence."""
@@ -39,13 +61,14 @@ def reason_for(
             f'nothing was tuned for {problem!r} on {cpu_key}; run "gemm-tuner sweep" on such a '
             "machine."
         )
-    if is_served and ratio is None:
+    if is_served and comparison is None:
         return f"{decision.value}, basis {basis.value}: its speed is not known here."
-    if ratio is None:
+    if comparison is None:
         return f"no kernel for {problem!r} is shown to be as fast as the baseline."
+    speed = f"{speed_text(comparison.ratio)}{instead_text(comparison)}"
     if is_served:
-        return f"{decision.value}, basis {basis.value}: {speed_text(ratio)}."
+        return f"{decision.value}, basis {basis.value}: {speed}."
     return (
-        f"the baseline is to be used for {problem!r}: the best kernel has {speed_text(ratio)}; "
-        f"{why_not_served(ratio)}."
+        f"{used_instead(comparison)} is to be used for {problem!r}: the best kernel has {speed}; "
+        f"{why_not_served(comparison)}."
     )

@@ -24,7 +24,7 @@ _MINIMUM = VectorFunction(name="minimum", part="parts/select")
 _SELECT_BELOW = VectorFunction(name="select_below", part="parts/select")
 _SELECT_NEGATIVE = VectorFunction(name="select_negative", part="parts/select",
                                   needs=(_SELECT_BELOW,))
-_NEAREST_EVEN = VectorFunction(name="nearest_even", part="elements/quantise")
+_NEAREST_EVEN = VectorFunction(name="nearest_even", part="parts/quantise")
 _MAGNITUDE_OF = VectorFunction(name="magnitude_of", part="parts/transcendental")
 _KEEP_NAN = VectorFunction(name="keep_nan", part="parts/transcendental")
 _EXPONENTIAL = VectorFunction(name="exponential", part="parts/exponential", constants=10,
@@ -50,7 +50,7 @@ _ERF_RISE = VectorFunction(name="erf_rise", part="parts/gelu")
 
 # The parts that define them, in the order in which a source has them.
 FUNCTION_PARTS = (
-    "elements/quantise",
+    "parts/quantise",
     "parts/select",
     "parts/transcendental",
     "parts/exponential",

@@ -20,9 +20,9 @@ class VectorsCan(StrEnum):
 class Vectors:
     """Registers of one width: `registers` of them, of `lanes` floats each.
 
-    The templates in `templates/vectors/<name>/` compute with them, on CPUs that have `isa`. In
-    inline assembly, `constraint` stands for any of the registers. One instruction shuffles within
-    `shuffled_bytes`.
+    The templates in `templates/vectors/<name>/` compute with them, on CPUs that have `isa`, and
+    alone know their instructions. In inline assembly, `constraint` stands for any of the registers.
+    One instruction shuffles within `shuffled_bytes`.
     """
 
     name: str

@@ -6,22 +6,24 @@ from enum import StrEnum
 
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.comparison import Comparison
 from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.domain.doubt import why_doubted
-from gemm_tuner.domain.measurement import Measurement, Ratio
+from gemm_tuner.domain.evidence import Evidence
+from gemm_tuner.domain.measurement import Ratio
 from gemm_tuner.domain.problem import Problem
 
 TUNED_ABOVE = 1.02
 BASELINE_BELOW = 0.98
-SERVED_ABOVE = 0.97
-SERVED_FROM = 1.0
 
 
 class Decision(StrEnum):
-    """Who should run the problem."""
+    """Which is faster, the kernel or its baseline, the fastest library.
+
+    A kernel is served where it is as fast as what runs instead: another library, perhaps.
+    """
 
     TUNED = "tuned"  # the kernel is faster than the baseline
-    TIE = "tie"  # neither is shown to be faster; the kernel is named if it is surely not slower
+    TIE = "tie"  # neither is shown to be faster
     BASELINE = "baseline"  # the baseline is faster, or nothing was measured
 
 
@@ -43,6 +45,7 @@ class Verdict:
 
     `complete` is false when the sweep behind it was stopped by its budget or by the user.
     `generator` rendered the kernel, and `tried_at` is when the trial was that the verdict rests on.
+    `attested_by` is the id of the measuring key that attests the artifact.
     """
 
     problem: Problem
@@ -53,9 +56,10 @@ class Verdict:
     complete: bool
     candidate: Candidate | None = None
     artifact: Artifact | None = None
-    measurement: Measurement | None = None
+    measurement: Evidence | None = None
     generator: str | None = None
     tried_at: datetime | None = None
+    attested_by: str | None = None
 
     @property
     def ratio(self) -> Ratio | None:
@@ -63,9 +67,17 @@ class Verdict:
         return self.measurement.ratio if self.measurement else None
 
     @property
+    def comparison(self) -> Comparison | None:
+        """Return the speed beside the baseline and beside what runs instead, if measured."""
+        measured = self.measurement
+        return (
+            Comparison.of(measured.ratio, measured.baseline, measured.raced) if measured else None
+        )
+
+    @property
     def doubt(self) -> str | None:
         """Return why the measurement decides nothing, None if it does, or if there is none."""
-        return why_doubted(self.measurement) if self.measurement else None
+        return self.measurement.doubt if self.measurement else None
 
 
 def decide(ratio: Ratio) -> Decision:
@@ -79,11 +91,3 @@ def decide(ratio: Ratio) -> Decision:
     if ratio.high < BASELINE_BELOW:
         return Decision.BASELINE
     return Decision.TIE
-
-
-def is_as_fast(ratio: Ratio) -> bool:
-    """Return whether a kernel with this ratio to the baseline may be served.
-
-    Its median must not be below the baseline's speed, and its interval not below 0.97 of it.
-    """
-    return ratio.median >= SERVED_FROM and ratio.low >= SERVED_ABOVE

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from gemm_tuner.arrays.weights import StoredWeights
+from gemm_tuner.domain.comparison import InProcess
 from gemm_tuner.domain.measurement import Library
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import BaselineMissing
@@ -41,21 +42,24 @@ class LibraryLayer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A layer, and remarks on the choice in sentences, or none."""
+    """A layer, and a remark on the choice, or none.
+
+    `refusals` say of each library that was asked before, by its name, why it does not compute.
+    """
 
     layer: LibraryLayer
     remark: str
+    refusals: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """A library: the first word of its text, its name, and how a layer of it is made.
+    """A library: its name, and how a layer of it is made.
 
     `make(problem, threads, package)` takes the installed package of this name, or else the first,
     and raises `BaselineMissing` where it cannot compute the problem.
     """
 
-    word: str
     name: str
     make: Callable[[Problem, int | None, str], LibraryLayer]
 
@@ -66,52 +70,60 @@ def _make_onednn(problem: Problem, threads: int | None, package: str) -> Library
     return OneDnnLayer(problem, threads, named[0] if named else None)
 
 
-# The best first, as far as one can say without timing them.
-_ROWS = (
-    _Row(word="onednn", name="oneDNN", make=_make_onednn),
-    _Row(
-        word="openblas",
-        name="OpenBLAS",
-        make=lambda problem, _threads, _package: OpenBlasLayer(problem),
+_ROWS: dict[str, _Row] = {
+    InProcess.ONEDNN: _Row(name="oneDNN", make=_make_onednn),
+    InProcess.OPENBLAS: _Row(
+        name="OpenBLAS", make=lambda problem, _threads, _package: OpenBlasLayer(problem)
     ),
-)
-_NUMPY = "NumPy"
+}
 
 
-def choose_library(problem: Problem, threads: int | None, compared_with: Library | None) -> Chosen:
-    """Return the layer by the library that was compared with, if it is here, or by the best.
+def choose_library(
+    problem: Problem,
+    threads: int | None,
+    compared_with: Library | None,
+    instead: Library | None = None,
+) -> Chosen:
+    """Return the layer by the library that is wanted, if it is here, or by the preferred one.
 
-    The remark says which library that was and, where another computes, why.
+    Wanted is `instead`, or else what was compared with.
     """
-    word = compared_with.text.partition(" ")[0] if compared_with else _ROWS[0].word
-    package = compared_with.package if compared_with else ""
-    refusals: dict[str, str] = {}
-    named = [(row, package) for row in _ROWS if row.word == word]
-    for row, wanted in dict.fromkeys([*named, *((row, "") for row in _ROWS)]):
+    wanted = instead or compared_with or Library(text=next(iter(_ROWS)))
+    word = wanted.text.partition(" ")[0]
+    refusals: dict[str, BaselineMissing] = {}
+    layer: LibraryLayer | None = None
+    of_wanted = [(one, wanted.package) for one in _ROWS if one == word]
+    for one, package in dict.fromkeys([*of_wanted, *((one, "") for one in _ROWS)]):
         try:
-            layer = row.make(problem, threads, wanted)
+            layer = _ROWS[one].make(problem, threads, package)
         except BaselineMissing as refusal:
-            refusals.setdefault(row.word, str(refusal))
-            continue
-        return Chosen(layer=layer, remark=_remark(row.name, layer, word, refusals, compared_with))
-    numpy = NumpyLayer(problem)
-    return Chosen(layer=numpy, remark=_remark(_NUMPY, numpy, word, refusals, compared_with))
+            refusals.setdefault(one, refusal)
+        else:
+            break
+    layer = layer or NumpyLayer(problem)
+    return Chosen(
+        layer=layer,
+        remark=_remark(layer, compared_with, word, refusals.get(word)),
+        refusals={
+            _ROWS[one].name: "\n".join((str(refusal), *refusal.details))
+            for one, refusal in refusals.items()
+        },
+    )
 
 
 def _remark(
-    name: str,
     layer: LibraryLayer,
-    word: str,
-    refusals: dict[str, str],
     compared_with: Library | None,
+    word: str,
+    refusal: BaselineMissing | None,
 ) -> str:
-    names = {row.word: row.name for row in _ROWS}
     if compared_with is None:
-        return f"{name} computes instead of {names[word]}: {refusals[word]}" if refusals else ""
+        return f"{layer.text} computes instead of {_ROWS[word].name}: {refusal}" if refusal else ""
     said = f"The comparison was with {compared_with.text}"
     if compared_with.is_version_of(layer.text):
         return f"{said}."
-    if word in refusals:
-        return f"{said}. {layer.text} computes instead: {refusals[word]}"
-    why = "which is not installed here" if word in names else "which is not called from here"
+    if refusal:
+        return f"{said}. {layer.text} computes instead: {refusal}"
+    is_called = compared_with.text.partition(" ")[0] in _ROWS
+    why = "which is not installed here" if is_called else "which is not called from here"
     return f"{said}, {why}: {layer.text} computes instead."

@@ -1,32 +1,23 @@
 """The fallback when no kernel is served: the same calls as a kernel, by another library."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gemm_tuner.arrays.batch import (
     PackedBatch,
-    batch_of,
     batch_of_weights,
     batched_operands,
     check_batch_overlap,
-    check_batch_shapes,
     products_of,
 )
-from gemm_tuner.arrays.dlpack import AnyArray, as_array, new_result
+from gemm_tuner.arrays.call import check_batch_call, check_call
+from gemm_tuner.arrays.dlpack import AnyArray
 from gemm_tuner.arrays.packed import PackedWeights, check_packed
-from gemm_tuner.arrays.views import (
-    NUMPY_TYPES,
-    check_operand_names,
-    check_overlap,
-    count_rows,
-    view_matrix,
-    view_operand,
-    view_output,
-)
 from gemm_tuner.arrays.weights import check_weights
+from gemm_tuner.domain.comparison import Comparison
 from gemm_tuner.domain.context import check_threads
 from gemm_tuner.domain.measurement import Library
 from gemm_tuner.domain.problem import Problem
@@ -38,10 +29,31 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoKernel:
-    """Why there is no kernel for a problem, and which library one was compared with, if any."""
+    """Why there is no kernel for a problem, and which library one was compared with, if any.
+
+    `instead` is the library that shall compute: by default the one that was compared with.
+    """
 
     reason: str
     compared_with: Library | None = None
+    instead: Library | None = None
+
+    @classmethod
+    def of(cls, reason: str, comparison: Comparison | None) -> Self:
+        """Return why there is none, with the libraries of a comparison, if there was one."""
+        if comparison is None:
+            return cls(reason=reason)
+        return cls(reason=reason, compared_with=comparison.baseline, instead=comparison.other)
+
+    def fallback(self, problem: Problem, *, threads: int) -> "FallbackKernel":
+        """Return what computes the problem instead."""
+        return FallbackKernel(
+            problem=problem,
+            reason=self.reason,
+            threads=threads,
+            compared_with=self.compared_with,
+            instead=self.instead,
+        )
 
 
 class FallbackKernel:
@@ -49,8 +61,9 @@ class FallbackKernel:
 
     It is called like a `Kernel`: pack the weights once, then call, from any number of threads. The
     library is the one that kernels were compared with, where it is installed and can be called
-    here; else oneDNN, OpenBLAS or NumPy. `library` says what computes: `onednn 3.2.0`. `reason`
-    ends with what the comparison was with and, if another library computes, why.
+    here; else the fastest of its race that can, oneDNN, OpenBLAS or NumPy. `library` says what
+    computes: `onednn 3.2.0`. `reason` ends with what the comparison was with and, if another
+    library computes, why; `refusals` say in full why those do not that were asked before it.
     """
 
     def __init__(
@@ -60,19 +73,26 @@ class FallbackKernel:
         reason: str,
         threads: int | None = None,
         compared_with: Library | None = None,
+        instead: Library | None = None,
     ) -> None:
-        """Choose the library.
+        """Choose the library: `instead`, where it is installed, or else the one compared with.
 
         A call uses `threads` threads if it does not say how many; None leaves it to the library.
 
         Raises:
             InvalidSetting: `threads` is out of range.
         """
+        self._arguments = (problem.text, reason, threads, compared_with, instead)
         self.problem = problem
         self.threads = threads if threads is None else check_threads(threads)
-        chosen = choose_library(problem, threads, compared_with)
+        chosen = choose_library(problem, threads, compared_with, instead)
         self._layer = chosen.layer
         self.reason = f"{reason} {chosen.remark}".rstrip()
+        self.refusals = chosen.refusals
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return how to make it again, in this process or where it is unpickled."""
+        return _make_again, self._arguments
 
     def __repr__(self) -> str:
         """Return what it computes, and with which library."""
@@ -110,24 +130,12 @@ class FallbackKernel:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
             InvalidSetting: `threads` is out of range.
         """
-        problem = self.problem
         check_packed(packed, self.packed_format)
         wanted = self._wanted_threads(threads)
-        given = as_array("x", x)
-        shape = (count_rows(given, problem), problem.n)
-        view_matrix("x", given, (shape[0], problem.k), problem.types.x)
-        arrays = self._operand_arrays(operands, shape)
-        result = new_result(x, shape, NUMPY_TYPES[problem.types.y]) if out is None else out
-        y = as_array("out", result)
-        view_output(y, shape, problem.types.y)
-        assert isinstance(y, np.ndarray)
-        assert isinstance(given, np.ndarray)
-        if out is not None:
-            names = [operand.name for operand in problem.epilogue.operands]
-            for name, array in zip(("x", *names), (given, *arrays), strict=True):
-                check_overlap(y, name, array)
-        self._layer.compute(given, packed.memory, y, arrays, wanted)
-        return result
+        arrays = check_call(self.problem, x, out, operands)
+        read = list(arrays.operands.arrays.values())
+        self._layer.compute(arrays.x, packed.memory, arrays.y, read, wanted)
+        return arrays.result
 
     def pack_batch(
         self, w: object, *, scales: object = None, zero_points: object = None
@@ -159,7 +167,7 @@ class FallbackKernel:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
             InvalidSetting: `threads` is out of range.
         """
-        given = batch_of("x", x, "(batch, m, k)")
+        given, y, result = check_batch_call(self.problem, x, out)
         count = len(given)
         if isinstance(packed, PackedBatch):
             packed.check(self.packed_format, count)
@@ -168,10 +176,6 @@ class FallbackKernel:
             ]
         else:
             weights = [packed] * count
-        shape = (count, given.shape[1], self.problem.n)
-        result = new_result(x, shape, NUMPY_TYPES[self.problem.types.y]) if out is None else out
-        y = batch_of("out", result, f"of the shape {shape}")
-        check_batch_shapes(given, y, self.problem)
         epilogue = self.problem.epilogue
         if out is not None:
             check_batch_overlap(y, given, batched_operands(epilogue.operands, operands, count))
@@ -189,21 +193,21 @@ class FallbackKernel:
     def _wanted_threads(self, threads: int | None) -> int | None:
         return self.threads if threads is None else check_threads(threads)
 
-    def _operand_arrays(
-        self, operands: dict[str, object], shape: tuple[int, int]
-    ) -> list[NDArray[np.generic]]:
-        epilogue = self.problem.epilogue
-        check_operand_names(epilogue, operands)
-        return [
-            view_operand(
-                wanted.name,
-                as_array(wanted.name, operands[wanted.name]),
-                wanted.shape,
-                shape,
-                self.problem.operand_type(wanted),
-            )[1]
-            for wanted in epilogue.operands
-        ]
+
+def _make_again(
+    problem: str,
+    reason: str,
+    threads: int | None,
+    compared_with: Library | None,
+    instead: Library | None,
+) -> FallbackKernel:
+    return FallbackKernel(
+        problem=Problem.parse(problem),
+        reason=reason,
+        threads=threads,
+        compared_with=compared_with,
+        instead=instead,
+    )
 
 
 def _stacked(copies: list[Array]) -> Array:

@@ -5,6 +5,7 @@ and by the compiler of a sweep for what kernels are compared with.
 """
 
 import ctypes
+import logging
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -16,8 +17,11 @@ from numpy.typing import NDArray
 from gemm_tuner.domain.epilogue import MAX_STEPS, OperandShape, Step, StepKind
 from gemm_tuner.domain.spelling import PassOperation
 from gemm_tuner.machine.memory import address_of
+from gemm_tuner.resources import digest_of_sources, library_native_sources
 
 Array = NDArray[Any]
+
+_LOG = logging.getLogger(__name__)
 
 # Built by hatch_build.py where there is a compiler.
 _BUILT = Path(__file__).resolve().parent / "_finish.so"
@@ -153,12 +157,21 @@ def has_operation(step: Step) -> bool:
 
 @cache
 def built_finish() -> ctypes.CDLL | None:
-    """Return the pass that was built with the package, None if none or one of another version."""
-    library = load_finish(_BUILT) if _BUILT.is_file() else None
-    if library is None or not hasattr(library, "finish_call_bytes"):
+    """Return the pass that was built with the package, None if none or one of another source."""
+    if not _BUILT.is_file():
         return None
-    size_bytes = ctypes.c_int64.in_dll(library, "finish_call_bytes").value
-    return library if size_bytes == ctypes.sizeof(_CallStruct) else None
+    library = load_finish(_BUILT)
+    source = digest_of_sources(library_native_sources())
+    if hasattr(library, "finish_source_sha256"):
+        carried = (ctypes.c_char * (len(source) + 1)).in_dll(library, "finish_source_sha256").value
+        if carried.decode() == source:
+            return library
+    _LOG.warning(
+        "NumPy computes what the pass in C would: %s was built from another source; run "
+        "python hatch_build.py in a checkout, or install gemm-tuner again.",
+        _BUILT,
+    )
+    return None
 
 
 def load_finish(path: Path) -> ctypes.CDLL:

@@ -6,7 +6,6 @@ from time import perf_counter
 
 import numpy as np
 
-from gemm_tuner.arrays.quantise import QuantisedWeights
 from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.arrays.weights import StoredWeights
 from gemm_tuner.domain.epilogue import OperandShape
@@ -22,9 +21,10 @@ from gemm_tuner.libraries.finish import (
     sums_of_columns,
 )
 from gemm_tuner.libraries.numpy_layer import finish
-from gemm_tuner.libraries.onednn import open_onednn
+from gemm_tuner.libraries.onednn import OneDnnLibrary, open_onednn
 from gemm_tuner.libraries.onednn_matmul import OneDnnMatmul, usable_products
-from gemm_tuner.libraries.plain import plain_problem, plain_weights, text_with_plain_weights
+from gemm_tuner.libraries.plain import plain_of_stored, plain_problem, text_with_plain_weights
+from gemm_tuner.libraries.spelling import Spelling
 from gemm_tuner.machine.memory import address_of, allocate_aligned
 
 _SUM = np.dtype(np.int32)
@@ -34,6 +34,11 @@ _LONG_S = 0.05  # of all rounds: enough of them
 
 # Of a range of m: what is fastest for so many rows is for more, and they take little memory.
 _TRIAL_ROWS = 512
+
+
+# The spelling of each library, plain problem and number of threads, chosen once in a process: what
+# is packed for a layer fits all others of the same problem, in forked children, too.
+_CHOSEN: dict[tuple[OneDnnLibrary, Problem, int | None], Spelling] = {}
 
 
 class OneDnnLayer:
@@ -62,10 +67,12 @@ class OneDnnLayer:
         self._given = problem
         self._problem = plain = plain_problem(problem)
         products = usable_products(library, plain, threads)
-        forms = [_Form(product) for product in products]
-        runs = [form.trial(threads) for form in forms] if len(forms) > 1 else []
-        self._form = forms[pick_fastest(runs)] if runs else forms[0]
-        name = f"{library.text} + pass" if self._form.spelling.needs_finish else library.text
+        forms = {product.spelling: _Form(product) for product in products}
+        key = (library, plain, threads)
+        if key not in _CHOSEN:
+            _CHOSEN.setdefault(key, _fastest_of(list(forms.values()), threads))
+        self._form = forms[_CHOSEN[key]]
+        name = f"{library.text} + pass" if self._form.spelling.needs_passes else library.text
         self.text = text_with_plain_weights(name, problem)
 
     @property
@@ -80,11 +87,7 @@ class OneDnnLayer:
 
     def pack(self, weights: StoredWeights) -> Array:
         """Return the weights in the layout that oneDNN wants, as bytes."""
-        w = weights.w
-        if weights.scales is not None:
-            quantised = QuantisedWeights(w, weights.scales, weights.zero_points)
-            w = plain_weights(self._given, quantised)
-        return self._form.pack(w)
+        return self._form.pack(plain_of_stored(self._given, weights))
 
     def compute(
         self,
@@ -196,6 +199,11 @@ class _Form:
         library = self.product.library
         with library.in_threads(threads) as usable:
             return library.team(usable or library.max_threads())
+
+
+def _fastest_of(forms: Sequence[_Form], threads: int | None) -> Spelling:
+    best = pick_fastest([form.trial(threads) for form in forms]) if len(forms) > 1 else 0
+    return forms[best].spelling
 
 
 def pick_fastest(runs: Sequence[Callable[[], float]]) -> int:

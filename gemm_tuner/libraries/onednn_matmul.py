@@ -167,7 +167,7 @@ class _FusedSteps:
         self._post_ops = library.create("post_ops")
         self._post_op_count = 0
         self._scaled: set[int] = set()  # the arguments that have scales
-        self._is_head = spelling.problem.types.x.is_integer
+        self._is_head = spelling.x.is_integer
         self.attributes = library.create("primitive_attr")
         self.bias: OneDnnObject | None = None
         self.arguments: list[MemoryArgument] = []
@@ -355,6 +355,7 @@ def usable_products(
         if found and _is_needless(spelling, found):
             continue
         try:
+            _check_sums(spelling)
             product = OneDnnMatmul(library, spelling, threads, constants)
         except BaselineMissing as refusal:
             refused[spelling.text] = str(refusal)
@@ -364,8 +365,10 @@ def usable_products(
             continue
         found.append(product)
     if not found:
-        reasons = "; ".join(f"{text}: {reason}" for text, reason in refused.items())
-        raise BaselineMissing(f"oneDNN has nothing fast for {problem.text} ({reasons}).")
+        usual = next(iter(refused.values())).rstrip(".")
+        error = BaselineMissing(f"oneDNN has nothing fast for {problem.text}: {usual}.")
+        error.details = tuple(f"{text}: {reason}" for text, reason in refused.items())
+        raise error
     return found
 
 
@@ -381,7 +384,10 @@ def _check_problem(problem: Problem) -> None:
     types = problem.types
     if not {types.x, types.w, types.y} <= DATA_TYPES.keys():
         raise BaselineMissing(f"oneDNN is not called for products of the types {types.text}.")
-    if types.x in _BYTES and not _VNNI & detect_cpu().isa:
+
+
+def _check_sums(spelling: Spelling) -> None:
+    if spelling.x in _BYTES and not _VNNI & detect_cpu().isa:
         raise BaselineMissing(
             "sums of bytes saturate in oneDNN on a CPU with neither avx512_vnni nor avx_vnni."
         )

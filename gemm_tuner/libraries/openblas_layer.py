@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gemm_tuner.arrays.quantise import QuantisedWeights
 from gemm_tuner.arrays.weights import StoredWeights
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.problem import Problem, WeightLayout
@@ -19,7 +18,7 @@ from gemm_tuner.libraries.finish import (
 )
 from gemm_tuner.libraries.openblas import open_openblas
 from gemm_tuner.libraries.openmp import system_openmp
-from gemm_tuner.libraries.plain import plain_problem, plain_weights, text_with_plain_weights
+from gemm_tuner.libraries.plain import plain_of_stored, plain_problem, text_with_plain_weights
 
 
 class OpenBlasLayer:
@@ -67,10 +66,7 @@ class OpenBlasLayer:
 
     def pack(self, weights: StoredWeights) -> Array:
         """Return a copy of the weights in float32, (k, n), or (n, k) for a single row of x."""
-        w = weights.w
-        if weights.scales is not None:
-            quantised = QuantisedWeights(w, weights.scales, weights.zero_points)
-            w = plain_weights(self._given, quantised)
+        w = plain_of_stored(self._given, weights)
         is_as_wanted = self._problem.w_layout is self._wanted
         return np.array(w if is_as_wanted else w.T, np.float32, order="C")
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gemm_tuner.arrays.quantise import QuantisedWeights, dequantise_weights
 from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.weights import StoredWeights
 from gemm_tuner.domain.dtype import OperandTypes
 from gemm_tuner.domain.problem import Problem, WeightLayout
 
@@ -29,6 +30,13 @@ def plain_weights(problem: Problem, weights: QuantisedWeights) -> NDArray[Any]:
     """Return the quantised weights of `problem` as numbers, rounded to the type of x."""
     w = dequantise_weights(problem, weights).astype(NUMPY_TYPES[problem.types.x])
     return np.ascontiguousarray(w if problem.w_layout is WeightLayout.NK else w.T)
+
+
+def plain_of_stored(problem: Problem, weights: StoredWeights) -> NDArray[Any]:
+    """Return the weights of `problem` as numbers in its layout, those that are so uncopied."""
+    if weights.scales is None:
+        return weights.w
+    return plain_weights(problem, QuantisedWeights(weights.w, weights.scales, weights.zero_points))
 
 
 def text_with_plain_weights(text: str, problem: Problem) -> str:

@@ -3,10 +3,17 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
+from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape, Step
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.spelling import Argument
+
+_FLOATS = (DType.F32, DType.F32)
+_EXACT_IN_FLOATS = 2**24
+_ZERO_POINTS = {Argument.X_ZERO_POINT, Argument.Y_ZERO_POINT}
 
 
 class Columns(StrEnum):
@@ -38,6 +45,11 @@ class Spelling:
     def converts_x(self) -> bool:
         """Say whether a pass stands before the product."""
         return self.x is not self.problem.types.x
+
+    @property
+    def needs_passes(self) -> bool:
+        """Say whether a pass stands before or after the product."""
+        return self.converts_x or self.needs_finish
 
     @property
     def needs_finish(self) -> bool:
@@ -85,14 +97,14 @@ def spellings_of(problem: Problem, *, of_fixed_layer: bool) -> list[Spelling]:
     """
     types = problem.types
     products = [(types.x, types.w)]
-    if not types.x.is_integer and (types.x, types.w) != (DType.F32, DType.F32):
-        products.append((DType.F32, DType.F32))
+    if (types.x, types.w) != _FLOATS and can_be_floats(problem):
+        products.append(_FLOATS)
     return [
         Spelling(problem=problem, x=x, w=w, y=y, fused=fused, columns=columns, is_fixed=is_fixed)
         for x, w in products
-        for fused in _fused_counts(problem)
-        for y in _types_of_y(problem, fused)
-        for columns in _columns_of(problem, fused)
+        for fused in _fused_counts(problem, x)
+        for y in _types_of_y(problem, x, fused)
+        for columns in _columns_of(problem, x, fused)
         for is_fixed in (
             (False, True)
             if of_fixed_layer and _has_scalar(problem.epilogue.steps[:fused])
@@ -101,12 +113,34 @@ def spellings_of(problem: Problem, *, of_fixed_layer: bool) -> list[Spelling]:
     ]
 
 
-def _fused_counts(problem: Problem) -> list[int]:
+def can_be_floats(problem: Problem) -> bool:
+    """Say whether a product in float32 is right for a problem.
+
+    Of integers it is where each sum is exact in float32, or where y is no integer: then the errors
+    are those of a layer in float32.
+    """
+    x, w, y = problem.types.x, problem.types.w, problem.types.y
+    if not x.is_integer:
+        return True
+    greatest_sum = problem.k * _greatest(x) * _greatest(w)
+    return greatest_sum <= _EXACT_IN_FLOATS or not y.is_integer
+
+
+def _greatest(dtype: DType) -> int:
+    """Return the greatest magnitude of an integer type."""
+    limits = np.iinfo(NUMPY_TYPES[dtype])
+    return max(-int(limits.min), int(limits.max))
+
+
+def _fused_counts(problem: Problem, x: DType) -> list[int]:
     """Return how many steps may be fused: as many as can be, those before a column, none."""
     steps = problem.epilogue.steps
+    is_converted_integer = problem.types.x.is_integer and not x.is_integer
     most = 0
     for place, step in enumerate(steps):
-        if not _can_fuse(step, place, len(steps)):
+        if not _can_fuse(step, place, len(steps)) or (
+            is_converted_integer and step.kind.argument in _ZERO_POINTS
+        ):
             break
         most += 1
     columns = [
@@ -125,8 +159,10 @@ def _can_fuse(step: Step, place: int, steps: int) -> bool:
     return step.kind.onednn is not None
 
 
-def _types_of_y(problem: Problem, fused: int) -> list[DType]:
+def _types_of_y(problem: Problem, x: DType, fused: int) -> list[DType]:
     types, steps = problem.types, problem.epilogue.steps
+    if types.x.is_integer and not x.is_integer:
+        return [DType.F32]
     offsets = [step.kind.is_offset for step in steps]
     is_of_sums = types.x.is_integer and all(offsets[:fused])
     wide = DType.S32 if is_of_sums else DType.F32
@@ -135,14 +171,14 @@ def _types_of_y(problem: Problem, fused: int) -> list[DType]:
     return list(dict.fromkeys((types.y, wide)))
 
 
-def _columns_of(problem: Problem, fused: int) -> list[Columns]:
+def _columns_of(problem: Problem, x: DType, fused: int) -> list[Columns]:
     steps = problem.epilogue.steps[:fused]
     if not _has_column(steps):
         return [Columns.COLUMN]
     after_offsets = [step.kind for step in steps if not step.kind.is_offset]
     first = after_offsets[0]
     is_scale_of_x = (
-        problem.types.x.is_integer
+        x.is_integer
         and first.operand is OperandShape.COLUMN_VECTOR
         and first.is_scale
         and not _has_column(tuple(step for step in steps if step.kind is not first))

@@ -11,6 +11,7 @@ from gemm_tuner.arrays.packed import PackedWeights
 ElementType: TypeAlias = tuple[np.dtype[np.generic], int, int]
 
 GEMM_TUNER_ABI_VERSION: int
+SOURCE_SHA256: str
 
 class DirectCall:
     def prepare(

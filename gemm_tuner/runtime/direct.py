@@ -10,6 +10,7 @@ import numpy as np
 
 from gemm_tuner.arrays.dlpack import element_type
 from gemm_tuner.domain.artifact import ABI_VERSION
+from gemm_tuner.resources import call_native_sources, digest_of_sources
 
 __all__ = ["NATIVE", "DirectCall", "sealed"]
 
@@ -21,6 +22,14 @@ def _load() -> ModuleType | None:
         native = import_module("gemm_tuner.runtime._native")
     except ImportError as error:
         _LOG.debug("Kernels are called through ctypes: %s", error)
+        return None
+    source = digest_of_sources(call_native_sources())
+    if getattr(native, "SOURCE_SHA256", None) != source:
+        _LOG.warning(
+            "Kernels are called through ctypes: %s was built from other sources; run "
+            "python hatch_build.py in a checkout, or install gemm-tuner again.",
+            native.__file__,
+        )
         return None
     if native.GEMM_TUNER_ABI_VERSION == ABI_VERSION and _knows_arrays(native):
         return native

@@ -207,15 +207,13 @@ def make_layer(
     }
     if without:
         rows = Rows(low=min(rows.low for rows in without), high=max(rows.high for rows in without))
-        compared = Counter(one.compared_with for one in without.values() if one.compared_with)
-        kernels.append(
-            FallbackKernel(
-                problem=replace(problems[0], m=rows),
-                reason=" ".join(dict.fromkeys(one.reason for one in without.values())),
-                threads=threads,
-                compared_with=next((one for one, _count in compared.most_common(1)), None),
-            )
+        compared = Counter(
+            (one.compared_with, one.instead) for one in without.values() if one.compared_with
         )
+        compared_with, instead = next((one for one, _n in compared.most_common(1)), (None, None))
+        reason = " ".join(dict.fromkeys(one.reason for one in without.values()))
+        of_all = NoKernel(reason=reason, compared_with=compared_with, instead=instead)
+        kernels.append(of_all.fallback(replace(problems[0], m=rows), threads=threads))
     return Layer(kernels)
 
 

@@ -18,24 +18,15 @@ from gemm_tuner.abi import (
 )
 from gemm_tuner.arrays.batch import (
     PackedBatch,
-    batch_of,
     batch_of_weights,
     batched_operands,
     check_batch_overlap,
-    check_batch_shapes,
     view_products,
 )
-from gemm_tuner.arrays.dlpack import AnyArray, as_array, element_type, new_result
+from gemm_tuner.arrays.call import check_batch_call, check_call, view_operands
+from gemm_tuner.arrays.dlpack import AnyArray, element_type, new_result
 from gemm_tuner.arrays.packed import PackedWeights, check_packed
-from gemm_tuner.arrays.views import (
-    NUMPY_TYPES,
-    check_operand_names,
-    check_overlap,
-    count_rows,
-    view_matrix,
-    view_operand,
-    view_output,
-)
+from gemm_tuner.arrays.views import NUMPY_TYPES, count_rows, view_matrix, view_output
 from gemm_tuner.arrays.weights import check_weights
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate
@@ -43,7 +34,7 @@ from gemm_tuner.domain.context import check_threads
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import KernelRejected
+from gemm_tuner.errors import InvalidSetting, KernelRejected
 from gemm_tuner.machine.amx import ask_for_amx
 from gemm_tuner.machine.memory import address_of, allocate_aligned
 from gemm_tuner.runtime.direct import DirectCall, sealed
@@ -101,6 +92,18 @@ class Kernel(DirectCall):
         self._memory = _ThreadMemory()
         if native.run_address:
             self._prepare()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Refuse to be copied or pickled: a kernel is code that this process has loaded.
+
+        Raises:
+            InvalidSetting: always.
+        """
+        raise InvalidSetting(
+            f"kernel {self.artifact.sha256[:12]} cannot be copied or pickled: any number of "
+            "threads may share it, and another process asks for its own, with Client.kernel or "
+            "tune."
+        )
 
     def __repr__(self) -> str:
         """Return what it computes, and how."""
@@ -162,30 +165,18 @@ class Kernel(DirectCall):
         """
         check_packed(packed, self.packed_format)
         parts = self._parts(self.threads if threads is None else threads)
-        given = as_array("x", x)
-        rows = count_rows(given, self.problem)
-        types, shape = self.problem.types, (rows, self.problem.n)
-        x_view = view_matrix("x", given, (rows, self.problem.k), types.x)
-        result = new_result(x, shape, self._y_type) if out is None else out
-        y = as_array("out", result)
-        y_view = view_output(y, shape, types.y)
-        views, kept = self._view_operands(operands, shape)
-        if out is not None:
-            assert isinstance(y, np.ndarray)
-            assert isinstance(given, np.ndarray)
-            for name, array in {"x": given, **kept}.items():
-                check_overlap(y, name, array)
+        arrays = check_call(self.problem, x, out, operands)
         workspace_bytes = self.native.workspace_bytes(parts)
         args = make_args(
-            m=rows,
-            x=x_view,
+            m=len(arrays.x),
+            x=arrays.x_view,
             packed_w=address_of(packed.memory),
-            y=y_view,
-            operands=views,
+            y=arrays.y_view,
+            operands=arrays.operands.views,
             workspace=self._memory.workspace(workspace_bytes) if workspace_bytes else 0,
         )
         self._run(args, parts)
-        return result
+        return arrays.result
 
     def pack_batch(
         self, w: object, *, scales: object = None, zero_points: object = None
@@ -232,7 +223,7 @@ class Kernel(DirectCall):
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
             InvalidSetting: `threads` is out of range.
         """
-        given = batch_of("x", x, "(batch, m, k)")
+        given, y, result = check_batch_call(self.problem, x, out)
         count = len(given)
         if isinstance(packed, PackedBatch):
             packed.check(self.packed_format, count)
@@ -242,14 +233,10 @@ class Kernel(DirectCall):
             weights, stride_bytes = packed.memory, 0
         parts = self._parts(self.threads if threads is None else threads)
         types, n, k = self.problem.types, self.problem.n, self.problem.k
-        shape = (count, given.shape[1], n)
-        result = new_result(x, shape, self._y_type) if out is None else out
-        y = batch_of("out", result, f"of the shape {shape}")
-        check_batch_shapes(given, y, self.problem)
         if count == 0:
             return result
         rows = count_rows(given[0], self.problem)
-        views, kept = self._view_batch_operands(operands, shape)
+        views, kept = self._view_batch_operands(operands, (count, rows, n))
         check_batch_overlap(y, given, kept)
         workspace_bytes = self.native.workspace_bytes(parts)
         args = make_args(
@@ -303,23 +290,6 @@ class Kernel(DirectCall):
         number = check_threads(threads)
         return number if number != self.threads else min(number, self.native.preferred_parts)
 
-    def _view_operands(
-        self, operands: Mapping[str, object], shape: tuple[int, int]
-    ) -> tuple[list[ArrayView], dict[str, NDArray[np.generic]]]:
-        check_operand_names(self.problem.epilogue, operands)
-        views, kept = [], {}
-        for operand in self._operands:
-            view, array = view_operand(
-                operand.name,
-                as_array(operand.name, operands[operand.name]),
-                operand.shape,
-                shape,
-                self.problem.operand_type(operand),
-            )
-            views.append(view)
-            kept[operand.name] = array
-        return views, kept
-
     def _view_batch_operands(
         self, operands: Mapping[str, object], shape: tuple[int, int, int]
     ) -> tuple[list[ArrayView], dict[str, NDArray[np.generic]]]:
@@ -327,7 +297,7 @@ class Kernel(DirectCall):
         count, rows, n = shape
         batched = batched_operands(self._operands, operands, count)
         firsts = {**operands, **{name: array[0] for name, array in batched.items()}}
-        views, kept = self._view_operands(firsts, (rows, n))
+        views, kept = view_operands(self.problem, firsts, (rows, n))
         for place, operand in enumerate(self._operands):
             if operand.name in batched:
                 array = batched[operand.name]

@@ -1,20 +1,20 @@
 """Look up the verdict for a question, step by step, with its reasons."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gemm_tuner.derive import no_verdict
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.reason import speed_text, why_not_served
-from gemm_tuner.domain.record import Trial
+from gemm_tuner.domain.reason import instead_text, speed_text, why_not_served
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.select.bucket import bucket
-from gemm_tuner.select.derive import no_verdict
+from gemm_tuner.select.lookup import Question, Source
 from gemm_tuner.select.measured import exact, sibling
 from gemm_tuner.select.predicted import predicted
 from gemm_tuner.select.same_model import same_model
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import Origin
+from gemm_tuner.trust.key_id import key_id_of
 
 _LADDER = (exact, sibling, bucket, same_model, predicted)
 
@@ -23,12 +23,16 @@ _LADDER = (exact, sibling, bucket, same_model, predicted)
 class Match:
     """A verdict, and one sentence for each step of the lookup that was tried.
 
-    `confirmed` are the trials of all kernels that could be served in the place of the verdict's.
+    `source` are the trials that tell of other kernels which could be served in the place of the
+    verdict's, if any do. `serial` grows with what the store knows. A match that `is_lasting` stays
+    the same until stored verdicts change.
     """
 
     verdict: Verdict
     explain: tuple[str, ...]
-    confirmed: tuple[Trial, ...] = ()
+    serial: int
+    is_lasting: bool
+    source: Source | None = None
 
 
 def choose(
@@ -42,34 +46,88 @@ def choose(
         InvalidProblem: the problem multiplies nothing.
     """
     problem.check_work()
+    known = repository.known(problem, cpu=cpu, context=context)
+    question = Question(
+        repository=repository, problem=problem, cpu=cpu, context=context, known=known
+    )
     explain: list[str] = []
+    is_lasting = True
     doubted: Verdict | None = None
     for look in _LADDER:
-        lookup = look(repository, problem, cpu=cpu, context=context)
+        lookup = look(question)
+        is_lasting &= not lookup.from_trials
         explain.append(lookup.reason)
         if lookup.verdict is not None and (doubt := lookup.verdict.doubt):
             doubted = doubted or lookup.verdict
             explain.append(f"not believed: {doubt}.")
         elif lookup.verdict is not None:
+            verdict = attested(repository, lookup.verdict)
             return Match(
-                verdict=lookup.verdict,
-                explain=(*explain, _say(lookup.verdict), *_tell_baseline(lookup.verdict)),
-                confirmed=lookup.confirmed,
+                verdict=verdict,
+                explain=(
+                    *explain[:-1],
+                    f"{lookup.reason}{_tell_key(verdict)}",
+                    _say(verdict),
+                    *_tell_baseline(verdict),
+                ),
+                serial=known.serial,
+                is_lasting=is_lasting,
+                source=lookup.source,
             )
-    imported = len(repository.trials(problem=problem, origin=Origin.IMPORTED))
-    if imported:
+    if known.imported:
         explain.append(
-            f"imported: {imported} records from elsewhere are not served before a sweep here."
+            f"imported: {known.imported} records from elsewhere are not served before a sweep here."
         )
+    if known.has_trials:
+        explain.extend(_unbelieved(repository, problem))
+        is_lasting = False
     if doubted is not None:
         explain.append(
             f"{doubted.decision.value}: nothing is decided by such a measurement, so no kernel is "
             'named; run "gemm-tuner sweep" again to measure it anew.'
         )
-        return Match(verdict=doubted, explain=tuple(explain))
+        return Match(
+            verdict=doubted, explain=tuple(explain), serial=known.serial, is_lasting=is_lasting
+        )
     explain.append('baseline: nothing is known; run "gemm-tuner sweep" to tune it here.')
     verdict = no_verdict(problem, cpu_key=cpu.exact_key, context=context)
-    return Match(verdict=verdict, explain=tuple(explain))
+    return Match(
+        verdict=verdict, explain=tuple(explain), serial=known.serial, is_lasting=is_lasting
+    )
+
+
+def attested(repository: Repository, verdict: Verdict) -> Verdict:
+    """Return a verdict with the id of the key that attests its kernel, if it names one."""
+    if verdict.artifact is None or verdict.attested_by is not None:
+        return verdict
+    digest = verdict.artifact.sha256
+    key = repository.held_artifacts([digest]).get(digest)
+    if key is None:
+        return replace(verdict, artifact=None)  # it was revoked just now
+    return replace(verdict, attested_by=key_id_of(bytes.fromhex(key)))
+
+
+def _unbelieved(repository: Repository, problem: Problem) -> list[str]:
+    """Return why what the store holds of a problem is not served, one sentence for each reason."""
+    told = [
+        f"not served: {count} trial{'s' * (count > 1)} of this problem, since {reason}."
+        for reason, count in repository.unbelieved_trials(problem).items()
+    ]
+    digests = {
+        trial.artifact.sha256 for trial in repository.trials(problem=problem) if trial.artifact
+    }
+    refused = repository.refused_artifacts(digests)
+    told.extend(
+        f"not served: the kernel {digest[:12]}, since {reason}."
+        for digest, reason in sorted(refused.items())
+    )
+    return told
+
+
+def _tell_key(verdict: Verdict) -> str:
+    """Return a sentence on who attests the kernel, if one is named."""
+    key = verdict.attested_by
+    return "" if key is None else f" It is attested with the measuring key {key}."
 
 
 def _tell_baseline(verdict: Verdict) -> tuple[str, ...]:
@@ -86,16 +144,16 @@ def _tell_baseline(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _say(verdict: Verdict) -> str:
-    ratio = verdict.ratio
+    comparison = verdict.comparison
     if verdict.basis is Basis.PREDICTED:
         return f"{verdict.decision.value}: expected to be fast, not measured."
     if verdict.basis is Basis.SAME_MODEL:
         return f"{verdict.decision.value}: its speed over the baseline is not known here."
-    if ratio is None:
+    if comparison is None:
         return f"{verdict.decision.value}: not measured for m = {verdict.problem.m.text}."
-    unserved = f"; no kernel is named, because {why_not_served(ratio)}"
+    unserved = f"; no kernel is named, because {why_not_served(comparison)}"
     return (
-        f"{verdict.decision.value}: {speed_text(ratio)}"
+        f"{verdict.decision.value}: {speed_text(comparison.ratio)}{instead_text(comparison)}"
         f"{'' if verdict.artifact else unserved}"
         f"{'' if verdict.complete else '; the sweep did not come to its end'}."
     )

@@ -1,87 +1,114 @@
-"""The answer of one step of the lookup, and the verdict that it derives from trials."""
+"""The answer of one step of the lookup, and what it may rest on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gemm_tuner.derive import derive_servable, runnable_trials
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Trial
+from gemm_tuner.domain.record import Outcome, Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
-from gemm_tuner.select.derive import derive_verdict, is_believed, standing_trials
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.verdicts import Known, KnownVerdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A problem for a CPU and context, the store that is asked, and what it knows of it."""
+
+    repository: Repository
+    problem: Problem
+    cpu: Cpu
+    context: ExecutionContext
+    known: Known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The trials that a verdict was derived from: of which problem, on which CPU.
+
+    What failed on other CPUs of the class counts too if it is `of_class`.
+    """
+
+    problem: Problem
+    cpu_key: str
+    of_class: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
     """A verdict, or none, and the sentence that explains it.
 
-    `confirmed` are the trials of all kernels that could be served in the place of the verdict's.
+    `source` are the trials that it was derived from, where these tell of other kernels that could
+    be served in its place. What was read from trials, and not from stored verdicts, is
+    `from_trials`: other trials may change it without a change of a verdict.
     """
 
     verdict: Verdict | None
     reason: str
-    confirmed: tuple[Trial, ...] = ()
+    source: Source | None = None
+    from_trials: bool = False
 
 
 def servable(
     repository: Repository,
-    trials: Sequence[Trial],
+    source: Source,
     *,
     problem: Problem,
     cpu: Cpu,
     context: ExecutionContext,
     basis: Basis,
 ) -> tuple[Verdict | None, tuple[Trial, ...]]:
-    """Return the verdict for `problem` on `cpu` from the newest generator that gives one.
-
-    With it come the confirmed trials, of this generator, of kernels that could be served. A verdict
-    whose measurement gives reason to doubt is returned where there is no other.
-
-    `trials` are of one problem and CPU, in every stage and context: a failure in any of them
-    speaks against a kernel. Trials beside different baselines are not compared: the newest count.
-    Only kernels that `cpu` can run are named, and only those whose binaries are in the store.
-    """
-    runnable = [
-        trial
-        for trial in standing_trials(trials)
-        if trial.context == context and trial.artifact and trial.artifact.required_isa <= cpu.isa
-    ]
-    held = repository.held_artifacts({t.artifact.sha256 for t in runnable if t.artifact})
-    doubted: Verdict | None = None
-    for group in dict.fromkeys(_group(trial) for trial in reversed(runnable)):
-        of_group = [trial for trial in runnable if _group(trial) == group]
-        in_store = [t for t in of_group if t.artifact and t.artifact.sha256 in held]
-        verdict = _derive(repository, in_store or of_group, problem, cpu, basis)
-        if verdict.doubt is not None:
-            doubted = doubted or verdict
-        elif verdict.artifact is None or verdict.artifact.sha256 in held:
-            return verdict, tuple(trial for trial in in_store if is_believed(trial))
-    return doubted, ()
-
-
-def _group(trial: Trial) -> tuple[str, str]:
-    """Return the key that comparable trials share: the generator and the baseline."""
-    return trial.generator, trial.measurement.baseline if trial.measurement else ""
-
-
-def _derive(
-    repository: Repository, trials: Sequence[Trial], problem: Problem, cpu: Cpu, basis: Basis
-) -> Verdict:
-    last = trials[-1]
-    _generator, baseline = _group(last)
-    ends = repository.sweep_ends(
-        last.problem,
-        last.cpu.exact_key,
-        last.context,
-        toolchain=last.toolchain,
-        generator=last.generator,
-    )
-    return derive_verdict(
-        trials,
+    """Return what the trials of `source` allow now, as `derive_servable` does."""
+    trials = _trials_of(repository, source, cpu)
+    runnable = runnable_trials(trials, context, cpu.isa)
+    return derive_servable(
+        runnable,
         problem=problem,
         cpu_key=cpu.exact_key,
-        context=last.context,
-        complete=any(end.is_exhausted and end.baseline == baseline for end in ends),
+        basis=basis,
+        held=repository.held_artifacts({t.artifact.sha256 for t in runnable if t.artifact}),
+        exhausted=repository.exhausted(source.problem),
+    )
+
+
+def _trials_of(repository: Repository, source: Source, cpu: Cpu) -> Sequence[Trial]:
+    if not source.of_class:
+        return repository.trials(problem=source.problem, cpu_key=source.cpu_key, only_decisive=True)
+    trials = repository.trials(problem=source.problem, class_key=cpu.class_key, only_decisive=True)
+    return [
+        trial
+        for trial in trials
+        if trial.cpu.exact_key == source.cpu_key or trial.outcome is not Outcome.CORRECT
+    ]
+
+
+def stored(
+    question: Question, source: Source, known: KnownVerdict, basis: Basis
+) -> tuple[Verdict | None, bool]:
+    """Return a stored verdict as the answer to a question, and whether it came from trials.
+
+    Where it is not believed here, or the kernel that it names is lost, it is derived from trials.
+    """
+    document = known.of_class if basis is Basis.SIBLING else known.own
+    verdict = None
+    if document is not None:
+        verdict = question.repository.verdict_of(
+            document,
+            problem=question.problem,
+            cpu_key=question.cpu.exact_key,
+            context=question.context,
+            basis=basis,
+        )
+    if verdict is not None or not known.newest:
+        return verdict, False
+    verdict, _confirmed = servable(
+        question.repository,
+        source,
+        problem=question.problem,
+        cpu=question.cpu,
+        context=question.context,
         basis=basis,
     )
+    return verdict, True

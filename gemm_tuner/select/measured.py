@@ -3,39 +3,33 @@
 from collections.abc import Collection
 
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Outcome, Stage
+from gemm_tuner.domain.record import Stage
 from gemm_tuner.domain.verdict import Basis
-from gemm_tuner.select.lookup import Lookup, servable
-from gemm_tuner.store.repository import Repository
+from gemm_tuner.select.lookup import Lookup, Question, Source, stored
 
 
-def exact(
-    repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
-) -> Lookup:
-    """Look for `problem` measured on exactly this CPU."""
-    trials = repository.trials(problem=problem, cpu_key=cpu.exact_key, only_decisive=True)
-    verdict, confirmed = servable(
-        repository, trials, problem=problem, cpu=cpu, context=context, basis=Basis.MEASURED
-    )
+def exact(question: Question) -> Lookup:
+    """Look for the problem measured on exactly this CPU."""
+    key, here = question.cpu.exact_key, question.known.here
+    source = Source(problem=question.problem, cpu_key=key)
+    verdict, from_trials = stored(question, source, here, Basis.MEASURED) if here else (None, False)
     if verdict:
-        reason = f"exact: measured on {cpu.exact_key}."
-        return Lookup(verdict=verdict, reason=reason, confirmed=confirmed)
-    reason = f"exact: no kernel confirmed in this store on {cpu.exact_key}"
+        reason = f"exact: measured on {key}."
+        return Lookup(verdict=verdict, reason=reason, source=source, from_trials=from_trials)
+    told = _what_there_is(question) if here else ""
     return Lookup(
-        verdict=None, reason=f"{reason}{_what_there_is(repository, problem, cpu, context)}."
+        verdict=None,
+        reason=f"exact: no kernel confirmed in this store on {key}{told}.",
+        from_trials=here is not None,
     )
 
 
-def _what_there_is(
-    repository: Repository, problem: Problem, cpu: Cpu, context: ExecutionContext
-) -> str:
+def _what_there_is(question: Question) -> str:
     """Return a clause on the trials of a problem that has no confirmed kernel."""
+    repository, context = question.repository, question.context
     trials = [
         trial
-        for trial in repository.trials(problem=problem, cpu_key=cpu.exact_key)
+        for trial in repository.trials(problem=question.problem, cpu_key=question.cpu.exact_key)
         if trial.context == context and trial.stage is not Stage.PREDICTED and not trial.emulated
     ]
     crowded = {trial.candidate for trial in trials if not trial.had_its_threads}
@@ -54,24 +48,16 @@ def _count(candidates: Collection[Candidate]) -> str:
     return "1 candidate was" if len(candidates) == 1 else f"{len(candidates)} candidates were"
 
 
-def sibling(
-    repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
-) -> Lookup:
-    """Look for `problem` measured on another CPU of the same micro-architecture class."""
-    trials = repository.trials(problem=problem, class_key=cpu.class_key, only_decisive=True)
-    keys = dict.fromkeys(trial.cpu.exact_key for trial in reversed(trials))
-    for key in [key for key in keys if key != cpu.exact_key]:
-        # A kernel that failed on one CPU of the class is not trusted on another.
-        of_key = [
-            trial
-            for trial in trials
-            if trial.cpu.exact_key == key or trial.outcome is not Outcome.CORRECT
-        ]
-        verdict, confirmed = servable(
-            repository, of_key, problem=problem, cpu=cpu, context=context, basis=Basis.SIBLING
-        )
+def sibling(question: Question) -> Lookup:
+    """Look for the problem measured on another CPU of the same micro-architecture class."""
+    is_from_trials = False
+    for other in question.known.siblings:
+        source = Source(problem=question.problem, cpu_key=other.cpu_key, of_class=True)
+        verdict, from_trials = stored(question, source, other, Basis.SIBLING)
+        is_from_trials |= from_trials
         if verdict:
-            reason = f"sibling: measured on {key}, so stale until measured here."
-            return Lookup(verdict=verdict, reason=reason, confirmed=confirmed)
-    reason = f"sibling: no kernel confirmed in this store on the class {cpu.class_key}."
-    return Lookup(verdict=None, reason=reason)
+            reason = f"sibling: measured on {other.cpu_key}, so stale until measured here."
+            return Lookup(verdict=verdict, reason=reason, source=source, from_trials=is_from_trials)
+    class_key = question.cpu.class_key
+    reason = f"sibling: no kernel confirmed in this store on the class {class_key}."
+    return Lookup(verdict=None, reason=reason, from_trials=is_from_trials)

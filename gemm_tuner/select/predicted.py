@@ -1,33 +1,34 @@
 """The lookup for a CPU on which nothing was measured: what the model chose for such a core."""
 
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.errors import InvalidCandidate
-from gemm_tuner.select.lookup import Lookup
+from gemm_tuner.select.lookup import Lookup, Question
 from gemm_tuner.space.cores import core_of
-from gemm_tuner.space.ranking import ranked
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.tables import Origin
 
 
-def predicted(
-    repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
-) -> Lookup:
+def predicted(question: Question) -> Lookup:
     """Look for kernels proved for the core of `cpu`, and name the one that the model ranks first.
 
     It is a tie without a ratio: its speed is not known, on this CPU or on any other.
     """
-    chosen = shortlisted(repository, problem, cpu=cpu, threads=context.threads)
+    repository, problem = question.repository, question.problem
+    cpu, context = question.cpu, question.context
+    from_trials = question.known.has_predictions
+    chosen = (
+        shortlisted(repository, problem, cpu=cpu, threads=context.threads) if from_trials else []
+    )
     digests = {trial.artifact.sha256 for trial in chosen if trial.artifact}
     held = repository.held_artifacts(digests)
     trials = [trial for trial in chosen if trial.artifact and trial.artifact.sha256 in held]
     if not trials:
         reason = f"predicted: no kernel was chosen for the core {core_of(cpu).cpu.brand}."
-        return Lookup(verdict=None, reason=reason)
+        return Lookup(verdict=None, reason=reason, from_trials=from_trials)
     best = trials[0]
     verdict = Verdict(
         problem=problem,
@@ -45,7 +46,7 @@ def predicted(
         f"predicted: the model's first of {len(trials)} kernels that are proved for the core "
         f'{core_of(cpu).cpu.brand}; "gemm-tuner tune-shortlist" times them here.'
     )
-    return Lookup(verdict=verdict, reason=reason)
+    return Lookup(verdict=verdict, reason=reason, from_trials=from_trials)
 
 
 def shortlisted(
@@ -79,6 +80,8 @@ def shortlisted(
         and trial.artifact
         and trial.artifact.required_isa <= cpu.isa
     ]
+    from gemm_tuner.space.ranking import ranked  # noqa: PLC0415 - the space takes long to load
+
     newest = {trial.candidate: trial for trial in usable if trial.generator == usable[-1].generator}
     try:
         return [newest[candidate] for candidate in ranked(newest, problem, cpu)]

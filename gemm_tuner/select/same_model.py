@@ -3,30 +3,36 @@
 So it is where the system refuses the permission to use AMX, or a virtual machine hides a feature.
 """
 
+from dataclasses import replace
+
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
-from gemm_tuner.select.derive import sturdiest_of_fastest
-from gemm_tuner.select.lookup import Lookup
+from gemm_tuner.select.lookup import Lookup, Question
+from gemm_tuner.select.sturdiest import sturdiest_of_fastest
 from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.store.repository import Repository
 
 
-def same_model(
-    repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
-) -> Lookup:
+def same_model(question: Question) -> Lookup:
     """Look for kernels timed on this model with more features, of which they need none.
 
     The one whose calls took least time is a tie without a ratio: the baseline, too, had features
     that it lacks here. A kernel need not have come to the final there, which others may have won.
     """
-    trials = _timed_with_more_features(repository, problem, cpu=cpu, context=context)
+    problem, cpu, context = question.problem, question.cpu, question.context
+    from_trials = question.known.has_same_model
+    trials = (
+        _timed_with_more_features(question.repository, problem, cpu=cpu, context=context)
+        if from_trials
+        else {}
+    )
     if not trials:
         reason = f"same_model: no kernel that can run here was timed on {cpu.model_key} with more."
-        return Lookup(verdict=None, reason=reason)
+        return Lookup(verdict=None, reason=reason, from_trials=from_trials)
     speeds = {one: 1 / _call_ns(trial) for one, trial in trials.items()}
     fastest = sturdiest_of_fastest(speeds, problem)
     verdict = Verdict(
@@ -45,7 +51,7 @@ def same_model(
         f"same_model: the fastest of {len(trials)} kernels that can run here and were timed on "
         f"{trials[fastest].cpu.exact_key}, which has more features."
     )
-    return Lookup(verdict=verdict, reason=reason)
+    return Lookup(verdict=verdict, reason=reason, from_trials=from_trials)
 
 
 def _timed_with_more_features(
@@ -81,3 +87,28 @@ def _timed_with_more_features(
 def _call_ns(trial: Trial) -> float:
     assert trial.measurement is not None
     return trial.measurement.candidate.median_ns
+
+
+def nameable_with_fewer_features(
+    repository: Repository, problem: Problem, *, cpu: Cpu, context: ExecutionContext
+) -> frozenset[str]:
+    """Return the sha256 of each kernel that this step may name on the model of `cpu`.
+
+    What can run on a CPU is what can run with the features that some of the kernels need together.
+    """
+    needs = {
+        trial.artifact.required_isa
+        for trial in repository.trials(problem=problem, model_key=cpu.model_key)
+        if trial.artifact and trial.measurement and trial.context == context
+    }
+    usable: set[frozenset[IsaFeature]] = {frozenset()}
+    for need in needs:
+        usable |= {isa | need for isa in usable}
+    return frozenset(
+        trial.artifact.sha256
+        for isa in usable
+        for trial in _timed_with_more_features(
+            repository, problem, cpu=replace(cpu, isa=isa), context=context
+        ).values()
+        if trial.artifact
+    )

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from gemm_tuner.derive import decide_beside
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.measurement import Ratio
 from gemm_tuner.domain.packed_format import packed_format
 from gemm_tuner.domain.problem import Problem
@@ -13,22 +15,21 @@ from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.errors import InvalidCandidate, InvalidSetting
 from gemm_tuner.select.choose import Match, choose
-from gemm_tuner.select.derive import decide_beside
+from gemm_tuner.select.lookup import servable
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.repository import Repository
 
 MAX_LOSS = 0.02
 MOST_PROBLEMS = 16
 LIBRARY = "library"  # the format of weights that oneDNN or NumPy computes with
-_RATIO_OF_BASELINE = Ratio(median=1.0, low=1.0, high=1.0, of_minimums=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """One way to compute a problem: a verdict, the format of its packed weights, what it costs.
 
-    `loss` is the share of the speed of the problem's best kernel, or of the baseline where that is
-    better, that this one lacks.
+    `loss` is the share of the speed of the problem's best kernel, or of the library that runs
+    instead where that is better, that this one lacks.
     """
 
     verdict: Verdict
@@ -47,9 +48,10 @@ class SharedKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """The kernels for several problems, in their order."""
+    """The kernels for several problems, in their order. `serial` is the greatest of the matches."""
 
     kernels: tuple[SharedKernel, ...]
+    serial: int
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -82,7 +84,7 @@ def share(
     """
     check_sharing(problems, max_loss)
     matches = [choose(repository, one, cpu=cpu, context=context) for one in problems]
-    options = [_options(match, max_loss) for match in matches]
+    options = [_options(match, max_loss, _confirmed(repository, match, cpu)) for match in matches]
     formats = fewest_formats(
         [{name: one.loss for name, one in by_format.items()} for by_format in options]
     )
@@ -90,7 +92,8 @@ def share(
         kernels=tuple(
             _shared_kernel(match, by_format, formats)
             for match, by_format in zip(matches, options, strict=True)
-        )
+        ),
+        serial=max(match.serial for match in matches),
     )
 
 
@@ -200,19 +203,45 @@ def _total_loss(losses: Sequence[Mapping[str, float]], formats: Sequence[str]) -
     return sum(min(of_one.get(name, inf) for name in formats) for of_one in losses)
 
 
-def _options(match: Match, max_loss: float) -> dict[str, Option]:
+def _confirmed(repository: Repository, match: Match, cpu: Cpu) -> tuple[Trial, ...]:
+    """Return the trials of all kernels that could be served in the place of a verdict's."""
+    if match.source is None:
+        return ()
+    verdict = match.verdict
+    _again, confirmed = servable(
+        repository,
+        match.source,
+        problem=verdict.problem,
+        cpu=cpu,
+        context=verdict.context,
+        basis=verdict.basis,
+    )
+    return confirmed
+
+
+def _options(match: Match, max_loss: float, confirmed: Sequence[Trial]) -> dict[str, Option]:
     """Return the ways to compute a problem, the best and those within `max_loss`, by format."""
     best = match.verdict
     own = Option(verdict=best, packed_format=_format_of(best))
     found = {own.packed_format: own}
     if best.ratio is None:
         return found
-    best_ratio = best.ratio if best.artifact else _RATIO_OF_BASELINE
-    for option in [_option(best, trial, best_ratio) for trial in match.confirmed]:
+    best_ratio = best.ratio if best.artifact else _ratio_of(speed_of_library(best))
+    for option in [_option(best, trial, best_ratio) for trial in confirmed]:
         name = option.packed_format
         if option.loss <= max_loss and (name not in found or option.loss < found[name].loss):
             found[name] = option
     return found
+
+
+def speed_of_library(verdict: Verdict) -> float:
+    """Return the speed of what runs where no kernel is served, over that of the baseline."""
+    instead = verdict.comparison.instead if verdict.comparison else None
+    return instead.speed if instead else 1.0
+
+
+def _ratio_of(speed: float) -> Ratio:
+    return Ratio(median=speed, low=speed, high=speed, of_minimums=speed)
 
 
 def _option(best: Verdict, trial: Trial, best_ratio: Ratio) -> Option:
@@ -224,7 +253,7 @@ def _option(best: Verdict, trial: Trial, best_ratio: Ratio) -> Option:
         basis=Basis.SHARED if best.basis is Basis.MEASURED else best.basis,
         candidate=trial.candidate,
         artifact=trial.artifact,
-        measurement=trial.measurement,
+        measurement=Evidence.of(trial.measurement),
         generator=trial.generator,
         tried_at=trial.created_at,
     )

@@ -1,19 +1,27 @@
 """Opening the database: where it is, how it is set up, and its schema brought up to date."""
 
 import os
-from contextlib import suppress
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from platformdirs import user_data_path
-from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, inspect, make_url, select, text
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.pool import ConnectionPoolEntry
 
+from gemm_tuner.derive import RULES
 from gemm_tuner.errors import InvalidSetting, StoreFailed
+from gemm_tuner.store.postgresql import create_postgresql_engine
+from gemm_tuner.store.sqlite import create_reading_engine, create_sqlite_engine
+from gemm_tuner.store.tables import verdict_state
+from gemm_tuner.trust.attestation import MeasuringKeys
 
-BUSY_TIMEOUT_MS = 30_000
-
+_ENGINES = {"sqlite": create_sqlite_engine, "postgresql": create_postgresql_engine}
+_HOW_TO_WRITE_IT = "write it as sqlite:////folder/file.sqlite3 or postgresql://user@host/database"
+_CHECK_FILE = "check its folder's permissions"
+_CHECK_SERVER = "check that its server runs and lets you in"
+_NOT_SQLITE = "file is not a database"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -26,10 +34,14 @@ def default_database_url() -> str:
     return URL.create("sqlite", database=str(path)).render_as_string()
 
 
-def open_database(url: str | None = None, *, may_create: bool = True) -> Engine:
+def open_database(
+    url: str | None = None, *, may_create: bool = True, only_reads: bool = False
+) -> Engine:
     """Return the database at `url`, at the newest schema; it is created if it is missing.
 
-    With `may_create` false, one that is missing is an error: who only reads has mistyped it.
+    With `may_create` false, one that is missing is an error: who only reads has mistyped it. Such
+    a caller, and one that `only_reads`, also gets a file that cannot be written, nor its folder, or
+    whose disk is full.
 
     Raises:
         InvalidSetting: `url` is not a database URL, or its driver is not installed.
@@ -37,27 +49,67 @@ def open_database(url: str | None = None, *, may_create: bool = True) -> Engine:
             missing and may not be created.
     """
     parsed = _parse(url or default_database_url())
-    shown = parsed.render_as_string()
+    shown = _shown(parsed)
+    file = _file_of(parsed)
     try:
-        file = _file_of(parsed)
-        if file is not None and not may_create and not file.exists():
-            raise _missing(f"there is no database {shown}")
-        if file is not None:
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _create_privately(file)
-        if not may_create and not _is_ours(parsed):
-            raise _missing(f"the database {shown} holds no records of gemm-tuner")
-        engine = _create_engine(parsed)
+        if file is not None and file.exists() and not file.is_file():
+            raise _no_database(shown, f"{file} is not a plain file")
+        return _open_to_write(parsed, may_create=may_create)
+    except (OSError, SQLAlchemyError) as error:
+        if file is not None and _NOT_SQLITE in str(error):
+            raise _no_database(shown, f"{file} is no SQLite database") from error
+        if file is not None and (only_reads or not may_create):
+            with suppress(OSError, SQLAlchemyError):
+                return _open_to_read(parsed, file)
+        raise StoreFailed(
+            f"the database {shown} cannot be opened for writing: {reason_of(error)}; "
+            f"{_CHECK_SERVER if file is None else _CHECK_FILE}, "
+            "or name another with --db or GEMM_TUNER_DB."
+        ) from error
+
+
+def _open_to_write(url: URL, *, may_create: bool) -> Engine:
+    file = _file_of(url)
+    if file is not None and not may_create and not file.exists():
+        raise _missing(f"there is no database {_shown(url)}")
+    if file is not None:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _create_privately(file)
+    if not may_create:
+        _check_that_it_is_ours(create_engine(url), url)
+    with _disposed_if_it_fails(_ENGINES[url.get_backend_name()](url)) as engine:
         # A store that needs no change is not written: another may hold its lock.
         if not is_current(engine):
             with writing(engine).begin() as connection:
-                _migrate(connection, shown)
-    except (OSError, SQLAlchemyError) as error:
+                _migrate(connection, _shown(url))
+                _derive_anew(connection)
+        return engine
+
+
+def _open_to_read(url: URL, file: Path) -> Engine:
+    _check_that_it_is_ours(create_reading_engine(url, file), url)
+    with _disposed_if_it_fails(create_reading_engine(url, file)) as engine:
+        if is_current(engine):
+            engine.update_execution_options(is_read_only=True)
+            return engine
         raise StoreFailed(
-            f"the database {shown} cannot be opened for writing: {_reason(error)}; "
-            "check its folder's permissions, or name another with --db or GEMM_TUNER_DB."
-        ) from error
-    return engine
+            f"the database {_shown(url)} has an older schema, and cannot be written to bring it up "
+            "to date; make its folder writable, or name another with --db or GEMM_TUNER_DB."
+        )
+
+
+@contextmanager
+def _disposed_if_it_fails(engine: Engine) -> Iterator[Engine]:
+    try:
+        yield engine
+    except BaseException:
+        engine.dispose()
+        raise
+
+
+def is_read_only(engine: Engine) -> bool:
+    """Return whether the database was opened to be read, because it could not be written."""
+    return bool(engine.get_execution_options().get("is_read_only", False))
 
 
 def writing(engine: Engine) -> Engine:
@@ -69,11 +121,24 @@ def writing(engine: Engine) -> Engine:
 
 
 def is_current(engine: Engine) -> bool:
-    """Return whether the database answers and has the newest schema."""
+    """Return whether the database answers, with the newest schema and verdicts by its rules."""
     with suppress(SQLAlchemyError), engine.connect() as connection:
         found = connection.scalars(text("SELECT version_num FROM alembic_version")).all()
-        return list(found) == [newest_revision()]
+        return list(found) == [newest_revision()] and _follows_rules(connection)
     return False
+
+
+def _follows_rules(connection: Connection) -> bool:
+    """Return whether verdicts were derived by the rules of this version."""
+    return connection.scalar(select(verdict_state.c.rules)) == RULES
+
+
+def _derive_anew(connection: Connection) -> None:
+    if not _follows_rules(connection):
+        # Imported here: it is seldom needed, and reads trials, which takes long to load.
+        from gemm_tuner.store.deriving import Deriving  # noqa: PLC0415
+
+        Deriving(connection, MeasuringKeys()).derive_all()
 
 
 def newest_revision() -> str:
@@ -86,41 +151,37 @@ def newest_revision() -> str:
 
 
 def _parse(url: str) -> URL:
-    shown = repr(url)
     try:
         parsed = make_url(url)
-        shown = parsed.render_as_string()
+    except (ArgumentError, ValueError):
+        raise InvalidSetting(
+            f"database URL {_without_secrets(url)!r} is not understood; {_HOW_TO_WRITE_IT}."
+        ) from None
+    shown = _shown(parsed)
+    if parsed.get_backend_name() not in _ENGINES:
+        raise InvalidSetting(
+            f"database URL {shown} cannot be used: it names neither SQLite nor PostgreSQL; "
+            f"{_HOW_TO_WRITE_IT}."
+        )
+    try:
         parsed.get_dialect().import_dbapi()
-    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError, ValueError) as error:
+    except (NoSuchModuleError, ModuleNotFoundError) as error:
         raise InvalidSetting(
             f"database URL {shown} cannot be used: {error}; "
-            "write it as sqlite:////folder/file.sqlite3."
+            'for PostgreSQL run: pip install "gemm-tuner[postgres]".'
         ) from error
     return parsed
 
 
-def _create_engine(url: URL) -> Engine:
-    engine = create_engine(url)
-    if url.get_backend_name() == "sqlite":
-        event.listen(engine, "connect", _set_up_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
-    return engine
+def _shown(url: URL) -> str:
+    """Return a URL as messages show it, without its passwords."""
+    hidden = {key: "***" for key in url.query if "password" in key.lower()}
+    return url.update_query_dict(hidden).render_as_string()
 
 
-def _set_up_sqlite(connection: Any, _entry: ConnectionPoolEntry) -> None:  # noqa: ANN401 - DBAPI
-    connection.isolation_level = None  # transactions begin in _begin_sqlite, not in the driver
-    for pragma in (
-        f"busy_timeout = {BUSY_TIMEOUT_MS}",
-        "journal_mode = WAL",
-        "synchronous = FULL",  # a trial is on the disk when its commit returns
-        "foreign_keys = ON",
-    ):
-        connection.execute(f"PRAGMA {pragma}").close()
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    writes = connection.get_execution_options().get("writes", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+def _without_secrets(url: str) -> str:
+    """Return what is not a URL without what may be a password in it."""
+    return re.sub(r"\?.*", "?***", re.sub(r".*@", "***@", url))
 
 
 def _migrate(connection: Connection, shown: str) -> None:
@@ -162,11 +223,11 @@ def _file_of(url: URL) -> Path | None:
     return Path(name) if is_file and not name.startswith("file:") else None
 
 
-def _is_ours(url: URL) -> bool:
-    """Return whether the database is one of gemm-tuner, of any version; change nothing."""
-    engine = create_engine(url)
+def _check_that_it_is_ours(engine: Engine, url: URL) -> None:
+    """Check that a database is one of gemm-tuner, of any version; change nothing."""
     try:
-        return {"alembic_version", "trials"} <= set(inspect(engine).get_table_names())
+        if not {"alembic_version", "trials"} <= set(inspect(engine).get_table_names()):
+            raise _missing(f"the database {_shown(url)} holds no records of gemm-tuner")
     finally:
         engine.dispose()
 
@@ -177,5 +238,12 @@ def _missing(what: str) -> StoreFailed:
     )
 
 
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "orig", None) or error)
+def _no_database(shown: str, why: str) -> StoreFailed:
+    return StoreFailed(
+        f"the database {shown} cannot be opened: {why}; name another with --db or GEMM_TUNER_DB."
+    )
+
+
+def reason_of(error: Exception) -> str:
+    """Return what a driver said, on one line."""
+    return " ".join(str(getattr(error, "orig", None) or error).split())

@@ -1,15 +1,27 @@
 """The tables of the store.
 
-Trials are only ever appended; verdicts are derived from them and are not stored. A row whose key is
-a sha256 keeps the canonical JSON that the key was made from in `document`; the columns beside it
-are there to be searched.
+Trials are only ever appended. Verdicts are derived from them, and are stored to be found at once:
+they can be derived again at any time. A row whose key is a sha256 keeps the canonical JSON that the
+key was made from in `document`; the columns beside it are there to be searched.
 """
 
 from enum import StrEnum
-from typing import ClassVar
 
-from sqlalchemy import Double, ForeignKey, Index, LargeBinary, MetaData, String, Text
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
 
 _SHA256 = String(64)
 
@@ -21,98 +33,190 @@ class Origin(StrEnum):
     IMPORTED = "imported"  # elsewhere: a hint, never a reason to serve a kernel
 
 
-class Base(DeclarativeBase):
-    """The parent of all tables; its constraints have stable names, which migrations need."""
-
-    metadata: ClassVar[MetaData] = MetaData(
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_name)s",
-            "pk": "pk_%(table_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_name)s",
-        }
-    )
+# Constraints have stable names, which migrations need.
+METADATA = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+    }
+)
 
 
-class ProblemRow(Base):
-    """A problem that was tried."""
-
-    __tablename__ = "problems"
-    __table_args__ = (Index(None, "n", "k", "types", "w_layout"),)
-
-    id: Mapped[str] = mapped_column(_SHA256, primary_key=True)
-    document: Mapped[str] = mapped_column(Text)
-    n: Mapped[int]
-    k: Mapped[int]
-    types: Mapped[str] = mapped_column(String(64))
-    w_layout: Mapped[str] = mapped_column(String(16))
-    epilogue: Mapped[str] = mapped_column(Text)
+def _attestation_columns() -> tuple[Column[str], Column[bytes]]:
+    """Return the columns for who attests a document, a public key in hex, and the signature."""
+    return Column("attested_by", _SHA256), Column("attestation", LargeBinary)
 
 
-class CpuRow(Base):
-    """A CPU that ran trials."""
+# A problem that was tried.
+problems = Table(
+    "problems",
+    METADATA,
+    Column("id", _SHA256, primary_key=True),
+    Column("document", Text, nullable=False),
+    Column("n", Integer, nullable=False),
+    Column("k", Integer, nullable=False),
+    Column("types", String(64), nullable=False),
+    Column("w_layout", String(16), nullable=False),
+    Column("epilogue", Text, nullable=False),
+    Index(None, "n", "k", "types", "w_layout"),
+)
 
-    __tablename__ = "cpus"
+# A CPU that ran trials.
+cpus = Table(
+    "cpus",
+    METADATA,
+    Column("id", _SHA256, primary_key=True),
+    Column("document", Text, nullable=False),
+    Column("exact_key", String(128), nullable=False, index=True),
+    Column("class_key", String(128), nullable=False, index=True),
+)
 
-    id: Mapped[str] = mapped_column(_SHA256, primary_key=True)
-    document: Mapped[str] = mapped_column(Text)
-    exact_key: Mapped[str] = mapped_column(String(128), index=True)
-    class_key: Mapped[str] = mapped_column(String(128), index=True)
+# A trial; `sequence` is the order of insertion.
+trials = Table(
+    "trials",
+    METADATA,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("id", _SHA256, nullable=False, unique=True),
+    Column("document", Text, nullable=False),
+    Column("origin", String(16), nullable=False),
+    Column("problem_id", ForeignKey("problems.id"), nullable=False),
+    Column("cpu_id", ForeignKey("cpus.id"), nullable=False),
+    Column("threads", Integer, nullable=False),
+    Column("regime", String(32), nullable=False),
+    Column("generator", String(128), nullable=False),
+    Column("stage", String(16), nullable=False),
+    Column("outcome", String(32), nullable=False),
+    *_attestation_columns(),
+    Index(None, "problem_id", "cpu_id", "threads", "regime"),
+    sqlite_autoincrement=True,
+)
 
+# A generated source, compressed.
+sources = Table(
+    "sources",
+    METADATA,
+    Column("sha256", _SHA256, primary_key=True),
+    Column("compressed_text", LargeBinary, nullable=False),
+)
 
-class TrialRow(Base):
-    """A trial; `sequence` is the order of insertion."""
+# A kernel binary, compressed, with its description.
+artifacts = Table(
+    "artifacts",
+    METADATA,
+    Column("sha256", _SHA256, primary_key=True),
+    Column("document", Text, nullable=False),
+    Column("source_sha256", ForeignKey("sources.sha256"), nullable=False),
+    Column("compressed_binary", LargeBinary, nullable=False),
+    *_attestation_columns(),
+)
 
-    __tablename__ = "trials"
-    __table_args__ = (
-        Index(None, "problem_id", "cpu_id", "threads", "regime"),
-        {"sqlite_autoincrement": True},
-    )
+# A sweep that nobody stopped; a sweep without a row can be resumed.
+sweep_ends = Table(
+    "sweep_ends",
+    METADATA,
+    Column("problem_id", ForeignKey("problems.id"), primary_key=True),
+    Column("cpu_key", String(128), primary_key=True),
+    Column("threads", Integer, primary_key=True, autoincrement=False),
+    Column("regime", String(32), primary_key=True),
+    Column("toolchain", String(512), primary_key=True),
+    Column("generator", String(128), primary_key=True),
+    Column("baseline", String(128), primary_key=True),
+    Column("is_exhausted", Boolean, nullable=False),
+    Column("budget_s", Double, nullable=False),
+)
 
-    sequence: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
-    id: Mapped[str] = mapped_column(_SHA256, unique=True)
-    document: Mapped[str] = mapped_column(Text)
-    origin: Mapped[str] = mapped_column(String(16))
-    problem_id: Mapped[str] = mapped_column(ForeignKey("problems.id"))
-    cpu_id: Mapped[str] = mapped_column(ForeignKey("cpus.id"))
-    threads: Mapped[int]
-    regime: Mapped[str] = mapped_column(String(32))
-    generator: Mapped[str] = mapped_column(String(128))
-    stage: Mapped[str] = mapped_column(String(16))
-    outcome: Mapped[str] = mapped_column(String(32))
+# A token; of its secret only the sha256 is kept. Scopes are joined by spaces, times are ISO 8601.
+tokens = Table(
+    "tokens",
+    METADATA,
+    Column("id", String(16), primary_key=True),
+    Column("secret_sha256", _SHA256, nullable=False, unique=True),
+    Column("name", String(64), nullable=False),
+    Column("scopes", String(256), nullable=False),
+    Column("created_at", String(32), nullable=False),
+    Column("expires_at", String(32)),
+    Column("revoked_at", String(32)),
+)
 
+# Something that was changed, by whom; only ever appended.
+audit = Table(
+    "audit",
+    METADATA,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("at", String(32), nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("detail", Text, nullable=False),
+    sqlite_autoincrement=True,
+)
 
-class SourceRow(Base):
-    """A generated source, compressed."""
+# What was signed and must not be believed any more; the last row of a subject counts.
+revocations = Table(
+    "revocations",
+    METADATA,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("subject", String(64), nullable=False, index=True),
+    Column("reason", Text, nullable=False),
+    Column("created_at", String(32), nullable=False),
+    Column("is_lifted", Boolean, nullable=False),
+    sqlite_autoincrement=True,
+)
 
-    __tablename__ = "sources"
+# What the holder of a token brought and nobody accepted yet, by the sha256 of its bytes.
+contributions = Table(
+    "contributions",
+    METADATA,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("owner", String(64), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("sha256", _SHA256, nullable=False),
+    Column("size_bytes", Integer, nullable=False),
+    Column("compressed", LargeBinary, nullable=False),
+    UniqueConstraint("owner", "kind", "sha256"),
+    sqlite_autoincrement=True,
+)
 
-    sha256: Mapped[str] = mapped_column(_SHA256, primary_key=True)
-    compressed_text: Mapped[bytes] = mapped_column(LargeBinary)
+# What follows from the trials of a problem, CPU and context: the document of the verdict, for this
+# CPU and, where a failure elsewhere makes it another one, for other CPUs of its class.
+verdicts = Table(
+    "verdicts",
+    METADATA,
+    Column("problem_id", ForeignKey("problems.id"), primary_key=True),
+    Column("threads", Integer, primary_key=True, autoincrement=False),
+    Column("regime", String(32), primary_key=True),
+    Column("model_key", String(128), primary_key=True),
+    Column("cpu_key", String(128), primary_key=True),
+    Column("class_key", String(128), nullable=False),
+    Column("m_low", Integer, nullable=False),
+    Column("m_high", Integer, nullable=False),
+    Column("range_of", _SHA256),  # the layer, where m is a range
+    Column("hint_of", _SHA256),  # the problem, where records are imported or predictions
+    Column("imported", Integer, nullable=False),  # records from elsewhere
+    Column("is_predicted", Boolean, nullable=False),
+    Column("newest", Integer, nullable=False),  # sequence of the last trial that decides, here
+    Column("serial", Integer, nullable=False),  # and of any that the row was derived from
+    Column("artifact", _SHA256),
+    Column("document", Text),
+    Column("attested_by", _SHA256),
+    Column("attestation", LargeBinary),
+    Column("class_artifact", _SHA256),
+    Column("class_document", Text),
+    Column("class_attested_by", _SHA256),
+    Column("class_attestation", LargeBinary),
+    Column("lacking", Text),  # binaries that could be named if they were in the store
+    Index("ix_verdicts_range_of", "range_of", "cpu_key", "threads", "regime"),
+    Index("ix_verdicts_hint_of", "hint_of"),
+    Index("ix_verdicts_lacking", "lacking"),
+)
 
-
-class ArtifactRow(Base):
-    """A kernel binary, compressed, with its description."""
-
-    __tablename__ = "artifacts"
-
-    sha256: Mapped[str] = mapped_column(_SHA256, primary_key=True)
-    document: Mapped[str] = mapped_column(Text)
-    source_sha256: Mapped[str] = mapped_column(ForeignKey("sources.sha256"))
-    compressed_binary: Mapped[bytes] = mapped_column(LargeBinary)
-
-
-class SweepEndRow(Base):
-    """A sweep that nobody stopped; a sweep without a row can be resumed."""
-
-    __tablename__ = "sweep_ends"
-
-    problem_id: Mapped[str] = mapped_column(ForeignKey("problems.id"), primary_key=True)
-    cpu_key: Mapped[str] = mapped_column(String(128), primary_key=True)
-    threads: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    regime: Mapped[str] = mapped_column(String(32), primary_key=True)
-    toolchain: Mapped[str] = mapped_column(String(512), primary_key=True)
-    generator: Mapped[str] = mapped_column(String(128), primary_key=True)
-    baseline: Mapped[str] = mapped_column(String(128), primary_key=True)
-    is_exhausted: Mapped[bool]
-    budget_s: Mapped[float] = mapped_column(Double)
+# One row: by which rules verdicts were derived, and how often they changed.
+verdict_state = Table(
+    "verdict_state",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("rules", Integer, nullable=False),
+    Column("changes", BigInteger, nullable=False),
+)

@@ -11,10 +11,17 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.canonical import canonical_json
+from gemm_tuner.domain.canonical import canonical_json, json_pointer
 from gemm_tuner.domain.context import MAX_THREADS, ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature
-from gemm_tuner.domain.measurement import Interference, Limits, Measurement, Raced, Timing
+from gemm_tuner.domain.measurement import (
+    Interference,
+    Limits,
+    Measurement,
+    Raced,
+    Rounds,
+    Timing,
+)
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.recipe import Recipe
 from gemm_tuner.domain.record import Conditions, Outcome, Stage, Trial
@@ -36,7 +43,13 @@ Flags = Annotated[tuple[Line, ...], Field(max_length=100)]
 class WireModel(BaseModel):
     """The parent of all models: strict, closed and finite."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        defer_build=True,  # most questions need none of them
+    )
 
 
 class WireCaches(WireModel):
@@ -241,6 +254,33 @@ class WireRaced(WireModel):
         )
 
 
+class WireRounds(WireModel):
+    """Samples of a candidate and of its baseline in one more process, in pairs."""
+
+    candidate: WireTiming
+    baseline_timing: WireTiming
+    interference: Annotated[
+        WireInterference | None, Field(exclude_if=lambda interference: interference is None)
+    ] = None
+
+    @classmethod
+    def of(cls, rounds: Rounds) -> Self:
+        """Return the JSON form of `rounds`."""
+        return cls(
+            candidate=WireTiming.of(rounds.candidate),
+            baseline_timing=WireTiming.of(rounds.baseline_timing),
+            interference=WireInterference.of(rounds.interference) if rounds.interference else None,
+        )
+
+    def to_domain(self) -> Rounds:
+        """Return the rounds."""
+        return Rounds(
+            candidate=self.candidate.to_domain(),
+            baseline_timing=self.baseline_timing.to_domain(),
+            interference=self.interference.to_domain() if self.interference else None,
+        )
+
+
 class WireMeasurement(WireModel):
     """Samples of a candidate and of its baseline, in pairs."""
 
@@ -257,6 +297,9 @@ class WireMeasurement(WireModel):
     raced: Annotated[
         tuple[WireRaced, ...], Field(max_length=100, exclude_if=lambda raced: not raced)
     ] = ()
+    repeats: Annotated[
+        tuple[WireRounds, ...], Field(max_length=100, exclude_if=lambda repeats: not repeats)
+    ] = ()
 
     @classmethod
     def of(cls, measurement: Measurement) -> Self:
@@ -271,6 +314,7 @@ class WireMeasurement(WireModel):
             limits=WireLimits.of(measurement.limits) if measurement.limits else None,
             implementation=measurement.implementation[:MAX_LINE],
             raced=tuple(map(WireRaced.of, measurement.raced)),
+            repeats=tuple(map(WireRounds.of, measurement.repeats)),
         )
 
     def to_domain(self) -> Measurement:
@@ -283,6 +327,7 @@ class WireMeasurement(WireModel):
             limits=self.limits.to_domain() if self.limits else None,
             implementation=self.implementation,
             raced=tuple(one.to_domain() for one in self.raced),
+            repeats=tuple(one.to_domain() for one in self.repeats),
         )
 
 
@@ -328,7 +373,8 @@ class WireRecord(WireModel):
     regime: Regime
     candidate: Line
     toolchain: Line
-    generator: Annotated[str, Field(max_length=128)]
+    # Kept in a column, and PostgreSQL has no NUL in its texts.
+    generator: Annotated[str, Field(max_length=128, pattern=r"^[^\x00]*$")]
     stage: Stage
     outcome: Outcome
     detail: Annotated[str, Field(max_length=MAX_DETAIL)] = ""
@@ -445,5 +491,6 @@ def _invalid_record(error: ValidationError) -> InvalidRecord:
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"]) or "record"
     return InvalidRecord(
-        f"{place}: {first['msg']}; see tuning_db/record.schema.json for the form of a record."
+        f"{place}: {first['msg']}; see tuning_db/record.schema.json for the form of a record.",
+        pointer="" if first["type"] == "json_invalid" else json_pointer(first["loc"]),
     )

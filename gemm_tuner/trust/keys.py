@@ -1,8 +1,7 @@
-"""The key pair of a service, made at its first start."""
+"""Key pairs in files of their user: of a service, and of who measures."""
 
 import os
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Self
@@ -18,18 +17,15 @@ from cryptography.hazmat.primitives.serialization import (
 from platformdirs import user_data_path
 
 from gemm_tuner.errors import InvalidSetting, StoreFailed
+from gemm_tuner.files import read_bounded
+from gemm_tuner.trust.key_id import key_id_of
 
-KEY_ID_LENGTH = 16
+_MAX_FILE_BYTES = 2**16
 
 
 def default_key_path() -> Path:
     """Return the file of the signing key in the user's data directory."""
     return user_data_path("gemm-tuner") / "signing-key.pem"
-
-
-def key_id_of(public_key: bytes) -> str:
-    """Return the name of a raw public key: the start of its hex sha256."""
-    return sha256(public_key).hexdigest()[:KEY_ID_LENGTH]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +45,17 @@ class KeyPair:
         return key_id_of(self.public_key)
 
     @classmethod
-    def load_or_create(cls, path: Path) -> Self:
+    def load_or_create(
+        cls,
+        path: Path,
+        *,
+        name: str = "signing key",
+        remedy: str = 'name a file in a folder of yours: "gemm-tuner serve --key FILE".',
+    ) -> Self:
         """Return the key pair in the PEM file `path`, which is made if it is missing.
 
-        Only its owner can read the file. Processes that start at once get the same key.
+        Only its owner can read the file. Processes that start at once get the same key. `name` and
+        `remedy` are for messages.
 
         Raises:
             StoreFailed: the file cannot be read or made.
@@ -61,11 +64,10 @@ class KeyPair:
         try:
             if not path.exists():
                 _create(path)
-            return cls(private_key=_load(path))
+            return cls(private_key=_load(path, name))
         except OSError as error:
             raise StoreFailed(
-                f"the signing key {path} cannot be read or made ({error.strerror}); "
-                'name a file in a folder of yours: "gemm-tuner serve --key FILE".'
+                f"the {name} {path} cannot be read or made ({error.strerror or error}); {remedy}"
             ) from error
 
 
@@ -84,22 +86,22 @@ def _create(path: Path) -> None:
             return  # another process was first: its key is the key
 
 
-def _load(path: Path) -> Ed25519PrivateKey:
+def _load(path: Path, name: str) -> Ed25519PrivateKey:
     try:
-        key = load_pem_private_key(path.read_bytes(), password=None)
+        key = load_pem_private_key(read_bounded(path, _MAX_FILE_BYTES), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InvalidSetting(
-            f"the signing key {path} is not an unencrypted PEM private key ({error}); "
+            f"the {name} {path} is not an unencrypted PEM private key ({error}); "
             "restore it, or name another file to have a new one made."
         ) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise InvalidSetting(
-            f"the signing key {path} is not an Ed25519 key; "
+            f"the {name} {path} is not an Ed25519 key; "
             "restore it, or name another file to have a new one made."
         )
     if path.stat().st_mode & 0o077:
         raise InvalidSetting(
-            f"the signing key {path} can be read by other users; "
+            f"the {name} {path} can be read by other users; "
             f"replace the key if they may have it, and run: chmod 600 {path}"
         )
     return key

@@ -7,6 +7,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.canonical import canonical_json
+from gemm_tuner.domain.comparison import Comparison, Instead
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.measurement import Library, Ratio
@@ -18,7 +19,13 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class PayloadModel(BaseModel):
     """The parent of the models: strict, closed and finite."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        defer_build=True,  # most questions need none of them
+    )
 
 
 class SignedArtifact(PayloadModel):
@@ -91,11 +98,27 @@ class SignedLibrary(PayloadModel):
         return Library(text=self.text, package=self.package)
 
 
+class SignedInstead(PayloadModel):
+    """The library that runs where no kernel is served, and its speed over the baseline's."""
+
+    library: SignedLibrary
+    speed: Annotated[float, Field(gt=0)]
+
+    @classmethod
+    def of(cls, instead: Instead) -> Self:
+        """Return the signed form of `instead`."""
+        return cls(library=SignedLibrary.of(instead.library), speed=instead.speed)
+
+    def to_domain(self) -> Instead:
+        """Return the library with its speed."""
+        return Instead(library=self.library.to_domain(), speed=self.speed)
+
+
 class VerdictPayload(PayloadModel):
     """A verdict as it is signed. `problem` and `candidate` are text forms.
 
-    `serial` grows with what the service knows of the layer: of two verdicts for the same question,
-    the one with the earlier day of issue, or of one day with the smaller serial, is the older.
+    `serial` grows with what the service knows: of two verdicts for the same question, the one with
+    the earlier day of issue, or of one day with the smaller serial, is the older.
     """
 
     problem: str
@@ -108,6 +131,7 @@ class VerdictPayload(PayloadModel):
     candidate: str | None
     ratio: SignedRatio | None
     compared_with: SignedLibrary | None = None  # not in answers of older services
+    instead: SignedInstead | None = None  # as well
     artifact: SignedArtifact | None
     issued_at: AwareDatetime
     expires_at: AwareDatetime
@@ -118,7 +142,8 @@ class VerdictPayload(PayloadModel):
         cls, verdict: Verdict, *, issued_at: datetime, expires_at: datetime, serial: int
     ) -> Self:
         """Return the payload of `verdict`; the same arguments give the same payload."""
-        artifact, ratio, measurement = verdict.artifact, verdict.ratio, verdict.measurement
+        artifact, comparison = verdict.artifact, verdict.comparison
+        instead = comparison.instead if comparison else None
         return cls(
             problem=verdict.problem.text,
             cpu_key=verdict.cpu_key,
@@ -128,12 +153,24 @@ class VerdictPayload(PayloadModel):
             basis=verdict.basis,
             complete=verdict.complete,
             candidate=verdict.candidate.text if verdict.candidate else None,
-            ratio=SignedRatio.of(ratio) if ratio else None,
-            compared_with=SignedLibrary.of(measurement.library) if measurement else None,
+            ratio=SignedRatio.of(comparison.ratio) if comparison else None,
+            compared_with=SignedLibrary.of(comparison.baseline) if comparison else None,
+            instead=SignedInstead.of(instead) if instead else None,
             artifact=SignedArtifact.of(artifact) if artifact else None,
             issued_at=issued_at,
             expires_at=expires_at,
             serial=serial,
+        )
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """Return the speed beside the baseline and beside what runs instead, if measured."""
+        if self.ratio is None or self.compared_with is None:
+            return None
+        return Comparison(
+            ratio=self.ratio.to_domain(),
+            baseline=self.compared_with.to_domain(),
+            instead=self.instead.to_domain() if self.instead else None,
         )
 
     @property

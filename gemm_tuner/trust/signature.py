@@ -1,9 +1,10 @@
-"""Signatures of verdicts: made by the service, checked by a client before it reads the content."""
+"""Signatures of a service, checked by a client before it reads the content."""
 
 import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -19,24 +20,40 @@ MAX_LIFETIME = timedelta(days=31)
 MAX_CLOCK_ERROR = timedelta(minutes=10)
 
 
-class SignedVerdict(BaseModel):
-    """The envelope: the exact bytes that were signed, and the signature, both in base64.
+class Envelope(BaseModel):
+    """The exact bytes that were signed, and the signature, both in base64.
 
-    The signature is Ed25519 over the line `gemm-tuner verdict 1` and the bytes of the payload.
+    The signature is Ed25519 over a line that says what for, and the bytes of the payload.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    payload: str = Field(max_length=100_000)
+    payload: str = Field(max_length=1_000_000)
     signature: str = Field(max_length=100)
     key_id: str = Field(pattern=r"^[0-9a-f]{16}$")
 
 
+class SignedVerdict(Envelope):
+    """The envelope of a verdict. Its line is `gemm-tuner verdict 1`."""
+
+    payload: str = Field(max_length=100_000)
+
+
+AnyEnvelope = TypeVar("AnyEnvelope", bound=Envelope)
+
+
 def sign_verdict(payload: bytes, key_pair: KeyPair) -> SignedVerdict:
     """Return `payload` with its signature."""
-    return SignedVerdict(
+    return sign_as(SignedVerdict, PURPOSE, payload, key_pair)
+
+
+def sign_as(
+    kind: type[AnyEnvelope], purpose: bytes, payload: bytes, key_pair: KeyPair
+) -> AnyEnvelope:
+    """Return an envelope of a kind: `payload` with its signature for `purpose`."""
+    return kind(
         payload=b64encode(payload).decode(),
-        signature=b64encode(key_pair.private_key.sign(PURPOSE + payload)).decode(),
+        signature=b64encode(key_pair.private_key.sign(purpose + payload)).decode(),
         key_id=key_pair.key_id,
     )
 
@@ -53,7 +70,7 @@ def open_verdict(
             verdict would hold longer than `MAX_LIFETIME`.
         VerdictExpired: the verdict held until before `now`, or does not hold yet.
     """
-    payload = _verified_bytes(envelope, pinned_keys)
+    payload = verified_bytes(envelope, pinned_keys, PURPOSE, "verdict")
     try:
         verdict = VerdictPayload.model_validate_json(payload)
     except ValidationError as error:
@@ -80,20 +97,27 @@ def open_verdict(
     return verdict
 
 
-def _verified_bytes(envelope: SignedVerdict, pinned_keys: Mapping[str, bytes]) -> bytes:
+def verified_bytes(
+    envelope: Envelope, pinned_keys: Mapping[str, bytes], purpose: bytes, name: str
+) -> bytes:
+    """Return the payload of `envelope`, if a pinned key signed it for `purpose`.
+
+    Raises:
+        SignatureInvalid: it was not; the message calls it by `name`.
+    """
     public_key = pinned_keys.get(envelope.key_id)
     if public_key is None:
         raise SignatureInvalid(
-            f"the verdict is signed with the key {envelope.key_id}, which is not pinned; "
+            f"the {name} is signed with the key {envelope.key_id}, which is not pinned; "
             "nothing was loaded: pin the service's key if you trust it."
         )
     try:
         payload = b64decode(envelope.payload, validate=True)
         signature = b64decode(envelope.signature, validate=True)
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, PURPOSE + payload)
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, purpose + payload)
     except (binascii.Error, ValueError, InvalidSignature):
         raise SignatureInvalid(
-            f"the signature of the verdict is not by the key {envelope.key_id}; "
+            f"the signature of the {name} is not by the key {envelope.key_id}; "
             "nothing was loaded: the answer was changed on its way."
         ) from None
     return payload

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 
-from gemm_tuner.bench.finding import Finding
+from gemm_tuner.bench.finding import Finding, TimedFinding
 from gemm_tuner.bench.isolate import TrialHost
+from gemm_tuner.bench.processes import time_in_processes
 from gemm_tuner.build.compile import Build, compile_flags, compile_kernels
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.codegen.render import render
@@ -44,7 +46,8 @@ class Attempts:
     """Tries candidates for one problem and keeps each outcome the moment it is known.
 
     `stage` is what proofs are recorded as; where nothing will be timed, builds are kept at once.
-    `render` makes the source of a candidate; tests put broken kernels in its place.
+    `render` makes the source of a candidate; tests put broken kernels in its place. `clock` says
+    when a trial was.
     """
 
     problem: Problem
@@ -54,6 +57,7 @@ class Attempts:
     toolchain: Toolchain
     stage: Stage = Stage.RACE
     render: Render = render
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     _known: set[str] = field(default_factory=set)
     _built: dict[Candidate, Built] = field(default_factory=dict)
     _proven: dict[Candidate, Build] = field(default_factory=dict)
@@ -159,18 +163,34 @@ class Attempts:
         stage: Stage,
         pairs: int,
         sample_ns: int,
+        processes: int = 1,
+        on_process: Callable[[int], None] = lambda _process: None,
     ) -> list[Trial]:
         """Time proven candidates in the same rounds; return the recorded trials of those timed.
 
         Beside each other and the baseline, those clearly slower than the fastest have few samples.
+        In several processes, each candidate is timed alone, and `on_process` is told which begins.
         """
         builds = [self._proven[candidate] for candidate in candidates]
-        timed = self.host.time_together(
-            builds,
-            context=context,
-            pairs=pairs,
-            sample_ns=sample_ns,
-            checks_large_ratios=stage is Stage.CONFIRM,
+
+        def time(together: Sequence[Build], process: int) -> tuple[TimedFinding, ...]:
+            return self.host.time_together(
+                together,
+                context=context,
+                pairs=pairs,
+                sample_ns=sample_ns,
+                checks_large_ratios=stage is Stage.CONFIRM,
+                process=process,
+            )
+
+        def time_alone(build: Build, process: int) -> TimedFinding:
+            on_process(process)
+            return time([build], process)[0]
+
+        timed = (
+            time(builds, 0)
+            if processes == 1
+            else [time_in_processes(partial(time_alone, build), processes) for build in builds]
         )
         trials = []
         for candidate, build, one in zip(candidates, builds, timed, strict=True):
@@ -247,7 +267,7 @@ class Attempts:
     def _trial(self, candidate: Candidate, context: ExecutionContext, build: Build | None) -> Trial:
         """Return a trial of a candidate of which nothing bad is known."""
         return Trial(
-            created_at=datetime.now(UTC),
+            created_at=self.clock(),
             problem=self.problem,
             cpu=self.cpu,
             context=context,

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
+from gemm_tuner.derive import standing_trials
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.doubt import why_disturbed, why_doubted
 from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
-from gemm_tuner.select.derive import EQUALLY_FAST, standing_trials, sturdiest_of_fastest
+from gemm_tuner.select.sturdiest import EQUALLY_FAST, sturdiest_of_fastest
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.tuning.attempt import Attempts
 from gemm_tuner.tuning.budget import Budget
@@ -20,12 +21,12 @@ from gemm_tuner.tuning.patience import Patience
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.result import SweepResult, make_result
 from gemm_tuner.tuning.sampling import (
-    CONFIRM,
     CONFIRMED,
     FINAL,
     RACE,
     Sampling,
     confirming_s,
+    how_to_confirm,
     is_slower_than_before,
     most_finalists,
 )
@@ -186,7 +187,7 @@ class ContextSweep:
         most = self._most_finalists() + (self.context.threads > 1)
         finalists = min(most, len(self._speeds) + candidates)
         reserved_s = min(
-            confirming_s(call_s, budget_s, finalists=finalists),
+            confirming_s(call_s, budget_s, threads=self.context.threads, finalists=finalists),
             _SHARE_TO_CONFIRM * self.budget.seconds,
         )
         race_s = RACE.duration_s(candidates, call_s=call_s, budget_s=budget_s)
@@ -211,7 +212,7 @@ class ContextSweep:
                 return
             candidate = sturdiest_of_fastest(waiting, self.space.problem)
             del waiting[candidate]
-            speeds = self._time([candidate], CONFIRM)
+            speeds = self._time([candidate], self._how_to_confirm(candidate))
             confirmed = max(confirmed, speeds.get(candidate, 0.0))
 
     def _renew(self) -> None:
@@ -228,7 +229,10 @@ class ContextSweep:
         for candidate in self.attempts.prove(old, self.context):
             if self.is_stopped():
                 return
-            self._time([candidate], CONFIRM)
+            self._time([candidate], self._how_to_confirm(candidate))
+
+    def _how_to_confirm(self, candidate: Candidate) -> Sampling:
+        return how_to_confirm(self._call_ns.get(candidate, 0.0) / 1e9, self.context.threads)
 
     def _most_finalists(self) -> int:
         return most_finalists(call_s=self._call_s, budget_s=self.whole_budget.seconds)
@@ -294,6 +298,8 @@ class ContextSweep:
                 len(candidates), call_s=self._call_s, budget_s=self.whole_budget.seconds
             ),
             sample_ns=sampling.sample_ns,
+            processes=sampling.processes,
+            on_process=lambda process: self._report(f"confirming, process {process + 1}", 0),
         )
         self._trials += trials
         return trials

@@ -4,17 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gemm_tuner.build.toolchain import Toolchain
+from gemm_tuner.derive import derive_verdict
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
-from gemm_tuner.select.derive import derive_verdict
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import Origin
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.search import BATCH
 from gemm_tuner.tuning.standing import stands
@@ -42,18 +41,16 @@ def earlier_trials(
 def former_trials(repository: Repository, problem: Problem, cpu: Cpu) -> list[Trial]:
     """Return the trials of the newest other generator on the CPU, from here or imported.
 
-    Its kernels may be others, but what won with it is worth trying first. Of records from elsewhere
-    those of this generator count, too: nothing of them was built here.
+    Its kernels may be others, but what won with it is worth trying first. Of records from
+    elsewhere, and of those that nobody attests, those of this generator count, too: as hints.
     """
     present = generator_version()
     trials = repository.trials(problem=problem, cpu_key=cpu.exact_key, origin=None)
-    of_elsewhere = set(
-        repository.trials(problem=problem, cpu_key=cpu.exact_key, origin=Origin.IMPORTED)
-    )
+    of_here = set(repository.trials(problem=problem, cpu_key=cpu.exact_key))
     others = [
         trial
         for trial in trials
-        if (trial.generator != present or trial in of_elsewhere) and not trial.emulated
+        if (trial.generator != present or trial not in of_here) and not trial.emulated
     ]
     return [trial for trial in others if trial.generator == others[-1].generator]
 

@@ -38,6 +38,7 @@ def estimate(
     longest_s = confirming_s(
         call_s,
         settings.budget_s,
+        threads=space.threads,
         finalists=most_finalists(call_s=call_s, budget_s=settings.budget_s) + (space.threads > 1),
         confirmed=CONFIRMED,
     )

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gemm_tuner.derive import standing_trials
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.measurement import Ratio
 from gemm_tuner.domain.verdict import Decision, Verdict
-from gemm_tuner.select.derive import standing_trials
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.earlier import earlier_trials, relevant_trials
@@ -76,11 +77,15 @@ def is_settled(verdict: Verdict) -> bool:
     A tie, or a faster baseline, is not settled by a wide interval, nor where the fastest samples
     speak clearly for something else. What there is reason to doubt settles nothing.
     """
-    ratio = verdict.ratio
     if verdict.doubt is not None:
         return False
-    if ratio is None or verdict.decision is Decision.TUNED:
+    if verdict.measurement is None or verdict.decision is Decision.TUNED:
         return True
+    return all(map(_is_sure, verdict.measurement.process_ratios))
+
+
+def _is_sure(ratio: Ratio) -> bool:
+    """Say whether a ratio in one process is known well; it may be another in the next."""
     is_narrow = ratio.high - ratio.low <= 2 * _WIDE * ratio.median
     lowest, highest = (1 - _WIDE) * ratio.low, (1 + _WIDE) * ratio.high
     return is_narrow and lowest <= ratio.of_minimums <= highest

@@ -1,7 +1,7 @@
 """How carefully to time in each stage of a sweep, and how long that takes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from gemm_tuner.domain.candidate import Candidate
@@ -20,7 +20,7 @@ class Sampling:
     """How carefully to time: samples of each runner, and how long one takes at least.
 
     Where calls are slow there are fewer pairs, down to `fewest_pairs`, so that timing takes at most
-    `share` of the budget for each candidate.
+    `share` of the budget for each candidate. All this happens in each of some `processes`.
     """
 
     stage: Stage
@@ -28,6 +28,7 @@ class Sampling:
     fewest_pairs: int
     sample_ns: int
     share: float
+    processes: int = 1
 
     def affordable_pairs(self, candidates: int, *, call_s: float, budget_s: float) -> int:
         """Return how many samples of some candidates and of the baseline may be taken."""
@@ -44,7 +45,7 @@ class Sampling:
         Before the samples, there is about one of each to find out how many calls it takes.
         """
         pairs = self.affordable_pairs(candidates, call_s=call_s, budget_s=budget_s)
-        return (1 + pairs) * self._round_s(candidates, call_s)
+        return self.processes * (1 + pairs) * self._round_s(candidates, call_s)
 
     def _pairs_for_share(self, candidates: int, call_s: float, budget_s: float) -> int:
         return int(self.share * candidates * budget_s / self._round_s(candidates, call_s))
@@ -56,6 +57,16 @@ class Sampling:
 RACE = Sampling(stage=Stage.RACE, pairs=5, fewest_pairs=3, sample_ns=400_000, share=0.01)
 FINAL = Sampling(stage=Stage.FINAL, pairs=31, fewest_pairs=5, sample_ns=2_000_000, share=0.015)
 CONFIRM = Sampling(stage=Stage.CONFIRM, pairs=31, fewest_pairs=11, sample_ns=2_000_000, share=0.03)
+CONFIRM_SHORT_CALLS = replace(CONFIRM, pairs=11, processes=6)
+
+# How long the threads of a call wait for each other differs from process to process, by up to a
+# microsecond: more than 1 % of such a call. On one thread, a kernel takes the same time in each.
+_SHORT_CALL_S = 100e-6
+
+
+def how_to_confirm(call_s: float, threads: int) -> Sampling:
+    """Return how a kernel is confirmed whose calls take so long: short ones in many processes."""
+    return CONFIRM_SHORT_CALLS if threads > 1 and call_s < _SHORT_CALL_S else CONFIRM
 
 
 def most_finalists(*, call_s: float, budget_s: float) -> int:
@@ -67,13 +78,16 @@ def most_finalists(*, call_s: float, budget_s: float) -> int:
     return FINALISTS if is_affordable else FINALISTS_OF_SLOW_CALLS
 
 
-def confirming_s(call_s: float, budget_s: float, *, finalists: int, confirmed: int = 1) -> float:
+def confirming_s(
+    call_s: float, budget_s: float, *, threads: int, finalists: int, confirmed: int = 1
+) -> float:
     """Return how long the final takes at most and to confirm some of the finalists, in seconds.
 
     A single finalist needs no final.
     """
     final_s = FINAL.duration_s(finalists, call_s=call_s, budget_s=budget_s) if finalists > 1 else 0
-    return final_s + confirmed * CONFIRM.duration_s(1, call_s=call_s, budget_s=budget_s)
+    confirm = how_to_confirm(call_s, threads)
+    return final_s + confirmed * confirm.duration_s(1, call_s=call_s, budget_s=budget_s)
 
 
 def is_slower_than_before(trials: Sequence[Trial], earlier: Sequence[Trial]) -> bool:

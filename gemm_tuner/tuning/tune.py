@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.measurement import Library
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.reason import reason_for
 from gemm_tuner.domain.record import Trial
@@ -74,12 +73,9 @@ def tune(
         on_progress=lambda _progress: None,
         is_stopped=lambda: False,
     )
-    kernel = _kernel_of(result.verdict, repository, cpu, threads) or FallbackKernel(
-        problem=asked,
-        reason=_reason(result.verdict),
-        threads=threads,
-        compared_with=_library(result.verdict),
-    )
+    kernel = _kernel_of(result.verdict, repository, cpu, threads) or _no_kernel(
+        result.verdict
+    ).fallback(asked, threads=threads)
     return Tuned(verdict=result.verdict, finalists=result.finalists, kernel=kernel)
 
 
@@ -156,9 +152,7 @@ def tune_layer(
     )
     verdicts = [one.chosen.verdict for one in sharing.kernels]
     found = [
-        _kernel_of(verdict, repository, cpu, threads)
-        or NoKernel(reason=_reason(verdict), compared_with=_library(verdict))
-        for verdict in verdicts
+        _kernel_of(verdict, repository, cpu, threads) or _no_kernel(verdict) for verdict in verdicts
     ]
     return TunedLayer(sharing=sharing, layer=make_layer(problems, found, threads=threads))
 
@@ -171,8 +165,8 @@ def _kernel_of(verdict: Verdict, repository: Repository, cpu: Cpu, threads: int)
     return load_kernel(binary, artifact=artifact, cpu=cpu, threads=threads, reason=_reason(verdict))
 
 
-def _library(verdict: Verdict) -> Library | None:
-    return verdict.measurement.library if verdict.measurement else None
+def _no_kernel(verdict: Verdict) -> NoKernel:
+    return NoKernel.of(_reason(verdict), verdict.comparison)
 
 
 def _reason(verdict: Verdict) -> str:
@@ -181,6 +175,6 @@ def _reason(verdict: Verdict) -> str:
         verdict.cpu_key,
         decision=verdict.decision,
         basis=verdict.basis,
-        ratio=verdict.ratio,
+        comparison=verdict.comparison,
         is_served=verdict.artifact is not None,
     )

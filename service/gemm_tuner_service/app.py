@@ -6,11 +6,25 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
+from gemm_tuner_service.access import AccessControl, ClientWork
 from gemm_tuner_service.dependencies import RunningService
 from gemm_tuner_service.head import HeadAsGet
 from gemm_tuner_service.limits import RequestLimits
+from gemm_tuner_service.observing import Observation
 from gemm_tuner_service.problems import RESPONSES, install_handlers
-from gemm_tuner_service.routes import artifacts, health, home, kernels, records, resolve
+from gemm_tuner_service.routes import (
+    artifacts,
+    batch,
+    contributions,
+    health,
+    home,
+    kernels,
+    metrics,
+    records,
+    resolve,
+    revocations,
+)
+from gemm_tuner_service.routing import show_in_openapi
 from gemm_tuner_service.settings import Settings
 
 _DESCRIPTION = (
@@ -32,6 +46,7 @@ def create_app(settings: Settings) -> FastAPI:
     async def running(app: FastAPI) -> AsyncIterator[None]:
         app.state.service = service = RunningService.start(settings)
         yield
+        service.watch.close()
         service.engine.dispose()
 
     app = FastAPI(
@@ -41,9 +56,26 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=running,
         responses=RESPONSES,
     )
+    # The last that is added is the first that a request meets.
+    app.add_middleware(ClientWork)
     app.add_middleware(RequestLimits)
+    app.add_middleware(AccessControl)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(Observation)
     install_handlers(app)
-    for routes in (kernels, resolve, artifacts, records, health, home):
+    for routes in (
+        kernels,
+        resolve,
+        batch,
+        artifacts,
+        revocations,
+        records,
+        contributions,
+        health,
+        metrics,
+        home,
+    ):
         app.include_router(routes.router)
+    describe = app.openapi
+    app.openapi = lambda: show_in_openapi(describe())  # type: ignore[method-assign]  # as FastAPI's manual has it
     return app

@@ -1,20 +1,18 @@
 """Entity tags: an answer that the caller has already is not sent again."""
 
-from hashlib import sha256
 from http import HTTPStatus
 
 from fastapi import Response
-from pydantic import BaseModel
+
+from gemm_tuner_service.answers import Answer
 
 
-def tagged(answer: BaseModel, if_none_match: str | None) -> Response:
+def tagged(answer: Answer, if_none_match: str | None) -> Response:
     """Return `answer` with its entity tag, or 304 when the caller named that tag."""
-    content = answer.model_dump_json().encode()
-    tag = quoted(sha256(content).hexdigest())
-    headers = {"ETag": tag, "Cache-Control": "no-cache"}
-    if matches(if_none_match, tag):
+    headers = {"ETag": answer.tag, "Cache-Control": "no-cache"}
+    if matches(if_none_match, answer.tag):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-    return Response(content, media_type="application/json", headers=headers)
+    return Response(answer.content, media_type="application/json", headers=headers)
 
 
 def quoted(digest: str) -> str:

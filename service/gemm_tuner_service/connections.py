@@ -6,6 +6,9 @@ finished stays for ever, and each costs a file descriptor and what came of its b
 
 import asyncio
 import resource
+import socket
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
@@ -15,6 +18,10 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
+
+from gemm_tuner.trust.local import peer_uid
+from gemm_tuner_service.peers import UID
+from gemm_tuner_service.tls import Handshake
 
 _DESCRIPTORS_OF_OTHERS = 128  # the database, listening sockets, logs, and some to spare
 
@@ -49,18 +56,45 @@ class ConnectionLimits:
 def server_config(
     app: ASGIApp,
     limits: ConnectionLimits | None = None,
+    *,
+    tls: ssl.SSLContext | None = None,
     **settings: Any,  # noqa: ANN401 - uvicorn's
 ) -> uvicorn.Config:
     """Return how uvicorn runs the service: with bounded connections, HTTP/1.1 and nothing else."""
     chosen = (limits or ConnectionLimits()).within(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
-    waiting = dict[BoundedProtocol, None]()
+    waiting = dict[BoundedProtocol | Handshake, None]()
 
-    def protocol(**arguments: Any) -> BoundedProtocol:  # noqa: ANN401 - handed on
-        return BoundedProtocol(chosen, waiting, **arguments)
+    def protocol(
+        config: uvicorn.Config,
+        server_state: ServerState,
+        **arguments: Any,  # noqa: ANN401 - handed on
+    ) -> asyncio.Protocol:
+        def make() -> BoundedProtocol:
+            return BoundedProtocol(chosen, waiting, config, server_state, **arguments)
+
+        return make() if tls is None else handshake(tls, make, server_state)
+
+    def handshake(
+        context: ssl.SSLContext, make: Callable[[], BoundedProtocol], server_state: ServerState
+    ) -> Handshake:
+        connections: set[Any] = server_state.connections
+
+        def begin(shaking: Handshake) -> None:
+            connections.add(shaking)
+            waiting[shaking] = None
+            if len(connections) > chosen.connections:
+                next(iter(waiting)).abort()
+
+        def end(shaking: Handshake) -> None:
+            connections.discard(shaking)
+            waiting.pop(shaking, None)
+
+        return Handshake(context, timeout_s=chosen.head_s, make=make, begun=begin, ended=end)
 
     return uvicorn.Config(
         app,
+        loop="asyncio",  # whatever else is installed: uvloop cannot pause what it has just accepted
         http=protocol,  # type: ignore[arg-type]  # it is called to make a protocol, as a class is
         ws="none",
         backlog=chosen.backlog,
@@ -91,7 +125,7 @@ class BoundedProtocol(H11Protocol):
     def __init__(
         self,
         limits: ConnectionLimits,
-        waiting: "dict[BoundedProtocol, None]",
+        waiting: "dict[BoundedProtocol | Handshake, None]",
         config: uvicorn.Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -106,6 +140,9 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, in the place of another if there are too many."""
         super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection.family == socket.AF_UNIX:
+            self.app_state = {**self.app_state, UID: peer_uid(connection)}
         self._follow()
         if len(self.connections) > self._limits.connections:
             next(iter(self._waiting)).abort()

@@ -6,12 +6,24 @@ from typing import Annotated, Self, cast
 from fastapi import Depends, Request
 from sqlalchemy import Engine
 
+from gemm_tuner.store.contributions import Contributions
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.tokens import Tokens
+from gemm_tuner.store.watching import ChangeWatch
 from gemm_tuner.trust.keys import KeyPair
+from gemm_tuner.trust.succession import Succession, read_successions
+from gemm_tuner_service.answers import Answers
+from gemm_tuner_service.callers import Caller, Callers
+from gemm_tuner_service.client_limits import ClientLimits, Work
 from gemm_tuner_service.cpus import Cpus
+from gemm_tuner_service.observing import CALLER
+from gemm_tuner_service.questions import Questions
+from gemm_tuner_service.readiness import Readiness
 from gemm_tuner_service.resolver import Resolver
 from gemm_tuner_service.settings import Settings
+
+WORK = "work"  # the member of the state of a request that counts its work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +31,17 @@ class RunningService:
     """The parts of a service that is up."""
 
     engine: Engine
+    watch: ChangeWatch
     repository: Repository
     key_pair: KeyPair
+    successions: tuple[Succession, ...]
     cpus: Cpus
+    questions: Questions
     resolver: Resolver
+    callers: Callers
+    limits: ClientLimits
+    readiness: Readiness
+    contributions: Contributions
 
     @classmethod
     def start(cls, settings: Settings) -> Self:
@@ -32,17 +51,30 @@ class RunningService:
             StoreFailed: the database cannot be opened, or the signing key not be read or made.
             InvalidSetting: the database's URL or the signing key cannot be used.
         """
-        engine = open_database(settings.database_url)
+        engine = open_database(settings.database_url, only_reads=True)
         repository = Repository(engine)
         key_pair = KeyPair.load_or_create(settings.signing_key_path)
+        limits = ClientLimits(settings.client_rate)
+        watch = ChangeWatch(engine, repository)
+        cpus = Cpus(repository=repository, default=settings.default_cpu)
         return cls(
             engine=engine,
+            watch=watch,
             repository=repository,
             key_pair=key_pair,
-            cpus=Cpus(repository=repository, default=settings.default_cpu),
+            successions=read_successions(settings.signing_key_path),
+            cpus=cpus,
+            questions=Questions(cpus),
             resolver=Resolver(
-                repository=repository, key_pair=key_pair, lifetime=settings.verdict_lifetime
+                repository=repository,
+                key_pair=key_pair,
+                lifetime=settings.verdict_lifetime,
+                answers=Answers(watch.state, watch.state_at_once),
             ),
+            callers=Callers(Tokens(engine), settings.proxies, limits),
+            limits=limits,
+            readiness=Readiness(engine, repository),
+            contributions=Contributions(engine),
         )
 
 
@@ -52,3 +84,17 @@ def running_service(request: Request) -> RunningService:
 
 
 Service = Annotated[RunningService, Depends(running_service)]
+
+
+def _work_of(request: Request) -> Work:
+    return cast("Work", request.scope["state"][WORK])
+
+
+RequestWork = Annotated[Work, Depends(_work_of)]
+
+
+def _caller_of(request: Request) -> Caller:
+    return cast("Caller", request.scope["state"][CALLER])
+
+
+Asking = Annotated[Caller, Depends(_caller_of)]

@@ -5,22 +5,24 @@ from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gemm_tuner.domain.access import Scope as AccessScope
+from gemm_tuner_service.bounds import MAX_BODY_BYTES, MAX_UPLOAD_BYTES
 from gemm_tuner_service.problems import problem_response
+from gemm_tuner_service.routing import rule_of
 
-MAX_BODY_BYTES = 2**20
 MAX_UNFINISHED_BYTES = 2**24
 MAX_REQUESTS = 64
-MAX_BATCH = 1000
-MAX_PAGE = 1000
 
+_BODY_HEADERS = {b"content-length", b"transfer-encoding"}
 _LATER = {"Retry-After": "1", "Connection": "close"}
 
 
 class RequestLimits:
     """Middleware that reads a body before it is parsed, and answers only so many at once.
 
-    A body may have `MAX_BODY_BYTES`. When the unfinished bodies of all callers hold more than
-    `max_unfinished_bytes`, the oldest is given up with 503, so that a small one comes through.
+    A body may have `MAX_BODY_BYTES`, and what workers bring `MAX_UPLOAD_BYTES`. When the unfinished
+    bodies of all callers hold more than `max_unfinished_bytes`, the oldest is given up with 503, so
+    that a small one comes through.
     """
 
     def __init__(
@@ -42,7 +44,8 @@ class RequestLimits:
             return
         try:
             if _has_body(scope):
-                receive = _replay(await self._bodies.read(receive), receive)
+                _check_framing(scope)
+                receive = _replay(await self._bodies.read(receive, max_body_bytes(scope)), receive)
             self._check_room()
         except _Refusal as refusal:
             await problem_response(refusal.status, refusal.detail, refusal.headers)(
@@ -90,8 +93,8 @@ class _Bodies:
         self._total_bytes = 0
         self._given_up: set[asyncio.Task[object]] = set()
 
-    async def read(self, receive: Receive) -> bytes:
-        """Return a whole body."""
+    async def read(self, receive: Receive, limit_bytes: int) -> bytes:
+        """Return a whole body of at most `limit_bytes`."""
         task = asyncio.current_task()
         assert task is not None
         self._sizes[task] = 0
@@ -103,11 +106,10 @@ class _Bodies:
                     raise _CallerLeft
                 chunk = message.get("body", b"")
                 body += chunk
-                if len(body) > MAX_BODY_BYTES:
+                if len(body) > limit_bytes:
                     raise _Refusal(
                         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                        f"the body is longer than {MAX_BODY_BYTES} bytes; "
-                        "send fewer problems at once.",
+                        f"the body is longer than {limit_bytes} bytes; send less at once.",
                     )
                 self._count(task, len(chunk))
                 if not message.get("more_body", False):
@@ -134,6 +136,13 @@ class _Bodies:
         oldest.cancel()
 
 
+def max_body_bytes(scope: Scope) -> int:
+    """Return how long the body of a request may be: what workers bring is longer."""
+    rule = rule_of(scope.get("method", ""), scope.get("path", ""))
+    is_upload = rule is not None and rule.scope is AccessScope.RECORDS_WRITE
+    return MAX_UPLOAD_BYTES if is_upload else MAX_BODY_BYTES
+
+
 def _too_many() -> _Refusal:
     return _Refusal(
         HTTPStatus.SERVICE_UNAVAILABLE,
@@ -141,9 +150,21 @@ def _too_many() -> _Refusal:
     )
 
 
+def _check_framing(scope: Scope) -> None:
+    """Refuse a body whose end a proxy may see elsewhere (RFC 9112, section 6.3)."""
+    if _header_names(scope) >= _BODY_HEADERS:
+        raise _Refusal(
+            HTTPStatus.BAD_REQUEST,
+            "the request has both Content-Length and Transfer-Encoding; send one of them.",
+        )
+
+
 def _has_body(scope: Scope) -> bool:
-    names = {name for name, _value in scope["headers"]}
-    return b"content-length" in names or b"transfer-encoding" in names
+    return not _BODY_HEADERS.isdisjoint(_header_names(scope))
+
+
+def _header_names(scope: Scope) -> set[bytes]:
+    return {name for name, _value in scope["headers"]}
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

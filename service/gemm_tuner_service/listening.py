@@ -57,12 +57,13 @@ def listen_on_socket(path: Path) -> Iterator[socket.socket]:
                 _remove_socket(path)
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, has_tls: bool = False) -> str:
     """Return the address at which clients find a listening socket."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if has_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def is_reachable_from_elsewhere(listener: socket.socket) -> bool:

@@ -10,8 +10,10 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from gemm_tuner.domain.canonical import canonical_json
+from gemm_tuner.domain.canonical import canonical_json, json_pointer
 from gemm_tuner.errors import (
+    ContributionsFull,
+    DigestMismatch,
     GemmTunerError,
     InvalidEpilogue,
     InvalidInput,
@@ -19,6 +21,8 @@ from gemm_tuner.errors import (
     InvalidSetting,
     StoreFailed,
 )
+from gemm_tuner_service.client_limits import TooManyRequests
+from gemm_tuner_service.request_ids import REQUEST_ID, REQUEST_ID_HEADER
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -31,6 +35,8 @@ _STATUS: tuple[tuple[type[GemmTunerError], HTTPStatus, str], ...] = (
     (InvalidEpilogue, HTTPStatus.UNPROCESSABLE_ENTITY,  "invalid-epilogue"),
     (InvalidSetting,  HTTPStatus.UNPROCESSABLE_ENTITY,  "invalid-setting"),
     (InvalidInput,    HTTPStatus.UNPROCESSABLE_ENTITY,  "invalid-input"),
+    (DigestMismatch,  HTTPStatus.UNPROCESSABLE_ENTITY,  "digest-mismatch"),
+    (ContributionsFull, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "contributions-full"),
     (StoreFailed,     HTTPStatus.SERVICE_UNAVAILABLE,   "store-failed"),
     (GemmTunerError,  HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error"),
 )
@@ -38,10 +44,23 @@ _STATUS: tuple[tuple[type[GemmTunerError], HTTPStatus, str], ...] = (
 
 
 class Fault(BaseModel):
-    """One fault of a request: a JSON pointer to the place, and what is wrong there."""
+    """One fault of a request: a JSON pointer to the place, and what is wrong there.
+
+    Where each line of the request is a document of its own, `line` counts them from 1.
+    """
 
     pointer: str
     detail: str
+    line: int | None = None
+
+
+class InvalidLines(Exception):
+    """Some lines of a request are not what they should be; `faults` are the first of `count`."""
+
+    def __init__(self, faults: Sequence[Fault], *, count: int) -> None:
+        super().__init__(f"{count} lines")
+        self.faults = tuple(faults)
+        self.count = count
 
 
 class ProblemDocument(BaseModel):
@@ -56,10 +75,13 @@ class ProblemDocument(BaseModel):
 
 _HTTP_NAMES = {
     HTTPStatus.BAD_REQUEST: "bad-request",
+    HTTPStatus.UNAUTHORIZED: "unauthorized",
+    HTTPStatus.FORBIDDEN: "forbidden",
     HTTPStatus.NOT_FOUND: "not-found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method-not-allowed",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "content-too-large",
     HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE: "range-not-satisfiable",
+    HTTPStatus.TOO_MANY_REQUESTS: "too-many-requests",
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded",
 }
 
@@ -85,11 +107,26 @@ def problem_response(
     return _response(_document(status, _HTTP_NAMES.get(status, "http-error"), detail), headers)
 
 
+def error_response(error: GemmTunerError) -> Response:
+    """Return the problem document of an error of ours."""
+    document = describe(error)
+    if document.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        _LOGGER.error("answered %d: %s", document.status, error)
+    return _response(document)
+
+
+def busy_response(error: TooManyRequests) -> Response:
+    """Return the problem document for a client that asks too much."""
+    return problem_response(error.status, error.detail, {"Retry-After": str(error.retry_after_s)})
+
+
 def install_handlers(app: FastAPI) -> None:
     """Make every error that leaves `app` a problem document."""
     app.add_exception_handler(GemmTunerError, _answer_own)
     app.add_exception_handler(RequestValidationError, _answer_validation)
     app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(InvalidLines, _answer_lines)
+    app.add_exception_handler(TooManyRequests, _answer_busy)
     app.add_exception_handler(Exception, _answer_unexpected)
 
 
@@ -115,10 +152,7 @@ def _response(document: ProblemDocument, headers: dict[str, str] | None = None) 
 
 def _answer_own(_request: Request, error: Exception) -> Response:
     assert isinstance(error, GemmTunerError)
-    document = describe(error)
-    if document.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        _LOGGER.error("answered %d: %s", document.status, error)
-    return _response(document)
+    return error_response(error)
 
 
 def _answer_validation(_request: Request, error: Exception) -> Response:
@@ -132,20 +166,37 @@ def _answer_validation(_request: Request, error: Exception) -> Response:
     return _response(_document(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, *faults))
 
 
+def _answer_lines(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, InvalidLines)
+    first = error.faults[0]
+    detail = (
+        f"line {first.line}: {first.detail} {error.count} lines are at fault, and nothing was kept."
+    )
+    return _response(
+        _document(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-records", detail, *error.faults)
+    )
+
+
 def _answer_http(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return problem_response(HTTPStatus(error.status_code), error.detail, dict(error.headers or {}))
 
 
+def _answer_busy(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, TooManyRequests)
+    return busy_response(error)
+
+
 def _answer_unexpected(request: Request, error: Exception) -> Response:
     _LOGGER.error("%s %s failed", request.method, request.url.path, exc_info=error)
     detail = "the service met an error of its own; its log has the cause: please report it."
-    return _response(_document(HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error", detail))
+    document = _document(HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error", detail)
+    # This answer is made outside all middleware.
+    return _response(document, {REQUEST_ID_HEADER: REQUEST_ID.get()})
 
 
 def _pointer(kind: str, location: Sequence[str | int]) -> str:
     if kind == "json_invalid":
         return ""  # its location is a place in the text, and there is no document to point into
     # the first part says where the value was: query, path or body
-    parts = (str(part).replace("~", "~0").replace("/", "~1") for part in location[1:])
-    return "".join(f"/{part}" for part in parts)
+    return json_pointer(location[1:])

@@ -1,6 +1,7 @@
 """From a problem to a signed answer."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 
@@ -15,6 +16,7 @@ from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.keys import KeyPair
 from gemm_tuner.trust.payload import VerdictPayload
 from gemm_tuner.trust.signature import sign_verdict
+from gemm_tuner_service.answers import Answer, Answers, Asked
 from gemm_tuner_service.problems import describe
 from gemm_tuner_service.schemas import BatchItem, Resolution, VerdictView
 
@@ -30,33 +32,40 @@ class Resolver:
     repository: Repository
     key_pair: KeyPair
     lifetime: timedelta
+    answers: Answers
 
-    def resolve(
-        self, problem: Problem, *, cpu: Cpu, context: ExecutionContext, now: datetime
-    ) -> Resolution:
-        """Return the answer for `problem`.
+    def known_answer(self, asked: Asked, now: datetime) -> Answer | None:
+        """Return the bytes of an answer that is in memory, without waiting for anything."""
+        return self.answers.known(asked.key, now.astimezone(UTC).date())
+
+    def answer(self, asked: Asked, now: datetime) -> Answer:
+        """Return the bytes of the answer to a question, from memory where they are known.
 
         Raises:
             InvalidProblem: the problem multiplies nothing.
         """
-        # Taken before the choice: a verdict made of later trials never looks older than it is.
-        serial = self.repository.newest_trial(problem)
-        match = choose(self.repository, problem, cpu=cpu, context=context)
-        return self._signed(match.verdict, match.explain, now, serial)
+
+        def make() -> Answer:
+            match = choose(self.repository, asked.problem, cpu=asked.cpu, context=asked.context)
+            resolution = self._signed(match.verdict, match.explain, now, match.serial)
+            return Answer.of(resolution, is_lasting=match.is_lasting)
+
+        return self.answers.get(asked.key, now.astimezone(UTC).date(), make)
 
     def resolve_each(
         self, texts: Sequence[str], *, cpu: Cpu, context: ExecutionContext, now: datetime
-    ) -> list[BatchItem]:
-        """Return the answer for each problem, or what is wrong with it."""
-
-        def item(text: str) -> BatchItem:
+    ) -> Iterator[bytes]:
+        """Yield a `BatchItem` in JSON for each problem: its answer, or what is wrong with it."""
+        for text in texts:
             try:
-                resolution = self.resolve(Problem.parse(text), cpu=cpu, context=context, now=now)
+                answer = self.answer(Asked.of(Problem.parse(text), cpu, context), now)
             except InvalidInput as error:
-                return BatchItem(problem=text, error=describe(error))
-            return BatchItem(problem=text, resolution=resolution)
-
-        return [item(text) for text in texts]
+                yield BatchItem(problem=text, error=describe(error)).model_dump_json().encode()
+            else:
+                yield b'{"problem":%b,"resolution":%b,"error":null}' % (
+                    json.dumps(text).encode(),
+                    answer.content,
+                )
 
     def resolve_layer(
         self,
@@ -66,22 +75,17 @@ class Resolver:
         context: ExecutionContext,
         max_loss: float,
         now: datetime,
-    ) -> list[BatchItem]:
-        """Return the answers for problems that are to share packed weights.
+    ) -> Iterator[bytes]:
+        """Yield a `BatchItem` in JSON for each of some problems that are to share packed weights.
 
         Raises:
             InvalidInput: one is not understood, they differ in more than m, or are too many.
         """
         problems = [Problem.parse(text) for text in texts]
-        serial = self.repository.newest_trial(problems[0]) if problems else 0
         sharing = share(self.repository, problems, cpu=cpu, context=context, max_loss=max_loss)
-        return [
-            BatchItem(
-                problem=text,
-                resolution=self._signed(one.chosen.verdict, one.explain, now, serial),
-            )
-            for text, one in zip(texts, sharing.kernels, strict=True)
-        ]
+        for text, one in zip(texts, sharing.kernels, strict=True):
+            resolution = self._signed(one.chosen.verdict, one.explain, now, sharing.serial)
+            yield BatchItem(problem=text, resolution=resolution).model_dump_json().encode()
 
     def _signed(
         self, verdict: Verdict, explain: Sequence[str], now: datetime, serial: int

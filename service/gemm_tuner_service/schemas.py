@@ -9,9 +9,11 @@ from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, parse_isa
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
+from gemm_tuner.store.contributions import Contribution, Kind
 from gemm_tuner.store.wire import WireRecord
 from gemm_tuner.trust.signature import SignedVerdict
-from gemm_tuner_service.limits import MAX_BATCH
+from gemm_tuner.trust.succession import Succession
+from gemm_tuner_service.bounds import MAX_BATCH
 from gemm_tuner_service.problems import ProblemDocument
 
 
@@ -208,7 +210,8 @@ class VerdictView(BaseModel):
 
     A `candidate` and its `measurement` without an `artifact` say that the kernel was not
     shown to be as fast as the baseline. `doubt` says why the measurement decides nothing, where
-    something else than the kernel and the baseline decided it.
+    something else than the kernel and the baseline decided it. `attested_by` is the id of the
+    measuring key that attests the artifact.
     """
 
     problem: str
@@ -222,6 +225,7 @@ class VerdictView(BaseModel):
     measurement: MeasurementView | None
     artifact: ArtifactView | None
     doubt: str | None = None
+    attested_by: str | None = None
 
     @classmethod
     def of(cls, verdict: Verdict) -> Self:
@@ -238,6 +242,7 @@ class VerdictView(BaseModel):
             measurement=_measurement_view(verdict),
             artifact=ArtifactView.of(verdict.artifact) if verdict.artifact else None,
             doubt=verdict.doubt,
+            attested_by=verdict.attested_by,
         )
 
 
@@ -270,6 +275,37 @@ class RecordsPage(BaseModel):
     next_cursor: int | None
 
 
+class RecordsReceipt(BaseModel):
+    """What became of records that were contributed: how many were new, and how many known."""
+
+    added: int
+    known: int
+
+
+class ContributionView(BaseModel):
+    """Something that the caller contributed, by the sha256 of its bytes."""
+
+    kind: Kind
+    sha256: str
+    size_bytes: int
+
+    @classmethod
+    def of(cls, contribution: Contribution) -> Self:
+        """Return the view of `contribution`."""
+        return cls(
+            kind=contribution.kind,
+            sha256=contribution.sha256,
+            size_bytes=contribution.size_bytes,
+        )
+
+
+class ContributionsPage(BaseModel):
+    """What the caller contributed; `next_cursor` asks for what follows."""
+
+    contributions: list[ContributionView]
+    next_cursor: int | None
+
+
 class PublicKeyView(BaseModel):
     """A key that signs verdicts: 32 raw bytes in base64."""
 
@@ -279,9 +315,10 @@ class PublicKeyView(BaseModel):
 
 
 class PublicKeys(BaseModel):
-    """The keys that sign verdicts now, to be pinned by clients."""
+    """The keys that sign verdicts now, to be pinned by clients, and how they came from others."""
 
     keys: list[PublicKeyView]
+    successions: list[Succession] = []
 
 
 class Health(BaseModel):
@@ -304,9 +341,9 @@ def _measurement_view(verdict: Verdict) -> MeasurementView | None:
         return None
     ratio = measurement.ratio
     return MeasurementView(
-        candidate_median_ns=measurement.candidate.median_ns,
+        candidate_median_ns=measurement.candidate_median_ns,
         baseline=measurement.baseline,
-        baseline_median_ns=measurement.baseline_timing.median_ns,
+        baseline_median_ns=measurement.baseline_median_ns,
         speed_ratio=ratio.median,
         speed_ratio_low=ratio.low,
         speed_ratio_high=ratio.high,

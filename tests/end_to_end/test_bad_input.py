@@ -1,5 +1,6 @@
 """Wrong input at the command line: the exit code, one clear line, and never a traceback."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -88,7 +89,15 @@ def test_wrong_usage_is_one_clear_line(
         ("", "no column name, m, n, k"),
         ("name,m,n,k\na,1,2,3\nb,1,two,3\n", "line 3: n = 'two'"),
         ("name,m,n,k,epilogue\na,1,2,3,bais\n", "line 2: epilogue step 'bais'"),
-        ("name,m,n,k\na,1\n", "line 2: n = None"),
+        ("name,m,n,k\na,1\n", "line 2: there is no cell for the columns n, k"),
+        ("name,m,n,k\na,1,2,3\nb,1,2,\n", "line 3: k = '' is not a whole number"),
+        (
+            'name,m,n,k\na,1,2,3\nb,1,"2,3\nc,1,2,3\n',
+            "line 3, column n: a quote is opened and never closed",
+        ),
+        ('name,m,n,k\n"a,1,2,3\n', "line 2, column name: a quote is opened and never closed"),
+        ('"name,m,n,k\na,1,2,3\n', "line 1, column 1: a quote is opened and never closed"),
+        ('name,m,n,k\n"a"b,1,2,3\n', "line 2, column name: ',' expected after"),
         (
             "name,m,n,k\na,1,2,3\nb,1,0,3\n",
             "line 3: problem 'f32 1x0x3 nk none' multiplies nothing",
@@ -235,7 +244,8 @@ def test_what_is_no_database_is_named(
     captured = capsys.readouterr()
     assert code == SOMETHING_IS_MISSING
     assert captured.err.count("\n") == 1
-    assert f"the database sqlite:///{path} cannot be opened" in captured.err
+    fault = "is not a plain file" if kind == "folder" else "is no SQLite database"
+    assert f"{path} {fault}" in captured.err
 
 
 @pytest.mark.parametrize("command", [["serve"], ["records", "import", "--shipped"]])
@@ -321,3 +331,123 @@ def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None
 
     assert code == 0
     assert "quickstart" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "code"),
+    [
+        (["sweep", "--dry-run", "--shapes"], "pipe", WRONG_USAGE),
+        (["sweep", "--dry-run", "--shapes"], "device", WRONG_USAGE),
+        (["records", "import"], "pipe", WRONG_USAGE),
+        (["records", "import"], "device", WRONG_USAGE),
+        (["serve", "--key"], "pipe", SOMETHING_IS_MISSING),
+        (["resolve", "1", "1", "1", "--db"], "pipe", SOMETHING_IS_MISSING),
+        (["resolve", "1", "1", "1", "--db"], "device", SOMETHING_IS_MISSING),
+    ],
+)
+@pytest.mark.timeout(20)
+def test_what_is_no_plain_file_is_not_read(
+    command: list[str], kind: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "given"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    given = f"sqlite:///{path}" if command[-1] == "--db" else str(path)
+
+    assert run([*command, given]) == code
+
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert f"{path} is not a plain file" in captured.err
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "junk"])
+@pytest.mark.timeout(20)
+def test_a_file_of_pinned_keys_that_holds_none_is_named(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "keys.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_text("junk")
+    monkeypatch.setenv("GEMM_TUNER_KEYS", str(path))
+
+    assert run(["keys", "list"]) == WRONG_USAGE
+
+    assert f"GEMM_TUNER_KEYS names {path}, which holds no public keys" in capsys.readouterr().err
+
+
+def test_a_shapes_file_without_end_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "shapes.csv"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+    assert run(["sweep", "--dry-run", "--shapes", str(path)]) == WRONG_USAGE
+
+    assert f"{path} is longer than" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("character", ["\x00", "\x1b", "\x9b", "\x7f"])
+def test_a_name_that_moves_the_cursor_is_refused(
+    character: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = tmp_path / "shapes.csv"
+    shapes.write_text(f"name,m,n,k\nred{character}[31m,1,2,3\n")
+
+    assert run(["sweep", "--shapes", str(shapes), "--dry-run"]) == WRONG_USAGE
+
+    captured = capsys.readouterr()
+    assert character not in captured.err + captured.out
+    assert f"line 2: the name {f'red{character}[31m'!r} holds a control character" in captured.err
+
+
+SECRET = "hunter2"  # noqa: S105 - what must not be printed
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["resolve", "1", "1", "1", "--url", f"http://me:{SECRET}@127.0.0.1:9"],
+        ["resolve", "1", "1", "1", "--url", f"http://me:{SECRET}@192.0.2.1:9"],
+        ["resolve", "1", "1", "1", "--url", f"ftp://me:{SECRET}@h"],
+        ["resolve", "1", "1", "1", "--url", f"http://me:a/{SECRET}@h"],
+        ["resolve", "1", "1", "1", "--url", f"http://me:a@b:{SECRET}@h:port"],
+        ["keys", "accept", f"http://me:{SECRET}@127.0.0.1:9"],
+        ["resolve", "1", "1", "1", "--db", f"oracle-none://me:{SECRET}@h/db"],
+        ["resolve", "1", "1", "1", "--db", f"postgresql+none://me:{SECRET}@h/db"],
+        ["resolve", "1", "1", "1", "--db", f"postgresql+none://h/db?password={SECRET}"],
+        ["resolve", "1", "1", "1", "--db", f"sqlite://me:{SECRET}@h:port/db"],
+        ["resolve", "1", "1", "1", "--db", f"me:{SECRET}@h"],
+    ],
+    ids=str,
+)
+def test_a_password_in_an_address_is_not_printed(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) != 0
+
+    captured = capsys.readouterr()
+    assert captured.err.startswith("Error: ")
+    assert SECRET not in captured.err + captured.out
+
+
+def test_the_password_of_a_proxy_is_not_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("http_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("http_proxy", f"socks5://me:{SECRET}@proxy:1080")
+
+    run(["keys", "accept", "http://192.0.2.1:8000"])
+
+    captured = capsys.readouterr()
+    assert "socks5://me:***@proxy:1080" in captured.err
+    assert SECRET not in captured.err

@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from libraries import take_libraries_away
+from relay import Instead
 from served import CANDIDATE, PROBLEM, Edit, Site, keep_trial
 
 from gemm_tuner import Client
@@ -23,10 +24,12 @@ from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.measurement import Raced
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.errors import (
     AbiMismatch,
+    InvalidArray,
     InvalidProblem,
     InvalidSetting,
     IsaNotUsable,
@@ -146,6 +149,36 @@ def test_the_library_that_was_faster_is_what_computes(
     _assert_computes(kernel, PROBLEM)
 
 
+@pytest.mark.parametrize(("speed", "is_served"), [(0.96, True), (0.6, False)])
+def test_beside_a_library_that_cannot_run_here_what_would_run_decides(
+    speed: float, build: Build, tmp_path: Path, *, is_served: bool
+) -> None:
+    url = f"sqlite:///{tmp_path}/beside_mkl.sqlite3"
+    repository = Repository(open_database(url))
+    raced = (
+        Raced(package="mkl 2026.0.0", baseline="mkl 2026.0", call_ns=10_000.0),
+        Raced(package="numpy 2.4.6", baseline="openblas 0.3.31 + pass", call_ns=13_000.0),
+        Raced(package="onednn-cpu-gomp 2023.2.0", baseline="onednn 3.2.0", call_ns=14_000.0),
+    )
+    keep_trial(repository, build, cpu=detect_cpu(), speed=speed, baseline="mkl 2026.0", raced=raced)
+    site = Site.at(url, tmp_path / "key.pem", repository)
+
+    with site.serving() as address:
+        client = Client(address, cache_dir=tmp_path / "cache")
+        kernel = client.kernel(PROBLEM)
+        layer = client.layer(PROBLEM.n, PROBLEM.k, m=[8], epilogue="bias+relu")
+
+    for one in (kernel, *layer.kernels):
+        assert isinstance(one, Kernel if is_served else FallbackKernel)
+        assert (
+            "times as fast but does not run in your process; this kernel is "
+            f"{1.3 * speed:.2f} times as fast as openblas 0.3.31 + pass, which would run instead"
+        ) in one.reason
+    if not is_served and built_finish() is not None:
+        assert kernel.library.startswith("openblas")
+    _assert_computes(kernel, PROBLEM)
+
+
 def test_without_the_faster_baseline_numpy_computes_and_says_why(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,14 +291,11 @@ def test_a_cached_kernel_of_another_abi_is_as_good_as_none(
 
 
 def test_a_service_that_fails_is_as_one_that_is_away(site: Site, tmp_path: Path) -> None:
-    with site.serving() as address:
-        with open_database(site.settings.database_url).begin() as connection:
-            connection.exec_driver_sql("DROP TABLE trials")
-
+    with site.serving(around=Instead("/v1/resolve", 500)) as address:
         kernel = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
 
     assert isinstance(kernel, FallbackKernel)
-    assert "was answered with 50" in kernel.reason
+    assert "was answered with 500" in kernel.reason
 
 
 def test_a_cache_that_cannot_be_written_costs_no_kernel(
@@ -614,3 +644,21 @@ def test_a_layer_for_no_rows_is_refused_before_it_is_asked_for(tmp_path: Path) -
 
     with pytest.raises(InvalidProblem, match="f32 0x64x64 nk none' multiplies nothing"):
         client.layer(64, 64, m=[1, 0])
+
+
+@pytest.mark.parametrize("where", ["kernel", "library"])
+@pytest.mark.parametrize("name", ["x", "w", "out", "bias"])
+def test_masked_arrays_are_refused(name: str, where: str, site: Site, tmp_path: Path) -> None:
+    arrays: dict[str, Any] = {
+        "x": np.zeros((8, 16), np.float32),
+        "w": np.zeros((32, 16), np.float32),
+        "out": np.zeros((8, 32), np.float32),
+        "bias": np.zeros(32, np.float32),
+    }
+    arrays[name] = np.ma.masked_equal(arrays[name], 0)
+    with site.serving() as address:
+        asked = address if where == "kernel" else "http://127.0.0.1:9"
+        kernel = Client(asked, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    with pytest.raises(InvalidArray, match=f"{name} is a MaskedArray"):
+        kernel(arrays["x"], kernel.pack(arrays["w"]), out=arrays["out"], bias=arrays["bias"])

@@ -153,16 +153,29 @@ def test_a_socket_left_by_a_killed_service_is_taken_over(site: Site, tmp_path: P
         assert f"Serving at unix:{path};" in said
 
 
-def test_an_address_that_others_can_reach_is_warned_of() -> None:
-    command = [sys.executable, "-m", "gemm_tuner", "serve", "--host", "0.0.0.0", "--port", "0"]  # noqa: S104
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
-        try:
-            assert child.stderr is not None
-            said = [child.stderr.readline() for _line in range(3)]
-        finally:
-            child.terminate()
+def test_an_address_that_others_can_reach_needs_tls_or_a_proxy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["serve", "--host", "0.0.0.0", "--port", "0"]) == WRONG_USAGE  # noqa: S104
 
-    assert "other machines can connect, in clear text" in said[2]
+    said = capsys.readouterr().err
+    assert "--tls-certificate" in said
+    assert "--behind-proxy" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tls-key", "k.pem"], "--tls-key is nothing"),
+        (["--tls-certificate", "missing.pem"], "cannot be used"),
+        (["--behind-proxy", "nginx"], "proxy is not understood"),
+    ],
+)
+def test_a_way_that_protects_nothing_is_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["serve", "--port", "0", *options]) == WRONG_USAGE
+    assert message in capsys.readouterr().err
 
 
 def test_a_database_that_others_can_write_is_not_served(

@@ -26,6 +26,7 @@ from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.select.shared_weights import share
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.trust.attestation import MeasuringKeys
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.settings import SweepSettings
@@ -52,8 +53,17 @@ def _trials(url: str) -> int:
     return len(Repository(open_database(url)).trials())
 
 
+@pytest.fixture
+def swept(swept_once: str, data_directory: Path) -> str:
+    """Return the URL of the swept database, whose measurements are believed in this test."""
+    measured_with = MeasuringKeys(data_directory / "gemm-tuner").own()
+    assert measured_with is not None
+    MeasuringKeys().accept(measured_with)
+    return swept_once
+
+
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> str:
+def swept_once(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the URL of a database in which a layer for two m was swept, to share weights."""
     url = _url(tmp_path_factory.mktemp("swept"))
     with pytest.MonkeyPatch.context() as patches:

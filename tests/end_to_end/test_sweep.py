@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from itertools import repeat
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from gemm_tuner.cli.main import run
 from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.measurement import Interference, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
@@ -37,7 +39,7 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning import attempt, context_sweep, earlier, finished, patience
+from gemm_tuner.tuning import attempt, context_sweep, earlier, finished, patience, sampling
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.result import SweepResult
@@ -469,6 +471,7 @@ def _plant(
         pairs: int,
         sample_ns: int,
         checks_large_ratios: bool,
+        process: int,
     ) -> tuple[TimedFinding, ...]:
         found = time_fairly(
             host,
@@ -477,6 +480,7 @@ def _plant(
             pairs=pairs,
             sample_ns=sample_ns,
             checks_large_ratios=checks_large_ratios,
+            process=process,
         )
         return tuple(change(build, one) for build, one in zip(builds, found, strict=True))
 
@@ -486,6 +490,18 @@ def _plant(
 def _tune_for_two(database: str) -> SweepResult:
     contexts = [ExecutionContext(threads=2)]
     return _tune(database, baseline="scalar", budget_s=3.0, contexts=contexts)
+
+
+def test_a_short_call_of_two_threads_is_confirmed_in_several_processes(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "_SHORT_CALL_S", inf)  # on a busy machine, no call is short
+
+    _tune_for_two(database)
+
+    of_two = [one for one in confirmations(database) if one.context.threads == 2]
+    assert of_two
+    assert {len(one.measurement.processes) for one in of_two if one.measurement} == {6}
 
 
 def _times(timing: Timing, factor: int) -> Timing:
@@ -566,7 +582,8 @@ def test_a_verdict_rests_on_a_confirmed_trial(
     confirmed = [trial for trial in trials if trial.stage is Stage.CONFIRM]
     assert [trial.candidate for trial in confirmed] == [first, second]
     assert verdict.candidate == second
-    assert verdict.measurement == confirmed[1].measurement
+    assert confirmed[1].measurement is not None
+    assert verdict.measurement == Evidence.of(confirmed[1].measurement)
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,8 @@ def test_the_baseline_computes_where_it_is_faster(
 
     tuned = gemm_tuner.tune(PROBLEM, budget_s=1, db_url=url)
 
-    assert tuned.verdict.measurement is not None
-    compared = tuned.verdict.measurement.library
+    assert tuned.verdict.comparison is not None
+    compared = tuned.verdict.comparison.baseline
     assert isinstance(tuned.kernel, FallbackKernel)
     assert f"The comparison was with {compared.text}" in tuned.kernel.reason
     assert compared.is_version_of(tuned.kernel.library) or "instead" in tuned.kernel.reason

@@ -1,6 +1,5 @@
 """A small set of candidates in which everything that the generator can say occurs."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from functools import cache
 from itertools import combinations
 from random import Random
 
+from axis_words import words_in
 from other_encoding import needed_here
 from proof import Subject
 from random_candidates import draw_subject
@@ -77,7 +77,6 @@ def traits_of(subject: Subject) -> frozenset[str]:
     """Return what is special about a candidate and its problem: words, steps, types and tails."""
     problem, candidate = Problem.parse(subject.problem), Candidate.parse(subject.candidate)
     tile, blocking = candidate.micro_kernel, candidate.blocking
-    words = re.sub(r"(?<=[a-z])\d+(?!x)", "", subject.candidate).split()[2:]
     steps = [step.kind.name for step in problem.epilogue.steps]
     _types, rows, *_rest = subject.problem.split()
     return frozenset(
@@ -88,7 +87,7 @@ def traits_of(subject: Subject) -> frozenset[str]:
             f"m {'of a range' if '..' in rows else 'exact'}",
             f"n {_rest_of(problem.n, tile.nr)}",
             f"k {_rest_of(problem.k, blocking.kc)}",
-            *(f"word {word}" for word in words),
+            *(f"word {word}" for word in words_in(subject.candidate)),
             *(f"step {step}" for step in steps or ["none"]),
         }
     )

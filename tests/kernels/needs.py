@@ -32,6 +32,12 @@ def need_cpu(isa: frozenset[IsaFeature]) -> None:
         pytest.skip(_lacks(missing))
 
 
+def need_whole_sums_of_bytes() -> None:
+    """Skip the test where libraries add products of bytes in 16 bits, and saturate."""
+    if not {IsaFeature.AVX512_VNNI, IsaFeature.AVX_VNNI} & detect_cpu().isa:
+        pytest.skip("sums of bytes saturate in this library on a CPU without VNNI")
+
+
 def need_proof(isa: frozenset[IsaFeature]) -> None:
     """Skip the test where what needs `isa` cannot be proved: executed, respelled or emulated."""
     needed, cpu = needed_here(isa), detect_cpu()

@@ -6,6 +6,7 @@ from itertools import islice
 from math import ceil
 from random import Random
 
+from axis_words import OPTION_AXES, allows, values_of
 from other_encoding import needed_here
 from proof import Subject
 
@@ -14,15 +15,15 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import parse_isa
 from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import STEP_KINDS
-from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
 from gemm_tuner.domain.problem import GROUP_SIZES, WHOLE_COLUMN, Problem
 from gemm_tuner.errors import InvalidCandidate
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.catalog import CATALOG
+from gemm_tuner.space.choice import Choice
 from gemm_tuner.space.limits import check_covers
 
 EMULATED = parse_isa(("amx_tile", "amx_bf16", "amx_int8", "amx_fp16", "avx512_fp16"))
-PREFETCHES = ("", "", " pf4096", " pf16384", " pf_next")
 
 
 def draw_subjects(count: int, seed: int) -> list[Subject]:
@@ -97,31 +98,22 @@ class _Dice:
     ) -> Candidate:
         """Return a candidate that the family may not have."""
         mr, nr = tile
-        mc, nc = mr * self.random.randint(1, 4), nr * self.random.randint(1, 4)
-        order = self.random.choice(list(LoopOrder)).value
-        words = [
-            self.maybe("pack_x"),
-            self.maybe("convert_once", if_=family.converts_weights(problem.types)),
-            self.random.choice(PREFETCHES),
-            self.random.choice(("", "", "", " ws2", " ws4")),
-            self.maybe("shuffle_x", if_=family.can_shuffle(problem.types.x)),
-            self.maybe("stream_y", if_=family.can_stream(problem.types.y)),
-            self.random.choice(("", " u2", " u4")),
-            " grid{}x{}x{}".format(*(self.random.choice((1, 1, 2, 3)) for _axis in range(3))),
-        ]
-        return Candidate.parse(
-            f"{family.name}_{mr}x{nr} mc{mc}_nc{nc}_kc{self.kc(family, problem)} {order}"
-            + "".join(words)
+        micro_kernel = MicroKernel(family=family.name, mr=mr, nr=nr)
+        choice = Choice(
+            mc=mr * self.random.randint(1, 4),
+            nc=nr * self.random.randint(1, 4),
+            kc=self.kc(family, problem),
+            loop_order=self.random.choice(list(LoopOrder)),
         )
-
-    def maybe(self, word: str, *, if_: bool = True) -> str:
-        """Return the word of a candidate, or none."""
-        return f" {word}" if if_ and self.random.random() < 0.5 else ""
+        for axis in OPTION_AXES:
+            unsaid, *others = values_of(axis)
+            said = axis.put(choice, self.random.choice((unsaid, self.random.choice(others))))
+            if allows(axis, problem, family, micro_kernel, said):
+                choice = said
+        return Candidate(micro_kernel=micro_kernel, blocking=choice.blocking)
 
     def kc(self, family: MicroKernelFamily, problem: Problem) -> int:
         """Return the depth of blocks of k: all of k, or a part."""
         multiple = problem.w_group or family.k_multiple
         whole = ceil(max(1, problem.k) / family.k_multiple) * family.k_multiple
-        if family.layout is PackedLayout.COLUMNS or family.template.name == "amx_grouped":
-            return whole
         return self.random.choice((whole, multiple * self.random.randint(1, 3)))

@@ -68,7 +68,7 @@ def all_parts() -> list[str]:
     root = templates_dir()
     return sorted(
         path.relative_to(root).as_posix()
-        for path in root.rglob("*.j2")
+        for path in root.rglob("*.cpp.j2")
         if path.parent != root and path.parent.name != "abi"
     )
 

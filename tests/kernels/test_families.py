@@ -101,20 +101,22 @@ def epilogues(row: Row) -> Iterator[str]:
     yield "add+scale+mul+add+bias+silu+add+scale"
 
 
-def depths_and_epilogues(row: Row) -> Iterator[tuple[int, str]]:
+def depths_and_epilogues(row: Row) -> Iterator[tuple[int, str, str]]:
     """Yield every tail of k, and every epilogue with a depth whose sums are not too alike.
 
     Where offsets make a step of the tail, neither is the proof of the other: each comes by itself.
+    Packing transposes w once for each depth.
     """
     depths = tails_of_k(row)
     steps = list(dict.fromkeys(usable(text, row.types) for text in epilogues(row)))
     shallow = bisect(depths, KC // 2)
     if row.types.accumulator.is_integer:
         shallow = len(depths)
-    yield from ((k, "x_row_zero_point+bias") for k in depths[:shallow])
+    yield from ((k, "nk", "x_row_zero_point+bias") for k in depths[:shallow])
     deep = depths[shallow:] or [KC + 1]
     for number in range(max(len(deep), len(steps))):
-        yield deep[number % len(deep)], steps[number % len(steps)]
+        layout = "nk" if number < len(deep) else row.layout_as_packed
+        yield deep[number % len(deep)], layout, steps[number % len(steps)]
 
 
 @pytest.mark.parametrize("row", each_executed(FEW_ROWS))
@@ -122,10 +124,10 @@ def test_tails_of_k_and_every_epilogue_step_for_any_m(row: Row, toolchain: Toolc
     mr, nr = small_tile(row.family)
     subjects = [
         Subject(
-            problem=row.problem(f"0..{2 * mr + 1}x{nr + 1}x{k}", "nk", epilogue),
+            problem=row.problem(f"0..{2 * mr + 1}x{nr + 1}x{k}", layout, epilogue),
             candidate=candidate_text(row, k),
         )
-        for k, epilogue in depths_and_epilogues(row)
+        for k, layout, epilogue in depths_and_epilogues(row)
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -151,6 +153,13 @@ def test_exact_m_around_tiles_and_blocks(row: Row, toolchain: Toolchain) -> None
     assert not wrong
 
 
+def layouts(row: Row, turn: int) -> tuple[str, ...]:
+    """Return the layouts of w for an order of the loops, which packing does not depend on."""
+    if turn == 0 and row.is_plain:
+        return "nk", "kn"
+    return (("nk", "kn")[turn] if turn < 2 else row.layout_as_packed,)
+
+
 @pytest.mark.parametrize("row", each_executed(FEW_ROWS))
 def test_loop_orders_layouts_and_extras(row: Row, toolchain: Toolchain) -> None:
     mr, nr = small_tile(row.family)
@@ -163,7 +172,7 @@ def test_loop_orders_layouts_and_extras(row: Row, toolchain: Toolchain) -> None:
             candidate=candidate_text(row, k, order=order, extras=extras),
         )
         for turn, order in enumerate(LoopOrder)
-        for layout in (("nk", "kn") if row.is_plain else (("nk", "kn")[turn % 2],))
+        for layout in layouts(row, turn)
         for extras in (EXTRAS if row.is_plain else (EXTRAS[turn % 4], EXTRAS[(turn + 1) % 4]))
     ]
 

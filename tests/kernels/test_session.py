@@ -17,6 +17,7 @@ from gemm_tuner.bench.baselines.own_kernel import ScalarKernel
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct, build_drivers
 from gemm_tuner.bench.kernel_runner import KernelRunner
 from gemm_tuner.bench.limits import LARGE_RATIO
+from gemm_tuner.bench.requests import Setup, TimeRequest
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
@@ -43,7 +44,7 @@ def _session(
 ) -> session.Session:
     """Return a session in this process, whose scalar baseline does `statement`."""
     return session.Session(
-        session.Setup(
+        Setup(
             problem_text=PROBLEM.text,
             threads=1,
             baselines=baselines,
@@ -92,7 +93,7 @@ def _let_not_fit(monkeypatch: pytest.MonkeyPatch, large: Build) -> None:
 
     def measure_what_fits(
         trials: session.Session,
-        request: session.TimeRequest,
+        request: TimeRequest,
         baselines: list[CheckedBaseline],
     ) -> object:
         if large in request.builds:
@@ -104,8 +105,8 @@ def _let_not_fit(monkeypatch: pytest.MonkeyPatch, large: Build) -> None:
 
 def _request(
     *builds: Build, regime: Regime = Regime.HOT, checks_large_ratios: bool = False
-) -> session.TimeRequest:
-    return session.TimeRequest(
+) -> TimeRequest:
+    return TimeRequest(
         builds=builds,
         regime=regime,
         pairs=TIMING_PAIRS,

@@ -5,32 +5,19 @@ from pathlib import Path
 
 import httpx
 import pytest
+from databases import Databases
 from gemm_tuner_service.settings import Settings
-from samples import CPU, add_build, make_trial
-from serving import served
+from serving import served, tuned_settings
 from sqlalchemy import Engine
 
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 
 
-def make_settings(folder: Path) -> Settings:
-    """Return the settings of a service whose store holds one tuned problem."""
-    url = f"sqlite:///{folder}/store.sqlite3"
-    engine = open_database(url)
-    repository = Repository(engine)
-    add_build(repository)
-    repository.add_trial(make_trial())
-    engine.dispose()
-    return Settings(
-        database_url=url, signing_key_path=folder / "keys" / "signing.pem", default_cpu=CPU
-    )
-
-
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path, database_url: str) -> Settings:
     """Return the settings of a service of one test."""
-    return make_settings(tmp_path)
+    return tuned_settings(tmp_path, database_url)
 
 
 @pytest.fixture
@@ -48,14 +35,18 @@ def repository(engine: Engine) -> Repository:
 
 
 @pytest.fixture
-def own_client(settings: Settings) -> Iterator[httpx.Client]:
-    """Yield a client of a service whose store the test may change."""
+def own_client(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    """Yield a client of a service whose store the test may change, and which sees it at once."""
+    monkeypatch.setattr("gemm_tuner.store.watching.LOOK_EVERY_S", 0)
     with served(settings) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def client(
+    tmp_path_factory: pytest.TempPathFactory, databases: Databases
+) -> Iterator[httpx.Client]:
     """Yield a client of a service that all tests share and none changes."""
-    with served(make_settings(tmp_path_factory.mktemp("service"))) as client:
+    folder = tmp_path_factory.mktemp("service")
+    with databases.current() as url, served(tuned_settings(folder, url)) as client:
         yield client

@@ -212,7 +212,7 @@ def test_an_unknown_path_and_method_are_problem_documents(client: httpx.Client) 
     check_problem_document(client.get("/v1/nothing"), 404, "not-found")
     answer = client.delete("/v1/kernels")
     check_problem_document(answer, 405, "method-not-allowed")
-    assert answer.headers["Allow"] == "GET"
+    assert answer.headers["Allow"] == "GET, HEAD"
 
 
 def test_no_cpu_at_all_is_told(settings: Settings) -> None:
@@ -230,6 +230,7 @@ def test_no_cpu_at_all_is_told(settings: Settings) -> None:
 
 def test_a_damaged_store_is_an_answer(own_client: httpx.Client, engine: Engine) -> None:
     with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE verdicts SET document = '{}'")
         connection.exec_driver_sql("UPDATE trials SET document = '{}'")
 
     answer = own_client.post("/v1/resolve", json={"problem": PROBLEM.text})

@@ -318,7 +318,7 @@ def test_a_service_does_not_start_on_an_unwritable_database(tmp_path: Path) -> N
         asyncio.run(start())
 
 
-def test_the_serial_grows_with_what_is_known_of_the_layer_alone(
+def test_the_serial_grows_with_what_may_answer_alone(
     own_client: httpx.Client, repository: Repository
 ) -> None:
     def serial() -> int:
@@ -331,8 +331,11 @@ def test_the_serial_grows_with_what_is_known_of_the_layer_alone(
     of_another_layer = serial()
     repository.add_trial(make_trial(problem=replace(PROBLEM, m=Rows(low=1, high=1)), minute=2))
     of_another_m = serial()
+    repository.add_trial(make_trial(problem=replace(PROBLEM, m=Rows(low=1, high=256)), minute=3))
+    of_a_range = serial()
+    repository.add_trial(make_trial(minute=4))
 
-    assert 0 < first == of_another_layer < of_another_m
+    assert 0 < first == of_another_layer == of_another_m < of_a_range < serial()
 
 
 def test_a_faster_baseline_is_said(own_client: httpx.Client, repository: Repository) -> None:

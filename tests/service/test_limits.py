@@ -59,6 +59,19 @@ def test_a_request_that_is_not_finished_is_closed(hurried: httpx.Client, sent: b
         assert read_to_end(connection) == b""
 
 
+def test_a_body_with_two_ends_is_refused(hurried: httpx.Client) -> None:
+    """A proxy may believe the other header, and take what follows for another request."""
+    head = HEAD.replace(b"Content-Length", b"Transfer-Encoding: chunked\r\nContent-Length")
+    with connect(hurried) as connection:
+        connection.sendall(head + b"\r\n2\r\n{}\r\n0\r\n\r\n")
+
+        answer = read_to_end(connection)
+
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"both Content-Length and Transfer-Encoding" in answer
+    assert answer.count(b"HTTP/1.1") == 1
+
+
 def test_a_byte_now_and_then_does_not_move_the_deadline(hurried: httpx.Client) -> None:
     with connect(hurried) as connection:
         connection.sendall(HEAD + b"X-Slow: ")

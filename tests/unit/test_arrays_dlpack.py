@@ -167,3 +167,12 @@ def test_weights_of_another_library_are_quantised() -> None:
     wanted = quantise_weights(w, "u4", group=32)
     assert np.array_equal(quantised.w, wanted.w)
     assert np.array_equal(quantised.scales, wanted.scales)
+
+
+def test_masked_arrays_are_refused() -> None:
+    masked = np.ma.masked_equal(np.zeros((2, 2), np.float32), 0)
+
+    with pytest.raises(InvalidArray, match=r"x is a MaskedArray.*pass x\.filled\(0\)"):
+        as_array("x", masked)
+    with pytest.raises(InvalidArray, match="w is a MaskedArray"):
+        quantise_weights(masked, "s8", group="k")

@@ -11,6 +11,7 @@ from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.main import run
 from gemm_tuner.cli.roofline_plot import KERNEL, PlotLine, draw, write_plot
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.measurement import Interference, Measurement, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Conditions
@@ -46,8 +47,10 @@ def _row(layer: Layer, *, decision: Decision = Decision.TIE, **times_ns: int) ->
             decision=decision,
             basis=Basis.MEASURED,
             complete=True,
-            measurement=Measurement(
-                candidate=_timing(100), baseline="onednn 2", baseline_timing=_timing(120)
+            measurement=Evidence.of(
+                Measurement(
+                    candidate=_timing(100), baseline="onednn 2", baseline_timing=_timing(120)
+                )
             ),
         ),
         measurements=measurements,

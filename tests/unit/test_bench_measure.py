@@ -120,8 +120,8 @@ def test_candidates_clearly_behind_the_fastest_have_the_first_samples_only(
 
 
 def test_a_final_is_not_decided_by_two_disturbed_rounds() -> None:
-    # Calibration takes two samples; each that is interrupted is taken three times.
-    hindered = Clock(1000, lambda sample: 1 if sample < 12 else 0)
+    # Calibration takes three samples; each that is interrupted is taken three times.
+    hindered = Clock(1000, lambda sample: 1 if sample < 15 else 0)
 
     timings = measured([hindered, Clock(1000), Clock(100), Clock(100)], pairs=15, candidates=2)
 
@@ -129,8 +129,8 @@ def test_a_final_is_not_decided_by_two_disturbed_rounds() -> None:
 
 
 def test_a_candidate_that_was_interrupted_once_is_not_behind() -> None:
-    # The first sample calibrates, the second one is slow.
-    hindered = Clock(30_000_000, lambda sample: 20_000 if sample == 1 else 0)
+    # The first two samples calibrate, the third one is slow.
+    hindered = Clock(30_000_000, lambda sample: 20_000 if sample == 2 else 0)
 
     timings = measured([hindered, Clock(30_000_000), Clock(100), Clock(100)], pairs=5, candidates=2)
 
@@ -204,7 +204,18 @@ def test_a_long_sample_is_taken_once() -> None:
 
     timings = measured([interrupted, Clock(100), Clock(100)], pairs=4)
 
-    assert len(interrupted.warm_ups) == 2 + len(timings[0].samples_ns)
+    assert len(interrupted.warm_ups) == 3 + len(timings[0].samples_ns)
+
+
+@pytest.mark.parametrize("slow_sample", [0, 1])
+def test_one_slow_call_does_not_make_samples_of_single_calls(slow_sample: int) -> None:
+    """The first call of a library may generate code for 30 ms; any call may be interrupted."""
+    library = Clock(100, lambda sample: 30_000 if sample == slow_sample else 0)
+
+    timings = measured([library, Clock(100), Clock(100)], pairs=4)
+
+    assert [timing.calls_per_sample for timing in timings] == 3 * [timings[1].calls_per_sample]
+    assert min(library.warm_ups[-4:]) > 0
 
 
 class Waits:

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from gemm_tuner.cli import output
-from gemm_tuner.cli.output import print_table
+from gemm_tuner.cli.output import print_json, print_table
 
 _BOLD = re.compile(r"\x1b\[\d*m")
 COLUMNS = ("layer", ">time", "why")
@@ -27,9 +27,8 @@ def test_a_table_in_a_pipe_is_never_folded(capsys: pytest.CaptureFixture[str]) -
 def test_a_table_in_a_terminal_is_folded_but_no_figure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        output, "RESULTS", Console(force_terminal=True, width=60, color_system=None)
-    )
+    terminal = Console(force_terminal=True, width=60, color_system=None)
+    monkeypatch.setattr(output, "results", lambda: terminal)
 
     print_table("Times", COLUMNS, ROWS)
 
@@ -43,3 +42,21 @@ def test_a_table_without_rows_has_its_columns(capsys: pytest.CaptureFixture[str]
     print_table("Times", COLUMNS, [])
 
     assert capsys.readouterr().out == "Times\n  layer   time   why\n"
+
+
+def test_what_a_terminal_would_obey_is_spelled_in_tables_and_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_table("Times", ("layer",), [("\x1b[31mred\x9b",)])
+    print_json({"layer": "\x1b[31mred\x9b\x7f"})
+
+    said = capsys.readouterr().out
+    assert r"\x1b[31mred\x9b" in said
+    assert r"\u001b[31mred\u009b\u007f" in said
+    assert not {"\x1b", "\x9b", "\x7f"} & set(said)
+
+
+def test_a_line_break_in_a_cell_makes_no_row(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("Changes", ("what", "why"), [("revoked", "wrong\nnobody   did this")])
+
+    assert capsys.readouterr().out.count("\n") == 3

@@ -54,8 +54,20 @@ def test_a_question_to_the_database_loads_no_more_than_it_needs(tmp_path: Path) 
 
     modules = _modules_after("resolve", "8", "8", "8", "--db", url)
 
-    assert not modules & (HEAVY - {"pydantic", "asyncio", "sqlalchemy"})
-    assert not {"gemm_tuner.bench", "gemm_tuner.build"} & modules
+    assert not modules & (HEAVY - {"pydantic", "asyncio", "sqlalchemy"})  # typer has pydantic
+    assert not modules & {"rich", "gemm_tuner.cli.means", "gemm_tuner.space.axes"}
+    assert not {"gemm_tuner.bench", "gemm_tuner.build", "gemm_tuner.tuning"} & modules
+
+
+@pytest.mark.parametrize(
+    "model", ["gemm_tuner.store.wire.WireRecord", "gemm_tuner.trust.payload.VerdictPayload"]
+)
+def test_no_model_is_built_before_it_is_used(model: str) -> None:
+    module, _dot, name = model.rpartition(".")
+    program = f"from {module} import {name}; print({name}.__pydantic_complete__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+
+    assert done.stdout == b"False\n"
 
 
 def test_importing_the_package_loads_nothing() -> None:

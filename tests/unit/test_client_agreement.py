@@ -7,10 +7,10 @@ import pytest
 from samples import CONTEXT, CPU, PROBLEM, make_artifact, make_trial
 
 from gemm_tuner.client.agreement import check_kernel, check_verdict
+from gemm_tuner.derive import derive_verdict
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import KernelRejected
 from gemm_tuner.runtime.load import Kernel
-from gemm_tuner.select.derive import derive_verdict
 from gemm_tuner.trust.payload import VerdictPayload
 
 TRIAL = make_trial()

@@ -1,3 +1,4 @@
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,7 +11,7 @@ WAIT_S = 30
 
 
 def test_a_slow_question_does_not_hold_up_another() -> None:
-    once = Once[str, str](keeps=lambda _found: True)
+    once = Once[str, str](lambda _found: True)
     is_asked, may_end = threading.Event(), threading.Event()
 
     def look_slowly() -> str:
@@ -27,7 +28,7 @@ def test_a_slow_question_does_not_hold_up_another() -> None:
 
 
 def test_many_threads_that_ask_the_same_get_what_one_found() -> None:
-    once = Once[str, object](keeps=lambda _found: True)
+    once = Once[str, object](lambda _found: True)
     barrier = threading.Barrier(8)
     looked: list[object] = []
 
@@ -47,7 +48,7 @@ def test_many_threads_that_ask_the_same_get_what_one_found() -> None:
 
 
 def test_what_is_not_kept_and_what_failed_is_looked_for_again() -> None:
-    once = Once[str, int](keeps=lambda found: found > 1)
+    once = Once[str, int](lambda found: found > 1)
     with pytest.raises(ZeroDivisionError):
         once.find("a", lambda: 1 // 0)
 
@@ -55,7 +56,7 @@ def test_what_is_not_kept_and_what_failed_is_looked_for_again() -> None:
 
 
 def test_a_thread_that_was_interrupted_leaves_the_question_to_the_next() -> None:
-    once = Once[str, int](keeps=lambda _found: True)
+    once = Once[str, int](lambda _found: True)
 
     def interrupt() -> int:
         raise KeyboardInterrupt
@@ -64,3 +65,24 @@ def test_a_thread_that_was_interrupted_leaves_the_question_to_the_next() -> None
         once.find("a", interrupt)
 
     assert once.find("a", lambda: 1) == 1
+
+
+def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent() -> None:
+    once = Once[str, str](lambda _found: True)
+    is_asked, may_end = threading.Event(), threading.Event()
+
+    def look_slowly() -> str:
+        is_asked.set()
+        assert may_end.wait(WAIT_S)
+        return "parent's"
+
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(once.find, "a", look_slowly)
+        assert is_asked.wait(WAIT_S)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if once.find("a", lambda: "child's") == "child's" else 1)
+        may_end.set()
+        assert slow.result(WAIT_S) == "parent's"
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

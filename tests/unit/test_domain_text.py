@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 
 from gemm_tuner.domain.blocking import Blocking, LoopOrder
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.comparison import is_as_fast
 from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.doubt import why_disturbed
 from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import STEP_KINDS, Epilogue, Step
-from gemm_tuner.domain.measurement import Measurement, Ratio, Timing
+from gemm_tuner.domain.measurement import Measurement, Ratio, Timing, of_several_processes
 from gemm_tuner.domain.micro_kernel import MicroKernel
 from gemm_tuner.domain.problem import GROUP_SIZES, Problem, Rows, WeightLayout
 from gemm_tuner.domain.verdict import Decision, decide
@@ -169,6 +171,10 @@ def test_no_group_is_longer_than_a_column() -> None:
         ("f32 5..2x2x3", "empty range"),
         ("f32 1x2x3 mn none", "'mn'"),
         ("f32 1x2", "not understood"),
+        (f"f32 {'9' * 5000}x1x1", "not understood"),
+        (f"f32 1x{'9' * 5000}x1", "not understood"),
+        (f"f32 1x1x{'9' * 5000}", "not understood"),
+        (f"f32_s8 1x2x99 nk:g{'9' * 5000}", "is not known"),
         ("", "not understood"),
     ],
 )
@@ -205,7 +211,14 @@ def test_repeated_operands_are_numbered() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "avx512_f32", "avx512_f32_8x48 mc0_nc48_kc1 jc_ic_jr_ir", "a_0x1 mc1_nc1_kc1 jc_ic_jr_ir"],
+    [
+        "",
+        "avx512_f32",
+        f"avx512_f32_8x48 mc{'9' * 5000}_nc48_kc1 jc_ic_jr_ir",
+        f"avx512_f32_{'9' * 5000}x48 mc8_nc48_kc1 jc_ic_jr_ir",
+        "avx512_f32_8x48 mc0_nc48_kc1 jc_ic_jr_ir",
+        "a_0x1 mc1_nc1_kc1 jc_ic_jr_ir",
+    ],
 )
 def test_bad_candidate_is_refused(text: str) -> None:
     with pytest.raises(InvalidCandidate):
@@ -242,6 +255,46 @@ def test_interval_of_a_median_drops_outer_samples() -> None:
     ratio = Measurement(candidate=even, baseline="b", baseline_timing=timing).ratio
 
     assert (ratio.low, ratio.median, ratio.high) == (106, 111, 116)
+
+
+def _in_one_process(*samples_ns: int) -> Measurement:
+    """Return a measurement beside a baseline of 1000 ns in each round."""
+    return Measurement(
+        candidate=Timing(calls_per_sample=1, samples_ns=samples_ns),
+        baseline="onednn 3.2.0",
+        baseline_timing=Timing(calls_per_sample=1, samples_ns=(1000,) * len(samples_ns)),
+    )
+
+
+def test_of_several_processes_the_interval_covers_each() -> None:
+    fast, middle, slow = (_in_one_process(*(ns,) * 12) for ns in (500, 800, 1250))
+
+    measured = of_several_processes([slow, fast, middle])
+
+    assert measured.candidate == middle.candidate
+    assert len(measured.processes) == 3
+    assert measured.ratio == Ratio(median=1.25, low=0.8, high=2.0, of_minimums=0.8)
+
+
+def test_a_kernel_that_is_slower_in_one_process_is_not_called_tuned() -> None:
+    of_one, of_other = _in_one_process(*(806,) * 31), _in_one_process(*(1075,) * 31)
+    assert decide(of_one.ratio) is Decision.TUNED  # 1.24 times
+
+    together = of_several_processes([of_one, of_other])  # and 0.93
+
+    assert decide(together.ratio) is Decision.TIE
+    assert not is_as_fast(together.ratio)
+    assert decide(of_several_processes([of_one, of_one]).ratio) is Decision.TUNED
+
+
+def test_a_process_in_which_medians_and_minimums_disagree_is_reason_to_doubt() -> None:
+    calm = _in_one_process(*(800,) * 12)
+    restless = _in_one_process(500, *(800,) * 11)
+
+    assert why_disturbed(calm) is None
+    # The median of one and the fastest sample of another would seem to agree.
+    assert why_disturbed(of_several_processes([calm, restless])) is not None
+    assert why_disturbed(of_several_processes([calm, _in_one_process(*(500,) * 12)])) is None
 
 
 def test_samples_must_pair_up() -> None:

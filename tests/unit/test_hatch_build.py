@@ -1,6 +1,8 @@
 """The extension module is built where a compiler is, and its absence is no error."""
 
 import importlib.util
+import logging
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -8,6 +10,9 @@ import pytest
 
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.errors import ToolchainMissing
+from gemm_tuner.libraries import finish
+from gemm_tuner.resources import library_native_dir
+from gemm_tuner.runtime import direct
 
 SCRIPT = Path(__file__).parents[2] / "hatch_build.py"
 
@@ -60,3 +65,48 @@ def test_what_the_compiler_refuses_is_told(
 
     with pytest.raises(script.NotBuilt, match=r"false .* failed|Python\.h"):
         script.build_native(SCRIPT.parent, tmp_path / "_native.abi3.so")
+
+
+@pytest.fixture
+def built(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Build the pass in C from a copy of its source, and return the copy."""
+    source = Path(shutil.copy(library_native_dir() / "finish.c", tmp_path))
+    target = tmp_path / "_finish.so"
+    try:
+        script.build_finish(SCRIPT.parent, target)
+    except script.NotBuilt as reason:
+        pytest.skip(str(reason))
+    monkeypatch.setattr(finish, "_BUILT", target)
+    monkeypatch.setattr(finish, "library_native_sources", lambda: (source,))
+    return source
+
+
+@pytest.mark.usefixtures("built")
+def test_a_pass_built_from_its_source_is_used(caplog: pytest.LogCaptureFixture) -> None:
+    assert finish.built_finish.__wrapped__() is not None
+    assert not caplog.records
+
+
+def test_a_pass_older_than_its_source_is_not_used(
+    built: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    built.write_text(built.read_text().replace("GELU_TANH, GELU_ERF", "GELU_ERF, GELU_TANH"))
+
+    with caplog.at_level(logging.WARNING):
+        assert finish.built_finish.__wrapped__() is None
+
+    assert "python hatch_build.py" in caplog.text
+
+
+@pytest.mark.skipif(direct.NATIVE is None, reason="_native is not built; run hatch_build.py")
+def test_a_call_path_older_than_its_sources_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    newer = tmp_path / "module.c"
+    newer.write_text("int newer;")
+    monkeypatch.setattr(direct, "call_native_sources", lambda: (newer,))
+
+    with caplog.at_level(logging.WARNING):
+        assert direct._load() is None  # the module was loaded with this one
+
+    assert "python hatch_build.py" in caplog.text

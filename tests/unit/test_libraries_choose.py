@@ -1,9 +1,12 @@
 """What computes in the place of a kernel is the library that kernels were compared with."""
 
+import copy
 import os
+import pickle
 import shutil
 import signal
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -17,7 +20,7 @@ from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.tolerance import find_error
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.domain.measurement import Library, Measurement, Raced, Timing
+from gemm_tuner.domain.measurement import Library
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.libraries.fallback import FallbackKernel
@@ -48,6 +51,12 @@ def _fallback(text: str, compared_with: Library | None, threads: int | None = 1)
         threads=threads,
         compared_with=compared_with,
     )
+
+
+def _through_pickle(kernel: FallbackKernel) -> FallbackKernel:
+    unpickled = pickle.loads(pickle.dumps(kernel))  # noqa: S301 - what was pickled here
+    assert isinstance(unpickled, FallbackKernel)
+    return unpickled
 
 
 def _assert_right(kernel: FallbackKernel, kind: InputKind = InputKind.NORMAL) -> None:
@@ -168,6 +177,36 @@ def test_a_forked_child_computes_by_openblas() -> None:
 
 
 @needs_onednn
+@pytest.mark.parametrize("again", [copy.deepcopy, copy.copy, _through_pickle])
+def test_a_copy_computes_from_the_same_packed_weights(
+    again: Callable[[FallbackKernel], FallbackKernel],
+) -> None:
+    kernel = _fallback("f32 5x7x9 nk row_scale+bias", None)
+    inputs = make_inputs(kernel.problem, InputKind.NORMAL, SEED)
+    operands: dict[str, Any] = {**inputs.operands}
+
+    copied = again(kernel)
+    y = copied(inputs.x, kernel.pack(inputs.w), **operands)
+
+    assert (copied.reason, copied.library) == (kernel.reason, kernel.library)
+    assert find_error(expected_of(kernel, inputs), np.asarray(y)) is None
+
+
+@needs_onednn
+def test_a_problem_is_spelled_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "f32 6x7x9 nk row_scale+bias+relu"
+    choices = iter((1, 0))
+    monkeypatch.setattr(
+        "gemm_tuner.libraries.onednn_layer.pick_fastest", lambda _runs: next(choices)
+    )
+
+    formats = {_fallback(text, None).packed_format for _time in range(3)}
+
+    assert len(formats) == 1
+    assert next(choices) == 0
+
+
+@needs_onednn
 def test_of_several_onednn_the_package_of_the_verdict_computes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -243,27 +282,19 @@ def test_where_it_cannot_be_had_the_best_computes_and_the_reason_says_so(
     _assert_right(kernel)
 
 
-@pytest.mark.parametrize(
-    ("baseline", "raced", "package"),
-    [
-        ("onednn 3.13.0", ("onednn 3.13.0", "onednn 3.2.0"), "package 0"),
-        ("onednn 3.2.0 + pass", ("openblas 0.3.31", "onednn 3.2.0"), "package 1"),
-        ("mkl 2026.2.0", ("onednn 3.2.0",), ""),
-        ("mkl 2026.2.0", (), ""),
-    ],
-)
-def test_the_library_of_a_measurement_has_the_package_that_was_raced(
-    baseline: str, raced: tuple[str, ...], package: str
-) -> None:
-    timing = Timing(calls_per_sample=1, samples_ns=(10, 10))
-    measurement = Measurement(
-        candidate=timing,
-        baseline=baseline,
-        baseline_timing=timing,
-        raced=tuple(
-            Raced(package=f"package {place}", baseline=text, call_ns=1.0 + place)
-            for place, text in enumerate(raced)
-        ),
+@needs_onednn
+@needs_openblas
+def test_the_fastest_of_the_race_that_can_run_here_computes_instead() -> None:
+    kernel = FallbackKernel(
+        problem=Problem.parse("f32 5x7x9 nk bias"),
+        reason="A test asked for it.",
+        compared_with=Library(text="mkl 2026.0", package="mkl 2026.0.0"),
+        instead=OPENBLAS,
     )
 
-    assert measurement.library == Library(text=baseline, package=package)
+    assert kernel.library == f"{open_openblas().text} + pass"
+    assert kernel.reason == (
+        "A test asked for it. The comparison was with mkl 2026.0, which is not called from here: "
+        f"{kernel.library} computes instead."
+    )
+    _assert_right(kernel)

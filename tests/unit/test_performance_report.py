@@ -117,7 +117,7 @@ def test_sections_of_cold_weights_and_two_threads_say_what_differs(
     assert not capsys.readouterr().err
     assert "another kernel than with hot weights: 1 of 2 layers" in report
     assert "slower than one thread: differs of 2 layers" in report
-    assert report.count("the best of all: **1.200**") == 3
+    assert report.count("onednn 3: **1.200** over 2 layers, always the fastest") == 3
 
 
 def test_layers_beside_inductor_are_a_section_of_their_own(tmp_path: Path) -> None:
@@ -127,9 +127,34 @@ def test_layers_beside_inductor_are_a_section_of_their_own(tmp_path: Path) -> No
     code, report, front = _report(tmp_path, rows, {})
 
     assert code == 0
-    assert "| f32, hot | 2 | 1.200 | 1.200 | 0 |" in report
-    assert "| f32, hot, beside Inductor | 1 | 1.200 | 1.200 | 0 |" in report
+    assert "| f32, hot | 2 | onednn 1.200 (2; always the fastest) | 0 | 0 |" in report
+    means = "onednn 1.200 (1; always the fastest), torch-inductor 1.500 (1)"
+    assert f"| f32, hot, beside Inductor | 1 | {means} | 0 | 0 |" in report
     assert "torch-inductor" in front
+
+
+def test_each_library_has_a_mean_of_its_own(tmp_path: Path) -> None:
+    onednn, blas = _beside("onednn 3", 1.1, 1.2, 1.3), _beside("blas 3", 1.4, 1.5, 1.6)
+    fast_blas = _beside("blas 3", 1.0, 1.1, 1.2)
+    rows = [_row("one", onednn, blas), _row("two", onednn, fast_blas), _row("three", onednn)]
+
+    _code, report, front = _report(tmp_path, rows, {})
+
+    assert "- onednn 3: **1.200** over 3 layers, 1.200 over the 2 where it is the fastest" in report
+    assert "- blas 3: **1.285** over 2 layers, 1.100 over the 1 where it is the fastest" in report
+    assert "onednn 1.200 (3; fastest 1.200 of 2), blas 1.285 (2; fastest 1.100 of 1)" in front
+    assert "best of" not in front
+
+
+def test_no_mean_holds_what_was_disturbed_or_is_implausible(tmp_path: Path) -> None:
+    fair = _beside("onednn 3", 1.1, 1.2, 1.3) | {"doubt": None}
+    doubted = _beside("onednn 3", 90.0, 99.0, 99.9) | {"doubt": "implausible: above the roof"}
+
+    _code, report, front = _report(tmp_path, [_row("one", fair), _row("two", doubted)], {})
+
+    assert "| f32, hot | 2 | onednn 1.200 (1; always the fastest) | 1 | 0 |" in report
+    assert "99.000" not in report
+    assert front.count("onednn 1.200 (1; always the fastest)") == 1
 
 
 def _option(candidate: str | None, packed_format: str, **more: float) -> dict[str, Any]:

@@ -11,17 +11,20 @@ from samples import (
     make_disturbed_trial,
     make_failed_trial,
     make_trial,
+    make_trial_beside_mkl,
 )
 
+from gemm_tuner.derive import derive_verdict
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
+from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.measurement import Interference, Limits, Measurement, Timing
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.select.choose import Match, choose
-from gemm_tuner.select.derive import derive_verdict, sturdiest_of_fastest
+from gemm_tuner.select.sturdiest import sturdiest_of_fastest
 from gemm_tuner.space.ranking import ranked
 from gemm_tuner.store.repository import Repository
 
@@ -212,6 +215,35 @@ def test_an_exact_match_is_served(repository: Repository) -> None:
     assert "1.250 times the speed" in match.explain[-1]
 
 
+def test_a_kernel_slower_than_a_library_that_cannot_run_instead_is_served(
+    repository: Repository,
+) -> None:
+    artifact = add_build(repository)
+    repository.add_trial(make_trial_beside_mkl())
+
+    match = ask(repository)
+
+    assert (match.verdict.decision, match.verdict.artifact) == (Decision.BASELINE, artifact)
+    assert any(
+        "baseline: 0.952 times" in line
+        and "mkl 2026.0 is 1.05 times as fast but does not run in your process; this kernel is "
+        "1.30 times as fast as onednn 3.2.0, which would run instead"
+        in line
+        for line in match.explain
+    )
+
+
+def test_a_kernel_slower_than_what_can_run_instead_is_not_served(repository: Repository) -> None:
+    add_build(repository)
+    repository.add_trial(make_trial_beside_mkl(call_ns=1500))
+
+    match = ask(repository)
+
+    assert (match.verdict.decision, match.verdict.artifact) == (Decision.BASELINE, None)
+    assert "this kernel is 0.91 times as fast as onednn 3.2.0" in match.explain[-1]
+    assert "a kernel is served from 1.000 times on" in match.explain[-1]
+
+
 def test_an_unfinished_sweep_is_marked(repository: Repository) -> None:
     add_build(repository)
     trial = make_trial()
@@ -299,7 +331,8 @@ def test_a_tuned_range_claims_no_speed_for_an_m_that_was_not_timed(
     assert match.verdict.artifact is not None
     assert match.explain[2] == (
         "bucket: tuned for m = 1..256, measured at m = 256, "
-        f"so its speed at m = {rows} is not known."
+        f"so its speed at m = {rows} is not known. "
+        f"It is attested with the measuring key {match.verdict.attested_by}."
     )
 
 
@@ -312,7 +345,10 @@ def test_a_tuned_range_answers_for_the_m_that_was_timed(repository: Repository, 
 
     assert match.verdict.decision is Decision.TUNED
     assert match.verdict.ratio is not None
-    assert match.explain[2] == "bucket: tuned for m = 1..256, measured at m = 256."
+    assert match.explain[2] == (
+        "bucket: tuned for m = 1..256, measured at m = 256. "
+        f"It is attested with the measuring key {match.verdict.attested_by}."
+    )
 
 
 def test_a_tuned_range_that_lost_answers_for_no_other_m(repository: Repository) -> None:
@@ -524,7 +560,8 @@ def test_what_was_measured_in_peace_goes_before_what_was_disturbed(
 
     assert verdict.decision is Decision.TUNED
     assert verdict.candidate == trials[-1].candidate
-    assert verdict.measurement == trials[-1].measurement
+    assert trials[-1].measurement is not None
+    assert verdict.measurement == Evidence.of(trials[-1].measurement)
 
 
 def test_time_that_the_hypervisor_took_is_a_disturbance() -> None:

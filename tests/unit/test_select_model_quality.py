@@ -72,10 +72,10 @@ def test_a_report_without_measurements_says_what_to_do(
 
 
 def test_a_report_on_a_cpu_that_is_not_here_names_it(
-    repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add(repository, ORDER[0], 800, Stage.CONFIRM)
     database = f"sqlite:///{tmp_path}/store.sqlite3"
+    add(Repository(open_database(database)), ORDER[0], 800, Stage.CONFIRM)
 
     code = run(["model", "report", "--cpu", CPU.exact_key, "--db", database])
     unknown = run(["model", "report", "--cpu", "AuthenticAMD-0", "--db", database])

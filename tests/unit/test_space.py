@@ -596,6 +596,33 @@ def test_what_weights_in_groups_do_not_allow_is_refused(text: str, word: str) ->
 
 
 @pytest.mark.parametrize(
+    ("problem", "text", "refusal"),
+    [
+        ("f32 8x8x70", "avx2_f32_4x8 mc6_nc8_kc70", "blocks of 6 rows, which must be whole tiles"),
+        ("f32 8x8x70", "avx2_f32_4x8 mc8_nc7_kc70", "7 columns, .*; choose a multiple of 8"),
+        (
+            "int8 8x16x70",
+            "avx2_int8_4x16 mc4_nc16_kc35",
+            "35 steps of k, .*; choose a multiple of 2",
+        ),
+        (
+            "bf16 16x64x70",
+            "amx_bf16_16x16 mc16_nc64_kc34",
+            "34 steps of k, .*; choose a multiple of 32",
+        ),
+        (
+            "f32 1x8x70",
+            "avx2_f32_dot_1x4 mc1_nc8_kc16",
+            "16 steps of k for a dot product.*; choose 70",
+        ),
+    ],
+)
+def test_blocks_of_parts_of_tiles_are_refused(problem: str, text: str, refusal: str) -> None:
+    with pytest.raises(InvalidCandidate, match=refusal):
+        check_covers(Problem.parse(f"{problem} nk none"), Candidate.parse(f"{text} jc_ic_jr_ir"))
+
+
+@pytest.mark.parametrize(
     ("types", "shape", "layout", "at_first"),
     [
         ("f32_s8", "256x4096x4096", "nk:g128", {False, True}),

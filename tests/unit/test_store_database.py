@@ -6,7 +6,8 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine
+from postgres import PostgresServer
+from sqlalchemy import make_url
 
 from gemm_tuner.errors import InvalidSetting, StoreFailed
 from gemm_tuner.store.database import (
@@ -16,13 +17,16 @@ from gemm_tuner.store.database import (
     open_database,
     writing,
 )
-from gemm_tuner.store.tables import Base
+from gemm_tuner.store.postgresql import create_postgresql_engine
+from gemm_tuner.store.tables import METADATA
 
 
-def test_migrations_make_the_tables_of_the_models(engine: Engine) -> None:
+def test_migrations_make_the_tables_of_the_models(empty_url: str) -> None:
+    engine = open_database(empty_url)
     with engine.connect() as connection:
-        differences = compare_metadata(MigrationContext.configure(connection), Base.metadata)
+        differences = compare_metadata(MigrationContext.configure(connection), METADATA)
 
+    engine.dispose()
     assert differences == []
 
 
@@ -33,14 +37,13 @@ def test_opening_creates_missing_folders_and_the_newest_schema(tmp_path: Path) -
     engine.dispose()
 
 
-def test_opening_again_keeps_what_is_there(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/store.sqlite3"
-    first = open_database(url)
+def test_opening_again_keeps_what_is_there(empty_url: str) -> None:
+    first = open_database(empty_url)
     with first.begin() as connection:
         connection.exec_driver_sql("INSERT INTO cpus VALUES ('id', 'document', 'exact', 'class')")
     first.dispose()
 
-    second = open_database(url)
+    second = open_database(empty_url)
 
     with second.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM cpus").scalar() == 1
@@ -48,14 +51,13 @@ def test_opening_again_keeps_what_is_there(tmp_path: Path) -> None:
 
 
 def test_a_store_at_the_newest_schema_opens_while_another_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gemm_tuner.store.database.BUSY_TIMEOUT_MS", 0)
-    url = f"sqlite:///{tmp_path}/store.sqlite3"
-    first = open_database(url)
+    monkeypatch.setattr("gemm_tuner.store.sqlite.BUSY_TIMEOUT_MS", 0)
+    first = open_database(database_url)
 
     with writing(first).begin():
-        second = open_database(url)
+        second = open_database(database_url)
 
     assert is_current(second)
     first.dispose()
@@ -72,9 +74,62 @@ def test_a_folder_name_with_a_percent_sign_is_fine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pragma", "expected"), [("journal_mode", "wal"), ("foreign_keys", 1), ("synchronous", 2)]
 )
-def test_sqlite_is_set_up(engine: Engine, pragma: str, expected: str | int) -> None:
+def test_sqlite_is_set_up(tmp_path: Path, pragma: str, expected: str | int) -> None:
+    engine = open_database(f"sqlite:///{tmp_path}/store.sqlite3")
     with engine.connect() as connection:
         assert connection.exec_driver_sql(f"PRAGMA {pragma}").scalar() == expected
+    engine.dispose()
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("statement_timeout", "1min"),
+        ("lock_timeout", "30s"),
+        ("idle_in_transaction_session_timeout", "1min"),
+        ("application_name", "gemm-tuner"),
+    ],
+)
+def test_postgresql_is_set_up(postgres: PostgresServer, setting: str, expected: str) -> None:
+    engine = create_postgresql_engine(make_url(postgres.url("postgres")))
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql(f"SHOW {setting}").scalar() == expected
+    engine.dispose()
+
+
+@pytest.mark.proof
+def test_what_a_url_says_of_a_connection_comes_first(postgres: PostgresServer) -> None:
+    url = make_url(postgres.url("postgres") + "&application_name=mine")
+    engine = create_postgresql_engine(url)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SHOW application_name").scalar() == "mine"
+    engine.dispose()
+
+
+@pytest.mark.proof
+def test_a_connection_that_the_server_closed_is_replaced(postgres: PostgresServer) -> None:
+    engine = create_postgresql_engine(make_url(postgres.url("postgres")))
+    with engine.connect() as connection:
+        pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+    postgres.run_sql(f"SELECT pg_terminate_backend({pid}, 30000)")
+
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT pg_backend_pid()").scalar() != pid
+    engine.dispose()
+
+
+@pytest.mark.proof
+def test_a_server_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        StoreFailed, match=r"database postgresql://me:\*\*\*@.* cannot be opened"
+    ) as caught:
+        open_database(f"postgresql://me:secret@/x?host={tmp_path}&sslpassword=secret")
+
+    assert "secret" not in str(caught.value)
+    assert "check that its server runs and lets you in, or name another with --db" in str(
+        caught.value
+    )
 
 
 def test_an_unwritable_folder_is_a_clear_error() -> None:
@@ -86,31 +141,42 @@ def test_a_file_that_is_no_database_is_a_clear_error(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("these are notes, not a database " * 100)
 
-    with pytest.raises(StoreFailed, match="not a database"):
+    with pytest.raises(StoreFailed, match="is no SQLite database"):
         open_database(f"sqlite:///{path}")
 
 
-def test_a_schema_from_a_newer_version_is_a_clear_error(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/store.sqlite3"
-    engine = open_database(url)
+def test_a_schema_from_a_newer_version_is_a_clear_error(database_url: str) -> None:
+    engine = open_database(database_url)
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
 
     assert not is_current(engine)
     engine.dispose()
     with pytest.raises(StoreFailed, match="update gemm-tuner"):
-        open_database(url)
+        open_database(database_url)
 
 
-@pytest.mark.parametrize("url", ["store.sqlite3", "nonsense://host/x", "postgresql+none://h/x"])
+@pytest.mark.parametrize(
+    "url", ["store.sqlite3", "nonsense://host/x", "postgresql+none://h/x", "mysql://h/x"]
+)
 def test_an_unusable_url_is_a_clear_error(url: str) -> None:
-    with pytest.raises(InvalidSetting, match="cannot be used"):
+    with pytest.raises(InvalidSetting, match=r"database URL .* (cannot be used|not understood)"):
         open_database(url)
 
 
-def test_a_password_is_not_shown() -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nonsense://user:secret@host/x",
+        "postgresql://user:secret@host:port/x",
+        "postgresql:user:secret@host",
+        "nonsense://user@host/x?password=secret",
+        "postgresql:host?sslpassword=secret",
+    ],
+)
+def test_a_password_is_not_shown(url: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
-        open_database("nonsense://user:secret@host/x")
+        open_database(url)
 
     assert "secret" not in str(caught.value)
 
@@ -142,14 +208,16 @@ def test_who_only_reads_leaves_a_foreign_database_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_who_only_reads_opens_what_is_there(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/store.sqlite3"
-    open_database(url).dispose()
-
-    engine = open_database(url, may_create=False)
+def test_who_only_reads_opens_what_is_there(database_url: str) -> None:
+    engine = open_database(database_url, may_create=False)
 
     assert is_current(engine)
     engine.dispose()
+
+
+def test_who_only_reads_makes_no_tables(empty_url: str) -> None:
+    with pytest.raises(StoreFailed, match=r"there is no database|holds no records"):
+        open_database(empty_url, may_create=False)
 
 
 def test_the_environment_overrides_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

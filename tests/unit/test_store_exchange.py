@@ -8,6 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from samples import CPU, make_disturbed_trial, make_emulated_trial, make_failed_trial, make_trial
 
+from gemm_tuner.domain.measurement import of_several_processes
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.errors import InvalidRecord
 from gemm_tuner.resources import tuning_db_dir
@@ -85,6 +86,20 @@ def test_only_what_was_measured_beside_other_work_says_so() -> None:
     assert told == {"disturbed_rounds": 0.9, "stolen": 0.0, "others": 1.5}
 
 
+def test_each_process_of_a_measurement_is_kept() -> None:
+    one = make_trial().measurement
+    slower = make_disturbed_trial(call_ns=1100).measurement
+    assert one is not None
+    assert slower is not None
+    trial = make_trial(measurement=of_several_processes([one, slower]))
+
+    line = dump_record(trial)
+
+    assert "repeats" not in json.loads(dump_record(make_trial()))["measurement"]
+    assert len(json.loads(line)["measurement"]["repeats"]) == 1
+    assert parse_record(line) == trial
+
+
 def test_a_very_long_detail_is_cut() -> None:
     trial = parse_record(dump_record(make_trial(detail="x" * (MAX_DETAIL + 1))))
 
@@ -109,6 +124,7 @@ def test_a_trial_outside_the_schema_is_refused() -> None:
         (edited(problem="f32 -1x2x3"), "m = -1"),
         (edited(problem="f32 1x2x3 nk biass"), "biass"),
         (edited(problem="x" * 2000), "problem"),
+        (edited(generator="0.1.0\0"), "generator"),
         (edited(candidate="no candidate"), "candidate"),
         (edited(threads=0), "threads"),
         (edited(threads=True), "threads"),

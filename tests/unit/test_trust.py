@@ -5,12 +5,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from samples import CONTEXT, CPU, PROBLEM, make_trial
+from samples import CONTEXT, CPU, PROBLEM, make_trial, make_trial_beside_mkl
 
+from gemm_tuner.derive import derive_verdict, no_verdict
 from gemm_tuner.domain.verdict import Decision, Verdict
 from gemm_tuner.errors import InvalidSetting, SignatureInvalid, StoreFailed, VerdictExpired
-from gemm_tuner.select.derive import derive_verdict, no_verdict
-from gemm_tuner.trust.keys import KeyPair, key_id_of
+from gemm_tuner.trust.key_id import key_id_of
+from gemm_tuner.trust.keys import KeyPair
 from gemm_tuner.trust.payload import VerdictPayload
 from gemm_tuner.trust.signature import SignedVerdict, open_verdict, sign_verdict
 
@@ -65,19 +66,38 @@ def test_the_payload_says_what_is_served() -> None:
     assert payload.ratio is not None
     assert payload.ratio.median == pytest.approx(1.25)
     assert payload.compared_with is not None
-    assert TUNED.measurement is not None
-    assert payload.compared_with.to_domain() == TUNED.measurement.library
+    assert payload.comparison == TUNED.comparison
+    assert payload.compared_with.text == "onednn 3.2.0"
+
+
+def test_the_payload_names_the_library_that_runs_instead() -> None:
+    verdict = derive_verdict(
+        [make_trial_beside_mkl()],
+        problem=PROBLEM,
+        cpu_key=CPU.exact_key,
+        context=CONTEXT,
+        complete=True,
+    )
+
+    payload = make_payload(verdict)
+
+    assert payload.artifact is not None
+    assert payload.instead is not None
+    assert payload.instead.library.text == "onednn 3.2.0"
+    assert payload.instead.library.package == "onednn-cpu-gomp 2023.2.0"
+    assert payload.comparison == verdict.comparison
+    assert VerdictPayload.model_validate_json(payload.to_bytes()) == payload
 
 
 def test_a_verdict_of_a_service_that_names_no_library_is_read(
     key_pair: KeyPair, pinned: dict[str, bytes]
 ) -> None:
     facts = json.loads(make_payload().to_bytes())
-    del facts["compared_with"]
+    del facts["compared_with"], facts["instead"]
 
     verdict = open_verdict(sign_verdict(json.dumps(facts).encode(), key_pair), pinned, NOW)
 
-    assert verdict.compared_with is None
+    assert (verdict.compared_with, verdict.comparison) == (None, None)
 
 
 def test_of_two_verdicts_the_later_day_and_then_the_serial_says_which_is_older() -> None:

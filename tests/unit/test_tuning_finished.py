@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from samples import CONTEXT, CPU, PROBLEM, make_disturbed_trial, make_trial
 
-from gemm_tuner.domain.measurement import Measurement, Timing
+from gemm_tuner.derive import derive_verdict
+from gemm_tuner.domain.measurement import Measurement, Timing, of_several_processes
 from gemm_tuner.domain.record import Trial
-from gemm_tuner.select.derive import derive_verdict
 from gemm_tuner.tuning.finished import is_settled
 
 PAIRS = 20
@@ -24,6 +24,12 @@ def _timed(*speeds: float) -> Trial:
     return replace(make_trial(), measurement=measurement)
 
 
+def _in_processes(*speeds: float) -> Trial:
+    """Return a confirming trial that has one of these speeds in each process."""
+    measured = [_timed(speed).measurement for speed in speeds]
+    return replace(make_trial(), measurement=of_several_processes([one for one in measured if one]))
+
+
 @pytest.mark.parametrize(
     ("trial", "settled"),
     [
@@ -36,6 +42,7 @@ def _timed(*speeds: float) -> Trial:
         # the fastest sample of the kernel says 1.15 times, the interval 1.00
         (_timed(*(1.0,) * 19, 1.15), False),
         (make_disturbed_trial(), False),
+        (_in_processes(0.93, 1.24), True),  # a tie: the processes differ, and each is sure
     ],
 )
 def test_a_tie_is_settled_when_its_interval_is_narrow_and_the_minimums_agree(

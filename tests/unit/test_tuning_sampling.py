@@ -4,8 +4,8 @@ import pytest
 from samples import make_failed_trial, make_trial
 
 from gemm_tuner.domain.measurement import Measurement, Timing
-from gemm_tuner.domain.record import Trial
-from gemm_tuner.tuning.sampling import is_slower_than_before
+from gemm_tuner.domain.record import Stage, Trial
+from gemm_tuner.tuning.sampling import confirming_s, how_to_confirm, is_slower_than_before
 
 
 def timed(call_ns: int, baseline_ns: int, nr: int = 48) -> Trial:
@@ -36,6 +36,26 @@ def test_what_takes_much_longer_than_before_was_disturbed(
     earlier = [make_failed_trial(), timed(1600, 1000), timed(800, 2000)]
 
     assert is_slower_than_before(trials, earlier) is expected
+
+
+@pytest.mark.parametrize(
+    ("call_s", "threads", "processes"),
+    [(3e-6, 2, 6), (99e-6, 16, 6), (101e-6, 2, 1), (3e-6, 1, 1)],
+)
+def test_short_calls_on_several_threads_are_confirmed_in_several_processes(
+    call_s: float, threads: int, processes: int
+) -> None:
+    sampling = how_to_confirm(call_s, threads)
+
+    assert sampling.processes == processes
+    assert sampling.stage is Stage.CONFIRM
+
+
+def test_time_for_each_process_is_set_aside() -> None:
+    alone = confirming_s(3e-6, 30.0, threads=1, finalists=1)
+    several = confirming_s(3e-6, 30.0, threads=2, finalists=1)
+
+    assert several == pytest.approx(6 * 12 / 32 * alone)
 
 
 def test_a_first_timing_has_nothing_to_be_compared_with() -> None:

@@ -70,7 +70,8 @@ class OneDnn(AnyBaseline):
         """Remember where the library is, and the drivers: the loop and the pass."""
         self._path = library
         self._driver, self._pass = drivers
-        self._spellings: dict[str, str] = {}  # what was chosen, by the text of the problem
+        # What was chosen, by the text of the problem and the threads of OpenMP.
+        self._spellings: dict[tuple[str, int], str] = {}
 
     def preload(self) -> None:
         """Load the library here; each fork makes its own primitives."""
@@ -78,11 +79,11 @@ class OneDnn(AnyBaseline):
 
     @property
     def choice(self) -> object:
-        """Return the spelling that was chosen for each problem, by its text."""
+        """Return the spelling chosen for each problem, by its text, and number of threads."""
         return self._spellings
 
     def settle(self, choice: object) -> None:
-        """Ask so from now on, for the problems of the choice and no other."""
+        """Ask so from now on, for the problems and threads of the choice and no other."""
         assert isinstance(choice, dict)
         self._spellings = dict(choice)
 
@@ -100,8 +101,8 @@ class OneDnn(AnyBaseline):
         runner = runners[pick_fastest([_trial(one) for one in runners])] if runners[1:] else None
         chosen = runner or runners[0]
         spelling = chosen.product.spelling
-        self._spellings.setdefault(workload.problem.text, spelling.text)
-        self.text = f"{library.text} + pass" if spelling.needs_finish else library.text
+        self._spellings.setdefault(_key(library, workload), spelling.text)
+        self.text = f"{library.text} + pass" if spelling.needs_passes else library.text
         self.implementation = f"{chosen.product.implementation}: {spelling.text}"
         return chosen
 
@@ -109,8 +110,12 @@ class OneDnn(AnyBaseline):
         """Return the ways to ask for this problem, or only the one that was chosen for it."""
         problem = workload.problem
         products = usable_products(library, problem, None, constants=workload.operands)
-        chosen = self._spellings.get(problem.text)
+        chosen = self._spellings.get(_key(library, workload))
         return [one for one in products if one.spelling.text == chosen] or products
+
+
+def _key(library: OneDnnLibrary, workload: Workload) -> tuple[str, int]:
+    return workload.problem.text, library.max_threads()
 
 
 class _OneDnnRunner(CRunner):

@@ -13,7 +13,8 @@
 #include <string.h>
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3")
+/* gcc takes both sides of a choice only where neither can trap: without that, AVX2 has no vectors. */
+#pragma GCC optimize("O3", "no-trapping-math", "no-math-errno")
 #endif
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -212,6 +213,16 @@ INLINE void load(float *strip, const void *elements, int32_t type, int64_t first
         FOR_STRIP(strip[j] = (float)from[j]);
         break;
     }
+    case S8: {
+        const int8_t *from = (const int8_t *)elements + first;
+        FOR_STRIP(strip[j] = from[j]);
+        break;
+    }
+    case U8: {
+        const uint8_t *from = (const uint8_t *)elements + first;
+        FOR_STRIP(strip[j] = from[j]);
+        break;
+    }
     default: {
         const float *from = (const float *)elements + first;
         FOR_STRIP(strip[j] = from[j]);
@@ -321,11 +332,21 @@ INLINE void apply(float *strip, const finish_step *step, const float *operand, i
     }
 }
 
+/* Write `count` sums of integers, from number `first` on: they may be in floats too. */
+INLINE void load_sums(int32_t *sums, const finish_call *call, int64_t first, int64_t count) {
+    if (call->sums_type == S32) {
+        const int32_t *from = (const int32_t *)call->sums + first;
+        FOR_STRIP(sums[j] = from[j]);
+    } else {
+        const float *from = (const float *)call->sums + first;
+        FOR_STRIP(sums[j] = (int32_t)from[j]);
+    }
+}
+
 /* Return how many steps take an offset off the sums: they come first, and are of integers. */
 INLINE int32_t take_offsets(const finish_call *call, int64_t row, int64_t first, int64_t count,
                             int32_t *sums) {
-    const int32_t *from = (const int32_t *)call->sums + row * call->sums_distance + first;
-    FOR_STRIP(sums[j] = from[j]);
+    load_sums(sums, call, row * call->sums_distance + first, count);
     int32_t number = 0;
     for (; number < call->step_count; number++) {
         const finish_step *step = &call->steps[number];
@@ -342,7 +363,8 @@ INLINE int32_t take_offsets(const finish_call *call, int64_t row, int64_t first,
 INLINE void finish_strip(const finish_call *call, int64_t row, int64_t first, int64_t count) {
     _Alignas(64) float strip[STRIP], operand[STRIP];
     int32_t number = 0;
-    if (call->sums_type == S32) {
+    int takes_offset = call->step_count > 0 && call->steps[0].operation == TAKE_OFFSET;
+    if (call->sums_type == S32 || call->y_type == S32 || takes_offset) {
         _Alignas(64) int32_t sums[STRIP];
         number = take_offsets(call, row, first, count, sums);
         if (call->y_type == S32) {
@@ -401,4 +423,6 @@ EXPORTED void finish_rows(const finish_call *call) {
 }
 
 /* The size of its argument: a caller of another version has another. */
-EXPORTED const int64_t finish_call_bytes = sizeof(finish_call);
+#ifdef SOURCE_SHA256 /* of this file, where it is built with the package */
+EXPORTED const char finish_source_sha256[] = SOURCE_SHA256;
+#endif

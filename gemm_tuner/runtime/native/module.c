@@ -99,7 +99,8 @@ PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = array_view_init() == 0 ? PyModule_Create(&definition) : NULL;
     PyObject *type = module ? make_direct_call() : NULL;
     if (!type || PyModule_AddObjectRef(module, "DirectCall", type) != 0 ||
-        PyModule_AddIntMacro(module, GEMM_TUNER_ABI_VERSION) != 0) {
+        PyModule_AddIntMacro(module, GEMM_TUNER_ABI_VERSION) != 0 ||
+        PyModule_AddStringMacro(module, SOURCE_SHA256) != 0) {
         Py_XDECREF(type);
         Py_XDECREF(module);
         return NULL;

@@ -61,9 +61,14 @@ static int64_t now_ns(void) {
     return time.tv_sec * 1000000000LL + time.tv_nsec;
 }
 
-/* Wait a moment; returns false when SPIN_NS have passed since the first of these moments. */
-static bool spin(int64_t *deadline_ns) {
+/* Wait for a moment, or until the word is no longer `seen`; returns false when SPIN_NS have passed
+ * since the first of these moments. A pause takes up to 40 ns: who looks at the word only now and
+ * then is late by as much as a short call takes, and by another time in each process. */
+static bool spin(const _Atomic uint32_t *word, uint32_t seen, int64_t *deadline_ns) {
     for (int i = 0; i < PAUSES_PER_LOOK_AT_THE_CLOCK; i++) {
+        if (atomic_load(word) != seen) {
+            return true;
+        }
         __builtin_ia32_pause();
     }
     int64_t now = now_ns();
@@ -119,7 +124,7 @@ static void *serve(void *cpu) {
         uint32_t seen = atomic_load(&pool.published_jobs);
         work();
         for (int64_t deadline_ns = 0; atomic_load(&pool.published_jobs) == seen;) {
-            if (!spin(&deadline_ns)) {
+            if (!spin(&pool.published_jobs, seen, &deadline_ns)) {
                 sleep_until_published(seen);
             }
         }
@@ -158,7 +163,7 @@ static void publish(const job *job) {
 static void wait_for_workers(void) {
     uint32_t unfinished;
     for (int64_t deadline_ns = 0; (unfinished = atomic_load(&pool.unfinished_parts)) != 0;) {
-        if (!spin(&deadline_ns)) {
+        if (!spin(&pool.unfinished_parts, unfinished, &deadline_ns)) {
             atomic_store(&pool.is_caller_asleep, true);
             futex_wait(&pool.unfinished_parts, unfinished);
             atomic_store(&pool.is_caller_asleep, false);

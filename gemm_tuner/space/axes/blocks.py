@@ -11,8 +11,10 @@ weights and L2 does not keep y. A larger x is cut: its blocks stay in L2 while w
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gemm_tuner.domain.blocking import LoopOrder
-from gemm_tuner.space.axis import Axis
+from gemm_tuner.domain.blocking import Blocking, LoopOrder
+from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.space.axis import Axis, Refusal
 from gemm_tuner.space.choice import Choice
 from gemm_tuner.space.cuts import CUTS, Cut, Residence
 from gemm_tuner.space.tile import Tile, round_up
@@ -63,10 +65,23 @@ def _moves(_tile: Tile, choice: Choice) -> Iterator[Choice]:
             yield replace(choice, cut=cut)
 
 
+def _refusal(
+    _problem: Problem, _family: MicroKernelFamily, tile: MicroKernel, blocking: Blocking
+) -> Refusal | None:
+    for size, whole, of in ((blocking.mc, tile.mr, "rows"), (blocking.nc, tile.nr, "columns")):
+        if size % whole:
+            return Refusal(
+                what=f"blocks of {size} {of}, which must be whole tiles of {whole}",
+                remedy=f"choose a multiple of {whole}",
+            )
+    return None
+
+
 AXIS = Axis(
     fields=("mc", "nc", "loop_order"),
     reads=("kc", "pack_x"),
     choices=_choices,
+    refusal=_refusal,
     first=_first,
     settle=_settle,
     moves=_moves,

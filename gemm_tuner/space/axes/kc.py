@@ -86,6 +86,17 @@ def _refusal(
     slices, blocks = blocking.grid_k, ceil(problem.k / kc)
     if slices > max(1, blocks):
         return Refusal(what=f"grid of {slices} slices for {blocks} blocks of k")
+    if kc < problem.k and family.layout is PackedLayout.COLUMNS:
+        return Refusal(
+            what=f"blocks of {kc} steps of k for a dot product, which runs over all of k",
+            remedy=f"choose {problem.k}",
+        )
+    step = family.k_multiple
+    if kc < problem.k and kc % step > 0:
+        return Refusal(
+            what=f"blocks of {kc} steps of k, of which {step} are multiplied at once",
+            remedy=f"choose a multiple of {step}, or {problem.k}",
+        )
     has_whole_groups = Can.UNPACK_GROUPS in family.can and kc % (group or 1) == 0
     if group is None or kc >= problem.k or has_whole_groups:
         return None

@@ -2,11 +2,11 @@
 
 from alembic import context
 
-from gemm_tuner.store.tables import Base
+from gemm_tuner.store.tables import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=Base.metadata,
+    target_metadata=METADATA,
     transactional_ddl=True,
 )
 context.run_migrations()

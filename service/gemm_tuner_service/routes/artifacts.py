@@ -85,7 +85,7 @@ def read_source(sha256: Sha256, service: Service, if_none_match: IfNoneMatch = N
 def _not_here(sha256: str) -> HTTPException:
     return HTTPException(
         HTTPStatus.NOT_FOUND,
-        f"the artifact {sha256} is not in this store; resolve the problem again.",
+        f"the artifact {sha256} is not in this store, or not attested; resolve the problem again.",
     )
 
 

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from fastapi import APIRouter, Response
 
 from gemm_tuner.domain.artifact import ABI_VERSION
-from gemm_tuner.store.database import is_current
+from gemm_tuner.trust.succession import unrevoked
 from gemm_tuner_service.dependencies import Service
 from gemm_tuner_service.schemas import Health, PublicKeys, PublicKeyView, Version
 
@@ -22,11 +22,15 @@ async def read_health() -> Health:
 
 @router.get("/readyz", responses={503: {"model": Health, "description": "Not ready"}})
 def read_readiness(service: Service, response: Response) -> Health:
-    """Say whether the database answers and has the newest schema."""
-    if is_current(service.engine):
+    """Say whether the database answers, has the newest schema, and an artifact of it is whole.
+
+    It looks at most every 5 s, and at another artifact each time.
+    """
+    fault = service.readiness.fault()
+    if fault is None:
         return Health(status="ok")
     response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
-    return Health(status="the database does not answer, or has another schema")
+    return Health(status=fault)
 
 
 @router.get("/version")
@@ -40,4 +44,5 @@ def list_keys(service: Service) -> PublicKeys:
     """Return the public keys that clients can pin."""
     key_pair = service.key_pair
     view = PublicKeyView(key_id=key_pair.key_id, public_key=b64encode(key_pair.public_key).decode())
-    return PublicKeys(keys=[view])
+    revoked = service.repository.revocations().key_ids
+    return PublicKeys(keys=[view], successions=list(unrevoked(service.successions, revoked)))

@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response
 
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner_service.answers import Asked
 from gemm_tuner_service.caching import tagged
 from gemm_tuner_service.dependencies import Service
 from gemm_tuner_service.schemas import KernelQuery, Resolution
@@ -20,10 +21,12 @@ def find_kernel(
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Say which kernel should run a problem."""
-    resolution = service.resolver.resolve(
-        query.to_problem(),
-        cpu=service.cpus.named(query.cpu, query.isa),
-        context=ExecutionContext(threads=query.threads, regime=query.regime),
-        now=datetime.now(UTC),
+    answer = service.resolver.answer(
+        Asked.of(
+            query.to_problem(),
+            service.cpus.named(query.cpu, query.isa),
+            ExecutionContext(threads=query.threads, regime=query.regime),
+        ),
+        datetime.now(UTC),
     )
-    return tagged(resolution, if_none_match)
+    return tagged(answer, if_none_match)

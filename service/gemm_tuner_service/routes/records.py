@@ -5,8 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from gemm_tuner.store.wire import WireRecord
+from gemm_tuner_service.bounds import MAX_PAGE
 from gemm_tuner_service.dependencies import Service
-from gemm_tuner_service.limits import MAX_PAGE
 from gemm_tuner_service.schemas import RecordsPage
 
 router = APIRouter(tags=["records"])

@@ -1,19 +1,91 @@
-"""Derive a verdict from trials."""
+"""Derive a verdict from trials.
 
-from collections.abc import Iterable, Mapping, Sequence
+This is the only place where it is done: when trials are added, when the store is asked, and at the
+end of a sweep.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
 
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.comparison import Comparison
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.doubt import why_doubted
+from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
-from gemm_tuner.domain.verdict import Basis, Decision, Verdict, decide, is_as_fast
-from gemm_tuner.space.catalog import family_named
-from gemm_tuner.space.model import loads_per_multiplication
+from gemm_tuner.domain.verdict import Basis, Decision, Verdict, decide
 
-EQUALLY_FAST = 1.01
+# To be raised when other verdicts follow from the same trials: then all are derived again.
+RULES = 1
 SCALAR = "scalar"  # how the name begins of the baseline for want of a library
+
+# A sweep that came to the end of its search: CPU, context, toolchain, generator and baseline.
+SweepKey = tuple[str, ExecutionContext, str, str, str]
+
+
+def runnable_trials(
+    trials: Iterable[Trial], context: ExecutionContext, isa: frozenset[IsaFeature]
+) -> tuple[Trial, ...]:
+    """Return the standing trials in `context` of kernels that need no more features than `isa`.
+
+    `trials` are of one problem, in every stage and context: a failure in any of them speaks
+    against a kernel.
+    """
+    return tuple(
+        trial
+        for trial in standing_trials(trials)
+        if trial.context == context and trial.artifact and trial.artifact.required_isa <= isa
+    )
+
+
+def derive_servable(
+    runnable: Sequence[Trial],
+    *,
+    problem: Problem,
+    cpu_key: str,
+    basis: Basis,
+    held: Collection[str],
+    exhausted: Collection[SweepKey],
+) -> tuple[Verdict | None, tuple[Trial, ...]]:
+    """Return the verdict from the newest generator that gives one, of `runnable` trials.
+
+    With it come the confirmed trials, of this generator, of kernels that could be served. A verdict
+    whose measurement gives reason to doubt is returned where there is no other.
+
+    Trials beside different baselines are not compared: the newest count. Only kernels are named
+    whose binaries are in the store, as `held` says. `exhausted` are the sweeps of the problem that
+    came to the end of their search.
+    """
+    doubted: Verdict | None = None
+    for group in dict.fromkeys(_group(trial) for trial in reversed(runnable)):
+        of_group = [trial for trial in runnable if _group(trial) == group]
+        in_store = [t for t in of_group if t.artifact and t.artifact.sha256 in held]
+        counting = in_store or of_group
+        verdict = derive_verdict(
+            counting,
+            problem=problem,
+            cpu_key=cpu_key,
+            context=counting[-1].context,
+            complete=_sweep_key(counting[-1]) in exhausted,
+            basis=basis,
+        )
+        if verdict.doubt is not None:
+            doubted = doubted or verdict
+        elif verdict.artifact is None or verdict.artifact.sha256 in held:
+            return verdict, tuple(trial for trial in in_store if is_believed(trial))
+    return doubted, ()
+
+
+def _group(trial: Trial) -> tuple[str, str]:
+    """Return the key that comparable trials share: the generator and the baseline."""
+    return trial.generator, trial.measurement.baseline if trial.measurement else ""
+
+
+def _sweep_key(trial: Trial) -> SweepKey:
+    generator, baseline = _group(trial)
+    return trial.cpu.exact_key, trial.context, trial.toolchain, generator, baseline
 
 
 def derive_verdict(
@@ -31,8 +103,8 @@ def derive_verdict(
 
     Of the candidates confirmed in `context`, each in rounds of its own, the fastest by what can be
     compared between them stands against its own paired baseline. A verdict keeps the measurement
-    that it rests on, but names no artifact unless that shows it to be as fast as the baseline. What
-    gives reason to doubt is no evidence: alone, it gives a tie that is not complete.
+    that it rests on, but names no artifact unless that shows it to be as fast as what would run
+    instead. What gives reason to doubt is no evidence: alone, it gives a tie that is not complete.
     """
     confirmed = [
         (trial, trial.measurement)
@@ -55,11 +127,16 @@ def derive_verdict(
         basis=basis,
         complete=complete and bool(believed),
         candidate=best.candidate,
-        artifact=best.artifact if believed and is_as_fast(measurement.ratio) else None,
-        measurement=measurement,
+        artifact=best.artifact if believed and is_servable(measurement) else None,
+        measurement=Evidence.of(measurement),
         generator=best.generator,
         tried_at=best.created_at,
     )
+
+
+def is_servable(measurement: Measurement) -> bool:
+    """Return whether a kernel is as fast as the library that would run in its place."""
+    return Comparison.of(measurement.ratio, measurement.baseline, measurement.raced).is_servable
 
 
 def decide_beside(measurement: Measurement) -> Decision:
@@ -101,24 +178,6 @@ def standing_trials(trials: Iterable[Trial]) -> tuple[Trial, ...]:
 def is_believed(trial: Trial) -> bool:
     """Return whether a trial has a measurement that gives no reason to doubt."""
     return trial.measurement is not None and why_doubted(trial.measurement) is None
-
-
-def sturdiest_of_fastest(speeds: Mapping[Candidate, float], problem: Problem) -> Candidate:
-    """Return the sturdiest candidate of those within 1 % of the greatest speed.
-
-    That is one of one part, then the one with the fewest loads for each multiplication: what comes
-    from a cache may take longer beside other work. Of equal ones it is the simplest. So the same
-    sweep gives the same answer twice.
-    """
-    greatest = max(speeds.values())
-    equal = [one for one, speed in speeds.items() if speed * EQUALLY_FAST >= greatest]
-
-    def sturdiness(candidate: Candidate) -> tuple[bool, float, int, str]:
-        family = family_named(candidate.micro_kernel.family)
-        loads = loads_per_multiplication(problem, candidate, family)
-        return (candidate.parts > 1, loads, *_simplicity(candidate))
-
-    return min(equal, key=sturdiness)
 
 
 def no_verdict(problem: Problem, *, cpu_key: str, context: ExecutionContext) -> Verdict:

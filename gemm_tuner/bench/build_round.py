@@ -1,0 +1,338 @@
+"""One timing: builds and baselines in the same rounds, in this process."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from gemm_tuner.bench.baselines.baseline import Row
+from gemm_tuner.bench.baselines.choose import (
+    CheckedBaseline,
+)
+from gemm_tuner.bench.crash import Report
+from gemm_tuner.bench.inputs import Inputs
+from gemm_tuner.bench.kernel_runner import KernelRunner
+from gemm_tuner.bench.limits import (
+    LARGE_RATIO,
+    generous_epilogue_ns,
+    least_arithmetic_ns,
+    least_reading_ns,
+)
+from gemm_tuner.bench.measure import SETTLING_NS, Contestant, TimedRounds, measure
+from gemm_tuner.bench.one_thread import OneThreadForm, may_need_one_thread, set_openmp_threads
+from gemm_tuner.bench.regimes import (
+    WeightCopies,
+    copies_of_weights,
+    stride_of_copy,
+    warm_up_calls,
+    warm_up_ns,
+)
+from gemm_tuner.bench.requests import Setup, TimeRequest
+from gemm_tuner.bench.roofline import PeakLoop, ReadLoop, footprint_bytes, roofline_timing
+from gemm_tuner.bench.workload import Runner, Workload, make_workload
+from gemm_tuner.build.compile import Build
+from gemm_tuner.domain.context import Regime
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.epilogue import NO_EPILOGUE
+from gemm_tuner.domain.measurement import Interference, Limits, Measurement, Raced, Timing
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import (
+    BaselineMissing,
+    NotEnoughMemory,
+)
+from gemm_tuner.machine.available_memory import check_memory
+from gemm_tuner.machine.processors import (
+    ProcessorUse,
+    read_processor_times,
+    thread_wait_ns,
+    use_since,
+)
+from gemm_tuner.runtime.load import Kernel, load_kernel
+
+_PAIRS_OF_CLOSE_LOOK = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildRound:
+    """Timings taken in the same rounds.
+
+    The first `builds` contestants are builds. `baselines` says which contestant each baseline is:
+    the faster of its forms. `use` is what the processors did meanwhile, if it is known. `plain_ns`
+    are the times of calls without the epilogue, of those baselines that were looked at closely.
+    """
+
+    rounds: TimedRounds
+    builds: int
+    baselines: tuple[int, ...]
+    peak_flop_per_s: float
+    roofline: Timing | None
+    use: ProcessorUse | None
+    least_ns: float
+    plain_ns: dict[int, float] = field(default_factory=dict)
+    epilogue_ns: float
+
+    def beside(
+        self, build: int, baseline: int, checked: CheckedBaseline, raced: tuple[Raced, ...]
+    ) -> Measurement:
+        """Return the measurement of a build beside a baseline, in the rounds of both."""
+        turn = self.baselines[baseline]
+        ours, theirs = self.rounds.timings[build], self.rounds.timings[turn]
+        return Measurement(
+            candidate=ours.first(len(theirs.samples_ns)),
+            baseline=checked.text,
+            implementation=checked.implementation,
+            raced=raced,
+            baseline_timing=theirs.first(len(ours.samples_ns)),
+            interference=Interference(
+                disturbed_rounds=self.rounds.disturbed_share(build, turn),
+                stolen=self.use.stolen if self.use else 0.0,
+                others=self.use.others if self.use else 0.0,
+            ),
+            limits=Limits(
+                least_ns=self.least_ns,
+                plain_ns=self.plain_ns.get(baseline),
+                epilogue_ns=self.epilogue_ns if baseline in self.plain_ns else None,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTimer:
+    """Times builds beside baselines, which `rows` list; `report` is told who runs."""
+
+    setup: Setup
+    problem: Problem
+    cpu: Cpu
+    inputs: Inputs
+    rows: Sequence[Row]
+    report: Report
+
+    def measure(self, request: TimeRequest, baselines: Sequence[CheckedBaseline]) -> BuildRound:
+        """Time builds and baselines in turn: first the builds, last the loops of the roofline."""
+        workload = make_workload(
+            self.problem, self.inputs, threads=self.setup.threads, process=request.process
+        )
+        kernels = []
+        for turn, build in enumerate(request.builds):
+            self.report.step(turn)
+            library = self._load(build).native
+            kernels.append(KernelRunner(library, workload, self.setup.drivers.timer))
+        prepared: dict[str, Runner] = {}
+        for name in reversed([row.name for row in self.rows]):
+            for turn, checked in enumerate(baselines, len(kernels)):
+                if checked.name == name:
+                    self.report.step(turn)
+                    prepared[name] = checked.baseline.prepare(workload)
+        on_one_thread = self._prepare_on_one_thread(baselines, workload, len(kernels))
+        first_form = len(kernels) + len(baselines)
+        driver = self.setup.drivers.roofline
+        peak_loop = PeakLoop(driver, self.problem.types.x)
+        read_loops = [ReadLoop(driver, self.problem, workload.rows)] if request.reads else []
+        runners = [
+            *kernels,
+            *(prepared[checked.name] for checked in baselines),
+            *on_one_thread.values(),
+            peak_loop,
+            *read_loops,
+        ]
+        copies = self._count_copies(request, runners, baselines)
+        turns = {first_form + form: turn for form, turn in enumerate(on_one_thread)}
+
+        def step(index: int) -> None:
+            self.report.step(turns.get(index, index))
+
+        contestants = self._make_contestants(runners, copies, request.regime, workload, step)
+        begin = read_processor_times()
+        rounds = measure(
+            contestants,
+            pairs=request.pairs,
+            sample_ns=request.sample_ns,
+            on_turn=step,
+            settling_ns=0 if self.setup.threads == 1 else SETTLING_NS,
+            candidates=len(kernels),
+            wait_ns=thread_wait_ns,
+        )
+        problem_calls = self.problem.flop(workload.rows) / peak_loop.flop_per_call
+        peak, *reads = rounds.timings[first_form + len(on_one_thread) :]
+        forms = {turn: [turn] for turn in range(len(kernels), first_form)}
+        for form, turn in enumerate(on_one_thread, first_form):
+            forms[turn].append(form)
+        peak_ns = problem_calls * peak.minimum_ns / self.setup.threads
+        timed = BuildRound(
+            rounds=rounds,
+            builds=len(kernels),
+            baselines=tuple(
+                min(turns, key=lambda turn: rounds.timings[turn].median_ns)
+                for turns in forms.values()
+            ),
+            use=use_since(begin),
+            peak_flop_per_s=1e9 * peak_loop.flop_per_call / peak.median_ns,
+            roofline=roofline_timing(
+                self.problem,
+                workload.rows,
+                peak=peak,
+                flop_per_peak_call=peak_loop.flop_per_call,
+                read=reads[0],
+                cores=self.setup.threads,
+            )
+            if reads
+            else None,
+            least_ns=least_arithmetic_ns(self.problem, peak_ns, self.cpu.isa),
+            epilogue_ns=generous_epilogue_ns(self.problem, workload.rows),
+        )
+        return self._look_closely(request, baselines, workload, timed)
+
+    def _look_closely(
+        self,
+        request: TimeRequest,
+        baselines: Sequence[CheckedBaseline],
+        workload: Workload,
+        timed: BuildRound,
+    ) -> BuildRound:
+        """Add what tells whether large ratios are plausible, timed right after the rounds.
+
+        That is a loop that only reads, and each baseline that is much slower than a build, without
+        the epilogue.
+        """
+        large = [
+            turn
+            for turn, checked in enumerate(baselines)
+            if any(
+                timed.beside(build, turn, checked, ()).ratio.median > LARGE_RATIO
+                for build in range(timed.builds)
+            )
+        ]
+        if not (request.checks_large_ratios and large):
+            return timed
+        plain = replace(workload, problem=replace(self.problem, epilogue=NO_EPILOGUE), operands={})
+        of_one_problem = {row.name for row in self.rows if row.one_problem}
+        runners: dict[int, Runner] = {}
+        for turn in large:
+            checked = baselines[turn]
+            has_product = checked.baseline.fuses_epilogue and checked.name not in of_one_problem
+            if has_product and self.problem.epilogue.steps:
+                self.report.step(timed.builds + turn)
+                with suppress(BaselineMissing):
+                    runners[turn] = checked.baseline.prepare(plain)
+        read_loop = ReadLoop(self.setup.drivers.roofline, self.problem, workload.rows)
+        all_runners = [*runners.values(), read_loop]
+        turns = [timed.builds + turn for turn in runners] + [timed.builds + len(baselines)]
+        try:
+            copies = self._count_copies(
+                replace(request, builds=request.builds[:1]), all_runners, ()
+            )
+        except NotEnoughMemory:
+            return timed
+
+        def step(index: int) -> None:
+            self.report.step(turns[index])
+
+        rounds = measure(
+            self._make_contestants(all_runners, copies, request.regime, workload, step),
+            pairs=_PAIRS_OF_CLOSE_LOOK,
+            sample_ns=request.sample_ns,
+            on_turn=step,
+            settling_ns=0 if self.setup.threads == 1 else SETTLING_NS,
+            candidates=len(all_runners),
+        )
+        *plain_timings, read = rounds.timings
+        reading_ns = least_reading_ns(read.minimum_ns, threads=self.setup.threads)
+        return replace(
+            timed,
+            least_ns=max(timed.least_ns, reading_ns),
+            plain_ns={
+                turn: timing.median_ns for turn, timing in zip(runners, plain_timings, strict=True)
+            },
+        )
+
+    def _prepare_on_one_thread(
+        self, baselines: Sequence[CheckedBaseline], workload: Workload, first_turn: int
+    ) -> dict[int, OneThreadForm]:
+        """Return the baselines on one thread, where that may be faster, by their turn."""
+        threads = self.setup.threads
+        if not may_need_one_thread(self.problem, threads):
+            return {}
+        forms = {}
+        for turn, checked in enumerate(baselines, first_turn):
+            if checked.baseline.is_of_openmp and set_openmp_threads(1):
+                self.report.step(turn)
+                forms[turn] = OneThreadForm(checked.baseline.prepare(workload), threads)
+                set_openmp_threads(threads)
+        return forms
+
+    def _count_copies(
+        self, request: TimeRequest, runners: Sequence[Runner], baselines: Sequence[CheckedBaseline]
+    ) -> list[int]:
+        """Return how many copies of its weights each runner rotates over.
+
+        Raises:
+            BaselineMissing: a baseline cannot rotate over as many.
+            NotEnoughMemory: the copies do not fit.
+        """
+        l3_bytes = self.cpu.caches.l3_bytes
+        copies = [
+            copies_of_weights(
+                request.regime,
+                runner.packed_weight_bytes,
+                l3_bytes,
+                candidates=len(request.builds),
+                sample_ns=request.sample_ns,
+            )
+            for runner in runners
+        ]
+        for turn, checked in enumerate(baselines, len(request.builds)):
+            most = checked.baseline.most_weight_copies
+            if most is not None and copies[turn] > most:
+                self.report.step(turn)
+                raise BaselineMissing(
+                    f"its calls can rotate over {most} copies of the weights, but cold weights of "
+                    f"this size need {copies[turn]}; time it with hot weights."
+                )
+        self.report.step()
+        check_memory(
+            sum(
+                count * stride_of_copy(runner.packed_weight_bytes)
+                for count, runner in zip(copies, runners, strict=True)
+            ),
+            f"{max(copies)} copies of the weights of {len(runners)} runners",
+        )
+        return copies
+
+    def _make_contestants(
+        self,
+        runners: Sequence[Runner],
+        copies: Sequence[int],
+        regime: Regime,
+        workload: Workload,
+        step: Callable[[int], None],
+    ) -> list[Contestant]:
+        touched, l3_bytes = (
+            footprint_bytes(self.problem, self.problem.m.high),
+            self.cpu.caches.l3_bytes,
+        )
+        all_bytes = touched + sum(runner.packed_weight_bytes for runner in runners[1:])
+        least_ns = warm_up_ns(regime, touched, l3_bytes)
+        least_calls = warm_up_calls(regime, all_bytes, l3_bytes)
+        contestants = []
+        for index, (count, runner) in enumerate(zip(copies, runners, strict=True)):
+            step(index)
+            weights = WeightCopies(
+                runner,
+                count,
+                self.setup.seed,
+                on_block=partial(step, index),
+                placement=workload.placement,
+            )
+            contestants.append(
+                Contestant(
+                    runner=runner,
+                    weights=weights,
+                    is_cold=regime is Regime.COLD_WEIGHTS,
+                    warm_up_ns=0 if isinstance(runner, PeakLoop) else least_ns,
+                    least_warm_up_calls=1 if isinstance(runner, PeakLoop) else least_calls,
+                )
+            )
+        return contestants
+
+    def _load(self, build: Build) -> Kernel:
+        return load_kernel(build.binary, artifact=build.artifact, cpu=self.cpu)

@@ -1,0 +1,66 @@
+"""`gemm-tuner contributions`: what holders of tokens sent to a service, and wait with it."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from gemm_tuner.cli import options
+from gemm_tuner.cli.output import bytes_text, print_json, print_line, print_table
+from gemm_tuner.cli.tokens import actor_here
+from gemm_tuner.store.contributions import Contributions
+from gemm_tuner.store.database import open_database
+
+contributions = typer.Typer(
+    help="Accept or drop what holders of tokens contributed", no_args_is_help=False
+)
+
+Owner = Annotated[str, typer.Argument(metavar="OWNER", help="As the list has it")]
+
+
+@contributions.command("list", help="Print who contributed how much that waits")
+def list_command(db: options.DatabaseUrl = None, as_json: options.AsJson = False) -> None:
+    """Print who contributed how much that waits."""
+    found = Contributions(open_database(db, may_create=False)).owners()
+    if as_json:
+        print_json(
+            [
+                {
+                    "owner": each.owner,
+                    "records": each.records,
+                    "artifacts": each.artifacts,
+                    "size_bytes": each.size_bytes,
+                }
+                for each in found
+            ]
+        )
+        return
+    print_table(
+        f"Contributions of {len(found)} owners wait",
+        ("owner", ">records", ">artifacts", ">compressed"),
+        [
+            (each.owner, f"{each.records}", f"{each.artifacts}", bytes_text(each.size_bytes))
+            for each in found
+        ],
+    )
+
+
+@contributions.command("accept", help="Import an owner's records: hints for the next sweep")
+def accept_command(owner: Owner, db: options.DatabaseUrl = None) -> None:
+    """Import an owner's records: hints for the next sweep, which measures anew."""
+    store = Contributions(open_database(db, may_create=False))
+    added = store.accept(owner, actor=actor_here(), now=datetime.now(UTC))
+    print_line(
+        f"{added} records are new. None is served: "
+        "a sweep of their problems starts from them, builds and measures anew."
+    )
+
+
+@contributions.command("drop", help="Delete what an owner contributed; exit with 1 if nothing")
+def drop_command(owner: Owner, db: options.DatabaseUrl = None) -> None:
+    """Delete what an owner contributed; exit with 1 if there is nothing."""
+    store = Contributions(open_database(db, may_create=False))
+    count = store.drop(owner, actor=actor_here(), now=datetime.now(UTC))
+    print_line(f"{count} contributions deleted.")
+    if not count:
+        raise typer.Exit(1)

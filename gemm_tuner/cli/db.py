@@ -1,0 +1,151 @@
+"""`gemm-tuner db`: look after a database as a whole."""
+
+import time
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from gemm_tuner.cli import options
+from gemm_tuner.cli.output import bytes_text, print_json, print_line, print_message
+from gemm_tuner.cli.progress_line import ProgressLine
+from gemm_tuner.cli.tokens import actor_here
+from gemm_tuner.domain.record import Trial
+from gemm_tuner.select.same_model import nameable_with_fewer_features
+from gemm_tuner.store.checking import check_database
+from gemm_tuner.store.copying import CopyStep, DatabaseCopy
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.pruning import Pruning
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.progress import Progress
+
+db = typer.Typer(help="Copy, check, derive and prune a database", no_args_is_help=False)
+
+
+@db.command("copy", help="Copy a database into another; what is there already stays")
+def copy_command(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="URL of a database")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="URL of another, made if missing")],
+    as_json: options.AsJson = False,
+) -> None:
+    """Copy a database into another; what is there already stays."""
+    with_source = open_database(source, may_create=False)
+    with_target = open_database(target)
+    with ProgressLine("copy", later_s=0) as line:
+        show = _pace(line)
+
+        def tell(step: CopyStep) -> None:
+            show(step.table, step.done, step.total)
+
+        report = DatabaseCopy(with_source, with_target, tell).run()
+    with_source.dispose()
+    with_target.dispose()
+    open_database(target).dispose()  # what follows from the new rows is derived at once
+
+    for reason in report.left_out:
+        print_message(f"left out: {reason}")
+    if as_json:
+        print_json(
+            {"added": report.added, "known": report.known, "left_out": list(report.left_out)}
+        )
+    else:
+        print_line(
+            f"{report.added} rows copied, {report.known} were there already, "
+            f"{len(report.left_out)} left out"
+        )
+    if report.left_out:
+        raise typer.Exit(1)
+
+
+@db.command("check", help="Check each row against its digest; exit with 1 if one is damaged")
+def check_command(url: options.DatabaseUrl = None, as_json: options.AsJson = False) -> None:
+    """Check each row against its digest; exit with 1 if one is damaged."""
+    engine = open_database(url, may_create=False)
+    with ProgressLine("check", later_s=0) as line:
+        report = check_database(engine, _pace(line))
+    engine.dispose()
+    for damage in report.damages:
+        print_message(f"damaged: {damage}")
+    if as_json:
+        print_json({"rows": report.rows, "damages": list(report.damages)})
+    else:
+        print_line(f"{report.rows} rows checked, {len(report.damages)} damages")
+    if report.damages:
+        raise typer.Exit(1)
+
+
+@db.command("derive", help="Derive all verdicts again from the trials that are believed")
+def derive_command(url: options.DatabaseUrl = None, as_json: options.AsJson = False) -> None:
+    """Derive all verdicts again from the trials that are believed."""
+    engine = open_database(url, may_create=False)
+    with ProgressLine("derive", later_s=0) as line:
+        show = _pace(line)
+        count = Repository(engine).derive_again(lambda done, total: show("problems", done, total))
+    engine.dispose()
+    if as_json:
+        print_json({"verdicts": count})
+    else:
+        print_line(f"{count} verdicts derived")
+
+
+@db.command(
+    "prune", help="Say which old trials and kernels no answer needs, and remove them on request"
+)
+def prune_command(
+    days: Annotated[
+        float, typer.Option("--days", min=0, max=36500, help="How old what may go must be")
+    ] = 180,
+    is_meant: Annotated[
+        bool, typer.Option("--delete", help="Remove them; without it nothing is changed")
+    ] = False,
+    url: options.DatabaseUrl = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Say which old trials and kernels no answer needs, and remove them on request."""
+    engine = open_database(url, may_create=False)
+    repository, pruning = Repository(engine), Pruning(engine)
+    now = datetime.now(UTC)
+    before = now - timedelta(days=days)
+
+    def nameable(trial: Trial) -> Collection[str]:
+        return nameable_with_fewer_features(
+            repository, trial.problem, cpu=trial.cpu, context=trial.context
+        )
+
+    plan = pruning.plan(before=before, nameable=nameable)
+    trials, kernels = len(plan.trials), len(plan.artifacts)
+    if is_meant:
+        report = pruning.remove(plan, actor=actor_here(), now=now, pause=time.sleep)
+        trials, kernels = report.trials, report.artifacts
+    engine.dispose()
+    if as_json:
+        print_json({"trials": trials, "kernels": kernels, "removed": is_meant})
+        return
+    told = f"{trials} trials from before {before:%Y-%m-%d} and {kernels} kernels"
+    if is_meant:
+        print_line(f"{told} were removed")
+    else:
+        print_line(
+            f"{told} ({bytes_text(plan.artifact_bytes)}) are needed by no answer; "
+            "remove them with --delete"
+        )
+
+
+def _pace(line: ProgressLine) -> Callable[[str, int, int], None]:
+    """Return what shows how far a task is, with the time left at its pace."""
+    start_s = time.monotonic()
+
+    def show(table: str, done: int, total: int) -> None:
+        spent_s = time.monotonic() - start_s
+        line.show(
+            Progress(
+                stage=table,
+                done=done,
+                total=total,
+                best_ratio=None,
+                remaining_s=spent_s / max(done, 1) * (total - done),
+            )
+        )
+
+    return show

@@ -1,0 +1,38 @@
+"""`gemm-tuner revoke`: withdraw a kernel or a signing key from everyone who has it."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from gemm_tuner.cli import options
+from gemm_tuner.cli.output import print_line
+from gemm_tuner.cli.tokens import actor_here
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
+
+
+def revoke(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="SHA256|KEY_ID", help="The sha256 of a kernel, or the id of a signing key"
+        ),
+    ],
+    reason: Annotated[str, typer.Option("--reason", help="Why, for whoever asks for it")],
+    *,
+    is_lifted: Annotated[
+        bool, typer.Option("--lift", help="Lift the revocation that there is")
+    ] = False,
+    db: options.DatabaseUrl = None,
+) -> None:
+    """Withdraw a kernel or a signing key from everyone; exit with 1 if nothing changed."""
+    repository = Repository(open_database(db, may_create=False))
+    change = repository.lift if is_lifted else repository.revoke
+    if not change(subject, reason=reason, actor=actor_here(), now=datetime.now(UTC)):
+        print_line("It was not revoked." if is_lifted else "It was revoked already.")
+        raise typer.Exit(1)
+    print_line(
+        f"{subject} is {'no longer' if is_lifted else 'now'} revoked; clients learn it at their "
+        "next ask, within minutes."
+    )

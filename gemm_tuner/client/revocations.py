@@ -1,0 +1,135 @@
+"""What a client knows to be revoked: the newest list of a service, kept beside its answers."""
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from threading import Lock
+from time import monotonic
+
+from pydantic import ValidationError
+
+from gemm_tuner.client.cache import Cache
+from gemm_tuner.client.keys import Keys
+from gemm_tuner.domain.canonical import canonical_json
+from gemm_tuner.errors import KernelRejected, ServiceFailed, SignatureInvalid
+from gemm_tuner.trust.revocations import RevocationsPayload, open_revocations, signer_of
+
+ASK_EVERY_S = 300.0
+MAX_AGE = timedelta(days=7)  # of the list, while the service answers other questions
+
+_LOG = logging.getLogger(__name__)
+
+
+class KnownRevocations:
+    """The newest list of revocations of one service that this user has seen.
+
+    `name` tells services apart in the cache. An older list never takes the place of a newer one.
+    Nothing slow is done under the lock.
+    """
+
+    def __init__(self, cache: Cache, name: str) -> None:
+        self._cache = cache
+        self._name = name
+        self._lock = Lock()
+        self._asked_s: float | None = None
+        self._list = _read(cache.revocations(name))
+        self._artifacts = frozenset(self._list.artifacts) if self._list else frozenset()
+
+    def is_due(self) -> bool:
+        """Return whether it is time to ask for the list again."""
+        if self._asked_s is None:  # perhaps another process has asked
+            return not 0 <= self._cache.age_of_revocations_s(self._name) < ASK_EVERY_S
+        return monotonic() - self._asked_s >= ASK_EVERY_S
+
+    def ask(self, fetch: Callable[[], bytes], keys_for: Callable[[str], Keys]) -> None:
+        """Ask for the list with `fetch`, if it is time to, and keep it if it is newer.
+
+        `keys_for` returns the keys to believe it by, given the id of the one that signed it.
+
+        A list that cannot be had or believed costs a warning: the kept one stays.
+        """
+        with self._lock:
+            if not self.is_due():
+                return
+            self._asked_s = monotonic()
+        try:
+            document = fetch()
+            found = open_revocations(document, keys_for(signer_of(document)), datetime.now(UTC))
+        except ServiceFailed as error:
+            # A service from before there were revocations has no such list.
+            is_known = self._list is not None or error.status != HTTPStatus.NOT_FOUND
+            _LOG.log(logging.WARNING if is_known else logging.DEBUG, "No revocations: %s", error)
+        except KernelRejected as error:
+            _LOG.warning("The list of revocations is not believed: %s", error)
+        else:
+            self._keep(found)
+
+    def why_revoked(self, digest: str) -> str | None:
+        """Return why the artifact with this sha256 must not be loaded, None if it may."""
+        if digest not in self._artifacts or self._list is None:
+            return None
+        return f"kernel {digest[:12]} was revoked (revocations {self._list.number})."
+
+    def why_not_loaded(self, digest: str, *, is_online: bool) -> str | None:
+        """Return why an artifact must not be loaded now, None if it may.
+
+        It is revoked, or, while the service answers other questions, the list is too old to know.
+        """
+        reason = self.why_revoked(digest)
+        if reason or self._list is None or not is_online:
+            return reason
+        if datetime.now(UTC) - self._list.issued_at <= MAX_AGE:
+            return None
+        return (
+            f"the newest list of revocations to be had is of {self._list.issued_at:%Y-%m-%d}, and "
+            'something withholds newer ones; if the service has a new database, "gemm-tuner keys '
+            'accept" forgets the list.'
+        )
+
+    def revoked_keys(self) -> tuple[str, ...]:
+        """Return the ids of the signing keys that are revoked."""
+        return () if self._list is None else self._list.key_ids
+
+    def check_key(self, key_id: str, url: str) -> None:
+        """Check that the key of an answer was not revoked.
+
+        Raises:
+            SignatureInvalid: it was.
+        """
+        if self._list is not None and key_id in self._list.key_ids:
+            raise SignatureInvalid(
+                f"the answer of {url} is signed with the key {key_id}, which was revoked "
+                f"(revocations {self._list.number}); nothing was loaded. If the service has a new "
+                f"key, run: gemm-tuner keys accept {url}"
+            )
+
+    def now(self) -> datetime:
+        """Return the time: that of the newest list, if a clock was turned back behind it."""
+        now = datetime.now(UTC)
+        return now if self._list is None else max(now, self._list.issued_at)
+
+    def _keep(self, found: RevocationsPayload) -> None:
+        kept = _read(self._cache.revocations(self._name))  # another process may have been faster
+        with self._lock:
+            newest = max(filter(None, (self._list, kept, found)), key=lambda one: one.age)
+            self._list = newest
+            self._artifacts = frozenset(newest.artifacts)
+        if newest.number > found.number:
+            _LOG.warning(
+                "The service sent the revocations %d, older than the %d kept here; they are not "
+                "used.",
+                found.number,
+                newest.number,
+            )
+        else:
+            document = canonical_json(newest.model_dump(mode="json"))
+            self._cache.keep_revocations(self._name, document.encode())
+
+
+def _read(document: bytes | None) -> RevocationsPayload | None:
+    """Return a kept list; a damaged one is none."""
+    try:
+        return RevocationsPayload.model_validate_json(document) if document else None
+    except ValidationError:
+        return None

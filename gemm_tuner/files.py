@@ -1,0 +1,47 @@
+"""Read files that someone else named or put there, without waiting, up to a bounded size.
+
+A pipe would make a reader wait, and a device would not end. Every file of a user or of a shared
+place is read through here.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def open_plain(path: Path, *, follows_links: bool = True) -> BinaryIO:
+    """Return a plain file, open for reading.
+
+    Raises:
+        OSError: there is none, it is no plain file, or it cannot be read.
+    """
+    follow = 0 if follows_links else os.O_NOFOLLOW
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow)
+    except ValueError as error:  # a null byte
+        raise OSError(f"{str(path)!r} is not the name of a file: {error}") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{path} is not a plain file")
+    return os.fdopen(handle, "rb")
+
+
+def read_bounded(path: Path, limit_bytes: int, *, is_private: bool = False) -> bytes:
+    """Return the content of a plain file of at most `limit_bytes`.
+
+    With `is_private`, it is no link, and nobody but this user owns, reads or writes it.
+
+    Raises:
+        OSError: there is none, or it is none of these, or it cannot be read.
+    """
+    with open_plain(path, follows_links=not is_private) as file:
+        status = os.fstat(file.fileno())
+        if is_private and (status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077):
+            raise OSError(f"others can read or write {path}; check it, then run chmod 600 on it")
+        if status.st_size > limit_bytes:
+            raise OSError(f"{path} is longer than {limit_bytes} bytes")
+        content = file.read(limit_bytes + 1)  # it may have grown
+        if len(content) > limit_bytes:
+            raise OSError(f"{path} is longer than {limit_bytes} bytes")
+        return content

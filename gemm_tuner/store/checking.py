@@ -1,0 +1,63 @@
+"""Checking that a database is whole: each row against its digest, and what refers to others."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Engine, select
+
+from gemm_tuner.errors import InvalidRecord, StoreFailed
+from gemm_tuner.store.rows import check_row, references, shown_key, stored_tables
+from gemm_tuner.store.scan import count_rows, read_chunks, snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """How many rows were looked at, and what is wrong with some."""
+
+    rows: int
+    damages: tuple[str, ...]
+
+
+def check_database(engine: Engine, tell: Callable[[str, int, int], None]) -> CheckReport:
+    """Check every row of a snapshot; `tell` is told the table, the rows so far, and of how many.
+
+    Raises:
+        StoreFailed: the database does not answer.
+    """
+    damages: list[str] = []
+    rows = 0
+    with snapshot(engine) as connection:
+        damages += _faults_of_file(connection)
+        total = sum(count_rows(connection, table) for table in stored_tables())
+        for table in stored_tables():
+            for chunk in read_chunks(connection, table, tuple(table.columns)):
+                for row in chunk:
+                    try:
+                        check_row(table, row)
+                    except (StoreFailed, InvalidRecord) as error:
+                        damages.append(f"{table.name} {shown_key(table, row)}: {error}")
+                rows += len(chunk)
+                tell(table.name, rows, total)
+        damages += _orphans(connection)
+    return CheckReport(rows=rows, damages=tuple(damages))
+
+
+def _faults_of_file(connection: Connection) -> Iterator[str]:
+    """Yield what SQLite finds wrong with its file; PostgreSQL looks after its own."""
+    if connection.dialect.name == "sqlite":
+        for (told,) in connection.exec_driver_sql("PRAGMA integrity_check"):
+            if told != "ok":
+                yield f"file: {told}"
+
+
+def _orphans(connection: Connection) -> Iterator[str]:
+    for table in stored_tables():
+        for column, other, name in references(table):
+            lost = (
+                select(table)
+                .outerjoin(other, other.c[name] == table.c[column])
+                .where(table.c[column].is_not(None), other.c[name].is_(None))
+            )
+            for row in connection.execute(lost).mappings():
+                key = str(row[column])[:16]
+                yield f"{table.name} {shown_key(table, row)}: {other.name} has no {key}"

@@ -1,0 +1,55 @@
+"""What is read from the database is what its key was made from, and no larger than it may be."""
+
+import zlib
+from hashlib import sha256
+
+from gemm_tuner.errors import StoreFailed
+from gemm_tuner.trust.attestation import Attestation
+
+MAX_CONTENT_BYTES = 2**26  # of a binary or a source; the largest generated ones have some 2**20
+
+
+def digest_of(document: str) -> str:
+    """Return the sha256 of a document."""
+    return sha256(document.encode()).hexdigest()
+
+
+def attestation_of(attested_by: str | None, signature: bytes | None) -> Attestation | None:
+    """Return the attestation in two columns, if there is one."""
+    if attested_by is None or signature is None:
+        return None
+    return Attestation(public_key=attested_by, signature=signature)
+
+
+def check_digest(kind: str, key: str, content: bytes) -> None:
+    """Check that `content` has the sha256 `key`.
+
+    Raises:
+        StoreFailed: it has another.
+    """
+    digest = sha256(content).hexdigest()
+    if digest != key:
+        raise StoreFailed(
+            f"the {kind} {key[:12]} has bytes with the sha256 {digest[:12]}: it was damaged; "
+            "restore the database from a backup, or start a new one with --db."
+        )
+
+
+def decompress(kind: str, key: str, compressed: bytes) -> bytes:
+    """Return the bytes with the sha256 `key`.
+
+    Raises:
+        StoreFailed: they have another, or are more than `MAX_CONTENT_BYTES`.
+    """
+    try:
+        # One byte more than may be shows that there is more, and costs no memory for it.
+        content = zlib.decompressobj().decompress(compressed, MAX_CONTENT_BYTES + 1)
+    except zlib.error:
+        content = b""
+    if len(content) > MAX_CONTENT_BYTES:
+        raise StoreFailed(
+            f"the {kind} {key[:12]} has more than {MAX_CONTENT_BYTES} bytes: it was not stored by "
+            "gemm-tuner; restore the database from a backup, or start a new one with --db."
+        )
+    check_digest(kind, key, content)
+    return content

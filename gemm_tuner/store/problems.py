@@ -1,0 +1,57 @@
+"""Reading and writing the problems that were tried."""
+
+from sqlalchemy import ColumnElement, Connection, and_, select
+
+from gemm_tuner.domain.canonical import canonical_json, identity
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.store.integrity import check_digest
+from gemm_tuner.store.statements import Statements, insert_new
+from gemm_tuner.store.tables import problems
+
+
+class Problems(Statements):
+    """The problems of one database."""
+
+    def ranges_of(self, problem: Problem) -> tuple[Problem, ...]:
+        """Return the known problems for a range of m that differ from `problem` in m alone."""
+        query = select(problems.c.id, problems.c.document).where(same_layer(problem))
+        with self._reading() as connection:
+            known = tuple(read_problem(key, text) for key, text in connection.execute(query))
+        return tuple(each for each in known if each.m.exact is None and each != problem)
+
+
+def problem_id(problem: Problem) -> str:
+    """Return the key of a problem."""
+    return identity(problem.text)
+
+
+def same_layer(problem: Problem) -> ColumnElement[bool]:
+    """Return the condition that a row of `problems` differs from `problem` in m at most."""
+    return and_(
+        problems.c.n == problem.n,
+        problems.c.k == problem.k,
+        problems.c.types == problem.types.text,
+        problems.c.w_layout == problem.layout_text,
+        problems.c.epilogue == problem.epilogue.text,
+    )
+
+
+def insert_problem(connection: Connection, problem: Problem) -> None:
+    """Insert a problem unless it is there."""
+    insert_new(
+        connection,
+        problems,
+        id=problem_id(problem),
+        document=canonical_json(problem.text),
+        n=problem.n,
+        k=problem.k,
+        types=problem.types.text,
+        w_layout=problem.layout_text,
+        epilogue=problem.epilogue.text,
+    )
+
+
+def read_problem(key: str, document: str) -> Problem:
+    """Return the problem of a row."""
+    check_digest("problem", key, document.encode())
+    return Problem.parse(document.strip('"'))

@@ -1,0 +1,90 @@
+"""The rows of all tables alike: what identifies one, and whether it is whole.
+
+Copying and checking a database go by what is said here, so that a new table is copied and checked.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Column, RowMapping, Table, UniqueConstraint
+
+from gemm_tuner.errors import StoreFailed
+from gemm_tuner.store.integrity import check_digest, decompress
+from gemm_tuner.store.tables import (
+    METADATA,
+    artifacts,
+    contributions,
+    cpus,
+    problems,
+    sources,
+    trials,
+)
+from gemm_tuner.store.wire import parse_record
+
+# What follows from other tables, and is derived again where it is missing.
+DERIVED = frozenset({"verdicts", "verdict_state"})
+
+
+def stored_tables() -> tuple[Table, ...]:
+    """Return the tables that nothing can derive, those that others refer to first."""
+    return tuple(table for table in METADATA.sorted_tables if table.name not in DERIVED)
+
+
+def number_of(table: Table) -> Column[int] | None:
+    """Return the column that numbers rows in the order of insertion, where a table has one."""
+    return table.autoincrement_column
+
+
+def key_of(table: Table) -> tuple[Column[Any], ...]:
+    """Return the columns that identify a row in any database: not its number."""
+    if number_of(table) is None:
+        return tuple(table.primary_key.columns)
+    for constraint in table.constraints:
+        if isinstance(constraint, UniqueConstraint):
+            return tuple(constraint.columns)
+    return tuple(column for column in table.columns if not column.primary_key)
+
+
+def check_row(table: Table, row: RowMapping) -> None:
+    """Check that the bytes of a row are those that its key was made from.
+
+    Raises:
+        StoreFailed: they are not.
+    """
+    check = _CHECKS.get(table.name)
+    if check is not None:
+        check(row)
+
+
+def shown_key(table: Table, row: RowMapping) -> str:
+    """Return how a message names a row."""
+    return " ".join(str(row[column.name])[:16] for column in key_of(table))
+
+
+def _check_trial(row: RowMapping) -> None:
+    check_digest("trial", row["id"], row["document"].encode())
+    parse_record(row["document"])
+
+
+def _check_artifact(row: RowMapping) -> None:
+    decompress("artifact", row["sha256"], row["compressed_binary"])
+    if f'"sha256":"{row["sha256"]}"' not in row["document"]:
+        raise StoreFailed(f"the description of the artifact {row['sha256'][:12]} is of another.")
+
+
+_CHECKS: dict[str, Callable[[RowMapping], object]] = {
+    problems.name: lambda row: check_digest("problem", row["id"], row["document"].encode()),
+    cpus.name: lambda row: check_digest("CPU", row["id"], row["document"].encode()),
+    trials.name: _check_trial,
+    sources.name: lambda row: decompress("source", row["sha256"], row["compressed_text"]),
+    artifacts.name: _check_artifact,
+    contributions.name: lambda row: decompress("contribution", row["sha256"], row["compressed"]),
+}
+
+
+def references(table: Table) -> Sequence[tuple[str, Table, str]]:
+    """Return each column that refers to another table, that table, and its column."""
+    return [
+        (key.parent.name, key.column.table, key.column.name)
+        for key in sorted(table.foreign_keys, key=lambda key: key.parent.name)
+    ]

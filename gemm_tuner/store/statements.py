@@ -1,0 +1,86 @@
+"""Transactions that read or write, and the statements that all tables share."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Row, Select, Table
+from sqlalchemy.exc import SQLAlchemyError
+
+from gemm_tuner.errors import InvalidSetting, StoreFailed
+from gemm_tuner.store.database import reason_of, writing
+from gemm_tuner.trust.attestation import MeasuringKeys
+
+
+class Statements:
+    """The parent of what reads and writes tables: transactions on one database.
+
+    Every method, here and in what follows from it, raises `StoreFailed` when the database does not
+    answer or holds a row that does not match its key. What is measured is attested with `keys`, and
+    only what they believe is a reason to serve a kernel; by default they are this user's.
+    """
+
+    def __init__(self, engine: Engine, keys: MeasuringKeys | None = None) -> None:
+        self._engine = engine
+        self._keys = keys or MeasuringKeys()
+        self._writer = writing(engine)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with translated_errors(), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with translated_errors(), self._writer.begin() as connection:
+            yield connection
+
+    def _first(self, query: Select[*tuple[Any, ...]]) -> Row[*tuple[Any, ...]] | None:
+        with self._reading() as connection:
+            return connection.execute(query).first()
+
+
+def insert_new(connection: Connection, table: Table, **values: str | float | bytes | None) -> bool:
+    """Insert a row unless its key is there, and return whether it was inserted."""
+    return upsert(connection, table, values, {})
+
+
+def upsert(
+    connection: Connection, table: Table, values: Mapping[str, Any], changed: Mapping[str, Any]
+) -> bool:
+    """Insert a row, or change the one with its key; return whether anything was written."""
+    insert = _insert(connection, table).values(dict(values))
+    key = list(table.primary_key.columns)
+    if changed:
+        insert = insert.on_conflict_do_update(index_elements=key, set_=dict(changed))
+    else:
+        insert = insert.on_conflict_do_nothing()
+    counted = connection.execute(insert, execution_options={"preserve_rowcount": True})
+    return bool(counted.rowcount == 1)
+
+
+def insert_or_replace(connection: Connection, table: Table, **values: str | float | bytes) -> None:
+    """Insert a row in the place of one with its key, if there is one."""
+    upsert(connection, table, values, values)
+
+
+def _insert(connection: Connection, table: Table) -> Any:  # noqa: ANN401 - each dialect has its own
+    # Looked up by name: loading both dialects takes longer than most questions.
+    return import_module(f"sqlalchemy.dialects.{connection.dialect.name}").insert(table)
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Turn what a driver raises into `StoreFailed`, or `InvalidSetting` for what is no text."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise InvalidSetting(
+            f"{error.object!a} is no text in UTF-8, and cannot be kept or found; correct it."
+        ) from None
+    except SQLAlchemyError as error:
+        raise StoreFailed(
+            f"the database did not do what was asked: {reason_of(error)}; "
+            "check its disk, permissions and other processes, then try again."
+        ) from error

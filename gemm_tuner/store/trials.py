@@ -1,0 +1,243 @@
+"""Reading and appending trials, and the CPUs that ran them."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import Connection, Row, select, update
+
+from gemm_tuner.domain.canonical import canonical_json
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.store.deriving import Deriving
+from gemm_tuner.store.integrity import check_digest, digest_of
+from gemm_tuner.store.problems import insert_problem, problem_id
+from gemm_tuner.store.reading import read_trial, why_not_believed
+from gemm_tuner.store.revocations import append_revocation, revoked_among
+from gemm_tuner.store.statements import Statements, insert_new
+from gemm_tuner.store.tables import Origin, artifacts, cpus, trials
+from gemm_tuner.store.wire import WireCpu, dump_record
+from gemm_tuner.trust.attestation import Attestation, Statement
+
+IMPORTED_AT_ONCE = 100
+# Such a kernel must not run anywhere. What hung may only have had too little time.
+_REVOKING = frozenset({Outcome.WRONG, Outcome.OUT_OF_BOUNDS, Outcome.CRASHED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Some trials in the order of insertion, and where the next page begins, if there is one."""
+
+    trials: tuple[Trial, ...]
+    next_after: int | None
+
+
+class Trials(Statements):
+    """The trials of one database."""
+
+    def add_trial(self, trial: Trial) -> None:
+        """Append `trial`, attested; when this returns, it is on the disk. One already there stays.
+
+        A failure of a kernel that could have been served revokes it.
+
+        Raises:
+            InvalidSetting: the measuring key cannot be used.
+        """
+        attestation = self._keys.attest(Statement.TRIAL, dump_record(trial))
+        with self._writing() as connection:
+            if _append(connection, trial, Origin.MEASURED, attestation):
+                _revoke_if_failed(connection, trial)
+                Deriving(connection, self._keys).follow_trial(trial)
+
+    def add_imported(self, imported: Iterable[Trial]) -> int:
+        """Append trials from elsewhere and return how many were not known.
+
+        They are committed some at a time, so that others can write in between; what was committed
+        before a failure stays, and is known when the same trials come again.
+        """
+        added = 0
+        waiting = iter(imported)
+        while chunk := tuple(islice(waiting, IMPORTED_AT_ONCE)):
+            with self._writing() as connection:
+                new = [one for one in chunk if _append(connection, one, Origin.IMPORTED)]
+                Deriving(connection, self._keys).follow_imports(new)
+                added += len(new)
+        return added
+
+    def trials(
+        self,
+        *,
+        problem: Problem | None = None,
+        cpu_key: str | None = None,
+        class_key: str | None = None,
+        model_key: str | None = None,
+        generator: str | None = None,
+        only_decisive: bool = False,
+        origin: Origin | None = Origin.MEASURED,
+    ) -> tuple[Trial, ...]:
+        """Return the trials that match every given value, in the order of insertion.
+
+        Only trials that were run into this store are returned unless `origin` says otherwise;
+        None stands for any. Of those run here, only failures need not be attested by a key that is
+        believed: what speaks against a kernel counts, whoever wrote it. With `only_decisive`, those
+        are left out that no verdict depends on: what neither confirmed a kernel nor failed.
+        """
+        query = select(
+            trials.c.id,
+            trials.c.document,
+            trials.c.outcome,
+            trials.c.attested_by,
+            trials.c.attestation,
+        ).order_by(trials.c.sequence)
+        if problem is not None:
+            query = query.where(trials.c.problem_id == problem_id(problem))
+        if any(key is not None for key in (cpu_key, class_key, model_key)):
+            query = query.join(cpus, cpus.c.id == trials.c.cpu_id)
+        if cpu_key is not None:
+            query = query.where(cpus.c.exact_key == cpu_key)
+        if class_key is not None:
+            query = query.where(cpus.c.class_key == class_key)
+        if model_key is not None:
+            query = query.where(cpus.c.class_key.startswith(f"{model_key}-", autoescape=True))
+        if generator is not None:
+            query = query.where(trials.c.generator == generator)
+        if only_decisive:
+            query = query.where(
+                (trials.c.stage == Stage.CONFIRM.value)
+                | (trials.c.outcome != Outcome.CORRECT.value)
+            )
+        if origin is not None:
+            query = query.where(trials.c.origin == origin.value)
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return tuple(
+            trial
+            for trial, row in [(read_trial(row.id, row.document), row) for row in rows]
+            if origin is not Origin.MEASURED or self._why_not_believed(row) is None
+        )
+
+    def unbelieved_trials(self, problem: Problem) -> Mapping[str, int]:
+        """Return why trials of a problem that were run here do not count, and how many each.
+
+        Raises:
+            InvalidSetting: the files of measuring keys cannot be used.
+        """
+        query = select(
+            trials.c.document, trials.c.outcome, trials.c.attested_by, trials.c.attestation
+        ).where(
+            trials.c.problem_id == problem_id(problem), trials.c.origin == Origin.MEASURED.value
+        )
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return Counter(filter(None, map(self._why_not_believed, rows)))
+
+    def attest_trials(self) -> int:
+        """Attest with the own key what was run here and no believed key attests; return how many.
+
+        Raises:
+            InvalidSetting: the measuring keys cannot be used.
+        """
+        query = select(
+            trials.c.sequence,
+            trials.c.document,
+            trials.c.outcome,
+            trials.c.attested_by,
+            trials.c.attestation,
+        ).where(trials.c.origin == Origin.MEASURED.value)
+        with self._reading() as connection:
+            rows = [row for row in connection.execute(query) if self._why_not_believed(row)]
+        with self._writing() as connection:
+            for row in rows:
+                signed = self._keys.attest(Statement.TRIAL, row.document)
+                connection.execute(
+                    update(trials)
+                    .where(trials.c.sequence == row.sequence)
+                    .values(attested_by=signed.public_key, attestation=signed.signature)
+                )
+            if rows:
+                Deriving(connection, self._keys).derive_all()
+        return len(rows)
+
+    def page(self, *, after: int = 0, limit: int = 100) -> Page:
+        """Return at most `limit` trials that were run into this store, those behind `after`."""
+        query = (
+            select(trials.c.sequence, trials.c.id, trials.c.document)
+            .where(trials.c.sequence > after, trials.c.origin == Origin.MEASURED.value)
+            .order_by(trials.c.sequence)
+            .limit(limit + 1)
+        )
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return Page(
+            trials=tuple(read_trial(key, document) for _, key, document in rows[:limit]),
+            next_after=rows[limit - 1][0] if len(rows) > limit else None,
+        )
+
+    def cpu(self, exact_key: str) -> Cpu | None:
+        """Return a CPU known by this key."""
+        if "\0" in exact_key:
+            return None  # PostgreSQL cannot even be asked
+        query = select(cpus.c.id, cpus.c.document).where(cpus.c.exact_key == exact_key).limit(1)
+        row = self._first(query)
+        if row is None:
+            return None
+        check_digest("CPU", row[0], row[1].encode())
+        return WireCpu.model_validate_json(row[1]).to_domain()
+
+    def _why_not_believed(self, row: Row[*tuple[Any, ...]]) -> str | None:
+        """Return why a trial that was run here is no reason to serve a kernel."""
+        return why_not_believed(self._keys, row)
+
+
+def _append(
+    connection: Connection, trial: Trial, origin: Origin, attestation: Attestation | None = None
+) -> bool:
+    """Append a trial with its problem and its CPU, and return whether it was new."""
+    insert_problem(connection, trial.problem)
+    cpu_document = canonical_json(WireCpu.of(trial.cpu).model_dump(mode="json"))
+    cpu_id = digest_of(cpu_document)
+    insert_new(
+        connection,
+        cpus,
+        id=cpu_id,
+        document=cpu_document,
+        exact_key=trial.cpu.exact_key,
+        class_key=trial.cpu.class_key,
+    )
+    document = dump_record(trial)
+    return insert_new(
+        connection,
+        trials,
+        id=digest_of(document),
+        document=document,
+        origin=origin.value,
+        problem_id=problem_id(trial.problem),
+        cpu_id=cpu_id,
+        threads=trial.context.threads,
+        regime=trial.context.regime.value,
+        generator=trial.generator,
+        stage=trial.stage.value,
+        outcome=trial.outcome.value,
+        attested_by=attestation.public_key if attestation else None,
+        attestation=attestation.signature if attestation else None,
+    )
+
+
+def _revoke_if_failed(connection: Connection, trial: Trial) -> None:
+    """Revoke the kernel of a trial that failed, if its binary is there to be served."""
+    if trial.outcome not in _REVOKING or trial.artifact is None:
+        return
+    digest = trial.artifact.sha256
+    is_kept = connection.scalar(select(artifacts.c.sha256).where(artifacts.c.sha256 == digest))
+    if is_kept is None or revoked_among(connection, [digest]):
+        return
+    append_revocation(
+        connection,
+        digest,
+        reason=f"recorded {trial.outcome.value} for {trial.problem.text}",
+        actor="a trial",
+        now=trial.created_at,
+    )

@@ -1,0 +1,123 @@
+"""The JSON document of a stored verdict: all of it but the question that it answers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from gemm_tuner.domain.artifact import Artifact
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.canonical import canonical_json
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.evidence import Evidence
+from gemm_tuner.domain.measurement import Raced, Ratio
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.verdict import Basis, Decision, Verdict
+from gemm_tuner.errors import InvalidInput, StoreFailed
+
+
+def dump_verdict(verdict: Verdict) -> str:
+    """Return the document of a verdict that rests on a measurement."""
+    artifact, evidence = verdict.artifact, verdict.measurement
+    return canonical_json(
+        {
+            "decision": verdict.decision.value,
+            "complete": verdict.complete,
+            "candidate": verdict.candidate.text if verdict.candidate else None,
+            "artifact": _artifact_facts(artifact) if artifact else None,
+            "evidence": _evidence_facts(evidence) if evidence else None,
+            "generator": verdict.generator,
+            "tried_at": verdict.tried_at.isoformat() if verdict.tried_at else None,
+        }
+    )
+
+
+def load_verdict(
+    document: str, *, problem: Problem, cpu_key: str, context: ExecutionContext, basis: Basis
+) -> Verdict:
+    """Return the verdict in a document, as the answer to a question, with what it rests on.
+
+    Raises:
+        StoreFailed: the document is damaged.
+    """
+    try:
+        return _load(document, problem, cpu_key, context, basis)
+    except (ValueError, KeyError, TypeError, InvalidInput) as error:
+        raise StoreFailed(
+            f"the stored verdict for {problem.text!r} is damaged ({error!r}); restore the database "
+            "from a backup, or start a new one with --db."
+        ) from error
+
+
+def _load(
+    document: str, problem: Problem, cpu_key: str, context: ExecutionContext, basis: Basis
+) -> Verdict:
+    facts = json.loads(document)
+    return Verdict(
+        problem=problem,
+        cpu_key=cpu_key,
+        context=context,
+        decision=Decision(facts["decision"]),
+        basis=basis,
+        complete=facts["complete"],
+        candidate=_candidate(facts["candidate"]) if facts["candidate"] else None,
+        artifact=_artifact(facts["artifact"]) if facts["artifact"] else None,
+        measurement=_evidence(facts["evidence"]) if facts["evidence"] else None,
+        generator=facts["generator"],
+        tried_at=datetime.fromisoformat(facts["tried_at"]) if facts["tried_at"] else None,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _candidate(text: str) -> Candidate:
+    return Candidate.parse(text)
+
+
+def _artifact_facts(artifact: Artifact) -> dict[str, Any]:
+    return {
+        "sha256": artifact.sha256,
+        "size_bytes": artifact.size_bytes,
+        "abi_version": artifact.abi_version,
+        "required_isa": sorted(artifact.required_isa),
+        "toolchain": artifact.toolchain,
+        "source_sha256": artifact.source_sha256,
+        "flags": list(artifact.flags),
+    }
+
+
+def _artifact(facts: Mapping[str, Any]) -> Artifact:
+    required_isa = frozenset(map(IsaFeature, facts["required_isa"]))
+    return Artifact(**{**facts, "required_isa": required_isa, "flags": tuple(facts["flags"])})
+
+
+def _evidence_facts(evidence: Evidence) -> dict[str, Any]:
+    return {
+        "ratio": _ratio_facts(evidence.ratio),
+        "process_ratios": [_ratio_facts(ratio) for ratio in evidence.process_ratios],
+        "candidate_median_ns": evidence.candidate_median_ns,
+        "baseline_median_ns": evidence.baseline_median_ns,
+        "baseline": evidence.baseline,
+        "implementation": evidence.implementation,
+        "raced": [[one.package, one.baseline, one.call_ns, one.reason] for one in evidence.raced],
+        "doubt": evidence.doubt,
+    }
+
+
+def _evidence(facts: Mapping[str, Any]) -> Evidence:
+    raced = tuple(
+        Raced(package=package, baseline=baseline, call_ns=call_ns, reason=reason)
+        for package, baseline, call_ns, reason in facts["raced"]
+    )
+    own, each = _ratio(facts["ratio"]), tuple(map(_ratio, facts["process_ratios"]))
+    return Evidence(**{**facts, "ratio": own, "process_ratios": each, "raced": raced})
+
+
+def _ratio_facts(ratio: Ratio) -> tuple[float, ...]:
+    return ratio.median, ratio.low, ratio.high, ratio.of_minimums
+
+
+def _ratio(facts: Sequence[float]) -> Ratio:
+    median, low, high, of_minimums = facts
+    return Ratio(median=median, low=low, high=high, of_minimums=of_minimums)

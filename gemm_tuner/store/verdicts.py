@@ -1,0 +1,286 @@
+"""Finding stored verdicts: one query for all that may answer a question."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, ScalarSelect, and_, bindparam, func, or_, select
+
+from gemm_tuner.derive import SweepKey
+from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.verdict import Basis, Verdict
+from gemm_tuner.store.deriving import (
+    CLASS,
+    NO_VERDICT,
+    Deriving,
+    exhausted_sweeps,
+    layer_id,
+    statement,
+)
+from gemm_tuner.store.integrity import attestation_of
+from gemm_tuner.store.problems import problem_id
+from gemm_tuner.store.reading import who_attests
+from gemm_tuner.store.statements import Statements
+from gemm_tuner.store.tables import artifacts, revocations, verdict_state, verdicts
+from gemm_tuner.store.verdict_document import load_verdict
+from gemm_tuner.trust.attestation import Attestation, Statement
+from gemm_tuner.trust.key_id import key_id_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredDocument:
+    """The document of a verdict with its attestation, and those of the kernel that it names.
+
+    `question` is what the attestation tells beside the text: the kind of document, and the problem,
+    CPU and context that it answers. The description of a kernel that is lost is None.
+    """
+
+    text: str
+    question: tuple[str, str, str, ExecutionContext]
+    attestation: Attestation | None
+    artifact_sha256: str | None
+    artifact_document: str | None
+    artifact_attestation: Attestation | None
+    is_revoked: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownVerdict:
+    """A stored verdict: where it was measured, and its documents, None where there is none.
+
+    `of_class` is for other CPUs of the same class. `newest` is the number of the last trial that
+    decides, 0 if there is none.
+    """
+
+    m: Rows
+    cpu_key: str
+    class_key: str
+    newest: int
+    own: StoredDocument | None
+    of_class: StoredDocument | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """All stored verdicts that may answer a question.
+
+    `here` is of this CPU; `siblings` are of its class, the newest first; `ranges` are of this CPU
+    for ranges of m that hold the m that was asked, the narrowest first. `has_trials` says
+    whether there are any of the problem on this model or from elsewhere, `has_same_model` whether
+    on this model with other features. `imported` counts records. `serial` grows with what is known.
+    """
+
+    here: KnownVerdict | None
+    siblings: tuple[KnownVerdict, ...]
+    ranges: tuple[KnownVerdict, ...]
+    has_trials: bool
+    has_same_model: bool
+    has_predictions: bool
+    imported: int
+    serial: int
+
+
+class Verdicts(Statements):
+    """The verdicts of one database."""
+
+    def known(self, problem: Problem, *, cpu: Cpu, context: ExecutionContext) -> Known:
+        """Return all that is stored for a question."""
+        key = problem_id(problem)
+        with self._reading() as connection:
+            rows = connection.execute(
+                _KNOWN,
+                {
+                    "problem": key,
+                    "layer": layer_id(problem),
+                    "model": cpu.model_key,
+                    "cpu": cpu.exact_key,
+                    "threads": context.threads,
+                    "regime": context.regime.value,
+                    "low": problem.m.low,
+                    "high": problem.m.high,
+                },
+            ).all()
+        return _sort(rows, key, cpu, context)
+
+    def verdict_of(
+        self,
+        stored: StoredDocument,
+        *,
+        problem: Problem,
+        cpu_key: str,
+        context: ExecutionContext,
+        basis: Basis,
+    ) -> Verdict | None:
+        """Return a stored verdict as the answer to a question; None if it is not to be believed.
+
+        So it is where it is not attested, or where the kernel that it names is lost, revoked or
+        not attested.
+        """
+        attested = statement(*stored.question, stored.text)
+        if self._keys.why_not_believed(Statement.VERDICT, attested, stored.attestation):
+            return None
+        if stored.text == NO_VERDICT:
+            return None
+        verdict = load_verdict(
+            stored.text, problem=problem, cpu_key=cpu_key, context=context, basis=basis
+        )
+        if verdict.artifact is None:
+            return verdict
+        sha256, document = verdict.artifact.sha256, stored.artifact_document
+        if document is None or sha256 != stored.artifact_sha256 or stored.is_revoked:
+            return None
+        key, _reason = who_attests(self._keys, sha256, document, stored.artifact_attestation)
+        return None if key is None else replace(verdict, attested_by=key_id_of(bytes.fromhex(key)))
+
+    def exhausted(self, problem: Problem) -> frozenset[SweepKey]:
+        """Return the sweeps of a problem that came to the end of their search."""
+        with self._reading() as connection:
+            return exhausted_sweeps(connection, problem)
+
+    def changes(self) -> int:
+        """Return a number that grows whenever verdicts change."""
+        row = self._first(select(verdict_state.c.changes))
+        return 0 if row is None else int(row[0])
+
+    def believed_keys(self) -> frozenset[str]:
+        """Return the measuring keys that are believed, in hex; they decide what is served."""
+        return self._keys.believed()
+
+    def derive_again(self, tell: Callable[[int, int], None] = lambda _done, _total: None) -> int:
+        """Derive all verdicts again from trials, and return how many there are.
+
+        `tell` hears how many problems are done, of how many. Others can read meanwhile, not write.
+
+        Raises:
+            InvalidSetting: the measuring keys cannot be used.
+        """
+        with self._writing() as connection:
+            Deriving(connection, self._keys).derive_all(tell)
+            query = select(func.count()).where(verdicts.c.document.is_not(None))
+            return connection.scalar(query) or 0
+
+
+def _is_lifted(artifact: ColumnElement[str]) -> ScalarSelect[bool]:
+    """Return whether the last revocation of an artifact is lifted, NULL if there is none."""
+    return (
+        select(revocations.c.is_lifted)
+        .where(revocations.c.subject == artifact)
+        .order_by(revocations.c.number.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+
+
+def _query() -> Any:  # noqa: ANN401 - its type says nothing more
+    row = verdicts.c
+    same_context = and_(row.threads == bindparam("threads"), row.regime == bindparam("regime"))
+    same_problem = and_(
+        row.problem_id == bindparam("problem"), same_context, row.model_key == bindparam("model")
+    )
+    range_around = and_(
+        row.range_of == bindparam("layer"),
+        row.cpu_key == bindparam("cpu"),
+        same_context,
+        row.m_low <= bindparam("low"),
+        row.m_high >= bindparam("high"),
+    )
+    hint = row.hint_of == bindparam("problem")
+    own, of_class = artifacts.alias("own"), artifacts.alias("of_class")
+    return (
+        select(
+            verdicts,
+            own.c.document.label("own_document"),
+            own.c.attested_by.label("own_attested_by"),
+            own.c.attestation.label("own_attestation"),
+            _is_lifted(row.artifact).label("own_is_lifted"),
+            _is_lifted(row.class_artifact).label("of_class_is_lifted"),
+            of_class.c.document.label("of_class_document"),
+            of_class.c.attested_by.label("of_class_attested_by"),
+            of_class.c.attestation.label("of_class_attestation"),
+        )
+        .select_from(
+            verdicts.outerjoin(own, own.c.sha256 == row.artifact).outerjoin(
+                of_class, of_class.c.sha256 == row.class_artifact
+            )
+        )
+        .where(or_(same_problem, range_around, hint))
+    )
+
+
+_KNOWN = _query()
+
+
+def _sort(rows: Sequence[Row[Any]], key: str, cpu: Cpu, context: ExecutionContext) -> Known:
+    here: KnownVerdict | None = None
+    siblings: list[KnownVerdict] = []
+    ranges: list[KnownVerdict] = []
+    has_trials = has_same_model = has_predictions = False
+    imported = serial = 0
+    exact_key, class_key = cpu.exact_key, cpu.class_key
+    for row in rows:
+        serial = max(serial, row.serial)
+        is_problem = row.problem_id == key
+        if is_problem:
+            has_trials = True
+            imported += row.imported
+            has_predictions |= row.is_predicted and row.threads == context.threads
+        if (row.threads, row.regime) != (context.threads, context.regime):
+            continue
+        if not is_problem:
+            ranges.append(_verdict(row))
+        elif row.cpu_key == exact_key:
+            here = _verdict(row)
+        elif row.class_key == class_key:
+            siblings.append(_verdict(row))
+        elif row.model_key == cpu.model_key:
+            has_same_model = True
+    return Known(
+        here=here,
+        siblings=tuple(sorted(siblings, key=lambda one: -one.newest)),
+        ranges=tuple(sorted(ranges, key=lambda one: (one.m.high - one.m.low, one.m.low))),
+        has_trials=has_trials,
+        has_same_model=has_same_model,
+        has_predictions=has_predictions,
+        imported=imported,
+        serial=serial,
+    )
+
+
+def _verdict(row: Row[Any]) -> KnownVerdict:
+    question = (
+        row.problem_id,
+        row.cpu_key,
+        ExecutionContext(threads=row.threads, regime=Regime(row.regime)),
+    )
+    own = None
+    if row.document is not None:
+        own = StoredDocument(
+            text=row.document,
+            question=("", *question),
+            attestation=attestation_of(row.attested_by, row.attestation),
+            artifact_sha256=row.artifact,
+            artifact_document=row.own_document,
+            artifact_attestation=attestation_of(row.own_attested_by, row.own_attestation),
+            is_revoked=row.own_is_lifted is not None and not row.own_is_lifted,
+        )
+    of_class = own
+    if row.class_document is not None:
+        of_class = StoredDocument(
+            text=row.class_document,
+            question=(CLASS, *question),
+            attestation=attestation_of(row.class_attested_by, row.class_attestation),
+            artifact_sha256=row.class_artifact,
+            artifact_document=row.of_class_document,
+            artifact_attestation=attestation_of(row.of_class_attested_by, row.of_class_attestation),
+            is_revoked=row.of_class_is_lifted is not None and not row.of_class_is_lifted,
+        )
+    return KnownVerdict(
+        m=Rows(low=row.m_low, high=row.m_high),
+        cpu_key=row.cpu_key,
+        class_key=row.class_key,
+        newest=row.newest,
+        own=own,
+        of_class=of_class,
+    )

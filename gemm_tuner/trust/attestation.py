@@ -1,0 +1,243 @@
+"""Attestations: whoever measures signs what was measured, so that a database need not be trusted.
+
+Each user of a machine has a measuring key. A store serves what is attested with a key that its
+reader believes: the own one, and those of others that were accepted.
+"""
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from platformdirs import user_data_path
+
+from gemm_tuner.errors import InvalidSetting, StoreFailed
+from gemm_tuner.trust.files import write_privately
+from gemm_tuner.trust.key_id import key_id_of
+from gemm_tuner.trust.ownership import check_owned
+
+if TYPE_CHECKING:
+    from gemm_tuner.trust.keys import KeyPair
+
+_KNOWN_SIGNATURES = 2**16
+_PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
+_MAX_FILE_BYTES = 2**16
+
+
+class Statement(StrEnum):
+    """The kinds of document that are attested; an attestation of one kind is none of another."""
+
+    TRIAL = "trial"
+    ARTIFACT = "artifact"
+    VERDICT = "verdict"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attestation:
+    """A signature under a document, and the raw public key in hex that it is made with."""
+
+    public_key: str
+    signature: bytes
+
+    @property
+    def key_id(self) -> str:
+        """Return the name of the key."""
+        return key_id_of(bytes.fromhex(self.public_key))
+
+
+class MeasuringKeys:
+    """The measuring key of this user, made at first need, and the keys of others to believe.
+
+    Both are files in `folder`, by default the user's data directory. Changes of the files are seen
+    at the next question.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        folder = folder or user_data_path("gemm-tuner")
+        self.own_path = folder / "measuring-key.pem"
+        self.accepted_path = folder / "measuring-keys.txt"
+        self._own: KeyPair | None = None
+        self._state: tuple[object, ...] | None = None
+        self._believed: frozenset[str] = frozenset()
+
+    def attest(self, statement: Statement, document: str) -> Attestation:
+        """Return this user's attestation of a document.
+
+        Raises:
+            StoreFailed: the measuring key cannot be read or made.
+            InvalidSetting: its file holds no private key, or others can read it.
+        """
+        from gemm_tuner.trust.keys import KeyPair  # noqa: PLC0415 - as in _is_valid
+
+        if self._own is None:
+            self._own = KeyPair.load_or_create(
+                self.own_path,
+                name="measuring key",
+                remedy="make the folder writable, or name another by XDG_DATA_HOME.",
+            )
+        signature = self._own.private_key.sign(_message(statement, document))
+        return Attestation(public_key=self._own.public_key.hex(), signature=signature)
+
+    def why_not_believed(
+        self, statement: Statement, document: str, attestation: Attestation | None
+    ) -> str | None:
+        """Return why an attestation is no reason to serve what a document says; None if it is.
+
+        Raises:
+            InvalidSetting: a file of keys can be changed by others, or is damaged.
+            StoreFailed: it cannot be read.
+        """
+        if attestation is None or not _PUBLIC_KEY.fullmatch(attestation.public_key):
+            return 'no one attests it; if you trust it, run "gemm-tuner records attest"'
+        if attestation.public_key not in self.believed():
+            return (
+                f"it is attested with the key {attestation.key_id}, which is not believed here; if "
+                f'you trust who measured it, run "gemm-tuner keys accept {attestation.public_key}"'
+            )
+        if not _is_valid(
+            attestation.public_key, attestation.signature, _message(statement, document)
+        ):
+            return (
+                f"the attestation with the key {attestation.key_id} is not of these bytes: the "
+                'database was changed; run "gemm-tuner sweep" to measure anew'
+            )
+        return None
+
+    def believed(self) -> frozenset[str]:
+        """Return the public keys that are believed, in hex: the own one, if there is one, too.
+
+        Raises:
+            InvalidSetting: a file of keys can be changed by others, or is damaged.
+            StoreFailed: it cannot be read.
+        """
+        state = (_state_of(self.own_path), _state_of(self.accepted_path))
+        if state != self._state:
+            own = self.own()
+            self._believed = self.accepted() | ({own} if own else set())
+            self._state = state
+        return self._believed
+
+    def own(self) -> str | None:
+        """Return the public key of this user in hex; None before anything was attested.
+
+        Raises:
+            InvalidSetting: its file holds no private key, or others can read or change it.
+            StoreFailed: it cannot be read.
+        """
+        from gemm_tuner.trust.keys import KeyPair  # noqa: PLC0415 - as in _is_valid
+
+        if not self.own_path.exists():
+            return None
+        check_owned(self.own_path)
+        return KeyPair.load_or_create(self.own_path, name="measuring key").public_key.hex()
+
+    def accepted(self) -> frozenset[str]:
+        """Return the public keys of others that are believed, in hex.
+
+        Raises:
+            InvalidSetting: others can change the file, or a line of it is no key.
+            StoreFailed: it cannot be read.
+        """
+        check_owned(self.accepted_path)
+        try:
+            with self.accepted_path.open("rb") as file:
+                lines = file.read(_MAX_FILE_BYTES).decode(errors="replace").split()
+        except FileNotFoundError:
+            return frozenset()
+        except OSError as error:
+            raise StoreFailed(
+                f"{self.accepted_path} cannot be read ({error.strerror}); correct its mode."
+            ) from error
+        for line in lines:
+            check_public_key(line, f"{self.accepted_path} holds")
+        return frozenset(lines)
+
+    def accept(self, public_key: str) -> None:
+        """Believe from now on what is attested with a key.
+
+        Raises:
+            InvalidSetting: it is no public key in hex.
+            StoreFailed: this cannot be written.
+        """
+        check_public_key(public_key, "you named")
+        with self._changing() as keys:
+            keys.add(public_key)
+
+    def forget(self, public_key: str) -> bool:
+        """Believe a key no longer, and return whether it was believed.
+
+        Raises:
+            InvalidSetting: it is no public key in hex.
+            StoreFailed: this cannot be written.
+        """
+        check_public_key(public_key, "you named")
+        with self._changing() as keys:
+            was_there = public_key in keys
+            keys.discard(public_key)
+        return was_there
+
+    @contextmanager
+    def _changing(self) -> Iterator[set[str]]:
+        """Yield the accepted keys, and write them back; one process at a time."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self.accepted_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with os.fdopen(os.open(self.accepted_path.with_suffix(".lock"), flags, 0o600)) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                keys = set(self.accepted())
+                yield keys
+                write_privately(
+                    self.accepted_path, "".join(f"{k}\n" for k in sorted(keys)).encode()
+                )
+        except OSError as error:
+            raise StoreFailed(
+                f"{self.accepted_path} cannot be written ({error.strerror}); "
+                "make its folder writable."
+            ) from error
+
+
+def check_public_key(text: str, where: str) -> None:
+    """Check that `text` is a raw Ed25519 public key in hex; `where` begins the message.
+
+    Raises:
+        InvalidSetting: it is not.
+    """
+    if not _PUBLIC_KEY.fullmatch(text):
+        raise InvalidSetting(
+            f'{where} {text[:80]!r}, which is no measuring key of 64 hex digits; "gemm-tuner keys '
+            'measuring" prints that of its user.'
+        )
+
+
+def _message(statement: Statement, document: str) -> bytes:
+    # The sha256 stands for the document; the prefix keeps a signature from meaning anything else.
+    digest = sha256(document.encode()).hexdigest()
+    return f"gemm-tuner {statement.value} 1\n{digest}".encode()
+
+
+@lru_cache(maxsize=_KNOWN_SIGNATURES)
+def _is_valid(public_key: str, signature: bytes, message: bytes) -> bool:
+    # Not loaded where there is nothing to check: it is half of what a question takes.
+    from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
+
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key)).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _state_of(path: Path) -> tuple[int, ...] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return (status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode)

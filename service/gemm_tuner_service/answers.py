@@ -1,0 +1,107 @@
+"""Questions, and signed answers in memory: what was answered today is not signed again."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from hashlib import sha256
+from threading import Lock
+from typing import Self
+
+from pydantic import BaseModel
+
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+
+MAX_ANSWERS = 8192
+MAX_ANSWER_BYTES = 2**15
+
+# A problem, the CPU that asks with its features, threads and regime.
+Question = tuple[str, str, frozenset[str], int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A problem for a CPU and context; `key` names it among answers."""
+
+    problem: Problem
+    cpu: Cpu
+    context: ExecutionContext
+    key: Question
+
+    @classmethod
+    def of(cls, problem: Problem, cpu: Cpu, context: ExecutionContext) -> Self:
+        """Return the question with its key."""
+        key = (problem.text, cpu.exact_key, cpu.isa, context.threads, context.regime.value)
+        return cls(problem=problem, cpu=cpu, context=context, key=key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The bytes of an answer and its entity tag; it `is_lasting` until verdicts change."""
+
+    content: bytes
+    tag: str
+    is_lasting: bool
+
+    @classmethod
+    def of(cls, document: BaseModel, *, is_lasting: bool = False) -> Self:
+        """Return a document as an answer."""
+        content = document.model_dump_json().encode()
+        tag = f'"{sha256(content).hexdigest()}"'
+        return cls(content=content, tag=tag, is_lasting=is_lasting)
+
+
+class Answers:
+    """The answers of one process that were asked for last, at most `MAX_ANSWERS`.
+
+    An answer is used again while `state` returns what it did when the answer was made, on the day
+    that it was issued; so its signature holds for all but a day of its lifetime. `state_at_once`
+    returns the same without waiting, or None where it cannot.
+    """
+
+    def __init__(
+        self,
+        state: Callable[[], object | None],
+        state_at_once: Callable[[], object | None] = lambda: None,
+    ) -> None:
+        self._state = state
+        self._state_at_once = state_at_once
+        self._lock = Lock()
+        self._made_in: tuple[object, date] | None = None
+        self._answers: OrderedDict[Question, Answer] = OrderedDict()
+
+    def known(self, question: Question, today: date) -> Answer | None:
+        """Return the answer to a question without waiting, None if it is not known at once."""
+        state = self._state_at_once()
+        if state is None:
+            return None
+        with self._lock:
+            if self._made_in != (state, today):
+                return None
+            known = self._answers.get(question)
+            if known is not None:
+                self._answers.move_to_end(question)
+            return known
+
+    def get(self, question: Question, today: date, make: Callable[[], Answer]) -> Answer:
+        """Return the answer to a question, made anew where it is not known or not sure."""
+        state = self._state()  # before the answer: what changes while it is made shows later
+        made_in = (state, today)
+        with self._lock:
+            if self._made_in != made_in:
+                self._answers.clear()
+                self._made_in = made_in
+            known = self._answers.get(question)
+            if known is not None:
+                self._answers.move_to_end(question)
+                return known
+        answer = make()
+        if state is not None and answer.is_lasting and len(answer.content) <= MAX_ANSWER_BYTES:
+            with self._lock:
+                if self._made_in == made_in:
+                    self._answers[question] = answer
+                    while len(self._answers) > MAX_ANSWERS:
+                        self._answers.popitem(last=False)
+        return answer

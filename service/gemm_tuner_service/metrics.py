@@ -1,0 +1,45 @@
+"""What a service tells Prometheus of itself.
+
+With several processes, each writes its numbers into files of the folder that
+`PROMETHEUS_MULTIPROC_DIR` names, and whichever is asked adds them up.
+"""
+
+import os
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.multiprocess import MultiProcessCollector
+
+MEDIA_TYPE = CONTENT_TYPE_LATEST
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+
+_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
+
+REQUESTS = Counter(
+    "gemm_tuner_requests", "Requests that were answered", ("method", "route", "status")
+)
+SECONDS = Histogram(
+    "gemm_tuner_request_seconds", "Time to an answer", ("route",), buckets=_BOUNDS_S
+)
+IN_PROGRESS = Gauge(
+    "gemm_tuner_requests_in_progress",
+    "Requests that are being answered",
+    multiprocess_mode="livesum",
+)
+TOKENS_REFUSED = Counter("gemm_tuner_tokens_refused", "Tokens that did not count")
+
+
+def render() -> bytes:
+    """Return all numbers in the text format of Prometheus."""
+    registry = REGISTRY
+    if os.environ.get(FOLDER_VARIABLE):
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # the package has none
+    return generate_latest(registry)

@@ -1,0 +1,98 @@
+"""TLS: the handshake is part of the connection, with the same deadline and bound."""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from gemm_tuner.errors import InvalidSetting
+
+
+def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return what a server needs to speak TLS 1.2 or newer.
+
+    Raises:
+        InvalidSetting: the certificate or its key cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        # A password is not asked for: nobody may be there to type it.
+        context.load_cert_chain(certificate, key, password="")
+    except OSError as error:
+        raise InvalidSetting(
+            f"certificate {certificate} and key {key} cannot be used "
+            f"({error.strerror or error}); name a PEM chain and its unencrypted key."
+        ) from None
+    return context
+
+
+class Handshake(asyncio.Protocol):
+    """A connection until its TLS handshake is done; then `make` takes it over.
+
+    `begun` and `ended` are called with it when it begins to wait for its caller, and when that
+    is over.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        *,
+        timeout_s: float,
+        make: Callable[[], asyncio.Protocol],
+        begun: Callable[["Handshake"], None],
+        ended: Callable[["Handshake"], None],
+    ) -> None:
+        self._context = context
+        self._timeout_s = timeout_s
+        self._make = make
+        self._begun = begun
+        self._ended = ended
+        self._early = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()  # what comes is read by TLS, not here
+        self._transport = transport
+        self._begun(self)
+        self._task = asyncio.get_running_loop().create_task(self._shake_hands(transport))
+
+    def data_received(self, data: bytes) -> None:
+        """Keep what came with the last part of the handshake."""
+        self._early += data
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._ended(self)
+        if self._transport is not None:
+            self._transport.abort()
+
+    shutdown = abort  # as uvicorn calls it at its end
+
+    async def _shake_hands(self, transport: asyncio.Transport) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            secured = await loop.start_tls(
+                transport,
+                self,
+                self._context,
+                server_side=True,
+                ssl_handshake_timeout=self._timeout_s,
+                ssl_shutdown_timeout=self._timeout_s,
+            )
+        except OSError:  # no TLS, too slow, or gone
+            self.abort()
+            return
+        self._ended(self)
+        if secured is None or secured.is_closing():
+            transport.abort()
+            return
+        protocol = self._make()
+        secured.set_protocol(protocol)
+        protocol.connection_made(secured)
+        if self._early:
+            protocol.data_received(bytes(self._early))

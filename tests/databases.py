@@ -1,0 +1,142 @@
+"""New databases for tests: SQLite in each stage, and PostgreSQL in the second."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from postgres import PostgresServer, find_programs, postgres_server
+from restricted import full_disk
+from sqlalchemy import Engine
+
+from gemm_tuner.store.database import open_database
+
+
+class Databases(Protocol):
+    """Makes databases of one kind. Each has a URL, and is removed in the end."""
+
+    def empty(self) -> AbstractContextManager[str]:
+        """Yield a database without tables."""
+
+    def current(self) -> AbstractContextManager[str]:
+        """Yield a database with the tables of the newest schema."""
+
+    def full_disk(self, size_bytes: int) -> AbstractContextManager[None]:
+        """Let no file of a database grow beyond a size, for connections that begin now."""
+
+
+class SqliteDatabases:
+    """Makes SQLite databases in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = count()
+        self._pristine = folder / "pristine.sqlite3"
+        open_database(f"sqlite:///{self._pristine}").dispose()
+
+    @contextmanager
+    def empty(self) -> Iterator[str]:
+        """Yield a file that does not exist yet."""
+        yield f"sqlite:///{self._folder}/{next(self._numbers)}/store.sqlite3"
+
+    @contextmanager
+    def current(self) -> Iterator[str]:
+        """Yield a copy of a file with the tables."""
+        path = self._folder / str(next(self._numbers)) / "store.sqlite3"
+        path.parent.mkdir()
+        shutil.copy(self._pristine, path)
+        yield f"sqlite:///{path}"
+
+    def full_disk(self, size_bytes: int) -> AbstractContextManager[None]:
+        """Let no file of this process grow beyond a size."""
+        return full_disk(size_bytes)
+
+
+class PostgresDatabases:
+    """Makes databases on a server."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._numbers = count()
+        server.run_sql("CREATE DATABASE pristine")
+        open_database(server.url("pristine")).dispose()
+
+    def empty(self) -> AbstractContextManager[str]:
+        """Yield a database without tables."""
+        return self._new("template0")
+
+    def current(self) -> AbstractContextManager[str]:
+        """Yield a copy of a database with the tables."""
+        return self._new("pristine")
+
+    @contextmanager
+    def full_disk(self, size_bytes: int) -> Iterator[None]:
+        """Let no file of the server grow beyond a size."""
+        self._server.let_files_grow_to(size_bytes)
+        yield
+        self._server.let_files_grow_to("unlimited")
+
+    @contextmanager
+    def _new(self, template: str) -> Iterator[str]:
+        name = f"test_{next(self._numbers)}"
+        self._server.run_sql(f"CREATE DATABASE {name} TEMPLATE {template}")
+        yield self._server.url(name)
+        self._server.run_sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """Yield the server of this process, which keeps nothing through a crash."""
+    with postgres_server(_programs()) as server:
+        yield server
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """Yield a server of one test, which may stop, crash and start it."""
+    with postgres_server(_programs(), is_durable=True) as server:
+        yield server
+
+
+@pytest.fixture(
+    scope="session", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.proof)]
+)
+def databases(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Databases:
+    """Return what makes databases: of SQLite, and in the second stage of PostgreSQL too."""
+    if request.param == "sqlite":
+        return SqliteDatabases(tmp_path_factory.mktemp("databases"))
+    return PostgresDatabases(request.getfixturevalue("postgres"))
+
+
+@pytest.fixture
+def empty_url(databases: Databases) -> Iterator[str]:
+    """Yield the URL of a database without tables."""
+    with databases.empty() as url:
+        yield url
+
+
+@pytest.fixture
+def database_url(databases: Databases) -> Iterator[str]:
+    """Yield the URL of a database with the tables of the newest schema."""
+    with databases.current() as url:
+        yield url
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    """Yield a new database."""
+    engine = open_database(database_url)
+    yield engine
+    engine.dispose()
+
+
+def _programs() -> Path:
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("no PostgreSQL server is installed; Debian's package postgresql has one")
+    return programs

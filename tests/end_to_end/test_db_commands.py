@@ -1,0 +1,109 @@
+"""`gemm-tuner db`: what it prints, and how it exits."""
+
+import json
+from pathlib import Path
+
+import pytest
+from samples import add_build, make_artifact, make_trial
+from sqlalchemy import delete, select, update
+
+from gemm_tuner.cli.main import ANSWER_IS_NO, SOMETHING_IS_MISSING, run
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.tables import artifacts, verdicts
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """Return the URL of a store with a kernel and a trial."""
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    engine = open_database(url)
+    repository = Repository(engine)
+    add_build(repository)
+    repository.add_trial(make_trial())
+    engine.dispose()
+    return url
+
+
+def test_a_copy_says_what_it_did(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = f"sqlite:///{tmp_path}/other.sqlite3"
+
+    assert run(["db", "copy", store, other]) == 0
+    told = capsys.readouterr()
+    assert "5 rows copied, 0 were there already, 0 left out" in told.out
+    assert "copy: trials" in told.err
+    assert " left" in told.err
+
+    assert run(["db", "copy", store, other, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"added": 0, "known": 5, "left_out": []}
+
+
+def test_a_check_names_damages_and_exits_with_1(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["db", "check", "--db", store]) == 0
+    assert "5 rows checked, 0 damages" in capsys.readouterr().out
+    engine = open_database(store)
+    with engine.begin() as connection:
+        connection.execute(update(artifacts).values(compressed_binary=b"x"))
+    engine.dispose()
+
+    assert run(["db", "check", "--db", store]) == ANSWER_IS_NO
+    told = capsys.readouterr()
+    assert "5 rows checked, 1 damages" in told.out
+    assert "it was damaged" in told.err
+
+
+def test_verdicts_are_derived_again_from_trials(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = open_database(store)
+    query = select(verdicts.c.document, verdicts.c.artifact)
+    with engine.begin() as connection:
+        before = connection.execute(query).all()
+        connection.execute(update(verdicts).values(document="null", artifact=None))
+
+    assert run(["db", "derive", "--db", store]) == 0
+    told = capsys.readouterr()
+    assert "1 verdicts derived" in told.out
+    assert "derive: problems" in told.err
+    with engine.connect() as connection:
+        assert connection.execute(query).all() == before
+    assert before[0].artifact == make_artifact().sha256
+
+    with engine.begin() as connection:
+        connection.execute(delete(verdicts))
+    assert run(["db", "derive", "--db", store, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"verdicts": 1}
+    with engine.connect() as connection:
+        assert connection.execute(query).all() == before
+    engine.dispose()
+
+
+def test_pruning_is_told_first_and_done_on_request(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = open_database(store)
+    add_build(Repository(engine), b"a kernel that nothing names")
+
+    assert run(["db", "prune", "--db", store]) == 0
+    assert "1 kernels (" in capsys.readouterr().out
+    assert run(["db", "prune", "--db", store, "--delete"]) == 0
+    assert "1 kernels were removed" in capsys.readouterr().out
+    assert run(["db", "prune", "--db", store, "--delete", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"trials": 0, "kernels": 0, "removed": True}
+
+    assert Repository(engine).holds(make_artifact())
+    engine.dispose()
+
+
+def test_a_missing_database_is_not_copied(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = f"sqlite:///{tmp_path}/missing.sqlite3"
+
+    assert run(["db", "copy", missing, store]) == SOMETHING_IS_MISSING
+    assert "there is no database" in capsys.readouterr().err
+    assert not (tmp_path / "missing.sqlite3").exists()

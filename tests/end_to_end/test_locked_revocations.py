@@ -1,0 +1,92 @@
+"""Lock files and revocations: a locked kernel is loaded until it, or the key of it, is revoked."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+from served import PROBLEM, Site
+
+from gemm_tuner import Client
+from gemm_tuner.build.compile import Build
+from gemm_tuner.client import revocations
+from gemm_tuner.errors import SignatureInvalid
+from gemm_tuner.runtime.load import Kernel
+
+Ask = Callable[[Client], object]
+
+
+def _kernel(client: Client) -> object:
+    return client.kernel(PROBLEM)
+
+
+def _kernel_of_many(client: Client) -> object:
+    return client.kernels([PROBLEM])[0]
+
+
+def _layer(client: Client) -> object:
+    return client.layer(32, 16, m=[8], epilogue="bias+relu").kernels[0]
+
+
+ways = pytest.mark.parametrize("ask", [_kernel, _kernel_of_many, _layer])
+
+
+@pytest.fixture
+def lock(site: Site, tmp_path: Path) -> Path:
+    """Return a lock file, beside a cache directory with the kernel, but without revocations."""
+    file = tmp_path / "gemm-tuner.lock"
+    with site.serving() as address:
+        client = Client(address, cache_dir=tmp_path / "first")
+        client.kernel(PROBLEM)
+        client.write_lock(file)
+    copytree(tmp_path / "first" / "artifacts", tmp_path / "cache" / "artifacts")
+    return file
+
+
+@ways
+def test_a_locked_kernel_that_was_revoked_is_not_taken_from_the_cache(
+    ask: Ask, site: Site, build: Build, lock: Path, tmp_path: Path
+) -> None:
+    site.repository.revoke(build.artifact.sha256, reason="wrong", actor="me", now=datetime.now(UTC))
+
+    with site.serving() as address:
+        found = ask(Client(address, cache_dir=tmp_path / "cache", lock=lock))
+
+    assert not isinstance(found, Kernel)
+
+
+@ways
+def test_a_locked_kernel_is_used_while_the_service_is_away_however_long(
+    ask: Ask, site: Site, lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with site.serving() as address:
+        ask(Client(address, cache_dir=tmp_path / "cache", lock=lock))
+    assert list((tmp_path / "cache" / "revocations").iterdir())
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            assert tz is UTC
+            return datetime.now(UTC) + timedelta(days=60)
+
+    monkeypatch.setattr(revocations, "datetime", Later)
+    client = Client(address, cache_dir=tmp_path / "cache", lock=lock, frozen=True)
+
+    assert isinstance(ask(client), Kernel)
+    assert isinstance(ask(client), Kernel)
+
+
+@ways
+def test_nothing_is_locked_by_a_key_that_was_revoked(
+    ask: Ask, site: Site, lock: Path, tmp_path: Path
+) -> None:
+    stolen = "0123456789abcdef"
+    text = lock.read_text()
+    lock.write_text(text.replace(site.key_pair.key_id, stolen))
+    site.repository.revoke(stolen, reason="stolen", actor="me", now=datetime.now(UTC))
+
+    with site.serving() as address:
+        client = Client(address, cache_dir=tmp_path / "cache", lock=lock)
+        with pytest.raises(SignatureInvalid, match=f"{stolen}, which was revoked"):
+            ask(client)

@@ -1,0 +1,189 @@
+"""Faults beneath a running service: it answers, or says that it cannot, and goes on by itself."""
+
+import json
+import random
+import signal
+import threading
+from base64 import b64decode
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from queue import Queue
+
+import httpx
+import pytest
+from databases import Databases
+from gemm_tuner_service.answers import Answers, Asked
+from gemm_tuner_service.resolver import Resolver
+from gemm_tuner_service.settings import Settings
+from postgres import PostgresServer
+from samples import CONTEXT, CPU, PROBLEM, add_build, make_artifact, make_failed_trial, make_trial
+from serving import served, tuned_settings
+from sqlalchemy import Engine
+from writers import start_writer, written_binary
+
+from gemm_tuner.errors import StoreFailed
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.trust.keys import KeyPair
+from gemm_tuner.trust.payload import VerdictPayload
+
+CALLERS = 4
+QUESTION = {"problem": PROBLEM.text}
+
+
+class Load:
+    """Callers that ask without a pause, and what they were answered."""
+
+    def __init__(self, address: httpx.URL) -> None:
+        self._address = address
+        self._answers: Queue[httpx.Response] = Queue()
+        self._stop = threading.Event()
+        self.unexpected: list[httpx.Response] = []
+
+    def ask(self) -> None:
+        """Ask until the test ends."""
+        with httpx.Client(base_url=self._address, timeout=60) as client:
+            while not self._stop.is_set():
+                self._answers.put(client.post("/v1/resolve", json=QUESTION))
+                self._answers.put(client.get("/v1/records"))
+
+    def until(self, is_wanted: Callable[[httpx.Response], bool]) -> None:
+        """Wait for an answer, and keep those that no fault explains."""
+        while True:
+            answer = self._answers.get(timeout=60)
+            if not (answer.is_success or is_failure_of_the_store(answer)):
+                self.unexpected.append(answer)
+            if is_wanted(answer):
+                return
+
+    def end(self) -> None:
+        """Let the callers stop."""
+        self._stop.set()
+
+
+def is_failure_of_the_store(answer: httpx.Response) -> bool:
+    return (
+        answer.status_code == 503
+        and answer.headers["Content-Type"] == "application/problem+json"
+        and answer.json()["type"] == "urn:gemm-tuner:problem:store-failed"
+    )
+
+
+def is_page(answer: httpx.Response) -> bool:
+    return answer.is_success and answer.request.url.path == "/v1/records"
+
+
+@pytest.mark.proof
+def test_a_server_that_restarts_under_load_is_a_pause(
+    own_postgres: PostgresServer, tmp_path: Path
+) -> None:
+    own_postgres.run_sql("CREATE DATABASE fleet")
+    settings = tuned_settings(tmp_path, own_postgres.url("fleet"))
+
+    with served(settings) as client, ThreadPoolExecutor(CALLERS) as pool:
+        load = Load(client.base_url)
+        for _caller in range(CALLERS):
+            pool.submit(load.ask)
+        try:
+            load.until(is_page)
+            for how in (signal.SIGINT, signal.SIGQUIT):
+                own_postgres.stop(how)
+                load.until(is_failure_of_the_store)
+                assert client.get("/readyz").status_code == 503
+                own_postgres.start()
+                load.until(is_page)
+        finally:
+            load.end()
+
+        answer = client.post("/v1/resolve", json=QUESTION)
+
+    assert load.unexpected == []
+    assert answer.json()["verdict"]["artifact"]["sha256"] == make_artifact().sha256
+
+
+@pytest.mark.proof
+def test_connections_that_the_server_ends_cost_no_answer(
+    own_postgres: PostgresServer, tmp_path: Path
+) -> None:
+    own_postgres.run_sql("CREATE DATABASE fleet")
+    settings = tuned_settings(tmp_path, own_postgres.url("fleet"))
+
+    with served(settings) as client:
+        client.get("/v1/records")
+        own_postgres.run_sql(
+            "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity "
+            "WHERE application_name = 'gemm-tuner'"
+        )
+        answer = client.get("/v1/records")
+
+    assert answer.status_code == 200
+
+
+def test_what_a_killed_writer_left_is_served_whole_or_not_at_all(
+    settings: Settings, own_client: httpx.Client
+) -> None:
+    writer = start_writer(settings.database_url, 1, 1_000_000)
+    assert writer.stdout is not None
+    confirmed = [int(writer.stdout.readline()) for _ in range(5)]
+    own_client.post("/v1/resolve", json=QUESTION)
+
+    writer.kill()
+    confirmed += [int(line) for line in writer.communicate()[0].splitlines()]
+
+    verdict = own_client.post("/v1/resolve", json=QUESTION).json()["verdict"]
+    served_binary = own_client.get(verdict["artifact"]["url"]).content
+    assert sha256(served_binary).hexdigest() == verdict["artifact"]["sha256"]
+    for minute in confirmed:
+        binary = written_binary(minute)
+        kept = own_client.get(f"/v1/artifacts/sha256/{make_artifact(binary).sha256}")
+        assert kept.content == binary
+
+
+def test_a_service_answers_beside_a_full_disk(
+    databases: Databases, own_client: httpx.Client, engine: Engine
+) -> None:
+    repository, seed = Repository(engine), random.Random(0)
+    engine.dispose()  # a server bounds only connections that begin now
+    with databases.full_disk(2**21):
+        with pytest.raises(StoreFailed):
+            fill(repository, seed)
+        verdict = own_client.post("/v1/resolve", json=QUESTION).json()["verdict"]
+        binary = own_client.get(verdict["artifact"]["url"]).content
+    engine.dispose()
+    repository.add_trial(make_failed_trial(minute=1))
+
+    assert binary == b"\x7fELF sample"
+    assert len(own_client.get("/v1/records").json()["records"]) == 2
+
+
+def fill(repository: Repository, seed: random.Random) -> None:
+    """Add kernels until the store refuses one."""
+    while True:
+        add_build(repository, seed.randbytes(100_000))
+
+
+def test_a_clock_that_jumps_moves_days_and_no_numbers(
+    settings: Settings, repository: Repository
+) -> None:
+    resolver = Resolver(
+        repository=repository,
+        key_pair=KeyPair.load_or_create(settings.signing_key_path),
+        lifetime=timedelta(days=7),
+        answers=Answers(lambda: None),
+    )
+    now = datetime(2026, 11, 23, tzinfo=UTC)
+
+    serials = []
+    for jump in (timedelta(), timedelta(days=4000), timedelta(days=-4000)):
+        repository.add_trial(make_trial(minute=round(jump.total_seconds() / 60) + 1))
+        answer = json.loads(resolver.answer(Asked.of(PROBLEM, CPU, CONTEXT), now + jump).content)
+        payload = VerdictPayload.model_validate_json(b64decode(answer["signed"]["payload"]))
+        assert (payload.issued_at, payload.expires_at) == (
+            now + jump,
+            now + jump + timedelta(days=7),
+        )
+        serials.append(payload.serial)
+
+    assert serials == sorted(set(serials))

@@ -1,0 +1,77 @@
+"""Timing one build in several processes."""
+
+from dataclasses import replace
+
+import pytest
+from samples import make_disturbed_trial, make_trial
+
+from gemm_tuner.bench.finding import Finding, TimedFinding
+from gemm_tuner.bench.processes import time_in_processes
+from gemm_tuner.domain.record import Outcome, Trial
+
+
+def _found(trial: Trial) -> TimedFinding:
+    assert trial.measurement is not None
+    return TimedFinding(
+        finding=Finding(outcome=Outcome.CORRECT),
+        measurements=(trial.measurement,),
+        conditions=trial.conditions,
+    )
+
+
+FAST = _found(make_trial(call_ns=500))
+MIDDLE = replace(_found(make_trial(call_ns=800)), conditions=None)
+SLOW = _found(make_trial(call_ns=1100))
+DISTURBED = _found(make_disturbed_trial())
+FAILED = TimedFinding(finding=Finding(outcome=Outcome.CRASHED, detail="SIGILL"))
+
+
+def _time(*found: TimedFinding, processes: int) -> tuple[TimedFinding, list[int]]:
+    """Return the result, and the processes that were asked for."""
+    asked: list[int] = []
+
+    def time_in(process: int) -> TimedFinding:
+        asked.append(process)
+        return found[process]
+
+    return time_in_processes(time_in, processes), asked
+
+
+def test_the_measurement_is_of_all_processes_with_the_conditions_of_its_own() -> None:
+    timed, asked = _time(SLOW, FAST, MIDDLE, processes=3)
+
+    assert asked == [0, 1, 2]
+    assert timed.conditions is None
+    assert timed.measurement is not None
+    medians_ns = [one.candidate.median_ns for one in timed.measurement.processes]
+    assert medians_ns == [800.0, 1100.0, 500.0]
+
+
+def test_processes_that_find_the_same_all_count() -> None:
+    timed, _asked = _time(FAST, FAST, FAST, processes=3)
+
+    assert timed.measurement is not None
+    assert len(timed.measurement.processes) == 3
+
+
+def test_a_disturbed_process_is_replaced() -> None:
+    timed, asked = _time(FAST, DISTURBED, SLOW, processes=2)
+
+    assert asked == [0, 1, 2]
+    assert timed.measurement is not None
+    assert all(one.interference is None for one in timed.measurement.processes)
+
+
+def test_processes_that_stay_disturbed_are_told() -> None:
+    timed, asked = _time(FAST, DISTURBED, DISTURBED, DISTURBED, processes=2)
+
+    assert asked == [0, 1, 2, 3]
+    assert timed.measurement is not None
+    assert any(one.interference is not None for one in timed.measurement.processes)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_build_that_fails_in_a_process_has_failed(processes: int) -> None:
+    timed, _asked = _time(*(FAST, FAILED)[2 - processes :], processes=processes)
+
+    assert timed == FAILED

@@ -1,0 +1,112 @@
+"""Attestations: what a measuring key says, and for whom that is a reason to serve a kernel."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gemm_tuner.errors import InvalidSetting, StoreFailed
+from gemm_tuner.trust.attestation import MeasuringKeys, Statement
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> MeasuringKeys:
+    return MeasuringKeys(tmp_path / "own")
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> MeasuringKeys:
+    return MeasuringKeys(tmp_path / "foreign")
+
+
+def test_the_own_attestation_is_believed_and_its_key_is_private(keys: MeasuringKeys) -> None:
+    assert keys.own() is None
+
+    attestation = keys.attest(Statement.TRIAL, "a trial")
+
+    assert keys.why_not_believed(Statement.TRIAL, "a trial", attestation) is None
+    assert keys.own() == attestation.public_key
+    assert keys.own_path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("statement", "document"), [(Statement.TRIAL, "another"), (Statement.ARTIFACT, "a trial")]
+)
+def test_an_attestation_is_of_one_document_of_one_kind(
+    keys: MeasuringKeys, statement: Statement, document: str
+) -> None:
+    attestation = keys.attest(Statement.TRIAL, "a trial")
+
+    reason = keys.why_not_believed(statement, document, attestation)
+
+    assert reason is not None
+    assert "is not of these bytes" in reason
+
+
+def test_without_attestation_the_command_that_attests_is_named(keys: MeasuringKeys) -> None:
+    reason = keys.why_not_believed(Statement.TRIAL, "a trial", None)
+
+    assert reason is not None
+    assert "gemm-tuner records attest" in reason
+
+
+def test_a_foreign_key_is_named_until_it_is_accepted_and_after_it_is_forgotten(
+    keys: MeasuringKeys, foreign: MeasuringKeys
+) -> None:
+    attestation = foreign.attest(Statement.TRIAL, "a trial")
+
+    def reason() -> str | None:
+        return keys.why_not_believed(Statement.TRIAL, "a trial", attestation)
+
+    refused = reason()
+    assert refused is not None
+    assert f"the key {attestation.key_id}," in refused
+    assert f"gemm-tuner keys accept {attestation.public_key}" in refused
+
+    keys.accept(attestation.public_key)
+    assert reason() is None
+
+    assert keys.forget(attestation.public_key)
+    assert reason() == refused
+    assert not keys.forget(attestation.public_key)
+
+
+def test_a_key_that_is_no_point_of_the_curve_proves_nothing(keys: MeasuringKeys) -> None:
+    attestation = keys.attest(Statement.TRIAL, "a trial")
+    for digit in "0f2":
+        keys.accept(digit * 64)
+        false = replace(attestation, public_key=digit * 64)
+
+        assert keys.why_not_believed(Statement.TRIAL, "a trial", false) is not None
+
+
+@pytest.mark.parametrize("text", ["", "abc", "F" * 64, "a" * 63, "a" * 65, "../etc"])
+def test_what_is_no_key_is_not_accepted(keys: MeasuringKeys, text: str) -> None:
+    with pytest.raises(InvalidSetting, match="64 hex digits"):
+        keys.accept(text)
+
+    assert keys.accepted() == frozenset()
+
+
+@pytest.mark.parametrize("name", ["own_path", "accepted_path"])
+def test_files_that_others_can_write_are_refused(keys: MeasuringKeys, name: str) -> None:
+    attestation = keys.attest(Statement.TRIAL, "a trial")
+    keys.accept("a" * 64)
+    path: Path = getattr(keys, name)
+    path.chmod(0o666)
+
+    with pytest.raises(InvalidSetting, match="chmod"):
+        keys.why_not_believed(Statement.TRIAL, "a trial", attestation)
+
+
+def test_a_damaged_file_of_accepted_keys_is_named(keys: MeasuringKeys) -> None:
+    keys.accept("a" * 64)
+    keys.accepted_path.write_text("not a key\n")
+
+    with pytest.raises(InvalidSetting, match=r"measuring-keys\.txt holds 'not'"):
+        keys.believed()
+
+
+def test_a_place_where_no_key_can_be_made_is_named() -> None:
+    with pytest.raises(StoreFailed, match="XDG_DATA_HOME"):
+        MeasuringKeys(Path("/proc/none")).attest(Statement.TRIAL, "a trial")
