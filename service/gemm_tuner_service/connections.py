@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gemm_tuner.trust.local import peer_uid
@@ -99,7 +98,6 @@ def server_config(
         ws="none",
         backlog=chosen.backlog,
         timeout_keep_alive=chosen.idle_s,
-        h11_max_incomplete_event_size=chosen.head_bytes,
         proxy_headers=False,
         server_header=False,
         access_log=False,
@@ -116,7 +114,7 @@ class _Phase(Enum):
     READER = auto()  # the caller, to read the answer
 
 
-class BoundedProtocol(H11Protocol):
+class BoundedProtocol(HttpToolsProtocol):
     """A connection that is aborted when its caller is too slow, or when others need its place.
 
     `waiting` holds the connections that wait for their callers, the longest first.
@@ -136,6 +134,9 @@ class BoundedProtocol(H11Protocol):
         self._waiting = waiting
         self._phase: _Phase | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._reads = _Phase.HEAD
+        self._head_bytes = 0
+        self._unparsed_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, in the place of another if there are too many."""
@@ -154,8 +155,46 @@ class BoundedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what came; a deadline moves when a request is further, not when a byte came."""
+        if self.transport.is_closing():
+            return
+        self._unparsed_bytes += len(data)
         super().data_received(data)
+        if self._unparsed_bytes > self._limits.head_bytes and not self.transport.is_closing():
+            self.send_400_response("A line of the request is too long.")
         self._follow()
+
+    def on_message_begin(self) -> None:
+        """Begin with a request."""
+        super().on_message_begin()
+        self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the path."""
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; a trailer, which comes after the body, has no meaning here."""
+        self._count_head(len(name) + len(value))
+        if self._reads is _Phase.HEAD:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Begin with the body and the answer."""
+        super().on_headers_complete()
+        self._reads = _Phase.BODY
+        self._unparsed_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        super().on_body(body)
+        self._unparsed_bytes = 0
+
+    def on_message_complete(self) -> None:
+        """Expect the next request."""
+        super().on_message_complete()
+        self._reads = _Phase.HEAD
+        self._unparsed_bytes = 0
 
     def on_response_complete(self) -> None:
         """Begin to wait for the caller: to read, and to ask again."""
@@ -168,6 +207,12 @@ class BoundedProtocol(H11Protocol):
         self._leave()
         self.connections.discard(self)
         self.transport.abort()
+
+    def _count_head(self, size_bytes: int) -> None:
+        """Refuse a head that is too long; the parser itself has no bound."""
+        self._head_bytes += size_bytes
+        if self._head_bytes > self._limits.head_bytes:
+            raise ValueError(f"a head longer than {self._limits.head_bytes} bytes")
 
     def _follow(self) -> None:
         """Set the deadline of what the connection waits for, if that is new."""
@@ -190,10 +235,9 @@ class BoundedProtocol(H11Protocol):
         is_answered = self.cycle is None or self.cycle.response_complete
         if is_answered and self.transport.get_write_buffer_size():
             return _Phase.READER
-        state = self.conn.their_state
-        if state is h11.IDLE:
-            return _Phase.HEAD
-        return _Phase.BODY if state is h11.SEND_BODY else _Phase.ANSWER
+        if self._reads is _Phase.BODY or is_answered:
+            return self._reads
+        return _Phase.ANSWER
 
     def _leave(self) -> None:
         self._waiting.pop(self, None)
