@@ -13,6 +13,7 @@ from gemm_tuner_service.app import create_app
 from gemm_tuner_service.connections import ConnectionLimits, server_config
 from gemm_tuner_service.listening import listen_on_port, listen_on_socket, url_of
 from gemm_tuner_service.settings import Settings
+from gemm_tuner_service.tls import TlsFiles
 from samples import CPU, add_build, make_trial
 
 from gemm_tuner.store.database import open_database
@@ -36,7 +37,7 @@ def served(
     settings: Settings,
     limits: ConnectionLimits | None = None,
     *,
-    tls: ssl.SSLContext | None = None,
+    tls: TlsFiles | None = None,
     trusted: ssl.SSLContext | None = None,
     path: Path | None = None,
 ) -> Iterator[httpx.Client]:

@@ -2,27 +2,22 @@
 
 import signal
 import socket
-import sys
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from ssl import SSLContext
 from typing import Annotated
 
 import typer
-import uvicorn
-from gemm_tuner_service.app import create_app
 from gemm_tuner_service.client_limits import PER_SECOND
-from gemm_tuner_service.connections import server_config
 from gemm_tuner_service.listening import (
     is_reachable_from_elsewhere,
     listen_on_port,
     listen_on_socket,
     url_of,
 )
-from gemm_tuner_service.logs import AccessLogHandler, bound_logs, log_access
 from gemm_tuner_service.peers import Proxies
 from gemm_tuner_service.settings import Settings
-from gemm_tuner_service.tls import tls_context
+from gemm_tuner_service.tls import TlsFiles
+from gemm_tuner_service.workers import run_service
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_message
@@ -122,6 +117,16 @@ def serve(
             help="Problems a second that one client may ask for",
         ),
     ] = PER_SECOND,
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers",
+            envvar="GEMM_TUNER_WORKERS",
+            min=1,
+            max=256,
+            help="Processes that answer, each with limits and a memory of its own",
+        ),
+    ] = 1,
     access_log: Annotated[
         bool,
         typer.Option(
@@ -178,19 +183,17 @@ def serve(
                 "Warning: the database cannot be written, only read; make room on its disk, or "
                 "its folder writable, before something is to be measured."
             )
-        bound_logs()
-        if access_log:
-            log_access(AccessLogHandler(sys.stdout))
-        config = server_config(create_app(settings), tls=tls, log_config=None, log_level="warning")
-        uvicorn.Server(config).run(sockets=[listener])
+        run_service(settings, listener, tls=tls, workers=workers, has_access_log=access_log)
 
 
-def _tls_of(certificate: Path | None, key: Path | None) -> SSLContext | None:
+def _tls_of(certificate: Path | None, key: Path | None) -> TlsFiles | None:
     if certificate is None:
         if key is not None:
             raise InvalidSetting("--tls-key is nothing without --tls-certificate; give both.")
         return None
-    return tls_context(certificate, key or certificate)
+    files = TlsFiles(certificate, key or certificate)
+    files.context()  # its faults are told here
+    return files
 
 
 def _listen(

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import cached_property
 from typing import Any
 
 import uvicorn
@@ -20,7 +21,7 @@ from uvicorn.server import ServerState
 
 from gemm_tuner.trust.local import peer_uid
 from gemm_tuner_service.peers import UID
-from gemm_tuner_service.tls import Handshake
+from gemm_tuner_service.tls import Handshake, TlsFiles
 
 _DESCRIPTORS_OF_OTHERS = 128  # the database, listening sockets, logs, and some to spare
 
@@ -53,48 +54,18 @@ class ConnectionLimits:
 
 
 def server_config(
-    app: ASGIApp,
+    app: ASGIApp | Callable[[], ASGIApp],
     limits: ConnectionLimits | None = None,
     *,
-    tls: ssl.SSLContext | None = None,
+    tls: TlsFiles | None = None,
     **settings: Any,  # noqa: ANN401 - uvicorn's
 ) -> uvicorn.Config:
     """Return how uvicorn runs the service: with bounded connections, HTTP/1.1 and nothing else."""
     chosen = (limits or ConnectionLimits()).within(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
-    waiting = dict[BoundedProtocol | Handshake, None]()
-
-    def protocol(
-        config: uvicorn.Config,
-        server_state: ServerState,
-        **arguments: Any,  # noqa: ANN401 - handed on
-    ) -> asyncio.Protocol:
-        def make() -> BoundedProtocol:
-            return BoundedProtocol(chosen, waiting, config, server_state, **arguments)
-
-        return make() if tls is None else handshake(tls, make, server_state)
-
-    def handshake(
-        context: ssl.SSLContext, make: Callable[[], BoundedProtocol], server_state: ServerState
-    ) -> Handshake:
-        connections: set[Any] = server_state.connections
-
-        def begin(shaking: Handshake) -> None:
-            connections.add(shaking)
-            waiting[shaking] = None
-            if len(connections) > chosen.connections:
-                next(iter(waiting)).abort()
-
-        def end(shaking: Handshake) -> None:
-            connections.discard(shaking)
-            waiting.pop(shaking, None)
-
-        return Handshake(context, timeout_s=chosen.head_s, make=make, begun=begin, ended=end)
-
     return uvicorn.Config(
         app,
         loop="asyncio",  # whatever else is installed: uvloop cannot pause what it has just accepted
-        http=protocol,  # type: ignore[arg-type]  # it is called to make a protocol, as a class is
+        http=Connections(chosen, tls),  # type: ignore[arg-type]  # called to make a protocol
         ws="none",
         backlog=chosen.backlog,
         timeout_keep_alive=chosen.idle_s,
@@ -103,6 +74,55 @@ def server_config(
         access_log=False,
         **settings,
     )
+
+
+class Connections:
+    """Makes what handles a connection, and knows which of them wait for their callers.
+
+    One process may hand it to another before the first connection.
+    """
+
+    def __init__(self, limits: ConnectionLimits, tls: TlsFiles | None) -> None:
+        self._limits = limits
+        self._tls = tls
+        self._waiting = dict[BoundedProtocol | Handshake, None]()
+
+    def __call__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        **arguments: Any,  # noqa: ANN401 - handed on
+    ) -> asyncio.Protocol:
+        """Return a protocol, as uvicorn asks for one."""
+
+        def make() -> BoundedProtocol:
+            return BoundedProtocol(self._limits, self._waiting, config, server_state, **arguments)
+
+        return make() if self._tls is None else self._handshake(make, server_state)
+
+    @cached_property
+    def _context(self) -> ssl.SSLContext:
+        assert self._tls is not None
+        return self._tls.context()
+
+    def _handshake(
+        self, make: Callable[[], "BoundedProtocol"], server_state: ServerState
+    ) -> Handshake:
+        connections: set[Any] = server_state.connections
+
+        def begin(shaking: Handshake) -> None:
+            connections.add(shaking)
+            self._waiting[shaking] = None
+            if len(connections) > self._limits.connections:
+                next(iter(self._waiting)).abort()
+
+        def end(shaking: Handshake) -> None:
+            connections.discard(shaking)
+            self._waiting.pop(shaking, None)
+
+        return Handshake(
+            self._context, timeout_s=self._limits.head_s, make=make, begun=begin, ended=end
+        )
 
 
 class _Phase(Enum):

@@ -5,6 +5,7 @@ With several processes, each writes its numbers into files of the folder that
 """
 
 import os
+from pathlib import Path
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -39,7 +40,16 @@ TOKENS_REFUSED = Counter("gemm_tuner_tokens_refused", "Tokens that did not count
 def render() -> bytes:
     """Return all numbers in the text format of Prometheus."""
     registry = REGISTRY
-    if os.environ.get(FOLDER_VARIABLE):
+    if folder := os.environ.get(FOLDER_VARIABLE):
         registry = CollectorRegistry()
+        _forget_dead_processes(Path(folder))
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # the package has none
     return generate_latest(registry)
+
+
+def _forget_dead_processes(folder: Path) -> None:
+    """Drop what processes had in progress when they were killed."""
+    for file in folder.glob("gauge_live*_*.db"):
+        pid = file.stem.rpartition("_")[2]
+        if not Path("/proc", pid).exists():
+            file.unlink(missing_ok=True)

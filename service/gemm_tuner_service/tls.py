@@ -3,29 +3,37 @@
 import asyncio
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from gemm_tuner.errors import InvalidSetting
 
 
-def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return what a server needs to speak TLS 1.2 or newer.
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """A chain of certificates in PEM, and the file with its private key."""
 
-    Raises:
-        InvalidSetting: the certificate or its key cannot be used.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        # A password is not asked for: nobody may be there to type it.
-        context.load_cert_chain(certificate, key, password="")
-    except OSError as error:
-        raise InvalidSetting(
-            f"certificate {certificate} and key {key} cannot be used "
-            f"({error.strerror or error}); name a PEM chain and its unencrypted key."
-        ) from None
-    return context
+    certificate: Path
+    key: Path
+
+    def context(self) -> ssl.SSLContext:
+        """Return what a server needs to speak TLS 1.2 or newer.
+
+        Raises:
+            InvalidSetting: the certificate or its key cannot be used.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            # A password is not asked for: nobody may be there to type it.
+            context.load_cert_chain(self.certificate, self.key, password="")
+        except OSError as error:
+            raise InvalidSetting(
+                f"certificate {self.certificate} and key {self.key} cannot be used "
+                f"({error.strerror or error}); name a PEM chain and its unencrypted key."
+            ) from None
+        return context
 
 
 class Handshake(asyncio.Protocol):

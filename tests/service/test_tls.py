@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from gemm_tuner_service.connections import ConnectionLimits
 from gemm_tuner_service.settings import Settings
-from gemm_tuner_service.tls import tls_context
+from gemm_tuner_service.tls import TlsFiles
 from samples import PROBLEM
 from serving import served
 
@@ -57,7 +57,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def secured(settings: Settings, certificate: Path) -> Iterator[httpx.Client]:
     trusted = ssl.create_default_context(cafile=certificate)
-    tls = tls_context(certificate, certificate)
+    tls = TlsFiles(certificate, certificate)
     with served(settings, LIMITS, tls=tls, trusted=trusted) as client:
         yield client
 
@@ -124,7 +124,7 @@ def test_the_service_ends_while_a_handshake_is_unfinished(
 ) -> None:
     trusted = ssl.create_default_context(cafile=certificate)
     limits = ConnectionLimits(head_s=60)
-    tls = tls_context(certificate, certificate)
+    tls = TlsFiles(certificate, certificate)
     with ExitStack() as stack, served(settings, limits, tls=tls, trusted=trusted) as client:
         stack.enter_context(_connect(client))
         assert client.get("/healthz").is_success
@@ -132,7 +132,7 @@ def test_the_service_ends_while_a_handshake_is_unfinished(
 
 def test_a_certificate_that_cannot_be_used_is_told(tmp_path: Path, certificate: Path) -> None:
     with pytest.raises(InvalidSetting, match="cannot be used"):
-        tls_context(tmp_path / "missing.pem", certificate)
+        TlsFiles(tmp_path / "missing.pem", certificate).context()
     (tmp_path / "empty.pem").write_text("")
     with pytest.raises(InvalidSetting, match="cannot be used"):
-        tls_context(tmp_path / "empty.pem", certificate)
+        TlsFiles(tmp_path / "empty.pem", certificate).context()

@@ -1,0 +1,113 @@
+"""The service in one process, or in several that share an address."""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors import Multiprocess
+
+from gemm_tuner.errors import MissingCapability
+from gemm_tuner_service.app import create_app
+from gemm_tuner_service.connections import server_config
+from gemm_tuner_service.logs import AccessLogHandler, bound_logs, log_access
+from gemm_tuner_service.metrics import FOLDER_VARIABLE
+from gemm_tuner_service.settings import Settings
+from gemm_tuner_service.tls import TlsFiles
+
+_START_S = 30  # how long a worker process may take to start, and then to say that it lives
+_PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessOfService:
+    """What makes the application in the process that answers, and lets that process write logs."""
+
+    settings: Settings
+    has_access_log: bool
+
+    def __call__(self) -> ASGIApp:
+        """Return the application."""
+        _end_with_parent()
+        bound_logs()
+        if self.has_access_log:
+            log_access(AccessLogHandler(sys.stdout))
+        return create_app(self.settings)
+
+
+def run_service(
+    settings: Settings,
+    listener: socket.socket,
+    *,
+    tls: TlsFiles | None = None,
+    workers: int = 1,
+    has_access_log: bool = False,
+) -> None:
+    """Answer at `listener` until SIGINT or SIGTERM; a worker process that dies is replaced.
+
+    Each process has a memory, limits of clients and a bound on connections of its own.
+
+    Raises:
+        MissingCapability: a worker process cannot start, or several have no folder for numbers.
+    """
+    config = server_config(
+        ProcessOfService(settings=settings, has_access_log=has_access_log),
+        tls=tls,
+        factory=True,
+        workers=workers,
+        timeout_worker_healthcheck=_START_S,
+        log_config=None,
+        log_level="warning",
+    )
+    if workers == 1:
+        uvicorn.Server(config).run(sockets=[listener])
+        return
+    bound_logs()
+    with _folder_of_numbers():
+        supervisor = Multiprocess(config, [listener])
+        supervisor.run()
+    if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+        raise MissingCapability(
+            "a worker process could not start; the messages above say why, "
+            "and --workers 1 shows it in one process."
+        )
+
+
+@contextmanager
+def _folder_of_numbers() -> Iterator[None]:
+    """Let worker processes add up their numbers in a folder, while they run."""
+    if os.environ.get(FOLDER_VARIABLE):
+        yield
+        return
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="gemm-tuner-metrics-")
+    except OSError as error:
+        raise MissingCapability(
+            f"there is no folder for the numbers of several processes ({error.strerror}); "
+            f"name a writable one in TMPDIR or {FOLDER_VARIABLE}."
+        ) from None
+    with temporary as folder:
+        os.environ[FOLDER_VARIABLE] = folder
+        try:
+            yield
+        finally:
+            del os.environ[FOLDER_VARIABLE]
+
+
+def _end_with_parent() -> None:
+    """Let the system stop a worker process whose parent was killed, so that none is left over."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent.pid:
+        sys.exit(STARTUP_FAILURE)
