@@ -15,9 +15,9 @@ from gemm_tuner_service.listening import (
     url_of,
 )
 from gemm_tuner_service.peers import Proxies
+from gemm_tuner_service.run import run_service
 from gemm_tuner_service.settings import Settings
 from gemm_tuner_service.tls import TlsFiles
-from gemm_tuner_service.workers import run_service
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_message
@@ -117,11 +117,11 @@ def serve(
             help="Problems a second that one client may ask for",
         ),
     ] = PER_SECOND,
-    workers: Annotated[
+    processes: Annotated[
         int,
         typer.Option(
-            "--workers",
-            envvar="GEMM_TUNER_WORKERS",
+            "--processes",
+            envvar="GEMM_TUNER_PROCESSES",
             min=1,
             max=256,
             help="Processes that answer, each with limits and a memory of its own",
@@ -183,7 +183,7 @@ def serve(
                 "Warning: the database cannot be written, only read; make room on its disk, or "
                 "its folder writable, before something is to be measured."
             )
-        run_service(settings, listener, tls=tls, workers=workers, has_access_log=access_log)
+        run_service(settings, listener, tls=tls, processes=processes, has_access_log=access_log)
 
 
 def _tls_of(certificate: Path | None, key: Path | None) -> TlsFiles | None:

@@ -24,7 +24,7 @@ from gemm_tuner_service.metrics import FOLDER_VARIABLE
 from gemm_tuner_service.settings import Settings
 from gemm_tuner_service.tls import TlsFiles
 
-_START_S = 30  # how long a worker process may take to start, and then to say that it lives
+_START_S = 30  # how long a process may take to start, and then to say that it lives
 _PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 
 
@@ -49,26 +49,26 @@ def run_service(
     listener: socket.socket,
     *,
     tls: TlsFiles | None = None,
-    workers: int = 1,
+    processes: int = 1,
     has_access_log: bool = False,
 ) -> None:
-    """Answer at `listener` until SIGINT or SIGTERM; a worker process that dies is replaced.
+    """Answer at `listener` until SIGINT or SIGTERM; one of several processes that dies is replaced.
 
     Each process has a memory, limits of clients and a bound on connections of its own.
 
     Raises:
-        MissingCapability: a worker process cannot start, or several have no folder for numbers.
+        MissingCapability: a process cannot start, or several have no folder for their numbers.
     """
     config = server_config(
         ProcessOfService(settings=settings, has_access_log=has_access_log),
         tls=tls,
         factory=True,
-        workers=workers,
+        workers=processes,
         timeout_worker_healthcheck=_START_S,
         log_config=None,
         log_level="warning",
     )
-    if workers == 1:
+    if processes == 1:
         uvicorn.Server(config).run(sockets=[listener])
         return
     bound_logs()
@@ -77,14 +77,14 @@ def run_service(
         supervisor.run()
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
         raise MissingCapability(
-            "a worker process could not start; the messages above say why, "
-            "and --workers 1 shows it in one process."
+            "one of the processes could not start; the messages above say why, "
+            "and --processes 1 shows it in one."
         )
 
 
 @contextmanager
 def _folder_of_numbers() -> Iterator[None]:
-    """Let worker processes add up their numbers in a folder, while they run."""
+    """Let processes add up their numbers in a folder, while they run."""
     if os.environ.get(FOLDER_VARIABLE):
         yield
         return
@@ -104,7 +104,7 @@ def _folder_of_numbers() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """Let the system stop a worker process whose parent was killed, so that none is left over."""
+    """Let the system stop a process whose parent was killed, so that none is left over."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return

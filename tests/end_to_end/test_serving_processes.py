@@ -31,7 +31,7 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def _processes_of(parent: int) -> set[int]:
-    """Return the worker processes, without the process that Python starts beside them."""
+    """Return those that answer, without the process that Python starts beside them."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
     return {child for child, command in commands.items() if b"spawn_main" in command}
@@ -44,7 +44,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-class Workers:
+class Service:
     """A service of two processes, and its address."""
 
     def __init__(self, child: "subprocess.Popen[str]", address: str) -> None:
@@ -82,59 +82,59 @@ class Workers:
 
 
 @pytest.fixture
-def workers(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+def service(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     options = ["--port", "0", "--db", site.settings.database_url, "--key", str(tmp_path / "k.pem")]
     with subprocess.Popen(
-        [sys.executable, "-m", "gemm_tuner", "serve", "--workers", "2", *options],
+        [sys.executable, "-m", "gemm_tuner", "serve", "--processes", "2", *options],
         stderr=subprocess.PIPE,
         text=True,
     ) as child:
         try:
             assert child.stderr is not None
-            workers = Workers(child, child.stderr.readline().split()[2].rstrip(";"))
-            _wait_until(lambda: len(workers.pids) == 2)
-            yield workers
+            service = Service(child, child.stderr.readline().split()[2].rstrip(";"))
+            _wait_until(lambda: len(service.pids) == 2)
+            yield service
         finally:
             child.terminate()
 
 
-def test_all_processes_answer_and_their_numbers_are_added_up(workers: Workers) -> None:
-    workers.ask_each()
+def test_all_processes_answer_and_their_numbers_are_added_up(service: Service) -> None:
+    service.ask_each()
 
-    assert workers.answered() == 40
+    _wait_until(lambda: service.answered() == 40)
 
 
-def test_a_process_that_was_killed_is_replaced(workers: Workers) -> None:
-    workers.ask_each()
-    before = workers.pids
+def test_a_process_that_was_killed_is_replaced(service: Service) -> None:
+    service.ask_each()
+    before = service.pids
     victim = min(before)
 
     os.kill(victim, signal.SIGKILL)
-    _wait_until(lambda: len(workers.pids - {victim}) == 2)
+    _wait_until(lambda: len(service.pids - {victim}) == 2)
 
-    assert workers.ask().json() == {"status": "ok"}
-    assert len(workers.pids & before) == 1
+    assert service.ask().json() == {"status": "ok"}
+    assert len(service.pids & before) == 1
 
 
 def test_a_change_in_the_database_is_seen_by_every_process(
-    workers: Workers, site: Site, build: Build
+    service: Service, site: Site, build: Build
 ) -> None:
-    assert {workers.decision() for _ask in range(20)} == {"tuned"}
+    assert {service.decision() for _ask in range(20)} == {"tuned"}
 
     revoked = ["revoke", build.artifact.sha256, "--reason", "a test"]
     assert run([*revoked, "--db", site.settings.database_url]) == 0
 
-    _wait_until(lambda: all(workers.decision() != "tuned" for _ask in range(20)))
+    _wait_until(lambda: all(service.decision() != "tuned" for _ask in range(20)))
 
 
-def test_a_hangup_replaces_all_processes(workers: Workers) -> None:
-    before = workers.pids
+def test_a_hangup_replaces_all_processes(service: Service) -> None:
+    before = service.pids
 
-    workers.child.send_signal(signal.SIGHUP)
-    _wait_until(lambda: len(workers.pids) == 2 and not workers.pids & before)
+    service.child.send_signal(signal.SIGHUP)
+    _wait_until(lambda: len(service.pids) == 2 and not service.pids & before)
 
-    assert workers.ask().json() == {"status": "ok"}
+    assert service.ask().json() == {"status": "ok"}
 
 
 def test_without_a_folder_for_numbers_it_says_so(
@@ -146,25 +146,25 @@ def test_without_a_folder_for_numbers_it_says_so(
     monkeypatch.setattr(tempfile, "TemporaryDirectory", fail)
     options = ["--port", "0", "--db", site.settings.database_url, "--key", str(tmp_path / "k.pem")]
 
-    assert run(["serve", "--workers", "2", *options]) != 0
+    assert run(["serve", "--processes", "2", *options]) != 0
 
     assert f"name a writable one in TMPDIR or {FOLDER_VARIABLE}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_no_process_is_left(workers: Workers, way: signal.Signals) -> None:
-    pids = workers.pids
+def test_no_process_is_left(service: Service, way: signal.Signals) -> None:
+    pids = service.pids
 
-    workers.child.send_signal(way)
-    code = workers.child.wait(PATIENCE_S)
+    service.child.send_signal(way)
+    code = service.child.wait(PATIENCE_S)
 
     assert code == (0 if way is not signal.SIGKILL else -signal.SIGKILL)
     _wait_until(lambda: not any(_is_alive(pid) for pid in pids))
     with suppress(httpx.TransportError):
-        workers.ask()
+        service.ask()
         pytest.fail("somebody still answers")
 
 
 def test_the_number_of_processes_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["serve", "--workers", "0"]) == 2
-    assert "--workers" in capsys.readouterr().err
+    assert run(["serve", "--processes", "0"]) == 2
+    assert "--processes" in capsys.readouterr().err
