@@ -53,6 +53,15 @@ class _Place:
         return self.class_key.rsplit("-", 2)[0]  # before the class and the digest of features
 
 
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """What verdicts of a problem follow from: trials, whose keys attest them, and ended sweeps."""
+
+    trials: Sequence[Trial]
+    keys: Collection[str]
+    exhausted: Collection[SweepKey]
+
+
 def is_decisive(trial: Trial) -> bool:
     """Return whether a verdict may depend on a trial: it confirmed a kernel, or failed."""
     return trial.stage is Stage.CONFIRM or trial.outcome is not Outcome.CORRECT
@@ -211,6 +220,7 @@ class Deriving:
         newest: dict[str, int] = {}
         places: dict[_Place, frozenset[IsaFeature]] = {}
         decisive: list[Trial] = []
+        rests_on = set[str]()
         for row in self._connection.execute(query):
             trial = read_trial(row.id, row.document)
             newest[trial.cpu.exact_key] = row.sequence
@@ -218,9 +228,11 @@ class Deriving:
             places[_place_of(trial)] = trial.cpu.isa
             if why_not_believed(self._keys, row) is None:
                 decisive.append(trial)
-        exhausted = exhausted_sweeps(self._connection, problem)
+                if trial.outcome is Outcome.CORRECT:  # a failure counts whoever noted it
+                    rests_on.add(row.attested_by)
+        evidence = _Evidence(decisive, rests_on, exhausted_sweeps(self._connection, problem))
         for place, isa in places.items():
-            values = self._verdicts_of(problem, place, isa, decisive, exhausted)
+            values = self._verdicts_of(problem, place, isa, evidence)
             changed = {**values, "newest": newest[place.cpu_key], "serial": serial}
             upsert(self._connection, verdicts, {**_row(problem, place), **changed}, changed)
 
@@ -229,18 +241,22 @@ class Deriving:
         problem: Problem,
         place: _Place,
         isa: frozenset[IsaFeature],
-        decisive: Sequence[Trial],
-        exhausted: Collection[SweepKey],
+        evidence: _Evidence,
     ) -> dict[str, str | bytes | None]:
         """Return the columns of the verdicts that trials allow: for the CPU, and for its class.
 
         A kernel that failed on one CPU of the class is not trusted on another.
         """
+
+        def text_of(verdict: Verdict | None) -> str | None:
+            return dump_verdict(verdict, rests_on=evidence.keys) if verdict else None
+
+        decisive, exhausted = evidence.trials, evidence.exhausted
         here = [trial for trial in decisive if trial.cpu.exact_key == place.cpu_key]
         own, lacking = self._verdict_of(problem, place, isa, here, exhausted)
         columns: dict[str, str | bytes | None] = {
             "artifact": own.artifact.sha256 if own and own.artifact else None,
-            **self._attested("", problem, place, dump_verdict(own) if own else None),
+            **self._attested("", problem, place, text_of(own)),
             "class_artifact": None,
             **self._attested(CLASS, problem, place, None),
             "lacking": " ".join(sorted(lacking)) or None,
@@ -252,7 +268,7 @@ class Deriving:
         ]
         if for_class != here:
             other, _lacking = self._verdict_of(problem, place, isa, for_class, exhausted)
-            document = dump_verdict(other) if other else NO_VERDICT
+            document = text_of(other) or NO_VERDICT
             if document != columns["document"]:
                 columns |= self._attested(CLASS, problem, place, document)
                 columns["class_artifact"] = (

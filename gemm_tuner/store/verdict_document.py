@@ -1,7 +1,7 @@
 """The JSON document of a stored verdict: all of it but the question that it answers."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -17,9 +17,15 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.errors import InvalidInput, StoreFailed
 
+# Nobody's key: in a database of an older version that can only be read, trials are asked.
+_NOT_SAID = ("",)
 
-def dump_verdict(verdict: Verdict) -> str:
-    """Return the document of a verdict that rests on a measurement."""
+
+def dump_verdict(verdict: Verdict, *, rests_on: Collection[str] = ()) -> str:
+    """Return the document of a verdict that rests on a measurement.
+
+    `rests_on` are the measuring keys, in hex, of the trials that it follows from.
+    """
     artifact, evidence = verdict.artifact, verdict.measurement
     return canonical_json(
         {
@@ -30,14 +36,15 @@ def dump_verdict(verdict: Verdict) -> str:
             "evidence": _evidence_facts(evidence) if evidence else None,
             "generator": verdict.generator,
             "tried_at": verdict.tried_at.isoformat() if verdict.tried_at else None,
+            "rests_on": sorted(rests_on),
         }
     )
 
 
 def load_verdict(
     document: str, *, problem: Problem, cpu_key: str, context: ExecutionContext, basis: Basis
-) -> Verdict:
-    """Return the verdict in a document, as the answer to a question, with what it rests on.
+) -> tuple[Verdict, frozenset[str]]:
+    """Return the verdict in a document, as the answer to a question, and the keys it rests on.
 
     Raises:
         StoreFailed: the document is damaged.
@@ -53,9 +60,9 @@ def load_verdict(
 
 def _load(
     document: str, problem: Problem, cpu_key: str, context: ExecutionContext, basis: Basis
-) -> Verdict:
+) -> tuple[Verdict, frozenset[str]]:
     facts = json.loads(document)
-    return Verdict(
+    verdict = Verdict(
         problem=problem,
         cpu_key=cpu_key,
         context=context,
@@ -68,6 +75,7 @@ def _load(
         generator=facts["generator"],
         tried_at=datetime.fromisoformat(facts["tried_at"]) if facts["tried_at"] else None,
     )
+    return verdict, frozenset(facts.get("rests_on", _NOT_SAID))
 
 
 @lru_cache(maxsize=4096)

@@ -11,6 +11,7 @@ from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.verdict import Basis, Verdict
+from gemm_tuner.errors import InvalidProblem
 from gemm_tuner.store.deriving import (
     CLASS,
     NO_VERDICT,
@@ -56,7 +57,6 @@ class KnownVerdict:
 
     m: Rows
     cpu_key: str
-    class_key: str
     newest: int
     own: StoredDocument | None
     of_class: StoredDocument | None
@@ -102,7 +102,7 @@ class Verdicts(Statements):
                     "high": problem.m.high,
                 },
             ).all()
-        return _sort(rows, key, cpu, context)
+        return _sort(rows, problem, cpu, context)
 
     def verdict_of(
         self,
@@ -115,17 +115,19 @@ class Verdicts(Statements):
     ) -> Verdict | None:
         """Return a stored verdict as the answer to a question; None if it is not to be believed.
 
-        So it is where it is not attested, or where the kernel that it names is lost, revoked or
-        not attested.
+        So it is where it is not attested, where a trial that it follows from is not believed any
+        more, or where the kernel that it names is lost, revoked or not attested.
         """
         attested = statement(*stored.question, stored.text)
         if self._keys.why_not_believed(Statement.VERDICT, attested, stored.attestation):
             return None
         if stored.text == NO_VERDICT:
             return None
-        verdict = load_verdict(
+        verdict, rests_on = load_verdict(
             stored.text, problem=problem, cpu_key=cpu_key, context=context, basis=basis
         )
+        if not rests_on <= self._keys.believed():
+            return None
         if verdict.artifact is None:
             return verdict
         sha256, document = verdict.artifact.sha256, stored.artifact_document
@@ -212,13 +214,14 @@ def _query() -> Any:  # noqa: ANN401 - its type says nothing more
 _KNOWN = _query()
 
 
-def _sort(rows: Sequence[Row[Any]], key: str, cpu: Cpu, context: ExecutionContext) -> Known:
+def _sort(rows: Sequence[Row[Any]], problem: Problem, cpu: Cpu, context: ExecutionContext) -> Known:
+    """Return what rows say, each taken for what its attested columns say that it is."""
+    key = problem_id(problem)
     here: KnownVerdict | None = None
     siblings: list[KnownVerdict] = []
     ranges: list[KnownVerdict] = []
     has_trials = has_same_model = has_predictions = False
     imported = serial = 0
-    exact_key, class_key = cpu.exact_key, cpu.class_key
     for row in rows:
         serial = max(serial, row.serial)
         is_problem = row.problem_id == key
@@ -229,12 +232,14 @@ def _sort(rows: Sequence[Row[Any]], key: str, cpu: Cpu, context: ExecutionContex
         if (row.threads, row.regime) != (context.threads, context.regime):
             continue
         if not is_problem:
-            ranges.append(_verdict(row))
-        elif row.cpu_key == exact_key:
-            here = _verdict(row)
-        elif row.class_key == class_key:
-            siblings.append(_verdict(row))
-        elif row.model_key == cpu.model_key:
+            around = _range_around(row, problem)
+            if around is not None and row.cpu_key == cpu.exact_key:
+                ranges.append(_verdict(row, around))
+        elif row.cpu_key == cpu.exact_key:
+            here = _verdict(row, problem.m)
+        elif row.cpu_key.startswith(f"{cpu.class_key}-"):
+            siblings.append(_verdict(row, problem.m))
+        elif row.cpu_key.startswith(f"{cpu.model_key}-"):
             has_same_model = True
     return Known(
         here=here,
@@ -248,7 +253,17 @@ def _sort(rows: Sequence[Row[Any]], key: str, cpu: Cpu, context: ExecutionContex
     )
 
 
-def _verdict(row: Row[Any]) -> KnownVerdict:
+def _range_around(row: Row[Any], problem: Problem) -> Rows | None:
+    """Return the range of m of a row, None if its problem is no such range around `problem`."""
+    try:
+        rows = Rows(low=row.m_low, high=row.m_high)
+        is_it = problem_id(replace(problem, m=rows)) == row.problem_id
+    except InvalidProblem:  # someone changed the columns
+        return None
+    return rows if is_it and problem.m.low in rows and problem.m.high in rows else None
+
+
+def _verdict(row: Row[Any], m: Rows) -> KnownVerdict:
     question = (
         row.problem_id,
         row.cpu_key,
@@ -277,9 +292,8 @@ def _verdict(row: Row[Any]) -> KnownVerdict:
             is_revoked=row.of_class_is_lifted is not None and not row.of_class_is_lifted,
         )
     return KnownVerdict(
-        m=Rows(low=row.m_low, high=row.m_high),
+        m=m,
         cpu_key=row.cpu_key,
-        class_key=row.class_key,
         newest=row.newest,
         own=own,
         of_class=of_class,

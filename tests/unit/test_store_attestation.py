@@ -3,6 +3,7 @@
 import json
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from samples import (
     CONTEXT,
     CPU,
     PROBLEM,
+    SOURCE_TEXT,
     add_build,
     make_artifact,
     make_failed_trial,
@@ -20,11 +22,15 @@ from samples import (
 )
 from sqlalchemy import Engine, text
 
-from gemm_tuner.domain.verdict import Basis
+from gemm_tuner.derive import derive_verdict
+from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.problem import Rows
+from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.select.choose import Match, choose
 from gemm_tuner.store.database import open_database, writing
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.tables import Origin
+from gemm_tuner.store.verdict_document import dump_verdict, load_verdict
 from gemm_tuner.store.wire import dump_record
 from gemm_tuner.trust.attestation import MeasuringKeys
 
@@ -134,6 +140,36 @@ def test_a_swapped_artifact_is_not_served(
     assert repository.binary(sha256(ATTACKERS).hexdigest()) is None
 
 
+def test_a_range_that_was_widened_holds_what_it_was_measured_for(
+    repository: Repository, engine: Engine
+) -> None:
+    add_build(repository)
+    repository.add_trial(make_trial(problem=replace(PROBLEM, m=Rows(low=64, high=128))))
+    inside, outside = (replace(PROBLEM, m=Rows(low=m, high=m)) for m in (100, 200))
+    for low, high in ((64, 128), (1, 1000), (1000, 1)):
+        with engine.begin() as connection:
+            columns = {"low": low, "high": high}
+            connection.execute(text("UPDATE verdicts SET m_low = :low, m_high = :high"), columns)
+
+        found = choose(repository, inside, cpu=CPU, context=CONTEXT).verdict.artifact
+        assert (found is not None) is (low == 64)
+        assert choose(repository, outside, cpu=CPU, context=CONTEXT).verdict.artifact is None
+
+
+def test_a_verdict_moved_to_another_class_is_not_believed(
+    repository: Repository, engine: Engine
+) -> None:
+    measure(repository)
+    other = replace(CPU, isa=CPU.isa - {IsaFeature.FMA})
+    assert other.class_key != CPU.class_key
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE verdicts SET class_key = :key"), {"key": other.class_key})
+
+    match = choose(repository, PROBLEM, cpu=other, context=CONTEXT)
+
+    assert match.verdict.basis is not Basis.SIBLING
+
+
 def test_an_artifact_that_someone_else_attests_is_refused_with_the_key(
     repository: Repository, foreign: Repository
 ) -> None:
@@ -166,6 +202,48 @@ def test_measurements_of_another_user_are_served_once_their_key_is_accepted(
     assert refused.verdict.artifact is None
     assert any(f"keys accept {public_key}" in step for step in refused.explain)
     assert accepted.verdict.artifact is not None
+
+
+def test_a_verdict_is_not_believed_once_the_key_under_its_trials_is_forgotten(
+    engine: Engine, foreign: Repository, tmp_path: Path
+) -> None:
+    """Also where the reader derived and attested it, and has the same kernel as a build."""
+    measure(foreign)
+    keys = MeasuringKeys(tmp_path / "reader")
+    reader = Repository(engine, keys)
+    foreign_key = foreign._keys.own()
+    assert foreign_key is not None
+    keys.accept(foreign_key)
+    reader.derive_again()
+    reader.replace_build(make_artifact(), binary=b"\x7fELF sample", source_text=SOURCE_TEXT)
+    assert ask(reader).verdict.artifact is not None
+
+    keys.forget(foreign_key)
+
+    match = ask(reader)
+    assert match.verdict.artifact is None
+    assert match.verdict.measurement is None
+    assert any(f"keys accept {foreign_key}" in step for step in match.explain)
+
+
+def test_a_verdict_without_its_keys_is_of_an_older_version_and_not_believed() -> None:
+    verdict = derive_verdict(
+        [make_trial()], problem=PROBLEM, cpu_key=CPU.exact_key, context=CONTEXT, complete=True
+    )
+    facts = json.loads(dump_verdict(verdict, rests_on=["key"]))
+
+    def load() -> tuple[Verdict, frozenset[str]]:
+        return load_verdict(
+            json.dumps(facts),
+            problem=PROBLEM,
+            cpu_key=CPU.exact_key,
+            context=CONTEXT,
+            basis=Basis.MEASURED,
+        )
+
+    assert load() == (verdict, frozenset({"key"}))
+    del facts["rests_on"]
+    assert load() == (verdict, frozenset({""}))
 
 
 def test_an_imported_trial_that_poses_as_measured_stays_a_hint(
