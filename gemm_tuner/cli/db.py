@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,11 +17,12 @@ from gemm_tuner.select.same_model import nameable_with_fewer_features
 from gemm_tuner.store.checking import check_database
 from gemm_tuner.store.copying import CopyStep, DatabaseCopy
 from gemm_tuner.store.database import open_database
+from gemm_tuner.store.mirror import mirror
 from gemm_tuner.store.pruning import Pruning
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.progress import Progress
 
-db = typer.Typer(help="Copy, check, derive and prune a database", no_args_is_help=False)
+db = typer.Typer(help="Copy, check, derive, prune and mirror a database", no_args_is_help=False)
 
 
 @db.command("copy", help="Copy a database into another; what is there already stays")
@@ -130,6 +132,42 @@ def prune_command(
             f"{told} ({bytes_text(plan.artifact_bytes)}) are needed by no answer; "
             "remove them with --delete"
         )
+
+
+@db.command("mirror", help="Write the kernels that are served as files, for a static server")
+def mirror_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder that a server has at its root")
+    ],
+    url: options.DatabaseUrl = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Write the kernels that are served as files, for a static server."""
+    engine = open_database(url, may_create=False)
+    with ProgressLine("mirror", later_s=0) as line:
+        show = _pace(line)
+        report = mirror(
+            Repository(engine), folder, lambda done, total: show("kernels", done, total)
+        )
+    engine.dispose()
+    for reason in report.left_out:
+        print_message(f"left out: {reason}")
+    if as_json:
+        print_json(
+            {
+                "written": report.written,
+                "known": report.known,
+                "removed": report.removed,
+                "left_out": list(report.left_out),
+            }
+        )
+    else:
+        print_line(
+            f"{report.written} kernels written, {report.known} were there already, "
+            f"{report.removed} removed, {len(report.left_out)} left out"
+        )
+    if report.left_out:
+        raise typer.Exit(1)
 
 
 def _pace(line: ProgressLine) -> Callable[[str, int, int], None]:

@@ -1,7 +1,7 @@
 """Reading and writing kernel binaries and their sources."""
 
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from sqlalchemy import select, update
 
@@ -76,6 +76,11 @@ class Builds(Statements):
         }
         return unattested | self._revoked(digests)
 
+    def artifact_digests(self) -> Sequence[str]:
+        """Return the digests of all binaries, in their order."""
+        with self._reading() as connection:
+            return connection.scalars(select(artifacts.c.sha256).order_by(artifacts.c.sha256)).all()
+
     def binary(self, sha256: str) -> bytes | None:
         """Return the binary with this digest; one that may not be served is none."""
         if sha256 not in self.held_artifacts([sha256]):
@@ -105,10 +110,8 @@ class Builds(Statements):
         Raises:
             InvalidSetting: the measuring keys cannot be used.
         """
-        with self._reading() as connection:
-            digests = connection.scalars(select(artifacts.c.sha256)).all()
         attested = 0
-        for digest, _by, reason in list(self._attestations(digests)):
+        for digest, _by, reason in list(self._attestations(self.artifact_digests())):
             if reason is None:
                 continue
             row = self._first(

@@ -1,4 +1,4 @@
-"""Write small files that belong to one user, and that others see whole or not at all."""
+"""Write small files that others see whole or not at all."""
 
 import os
 from contextlib import suppress
@@ -13,9 +13,24 @@ def write_privately(path: Path, content: bytes) -> None:
         OSError: its folder cannot be written, or the disk is full.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, name = mkstemp(dir=path.parent, prefix=f".{path.name}")  # made with mode 0600
+    _write(path, content, 0o600)
+
+
+def write_publicly(path: Path, content: bytes) -> None:
+    """Write a file that everyone may read, else as `write_privately`.
+
+    Raises:
+        OSError: its folder cannot be written, or the disk is full.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, content, 0o644)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    handle, name = mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:
         with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, mode)
             file.write(content)
             file.flush()
             os.fsync(handle)

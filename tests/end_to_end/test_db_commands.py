@@ -1,6 +1,7 @@
 """`gemm-tuner db`: what it prints, and how it exits."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,50 @@ def test_a_missing_database_is_not_copied(
     assert run(["db", "copy", missing, store]) == SOMETHING_IS_MISSING
     assert "there is no database" in capsys.readouterr().err
     assert not (tmp_path / "missing.sqlite3").exists()
+
+
+def test_a_mirror_has_what_is_served_and_nothing_else(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, kernel = tmp_path / "files", make_artifact().sha256
+    place = folder / "v1" / "artifacts" / "sha256"
+
+    assert run(["db", "mirror", str(folder), "--db", store]) == 0
+    assert "1 kernels written, 0 were there already, 0 removed" in capsys.readouterr().out
+    assert sha256((place / kernel).read_bytes()).hexdigest() == kernel
+    assert (place / kernel).stat().st_mode & 0o777 == 0o644
+
+    (place / ("0" * 64)).write_bytes(b"of a kernel that was pruned")
+    (place / f".{'0' * 64}abc").write_bytes(b"of a run that was killed")
+    (place / "README").write_text("of someone else")
+    assert run(["db", "mirror", str(folder), "--db", store, "--json"]) == 0
+    expected = {"written": 0, "known": 1, "removed": 2, "left_out": []}
+    assert json.loads(capsys.readouterr().out) == expected
+    assert {file.name for file in place.iterdir()} == {kernel, "README"}
+
+    assert run(["revoke", kernel, "--reason", "a test", "--db", store]) == 0
+    assert run(["db", "mirror", str(folder), "--db", store]) == 0
+    assert not (place / kernel).exists()
+
+
+def test_a_mirror_leaves_out_what_is_damaged(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = open_database(store)
+    with engine.begin() as connection:
+        connection.execute(update(artifacts).values(compressed_binary=b"x"))
+    engine.dispose()
+
+    assert run(["db", "mirror", str(tmp_path / "files"), "--db", store]) == ANSWER_IS_NO
+    told = capsys.readouterr()
+    assert "it was damaged" in told.err
+    assert "1 left out" in told.out
+
+
+def test_a_folder_that_cannot_be_written_is_told(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+
+    assert run(["db", "mirror", str(tmp_path / "file"), "--db", store]) == SOMETHING_IS_MISSING
+    assert "make the folder writable" in capsys.readouterr().err

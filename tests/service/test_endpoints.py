@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from gemm_tuner_service.app import create_app
+from gemm_tuner_service.routing import RULES
 from gemm_tuner_service.settings import Settings
 from samples import CPU, PROBLEM, SIBLING_CPU, SOURCE_TEXT, make_artifact, make_trial
 from serving import served
@@ -20,6 +21,7 @@ from gemm_tuner.domain.problem import Rows
 from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.resources import templates_dir
+from gemm_tuner.store import mirror
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.wire import WireCpu, parse_record
 from gemm_tuner.trust.signature import SignedVerdict, open_verdict
@@ -385,3 +387,7 @@ def test_head_is_answered_as_get_without_the_body(client: httpx.Client, path: st
     assert answer.content == b""
     for name in ("Content-Type", "Content-Length", "ETag", "Allow"):
         assert answer.headers.get(name) == expected.headers.get(name)
+
+
+def test_a_mirror_has_kernels_where_the_service_has_them() -> None:
+    assert f"/{mirror.PATH}/{{sha256}}" in {rule.path for rule in RULES}
