@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from gemm_tuner.errors import InvalidSetting
 
 MAX_REVOCATIONS = 8000  # in a list; the oldest leave it
+MAX_REASON = 400  # characters
+SUBJECT = r"[0-9a-f]{16}(?:[0-9a-f]{48})?"  # the id of a signing key, or the sha256 of an artifact
 
 _ARTIFACT = re.compile(r"[0-9a-f]{64}")
-_KEY_ID = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ def check_subject(subject: str) -> None:
     Raises:
         InvalidSetting: it is neither the sha256 of an artifact nor the id of a signing key.
     """
-    if not (is_artifact(subject) or _KEY_ID.fullmatch(subject)):
+    if not re.fullmatch(SUBJECT, subject):
         raise InvalidSetting(
             f"{subject[:80]!r} is neither the sha256 of a kernel, 64 hex digits, nor the id of a "
             'signing key, 16; "gemm-tuner resolve" prints the first, "gemm-tuner keys list" the '

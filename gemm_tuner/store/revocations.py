@@ -7,6 +7,7 @@ from sqlalchemy import Connection, Select, func, insert, select, update
 
 from gemm_tuner.domain.access import AuditEntry
 from gemm_tuner.domain.revocation import (
+    MAX_REASON,
     MAX_REVOCATIONS,
     Revocations,
     check_subject,
@@ -15,8 +16,6 @@ from gemm_tuner.domain.revocation import (
 from gemm_tuner.store.audit import append_audit
 from gemm_tuner.store.statements import Statements
 from gemm_tuner.store.tables import revocations, verdict_state
-
-_MAX_CHARACTERS = 400
 
 
 class RevocationLog(Statements):
@@ -102,7 +101,7 @@ def append_revocation(
     connection.execute(
         insert(revocations).values(
             subject=subject,
-            reason=reason[:_MAX_CHARACTERS],
+            reason=reason[:MAX_REASON],
             created_at=now.astimezone(UTC).isoformat(timespec="seconds"),
             is_lifted=is_lifted,
         )

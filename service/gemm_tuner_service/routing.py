@@ -49,6 +49,8 @@ _TABLE: tuple[tuple[str, str, Scope | None], ...] = (
     ("POST", "/v1/records",                         Scope.RECORDS_WRITE),
     ("PUT",  "/v1/artifacts/sha256/{sha256}",       Scope.RECORDS_WRITE),
     ("GET",  "/v1/contributions",                   Scope.RECORDS_WRITE),
+    ("PUT",  "/v1/revocations/{subject}",           Scope.ADMIN),
+    ("DELETE", "/v1/revocations/{subject}",         Scope.ADMIN),
 )
 # fmt: on
 

@@ -8,6 +8,7 @@ from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, parse_isa
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.revocation import MAX_REASON
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.store.contributions import Contribution, Kind
 from gemm_tuner.store.wire import WireRecord
@@ -28,6 +29,15 @@ Rows = Annotated[
     str,
     BeforeValidator(_number_to_text, json_schema_input_type=int | str),
     Field(max_length=32, description="a number, or a range such as 1..64"),
+]
+
+Reason = Annotated[
+    str,
+    Field(
+        max_length=MAX_REASON,
+        pattern=r"^[^\x00-\x1f\x7f]+$",
+        description="why, in one line, for whoever asks for it",
+    ),
 ]
 
 
@@ -280,6 +290,12 @@ class RecordsReceipt(BaseModel):
 
     added: int
     known: int
+
+
+class RevocationRequest(RequestModel):
+    """Why something is revoked, for whoever asks for it."""
+
+    reason: Reason
 
 
 class ContributionView(BaseModel):
