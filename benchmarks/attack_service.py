@@ -35,6 +35,9 @@ ATTACKS: Sequence[tuple[str, int, bytes]] = (
     ("half-sent headers", 1500, POST + b"X-Slow: "),
     ("idle connections", 1500, b""),
     ("unfinished bodies", 300, POST + b"Content-Length: 1048576\r\n\r\n" + b"x" * 1_000_000),
+    ("many small headers", 500, POST + b"X:\r\n" * 100_000),
+    ("many requests at once", 500, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10_000),
+    ("a chunk without end", 500, POST + b"Transfer-Encoding: chunked\r\n\r\n2;" + b"x" * 500_000),
     ("no HTTP", 1500, b"\0\r\n\r\n"),
     ("upgrades", 500, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"),
 )

@@ -12,17 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cached_property
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gemm_tuner.trust.local import peer_uid
 from gemm_tuner_service.peers import UID
+from gemm_tuner_service.problems import problem_response
 from gemm_tuner_service.tls import Handshake, TlsFiles
 
+_HEADER_BYTES = 32  # what one costs besides its text, as HPACK counts it (RFC 7541, section 4.1)
 _DESCRIPTORS_OF_OTHERS = 128  # the database, listening sockets, logs, and some to spare
 
 
@@ -32,7 +35,9 @@ class ConnectionLimits:
 
     `head_s` is for the line and the headers of a request, from the connection or the last answer
     on; `body_s` for its body; `answer_s` for the answer, until the caller has read it. A connection
-    without a request is closed after `idle_s`. When a connection more than `connections` comes, the
+    without a request is closed after `idle_s`. Headers may have `head_bytes`, each counted with 32
+    more, and so may what frames a piece of a body. While one request of a connection is answered,
+    `waiting_requests` more may come. When a connection more than `connections` comes, the
     one that has waited longest for its caller is closed.
     """
 
@@ -41,6 +46,7 @@ class ConnectionLimits:
     answer_s: float = 60.0
     idle_s: int = 5
     head_bytes: int = 16 * 2**10
+    waiting_requests: int = 16
     connections: int = 512
     backlog: int = 64
 
@@ -180,11 +186,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unparsed_bytes += len(data)
         super().data_received(data)
         if self._unparsed_bytes > self._limits.head_bytes and not self.transport.is_closing():
-            self.send_400_response("A line of the request is too long.")
+            self.send_400_response("its framing is too long")
         self._follow()
 
     def on_message_begin(self) -> None:
-        """Begin with a request."""
+        """Begin with a request, unless too many wait: the parser has no bound of its own."""
+        if len(self.pipeline) >= self._limits.waiting_requests:
+            self.abort()
+            raise ValueError("too many requests at once")
         super().on_message_begin()
         self._head_bytes = 0
 
@@ -195,7 +204,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; a trailer, which comes after the body, has no meaning here."""
-        self._count_head(len(name) + len(value))
+        self._count_head(len(name) + len(value) + _HEADER_BYTES)
         if self._reads is _Phase.HEAD:
             super().on_header(name, value)
 
@@ -222,6 +231,19 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         self._follow()
 
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's says no more than ours
+        """Answer what is no request as any other fault, and close the connection."""
+        answer = problem_response(
+            HTTPStatus.BAD_REQUEST,
+            f"this is no request of HTTP/1.1, or a part of it is longer than "
+            f"{self._limits.head_bytes} bytes.",
+            {"Connection": "close"},
+        )
+        headers = (*self.server_state.default_headers, *answer.raw_headers)
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        self.transport.write(b"".join((STATUS_LINE[400], *lines, b"\r\n", bytes(answer.body))))
+        self.transport.close()
+
     def abort(self) -> None:
         """Close the connection at once, whatever is unsent."""
         self._leave()
@@ -229,7 +251,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _count_head(self, size_bytes: int) -> None:
-        """Refuse a head that is too long; the parser itself has no bound."""
+        """Refuse a head that is too long."""
         self._head_bytes += size_bytes
         if self._head_bytes > self._limits.head_bytes:
             raise ValueError(f"a head longer than {self._limits.head_bytes} bytes")

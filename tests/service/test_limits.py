@@ -75,10 +75,11 @@ LONG = b"x" * (LIMITS.head_bytes + 1)
         *BOTH_ENDS,  # a proxy may believe the other, and take what follows for another request
         HEAD + b"Content-Length: 2\r\n\r\n{}",
         HEAD + b"X-Long: " + LONG + b"\r\n\r\n",
-        HEAD + b"X-Long: x\r\n" * len(LONG) + b"\r\n",
+        HEAD + b"X:\r\n" * (LIMITS.head_bytes // 32) + b"\r\n",
         b"GET /" + LONG + b" HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /healthz HTTP/1.1\nHost: x\n\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
         bytes(range(256)),
     ],
 )
@@ -90,8 +91,10 @@ def test_what_is_no_request_is_refused(hurried: httpx.Client, sent: bytes) -> No
             connection.sendall(sent[half:])
         answer = read_to_end(connection)
 
-    assert answer.startswith(b"HTTP/1.1 400")
-    assert answer.count(b"HTTP/1.1") == 1
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert b"content-type: application/problem+json" in head
+    assert json.loads(body)["type"] == "urn:gemm-tuner:problem:bad-request"
 
 
 @pytest.mark.parametrize("begin", [b"\r\n2;", b"\r\n2\r\n{}\r\n0\r\nX-Long: "])
@@ -104,6 +107,20 @@ def test_a_line_without_end_is_not_read_on(hurried: httpx.Client, begin: bytes) 
             sent_bytes += len(LONG)
 
     assert sent_bytes < MAX_BUFFERED_BYTES
+
+
+def test_only_so_many_requests_of_a_connection_wait(hurried: httpx.Client) -> None:
+    request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    with connect(hurried) as connection:
+        with suppress(ConnectionError):
+            connection.sendall(request * 1000)
+        answer = read_to_end(connection)
+    with connect(hurried) as connection:
+        connection.sendall(request * LIMITS.waiting_requests)
+        few = read_to_end(connection)
+
+    assert answer.count(b"HTTP/1.1 200") < 1000
+    assert few.count(b"HTTP/1.1 200") == LIMITS.waiting_requests
 
 
 def test_a_trailer_is_no_header(hurried: httpx.Client) -> None:
