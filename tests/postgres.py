@@ -75,6 +75,22 @@ class PostgresServer:
         self._process.wait()
         self._process = None
 
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let the server do nothing for a while, as on a machine that hangs."""
+        assert self._process is not None
+        pid = self._process.pid
+        os.kill(pid, signal.SIGSTOP)  # first, so that it begins nothing new
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        everyone = [pid, *map(int, children)]
+        for each in everyone:
+            os.kill(each, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for each in everyone:
+                os.kill(each, signal.SIGCONT)
+
     def let_files_grow_to(self, size_bytes: int | str) -> None:
         """Bound the size of each file that connections from now on write, as a full disk does."""
         assert self._process is not None

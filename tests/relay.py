@@ -5,16 +5,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from math import inf
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 @dataclass(kw_only=True)
 class Relay:
-    """Passes connections on to a port, but closes the first `drops` without an answer."""
+    """Passes connections on to a port, but closes the first `drops` without an answer.
+
+    Of each answer only the first `most_bytes` arrive, as if the network were cut.
+    """
 
     target_port: int
     drops: int = 0
+    most_bytes: float = inf
     connections: int = 0
     address: str = ""
     _open: list[socket.socket] = field(default_factory=list)
@@ -52,8 +57,12 @@ class Relay:
                 continue
             service = socket.create_connection(("127.0.0.1", self.target_port))
             self._open += [caller, service]
-            for one, other in ((caller, service), (service, caller)):
-                threads.append(threading.Thread(target=_pass_on, args=(one, other)))
+            for one, other, most_bytes in (
+                (caller, service, inf),
+                (service, caller, self.most_bytes),
+            ):
+                arguments = (one, other, most_bytes)
+                threads.append(threading.Thread(target=_pass_on, args=arguments))
                 threads[-1].start()
         for thread in threads:
             thread.join()
@@ -61,10 +70,13 @@ class Relay:
             each.close()
 
 
-def _pass_on(one: socket.socket, other: socket.socket) -> None:
+def _pass_on(one: socket.socket, other: socket.socket, most_bytes: float) -> None:
+    passed_bytes = 0
     with suppress(OSError):
-        while received := one.recv(2**16):
-            other.sendall(received)
+        while received := one.recv(2**12):
+            if passed_bytes < most_bytes:
+                other.sendall(received)
+            passed_bytes += len(received)
     with suppress(OSError):
         other.shutdown(socket.SHUT_RDWR)
 

@@ -11,6 +11,7 @@ from relay import Instead, Relay
 from served import PROBLEM, Site
 
 from gemm_tuner import Client
+from gemm_tuner.build.compile import Build
 from gemm_tuner.client.retries import ATTEMPTS, retry_after_s
 from gemm_tuner.client.transport import MAX_CONNECTIONS
 from gemm_tuner.errors import ServiceFailed, SignatureInvalid
@@ -133,6 +134,23 @@ def test_a_connection_that_is_dropped_is_made_again(site: Site, tmp_path: Path) 
 
     assert isinstance(kernel, Kernel)
     assert relay.connections == ATTEMPTS
+
+
+def test_a_network_that_is_cut_within_a_download_ends_at_the_deadline(
+    site: Site, build: Build, tmp_path: Path
+) -> None:
+    most_bytes = 8192  # of answers: enough for keys and verdict, not for the kernel
+    assert len(build.binary) > most_bytes
+    with site.serving() as address:
+        relay = Relay(target_port=_port_of(address), most_bytes=most_bytes)
+        with relay.relaying() as relayed:
+            client = Client(relayed, cache_dir=tmp_path / "cache", timeout_s=1)
+            begin_s = time.monotonic()
+            kernel = client.kernel(PROBLEM)
+
+    assert isinstance(kernel, FallbackKernel)
+    assert time.monotonic() - begin_s < 10
+    assert not list((tmp_path / "cache" / "artifacts").iterdir())
 
 
 def test_one_connection_serves_one_ask_after_the_other(site: Site, tmp_path: Path) -> None:

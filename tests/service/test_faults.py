@@ -4,6 +4,7 @@ import json
 import random
 import signal
 import threading
+import time
 from base64 import b64decode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,8 @@ from gemm_tuner.trust.keys import KeyPair
 from gemm_tuner.trust.payload import VerdictPayload
 
 CALLERS = 4
+MANY = 64
+HEALTH_S = 5.0  # beside other tests
 QUESTION = {"problem": PROBLEM.text}
 
 
@@ -100,6 +103,31 @@ def test_a_server_that_restarts_under_load_is_a_pause(
         answer = client.post("/v1/resolve", json=QUESTION)
 
     assert load.unexpected == []
+    assert answer.json()["verdict"]["artifact"]["sha256"] == make_artifact().sha256
+
+
+@pytest.mark.proof
+def test_a_server_that_hangs_keeps_no_health_check_waiting(
+    own_postgres: PostgresServer, tmp_path: Path
+) -> None:
+    own_postgres.run_sql("CREATE DATABASE fleet")
+    settings = tuned_settings(tmp_path, own_postgres.url("fleet"))
+
+    with served(settings) as client, ThreadPoolExecutor(MANY) as pool:
+
+        def ask(_number: int) -> int:
+            return httpx.get(f"{client.base_url}/v1/records", timeout=60).status_code
+
+        with own_postgres.frozen():
+            waiting = [pool.submit(ask, number) for number in range(MANY)]
+            for _look in range(20):
+                begin_s = time.monotonic()
+                assert client.get("/healthz").is_success
+                assert time.monotonic() - begin_s < HEALTH_S
+        statuses = {each.result() for each in waiting}
+        answer = client.post("/v1/resolve", json=QUESTION)
+
+    assert statuses <= {200, 429, 503}
     assert answer.json()["verdict"]["artifact"]["sha256"] == make_artifact().sha256
 
 

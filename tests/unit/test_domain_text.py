@@ -1,5 +1,7 @@
 """Every text form parses back to what it was made of, and bad text is refused by name."""
 
+from dataclasses import fields, replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,10 +20,12 @@ from gemm_tuner.domain.verdict import Decision, decide
 from gemm_tuner.errors import (
     InvalidCandidate,
     InvalidEpilogue,
+    InvalidInput,
     InvalidProblem,
     InvalidRecord,
     InvalidSetting,
 )
+from gemm_tuner.store.problems import problem_id
 
 sizes = st.integers(min_value=0, max_value=5000)
 counts = st.integers(min_value=1, max_value=5000)
@@ -107,6 +111,20 @@ def candidates(draw: st.DrawFn) -> Candidate:
 @given(problem=problems())
 def test_problem_text_parses_back(problem: Problem) -> None:
     assert Problem.parse(problem.text) == problem
+
+
+@given(
+    problem=problems(),
+    other=problems(),
+    name=st.sampled_from([each.name for each in fields(Problem)]),
+)
+def test_no_two_problems_share_a_key(problem: Problem, other: Problem, name: str) -> None:
+    try:
+        near = replace(problem, **{name: getattr(other, name)})
+    except InvalidInput:  # these types do not go with those steps
+        near = other
+
+    assert near == problem or problem_id(near) != problem_id(problem)
 
 
 @given(candidate=candidates())
