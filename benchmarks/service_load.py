@@ -1,11 +1,13 @@
 """Load the service on this machine, and print how many questions it answers a second.
 
-    python benchmarks/service_load.py [--verdicts 1000000] [--seconds 5] [--write]
+    python benchmarks/service_load.py [--verdicts 10000 1000000] [--trials 10000] [--postgres]
+                                      [--seconds 5] [--write]
 
 A database with that many verdicts for 50 CPUs is made of the records in tuning_db, once, and kept
-in --folder. Its kernels are placeholders, which are described and attested as kernels are. One
-service process runs on the first CPU; this process asks from the last over loopback, with requests
-that were made before the clock runs. `--write` writes docs/service-performance.md.
+in --folder; on a private PostgreSQL server, it is made anew. Its kernels are placeholders, which
+are described and attested as kernels are. One service process runs on the first CPU; this process
+asks from the last over loopback, with requests that were made before the clock runs. `--write`
+writes docs/service-performance.md.
 """
 
 import argparse
@@ -21,44 +23,36 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
-from hashlib import sha256
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from statistics import quantiles
-from typing import Any
+from statistics import median, quantiles
+from tempfile import TemporaryDirectory
 
-from sqlalchemy import insert, update
+from service_databases import (
+    CONTEXT,
+    CPUS,
+    cpus,
+    each_problem,
+    fill,
+    fill_with_trials,
+    sample_verdicts,
+)
 
-from gemm_tuner.derive import derive_verdict
-from gemm_tuner.domain.artifact import Artifact
-from gemm_tuner.domain.canonical import canonical_json
-from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.problem import Problem, Rows
-from gemm_tuner.domain.record import Trial
-from gemm_tuner.domain.verdict import Verdict
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.database import open_database, writing
-from gemm_tuner.store.deriving import statement
-from gemm_tuner.store.exchange import shipped_records
-from gemm_tuner.store.problems import problem_id
+from gemm_tuner.select.choose import choose
+from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import problems, verdict_state, verdicts
-from gemm_tuner.store.verdict_document import dump_verdict
-from gemm_tuner.trust.attestation import MeasuringKeys, Statement
 
-CPUS = 50
 CONNECTIONS = 16
 BATCH = 1000
-KERNELS = 64
-ROWS_AT_ONCE = 5000
-CONTEXT = ExecutionContext(threads=1, regime=Regime.HOT)
-SOURCE = "// a placeholder\n"
-REPORT = Path(__file__).parent.parent / "docs" / "service-performance.md"
+LOOKS = 500
+ROOT = Path(__file__).parent.parent
+REPORT = ROOT / "docs" / "service-performance.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,31 +69,46 @@ class Load:
 
 
 def main() -> None:
-    """Make the database, load the service, and print the table."""
+    """Make the databases, load the service with each, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--verdicts", type=int, default=1_000_000)
+    parser.add_argument("--verdicts", type=int, nargs="+", default=[10_000, 1_000_000])
+    parser.add_argument("--trials", type=int, default=10_000, help="of one problem")
+    parser.add_argument("--postgres", action="store_true", help="on a PostgreSQL server as well")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache/gemm-tuner-load")
     parser.add_argument("--write", action="store_true", help=f"write {REPORT.name}")
     asked = parser.parse_args()
-    folder = asked.folder / str(asked.verdicts)
-    os.environ["XDG_DATA_HOME"] = str(folder)  # a measuring key and a signing key of its own
-    url = make_database(folder, asked.verdicts)
-    rows = measure(url, asked.verdicts, asked.seconds)
-    head = (f"{asked.verdicts:,} verdicts", "answers", "p50 ms", "p99 ms", "processor µs each")
-    lines = (head, ("---",) * len(head), *rows)
-    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    os.environ["XDG_DATA_HOME"] = str(asked.folder)  # a measuring key and a signing key of its own
+    asked.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    tables = []
+    for count in asked.verdicts:
+        with sqlite_database(asked.folder, count) as url:
+            tables.append(table(f"SQLite, {count:,} verdicts", measure(url, count, asked.seconds)))
+        if asked.postgres:
+            with postgres_database(count) as url:
+                name = f"PostgreSQL, {count:,} verdicts"
+                tables.append(table(name, measure(url, count, asked.seconds)))
+    tables.append(growth(asked.trials))
+    text = "\n".join(tables)
     sys.stdout.write(f"{text}\n{conditions()}\n")
     if asked.write:
         REPORT.write_text(
             "# Speed of the service\n\nOne process on one core, asked over loopback from another, "
-            f"by `python benchmarks/service_load.py --write`.\n\n{text}\n{conditions()}\n"
+            f"by `python benchmarks/service_load.py --postgres --write`.\n\n{text}\n"
+            f"{conditions()}\n"
         )
+
+
+def table(name: str, rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of loads in Markdown."""
+    head = (name, "answers", "p50 ms", "p99 ms", "processor µs each")
+    lines = (head, ("---",) * len(head), *rows)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def conditions() -> str:
     """Return the CPU, the date and the versions."""
-    names = ("fastapi", "pydantic", "sqlalchemy", "starlette", "uvicorn")
+    names = ("fastapi", "httptools", "pydantic", "sqlalchemy", "starlette", "uvicorn")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     return (
         f"{detect_cpu().brand}, {datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, "
@@ -107,139 +116,53 @@ def conditions() -> str:
     )
 
 
-# The database
-
-
-def make_database(folder: Path, count: int) -> str:
-    """Return the URL of a database with `count` verdicts, made unless it is there."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = folder / "load.sqlite3"
+@contextmanager
+def sqlite_database(folder: Path, count: int) -> Iterator[str]:
+    """Yield the URL of a database with `count` verdicts, made unless it is there."""
+    file, done = folder / f"{count}.sqlite3", folder / f"{count}.done"
     url = f"sqlite:///{file}"
-    done = folder / "done"
-    if done.exists():
-        return url
-    file.unlink(missing_ok=True)
-    begin_s = time.monotonic()
-    engine = open_database(url)
-    repository, keys = Repository(engine), MeasuringKeys()
-    samples = sample_verdicts()
-    for number, sample in enumerate(samples[:KERNELS]):
-        assert sample.artifact is not None
-        repository.add_build(sample.artifact, binary=binary_of(number), source_text=SOURCE)
-    known = set[str]()
-    with writing(engine).begin() as connection:
-        rows = (verdict_row(keys, verdict, cpu) for verdict, cpu in each_verdict(samples, count))
-        while some := list(islice(rows, ROWS_AT_ONCE)):
-            new = {row["problem_id"]: problem for row, problem in some}
-            fresh = [problem_row(each) for key, each in new.items() if key not in known]
-            known |= new.keys()
-            if fresh:
-                connection.execute(insert(problems), fresh)
-            connection.execute(insert(verdicts), [row for row, _problem in some])
-        connection.execute(update(verdict_state).values(changes=verdict_state.c.changes + 1))
-    engine.dispose()
-    done.touch()
-    sys.stdout.write(f"{count} verdicts made in {time.monotonic() - begin_s:.0f} s\n")
-    return url
+    if not done.exists():
+        file.unlink(missing_ok=True)
+        sys.stdout.write(f"{count} verdicts made in {fill(url, count):.0f} s\n")
+        done.touch()
+    yield url
 
 
-@cache
-def sample_verdicts() -> list[Verdict]:
-    """Return the verdicts that shipped records allow, with placeholders as kernels."""
-    groups: dict[tuple[Problem, str], list[Trial]] = {}
-    for trial in shipped_records():
-        if trial.context == CONTEXT and trial.problem.m.exact is not None:
-            groups.setdefault((trial.problem, trial.generator), []).append(trial)
-    found = []
-    for (problem, _generator), trials in groups.items():
-        verdict = derive_verdict(
-            trials, problem=problem, cpu_key=trials[0].cpu.exact_key, context=CONTEXT, complete=True
-        )
-        if verdict.artifact is not None:
-            artifact = placeholder(verdict.artifact, len(found) % KERNELS)
-            found.append(replace(verdict, artifact=artifact))
-    if not found:
-        raise SystemExit("no shipped record confirms a kernel")
-    return found
+@contextmanager
+def postgres_database(count: int) -> Iterator[str]:
+    """Yield the URL of a new database with `count` verdicts, on a server of its own."""
+    sys.path.append(str(ROOT / "tests"))
+    from postgres import find_programs, postgres_server  # noqa: PLC0415 - the tests' own server
+
+    programs = find_programs()
+    if programs is None:
+        raise SystemExit("no PostgreSQL server is installed; Debian's package postgresql has one")
+    with postgres_server(programs) as server:
+        server.run_sql("CREATE DATABASE load")
+        url = server.url("load")
+        sys.stdout.write(f"{count} verdicts made in {fill(url, count):.0f} s\n")
+        yield url
 
 
-def binary_of(number: int) -> bytes:
-    """Return the bytes that stand for a kernel."""
-    return f"placeholder {number}".encode()
-
-
-def placeholder(artifact: Artifact, number: int) -> Artifact:
-    """Return the description of a placeholder, else as that of `artifact`."""
-    return replace(
-        artifact,
-        sha256=sha256(binary_of(number)).hexdigest(),
-        size_bytes=len(binary_of(number)),
-        source_sha256=sha256(SOURCE.encode()).hexdigest(),
+def growth(count: int) -> str:
+    """Return how long a verdict takes to find for a problem with one trial, and with `count`."""
+    with TemporaryDirectory() as folder:
+        engine = open_database(f"sqlite:///{folder}/trials.sqlite3")
+        repository = Repository(engine)
+        few, many = fill_with_trials(engine, (1, count))
+        times_us: tuple[list[float], list[float]] = ([], [])
+        for _look in range(LOOKS):
+            for trial, times in zip((few, many), times_us, strict=True):
+                begin_s = time.perf_counter()
+                match = choose(repository, trial.problem, cpu=trial.cpu, context=CONTEXT)
+                times.append((time.perf_counter() - begin_s) * 1e6)
+                assert match.verdict.artifact is not None
+        engine.dispose()
+    first, second = map(median, times_us)
+    return (
+        f"To find the verdict of a problem takes {first:.0f} µs where it has one trial, and "
+        f"{second:.0f} µs, {second / first:.2f} times as long, where it has {count:,}.\n"
     )
-
-
-@cache
-def cpus() -> list[Cpu]:
-    """Return CPUs that differ from one in the records by model and stepping."""
-    first = next(shipped_records()).cpu
-    return [replace(first, model=1 + number // 4, stepping=number % 4) for number in range(CPUS)]
-
-
-def each_problem(samples: Sequence[Verdict]) -> Iterator[Verdict]:
-    """Yield sample verdicts for more and more problems, which differ in m."""
-    m = 1
-    while True:
-        for number, sample in enumerate(samples):
-            # Each sample has columns of its own, so that no two problems are the same.
-            problem = replace(sample.problem, m=Rows(low=m, high=m), n=16 * (number + 1))
-            yield replace(sample, problem=problem)
-        m += 1
-
-
-def each_verdict(samples: Sequence[Verdict], count: int) -> Iterator[tuple[Verdict, Cpu]]:
-    """Yield `count` verdicts, problem by problem for all CPUs."""
-    everywhere = ((verdict, cpu) for verdict in each_problem(samples) for cpu in cpus())
-    return islice(everywhere, count)
-
-
-def problem_row(problem: Problem) -> dict[str, Any]:
-    """Return a row as the store writes it."""
-    return {
-        "id": problem_id(problem),
-        "document": canonical_json(problem.text),
-        "n": problem.n,
-        "k": problem.k,
-        "types": problem.types.text,
-        "w_layout": problem.layout_text,
-        "epilogue": problem.epilogue.text,
-    }
-
-
-def verdict_row(keys: MeasuringKeys, verdict: Verdict, cpu: Cpu) -> tuple[dict[str, Any], Problem]:
-    """Return a row as the store writes it, attested by the user's measuring key."""
-    problem, document = verdict.problem, dump_verdict(verdict)
-    key = problem_id(problem)
-    signed = keys.attest(Statement.VERDICT, statement("", key, cpu.exact_key, CONTEXT, document))
-    assert verdict.artifact is not None
-    row = {
-        "problem_id": key,
-        "threads": CONTEXT.threads,
-        "regime": CONTEXT.regime.value,
-        "model_key": cpu.model_key,
-        "cpu_key": cpu.exact_key,
-        "class_key": cpu.class_key,
-        "m_low": problem.m.low,
-        "m_high": problem.m.high,
-        "imported": 0,
-        "is_predicted": False,
-        "newest": 1,
-        "serial": 1,
-        "artifact": verdict.artifact.sha256,
-        "document": document,
-        "attested_by": signed.public_key,
-        "attestation": signed.signature,
-    }
-    return row, problem
 
 
 # The load
