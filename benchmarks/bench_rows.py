@@ -100,13 +100,14 @@ def key_of(row: Row) -> str:
 
 
 def baselines_of(rows: Iterable[Row]) -> list[str]:
-    """Return the names of all baselines that were timed, in their order."""
-    return list(dict.fromkeys(one["baseline"] for row in rows for one in row["baselines"]))
+    """Return all baselines that were timed, in their order, each by name and version."""
+    names = (version_of(one["baseline"]) for row in rows for one in row["baselines"])
+    return list(dict.fromkeys(names))
 
 
 def ratios_of(row: Row) -> dict[str, float]:
-    """Return the speed of the kernel over that of each baseline."""
-    return {one["baseline"]: one["ratio"]["median"] for one in row["baselines"]}
+    """Return the speed of the kernel over that of each baseline, by its name and version."""
+    return {version_of(one["baseline"]): one["ratio"]["median"] for one in row["baselines"]}
 
 
 def best_of(row: Row) -> Row | None:
@@ -130,3 +131,11 @@ def is_behind(row: Row) -> bool:
 def library_of(baseline: str) -> str:
     """Return the name of a baseline without its version: `onednn`."""
     return baseline.split(maxsplit=1)[0]
+
+
+def version_of(baseline: str) -> str:
+    """Return the name of a baseline with its version, without what it does besides: `mkl 2026.2`.
+
+    So `mkl 2026.2 + pass`, where one pass computes the epilogue, is the same library.
+    """
+    return " ".join(baseline.split(maxsplit=2)[:2])

@@ -20,6 +20,7 @@ from bench_rows import (
     speed_beside_best,
     subset_of,
     types_of,
+    version_of,
 )
 from performance_notes import Notes
 
@@ -166,11 +167,11 @@ def _summarise_section(rows: Sequence[Row], notes: Notes) -> SectionSummary:
 
 
 def means_of(rows: Sequence[Row]) -> Iterator[LibraryMean]:
-    """Yield the mean beside each library. None is taken over several, so a baseline is one."""
+    """Yield the mean beside each library, in one version. None is taken over several."""
     for name in baselines_of(rows):
         beside = [ratios_of(row)[name] for row in rows if name in ratios_of(row)]
         bests = [best for row in rows if (best := best_of(row))]
-        fastest = [one["ratio"]["median"] for one in bests if one["baseline"] == name]
+        fastest = [one["ratio"]["median"] for one in bests if version_of(one["baseline"]) == name]
         if name != ONE_THREAD:
             yield LibraryMean(
                 library=name,
