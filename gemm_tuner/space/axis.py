@@ -83,10 +83,12 @@ class Axis:
 
     def put(self, choice: Choice, value: Value) -> Choice:
         """Return the choice with another value on this axis."""
-        if self.value(choice) == value:
-            return choice
+        return choice if self.value(choice) == value else replace(choice, **self.named(value))
+
+    def named(self, value: Value) -> dict[str, Any]:
+        """Return the fields of a value on this axis."""
         values = value if isinstance(value, tuple) else (value,)
-        return replace(choice, **dict(zip(self.fields, values, strict=True)))
+        return dict(zip(self.fields, values, strict=True))
 
     def _refuses(self, tile: Tile, choice: Choice) -> bool:
         if self.refusal is None:

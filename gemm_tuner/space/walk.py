@@ -77,7 +77,7 @@ def count_choices(tile: Tile) -> int:
                 following[replace(choice, **forgotten)] += count * len(values)
                 continue
             for value in values:
-                following[replace(axis.put(choice, value), **forgotten)] += count
+                following[replace(choice, **axis.named(value) | forgotten)] += count
         counts = following
     return counts.total()
 

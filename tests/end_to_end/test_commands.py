@@ -1,6 +1,7 @@
 """The smaller commands, on a store that holds one kernel."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ from gemm_tuner.build.compile import Build
 from gemm_tuner.cli.main import run
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.measurement import Raced
 from gemm_tuner.domain.record import Outcome, Stage
 from gemm_tuner.domain.source import Source
 from gemm_tuner.machine.detect import detect_cpu
@@ -273,6 +275,28 @@ def test_never_tuned_and_not_served_are_told_apart_everywhere(
         assert "gemm-tuner sweep" not in refused.out + refused.err
         words = {"resolve": "nothing was measured", "explain": "nothing is known"}
         assert words.get(command, "none was tuned") in unknown.out + unknown.err
+
+
+def test_a_kernel_behind_a_library_that_cannot_run_here_is_told_so(
+    tmp_path: Path, build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/behind.sqlite3"
+    mkl = Raced(package="mkl 2026.2.0", baseline="mkl 2026.2.0", call_ns=100.0)
+    onednn = Raced(package="onednn-cpu-gomp 2023.2.0", baseline="onednn 3.2.0", call_ns=130.0)
+    keep_trial(
+        Repository(open_database(url)),
+        build,
+        cpu=detect_cpu(),
+        speed=0.95,
+        baseline=mkl.baseline,
+        raced=(mkl, onednn),
+    )
+
+    for command in ("resolve", "explain"):
+        assert run([command, *SIZES, "--db", url]) == 0
+        told = " ".join(capsys.readouterr().out.split())
+        assert "mkl 2026.2.0 is 1.05 times as fast but does not run in your process" in told
+        assert re.search(r"this kernel is 1\.2[34] times as fast as onednn 3\.2\.0, which", told)
 
 
 def test_explain_tells_of_a_sweep_that_confirmed_nothing(
