@@ -21,9 +21,10 @@ PROOFS = tuple(
 
 # The longest time to sweep a layer, both regimes together, and the part of it for several threads,
 # whose sweep starts from the winner of one, and for steps of few layers.
-BUDGET_S = 5.0
+BUDGET_S = 8.0
 SHORT = 0.5
-# The same for layers above 1.5 GFLOP, where proofs and samples are slow; they are swept again.
+# The same for layers above 1.5 GFLOP, where proofs and samples are slow, and for few rows beside
+# 2^24 weights and more, whose making takes as long as the search; they are swept again.
 LARGEST_BUDGET_S = 20.0
 # What a sweep takes for a layer besides its budget, and a bench for a layer and regime, in seconds:
 # with all libraries, or with few. On an AMD EPYC (Zen 4, 2 cores), November 2026.
