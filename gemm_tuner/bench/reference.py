@@ -1,5 +1,7 @@
 """The result of a problem in float64, with the error that its types allow."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +25,11 @@ from gemm_tuner.domain.epilogue import OperandShape, StepKind
 from gemm_tuner.domain.problem import Problem, WeightLayout
 
 _EXACT_IN_FLOAT = 2.0**24
+_ELEMENTS_AT_ONCE = 2**19  # of w: 4 MiB in float64
+# A group of d elements makes d roundings; then come zero_point * scale, its product with the sum of
+# x, the scaling, the subtraction, and one addition for each group: with g groups at most d + 4 + g,
+# where d + g is at most k + 1.
+_ROUNDINGS_OF_GROUPS = 5
 
 
 def compute_expected(problem: Problem, inputs: Inputs) -> Expected:
@@ -31,47 +38,65 @@ def compute_expected(problem: Problem, inputs: Inputs) -> Expected:
     The error of the product is passed through the chain: each step widens it by its own slope and
     adds its own rounding, as its row in the table of steps says.
     """
-    x = inputs.x.astype(np.float64)
-    w, magnitudes, more_roundings = _numbers_of_w(problem, inputs)
     accumulator = problem.types.accumulator
+    needs_bounds = not inputs.product_is_exact
+    terms = problem.k + (0 if inputs.scales is None else _ROUNDINGS_OF_GROUPS)
+    x = inputs.x.astype(np.float64)
+    values, bounds = np.empty((len(x), problem.n)), np.zeros((len(x), problem.n))
+    sums_of_w = np.empty(problem.n)
     with np.errstate(all="ignore"):
-        values = x @ w
-        bounds = np.zeros(values.shape)
+        for columns in _blocks_of_columns(problem):
+            w = _numbers_of_w(problem, inputs, columns)
+            values[:, columns] = x @ w
+            sums_of_w[columns] = w.sum(axis=0)
+            if needs_bounds:
+                bounds[:, columns] = np.abs(x) @ _magnitudes_of_w(problem, inputs, w)
+        if needs_bounds:
+            bounds *= summation_bound(terms, accumulator)
         if not accumulator.is_integer:
             bounds += flush_bound(problem.k, accumulator)
-        if not inputs.product_is_exact:
-            terms = problem.k + more_roundings
-            bounds += summation_bound(terms, accumulator) * (np.abs(x) @ magnitudes)
         product = Expected(values=values, bounds=bounds)
-        finished = _apply_epilogue(problem, inputs, product, sums_of_w=w.sum(axis=0))
+        finished = _apply_epilogue(problem, inputs, product, sums_of_w=sums_of_w)
     return round_to_y(finished, problem.types)
 
 
-def _numbers_of_w(
-    problem: Problem, inputs: Inputs
-) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
-    """Return w, the magnitudes that its sums pass through, and the roundings besides those of k.
+def _blocks_of_columns(problem: Problem) -> Iterator[slice]:
+    """Yield blocks of columns of w whose float64 stay in caches; quantised weights are one."""
+    step = problem.n if problem.types.is_weight_only else _ELEMENTS_AT_ONCE // max(1, problem.k)
+    step = max(1, step)
+    for begin in range(0, problem.n, step):
+        yield slice(begin, min(begin + step, problem.n))
 
-    Both are (k, n). Quantised weights enter as `scale * (sum of x * element - zero_point * sum of
-    x)`, for each group: the sums pass through the magnitudes of both terms. The kernel takes half
-    the range off elements and zero points first, and so may the bound. A group of d elements makes
-    d roundings; then come zero_point * scale, its product with the sum of x, the scaling, the
-    subtraction, and one addition for each group: with g groups at most d + 4 + g, where d + g is at
-    most k + 1.
+
+def _numbers_of_w(problem: Problem, inputs: Inputs, columns: slice) -> NDArray[np.float64]:
+    """Return columns of w, (k, columns); of quantised weights all."""
+    if inputs.scales is not None:
+        weights = QuantisedWeights(inputs.w, inputs.scales, inputs.zero_points)
+        return dequantise_weights(problem, weights).T
+    if problem.w_layout is WeightLayout.NK:
+        of_columns: NDArray[np.float64] = inputs.w[columns].T.astype(np.float64, order="K")
+    else:
+        of_columns = inputs.w[:, columns].astype(np.float64)
+    return of_columns
+
+
+def _magnitudes_of_w(
+    problem: Problem, inputs: Inputs, w: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the magnitudes that sums of the columns `w` pass through, as (k, columns).
+
+    Quantised weights enter as `scale * (sum of x * element - zero_point * sum of x)`, for each
+    group: the sums pass through the magnitudes of both terms. The kernel takes half the range off
+    elements and zero points first, and so may the bound.
     """
-    if inputs.scales is None:
-        w = inputs.w.astype(np.float64)
-        w = w.T if problem.w_layout is WeightLayout.NK else w
-        return w, np.abs(w), 0
-    weights = QuantisedWeights(inputs.w, inputs.scales, inputs.zero_points)
-    w = dequantise_weights(problem, weights).T
-    if inputs.zero_points is None:
-        return w, np.abs(w), 5
+    if inputs.scales is None or inputs.zero_points is None:
+        return np.abs(w)
     middle = 2 ** (problem.types.w.size_bits - 1)
     of_elements = np.abs(read_elements(problem, inputs.w).astype(np.float64) - middle)
     of_zero_points = np.abs(inputs.zero_points.astype(np.float64) - middle)
-    magnitudes = of_elements + spread_along_k(problem, of_zero_points)
-    return w, (magnitudes * spread_along_k(problem, inputs.scales)).T, 5
+    of_sums = of_elements + spread_along_k(problem, of_zero_points)
+    magnitudes: NDArray[np.float64] = of_sums * spread_along_k(problem, inputs.scales)
+    return magnitudes.T
 
 
 def _apply_epilogue(
