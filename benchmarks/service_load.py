@@ -1,7 +1,7 @@
 """Load the service on this machine, and print how many questions it answers a second.
 
-    python benchmarks/service_load.py [--verdicts 10000 1000000] [--trials 10000] [--postgres]
-                                      [--seconds 5] [--write]
+    python benchmarks/service_load.py [--verdicts 10000 1000000] [--postgres 100000]
+                                      [--trials 10000] [--seconds 5] [--write]
 
 A database with that many verdicts for 50 CPUs is made of the records in tuning_db, once, and kept
 in --folder; on a private PostgreSQL server, it is made anew. Its kernels are placeholders, which
@@ -73,29 +73,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--verdicts", type=int, nargs="+", default=[10_000, 1_000_000])
     parser.add_argument("--trials", type=int, default=10_000, help="of one problem")
-    parser.add_argument("--postgres", action="store_true", help="on a PostgreSQL server as well")
+    parser.add_argument("--postgres", type=int, help="verdicts on PostgreSQL, and on SQLite beside")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache/gemm-tuner-load")
     parser.add_argument("--write", action="store_true", help=f"write {REPORT.name}")
     asked = parser.parse_args()
     os.environ["XDG_DATA_HOME"] = str(asked.folder)  # a measuring key and a signing key of its own
     asked.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    databases = [
+        (count, "SQLite", sqlite_database(asked.folder, count)) for count in asked.verdicts
+    ]
+    if count := asked.postgres:
+        databases += [
+            (count, "SQLite", sqlite_database(asked.folder, count)),
+            (count, "PostgreSQL", postgres_database(count)),
+        ]
     tables = []
-    for count in asked.verdicts:
-        with sqlite_database(asked.folder, count) as url:
-            tables.append(table(f"SQLite, {count:,} verdicts", measure(url, count, asked.seconds)))
-        if asked.postgres:
-            with postgres_database(count) as url:
-                name = f"PostgreSQL, {count:,} verdicts"
-                tables.append(table(name, measure(url, count, asked.seconds)))
+    for count, kind, database in databases:
+        with database as url:
+            rows = measure(url, count, asked.seconds)
+        tables.append(table(f"{kind}, {count:,} verdicts", rows))
     tables.append(growth(asked.trials))
     text = "\n".join(tables)
     sys.stdout.write(f"{text}\n{conditions()}\n")
     if asked.write:
         REPORT.write_text(
             "# Speed of the service\n\nOne process on one core, asked over loopback from another, "
-            f"by `python benchmarks/service_load.py --postgres --write`.\n\n{text}\n"
-            f"{conditions()}\n"
+            f"by `python {' '.join(sys.argv)}`.\n\n{text}\n{conditions()}\n"
         )
 
 
