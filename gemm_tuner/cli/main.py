@@ -53,7 +53,7 @@ COMMANDS = {
     "serve":          "Serve verdicts and kernels until stopped by Ctrl-C",
     "lock":           "Write which kernel each layer gets, for a project's version control",
     "keys":           "Say whose answers and measurements to believe",
-    "db":             "Copy, check, derive and prune a database",
+    "db":             "Copy, check, derive, prune and mirror a database",
     "revoke":         "Withdraw a kernel or a signing key from everyone; exit with 1 if nothing "
                       "changed",
     "tokens":         "Say who may ask a service for what",
