@@ -112,7 +112,7 @@ def table(name: str, rows: Sequence[Sequence[str]]) -> str:
 
 def conditions() -> str:
     """Return the CPU, the date and the versions."""
-    names = ("fastapi", "httptools", "pydantic", "sqlalchemy", "starlette", "uvicorn")
+    names = ("fastapi", "h11", "pydantic", "sqlalchemy", "starlette", "uvicorn")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     return (
         f"{detect_cpu().brand}, {datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, "

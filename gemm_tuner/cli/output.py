@@ -45,15 +45,26 @@ codecs.register_error(_SPELLED, _spell)
 _CONTROLS = {
     code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
 }
+# Nobody sees these: they turn the direction of text, break lines, or join words.
+_UNSEEN = {
+    code: f"\\u{code:04x}"
+    for code in (
+        0x61C,
+        *range(0x200B, 0x2010),
+        *range(0x2028, 0x202F),
+        *range(0x2060, 0x2070),
+        0xFEFF,
+    )
+}
 # In the cell of a table, it would be a row that nobody wrote.
 _LINE_BREAK = {ord("\n"): "\\n"}
 # JSON leaves these as they are, and a terminal obeys some.
-_IN_JSON = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+_IN_JSON = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)} | _UNSEEN
 
 
 def _harmless(text: str) -> str:
-    r"""Return `text` with control characters spelled: `\x1b` for the escape of a terminal."""
-    return text.translate(_CONTROLS)
+    r"""Return `text` with what cannot be seen spelled: `\x1b` for the escape of a terminal."""
+    return text.translate(_CONTROLS | _UNSEEN)
 
 
 @cache

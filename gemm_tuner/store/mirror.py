@@ -52,7 +52,8 @@ def mirror(
 
 def _mirror(repository: Repository, place: Path, tell: Callable[[int, int], None]) -> MirrorReport:
     digests = repository.artifact_digests()
-    there = {file.name for file in place.iterdir()}
+    entries = list(place.iterdir())
+    there = {entry.name for entry in entries if entry.is_file()}
     served = set[str]()
     left_out: list[str] = []
     written = 0
@@ -70,7 +71,11 @@ def _mirror(repository: Repository, place: Path, tell: Callable[[int, int], None
         served |= held.keys()
         tell(min(start + _AT_ONCE, len(digests)), len(digests))
     gone = {
-        name for name in there - served if _DIGEST.fullmatch(name) or _UNFINISHED.fullmatch(name)
+        entry.name
+        for entry in entries
+        if entry.name not in served
+        and (_DIGEST.fullmatch(entry.name) or _UNFINISHED.fullmatch(entry.name))
+        and (entry.is_symlink() or not entry.is_dir())
     }
     for name in gone:
         (place / name).unlink(missing_ok=True)

@@ -15,9 +15,10 @@ from functools import cached_property
 from http import HTTPStatus
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from gemm_tuner.trust.local import peer_uid
@@ -25,7 +26,7 @@ from gemm_tuner_service.peers import UID
 from gemm_tuner_service.problems import problem_response
 from gemm_tuner_service.tls import Handshake, TlsFiles
 
-_HEADER_BYTES = 32  # what one costs besides its text, as HPACK counts it (RFC 7541, section 4.1)
+_CLOSE = (b"connection", b"close")
 _DESCRIPTORS_OF_OTHERS = 128  # the database, listening sockets, logs, and some to spare
 
 
@@ -35,10 +36,9 @@ class ConnectionLimits:
 
     `head_s` is for the line and the headers of a request, from the connection or the last answer
     on; `body_s` for its body; `answer_s` for the answer, until the caller has read it. A connection
-    without a request is closed after `idle_s`. Headers may have `head_bytes`, each counted with 32
-    more, and so may what frames a piece of a body. While one request of a connection is answered,
-    `waiting_requests` more may come. When a connection more than `connections` comes, the
-    one that has waited longest for its caller is closed.
+    without a request is closed after `idle_s`. What has come of a head, or of what frames a piece
+    of a body, may have `head_bytes`. When a connection more than `connections` comes, the one that
+    has waited longest for its caller is closed.
     """
 
     head_s: float = 10.0
@@ -46,7 +46,6 @@ class ConnectionLimits:
     answer_s: float = 60.0
     idle_s: int = 5
     head_bytes: int = 16 * 2**10
-    waiting_requests: int = 16
     connections: int = 512
     backlog: int = 64
 
@@ -75,6 +74,7 @@ def server_config(
         ws="none",
         backlog=chosen.backlog,
         timeout_keep_alive=chosen.idle_s,
+        h11_max_incomplete_event_size=chosen.head_bytes,
         proxy_headers=False,
         server_header=False,
         access_log=False,
@@ -140,7 +140,7 @@ class _Phase(Enum):
     READER = auto()  # the caller, to read the answer
 
 
-class BoundedProtocol(HttpToolsProtocol):
+class BoundedProtocol(H11Protocol):
     """A connection that is aborted when its caller is too slow, or when others need its place.
 
     `waiting` holds the connections that wait for their callers, the longest first.
@@ -160,9 +160,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waiting = waiting
         self._phase: _Phase | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._reads = _Phase.HEAD
-        self._head_bytes = 0
-        self._unparsed_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, in the place of another if there are too many."""
@@ -181,49 +178,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what came; a deadline moves when a request is further, not when a byte came."""
-        if self.transport.is_closing():
-            return
-        self._unparsed_bytes += len(data)
         super().data_received(data)
-        if self._unparsed_bytes > self._limits.head_bytes and not self.transport.is_closing():
-            self.send_400_response("its framing is too long")
         self._follow()
-
-    def on_message_begin(self) -> None:
-        """Begin with a request, unless too many wait: the parser has no bound of its own."""
-        if len(self.pipeline) >= self._limits.waiting_requests:
-            self.abort()
-            raise ValueError("too many requests at once")
-        super().on_message_begin()
-        self._head_bytes = 0
-
-    def on_url(self, url: bytes) -> None:
-        """Take a part of the path."""
-        self._count_head(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; a trailer, which comes after the body, has no meaning here."""
-        self._count_head(len(name) + len(value) + _HEADER_BYTES)
-        if self._reads is _Phase.HEAD:
-            super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        """Begin with the body and the answer."""
-        super().on_headers_complete()
-        self._reads = _Phase.BODY
-        self._unparsed_bytes = 0
-
-    def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
-        super().on_body(body)
-        self._unparsed_bytes = 0
-
-    def on_message_complete(self) -> None:
-        """Expect the next request."""
-        super().on_message_complete()
-        self._reads = _Phase.HEAD
-        self._unparsed_bytes = 0
 
     def on_response_complete(self) -> None:
         """Begin to wait for the caller: to read, and to ask again."""
@@ -231,30 +187,32 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         self._follow()
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's says no more than ours
+    def send_400_response(self, msg: str) -> None:
         """Answer what is no request as any other fault, and close the connection."""
-        answer = problem_response(
-            HTTPStatus.BAD_REQUEST,
-            f"this is no request of HTTP/1.1, or a part of it is longer than "
-            f"{self._limits.head_bytes} bytes.",
-            {"Connection": "close"},
-        )
-        headers = (*self.server_state.default_headers, *answer.raw_headers)
-        lines = [b"%b: %b\r\n" % header for header in headers]
-        self.transport.write(b"".join((STATUS_LINE[400], *lines, b"\r\n", bytes(answer.body))))
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:  # not answered yet
+            fault = f"{msg} Send HTTP/1.1, as RFC 9112 has it."
+            answer = problem_response(HTTPStatus.BAD_REQUEST, fault)
+            headers = [*self.server_state.default_headers, *answer.raw_headers, _CLOSE]
+            for event in (
+                h11.Response(status_code=answer.status_code, headers=headers),
+                h11.Data(data=bytes(answer.body)),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio has it
+        """Keep the connection for the answer that a caller who sends no more still waits for."""
+        if self._phase is not _Phase.ANSWER:
+            return False
+        self.cycle.keep_alive = False
+        return True
 
     def abort(self) -> None:
         """Close the connection at once, whatever is unsent."""
         self._leave()
         self.connections.discard(self)
         self.transport.abort()
-
-    def _count_head(self, size_bytes: int) -> None:
-        """Refuse a head that is too long."""
-        self._head_bytes += size_bytes
-        if self._head_bytes > self._limits.head_bytes:
-            raise ValueError(f"a head longer than {self._limits.head_bytes} bytes")
 
     def _follow(self) -> None:
         """Set the deadline of what the connection waits for, if that is new."""
@@ -277,9 +235,10 @@ class BoundedProtocol(HttpToolsProtocol):
         is_answered = self.cycle is None or self.cycle.response_complete
         if is_answered and self.transport.get_write_buffer_size():
             return _Phase.READER
-        if self._reads is _Phase.BODY or is_answered:
-            return self._reads
-        return _Phase.ANSWER
+        state = self.conn.their_state
+        if state is h11.IDLE:
+            return _Phase.HEAD
+        return _Phase.BODY if state is h11.SEND_BODY else _Phase.ANSWER
 
     def _leave(self) -> None:
         self._waiting.pop(self, None)

@@ -44,6 +44,7 @@ class RequestLimits:
             return
         try:
             if _has_body(scope):
+                _check_framing(scope)
                 receive = _replay(await self._bodies.read(receive, max_body_bytes(scope)), receive)
             self._check_room()
         except _Refusal as refusal:
@@ -149,8 +150,21 @@ def _too_many() -> _Refusal:
     )
 
 
+def _check_framing(scope: Scope) -> None:
+    """Refuse a body whose end a proxy may see elsewhere (RFC 9112, section 6.3)."""
+    if _header_names(scope) >= _BODY_HEADERS:
+        raise _Refusal(
+            HTTPStatus.BAD_REQUEST,
+            "the request has both Content-Length and Transfer-Encoding; send one of them.",
+        )
+
+
 def _has_body(scope: Scope) -> bool:
-    return any(name in _BODY_HEADERS for name, _value in scope["headers"])
+    return not _BODY_HEADERS.isdisjoint(_header_names(scope))
+
+
+def _header_names(scope: Scope) -> set[bytes]:
+    return {name for name, _value in scope["headers"]}
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext, Regime
@@ -31,13 +31,17 @@ Rows = Annotated[
     Field(max_length=32, description="a number, or a range such as 1..64"),
 ]
 
+
+def _check_printable(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError("write it in one line, of characters that can be seen")
+    return text
+
+
 Reason = Annotated[
     str,
-    Field(
-        max_length=MAX_REASON,
-        pattern=r"^[^\x00-\x1f\x7f]+$",
-        description="why, in one line, for whoever asks for it",
-    ),
+    AfterValidator(_check_printable),
+    Field(max_length=MAX_REASON, description="why, in one line, for whoever asks for it"),
 ]
 
 

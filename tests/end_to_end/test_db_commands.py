@@ -124,10 +124,12 @@ def test_a_mirror_has_what_is_served_and_nothing_else(
     (place / ("0" * 64)).write_bytes(b"of a kernel that was pruned")
     (place / f".{'0' * 64}abc").write_bytes(b"of a run that was killed")
     (place / "README").write_text("of someone else")
+    (place / ("1" * 64)).mkdir()
+    (place / ("2" * 64)).symlink_to("nowhere")
     assert run(["db", "mirror", str(folder), "--db", store, "--json"]) == 0
-    expected = {"written": 0, "known": 1, "removed": 2, "left_out": []}
+    expected = {"written": 0, "known": 1, "removed": 3, "left_out": []}
     assert json.loads(capsys.readouterr().out) == expected
-    assert {file.name for file in place.iterdir()} == {kernel, "README"}
+    assert {file.name for file in place.iterdir()} == {kernel, "README", "1" * 64}
 
     assert run(["revoke", kernel, "--reason", "a test", "--db", store]) == 0
     assert run(["db", "mirror", str(folder), "--db", store]) == 0

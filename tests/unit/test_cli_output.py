@@ -47,13 +47,13 @@ def test_a_table_without_rows_has_its_columns(capsys: pytest.CaptureFixture[str]
 def test_what_a_terminal_would_obey_is_spelled_in_tables_and_json(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    print_table("Times", ("layer",), [("\x1b[31mred\x9b",)])
-    print_json({"layer": "\x1b[31mred\x9b\x7f"})
+    print_table("Times", ("layer",), [("\x1b[31mred\x9b\u202e\u2028",)])
+    print_json({"layer": "\x1b[31mred\x9b\x7f\u202e"})
 
     said = capsys.readouterr().out
-    assert r"\x1b[31mred\x9b" in said
+    assert r"\x1b[31mred\x9b\u202e\u2028" in said
     assert r"\u001b[31mred\u009b\u007f" in said
-    assert not {"\x1b", "\x9b", "\x7f"} & set(said)
+    assert not {"\x1b", "\x9b", "\x7f", "\u202e", "\u2028"} & set(said)
 
 
 def test_a_line_break_in_a_cell_makes_no_row(capsys: pytest.CaptureFixture[str]) -> None:
