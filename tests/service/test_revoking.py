@@ -49,8 +49,11 @@ class Holder:
 
 
 @pytest.fixture
-def holders(settings: Settings, engine: Engine) -> Iterator[tuple[Holder, Holder]]:
-    """Yield an administrator, and someone who may only resolve."""
+def holders(
+    settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Holder, Holder]]:
+    """Yield an administrator, and someone who may only resolve, of a service that looks always."""
+    monkeypatch.setattr("gemm_tuner.store.watching.LOOK_EVERY_S", 0)
     tokens = Tokens(engine)
     both = ((Scope.ADMIN, Scope.RESOLVE), (Scope.RESOLVE,))
     made = [tokens.create("a", scopes, actor="test", now=datetime.now(UTC)) for scopes in both]
