@@ -6,6 +6,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_complete
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from threading import Event
 
 from gemm_tuner.bench.finding import Finding, TimedFinding
 from gemm_tuner.bench.isolate import TrialHost
@@ -99,22 +100,27 @@ class Attempts:
     ) -> Iterator[Trial]:
         """Yield the trial of each candidate when its proof ends: the host proves several at once.
 
-        Its proof is recorded by then. Once one was yielded and it `is_over`, no more are begun. A
-        candidate whose compiler was interrupted was not tried.
+        Its proof is recorded by then. Once one has ended and it `is_over`, which the threads of the
+        executor ask, no more are begun. A candidate whose compiler was interrupted was not tried.
         """
-        proofs = {
-            executor.submit(lambda build: self._verify(build.result()), build): (candidate, build)
-            for candidate, build in builds.items()
-        }
+        begun = set[Candidate]()
+        has_ended = Event()
+
+        def prove(candidate: Candidate) -> Finding | None:
+            if has_ended.is_set() and is_over():
+                return None
+            begun.add(candidate)
+            finding = self._verify(builds[candidate].result())
+            has_ended.set()
+            return finding
+
+        proofs = {executor.submit(prove, candidate): candidate for candidate in builds}
         for proof in as_completed(proofs):
-            candidate, build = proofs[proof]
-            if not proof.cancelled():
-                self._conclude(candidate, context, build.result(), proof.result())
+            candidate, finding = proofs[proof], proof.result()
+            if candidate in begun:
+                self._conclude(candidate, context, builds[candidate].result(), finding)
                 if trial := self.trial_of(candidate):
                     yield trial
-            if is_over():
-                for waiting in proofs:
-                    waiting.cancel()
 
     def _verify(self, built: Built) -> Finding | None:
         """Return the finding of a proof, or None if there is nothing to prove or it was proved."""

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gemm_tuner.bench.finding import Finding
+from gemm_tuner.bench.isolate import TrialHost
+from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli.main import run
 from gemm_tuner.domain.context import ExecutionContext
@@ -80,6 +83,15 @@ def test_a_stopped_target_keeps_what_was_proved_and_resumes(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1})
     repository = Repository(open_database(url))
     steps: list[Progress] = []
+    proved: list[Build] = []
+    verify = TrialHost.verify
+
+    def count_and_verify(host: TrialHost, build: Build) -> Finding:
+        finding = verify(host, build)
+        proved.append(build)
+        return finding
+
+    monkeypatch.setattr(TrialHost, "verify", count_and_verify)
 
     def prove(*, is_stopped: Callable[[], bool]) -> Shortlist:
         return predict(
@@ -92,11 +104,11 @@ def test_a_stopped_target_keeps_what_was_proved_and_resumes(
             is_stopped=is_stopped,
         )
 
-    stopped = prove(is_stopped=lambda: bool(steps))
+    stopped = prove(is_stopped=lambda: bool(proved))
     kept = repository.trials(problem=PROBLEM)
     resumed = prove(is_stopped=lambda: False)
 
-    assert 1 <= len(stopped.proven) < SHORTLIST
+    assert 1 <= len(stopped.proven) <= 2
     assert {trial.candidate for trial in kept} == {one.candidate for one in stopped.proven}
     assert len(resumed.proven) == SHORTLIST
     assert len(repository.trials(problem=PROBLEM)) == SHORTLIST
@@ -112,13 +124,15 @@ def test_a_spent_budget_ends_with_the_proofs_in_flight(
 
     assert run(["sweep", *arguments]) == 0
 
-    assert 1 <= len(Repository(open_database(url)).trials(problem=PROBLEM)) < SHORTLIST
+    assert 1 <= len(Repository(open_database(url)).trials(problem=PROBLEM)) <= 2
 
 
 def test_ctrl_c_keeps_what_was_proved(url: str) -> None:
-    # On one core, so that some are left to prove when the first was.
+    # On one core, and of a size whose proofs take their time: some are left after the first.
     alone = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
-    command = [*alone, sys.executable, "-m", "gemm_tuner", "sweep", *ARGUMENTS, "--target", "zen3"]
+    problem = Problem.parse("bf16 96x512x512 nk bias")
+    layer = ["96", "512", "512", "--dtype", "bf16", "--epilogue", "bias"]
+    command = [*alone, sys.executable, "-m", "gemm_tuner", "sweep", *layer, "--target", "zen3"]
     with subprocess.Popen(
         [*command, "--db", url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -131,7 +145,7 @@ def test_ctrl_c_keeps_what_was_proved(url: str) -> None:
     assert process.returncode == 1
     assert "what was proved is kept" in messages
     assert "Traceback" not in messages
-    trials = Repository(open_database(url)).trials(problem=PROBLEM)
+    trials = Repository(open_database(url)).trials(problem=problem)
     assert {trial.outcome for trial in trials} == {Outcome.CORRECT}
 
 
