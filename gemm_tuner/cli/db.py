@@ -13,6 +13,7 @@ from gemm_tuner.cli.output import bytes_text, print_json, print_line, print_mess
 from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.domain.record import Trial
+from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.select.same_model import nameable_with_fewer_features
 from gemm_tuner.store.checking import check_database
 from gemm_tuner.store.copying import CopyStep, DatabaseCopy
@@ -137,17 +138,19 @@ def prune_command(
 @db.command("mirror", help="Write the kernels that are served as files, for a static server")
 def mirror_command(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder that a server has at its root")
+        str, typer.Argument(metavar="FOLDER", help="Folder that a server has at its root")
     ],
     url: options.DatabaseUrl = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Write the kernels that are served as files, for a static server."""
+    if not folder:  # a path of no name is the current folder
+        raise InvalidSetting("folder '' has no name; give the one that a server has at its root.")
     engine = open_database(url, may_create=False)
     with ProgressLine("mirror", later_s=0) as line:
         show = _pace(line)
         report = mirror(
-            Repository(engine), folder, lambda done, total: show("kernels", done, total)
+            Repository(engine), Path(folder), lambda done, total: show("kernels", done, total)
         )
     engine.dispose()
     for reason in report.left_out:

@@ -8,7 +8,7 @@ import pytest
 from samples import add_build, make_artifact, make_trial
 from sqlalchemy import delete, select, update
 
-from gemm_tuner.cli.main import ANSWER_IS_NO, SOMETHING_IS_MISSING, run
+from gemm_tuner.cli.main import ANSWER_IS_NO, SOMETHING_IS_MISSING, WRONG_USAGE, run
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.tables import artifacts, verdicts
@@ -148,6 +148,16 @@ def test_a_mirror_leaves_out_what_is_damaged(
     told = capsys.readouterr()
     assert "it was damaged" in told.err
     assert "1 left out" in told.out
+
+
+def test_a_folder_without_a_name_is_not_the_current_one(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert run(["db", "mirror", "", "--db", store]) == WRONG_USAGE
+    assert "has no name" in capsys.readouterr().err
+    assert not (tmp_path / "v1").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_told(
