@@ -5,19 +5,18 @@ from dataclasses import dataclass
 
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.context import ExecutionContext, Regime
-from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.reason import reason_for
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Verdict
-from gemm_tuner.libraries.fallback import FallbackKernel, NoKernel
+from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.layer import Layer, make_layer
-from gemm_tuner.runtime.load import Kernel, load_kernel
+from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.select.shared_weights import MAX_LOSS, Sharing, layer_problems
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.settings import SweepSettings
+from gemm_tuner.tuning.stored import kernel_or_none
 from gemm_tuner.tuning.sweep import sweep
 from gemm_tuner.tuning.sweep_shared import split_budget, sweep_shared
 
@@ -73,9 +72,8 @@ def tune(
         on_progress=lambda _progress: None,
         is_stopped=lambda: False,
     )
-    kernel = _kernel_of(result.verdict, repository, cpu, threads) or _no_kernel(
-        result.verdict
-    ).fallback(asked, threads=threads)
+    found = kernel_or_none(result.verdict, repository, cpu, threads)
+    kernel = found if isinstance(found, Kernel) else found.fallback(asked, threads=threads)
     return Tuned(verdict=result.verdict, finalists=result.finalists, kernel=kernel)
 
 
@@ -150,31 +148,7 @@ def tune_layer(
         on_progress=lambda _progress: None,
         is_stopped=lambda: False,
     )
-    verdicts = [one.chosen.verdict for one in sharing.kernels]
     found = [
-        _kernel_of(verdict, repository, cpu, threads) or _no_kernel(verdict) for verdict in verdicts
+        kernel_or_none(one.chosen.verdict, repository, cpu, threads) for one in sharing.kernels
     ]
     return TunedLayer(sharing=sharing, layer=make_layer(problems, found, threads=threads))
-
-
-def _kernel_of(verdict: Verdict, repository: Repository, cpu: Cpu, threads: int) -> Kernel | None:
-    artifact = verdict.artifact
-    binary = repository.binary(artifact.sha256) if artifact else None
-    if artifact is None or binary is None:
-        return None
-    return load_kernel(binary, artifact=artifact, cpu=cpu, threads=threads, reason=_reason(verdict))
-
-
-def _no_kernel(verdict: Verdict) -> NoKernel:
-    return NoKernel.of(_reason(verdict), verdict.comparison)
-
-
-def _reason(verdict: Verdict) -> str:
-    return reason_for(
-        verdict.problem.text,
-        verdict.cpu_key,
-        decision=verdict.decision,
-        basis=verdict.basis,
-        comparison=verdict.comparison,
-        is_served=verdict.artifact is not None,
-    )
