@@ -1,0 +1,209 @@
+"""Which products a model computes: how often, of what sizes, and what share of its time."""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gemm_tuner.torch.operators import TYPES
+
+_ATEN = torch.ops.aten
+_WARM_UPS = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """Products of one kind: y (m, n) = x (m, k) @ w, `batch` of them in a call.
+
+    `weights` are the names of the parameters that they multiply with; where there are none, w is
+    computed by the model, and no kernel can be packed for it. `share` is of the time of the model.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    dtype: str
+    has_bias: bool
+    weights: tuple[str, ...]
+    calls: int
+    seconds: float
+    share: float
+
+    @property
+    def sizes(self) -> str:
+        """Return the sizes as `128x3072x768`, with the batch before them."""
+        sizes = f"{self.m}x{self.n}x{self.k}"
+        return sizes if self.batch == 1 else f"{self.batch} of {sizes}"
+
+
+class Collected(Sequence[Product]):
+    """The products of a model, the longest first; printed, a table."""
+
+    def __init__(self, products: Sequence[Product]) -> None:
+        self._products = tuple(sorted(products, key=lambda one: -one.seconds))
+
+    def __getitem__(self, place: int) -> Product:  # type: ignore[override]  # no slices
+        """Return one kind of product."""
+        return self._products[place]
+
+    def __len__(self) -> int:
+        """Return the number of kinds."""
+        return len(self._products)
+
+    def __str__(self) -> str:
+        """Return a table."""
+        lines = [f"{'share':>6}  {'calls':>5}  {'type':5} {'m x n x k':24} weights"]
+        for one in self:
+            names = one.weights[0] if one.weights else "none: computed by the model"
+            more = f" and {len(one.weights) - 1} more" if len(one.weights) > 1 else ""
+            sizes = f"{one.sizes} +bias" if one.has_bias else one.sizes
+            lines.append(f"{one.share:6.1%}  {one.calls:5}  {one.dtype:5} {sizes:24} {names}{more}")
+        return "\n".join(lines)
+
+    def write_layers(self, path: Path | str, *, dtype: str = "f32") -> int:
+        """Write the layers of one type with constant weights as `gemm-tuner sweep` reads them.
+
+        Returns:
+            How many were written.
+        """
+        layers = [
+            one
+            for one in self
+            if one.weights and one.dtype == dtype and one.batch == 1 and one.m * one.n * one.k
+        ]
+        with Path(path).open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["name", "m", "n", "k", "epilogue", "from"])
+            for one in layers:
+                name = one.weights[0].removesuffix(".weight").replace(".", "_")
+                epilogue = "bias" if one.has_bias else "none"
+                told = f"{one.calls} calls, {one.share:.1%} of the time"
+                writer.writerow([f"{name}_m{one.m}", one.m, one.n, one.k, epilogue, told])
+        return len(layers)
+
+
+@dataclass(slots=True)
+class _Seen:
+    calls: int = 0
+    seconds: float = 0.0
+    weights: dict[str, None] = field(default_factory=dict)
+
+
+class _Kind(NamedTuple):
+    batch: int
+    m: int
+    n: int
+    k: int
+    dtype: str
+    has_bias: bool
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it is Any
+    """Times the products that run below it."""
+
+    def __init__(self, parameters: Mapping[int, str]) -> None:
+        super().__init__()
+        self._parameters = parameters
+        self.seen: dict[_Kind, _Seen] = {}
+
+    def __torch_dispatch__(
+        self,
+        function: Any,  # noqa: ANN401 - an operator
+        _types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - what it returns
+        begin_s = perf_counter()
+        result = function(*args, **(kwargs or {}))
+        seconds = perf_counter() - begin_s
+        factors = _factors(function, args)
+        if factors is not None:
+            x, w, bias = factors
+            batch = x.shape[0] if x.dim() == 3 else 1
+            m, k, n = x.shape[-2], x.shape[-1], w.shape[-1]
+            kind = _Kind(batch, m, n, k, _type_of(x), bias is not None)
+            seen = self.seen.setdefault(kind, _Seen())
+            seen.calls += 1
+            seen.seconds += seconds
+            name = self._parameters.get(w.untyped_storage().data_ptr())
+            if name is not None:
+                seen.weights[name] = None
+        return result
+
+
+def _factors(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, Any] | None:  # noqa: ANN401
+    """Return x, w and what is added to their product, or None if it is no product."""
+    if function in (_ATEN.mm.default, _ATEN.bmm.default):
+        return args[0], args[1], None
+    if function in (_ATEN.addmm.default, _ATEN.baddbmm.default):
+        return args[1], args[2], args[0] if args[0].dim() == 1 else None
+    return None
+
+
+def _type_of(tensor: Any) -> str:  # noqa: ANN401 - a tensor
+    return TYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+
+
+def collect(
+    model: Any,  # noqa: ANN401 - a module
+    example_inputs: Any,  # noqa: ANN401 - tensors
+    *,
+    repeats: int = 3,
+) -> Collected:
+    """Return the products that a model computes for inputs, with their shares of its time.
+
+    The model is called without gradients, once to warm up and then `repeats` times; what is told of
+    is one call.
+
+    Args:
+        model: a `torch.nn.Module`, or anything that is called.
+        example_inputs: a tensor, a tuple, or a dict of keyword arguments; or a list of these, such
+            as the batches that a server sees.
+        repeats: how often each is called.
+    """
+    inputs = example_inputs if isinstance(example_inputs, list) else [example_inputs]
+    recorder = _Recorder(dict(_parameters(model)))
+    with torch.no_grad():
+        for one in inputs * _WARM_UPS:
+            call_with(model, one)
+        begin_s = perf_counter()
+        with recorder:
+            for one in inputs * repeats:
+                call_with(model, one)
+        whole_s = perf_counter() - begin_s
+    return Collected(
+        [
+            Product(
+                batch=kind.batch,
+                m=kind.m,
+                n=kind.n,
+                k=kind.k,
+                dtype=kind.dtype,
+                has_bias=kind.has_bias,
+                weights=tuple(seen.weights),
+                calls=seen.calls // repeats,
+                seconds=seen.seconds / repeats,
+                share=seen.seconds / whole_s,
+            )
+            for kind, seen in recorder.seen.items()
+        ]
+    )
+
+
+def call_with(model: Any, inputs: Any) -> Any:  # noqa: ANN401 - of PyTorch
+    """Call a model with a tensor, a tuple of arguments, or a dict of keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def _parameters(model: Any) -> Iterator[tuple[int, str]]:  # noqa: ANN401 - a module
+    if isinstance(model, torch.nn.Module):
+        for name, parameter in model.named_parameters():
+            yield parameter.untyped_storage().data_ptr(), name

@@ -1,0 +1,212 @@
+"""What follows a product in a graph, as steps of the epilogue table.
+
+A compiler has taken functions such as gelu apart. So they are recognised by what they compute: the
+nodes between a product and the one that needs all of them are evaluated at some points, and
+compared with the references of the table.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils._python_dispatch import _disable_current_modes
+
+from gemm_tuner.domain.step_kind import OperandShape
+from gemm_tuner.domain.step_table import STEP_KINDS
+
+Node = Any  # torch.fx.Node
+
+_ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
+
+VIEWS = frozenset(
+    {_ATEN.view.default, _ATEN.reshape.default, _ATEN._unsafe_view.default}  # noqa: SLF001 - so called
+)
+_CASTS = frozenset({_PRIMS.convert_element_type.default, _ATEN._to_copy.default})  # noqa: SLF001
+_POINTWISE = frozenset(
+    {
+        _ATEN.abs.default,
+        _ATEN.add.Scalar,
+        _ATEN.add.Tensor,
+        _ATEN.clamp.default,
+        _ATEN.clamp_max.default,
+        _ATEN.clamp_min.default,
+        _ATEN.div.Scalar,
+        _ATEN.div.Tensor,
+        _ATEN.elu.default,
+        _ATEN.erf.default,
+        _ATEN.exp.default,
+        _ATEN.expm1.default,
+        _ATEN.gelu.default,
+        _ATEN.gt.Scalar,
+        _ATEN.hardswish.default,
+        _ATEN.leaky_relu.default,
+        _ATEN.log1p.default,
+        _ATEN.maximum.default,
+        _ATEN.minimum.default,
+        _ATEN.mul.Scalar,
+        _ATEN.mul.Tensor,
+        _ATEN.neg.default,
+        _ATEN.pow.Tensor_Scalar,
+        _ATEN.reciprocal.default,
+        _ATEN.relu.default,
+        _ATEN.sigmoid.default,
+        _ATEN.silu.default,
+        _ATEN.sub.Scalar,
+        _ATEN.sub.Tensor,
+        _ATEN.tanh.default,
+        _ATEN.where.self,
+    }
+)
+_MOST_NODES = 16
+
+# Where functions that are alike differ, and where they end; the tolerance is that of float32.
+_POINTS: NDArray[np.float64] = np.concatenate(
+    [np.linspace(-9.0, 9.0, 73), np.array([-40.0, -20.5, -1e-3, 1e-3, 20.5, 40.0])]
+)
+_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that follows a product: its name, the node that holds its result, what it adds.
+
+    `view` is the node that gave y the shape of the result; None where it is that of the product.
+    """
+
+    name: str
+    result: Node
+    view: Node | None
+    other: Node | None = None
+
+
+def steps_after(product: Node) -> list[Step]:
+    """Return the steps after a product that nothing else in the graph reads the middle of.
+
+    At most one adds another array of the shape of y.
+    """
+    steps: list[Step] = []
+    head = _past_views(product)
+    view = None if head is product else head
+    while True:
+        step = _function_after(head)
+        if step is None and not any(one.other is not None for one in steps):
+            step = _addition_after(head, product)
+        if step is None:
+            return steps
+        steps.append(replace(step, view=view))
+        head = _past_views(step.result)
+        view = view if head is step.result else head
+
+
+def _past_views(node: Node) -> Node:
+    """Return the last of the views of a node, where each is all that reads the one before."""
+    while True:
+        users = list(node.users)
+        if len(users) != 1 or users[0].target not in VIEWS or not _keeps_columns(node, users[0]):
+            return node
+        node = users[0]
+
+
+def _keeps_columns(node: Node, view: Node) -> bool:
+    before, after = node.meta.get("val"), view.meta.get("val")
+    if before is None or after is None or not before.dim() or not after.dim():
+        return False
+    columns = before.shape[-1], after.shape[-1]
+    return all(isinstance(one, int) for one in columns) and columns[0] == columns[1]
+
+
+def _addition_after(head: Node, product: Node) -> Step | None:
+    users = list(head.users)
+    if len(users) != 1 or users[0].target is not _ATEN.add.Tensor or users[0].kwargs:
+        return None
+    [added] = users
+    others = [one for one in added.args if one is not head]
+    if len(others) != 1 or not isinstance(others[0], torch.fx.Node):
+        return None
+    [other] = others
+    values = [one.meta.get("val") for one in (head, other, added)]
+    if any(type(one).__name__ != "FakeTensor" for one in values):
+        return None
+    is_alike = all(
+        one.shape == values[0].shape and one.dtype == product.meta["val"].dtype for one in values
+    )
+    return Step("add", added, None, other) if is_alike and other is not product else None
+
+
+def _function_after(head: Node) -> Step | None:
+    """Return the longest function of the table that follows a node."""
+    region, best = {head}, None
+    for _ in range(_MOST_NODES):
+        reached = [
+            user
+            for node in region
+            for user in node.users
+            if user not in region and _is_of(user, region)
+        ]
+        if not reached:
+            break
+        region.add(min(reached))
+        sinks = [one for one in region if one is not head and _is_sink(one, region)]
+        if len(sinks) == 1 and (name := _name_of(head, sinks[0], region)):
+            best = Step(name, sinks[0], None)
+    return best
+
+
+def _is_of(node: Node, region: set[Node]) -> bool:
+    """Return whether a node is computed from the nodes of a region and numbers alone."""
+    is_known = node.target in _POINTWISE or _is_cast(node)
+    return (
+        node.op == "call_function"
+        and is_known
+        and all(one in region for one in node.all_input_nodes)
+        and all(isinstance(one, (int, float, torch.fx.Node)) for one in node.args[:1])
+    )
+
+
+def _is_cast(node: Node) -> bool:
+    value = node.meta.get("val")
+    return node.target in _CASTS and value is not None and value.dtype.is_floating_point
+
+
+def _is_sink(node: Node, region: set[Node]) -> bool:
+    """Return whether only this node of the region is read from outside it."""
+    return all(user in region for one in region - {node} for user in one.users)
+
+
+def _name_of(head: Node, sink: Node, region: set[Node]) -> str | None:
+    if sink.meta["val"].dtype != head.meta["val"].dtype:
+        return None
+    with _disable_current_modes():  # the compiler's, in which tensors have no elements
+        values = {head: torch.from_numpy(_POINTS.copy())}
+        try:
+            for node in sorted(region - {head}):
+                arguments = torch.fx.node.map_arg(node.args, values.__getitem__)
+                keywords = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
+                values[node] = (
+                    arguments[0] if _is_cast(node) else node.target(*arguments, **keywords)
+                )
+        except (RuntimeError, TypeError, KeyError):
+            return None
+        computed = values[sink].numpy()
+    if computed.shape != _POINTS.shape:
+        return None
+    for name, expected in _known_functions().items():
+        if np.allclose(computed, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
+            return name
+    return None
+
+
+@cache
+def _known_functions() -> dict[str, NDArray[np.float64]]:
+    """Return the functions of one value in the table, at the points."""
+    with np.errstate(all="ignore"):
+        return {
+            kind.name: kind.reference(
+                np, _POINTS, None, *(default for _name, default in kind.parameters)
+            )
+            for kind in STEP_KINDS.values()
+            if kind.operand is OperandShape.NONE
+        }

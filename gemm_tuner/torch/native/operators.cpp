@@ -1,0 +1,413 @@
+/* The operators of PyTorch that pack weights and call kernels.
+ *
+ *   gemm_tuner::pack(w, size_bytes, layer)                    -> packed
+ *   gemm_tuner::linear(x, packed, bias, layer, other, w)      -> y
+ *   gemm_tuner::linear_or_plain(x, weight, bias, packed, layer)
+ *                                                             -> y, of a kernel or of at::linear
+ *
+ * A layer is one n and k with kernels for one or several m, whose weights are packed in as few
+ * formats as they read. It is a number: Python loads the kernels, checks them, and says what they
+ * are by gemm_tuner_add_layer. Kernels and layers are never removed, so a call takes no lock.
+ *
+ * The parts of a kernel run in PyTorch's own threads. */
+#include "gemm_tuner.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/stable/c/shim.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+using at::Tensor;
+
+/* What Python says of a kernel; gemm_tuner/torch/operators.py has the same structure. */
+struct KernelEntry {
+    decltype(&gemm_tuner_run) run;
+    decltype(&gemm_tuner_pack_weights) pack;
+    decltype(&gemm_tuner_workspace_bytes) workspace_bytes;
+    int64_t m_low, m_high;
+    int64_t packed_offset; /* of its format in the packed tensor, in bytes */
+    int32_t is_packer;     /* whether it packs this format */
+    int32_t phases;
+    int32_t threads; /* for how many it was tuned, */
+    int32_t parts;   /* and in how many parts */
+};
+
+namespace {
+
+/* Operands as gemm_tuner/torch/operators.py numbers them, in the order of the epilogue's steps. */
+enum class Operand : int32_t { bias = 0, other = 1 };
+constexpr int max_operands = 2;
+
+struct LayerEntry {
+    int64_t number, n, k, packed_bytes;
+    at::ScalarType type;
+    std::vector<Operand> operands;
+    std::vector<KernelEntry> kernels; /* the narrowest range of m first */
+    const LayerEntry *next;
+};
+
+constexpr size_t bucket_count = 4096;
+std::atomic<const LayerEntry *> layers[bucket_count];
+std::mutex adding;
+
+std::atomic<const LayerEntry *> &bucket_of(int64_t number) {
+    return layers[static_cast<uint64_t>(number) % bucket_count];
+}
+
+const LayerEntry *find_layer(int64_t number) {
+    const LayerEntry *layer = bucket_of(number).load(std::memory_order_acquire);
+    while (layer && layer->number != number) {
+        layer = layer->next;
+    }
+    return layer;
+}
+
+const LayerEntry &layer_numbered(int64_t number) {
+    const LayerEntry *layer = find_layer(number);
+    TORCH_CHECK(layer, "gemm-tuner has no kernels for layer ", number,
+                " in this process; compile the model here, after gemm_tuner.torch.enable.");
+    return *layer;
+}
+
+struct AlignedFree {
+    void operator()(void *memory) const { std::free(memory); }
+};
+
+/* The workspace of this thread, kept between calls. */
+void *workspace(uint64_t size_bytes) {
+    thread_local std::unique_ptr<void, AlignedFree> memory;
+    thread_local uint64_t capacity;
+    if (size_bytes > capacity) {
+        const uint64_t rounded = (size_bytes + GEMM_TUNER_ALIGNMENT - 1) / GEMM_TUNER_ALIGNMENT *
+                                 GEMM_TUNER_ALIGNMENT;
+        memory.reset();
+        capacity = 0;
+        memory.reset(std::aligned_alloc(GEMM_TUNER_ALIGNMENT, rounded));
+        TORCH_CHECK(memory, "gemm-tuner: no memory for a workspace of ", rounded, " bytes.");
+        capacity = rounded;
+    }
+    return size_bytes ? memory.get() : nullptr;
+}
+
+struct Job {
+    const KernelEntry *kernel;
+    const gemm_tuner_args *args;
+    int32_t phase, parts;
+    std::atomic<int32_t> status;
+};
+
+void run_parts(int64_t begin, int64_t end, void *context) {
+    Job &job = *static_cast<Job *>(context);
+    for (int64_t part = begin; part < end; part++) {
+        const int32_t status =
+            job.kernel->run(job.args, job.phase, static_cast<int32_t>(part), job.parts);
+        if (status != GEMM_TUNER_OK) {
+            job.status = status;
+        }
+    }
+}
+
+/* As many parts as were timed, or one for each thread where PyTorch uses another number. */
+int32_t count_parts(const KernelEntry &kernel) {
+    const int32_t threads = at::get_num_threads();
+    if (threads == 1 || at::in_parallel_region()) {
+        return 1;
+    }
+    return threads == kernel.threads ? std::min(threads, kernel.parts) : threads;
+}
+
+void run_kernel(const KernelEntry &kernel, gemm_tuner_args &args) {
+    const int32_t parts = count_parts(kernel);
+    args.workspace = workspace(kernel.workspace_bytes(parts));
+    Job job{&kernel, &args, 0, parts, GEMM_TUNER_OK};
+    for (; job.phase < kernel.phases; job.phase++) {
+        if (parts == 1) {
+            run_parts(0, 1, &job);
+        } else {
+            TORCH_CHECK(torch_parallel_for(0, parts, 1, run_parts, &job) == 0,
+                        "gemm-tuner: PyTorch could not run a kernel in its threads.");
+        }
+    }
+    TORCH_CHECK(job.status == GEMM_TUNER_OK, "gemm-tuner: a kernel refused its arguments (m = ",
+                args.m, ", ", parts, " parts); tune the layer again.");
+}
+
+/* Rows of a tensor (..., columns) that is read in place where its rows are equally far apart. */
+struct Rows {
+    Tensor holder; /* keeps a copy alive, if one was needed */
+    const void *elements;
+    int64_t count, leading_dimension;
+};
+
+Rows rows_of(const char *name, const Tensor &given, int64_t columns, at::ScalarType type) {
+    TORCH_CHECK(given.dim() >= 1 && given.size(-1) == columns, name, " has the shape ",
+                given.sizes(), "; its last dimension must be ", columns, ".");
+    TORCH_CHECK(given.scalar_type() == type, name, " is of ", given.scalar_type(),
+                ", but the kernels of this layer read ", type, ".");
+    const int64_t count = columns ? given.numel() / columns : 0;
+    const bool is_matrix = given.dim() == 2;
+    if (is_matrix && given.stride(1) == 1 && (count <= 1 || given.stride(0) >= columns)) {
+        return {Tensor(), given.const_data_ptr(), count, count <= 1 ? columns : given.stride(0)};
+    }
+    if (given.is_contiguous()) {
+        return {Tensor(), given.const_data_ptr(), count, columns};
+    }
+    Tensor copy = given.contiguous();
+    const void *elements = copy.const_data_ptr();
+    return {std::move(copy), elements, count, columns};
+}
+
+const KernelEntry *kernel_for(const LayerEntry &layer, int64_t rows) {
+    for (const KernelEntry &kernel : layer.kernels) {
+        if (kernel.m_low <= rows && rows <= kernel.m_high) {
+            return &kernel;
+        }
+    }
+    return nullptr;
+}
+
+void check_packed(const LayerEntry &layer, const Tensor &packed) {
+    TORCH_CHECK(packed.scalar_type() == at::kByte && packed.dim() == 1 &&
+                    packed.size(0) == layer.packed_bytes && packed.is_contiguous(),
+                "packed is not what gemm_tuner::pack returned for this layer.");
+    TORCH_CHECK(reinterpret_cast<uintptr_t>(packed.const_data_ptr()) % GEMM_TUNER_ALIGNMENT == 0,
+                "packed does not lie at a multiple of ", GEMM_TUNER_ALIGNMENT,
+                " bytes; pack the weights again.");
+}
+
+Tensor linear_plain(const LayerEntry &layer, const Tensor &x, const std::optional<Tensor> &bias,
+                    const std::optional<Tensor> &other, const std::optional<Tensor> &w) {
+    TORCH_CHECK(w && !other, "no kernel of this layer is for ",
+                layer.k ? x.numel() / layer.k : 0, " rows, and its plain weights were not given.");
+    return at::linear(x, *w, bias);
+}
+
+Tensor linear(const Tensor &x, const Tensor &packed, const std::optional<Tensor> &bias,
+              int64_t number, const std::optional<Tensor> &other, const std::optional<Tensor> &w) {
+    const LayerEntry &layer = layer_numbered(number);
+    const int64_t n = layer.n;
+    const Rows rows = rows_of("x", x, layer.k, layer.type);
+    check_packed(layer, packed);
+    c10::SmallVector<int64_t, 5> shape(x.sizes().begin(), x.sizes().end());
+    shape.back() = n;
+    const KernelEntry *kernel = rows.count ? kernel_for(layer, rows.count) : nullptr;
+    if (rows.count && !kernel) {
+        return linear_plain(layer, x, bias, other, w);
+    }
+    Tensor y(at::detail::empty_cpu(shape, layer.type));
+    if (!rows.count) {
+        return y;
+    }
+    gemm_tuner_operand operands[max_operands] = {};
+    Rows other_rows{};
+    Tensor bias_copy;
+    for (size_t place = 0; place < layer.operands.size(); place++) {
+        if (layer.operands[place] == Operand::bias) {
+            TORCH_CHECK(bias && bias->dim() == 1 && bias->size(0) == n &&
+                            bias->scalar_type() == layer.type,
+                        "bias must be ", n, " elements of ", layer.type, ".");
+            bias_copy = bias->contiguous();
+            operands[place].elements = bias_copy.const_data_ptr();
+        } else {
+            TORCH_CHECK(other && other->sizes() == at::IntArrayRef(shape),
+                        "other must have the shape of y, ", at::IntArrayRef(shape), ".");
+            other_rows = rows_of("other", *other, n, layer.type);
+            operands[place].elements = other_rows.elements;
+            operands[place].leading_dimension = other_rows.leading_dimension;
+        }
+    }
+    gemm_tuner_args args = {};
+    args.size_bytes = sizeof args;
+    args.m = rows.count;
+    args.batch = 1;
+    args.x = rows.elements;
+    args.x_leading_dimension = rows.leading_dimension;
+    args.packed_w = static_cast<const char *>(packed.const_data_ptr()) + kernel->packed_offset;
+    args.y = y.mutable_data_ptr();
+    args.y_leading_dimension = n;
+    args.operands = operands;
+    args.operand_count = layer.operands.size();
+    run_kernel(*kernel, args);
+    return y;
+}
+
+Tensor pack(const Tensor &w, int64_t size_bytes, int64_t number) {
+    const LayerEntry &layer = layer_numbered(number);
+    TORCH_CHECK(w.dim() == 2 && w.size(0) == layer.n, "w has the shape ", w.sizes(),
+                "; it must be (", layer.n, ", ", layer.k, ").");
+    TORCH_CHECK(size_bytes == layer.packed_bytes, "layer ", number, " packs ", layer.packed_bytes,
+                " bytes, not ", size_bytes, ".");
+    const Rows rows = rows_of("w", w, layer.k, layer.type);
+    Tensor packed(at::detail::empty_cpu({size_bytes}, at::kByte));
+    gemm_tuner_weights weights = {};
+    weights.size_bytes = sizeof weights;
+    weights.elements = rows.elements;
+    weights.leading_dimension = rows.leading_dimension;
+    char *memory = static_cast<char *>(packed.mutable_data_ptr());
+    for (const KernelEntry &kernel : layer.kernels) {
+        if (kernel.is_packer) {
+            TORCH_CHECK(kernel.pack(&weights, memory + kernel.packed_offset) == GEMM_TUNER_OK,
+                        "a kernel of layer ", number, " refused the weights; tune it again.");
+        }
+    }
+    return packed;
+}
+
+Tensor linear_meta(const Tensor &x, const Tensor &packed, const std::optional<Tensor> &,
+                   int64_t number, const std::optional<Tensor> &, const std::optional<Tensor> &) {
+    TORCH_CHECK(packed.scalar_type() == at::kByte, "packed must be what gemm_tuner::pack returned.");
+    c10::SymDimVector shape(x.sym_sizes().begin(), x.sym_sizes().end());
+    TORCH_CHECK(!shape.empty(), "x must have at least one dimension.");
+    shape.back() = layer_numbered(number).n;
+    return at::empty_symint(shape, x.options());
+}
+
+Tensor pack_meta(const Tensor &w, int64_t size_bytes, int64_t) {
+    return at::empty({size_bytes}, w.options().dtype(at::kByte));
+}
+
+bool is_recorded(const Tensor &tensor) {
+    return tensor._fw_grad(0).defined() ||
+           (c10::GradMode::is_enabled() && tensor.requires_grad());
+}
+
+bool is_recorded(const std::optional<Tensor> &tensor) {
+    return tensor && tensor->defined() && is_recorded(*tensor);
+}
+
+/* There is no derivative: who wants one gets an error, never a result without it. */
+template <typename... Tensors> void check_not_recorded(const Tensors &...tensors) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!(is_recorded(tensors) || ...),
+                                "gemm_tuner's operators have no derivative; call them under "
+                                "torch.no_grad(), and train with the plain layer.");
+}
+
+Tensor linear_autograd(const Tensor &x, const Tensor &packed, const std::optional<Tensor> &bias,
+                       int64_t number, const std::optional<Tensor> &other,
+                       const std::optional<Tensor> &w) {
+    check_not_recorded(x, bias, other, w);
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("gemm_tuner::linear", "")
+                               .typed<decltype(linear)>();
+    at::AutoDispatchBelowADInplaceOrView below;
+    return op.call(x, packed, bias, number, other, w);
+}
+
+Tensor pack_autograd(const Tensor &w, int64_t size_bytes, int64_t number) {
+    check_not_recorded(w);
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("gemm_tuner::pack", "")
+                               .typed<decltype(pack)>();
+    at::AutoDispatchBelowADInplaceOrView below;
+    return op.call(w, size_bytes, number);
+}
+
+/* A tensor of plain memory on the CPU: no wrapper, no view that is negated or conjugated. */
+bool is_plain(const Tensor &tensor, at::ScalarType type) {
+    constexpr c10::DispatchKeySet plain({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
+                                         c10::DispatchKey::AutocastCPU,
+                                         c10::DispatchKey::ADInplaceOrView});
+    return (tensor.key_set().raw_repr() & ~plain.raw_repr()) == 0 && tensor.scalar_type() == type &&
+           !is_recorded(tensor);
+}
+
+bool is_taken(const LayerEntry &layer, const Tensor &x, const Tensor &weight,
+              const std::optional<Tensor> &bias) {
+    const bool wants_bias = !layer.operands.empty();
+    return is_plain(x, layer.type) && is_plain(weight, layer.type) &&
+           (!bias || is_plain(*bias, layer.type)) && bias.has_value() == wants_bias &&
+           weight.dim() == 2 && weight.size(0) == layer.n && weight.size(1) == layer.k &&
+           weight.is_contiguous() && x.dim() >= 1 && x.size(-1) == layer.k &&
+           kernel_for(layer, x.numel() / layer.k) &&
+           !at::autocast::is_autocast_enabled(at::kCPU);
+}
+
+/* What a module calls: whatever no kernel is for, and whatever is recorded, traced, transformed or
+ * cast, is computed as torch.nn.Linear does. */
+Tensor linear_or_plain(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias,
+                       const Tensor &packed, int64_t number) {
+    const LayerEntry &layer = layer_numbered(number);
+    if (!is_taken(layer, x, weight, bias)) {
+        return at::linear(x, weight, bias);
+    }
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("gemm_tuner::linear", "")
+                               .typed<decltype(linear)>();
+    at::AutoDispatchBelowADInplaceOrView below;
+    return op.call(x, packed, bias, number, std::nullopt, std::nullopt);
+}
+
+} // namespace
+
+TORCH_LIBRARY(gemm_tuner, library) {
+    library.def("pack(Tensor w, int size_bytes, int layer) -> Tensor",
+                {at::Tag::pt2_compliant_tag});
+    library.def("linear(Tensor x, Tensor packed, Tensor? bias, int layer, Tensor? other=None, "
+                "Tensor? w=None) -> Tensor",
+                {at::Tag::pt2_compliant_tag});
+    library.def("linear_or_plain(Tensor x, Tensor weight, Tensor? bias, Tensor packed, int layer) "
+                "-> Tensor",
+                {at::Tag::pt2_compliant_tag});
+}
+
+TORCH_LIBRARY_IMPL(gemm_tuner, CompositeImplicitAutograd, library) {
+    library.impl("linear_or_plain", linear_or_plain);
+}
+
+TORCH_LIBRARY_IMPL(gemm_tuner, CPU, library) {
+    library.impl("pack", pack);
+    library.impl("linear", linear);
+}
+
+TORCH_LIBRARY_IMPL(gemm_tuner, Meta, library) {
+    library.impl("pack", pack_meta);
+    library.impl("linear", linear_meta);
+}
+
+TORCH_LIBRARY_IMPL(gemm_tuner, Autograd, library) {
+    library.impl("pack", pack_autograd);
+    library.impl("linear", linear_autograd);
+}
+
+/* For ctypes. Whoever adds a layer has checked its kernels; one number is one layer for ever. */
+extern "C" {
+
+__attribute__((visibility("default"))) int32_t
+gemm_tuner_add_layer(int64_t number, int64_t n, int64_t k, int64_t packed_bytes, int32_t type,
+                     const int32_t *operands, int64_t operand_count, const KernelEntry *kernels,
+                     int64_t kernel_count) {
+    const std::lock_guard lock(adding);
+    if (find_layer(number)) {
+        return 0;
+    }
+    std::atomic<const LayerEntry *> &bucket = bucket_of(number);
+    auto *layer = new LayerEntry{};
+    layer->number = number;
+    layer->n = n;
+    layer->k = k;
+    layer->packed_bytes = packed_bytes;
+    layer->type = type == 0 ? at::kFloat : at::kBFloat16;
+    for (int64_t i = 0; i < operand_count; i++) {
+        layer->operands.push_back(static_cast<Operand>(operands[i]));
+    }
+    layer->kernels.assign(kernels, kernels + kernel_count);
+    layer->next = bucket.load();
+    bucket.store(layer, std::memory_order_release);
+    return 0;
+}
+}

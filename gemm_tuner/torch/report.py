@@ -1,0 +1,54 @@
+"""What became of each layer of a model, and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerReport:
+    """One layer: its name in the model, what it computes, and whether kernels were taken.
+
+    `rows` are the numbers of rows that it was, or will be, called with.
+    """
+
+    name: str
+    problem: str
+    rows: tuple[int | str, ...]
+    is_taken: bool
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """Return one line."""
+        state = "taken" if self.is_taken else "left"
+        return f"{self.name}: {state}: {self.problem}: {self.reason}"
+
+
+class Report(Sequence[LayerReport]):
+    """The layers of a model in its order; printed, a line for each."""
+
+    def __init__(self, layers: Sequence[LayerReport]) -> None:
+        self._layers = tuple(layers)
+
+    def __getitem__(self, place: int) -> LayerReport:  # type: ignore[override]  # no slices
+        """Return one layer."""
+        return self._layers[place]
+
+    def __len__(self) -> int:
+        """Return the number of layers."""
+        return len(self._layers)
+
+    @property
+    def taken(self) -> tuple[LayerReport, ...]:
+        """Return the layers that call tuned kernels now."""
+        return tuple(one for one in self._layers if one.is_taken)
+
+    @property
+    def left(self) -> tuple[LayerReport, ...]:
+        """Return the layers that stay as they are."""
+        return tuple(one for one in self._layers if not one.is_taken)
+
+    def __str__(self) -> str:
+        """Return a line for each layer, after how many of them were taken."""
+        head = f"{len(self.taken)} of {len(self)} layers call tuned kernels"
+        return "\n".join([head, *(one.text for one in self._layers)])

@@ -1,0 +1,210 @@
+"""Where the kernels of a model come from: a service, a database, a lock file, the local store."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from gemm_tuner.client.client import Client
+from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.runtime.load import Kernel
+from gemm_tuner.select.shared_weights import MAX_LOSS, layer_problems, share
+from gemm_tuner.store.database import default_database_url, open_database
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.stored import kernel_or_none
+from gemm_tuner.tuning.tune import tune_layer
+
+_DATABASES = ("sqlite:", "postgresql:")
+_SERVICES = ("http:", "https:", "unix:")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedLayer:
+    """A linear layer of a model: y (rows, n) = epilogue(x (rows, k) @ w.T), for several `rows`."""
+
+    n: int
+    k: int
+    rows: tuple[int | str, ...]
+    dtype: str
+    epilogue: str
+    threads: int
+    w_layout: str = "nk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundLayer:
+    """The kernels for some of the rows, and why there are none for the others."""
+
+    kernels: tuple[Kernel, ...]
+    reasons: tuple[str, ...]
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Finds kernels for layers. `text` opens it again in another process, if anything does."""
+
+    text: str | None
+
+    def find(self, wanted: WantedLayer) -> FoundLayer:
+        """Return the kernels for a layer.
+
+        Raises:
+            GemmTunerError: the source cannot be asked, or what it holds cannot be used.
+        """
+        ...
+
+    def tune(self, wanted: WantedLayer, budget_s: float) -> None:
+        """Tune a layer, each of its rows for `budget_s` seconds, unless it was tuned before.
+
+        Raises:
+            GemmTunerError: nothing can be tuned here.
+        """
+        ...
+
+
+AnySource = str | Path | Client | Source | None
+
+
+class StoredKernels:
+    """Kernels from a database on this machine, `url` or the user's own."""
+
+    def __init__(self, url: str | None = None) -> None:
+        """Open the database; the user's own is created if it is missing.
+
+        Raises:
+            InvalidSetting: `url` is not a database URL.
+            StoreFailed: there is no such database, or it cannot be opened.
+        """
+        self.text: str | None = url or default_database_url()
+        self._repository = Repository(open_database(self.text, may_create=url is None))
+        self._cpu: Cpu = detect_cpu()
+
+    def find(self, wanted: WantedLayer) -> FoundLayer:
+        """Return the kernels for a layer, those for weights from memory before others."""
+        found = FoundLayer(kernels=(), reasons=())
+        for regime in _REGIMES:
+            found = self._find(wanted, regime)
+            if found.kernels:
+                break
+        return found
+
+    def tune(self, wanted: WantedLayer, budget_s: float) -> None:
+        """Tune a layer for weights that come from memory."""
+        tune_layer(
+            wanted.n,
+            wanted.k,
+            m=wanted.rows,
+            dtype=wanted.dtype,
+            epilogue=wanted.epilogue,
+            w_layout=wanted.w_layout,
+            threads=wanted.threads,
+            regime=_REGIMES[0],
+            budget_s=budget_s,
+            db_url=self.text,
+        )
+
+    def _find(self, wanted: WantedLayer, regime: Regime) -> FoundLayer:
+        context = ExecutionContext(threads=wanted.threads, regime=regime)
+        problems = layer_problems(
+            wanted.n,
+            wanted.k,
+            m=wanted.rows,
+            dtype=wanted.dtype,
+            epilogue=wanted.epilogue,
+            w_layout=wanted.w_layout,
+            max_loss=MAX_LOSS,
+        )
+        sharing = share(self._repository, problems, cpu=self._cpu, context=context)
+        found = [
+            kernel_or_none(one.chosen.verdict, self._repository, self._cpu, wanted.threads)
+            for one in sharing.kernels
+        ]
+        return _told(found)
+
+
+class ServedKernels:
+    """Kernels from a service, by a client."""
+
+    def __init__(self, client: Client, text: str | None = None) -> None:
+        """Take a client; its lock file and settings hold."""
+        self._client = client
+        self.text = text
+
+    def tune(self, wanted: WantedLayer, budget_s: float) -> None:  # noqa: ARG002 - as in Source
+        """Refuse.
+
+        Raises:
+            InvalidSetting: always.
+        """
+        raise InvalidSetting(
+            "a service tunes nothing for a model; give tune='never', or a database as source."
+        )
+
+    def find(self, wanted: WantedLayer) -> FoundLayer:
+        """Return the kernels for a layer, those for weights from memory before others."""
+        found = FoundLayer(kernels=(), reasons=())
+        for regime in _REGIMES:
+            layer = self._client.layer(
+                wanted.n,
+                wanted.k,
+                m=wanted.rows,
+                dtype=wanted.dtype,
+                epilogue=wanted.epilogue,
+                w_layout=wanted.w_layout,
+                threads=wanted.threads,
+                regime=regime,
+            )
+            found = _told(layer.kernels)
+            if found.kernels:
+                break
+        return found
+
+
+# The weights of a model seldom stay in a cache from one call to the next.
+_REGIMES = (Regime.COLD_WEIGHTS, Regime.HOT)
+
+
+class _HasReason(Protocol):
+    @property
+    def reason(self) -> str: ...
+
+
+def _told(found: Sequence[_HasReason]) -> FoundLayer:
+    kernels = {one.artifact.sha256: one for one in found if isinstance(one, Kernel)}
+    reasons = dict.fromkeys(one.reason for one in found if not isinstance(one, Kernel))
+    return FoundLayer(kernels=tuple(kernels.values()), reasons=tuple(reasons))
+
+
+def open_source(source: AnySource) -> Source:
+    """Return where kernels are asked for.
+
+    Args:
+        source: a `Client`, or another `Source`; the address of a service, `http://host:8000` or
+            `unix:/path`; the URL of a database; the path of a lock file; or None for the user's own
+            database.
+
+    Raises:
+        InvalidSetting: it is none of these.
+        StoreFailed: there is no such database, or it cannot be opened.
+    """
+    if isinstance(source, Client):
+        return ServedKernels(source)
+    if isinstance(source, Source):
+        return source
+    if source is None:
+        return StoredKernels()
+    text = str(source)
+    if text.startswith(_DATABASES):
+        return StoredKernels(text)
+    if text.startswith(_SERVICES):
+        return ServedKernels(Client(text), text)
+    if Path(source).suffix == ".lock":
+        return ServedKernels(Client(lock=Path(source), frozen=True), text)
+    raise InvalidSetting(
+        f"source {text!r} is none that is known; give the address of a service "
+        "(http://host:8000), the URL of a database (sqlite:////folder/file.sqlite3), "
+        "the path of a lock file (gemm-tuner.lock), or a Client."
+    )
