@@ -62,9 +62,11 @@ _POINTWISE = frozenset(
 )
 _MOST_NODES = 16
 
-# Where functions that are alike differ, and where they end; the tolerance is that of float32.
-_POINTS: NDArray[np.float64] = np.concatenate(
-    [np.linspace(-9.0, 9.0, 73), np.array([-40.0, -20.5, -1e-3, 1e-3, 20.5, 40.0])]
+# Where functions that are alike differ, and out to the ends of float32, where bounds would show.
+# The tolerance is that of float32.
+_FAR = (1e-3, 12.5, 20.5, 40.0, 100.5, 1e3, 1e5, 1e10, 3e38)
+_POINTS: NDArray[np.float64] = np.array(
+    [*np.linspace(-9.0, 9.0, 73), *_FAR, *(-one for one in _FAR)]
 )
 _TOLERANCE = 1e-5
 

@@ -472,6 +472,10 @@ def test_gelu_by_tanh_is_another_function() -> None:
         lambda y: y.view(-1)[:HIDDEN].relu().expand(6, HIDDEN),
         lambda y: y + y.T.mean(),
         lambda y: torch.clamp(y, -0.3, 0.4),
+        lambda y: torch.clamp(y, 0, 200),
+        lambda y: torch.nn.functional.leaky_relu(y, 1e-6),
+        lambda y: y + y,
+        lambda y: y * torch.sigmoid(1.702 * y),
     ],
 )
 def test_what_only_looks_like_a_step_is_computed_as_written(function: Any) -> None:  # noqa: ANN401
@@ -549,3 +553,14 @@ def test_products_are_collected_with_their_weights(tmp_path: Path) -> None:
     )
     assert {(one.problem.n, one.problem.k) for one in layers} == {(N, K)}
     assert found.write_layers(tmp_path / "layers.csv", dtype="bf16") == 0
+
+
+def test_autocast_and_inference_mode_are_compiled() -> None:
+    block, x = _Block(torch.nn.functional.gelu, adds=False).eval(), _x()
+    source = Kernels()
+    gt.enable(source)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        compiled = torch.compile(block)
+        _check(compiled(x), block(x))
+        assert _calls(compiled, x) == {LINEAR: 2}
+    assert {one.dtype for one in source.asked} == {"bf16"}
