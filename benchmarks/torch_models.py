@@ -6,7 +6,9 @@ Each way to run a model has a process of its own, and is at its best: frozen wei
 go from one process to the next, so that what disturbs the machine disturbs all. The layers of a
 model are tuned first, into a database that a second run finds again. Weights are random.
 
-It needs `pip install transformers`.
+It needs `pip install transformers`; the ways `zentorch` and `openvino` need the packages of these
+names. zentorch is its backend of torch.compile with frozen weights. OpenVINO gets the model by
+`convert_model`, and the precision of `--dtype` as a hint.
 """
 
 # ruff: noqa: ANN401 - PyTorch and transformers are not known to the type checker
@@ -26,6 +28,8 @@ import torch
 from transformers import (
     BertConfig,
     BertModel,
+    LlamaConfig,
+    LlamaModel,
     MobileBertConfig,
     MobileBertModel,
     ViTConfig,
@@ -35,7 +39,7 @@ from transformers import (
 import gemm_tuner.torch
 from gemm_tuner.store.database import open_database
 
-WAYS = ("eager", "compile", "max-autotune", "replace", "enable")
+WAYS = ("eager", "compile", "max-autotune", "zentorch", "openvino", "replace", "enable")
 OURS = ("replace", "enable")
 TOKENS = 128
 
@@ -74,11 +78,48 @@ def _mlp() -> tuple[Any, dict[str, Any]]:
     return Towers(), {"dense": torch.randn(128, 13), "features": torch.randn(128, 479)}
 
 
+def _mixer() -> tuple[Any, dict[str, Any]]:
+    """Four blocks of MLP-Mixer B/16: 196 tokens of 768, mixed through 384 and 3072."""
+    tokens, channels = 196, 768
+
+    class Block(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(channels) for _ in range(2))
+            self.of_tokens, self.of_channels = self._mlp(tokens, 384), self._mlp(channels, 3072)
+
+        def _mlp(self, k: int, n: int) -> Any:
+            layers = torch.nn.Linear(k, n), torch.nn.GELU(), torch.nn.Linear(n, k)
+            return torch.nn.Sequential(*layers)
+
+        def forward(self, x: Any) -> Any:
+            x = x + self.of_tokens(self.norms[0](x).transpose(1, 2)).transpose(1, 2)
+            return x + self.of_channels(self.norms[1](x))
+
+    class Mixer(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = torch.nn.Sequential(*(Block() for _ in range(4)))
+
+        def forward(self, x: Any) -> Any:
+            return (self.blocks(x),)
+
+    return Mixer(), {"x": torch.randn(1, tokens, channels)}
+
+
+def _llama() -> tuple[Any, dict[str, Any]]:
+    """One token through two layers of the sizes of a Llama with 7e9 weights."""
+    config = LlamaConfig(num_hidden_layers=2, vocab_size=1000, use_cache=False)
+    return LlamaModel(config), {"input_ids": torch.randint(0, 1000, (1, 1))}
+
+
 MODELS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "bert": _bert,
     "vit": _vit,
     "mobilebert": _mobilebert,
     "dlrm": _mlp,
+    "mixer": _mixer,
+    "llama": _llama,
 }
 
 
@@ -91,6 +132,8 @@ def prepare(
     torch.set_grad_enabled(False)
     model, inputs = MODELS[model_name]()
     model.eval()
+    if way == "openvino":
+        return _openvino(model, inputs, dtype=dtype, threads=threads)
     if dtype == "bf16":
         model = model.to(torch.bfloat16)
         inputs = {
@@ -113,6 +156,10 @@ def prepare(
         call = torch.compile(model)
     if way == "max-autotune":
         call = torch.compile(model, mode="max-autotune-no-cudagraphs")
+    if way == "zentorch":
+        import zentorch  # noqa: F401, PLC0415 - it is a backend from now on
+
+        call = torch.compile(model, backend="zentorch")
     for _ in range(3):
         y = _first(call(**inputs)).float()
     report = enabled.report if enabled else report
@@ -121,6 +168,25 @@ def prepare(
         "taken": f"{len(report.taken)} of {len(report)}" if report is not None else "",
     }
     return lambda: call(**inputs), facts
+
+
+def _openvino(
+    model: Any, inputs: dict[str, Any], *, dtype: str, threads: int
+) -> tuple[Callable[[], Any], dict[str, Any]]:
+    import openvino  # noqa: PLC0415 - of this way alone
+
+    expected = _first(model(**inputs)).float()
+    options = {
+        "INFERENCE_PRECISION_HINT": dtype,
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    converted = openvino.convert_model(model, example_input=inputs)
+    request = openvino.compile_model(converted, "CPU", options).create_infer_request()
+    request.infer({name: one.numpy() for name, one in inputs.items()})
+    y = torch.from_numpy(request.get_output_tensor(0).data.astype("float32"))
+    difference = float((y - expected).abs().max() / expected.abs().max())
+    return request.infer, {"difference": difference, "taken": ""}
 
 
 def _first(output: Any) -> Any:

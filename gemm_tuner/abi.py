@@ -101,6 +101,7 @@ class KernelLibrary:
             KernelRejected: the system cannot load it, or a function is missing.
             AbiMismatch: it was built for another version of the ABI.
         """
+        self.binary = binary
         try:
             self._library = _load(binary)
             for name, result, arguments in _SIGNATURES:

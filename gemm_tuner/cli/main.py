@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -42,6 +42,7 @@ COMMANDS = {
                       "call it",
     "cpu":            "Print the detected CPU, and which kernel families can run on it",
     "sweep":          "Tune a layer, or those of a file, and print the autotuning table",
+    "collect":        "Run a script of PyTorch, and print the layers that its models compute",
     "tune-shortlist": "Time the kernels chosen for this kind of CPU, and serve the best of them",
     "bench":          "Time the best stored kernels beside all baselines at once; exit 1 if a "
                       "verdict is refuted",
@@ -199,8 +200,9 @@ def _tell_of_output(error: OSError) -> int:
 
 def _refuse_negative_numbers(arguments: Sequence[str]) -> None:
     """Speak of a negative size as such; the parser would take it for an unknown option."""
-    for before, argument in pairwise(arguments):
-        is_value = before.startswith("--") and before != "--"
+    own = takewhile(lambda argument: argument != "--", arguments)  # what follows is a script's
+    for before, argument in pairwise(own):
+        is_value = before.startswith("--")
         if _NEGATIVE_NUMBER.fullmatch(argument) and not is_value:
             raise InvalidProblem(
                 f"size {argument} is out of range; it must be from 0 to {MAX_DIMENSION}."

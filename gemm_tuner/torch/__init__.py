@@ -17,7 +17,17 @@ if find_spec("torch") is None:
 
 from gemm_tuner.torch.collecting import collect
 from gemm_tuner.torch.compiling import disable, enable
+from gemm_tuner.torch.exporting import load_kernels
 from gemm_tuner.torch.replacement import replace, restore
 from gemm_tuner.torch.report import LayerReport, Report
 
-__all__ = ["LayerReport", "Report", "collect", "disable", "enable", "replace", "restore"]
+__all__ = [
+    "LayerReport",
+    "Report",
+    "collect",
+    "disable",
+    "enable",
+    "load_kernels",
+    "replace",
+    "restore",
+]

@@ -1,19 +1,26 @@
 """Which products a model computes: how often, of what sizes, and what share of its time."""
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import get_ident
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemm_tuner.torch.operators import TYPES
 
 _ATEN = torch.ops.aten
 _WARM_UPS = 1
+
+# Operators that are not made of others, as far as was seen.
+_SIMPLE: set[Any] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +111,58 @@ class _Kind(NamedTuple):
     has_bias: bool
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it is Any
-    """Times the products that run below it."""
+class _Names:
+    """The names of parameters, by where they lie; a parameter that is gone has none."""
 
-    def __init__(self, parameters: Mapping[int, str]) -> None:
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[ReferenceType[Any], str]] = {}
+
+    def add(self, parameter: Any, name: str) -> None:  # noqa: ANN401 - of PyTorch
+        """Let a parameter have a name."""
+        address = _address(parameter)
+        if address is not None:
+            self._known[address] = ref(parameter), name
+
+    def of(self, tensor: Any) -> str | None:  # noqa: ANN401 - of PyTorch
+        """Return the name of the parameter that a tensor shows, None if it shows none."""
+        address = _address(tensor)
+        found = None if address is None else self._known.get(address)
+        if found is None:
+            return None
+        parameter = found[0]()
+        return found[1] if parameter is not None and _address(parameter) == address else None
+
+
+def _address(tensor: Any) -> int | None:  # noqa: ANN401 - a tensor
+    """Return where the memory of a tensor begins, None if it has none that it tells of."""
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except Exception:  # noqa: BLE001 - each kind of tensor without storage has its own
+        return None
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it is Any
+    """Times the products that run below it in one thread."""
+
+    def __init__(self, names: _Names) -> None:
         super().__init__()
-        self._parameters = parameters
+        self._names = names
         self.seen: dict[_Kind, _Seen] = {}
+
+    def collected(self, whole_s: float, repeats: int = 1) -> Collected:
+        """Return what was seen in `whole_s` seconds, as one of `repeats` calls."""
+        return Collected(
+            [
+                Product(
+                    **kind._asdict(),
+                    weights=tuple(seen.weights),
+                    calls=seen.calls // repeats,
+                    seconds=seen.seconds / repeats,
+                    share=min(1.0, seen.seconds / whole_s),
+                )
+                for kind, seen in self.seen.items()
+            ]
+        )
 
     def __torch_dispatch__(
         self,
@@ -119,10 +171,17 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - what it returns
+        factors = _factors(function, args)
+        if factors is None and isinstance(function, OpOverload) and function not in _SIMPLE:
+            # In inference mode nothing was taken apart yet.
+            with self:
+                result = function.decompose(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+            _SIMPLE.add(function)
         begin_s = perf_counter()
         result = function(*args, **(kwargs or {}))
         seconds = perf_counter() - begin_s
-        factors = _factors(function, args)
         if factors is not None:
             x, w, bias = factors
             batch = x.shape[0] if x.dim() == 3 else 1
@@ -131,14 +190,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
             seen = self.seen.setdefault(kind, _Seen())
             seen.calls += 1
             seen.seconds += seconds
-            name = self._parameters.get(w.untyped_storage().data_ptr())
+            name = self._names.of(w)
             if name is not None:
                 seen.weights[name] = None
         return result
 
 
 def _factors(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, Any] | None:  # noqa: ANN401
-    """Return x, w and what is added to their product, or None if it is no product."""
+    """Return x, w and what is added to their product, or None if it is no product of a model."""
+    if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - in a backward pass
+        return None
     if function in (_ATEN.mm.default, _ATEN.bmm.default):
         return args[0], args[1], None
     if function in (_ATEN.addmm.default, _ATEN.baddbmm.default):
@@ -168,32 +229,78 @@ def collect(
         repeats: how often each is called.
     """
     inputs = example_inputs if isinstance(example_inputs, list) else [example_inputs]
-    recorder = _Recorder(dict(_parameters(model)))
+    names = _Names()
+    recorder = _Recorder(names)
     with torch.no_grad():
         for one in inputs * _WARM_UPS:
             call_with(model, one)
+        if isinstance(model, torch.nn.Module):  # whose parameters are made by now
+            for name, parameter in model.named_parameters():
+                names.add(parameter, name)
         begin_s = perf_counter()
         with recorder:
             for one in inputs * repeats:
                 call_with(model, one)
         whole_s = perf_counter() - begin_s
-    return Collected(
-        [
-            Product(
-                batch=kind.batch,
-                m=kind.m,
-                n=kind.n,
-                k=kind.k,
-                dtype=kind.dtype,
-                has_bias=kind.has_bias,
-                weights=tuple(seen.weights),
-                calls=seen.calls // repeats,
-                seconds=seen.seconds / repeats,
-                share=seen.seconds / whole_s,
-            )
-            for kind, seen in recorder.seen.items()
-        ]
-    )
+    return recorder.collected(whole_s, repeats)
+
+
+class Recording:
+    """Collects the products that this thread computes in a `with` block, whatever module asks.
+
+    The time of the model is that of the outermost modules.
+    """
+
+    def __init__(self) -> None:
+        self._names = _Names()
+        self._recorder = _Recorder(self._names)
+        self._paths: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._exits = ExitStack()
+        self._thread = get_ident()
+        self._depth = 0
+        self._begin_s = 0.0
+        self._seconds = 0.0
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        hooks = torch.nn.modules.module
+        for handle in (
+            hooks.register_module_forward_pre_hook(self._enter_module),
+            hooks.register_module_forward_hook(self._leave_module, always_call=True),
+        ):
+            self._exits.callback(handle.remove)
+        self._exits.enter_context(self._recorder)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """End."""
+        self._exits.close()
+
+    @property
+    def collected(self) -> Collected:
+        """Return the products of all calls."""
+        products_s = sum(one.seconds for one in self._recorder.seen.values())
+        return self._recorder.collected(max(self._seconds, products_s, 1e-9))
+
+    def _enter_module(self, module: Any, _inputs: object) -> None:  # noqa: ANN401 - a module
+        if get_ident() != self._thread:
+            return
+        if not self._depth:
+            self._begin_s = perf_counter()
+        self._depth += 1
+        if module not in self._paths:
+            root = type(module).__name__
+            for name, one in module.named_modules():
+                self._paths[one] = f"{root}.{name}" if name else root
+        for name, parameter in module.named_parameters(recurse=False):
+            self._names.add(parameter, f"{self._paths[module]}.{name}")
+
+    def _leave_module(self, _module: object, _inputs: object, _output: object) -> None:
+        if get_ident() != self._thread:
+            return
+        self._depth -= 1
+        if not self._depth:
+            self._seconds += perf_counter() - self._begin_s
 
 
 def call_with(model: Any, inputs: Any) -> Any:  # noqa: ANN401 - of PyTorch
@@ -201,9 +308,3 @@ def call_with(model: Any, inputs: Any) -> Any:  # noqa: ANN401 - of PyTorch
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-
-
-def _parameters(model: Any) -> Iterator[tuple[int, str]]:  # noqa: ANN401 - a module
-    if isinstance(model, torch.nn.Module):
-        for name, parameter in model.named_parameters():
-            yield parameter.untyped_storage().data_ptr(), name

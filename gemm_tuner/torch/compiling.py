@@ -8,14 +8,17 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from gemm_tuner.domain.problem import Rows
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.torch.epilogues import Step, steps_after
+from gemm_tuner.torch.exporting import write_kernels
 from gemm_tuner.torch.operators import TYPES, OperatorLayer, add_layer, library
 from gemm_tuner.torch.report import LayerReport, Report
 from gemm_tuner.torch.sources import AnySource, FoundLayer, Source, WantedLayer, open_source
@@ -41,7 +44,9 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         self._budget_s = budget_s
         self._dynamic_rows = tuple(dynamic_rows)
         self._found: dict[WantedLayer, FoundLayer] = {}
-        self._layers: list[LayerReport] = []
+        self._tuned: set[WantedLayer] = set()
+        self._taken: dict[int, OperatorLayer] = {}
+        self._reports: list[LayerReport] = []
         self._has_warned = False
         self.freezing_before = bool(config.freezing)
 
@@ -52,10 +57,33 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
     @property
     def report(self) -> Report:
         """Return what became of each product that was compiled since this was enabled."""
-        return Report(self._layers)
+        return Report(self._reports)
 
-    def uuid(self) -> None:
-        """Return None: what is compiled depends on the source, so Inductor does not cache it."""
+    def uuid(self) -> str:
+        """Return a text that stands for every source: Inductor keeps what it compiles.
+
+        With freezing, Inductor looks for a graph that it has compiled after this pass, and the
+        number of a layer follows from the bytes of its kernels. Without, the pass changes nothing.
+        """
+        return "gemm_tuner.torch"
+
+    def write_kernels(self, folder: str | Path) -> Path:
+        """Write the kernels of what was compiled since this was enabled, and the operators.
+
+        A model that was compiled ahead of time (`torch._inductor.aoti_compile_and_package`) runs in
+        a process without gemm-tuner and without Python that has loaded the library whose path this
+        returns; the folder may be moved as a whole. In Python, `load_kernels` reads it.
+
+        Raises:
+            InvalidSetting: nothing that was compiled since calls a kernel.
+            StoreFailed: the folder cannot be written.
+        """
+        if not self._taken:
+            raise InvalidSetting(
+                "no kernel is in what was compiled, so none is written; the report says why. "
+                f"{self.report}"
+            )
+        return write_kernels(Path(folder), self._taken.values())
 
     def __call__(self, graph: Any) -> None:  # noqa: ANN401 - torch.fx.Graph
         """Replace the products that there are kernels for."""
@@ -75,17 +103,22 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
 
     def _replace(self, graph: Any, node: Node, product: "_Product") -> bool:  # noqa: ANN401
         """Replace a product, with as many of the steps after it as there are kernels for."""
-        steps = steps_after(node)
         wanted, bounds = self._wanted(product)
+        if not wanted.rows:
+            reason = "its rows are known when it runs; give dynamic_rows to say what to ask for."
+            self._tell(node, wanted, [reason], is_taken=False)
+            return False
+        steps = steps_after(node)
         reasons: list[str] = []
         for count in range(len(steps), -1, -1):
             fused = replace(wanted, epilogue=_chain(product, steps[:count]))
             found = self._find(fused, is_first=count == len(steps))
-            layer = add_layer(found.kernels) if found.kernels else None
-            is_whole = layer is not None and layer.holds(*bounds)
-            if layer is not None and (is_whole or not count):
+            if found.kernels:
+                layer = add_layer(found.kernels)
                 reasons = [kernel.reason for kernel in found.kernels]
                 self._tell(node, fused, [*reasons, *found.reasons], is_taken=True)
+                self._taken[layer.number] = layer
+                is_whole = layer.holds(*bounds)
                 _insert(graph, node, product, layer, steps[:count], is_whole=is_whole)
                 return True
             reasons += found.reasons
@@ -103,20 +136,21 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             is_taken=is_taken,
             reason=" ".join(dict.fromkeys(reasons)),
         )
-        self._layers.append(report)
+        self._reports.append(report)
         if not is_taken:
             self._warn(report.reason)
 
     def _wanted(self, product: "_Product") -> tuple[WantedLayer, tuple[int, int]]:
         """Return the layer to ask for, and the least and greatest number of rows."""
-        n, k = product.w.meta["val"].shape
+        n, k = product.sizes
         rows = product.x.meta["val"].shape[0]
         asked: tuple[int | str, ...]
         if isinstance(rows, torch.SymInt):
             environment = rows.node.shape_env
             bound = environment.bound_sympy(rows.node.expr)
             bounds = _int_or(bound.lower, 0), _int_or(bound.upper, 2**62)
-            asked = self._dynamic_rows or (int(rows.node.hint),)
+            example = (int(rows.node.hint),) if rows.node.has_hint() else ()
+            asked = self._dynamic_rows or example
         else:
             bounds = (int(rows), int(rows))
             asked = (int(rows),)
@@ -132,10 +166,15 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
 
     def _find(self, wanted: WantedLayer, *, is_first: bool) -> FoundLayer:
         """Return the kernels for a layer; of the chains to try, the first is tuned if asked for."""
+        if is_first and self._budget_s is not None and wanted not in self._tuned:
+            self._tuned.add(wanted)
+            self._found.pop(wanted, None)
+            try:
+                self._source.tune(wanted, self._budget_s)
+            except GemmTunerError as error:
+                self._warn(str(error))
         if wanted not in self._found:
             try:
-                if is_first and self._budget_s is not None:
-                    self._source.tune(wanted, self._budget_s)
                 self._found[wanted] = self._source.find(wanted)
             except GemmTunerError as error:
                 self._found[wanted] = FoundLayer(kernels=(), reasons=(str(error),))
@@ -150,11 +189,21 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product with constant weights: y (rows, n) = x (rows, k) @ w.T + bias, w (n, k)."""
+    """A product with constant weights: y (rows, n) = x (rows, k) @ w.T + bias.
+
+    The node of the weights is w (n, k), or (k, n) where `is_transposed`.
+    """
 
     x: Node
     w: Node
     bias: Node | None
+    is_transposed: bool
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Return n and k."""
+        first, second = self.w.meta["val"].shape
+        return (second, first) if self.is_transposed else (first, second)
 
 
 def _chain(product: _Product, steps: Sequence[Step]) -> str:
@@ -179,14 +228,16 @@ def _product(node: Node, constants: frozenset[Node]) -> _Product | None:
     else:
         return None
     w = _untransposed(w_t)
-    if w is None or not _is_constant(w, constants):
+    product = _Product(x, w_t if w is None else w, bias, is_transposed=w is None)
+    if not _is_constant(product.w, constants):
         return None
-    return _Product(x, w, bias) if _can_be_read(x, w, bias) else None
+    return product if _can_be_read(product) else None
 
 
-def _can_be_read(x: Node, w: Node, bias: Node | None) -> bool:
+def _can_be_read(product: _Product) -> bool:
     """Return whether kernels read arrays of these types and shapes."""
-    values = [one.meta.get("val") for one in (x, w, bias) if one is not None]
+    arrays = (product.x, product.w, product.bias)
+    values = [one.meta.get("val") for one in arrays if one is not None]
     if any(type(one).__name__ != "FakeTensor" for one in values):
         return False
     types = {one.dtype for one in values}
@@ -196,10 +247,10 @@ def _can_be_read(x: Node, w: Node, bias: Node | None) -> bool:
         or any(one.device.type != "cpu" for one in values)
     ):
         return False
-    rows, sizes = values[0].shape[0], (*values[1].shape, values[0].shape[1])
+    rows, sizes = values[0].shape[0], (*product.sizes, values[0].shape[1])
     if any(isinstance(one, torch.SymInt) or one == 0 for one in sizes):
         return False
-    is_vector = bias is None or tuple(values[2].shape) == sizes[:1]
+    is_vector = product.bias is None or tuple(values[2].shape) == sizes[:1]
     return is_vector and (isinstance(rows, torch.SymInt) or rows > 0)
 
 
@@ -228,10 +279,12 @@ def _constants(graph: Any) -> frozenset[Node]:  # noqa: ANN401 - torch.fx.Graph
     if context is None or not context.params_flat_unwrap_subclasses or context.fw_metadata is None:
         return frozenset(constants)
     metadata = context.fw_metadata
+    placeholders = graph.find_nodes(op="placeholder")
+    if len(placeholders) != len(metadata.input_info):
+        return frozenset(constants)  # the graph of a branch or a loop: freezing leaves it
     changed = {place for place, one in enumerate(metadata.input_info) if one.mutates_data} | {
         one.base_idx for one in metadata.output_info if one.base_idx is not None
     }
-    placeholders = graph.find_nodes(op="placeholder")
     parameters = context.params_flat_unwrap_subclasses
     return frozenset(
         constants
@@ -260,7 +313,10 @@ def _insert(
     last = steps[-1].result if steps else node
     others = [step.other for step in steps if step.other is not None]
     with graph.inserting_before(last):
-        packed = _call(graph, ops.pack.default, (product.w, layer.packed_bytes, layer.number))
+        w = product.w
+        if product.is_transposed:
+            w = _call(graph, _ATEN.permute.default, (w, [1, 0]))
+        packed = _call(graph, ops.pack.default, (w, layer.packed_bytes, layer.number))
         other = (
             _call(graph, _ATEN.reshape.default, (others[0], [-1, layer.problem.n]))
             if others
@@ -268,7 +324,7 @@ def _insert(
         )
         arguments = [product.x, packed, product.bias, layer.number, other]
         if not is_whole:
-            arguments.append(product.w)
+            arguments.append(w)
         elif other is None:
             arguments.pop()
         y = _call(graph, ops.linear.default, tuple(arguments))
@@ -309,11 +365,15 @@ def enable(
         budget_s: the time to tune one layer, in seconds.
 
     Raises:
-        InvalidSetting: an argument is none that is known, or another pass is in the place of this.
+        InvalidInput: an argument is none that is known, or another pass is in the place of this.
         GemmTunerError: the source cannot be opened, or the operators cannot be built.
     """
     if tune not in ("never", "wait"):
         raise InvalidSetting(f"tune = {tune!r} is not known; use 'never' or 'wait'.")
+    if isinstance(dynamic_rows, str):
+        raise InvalidSetting(f"dynamic_rows is {dynamic_rows!r}; give a list, [{dynamic_rows!r}].")
+    for rows in dynamic_rows:
+        Rows.parse(str(rows))
     before = config.joint_custom_pre_pass
     if before is not None and not isinstance(before, TunedLinears):
         raise InvalidSetting(

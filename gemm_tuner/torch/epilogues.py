@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from gemm_tuner.domain.step_kind import OperandShape
 from gemm_tuner.domain.step_table import STEP_KINDS
+from gemm_tuner.torch.operators import STEP_NUMBERS
 
 Node = Any  # torch.fx.Node
 
@@ -63,12 +64,14 @@ _POINTWISE = frozenset(
 _MOST_NODES = 16
 
 # Where functions that are alike differ, and out to the ends of float32, where bounds would show.
-# The tolerance is that of float32.
+# All is computed in float64, so that what differs is not rounded away.
 _FAR = (1e-3, 12.5, 20.5, 40.0, 100.5, 1e3, 1e5, 1e10, 3e38)
 _POINTS: NDArray[np.float64] = np.array(
     [*np.linspace(-9.0, 9.0, 73), *_FAR, *(-one for one in _FAR)]
 )
-_TOLERANCE = 1e-5
+_RELATIVE_ERROR, _ABSOLUTE_ERROR = 1e-9, 1e-14
+# What is added against division by zero is smaller than any constant of a function in the table.
+_LEAST_CONSTANT = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,7 @@ def _addition_after(head: Node, product: Node) -> Step | None:
     values = [one.meta.get("val") for one in (head, other, added)]
     if any(type(one).__name__ != "FakeTensor" for one in values):
         return None
-    is_alike = all(
+    is_alike = values[2].is_contiguous() and all(
         one.shape == values[0].shape and one.dtype == product.meta["val"].dtype for one in values
     )
     return Step("add", added, None, other) if is_alike and other is not product else None
@@ -141,12 +144,13 @@ def _addition_after(head: Node, product: Node) -> Step | None:
 def _function_after(head: Node) -> Step | None:
     """Return the longest function of the table that follows a node."""
     region, best = {head}, None
+    dtype = head.meta["val"].dtype
     for _ in range(_MOST_NODES):
         reached = [
             user
             for node in region
             for user in node.users
-            if user not in region and _is_of(user, region)
+            if user not in region and _is_of(user, region, dtype)
         ]
         if not reached:
             break
@@ -157,20 +161,25 @@ def _function_after(head: Node) -> Step | None:
     return best
 
 
-def _is_of(node: Node, region: set[Node]) -> bool:
-    """Return whether a node is computed from the nodes of a region and numbers alone."""
-    is_known = node.target in _POINTWISE or _is_cast(node)
+def _is_of(node: Node, region: set[Node], dtype: Any) -> bool:  # noqa: ANN401 - of PyTorch
+    """Return whether a node is computed from the nodes of a region and numbers alone.
+
+    No number is tiny: what a program adds so that it never divides by zero must stay.
+    """
+    numbers = [one for one in (*node.args, *node.kwargs.values()) if isinstance(one, (int, float))]
     return (
         node.op == "call_function"
-        and is_known
+        and (node.target in _POINTWISE or _is_cast(node, dtype))
         and all(one in region for one in node.all_input_nodes)
         and all(isinstance(one, (int, float, torch.fx.Node)) for one in node.args[:1])
+        and not any(0 < abs(one) < _LEAST_CONSTANT for one in numbers)
     )
 
 
-def _is_cast(node: Node) -> bool:
+def _is_cast(node: Node, dtype: Any) -> bool:  # noqa: ANN401 - of PyTorch
+    """Return whether a node casts to float32, or to the type of the product, which y has."""
     value = node.meta.get("val")
-    return node.target in _CASTS and value is not None and value.dtype.is_floating_point
+    return node.target in _CASTS and value is not None and value.dtype in (torch.float32, dtype)
 
 
 def _is_sink(node: Node, region: set[Node]) -> bool:
@@ -188,7 +197,7 @@ def _name_of(head: Node, sink: Node, region: set[Node]) -> str | None:
                 arguments = torch.fx.node.map_arg(node.args, values.__getitem__)
                 keywords = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
                 values[node] = (
-                    arguments[0] if _is_cast(node) else node.target(*arguments, **keywords)
+                    arguments[0] if node.target in _CASTS else node.target(*arguments, **keywords)
                 )
         except (RuntimeError, TypeError, KeyError):
             return None
@@ -196,7 +205,7 @@ def _name_of(head: Node, sink: Node, region: set[Node]) -> str | None:
     if computed.shape != _POINTS.shape:
         return None
     for name, expected in _known_functions().items():
-        if np.allclose(computed, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
+        if np.allclose(computed, expected, rtol=_RELATIVE_ERROR, atol=_ABSOLUTE_ERROR):
             return name
     return None
 
@@ -210,5 +219,5 @@ def _known_functions() -> dict[str, NDArray[np.float64]]:
                 np, _POINTS, None, *(default for _name, default in kind.parameters)
             )
             for kind in STEP_KINDS.values()
-            if kind.operand is OperandShape.NONE
+            if kind.operand is OperandShape.NONE and kind.name in STEP_NUMBERS
         }

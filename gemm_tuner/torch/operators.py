@@ -18,7 +18,9 @@ from gemm_tuner.abi import ALIGNMENT_BYTES
 from gemm_tuner.build.extension import compile_extension
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.canonical import identity
+from gemm_tuner.domain.epilogue import Step
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.step_kind import OperandShape
 from gemm_tuner.errors import InvalidSetting, ToolchainMissing
 from gemm_tuner.resources import templates_dir
 from gemm_tuner.runtime.load import Kernel
@@ -27,15 +29,37 @@ TYPES: dict[Any, str] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 # As native/operators.cpp numbers them.
 _TYPE_NUMBERS = {"f32": 0, "bf16": 1}
-_OPERAND_NUMBERS = {"bias": 0, "add": 1}
+STEP_NUMBERS = {
+    name: number
+    for number, name in enumerate(
+        (
+            *("bias", "add", "relu", "leaky_relu", "clamp", "hardswish", "sigmoid", "tanh"),
+            *("silu", "gelu_erf", "gelu_tanh", "elu", "mish"),
+        )
+    )
+}
+_MOST_STEPS = 8
 
 _SOURCE = Path(__file__).parent / "native" / "operators.cpp"
 _LIBRARIES = ("torch_cpu", "c10")
 _NUMBER_BITS = 62
 
 
+class _LayerFacts(ctypes.Structure):
+    _fields_ = (
+        ("number", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        ("k", ctypes.c_int64),
+        ("packed_bytes", ctypes.c_int64),
+        ("type", ctypes.c_int32),
+        ("step_count", ctypes.c_int32),
+        ("steps", ctypes.c_int32 * _MOST_STEPS),
+    )
+
+
 class _KernelEntry(ctypes.Structure):
     _fields_ = (
+        ("name", ctypes.c_char_p),
         ("run", ctypes.c_void_p),
         ("pack", ctypes.c_void_p),
         ("workspace_bytes", ctypes.c_void_p),
@@ -50,18 +74,46 @@ class _KernelEntry(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedKernel:
+    """A kernel of a layer: where its format of the weights lies, and whether it packs it."""
+
+    kernel: Kernel
+    packed_offset: int
+    is_packer: bool
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Return the least and the greatest number of rows."""
+        m = self.kernel.problem.m
+        return m.low, m.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorLayer:
-    """A layer that the operators know by its `number`; `packed_bytes` of weights, all formats."""
+    """A layer that the operators know by its `number`; `packed_bytes` of weights, all formats.
+
+    Kernels for few numbers of rows stand before those for many.
+    """
 
     number: int
     problem: Problem
     packed_bytes: int
-    rows: tuple[tuple[int, int], ...]
+    kernels: tuple[PlacedKernel, ...]
+
+    @property
+    def type_number(self) -> int:
+        """Return its type as the operators number it."""
+        return _TYPE_NUMBERS[self.problem.types.text]
+
+    @property
+    def step_numbers(self) -> list[int]:
+        """Return the steps of its epilogue as the operators number them."""
+        return [STEP_NUMBERS[one.kind.name] for one in self.problem.epilogue.steps]
 
     def holds(self, low: int, high: int | None = None) -> bool:
         """Return whether there is a kernel for each number of rows from `low` to `high`."""
         at = low
-        for first, last in sorted(self.rows):
+        for first, last in sorted(one.rows for one in self.kernels):
             if first <= at <= last:
                 at = last + 1
         return at > (low if high is None else high)
@@ -76,20 +128,26 @@ def library() -> ctypes.CDLL:
         CompilationFailed: the compiler refused PyTorch's headers.
         StoreFailed: the build cache is not writable.
     """
-    path = build(_toolchain())
+    path = library_path()
     torch.ops.load_library(str(path))
     native = ctypes.CDLL(str(path))
-    native.gemm_tuner_add_layer.restype = ctypes.c_int32
+    native.gemm_tuner_add_layer.restype = None
     native.gemm_tuner_add_layer.argtypes = (
-        *(ctypes.c_int64,) * 4,
-        ctypes.c_int32,
-        ctypes.POINTER(ctypes.c_int32),
-        ctypes.c_int64,
+        ctypes.POINTER(_LayerFacts),
         ctypes.POINTER(_KernelEntry),
         ctypes.c_int64,
     )
     _register_flop()
     return native
+
+
+def library_path() -> Path:
+    """Return the path of the operators, built if they are not in the cache.
+
+    Raises:
+        GemmTunerError: as in `library`.
+    """
+    return build(_toolchain())
 
 
 def build(toolchain: Toolchain) -> Path:
@@ -99,9 +157,11 @@ def build(toolchain: Toolchain) -> Path:
         GemmTunerError: as in `library`.
     """
     root = Path(torch.__file__).parent
-    header = (templates_dir() / "abi" / "gemm_tuner.h").read_text()
+    text = _SOURCE.read_text()
+    for header in (_SOURCE.with_name("layers_file.h"), templates_dir() / "abi" / "gemm_tuner.h"):
+        text = text.replace(f'#include "{header.name}"', header.read_text())
     return compile_extension(
-        _SOURCE.read_text().replace('#include "gemm_tuner.h"', header),
+        text,
         name="torch-operators",
         toolchain=toolchain,
         include=root / "include",
@@ -133,49 +193,84 @@ def add_layer(kernels: Sequence[Kernel]) -> OperatorLayer:
     Raises:
         InvalidSetting: their types or operands are none that the operators have.
     """
+    layer = _placed(kernels)
+    steps = layer.step_numbers
+    facts = _LayerFacts(
+        number=layer.number,
+        n=layer.problem.n,
+        k=layer.problem.k,
+        packed_bytes=layer.packed_bytes,
+        type=layer.type_number,
+        step_count=len(steps),
+        steps=(ctypes.c_int32 * _MOST_STEPS)(*steps),
+    )
+    entries = (_KernelEntry * len(layer.kernels))(*map(_entry, layer.kernels))
+    library().gemm_tuner_add_layer(facts, entries, len(entries))
+    return layer
+
+
+def _placed(kernels: Sequence[Kernel]) -> OperatorLayer:
     problem = kernels[0].problem
-    operands = [operand.name for operand in problem.epilogue.operands]
-    if problem.types.text not in _TYPE_NUMBERS or not set(operands) <= set(_OPERAND_NUMBERS):
+    if not _is_computed(problem):
         raise InvalidSetting(f"{problem.text!r} is nothing that the operators for PyTorch compute.")
-    ordered = sorted(kernels, key=lambda one: one.problem.m.high - one.problem.m.low)
+    ordered = sorted(kernels, key=_place)
     packers = {one.packed_format: one for one in reversed(ordered)}
     sizes = [_aligned(one.native.packed_weight_bytes) for one in packers.values()]
     starts = list(accumulate(sizes, initial=0))
     offsets = dict(zip(packers, starts, strict=False))
-    entries = (_KernelEntry * len(ordered))(
-        *(
-            _KernelEntry(
-                run=one.native.run_address,
-                pack=one.native.pack_address,
-                workspace_bytes=one.native.workspace_bytes_address,
-                m_low=one.problem.m.low,
-                m_high=one.problem.m.high,
+    return OperatorLayer(
+        number=layer_number(ordered),
+        problem=ordered[0].problem,
+        packed_bytes=starts[-1],
+        kernels=tuple(
+            PlacedKernel(
+                kernel=one,
                 packed_offset=offsets[one.packed_format],
                 is_packer=packers[one.packed_format] is one,
-                phases=one.native.phases,
-                threads=one.threads,
-                parts=one.native.preferred_parts,
             )
             for one in ordered
+        ),
+    )
+
+
+def _is_computed(problem: Problem) -> bool:
+    """Return whether the operators compute a problem, with and without a kernel."""
+    steps = problem.epilogue.steps
+    names = [one.kind.name for one in steps]
+    operands = [one.kind.name for one in steps if one.kind.operand is not OperandShape.NONE]
+    return (
+        problem.types.text in _TYPE_NUMBERS
+        and set(names) <= set(STEP_NUMBERS)
+        and len(names) <= _MOST_STEPS
+        and len(operands) == len(set(operands))
+        and all(
+            one == Step(kind=one.kind, parameters=tuple(d for _n, d in one.kind.parameters))
+            for one in steps
         )
     )
-    number = layer_number(ordered)
-    library().gemm_tuner_add_layer(
-        number,
-        problem.n,
-        problem.k,
-        starts[-1],
-        _TYPE_NUMBERS[problem.types.text],
-        (ctypes.c_int32 * len(operands))(*(_OPERAND_NUMBERS[name] for name in operands)),
-        len(operands),
-        entries,
-        len(ordered),
-    )
-    return OperatorLayer(
-        number=number,
-        problem=problem,
-        packed_bytes=starts[-1],
-        rows=tuple((one.problem.m.low, one.problem.m.high) for one in ordered),
+
+
+def _place(kernel: Kernel) -> tuple[int, int, str]:
+    """Return what kernels of a layer are sorted by: the same layer has one order of weights."""
+    m = kernel.problem.m
+    return m.high - m.low, m.low, kernel.artifact.sha256
+
+
+def _entry(placed: PlacedKernel) -> _KernelEntry:
+    kernel, native = placed.kernel, placed.kernel.native
+    low, high = placed.rows
+    return _KernelEntry(
+        name=kernel.problem.text.encode(),
+        run=native.run_address,
+        pack=native.pack_address,
+        workspace_bytes=native.workspace_bytes_address,
+        m_low=low,
+        m_high=high,
+        packed_offset=placed.packed_offset,
+        is_packer=placed.is_packer,
+        phases=native.phases,
+        threads=kernel.threads,
+        parts=native.preferred_parts,
     )
 
 

@@ -286,7 +286,7 @@ def _rows_seen(
 def _watching(modules: Mapping[str, Any], seen: Mapping[str, set[int]]) -> Iterator[None]:
     def watch(name: str, k: int) -> Any:  # noqa: ANN401 - a handle of PyTorch
         def count(_module: object, inputs: tuple[Any, ...]) -> None:
-            if inputs and k:
+            if inputs and k and inputs[0].numel():
                 seen[name].add(inputs[0].numel() // k)
 
         return modules[name].register_forward_pre_hook(count)

@@ -4,68 +4,26 @@ import copy
 import io
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gemm_tuner.build.compile import compile_kernel
-from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli.layers import layers_of
-from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import StoreFailed
-from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.runtime.load import Kernel, load_kernel
-from gemm_tuner.space.candidates import Space
-from gemm_tuner.space.catalog import family_named
-from gemm_tuner.space.ranking import shortlist
+from gemm_tuner.errors import InvalidInput, InvalidSetting, StoreFailed
 
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 gt: Any = pytest.importorskip("gemm_tuner.torch")
 
-from gemm_tuner.torch.operators import add_layer  # noqa: E402 - after PyTorch was found
+from torch_kernels import Kernels, kernel_of  # noqa: E402 - after PyTorch was found
+
+from gemm_tuner.torch.operators import add_layer  # noqa: E402
 from gemm_tuner.torch.sources import FoundLayer, WantedLayer  # noqa: E402
 
 K, HIDDEN, N = 24, 40, 17
-
-
-def _kernel(problem: Problem, threads: int) -> Kernel:
-    cpu = detect_cpu()
-    [candidate] = shortlist(Space(problem=problem, cpu=cpu, threads=threads), 1)
-    family = family_named(candidate.micro_kernel.family)
-    build = compile_kernel(
-        render(problem, candidate, family), isa=family.isa, toolchain=find_toolchain()
-    )
-    return load_kernel(build.binary, artifact=build.artifact, cpu=cpu, threads=threads)
-
-
-@dataclass
-class Kernels:
-    """Has a kernel for every layer, or fails."""
-
-    text: str | None = None
-    rows: tuple[int | str, ...] | None = None
-    error: Exception | None = None
-    asked: list[WantedLayer] = field(default_factory=list)
-
-    def find(self, wanted: WantedLayer) -> FoundLayer:
-        self.asked.append(wanted)
-        if self.error:
-            raise self.error
-        problems = [
-            Problem.create(rows, wanted.n, wanted.k, dtype=wanted.dtype, epilogue=wanted.epilogue)
-            for rows in self.rows or wanted.rows
-        ]
-        return FoundLayer(
-            kernels=tuple(_kernel(one, wanted.threads) for one in problems), reasons=()
-        )
-
-    def tune(self, wanted: WantedLayer, budget_s: float) -> None:
-        raise NotImplementedError
 
 
 @pytest.fixture(autouse=True)
@@ -127,9 +85,9 @@ def test_replaced_layers_compute_what_they_did(dtype: str, *, bias: bool) -> Non
 def test_parts_run_in_the_threads_of_pytorch(threads: int) -> None:
     model = torch.nn.Linear(200, 300)
     x = _x(70, 200)
-    gt.replace(model, x, source=Kernels())
     with torch.no_grad():
         expected = model(x)
+        gt.replace(model, x, source=Kernels())
         torch.set_num_threads(threads)
         _check(model(x), expected)
 
@@ -239,7 +197,8 @@ def test_what_is_watched_goes_the_ordinary_way() -> None:
             dual = torch.autograd.forward_ad.make_dual(x, tangent)
             got = torch.autograd.forward_ad.unpack_dual(model(dual)).tangent
             _check(got, torch.autograd.forward_ad.unpack_dual(plain(dual)).tangent)
-        _check(torch.func.vmap(model)(_x(4, 6, K).mul_(0)), torch.func.vmap(plain)(_x(4, 6, K) * 0))
+        several = _x(4, 6, K)
+        _check(torch.func.vmap(model)(several), torch.func.vmap(plain)(several))
         _value, got = torch.func.jvp(model, (x,), (tangent,))
         _check(got, torch.func.jvp(plain, (x,), (tangent,))[1])
         assert type(model(x.as_subclass(Marked))) is Marked
@@ -284,7 +243,7 @@ def test_hooks_and_tied_weights_stay() -> None:
 
 
 def test_operators_hold_what_pytorch_asks_of_them() -> None:
-    layer = add_layer([_kernel(Problem.parse(f"f32 6x{N}x{K} nk bias"), 1)])
+    layer = add_layer([kernel_of(Problem.parse(f"f32 6x{N}x{K} nk bias"), 1)])
     ops, w, bias = torch.ops.gemm_tuner, _x(N, K), _x(N)
     packed = ops.pack(w, layer.packed_bytes, layer.number)
 
@@ -296,6 +255,19 @@ def test_operators_hold_what_pytorch_asks_of_them() -> None:
     )
 
 
+def test_packed_weights_may_lie_anywhere() -> None:
+    layer = add_layer([kernel_of(Problem.parse(f"f32 6x{N}x{K} nk"), 1)])
+    ops, x = torch.ops.gemm_tuner, _x()
+    for start in (1, 16, 1):  # what is freed may come back at the same address
+        w = _x(N, K)
+        room = torch.empty(layer.packed_bytes + 64, dtype=torch.uint8)
+        packed = room[start : start + layer.packed_bytes]
+        packed.copy_(ops.pack(w, layer.packed_bytes, layer.number))
+        for _ in range(2):
+            _check(ops.linear(x, packed, None, layer.number), x @ w.T)
+        del room, packed
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -304,7 +276,6 @@ def test_operators_hold_what_pytorch_asks_of_them() -> None:
         ({"x": torch.zeros(())}, "last dimension"),
         ({"x": torch.zeros(7, K)}, "no kernel of this layer is for 7 rows"),
         ({"packed": torch.zeros(3, dtype=torch.uint8)}, "gemm_tuner::pack"),
-        ({"packed": "shifted"}, "multiple of 64"),
         ({"bias": None}, "bias must be"),
         ({"bias": torch.zeros(N + 1)}, "bias must be"),
         ({"layer": 5}, "no kernels for layer 5"),
@@ -312,7 +283,7 @@ def test_operators_hold_what_pytorch_asks_of_them() -> None:
     ],
 )
 def test_operators_refuse_what_they_cannot_read(changes: dict[str, Any], reason: str) -> None:
-    layer = add_layer([_kernel(Problem.parse(f"f32 6x{N}x{K} nk bias"), 1)])
+    layer = add_layer([kernel_of(Problem.parse(f"f32 6x{N}x{K} nk bias"), 1)])
     packed = torch.ops.gemm_tuner.pack(_x(N, K), layer.packed_bytes, layer.number)
     arguments = {
         "x": _x(),
@@ -321,9 +292,6 @@ def test_operators_refuse_what_they_cannot_read(changes: dict[str, Any], reason:
         "layer": layer.number,
         **changes,
     }
-    if isinstance(arguments["packed"], str):
-        room = torch.zeros(layer.packed_bytes + 65, dtype=torch.uint8)
-        arguments["packed"] = room[1 : 1 + layer.packed_bytes]
 
     with pytest.raises((RuntimeError, NotImplementedError), match=reason):
         torch.ops.gemm_tuner.linear(**arguments)
@@ -476,6 +444,11 @@ def test_gelu_by_tanh_is_another_function() -> None:
         lambda y: torch.nn.functional.leaky_relu(y, 1e-6),
         lambda y: y + y,
         lambda y: y * torch.sigmoid(1.702 * y),
+        lambda y: torch.log(torch.relu(y) + 1e-6),
+        lambda y: torch.log(torch.clamp_min(y, 1e-6)),
+        lambda y: 1 / (torch.sigmoid(y) + 1e-8),
+        lambda y: torch.relu(y) * 0.999,
+        lambda y: torch.threshold(y, 5e-4, 0),
     ],
 )
 def test_what_only_looks_like_a_step_is_computed_as_written(function: Any) -> None:  # noqa: ANN401
@@ -484,8 +457,18 @@ def test_what_only_looks_like_a_step_is_computed_as_written(function: Any) -> No
     with torch.no_grad():
         x = _x()
         compiled = torch.compile(block)
-        _check(compiled(x), block(x))
+        torch.testing.assert_close(compiled(x), block(x), rtol=1e-5, atol=1e-5)
         assert _calls(compiled, x) == {LINEAR: 2}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_cast_to_fewer_bits_is_no_step(dtype: Any) -> None:  # noqa: ANN401
+    block = _Block(lambda y: torch.relu(y.to(dtype).float()), adds=False).eval()
+    source = Kernels()
+    gt.enable(source)
+    with torch.no_grad():
+        torch.compile(block)(_x())
+    assert [one.epilogue for one in source.asked] == ["bias", "bias"]
 
 
 def test_a_result_that_is_read_twice_is_not_fused_away() -> None:
@@ -506,16 +489,114 @@ def test_a_result_that_is_read_twice_is_not_fused_away() -> None:
     assert [one.epilogue for one in source.asked] == ["bias"]
 
 
-def test_steps_are_fused_for_a_batch_of_any_size() -> None:
-    block = _Block(torch.relu, adds=True).eval()
-    source = Kernels(rows=("1..512",))
-    gt.enable(source, dynamic_rows=["1..512"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_steps_are_fused_for_a_batch_of_any_size(name: str, dtype: str) -> None:
+    block = _Block(getattr(torch.nn.functional, name), adds=True).eval()
+    block = block.to(getattr(torch, dtype))
+    tuned = gt.enable(Kernels(rows=("1..64",)), dynamic_rows=["1..64"])
     with torch.no_grad():
         compiled = torch.compile(block, dynamic=True)
-        for shape in ((4, 3, K), (2, 9, K), (8, 16, K)):
-            x = _x(*shape)
+        for shape in ((4, 3, K), (2, 9, K), (8, 16, K)):  # the last by PyTorch's operators
+            x = _x(*shape, dtype=dtype)
             _check(compiled(x), block(x))
-        assert _calls(compiled, _x(5, 7, K)) == {LINEAR: 2}
+        assert _calls(compiled, _x(5, 7, K, dtype=dtype)) == {LINEAR: 2}
+    assert [one.problem.split()[-1] for one in tuned.report] == [
+        f"bias+{ACTIVATIONS[name]}",
+        "bias+add",
+    ]
+
+
+def test_rows_that_only_the_run_knows_are_left_or_asked_for() -> None:
+    class Chosen(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(K, N)
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+            return torch.relu(self.linear(x[(x[:, 0] > 0).nonzero().squeeze(1)]))
+
+    model, x = Chosen().eval(), _x()
+    for rows, is_taken in (((), False), ((1, "2..64"), True)):
+        torch._dynamo.reset()
+        tuned = gt.enable(Kernels(rows=rows or (6,)), dynamic_rows=rows)
+        with torch.no_grad(), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+            compiled = torch.compile(model, fullgraph=True)
+            for sign in (1, -1):
+                _check(compiled(x * sign), model(x * sign))
+        assert [one.is_taken for one in tuned.report] == [is_taken]
+
+
+def test_products_in_branches_are_left() -> None:
+    class Branch(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = torch.nn.Linear(K, N), torch.nn.Linear(K, N)
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+            return torch.cond(x.sum() > 0, self.one, self.other, (x,))
+
+    model, x = Branch().eval(), _x()
+    gt.enable(Kernels())
+    with torch.no_grad():
+        compiled = torch.compile(model)
+        for sign in (1, -1):
+            _check(compiled(x * sign), model(x * sign))
+        assert not _calls(compiled, x)
+
+
+def test_a_layer_is_tuned_also_where_it_was_asked_for_as_a_part() -> None:
+    class Tuning(Kernels):
+        def find(self, wanted: WantedLayer) -> FoundLayer:
+            if wanted not in tuned:
+                return FoundLayer(kernels=(), reasons=("never tuned.",))
+            return super().find(wanted)
+
+        def tune(self, wanted: WantedLayer, budget_s: float) -> None:
+            assert budget_s == 3
+            if wanted.epilogue == "bias+relu":
+                raise StoreFailed("the disk is gone")
+            tuned.append(wanted)
+
+    tuned: list[WantedLayer] = []
+    model = torch.nn.Sequential(torch.nn.Linear(K, K), torch.nn.ReLU(), torch.nn.Linear(K, K))
+    report = gt.enable(Tuning(), tune="wait", budget_s=3)
+    x = _x()
+    with torch.no_grad():
+        _check(torch.compile(model)(x), model(x))
+    assert [one.epilogue for one in tuned] == ["bias"]
+    assert [one.is_taken for one in report.report] == [False, True]
+
+
+def test_one_layer_has_one_order_of_its_weights() -> None:
+    kernels = [kernel_of(Problem.parse(f"f32 {m}x{N}x{K} nk"), 1) for m in (1, 6, 40)]
+
+    first, second = add_layer(kernels), add_layer(kernels[::-1])
+
+    assert first == second
+
+
+@pytest.mark.parametrize("rows", ["1..64", ["many"], [-1]])
+def test_rows_that_are_none_are_refused(rows: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidInput):
+        gt.enable(Kernels(), dynamic_rows=rows)
+
+
+def test_kernels_that_are_in_nothing_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="no kernel is in what was compiled"):
+        gt.enable(Kernels()).write_kernels(tmp_path)
+
+
+def test_modules_of_any_kind_are_collected() -> None:
+    lazy = torch.nn.Sequential(torch.nn.LazyLinear(N), torch.nn.Linear(N, K))
+
+    with torch.inference_mode():
+        found = gt.collect(lazy, _x())
+
+    assert {(one.sizes, one.weights) for one in found} == {
+        (f"6x{N}x{K}", ("0.weight",)),
+        (f"6x{K}x{N}", ("1.weight",)),
+    }
 
 
 def test_products_are_collected_with_their_weights(tmp_path: Path) -> None:
@@ -553,6 +634,67 @@ def test_products_are_collected_with_their_weights(tmp_path: Path) -> None:
     )
     assert {(one.problem.n, one.problem.k) for one in layers} == {(N, K)}
     assert found.write_layers(tmp_path / "layers.csv", dtype="bf16") == 0
+
+
+@pytest.mark.parametrize("rows", [("1..4",), None])
+def test_weights_of_columns_first_are_compiled(rows: tuple[str] | None) -> None:
+    w, bias, x = torch.nn.Parameter(_x(K, N)), torch.nn.Parameter(_x(N)), _x()
+
+    class Conv1D(torch.nn.Module):  # type: ignore[misc]  # as in models of transformers
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = w, bias
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+            return torch.addmm(self.bias, x, self.weight)
+
+    source = Kernels(rows=rows)
+    tuned = gt.enable(source)
+    with torch.no_grad():
+        compiled = torch.compile(Conv1D())
+        _check(compiled(x), x @ w + bias)
+        assert _calls(compiled, x) == {LINEAR: 1}
+    assert [one.is_taken for one in tuned.report] == [True]
+
+
+@pytest.mark.parametrize(
+    ("compute", "calls"),
+    [
+        (lambda w, b, x: torch.addmm(b, x, w.T), 1),
+        (lambda w, b, x: torch.addmm(b * float("nan"), x, w.T, beta=0), 0),
+        (lambda w, b, x: torch.addmm(b, x, w.T, alpha=0.5), 0),
+        (lambda w, b, x: torch.addmm(b.expand(6, N), x, w.T), 0),
+        (lambda w, b, x: torch.addmm(b[:1], x, w.T), 0),
+        (lambda w, b, x: b + x @ w.T, 1),
+        (lambda w, b, x: (w @ x.T).T + b, 0),
+        (lambda w, b, x: torch.nn.functional.linear(x.T.contiguous().T, w, b), 1),
+        (lambda w, b, x: torch.nn.functional.linear(x.repeat(1, 2)[:, ::2], w, b), 1),
+        (lambda w, b, x: torch.nn.functional.linear(x.expand(2, 6, K), w, b), 1),
+        (lambda w, b, x: torch.nn.functional.linear(x[:0], w, b), 0),
+        (lambda w, b, x: torch.nn.functional.linear(x[0], w, b), None),
+        (lambda w, b, x: torch.bmm(x.expand(2, 6, K), w.T.expand(2, K, N)) + b, None),
+        (lambda w, b, x: torch.nn.functional.linear(x[:, :8], w[:, 8:16], b), None),
+        (lambda w, b, x: torch.einsum("mk,nk->mn", x, w) + b, None),
+    ],
+)
+def test_products_are_computed_however_they_are_written(compute: Any, calls: int | None) -> None:  # noqa: ANN401
+    """`calls` is None where either way is right."""
+
+    class Written(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.b = torch.nn.Parameter(_x(N, K)), torch.nn.Parameter(_x(N))
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+            return compute(self.w, self.b, x)
+
+    model, x = Written(), _x()
+    gt.enable(Kernels())
+    with torch.no_grad():
+        compiled = torch.compile(model)
+        _check(compiled(x), model(x))
+        if calls is not None:
+            assert _calls(compiled, x).get(LINEAR, 0) == calls
 
 
 def test_autocast_and_inference_mode_are_compiled() -> None:

@@ -5,9 +5,13 @@
  *   gemm_tuner::linear_or_plain(x, weight, bias, packed, layer)
  *                                                             -> y, of a kernel or of at::linear
  *
+ *   gemm_tuner::read_layers(folder)                           -> ()
+ *
  * A layer is one n and k with kernels for one or several m, whose weights are packed in as few
  * formats as they read. It is a number: Python loads the kernels, checks them, and says what they
- * are by gemm_tuner_add_layer. Kernels and layers are never removed, so a call takes no lock.
+ * are by gemm_tuner_add_layer. Where there is no Python, layers.txt says it (layers_file.h): a layer
+ * that nobody has told of is looked for in the folder of this library. Kernels and layers are never
+ * removed, so a call takes no lock.
  *
  * The parts of a kernel run in PyTorch's own threads. */
 #include "gemm_tuner.h"
@@ -18,24 +22,41 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/elu.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/hardswish.h>
+#include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/mish.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/stable/c/shim.h>
 #include <torch/library.h>
 
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 using at::Tensor;
 
 /* What Python says of a kernel; gemm_tuner/torch/operators.py has the same structure. */
 struct KernelEntry {
+    const char *name; /* of its problem */
     decltype(&gemm_tuner_run) run;
     decltype(&gemm_tuner_pack_weights) pack;
     decltype(&gemm_tuner_workspace_bytes) workspace_bytes;
@@ -47,16 +68,46 @@ struct KernelEntry {
     int32_t parts;   /* and in how many parts */
 };
 
+constexpr int max_steps = 8, step_kinds = 13;
+
+/* What Python says of a layer; gemm_tuner/torch/operators.py has the same structure, and the
+ * numbers of types and steps. */
+struct LayerFacts {
+    int64_t number, n, k, packed_bytes;
+    int32_t type; /* 0 f32, 1 bf16 */
+    int32_t step_count;
+    int32_t steps[max_steps];
+};
+
+#include "layers_file.h"
+
 namespace {
 
-/* Operands as gemm_tuner/torch/operators.py numbers them, in the order of the epilogue's steps. */
-enum class Operand : int32_t { bias = 0, other = 1 };
-constexpr int max_operands = 2;
+/* The steps of an epilogue; those with parameters have the default ones of the epilogue table. */
+enum class Step : int32_t {
+    bias,
+    add,
+    relu,
+    leaky_relu,
+    clamp,
+    hardswish,
+    sigmoid,
+    tanh,
+    silu,
+    gelu_erf,
+    gelu_tanh,
+    elu,
+    mish,
+};
+static_assert(static_cast<int>(Step::mish) + 1 == step_kinds);
+
+constexpr size_t max_operands = 2; /* one bias, one array that is added */
 
 struct LayerEntry {
     int64_t number, n, k, packed_bytes;
     at::ScalarType type;
-    std::vector<Operand> operands;
+    std::vector<Step> steps;
+    std::vector<Step> operands; /* the steps that read an array */
     std::vector<KernelEntry> kernels; /* the narrowest range of m first */
     const LayerEntry *next;
 };
@@ -77,10 +128,43 @@ const LayerEntry *find_layer(int64_t number) {
     return layer;
 }
 
+void add_layer(const LayerFacts &facts, const KernelEntry *kernels, int64_t kernel_count) {
+    const std::lock_guard lock(adding);
+    if (find_layer(facts.number)) {
+        return;
+    }
+    std::atomic<const LayerEntry *> &bucket = bucket_of(facts.number);
+    auto *layer = new LayerEntry{};
+    layer->number = facts.number;
+    layer->n = facts.n;
+    layer->k = facts.k;
+    layer->packed_bytes = facts.packed_bytes;
+    layer->type = facts.type == 0 ? at::kFloat : at::kBFloat16;
+    for (int32_t i = 0; i < facts.step_count; i++) {
+        const auto step = static_cast<Step>(facts.steps[i]);
+        layer->steps.push_back(step);
+        if (step == Step::bias || step == Step::add) {
+            layer->operands.push_back(step);
+        }
+    }
+    layer->kernels.assign(kernels, kernels + kernel_count);
+    for (KernelEntry &kernel : layer->kernels) {
+        kernel.name = strdup(kernel.name);
+    }
+    layer->next = bucket.load();
+    bucket.store(layer, std::memory_order_release);
+}
+
 const LayerEntry &layer_numbered(int64_t number) {
     const LayerEntry *layer = find_layer(number);
+    if (!layer) {
+        static std::once_flag reading; /* not set if it throws */
+        std::call_once(reading, [] { gemm_tuner_layers::read_beside(add_layer); });
+        layer = find_layer(number);
+    }
     TORCH_CHECK(layer, "gemm-tuner has no kernels for layer ", number,
-                " in this process; compile the model here, after gemm_tuner.torch.enable.");
+                " in this process; compile the model here, after gemm_tuner.torch.enable, or load "
+                "what write_kernels wrote, by gemm_tuner.torch.load_kernels.");
     return *layer;
 }
 
@@ -131,7 +215,23 @@ int32_t count_parts(const KernelEntry &kernel) {
     return threads == kernel.threads ? std::min(threads, kernel.parts) : threads;
 }
 
-void run_kernel(const KernelEntry &kernel, gemm_tuner_args &args) {
+/* What the profiler shows: the problem, its operations, and the bytes of x, w and y. */
+std::string profiled_name(const LayerEntry &layer, const KernelEntry &kernel, int64_t m) {
+    const double count_m = static_cast<double>(m), n = static_cast<double>(layer.n),
+                 k = static_cast<double>(layer.k);
+    const double elements = count_m * k + n * k + count_m * n;
+    const double bytes = elements * static_cast<double>(c10::elementSize(layer.type));
+    char counts[96];
+    std::snprintf(counts, sizeof counts, " (m = %lld, %.6g MFLOP, %.6g MB)",
+                  static_cast<long long>(m), 2e-6 * count_m * n * k, 1e-6 * bytes);
+    return std::string("gemm-tuner ") + kernel.name + counts;
+}
+
+void run_kernel(const LayerEntry &layer, const KernelEntry &kernel, gemm_tuner_args &args) {
+    at::RecordFunction profiled(at::RecordScope::FUNCTION);
+    if (profiled.isActive()) {
+        profiled.before(profiled_name(layer, kernel, args.m));
+    }
     const int32_t parts = count_parts(kernel);
     args.workspace = workspace(kernel.workspace_bytes(parts));
     Job job{&kernel, &args, 0, parts, GEMM_TUNER_OK};
@@ -181,20 +281,95 @@ const KernelEntry *kernel_for(const LayerEntry &layer, int64_t rows) {
     return nullptr;
 }
 
-void check_packed(const LayerEntry &layer, const Tensor &packed) {
+bool is_aligned(const Tensor &packed) {
+    return reinterpret_cast<uintptr_t>(packed.const_data_ptr()) % GEMM_TUNER_ALIGNMENT == 0;
+}
+
+/* Packed weights that lie at no multiple of the alignment, such as the constants of a model that
+ * AOTInductor has compiled: each is copied once, and the copy stays while the original does. */
+struct AlignedCopy {
+    c10::weak_intrusive_ptr<c10::StorageImpl> original;
+    Tensor copy;
+};
+std::mutex copying;
+std::unordered_map<const void *, AlignedCopy> aligned_copies;
+
+Tensor aligned(const Tensor &packed) {
+    const void *elements = packed.const_data_ptr();
+    const std::lock_guard lock(copying);
+    const auto known = aligned_copies.find(elements);
+    if (known != aligned_copies.end()) {
+        /* Another storage may have come to the address of one that is gone. */
+        const auto original = known->second.original.lock();
+        if (original.get() == packed.storage().unsafeGetStorageImpl() &&
+            known->second.copy.numel() == packed.numel()) {
+            return known->second.copy;
+        }
+    }
+    for (auto one = aligned_copies.begin(); one != aligned_copies.end();) {
+        one = one->second.original.expired() ? aligned_copies.erase(one) : std::next(one);
+    }
+    Tensor copy(at::detail::empty_cpu({packed.numel()}, at::kByte));
+    std::memcpy(copy.mutable_data_ptr(), elements, copy.nbytes());
+    aligned_copies.insert_or_assign(
+        elements, AlignedCopy{packed.storage().getWeakStorageImpl(), copy});
+    return copy;
+}
+
+Tensor checked_packed(const LayerEntry &layer, const Tensor &packed) {
     TORCH_CHECK(packed.scalar_type() == at::kByte && packed.dim() == 1 &&
                     packed.size(0) == layer.packed_bytes && packed.is_contiguous(),
                 "packed is not what gemm_tuner::pack returned for this layer.");
-    TORCH_CHECK(reinterpret_cast<uintptr_t>(packed.const_data_ptr()) % GEMM_TUNER_ALIGNMENT == 0,
-                "packed does not lie at a multiple of ", GEMM_TUNER_ALIGNMENT,
-                " bytes; pack the weights again.");
+    return is_aligned(packed) ? packed : aligned(packed);
 }
 
+Tensor apply_step(Step step, const Tensor &y, const std::optional<Tensor> &bias,
+                  const std::optional<Tensor> &other) {
+    switch (step) {
+    case Step::bias:
+        TORCH_CHECK(bias, "bias must be given.");
+        return at::add(y, *bias);
+    case Step::add:
+        TORCH_CHECK(other && other->sizes() == y.sizes(), "other must have the shape of y, ",
+                    y.sizes(), ".");
+        return at::add(y, *other);
+    case Step::relu:
+        return at::relu(y);
+    case Step::leaky_relu:
+        return at::leaky_relu(y);
+    case Step::clamp:
+        return at::clamp(y, -1, 1);
+    case Step::hardswish:
+        return at::hardswish(y);
+    case Step::sigmoid:
+        return at::sigmoid(y);
+    case Step::tanh:
+        return at::tanh(y);
+    case Step::silu:
+        return at::silu(y);
+    case Step::gelu_erf:
+        return at::gelu(y);
+    case Step::gelu_tanh:
+        return at::gelu(y, "tanh");
+    case Step::elu:
+        return at::elu(y);
+    case Step::mish:
+        return at::mish(y);
+    }
+    TORCH_CHECK(false, "a step of number ", static_cast<int>(step), " is not known.");
+}
+
+/* What the kernels compute, for rows that none of them is for. */
 Tensor linear_plain(const LayerEntry &layer, const Tensor &x, const std::optional<Tensor> &bias,
                     const std::optional<Tensor> &other, const std::optional<Tensor> &w) {
-    TORCH_CHECK(w && !other, "no kernel of this layer is for ",
-                layer.k ? x.numel() / layer.k : 0, " rows, and its plain weights were not given.");
-    return at::linear(x, *w, bias);
+    TORCH_CHECK(w, "no kernel of this layer is for ", x.numel() / layer.k,
+                " rows, and its plain weights were not given.");
+    const bool is_affine = !layer.steps.empty() && layer.steps[0] == Step::bias;
+    Tensor y = at::linear(x, *w, is_affine ? bias : std::nullopt);
+    for (size_t place = is_affine; place < layer.steps.size(); place++) {
+        y = apply_step(layer.steps[place], y, bias, other);
+    }
+    return y;
 }
 
 Tensor linear(const Tensor &x, const Tensor &packed, const std::optional<Tensor> &bias,
@@ -202,7 +377,7 @@ Tensor linear(const Tensor &x, const Tensor &packed, const std::optional<Tensor>
     const LayerEntry &layer = layer_numbered(number);
     const int64_t n = layer.n;
     const Rows rows = rows_of("x", x, layer.k, layer.type);
-    check_packed(layer, packed);
+    const Tensor packed_w = checked_packed(layer, packed);
     c10::SmallVector<int64_t, 5> shape(x.sizes().begin(), x.sizes().end());
     shape.back() = n;
     const KernelEntry *kernel = rows.count ? kernel_for(layer, rows.count) : nullptr;
@@ -217,7 +392,7 @@ Tensor linear(const Tensor &x, const Tensor &packed, const std::optional<Tensor>
     Rows other_rows{};
     Tensor bias_copy;
     for (size_t place = 0; place < layer.operands.size(); place++) {
-        if (layer.operands[place] == Operand::bias) {
+        if (layer.operands[place] == Step::bias) {
             TORCH_CHECK(bias && bias->dim() == 1 && bias->size(0) == n &&
                             bias->scalar_type() == layer.type,
                         "bias must be ", n, " elements of ", layer.type, ".");
@@ -237,12 +412,12 @@ Tensor linear(const Tensor &x, const Tensor &packed, const std::optional<Tensor>
     args.batch = 1;
     args.x = rows.elements;
     args.x_leading_dimension = rows.leading_dimension;
-    args.packed_w = static_cast<const char *>(packed.const_data_ptr()) + kernel->packed_offset;
+    args.packed_w = static_cast<const char *>(packed_w.const_data_ptr()) + kernel->packed_offset;
     args.y = y.mutable_data_ptr();
     args.y_leading_dimension = n;
     args.operands = operands;
     args.operand_count = layer.operands.size();
-    run_kernel(*kernel, args);
+    run_kernel(layer, *kernel, args);
     return y;
 }
 
@@ -352,21 +527,25 @@ Tensor linear_or_plain(const Tensor &x, const Tensor &weight, const std::optiona
     return op.call(x, packed, bias, number, std::nullopt, std::nullopt);
 }
 
+void read_layers(std::string folder) { gemm_tuner_layers::read(folder, add_layer); }
+
 } // namespace
 
 TORCH_LIBRARY(gemm_tuner, library) {
     library.def("pack(Tensor w, int size_bytes, int layer) -> Tensor",
-                {at::Tag::pt2_compliant_tag});
+                {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
     library.def("linear(Tensor x, Tensor packed, Tensor? bias, int layer, Tensor? other=None, "
                 "Tensor? w=None) -> Tensor",
-                {at::Tag::pt2_compliant_tag});
+                {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
     library.def("linear_or_plain(Tensor x, Tensor weight, Tensor? bias, Tensor packed, int layer) "
                 "-> Tensor",
                 {at::Tag::pt2_compliant_tag});
+    library.def("read_layers(str folder) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(gemm_tuner, CompositeImplicitAutograd, library) {
     library.impl("linear_or_plain", linear_or_plain);
+    library.impl("read_layers", read_layers);
 }
 
 TORCH_LIBRARY_IMPL(gemm_tuner, CPU, library) {
@@ -385,29 +564,7 @@ TORCH_LIBRARY_IMPL(gemm_tuner, Autograd, library) {
 }
 
 /* For ctypes. Whoever adds a layer has checked its kernels; one number is one layer for ever. */
-extern "C" {
-
-__attribute__((visibility("default"))) int32_t
-gemm_tuner_add_layer(int64_t number, int64_t n, int64_t k, int64_t packed_bytes, int32_t type,
-                     const int32_t *operands, int64_t operand_count, const KernelEntry *kernels,
-                     int64_t kernel_count) {
-    const std::lock_guard lock(adding);
-    if (find_layer(number)) {
-        return 0;
-    }
-    std::atomic<const LayerEntry *> &bucket = bucket_of(number);
-    auto *layer = new LayerEntry{};
-    layer->number = number;
-    layer->n = n;
-    layer->k = k;
-    layer->packed_bytes = packed_bytes;
-    layer->type = type == 0 ? at::kFloat : at::kBFloat16;
-    for (int64_t i = 0; i < operand_count; i++) {
-        layer->operands.push_back(static_cast<Operand>(operands[i]));
-    }
-    layer->kernels.assign(kernels, kernels + kernel_count);
-    layer->next = bucket.load();
-    bucket.store(layer, std::memory_order_release);
-    return 0;
-}
+extern "C" __attribute__((visibility("default"))) void
+gemm_tuner_add_layer(const LayerFacts *facts, const KernelEntry *kernels, int64_t kernel_count) {
+    add_layer(*facts, kernels, kernel_count);
 }

@@ -1,0 +1,189 @@
+"""What one process has compiled with kernels runs in others: Python's, and those without Python."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.errors import InvalidSetting, StoreFailed
+
+pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+gt: Any = pytest.importorskip("gemm_tuner.torch")
+
+from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
+
+from gemm_tuner.torch.exporting import write_kernels  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+ROWS, K, HIDDEN, N = 6, 24, 4000, 17  # constants beyond the sizes that malloc keeps in its heap
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    torch.manual_seed(3)
+    yield
+    gt.disable()
+    torch._dynamo.reset()
+
+
+def _model() -> Any:  # noqa: ANN401 - a module
+    torch.manual_seed(3)
+    layers = torch.nn.Linear(K, HIDDEN), torch.nn.GELU(), torch.nn.Linear(HIDDEN, N)
+    return torch.nn.Sequential(*layers).eval()
+
+
+def _x() -> Any:  # noqa: ANN401 - a tensor
+    return torch.linspace(-1, 1, ROWS * K).reshape(ROWS, K)
+
+
+def _close(y: Any) -> None:  # noqa: ANN401 - a tensor
+    with torch.no_grad():
+        torch.testing.assert_close(y, _model()(_x()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The package of a model that was compiled ahead of time, and the operators beside kernels."""
+    folder = tmp_path_factory.mktemp("ahead of time")
+    tuned = gt.enable(Kernels())
+    with torch.no_grad():
+        exported = torch.export.export(_model(), (_x(),))
+        path = folder / "model.pt2"
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
+    assert [one.is_taken for one in tuned.report] == [True, True]
+    library = tuned.write_kernels(folder / "kernels")
+    gt.disable()
+    return path, library
+
+
+def _in_new_process(script: str, *arguments: str, **variables: str) -> str:
+    tests = str(Path(__file__).parents[1])
+    ran = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, *sys.path]), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_a_program_without_python_runs_it(package: tuple[Path, Path], tmp_path: Path) -> None:
+    torch_root = Path(torch.__file__).parent
+    program = tmp_path / "run_model"
+    folders = [f"-L{torch_root}/lib", f"-Wl,-rpath,{torch_root}/lib", "-Wl,--no-as-needed"]
+    libraries = [*folders, "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"]
+    source = ROOT / "examples" / "torch" / "run_model.cpp"
+    compiler = [*find_toolchain("gcc").command, "-std=c++20", "-isystem", f"{torch_root}/include"]
+    command = [*compiler, str(source), "-o", str(program), *libraries, "-lstdc++", "-lm"]
+    subprocess.run(command, check=True)
+
+    model, library = map(str, package)
+    arguments = [str(program), model, library, str(ROWS), str(K)]
+    ran = subprocess.run(arguments, capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stderr
+    _close(torch.tensor([float(line) for line in ran.stdout.split()]).reshape(ROWS, N))
+
+
+RUN_PACKAGE = """
+import sys, torch, gemm_tuner.torch
+gemm_tuner.torch.load_kernels(sys.argv[2])
+model = torch._inductor.aoti_load_package(sys.argv[1])
+with torch.profiler.profile() as profile:
+    y = model(torch.linspace(-1, 1, int(sys.argv[3]) * int(sys.argv[4])).reshape(
+        int(sys.argv[3]), int(sys.argv[4])))
+torch.save((y, [one.key for one in profile.key_averages()]), sys.argv[5])
+"""
+
+
+def test_another_process_of_python_runs_it(package: tuple[Path, Path], tmp_path: Path) -> None:
+    model, library = package
+    file = str(tmp_path / "y.pt")
+
+    _in_new_process(RUN_PACKAGE, str(model), str(library.parent), str(ROWS), str(K), file)
+
+    y, names = torch.load(file)
+    _close(y)
+    up, down = f"{ROWS}x{HIDDEN}x{K} nk bias+gelu_erf", f"{ROWS}x{N}x{HIDDEN} nk bias"
+    assert {one for one in names if one.startswith("gemm-tuner ")} == {
+        f"gemm-tuner f32 {up} (m = {ROWS}, 1.152 MFLOP, 0.480576 MB)",
+        f"gemm-tuner f32 {down} (m = {ROWS}, 0.816 MFLOP, 0.368408 MB)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("gemm-tuner layers 1", "gemm-tuner layers 2", "line 1"),
+        ("\nlayer ", "\nlayer x", "line 2"),
+        ("\nkernel ", "\nkernel ../", "line 3"),
+        (".so ", ".so", "line 3"),
+        ("kernel ", "kernel of ", "line 3"),
+        ("kernel ", "kernel missing", "cannot be loaded"),
+        (" fma", " fma,avx9", "needs avx9"),
+        ("\nlayer", "\n\nlayer", "line 2"),
+    ],
+)
+def test_damaged_kernels_are_refused(
+    package: tuple[Path, Path], tmp_path: Path, old: str, new: str, told: str
+) -> None:
+    folder = package[1].parent
+    text = (folder / "layers.txt").read_text()
+    if old == " fma":
+        old = " " + text.splitlines()[2].split()[7]
+        new = f"{old},avx9"
+    assert old in text
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "layers.txt").unlink()
+    (tmp_path / "layers.txt").write_text(text.replace(old, new, 1))
+
+    with pytest.raises(InvalidSetting, match=told):
+        gt.load_kernels(tmp_path)
+
+
+def test_folders_that_cannot_be_used_are_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(StoreFailed, match=r"Not a directory|File exists"):
+        write_kernels(tmp_path / "file", [])
+    with pytest.raises(InvalidSetting, match="cannot be read"):
+        gt.load_kernels(tmp_path / "nowhere")
+
+
+COMPILE = """
+import json, sys, torch
+import gemm_tuner.torch as gt
+from torch._dynamo.utils import counters
+from torch_kernels import Kernels
+K, HIDDEN, N = map(int, sys.argv[1:])
+torch.manual_seed(3)
+layers = torch.nn.Linear(K, HIDDEN), torch.nn.GELU(), torch.nn.Linear(HIDDEN, N)
+model = torch.nn.Sequential(*layers).eval()
+x = torch.linspace(-1, 1, 6 * K).reshape(6, K)
+tuned = gt.enable(Kernels())
+with torch.no_grad():
+    expected, y = model(x), torch.compile(model)(x)
+torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+print(json.dumps([len(tuned.report.taken), counters["inductor"]["fxgraph_cache_hit"]]))
+"""
+
+
+def test_a_second_process_finds_what_the_first_has_compiled(tmp_path: Path) -> None:
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
+    sizes = [str(one) for one in (K, HIDDEN, N)]
+
+    first = json.loads(_in_new_process(COMPILE, *sizes, **cache))
+    second = json.loads(_in_new_process(COMPILE, *sizes, **cache))
+
+    assert (first, second) == ([2, 0], [2, 1])

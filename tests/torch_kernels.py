@@ -1,0 +1,52 @@
+"""A source of kernels for models of PyTorch, built when they are asked for."""
+
+from dataclasses import dataclass, field
+
+from gemm_tuner.build.compile import compile_kernel
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.runtime.load import Kernel, load_kernel
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.catalog import family_named
+from gemm_tuner.space.ranking import shortlist
+from gemm_tuner.torch.sources import FoundLayer, WantedLayer
+
+
+def kernel_of(problem: Problem, threads: int) -> Kernel:
+    """Return a kernel of the first candidate."""
+    cpu = detect_cpu()
+    [candidate] = shortlist(Space(problem=problem, cpu=cpu, threads=threads), 1)
+    family = family_named(candidate.micro_kernel.family)
+    build = compile_kernel(
+        render(problem, candidate, family), isa=family.isa, toolchain=find_toolchain()
+    )
+    return load_kernel(build.binary, artifact=build.artifact, cpu=cpu, threads=threads)
+
+
+@dataclass
+class Kernels:
+    """Has a kernel for every layer, or fails."""
+
+    text: str | None = None
+    rows: tuple[int | str, ...] | None = None
+    error: Exception | None = None
+    asked: list[WantedLayer] = field(default_factory=list)
+
+    def find(self, wanted: WantedLayer) -> FoundLayer:
+        """Return a kernel for each of the rows."""
+        self.asked.append(wanted)
+        if self.error:
+            raise self.error
+        problems = [
+            Problem.create(rows, wanted.n, wanted.k, dtype=wanted.dtype, epilogue=wanted.epilogue)
+            for rows in self.rows or wanted.rows
+        ]
+        return FoundLayer(
+            kernels=tuple(kernel_of(one, wanted.threads) for one in problems), reasons=()
+        )
+
+    def tune(self, wanted: WantedLayer, budget_s: float) -> None:
+        """Refuse."""
+        raise NotImplementedError
