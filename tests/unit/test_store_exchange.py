@@ -12,6 +12,7 @@ from gemm_tuner.domain.measurement import of_several_processes
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.errors import InvalidRecord
 from gemm_tuner.resources import tuning_db_dir
+from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.exchange import (
     export_records,
     import_records,
@@ -218,11 +219,13 @@ def test_shipped_records_can_be_read_and_imported(repository: Repository) -> Non
     assert report.added == len({dump_record(trial) for trial in shipped})
 
 
-def test_each_shipped_file_is_named_for_its_cpu() -> None:
+def test_each_shipped_file_is_named_for_its_cpu_and_names_known_families() -> None:
     for path in tuning_db_dir().glob("*.jsonl"):
-        keys = {parse_record(line).cpu.exact_key for line in path.read_text().splitlines()}
+        trials = [parse_record(line) for line in path.read_text().splitlines()]
 
-        assert keys == {path.stem}
+        assert {trial.cpu.exact_key for trial in trials} == {path.stem}
+        for family in {trial.candidate.micro_kernel.family for trial in trials}:
+            assert family_named(family).name == family
 
 
 def test_the_key_of_a_cpu_is_a_plain_file_name() -> None:
