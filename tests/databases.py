@@ -90,14 +90,14 @@ class PostgresDatabases:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """Yield the server of this process, which keeps nothing through a crash."""
-    with postgres_server(_programs()) as server:
+    with postgres_server(programs()) as server:
         yield server
 
 
 @pytest.fixture
 def own_postgres() -> Iterator[PostgresServer]:
     """Yield a server of one test, which may stop, crash and start it."""
-    with postgres_server(_programs(), is_durable=True) as server:
+    with postgres_server(programs(), is_durable=True) as server:
         yield server
 
 
@@ -135,7 +135,8 @@ def engine(database_url: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-def _programs() -> Path:
+def programs() -> Path:
+    """Return the folder of PostgreSQL's programs, or skip the test."""
     programs = find_programs()
     if programs is None:
         pytest.skip("no PostgreSQL server is installed; Debian's package postgresql has one")

@@ -85,11 +85,16 @@ class Instead:
     """Answers the first requests for `path` in the place of the service, one for each status."""
 
     def __init__(
-        self, path: str, *statuses: int, headers: tuple[tuple[bytes, bytes], ...] = ()
+        self,
+        path: str,
+        *statuses: int,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        body: bytes = b"not now",
     ) -> None:
         self._path = path
         self._left = list(statuses)
         self._headers = headers
+        self._body = body
         self.asked = 0
 
     def __call__(self, app: ASGIApp) -> ASGIApp:
@@ -103,6 +108,6 @@ class Instead:
                 return
             start = {"status": self._left.pop(0), "headers": list(self._headers)}
             await send({"type": "http.response.start", **start})
-            await send({"type": "http.response.body", "body": b"not now"})
+            await send({"type": "http.response.body", "body": self._body})
 
         return middle

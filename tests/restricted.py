@@ -2,8 +2,13 @@
 
 import os
 import resource
+import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
 
 
 def obeying_permissions(command: Sequence[str]) -> list[str]:
@@ -22,3 +27,37 @@ def full_disk(size_bytes: int = 0) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+class SmallDisk:
+    """A file system of its own, in memory, that can be filled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._filler = folder / "filler"
+
+    def fill(self, but_bytes: int) -> None:
+        """Take all space but so much."""
+        free = os.statvfs(self.folder)
+        with self._filler.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_bsize - but_bytes)
+
+    def empty(self) -> None:
+        """Give the space back."""
+        self._filler.unlink()
+
+
+@contextmanager
+def small_disk(size_bytes: int) -> Iterator[SmallDisk]:
+    """Mount a file system of so many bytes, or skip the test where that is not permitted."""
+    with tempfile.TemporaryDirectory(prefix="gemm-tuner-disk-") as name:
+        options = f"size={size_bytes},mode=0755"
+        mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", name]
+        umount = ["umount", "--lazy", name]
+        if os.getuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+            pytest.skip("no file system may be mounted here")
+        try:
+            Path(name).chmod(0o755)
+            yield SmallDisk(Path(name))
+        finally:
+            subprocess.run(umount, check=True)

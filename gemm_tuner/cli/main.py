@@ -42,7 +42,8 @@ COMMANDS = {
                       "call it",
     "cpu":            "Print the detected CPU, and which kernel families can run on it",
     "sweep":          "Tune a layer, or those of a file, and print the autotuning table",
-    "collect":        "Run a script of PyTorch, and print the layers that its models compute",
+    "collect":        "Print which products the models of a script compute, with their share of "
+                      "the time",
     "tune-shortlist": "Time the kernels chosen for this kind of CPU, and serve the best of them",
     "bench":          "Time the best stored kernels beside all baselines at once; exit 1 if a "
                       "verdict is refuted",

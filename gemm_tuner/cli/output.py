@@ -11,6 +11,8 @@ from functools import cache
 from io import StringIO, TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
+from gemm_tuner.domain.printable import LINE_BREAK, UNSEEN, harmless
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -41,30 +43,8 @@ _SPELLED = "gemm_tuner.spelled"
 codecs.register_error(_SPELLED, _spell)
 
 
-# What others wrote into records could else move the cursor, or speak for gemm-tuner.
-_CONTROLS = {
-    code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
-}
-# Nobody sees these: they turn the direction of text, break lines, or join words.
-_UNSEEN = {
-    code: f"\\u{code:04x}"
-    for code in (
-        0x61C,
-        *range(0x200B, 0x2010),
-        *range(0x2028, 0x202F),
-        *range(0x2060, 0x2070),
-        0xFEFF,
-    )
-}
-# In the cell of a table, it would be a row that nobody wrote.
-_LINE_BREAK = {ord("\n"): "\\n"}
 # JSON leaves these as they are, and a terminal obeys some.
-_IN_JSON = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)} | _UNSEEN
-
-
-def _harmless(text: str) -> str:
-    r"""Return `text` with what cannot be seen spelled: `\x1b` for the escape of a terminal."""
-    return text.translate(_CONTROLS | _UNSEEN)
+_IN_JSON = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)} | UNSEEN
 
 
 @cache
@@ -88,13 +68,13 @@ def _console(*, on_stderr: bool) -> "Console":
 
 def print_line(text: str) -> None:
     """Print a line of the result."""
-    sys.stdout.write(f"{_harmless(text)}\n")
+    sys.stdout.write(f"{harmless(text)}\n")
     sys.stdout.flush()
 
 
 def print_message(text: str) -> None:
     """Print a line that is not part of the result."""
-    messages().print(_harmless(text), markup=False)
+    messages().print(harmless(text), markup=False)
 
 
 def print_json(facts: Any) -> None:  # noqa: ANN401 - JSON values have no narrower type
@@ -122,7 +102,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
             Text(column.lstrip(">")), justify="right" if is_figure else "left", no_wrap=is_figure
         )
     for row in rows:
-        table.add_row(*(Text(_harmless(cell).translate(_LINE_BREAK)) for cell in row))
+        table.add_row(*(Text(harmless(cell).translate(LINE_BREAK)) for cell in row))
     drawn = StringIO()
     paper = Console(
         file=drawn,

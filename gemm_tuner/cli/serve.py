@@ -146,21 +146,22 @@ def serve(
         client_rate=client_rate,
     )
     tls = _tls_of(tls_certificate, tls_key)
+    database = database_file(settings.database_url)
+    if database is not None:
+        check_owned(database, is_database=True)
     # Failures to open are reported here, in one line; inside the server they would be tracebacks.
     engine = open_database(settings.database_url, only_reads=True)
     revoked = Repository(engine).revocations().key_ids
     engine.dispose()
     measuring = MeasuringKeys()
     for file in (
-        database_file(settings.database_url),
         settings.signing_key_path,
         measuring.own_path,
         measuring.accepted_path,
         succession_path(settings.signing_key_path),
-        tls_key,
+        *((tls.key,) if tls else ()),
     ):
-        if file is not None:
-            check_owned(file)
+        check_owned(file)
     key_id = KeyPair.load_or_create(settings.signing_key_path).key_id
     if key_id in revoked:
         raise InvalidSetting(
@@ -170,7 +171,8 @@ def serve(
     # The stopped server raises the signal again; the default handler would skip the clean-up.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _listen(socket_path, host, port) as listener, suppress(KeyboardInterrupt):
-        if is_reachable_from_elsewhere(listener) and tls is None and not behind_proxy:
+        has_proxy = bool(settings.proxies.networks)  # one at the socket is none at a port
+        if is_reachable_from_elsewhere(listener) and tls is None and not has_proxy:
             raise InvalidSetting(
                 f"other machines could read what is sent to {host}: tokens would be there in "
                 "clear text; give --tls-certificate, or --behind-proxy for a proxy with TLS."

@@ -62,14 +62,15 @@ def parse_answers(document: bytes, count: int) -> list[Answer | None]:
     """
     try:
         results = [item.get("resolution") for item in json.loads(document)["results"]]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        results = []
-    if len(results) != count:
+        found = [json.dumps(one).encode() if one else None for one in results]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        found = []
+    if len(found) != count:
         raise SignatureInvalid(
-            f"the answer to {count} problems holds {len(results)} results; nothing was loaded: "
+            f"the answer to {count} problems holds {len(found)} results; nothing was loaded: "
             "check the address of the service."
         )
-    return [parse_answer(json.dumps(one).encode()) if one else None for one in results]
+    return [None if one is None else parse_answer(one) for one in found]
 
 
 def parse_envelopes(document: bytes) -> tuple[SignedVerdict, ...]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gemm_tuner.client.agreement import check_verdict
@@ -10,9 +11,17 @@ from gemm_tuner.client.keys import Keys
 from gemm_tuner.client.question import Question
 from gemm_tuner.client.revocations import KnownRevocations
 from gemm_tuner.client.transport import Address, Session
-from gemm_tuner.errors import KernelRejected, ServiceUnreachable
+from gemm_tuner.errors import (
+    KernelRejected,
+    ServiceFailed,
+    ServiceUnreachable,
+    SignatureInvalid,
+    StoreFailed,
+)
 from gemm_tuner.trust.payload import VerdictPayload
 from gemm_tuner.trust.signature import SignedVerdict, open_verdict
+
+_REVOCATIONS_TIMEOUT_S = 1.0  # beside a kernel that is there already
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,6 +74,15 @@ class Belief:
             return self.keys.of_signers(session, self.keys.at_first(session), [key_id])
 
         self.revocations.ask(session.revocations, keys_for)
+
+    def learn_revocations(self, session: Session | None) -> None:
+        """Ask for the list of revocations for a short while, if it is time to.
+
+        Without a session, what another process was given is learnt. What goes wrong costs nothing.
+        """
+        if self.revocations.is_due() and session is not None:
+            with suppress(ServiceFailed, SignatureInvalid, StoreFailed):
+                self.ask_revocations(session.within(_REVOCATIONS_TIMEOUT_S))
 
     def check_not_older(
         self,

@@ -5,11 +5,9 @@ Entries are checked like answers from the network, so a damaged one costs a fetc
 
 import logging
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
-from math import inf
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -17,7 +15,7 @@ from platformdirs import user_cache_path
 
 from gemm_tuner.build.cache import CACHE_VARIABLE, make_private, write_atomically
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.files import read_bounded
+from gemm_tuner.files import open_plain
 
 MAX_ARTIFACT_BYTES = 2**26
 MAX_ANSWER_BYTES = 2**21
@@ -102,15 +100,19 @@ class Cache:
         self._is_warned = True
 
     def revocations(self, name: str) -> bytes | None:
-        """Return the list of revocations kept under this name."""
-        return _read(self._revocations / name, MAX_ANSWER_BYTES)
+        """Return the list of revocations kept under this name; one that others wrote is none.
 
-    def age_of_revocations_s(self, name: str) -> float:
-        """Return how long ago the list was kept, infinite if there is none."""
+        Nothing in it is signed.
+        """
+        return _read(self._revocations / name, MAX_ANSWER_BYTES, is_own=True)
+
+    def stamp_of_revocations(self, name: str) -> tuple[float, int]:
+        """Return when the list was kept, in s since 1970, and its inode; zeros without one."""
         try:
-            return time.time() - (self._revocations / name).lstat().st_mtime
+            status = (self._revocations / name).lstat()
         except OSError:
-            return inf
+            return (0.0, 0)
+        return (status.st_mtime, status.st_ino)
 
     def keep_revocations(self, name: str, content: bytes) -> None:
         """Keep a list of revocations that was checked."""
@@ -121,8 +123,13 @@ class Cache:
         (self._revocations / name).unlink(missing_ok=True)
 
 
-def _read(path: Path, limit_bytes: int) -> bytes | None:
+def _read(path: Path, limit_bytes: int, *, is_own: bool = False) -> bytes | None:
     try:
-        return read_bounded(path, limit_bytes)
+        with open_plain(path, follows_links=not is_own) as file:
+            status = os.fstat(file.fileno())
+            if is_own and (status.st_uid != os.getuid() or status.st_mode & 0o022):
+                return None
+            content = file.read(limit_bytes + 1)
     except OSError:
         return None
+    return content if len(content) <= limit_bytes else None

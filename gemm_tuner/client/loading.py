@@ -2,6 +2,7 @@
 
 import logging
 from datetime import datetime
+from weakref import WeakKeyDictionary
 
 from gemm_tuner.client.agreement import check_kernel
 from gemm_tuner.client.cache import Cache
@@ -27,12 +28,12 @@ class Loader:
         self._cache = cache
         self._revocations = revocations
         self._cpu = cpu
-        self._expiry: dict[str, datetime] = {}  # of the newest verdict for each artifact
+        self._expiry = WeakKeyDictionary[Kernel, datetime]()
 
-    def holds(self, digest: str) -> bool:
+    def holds(self, kernel: Kernel) -> bool:
         """Return whether a loaded kernel was not revoked since, and its verdict has not expired."""
-        is_revoked = self._revocations.why_revoked(digest) is not None
-        return not is_revoked and self._revocations.now() < self._expiry[digest]
+        is_revoked = self._revocations.why_revoked(kernel.artifact.sha256) is not None
+        return not is_revoked and self._revocations.now() < self._expiry[kernel]
 
     def kernel_or_none(
         self, verdict: VerdictPayload, question: Question, session: Session | None
@@ -78,7 +79,6 @@ class Loader:
             binary, artifact=artifact, cpu=self._cpu, threads=threads, reason=reason_of(verdict)
         )
         check_kernel(kernel, verdict, question.problem)
-        self._expiry[artifact.sha256] = max(
-            verdict.expires_at, self._expiry.get(artifact.sha256, verdict.expires_at)
-        )
+        # Not by its digest: another question may have the same kernel, by a verdict of its own.
+        self._expiry[kernel] = verdict.expires_at
         return kernel

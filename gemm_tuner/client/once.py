@@ -1,12 +1,12 @@
 """Find a thing once for all threads that want it, and different things in parallel."""
 
-import os
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import CancelledError, Future
 from threading import Lock
-from typing import Any, Generic, TypeVar
-from weakref import WeakSet
+from typing import Generic, TypeVar
+
+from gemm_tuner.client.forks import tell_of_forks
 
 MAX_BRIEF = 1000
 
@@ -37,9 +37,9 @@ class Once(Generic[Question, Found]):
         self._brief: dict[Question, tuple[float, Found]] = {}
         self._pending: dict[Question, Future[Found]] = {}
         self._lock = Lock()
-        _ALL.add(self)
+        tell_of_forks(self)
 
-    def forget_pending(self) -> None:
+    def after_fork(self) -> None:
         """Forget who looks: after a fork, those threads are in another process."""
         self._pending = {}
         self._lock = Lock()
@@ -102,14 +102,3 @@ class Once(Generic[Question, Found]):
                 del self._pending[question]
             mine.cancel()  # does nothing unless this thread was interrupted
         return found
-
-
-_ALL: "WeakSet[Once[Any, Any]]" = WeakSet()
-
-
-def _forget_all_pending() -> None:
-    for once in list(_ALL):
-        once.forget_pending()
-
-
-os.register_at_fork(after_in_child=_forget_all_pending)

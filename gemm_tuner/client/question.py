@@ -26,6 +26,11 @@ class LayerQuestion:
     context: ExecutionContext
     max_loss: float
 
+    @property
+    def alone(self) -> tuple[Question, ...]:
+        """Return the question for each of the problems."""
+        return tuple(Question(problem=one, context=self.context) for one in self.problems)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:

@@ -4,12 +4,14 @@ import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
+from math import inf
 from threading import Lock
-from time import monotonic
+from time import monotonic, time
 
 from pydantic import ValidationError
 
 from gemm_tuner.client.cache import Cache
+from gemm_tuner.client.forks import tell_of_forks
 from gemm_tuner.client.keys import Keys
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.errors import KernelRejected, ServiceFailed, SignatureInvalid
@@ -24,46 +26,60 @@ _LOG = logging.getLogger(__name__)
 class KnownRevocations:
     """The newest list of revocations of one service that this user has seen.
 
-    `name` tells services apart in the cache. An older list never takes the place of a newer one.
-    Nothing slow is done under the lock.
+    `name` tells services apart in the cache, where processes of this user share what each was
+    given. An older list never takes the place of a newer one. Nothing slow is done under the lock.
     """
 
     def __init__(self, cache: Cache, name: str) -> None:
         self._cache = cache
         self._name = name
         self._lock = Lock()
-        self._asked_s: float | None = None
-        self._list = _read(cache.revocations(name))
-        self._artifacts = frozenset(self._list.artifacts) if self._list else frozenset()
+        self._asked_s = -inf
+        self._seen = (0.0, 0)  # the file that was read last
+        self._list: RevocationsPayload | None = None
+        self._artifacts: frozenset[str] = frozenset()
+        self._read_kept()
+        tell_of_forks(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
+        self._lock = Lock()
 
     def is_due(self) -> bool:
-        """Return whether it is time to ask for the list again."""
-        if self._asked_s is None:  # perhaps another process has asked
-            return not 0 <= self._cache.age_of_revocations_s(self._name) < ASK_EVERY_S
-        return monotonic() - self._asked_s >= ASK_EVERY_S
+        """Return whether it is time to ask for the list again, for this process or another.
+
+        If another has asked, this one takes what was given.
+        """
+        if self._was_asked_lately():
+            return False
+        self._read_kept()
+        return not self._was_asked_lately()
 
     def ask(self, fetch: Callable[[], bytes], keys_for: Callable[[str], Keys]) -> None:
         """Ask for the list with `fetch`, if it is time to, and keep it if it is newer.
 
-        `keys_for` returns the keys to believe it by, given the id of the one that signed it.
+        `keys_for` returns the keys to believe it by, given the id of the one that signed it. A key
+        that the known list revokes is not believed: it could take its own revocation back.
 
         A list that cannot be had or believed costs a warning: the kept one stays.
         """
+        if not self.is_due():
+            return
         with self._lock:
-            if not self.is_due():
-                return
+            if self._was_asked_lately():
+                return  # another thread was faster
             self._asked_s = monotonic()
         try:
             document = fetch()
-            found = open_revocations(document, keys_for(signer_of(document)), datetime.now(UTC))
+            signer = signer_of(document)
+            found = open_revocations(document, keys_for(signer), datetime.now(UTC))
+            self._keep(found, signer)
         except ServiceFailed as error:
             # A service from before there were revocations has no such list.
             is_known = self._list is not None or error.status != HTTPStatus.NOT_FOUND
             _LOG.log(logging.WARNING if is_known else logging.DEBUG, "No revocations: %s", error)
         except KernelRejected as error:
             _LOG.warning("The list of revocations is not believed: %s", error)
-        else:
-            self._keep(found)
 
     def why_revoked(self, digest: str) -> str | None:
         """Return why the artifact with this sha256 must not be loaded, None if it may."""
@@ -109,12 +125,38 @@ class KnownRevocations:
         now = datetime.now(UTC)
         return now if self._list is None else max(now, self._list.issued_at)
 
-    def _keep(self, found: RevocationsPayload) -> None:
-        kept = _read(self._cache.revocations(self._name))  # another process may have been faster
+    def _was_asked_lately(self) -> bool:
+        return monotonic() - self._asked_s < ASK_EVERY_S
+
+    def _read_kept(self) -> None:
+        """Take the list in the cache, if it is another than was read last."""
+        stamp = self._cache.stamp_of_revocations(self._name)
+        if stamp != self._seen:
+            kept = _read(self._cache.revocations(self._name))
+            with self._lock:
+                self._take(kept)
+                self._seen = (0.0, 0) if kept is None else stamp
+        age_s = time() - self._seen[0]
+        if 0 <= age_s < ASK_EVERY_S:
+            with self._lock:
+                self._asked_s = max(self._asked_s, monotonic() - age_s)
+
+    def _take(self, found: RevocationsPayload | None) -> None:
+        """Let a list be the known one, if it is newer; the lock is held."""
+        if found is not None and (self._list is None or found.age > self._list.age):
+            self._artifacts = frozenset(found.artifacts)
+            self._list = found
+
+    def _keep(self, found: RevocationsPayload, signer: str) -> None:
+        self._read_kept()  # another process may have been faster
         with self._lock:
-            newest = max(filter(None, (self._list, kept, found)), key=lambda one: one.age)
-            self._list = newest
-            self._artifacts = frozenset(newest.artifacts)
+            if signer in self.revoked_keys():
+                raise SignatureInvalid(
+                    f"it is signed with the key {signer}, which was revoked; if that was lifted, "
+                    '"gemm-tuner keys accept" forgets the list that says so.'
+                )
+            self._take(found)
+            newest = self._list or found
         if newest.number > found.number:
             _LOG.warning(
                 "The service sent the revocations %d, older than the %d kept here; they are not "

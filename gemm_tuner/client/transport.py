@@ -19,9 +19,11 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpcore
 
+import gemm_tuner.http_parsing  # noqa: F401 - heads of answers in bounded time
 from gemm_tuner.client.connection import BoundedBackend, Deadline, OtherUserListens
 from gemm_tuner.client.retries import Dropped, NoAnswer, Passing, ask_again, retry_after_s
 from gemm_tuner.domain.access import TokenSecret
+from gemm_tuner.domain.printable import quoted
 from gemm_tuner.errors import DigestMismatch, InvalidSetting, ServiceFailed, ServiceUnreachable
 
 UNIX = "unix:"
@@ -187,6 +189,10 @@ class Session:
         """Return the seconds that are left of the ask."""
         return self._deadline.rest_s()
 
+    def within(self, timeout_s: float) -> "Session":
+        """Return a session for a part of the ask, which may take so long at most."""
+        return Session(self._connections, Deadline(min(timeout_s, self.rest_s())))
+
     def resolve(self, request: dict[str, Any], kept: bytes | None) -> bytes:
         """Return the answer to `POST /v1/resolve`, not yet parsed.
 
@@ -276,8 +282,8 @@ class Session:
         except _FAILURES as error:
             passes = isinstance(error, _PASSING) and not isinstance(error, OtherUserListens)
             raise (Dropped if passes else NoAnswer)(
-                f"the service at {self._address.url} does not answer ({error}); check the address, "
-                'or start one with "gemm-tuner serve".'
+                f"the service at {self._address.url} does not answer ({quoted(str(error))}); check "
+                'the address, or start one with "gemm-tuner serve".'
             ) from None
         status = response.status
         if status == HTTPStatus.NOT_MODIFIED or status // 100 == 2:
@@ -291,6 +297,10 @@ class Session:
             raise Passing(message, after_s=retry_after_s(said.get(b"retry-after")))
         is_fault = status >= HTTPStatus.INTERNAL_SERVER_ERROR
         raise (ServiceUnreachable if is_fault else ServiceFailed)(message, status)
+
+
+# What asks the service until the deadline of an ask, or why nothing does.
+Asking = Session | ServiceUnreachable
 
 
 def _pool(address: Address, backend: BoundedBackend) -> httpcore.ConnectionPool:
@@ -352,9 +362,10 @@ def _problem_text(content: bytes) -> str:
     """Return title and detail of a problem document (RFC 9457), or the start of what else came."""
     try:
         document = json.loads(content)
-        return f"{document['title']}: {document['detail']}"
-    except (ValueError, KeyError, TypeError):
-        return content[:200].decode(errors="replace") or "no explanation."
+        text = f"{document['title']}: {document['detail']}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        text = content[:200].decode(errors="replace")
+    return quoted(text) or "no explanation."
 
 
 def _without_password(url: str) -> str:

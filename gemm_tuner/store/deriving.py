@@ -19,7 +19,7 @@ from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.store.integrity import attestation_of
 from gemm_tuner.store.problems import problem_id, read_problem
-from gemm_tuner.store.reading import read_trial, who_attests, why_not_believed
+from gemm_tuner.store.reading import read_trial, select_trials, who_attests, why_not_believed
 from gemm_tuner.store.statements import upsert
 from gemm_tuner.store.tables import (
     Origin,
@@ -198,38 +198,25 @@ class Deriving:
 
     def _derive(self, problem: Problem, class_key: str, serial: int = 0) -> None:
         """Derive the verdicts of a problem on the CPUs of a class, from trials that may decide."""
-        query = (
-            select(
-                trials.c.sequence,
-                trials.c.id,
-                trials.c.document,
-                trials.c.outcome,
-                trials.c.attested_by,
-                trials.c.attestation,
-            )
-            .join(cpus, cpus.c.id == trials.c.cpu_id)
-            .where(
-                trials.c.problem_id == problem_id(problem),
-                cpus.c.class_key == class_key,
-                trials.c.origin == Origin.MEASURED.value,
-                (trials.c.stage == Stage.CONFIRM.value)
-                | (trials.c.outcome != Outcome.CORRECT.value),
-            )
-            .order_by(trials.c.sequence)
+        query = select_trials().where(
+            trials.c.problem_id == problem_id(problem),
+            cpus.c.class_key == class_key,
+            trials.c.origin == Origin.MEASURED.value,
+            (trials.c.stage == Stage.CONFIRM.value) | (trials.c.outcome != Outcome.CORRECT.value),
         )
         newest: dict[str, int] = {}
         places: dict[_Place, frozenset[IsaFeature]] = {}
         decisive: list[Trial] = []
         rests_on = set[str]()
-        for row in self._connection.execute(query):
-            trial = read_trial(row.id, row.document)
-            newest[trial.cpu.exact_key] = row.sequence
-            serial = max(serial, row.sequence)
+        for row in self._connection.execute(query).mappings():
+            trial = read_trial(row)
+            newest[trial.cpu.exact_key] = row["sequence"]
+            serial = max(serial, row["sequence"])
             places[_place_of(trial)] = trial.cpu.isa
-            if why_not_believed(self._keys, row) is None:
+            if why_not_believed(self._keys, trial, row) is None:
                 decisive.append(trial)
                 if trial.outcome is Outcome.CORRECT:  # a failure counts whoever noted it
-                    rests_on.add(row.attested_by)
+                    rests_on.add(row["attested_by"])
         evidence = _Evidence(decisive, rests_on, exhausted_sweeps(self._connection, problem))
         for place, isa in places.items():
             values = self._verdicts_of(problem, place, isa, evidence)

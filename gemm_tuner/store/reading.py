@@ -1,38 +1,89 @@
 """Reading rows: what they say, and whether that is believed."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Row
+from sqlalchemy import RowMapping, Select, select
 
 from gemm_tuner.domain.record import Outcome, Trial
-from gemm_tuner.errors import InvalidRecord, StoreFailed
+from gemm_tuner.errors import InvalidRecord, InvalidSetting, StoreFailed
 from gemm_tuner.store.integrity import attestation_of, check_digest
+from gemm_tuner.store.problems import problem_id
+from gemm_tuner.store.tables import cpus, trials
 from gemm_tuner.store.wire import parse_record
 from gemm_tuner.trust.attestation import Attestation, MeasuringKeys, Statement
 
 
-def read_trial(key: str, document: str) -> Trial:
-    """Return the trial of a row.
+def columns_of(trial: Trial) -> dict[str, str | int]:
+    """Return what the columns of a row repeat of its trial, for queries to go by."""
+    return {
+        "problem_id": problem_id(trial.problem),
+        "threads": trial.context.threads,
+        "regime": trial.context.regime.value,
+        "generator": trial.generator,
+        "stage": trial.stage.value,
+        "outcome": trial.outcome.value,
+    }
+
+
+def select_trials() -> Select[*tuple[Any, ...]]:
+    """Return the query for rows that `read_trial` takes, in the order of insertion."""
+    return (
+        select(trials, cpus.c.exact_key, cpus.c.class_key)
+        .join(cpus, cpus.c.id == trials.c.cpu_id)
+        .order_by(trials.c.sequence)
+    )
+
+
+def read_trial(row: RowMapping) -> Trial:
+    """Return the trial of a row of `select_trials`.
 
     Raises:
-        StoreFailed: the document does not match its key, or is of a later version.
+        StoreFailed: the document does not match its key or its columns, or is of a later version.
     """
-    check_digest("trial", key, document.encode())
+    check_digest("trial", row["id"], row["document"].encode())
     try:
-        return parse_record(document)
+        trial = parse_record(row["document"])
     except InvalidRecord as error:
         raise StoreFailed(
-            f"trial {key[:12]} in the database cannot be read: {error}; update gemm-tuner."
+            f"trial {row['id'][:12]} in the database cannot be read: {error}; update gemm-tuner."
         ) from error
+    check_columns(trial, row)
+    return trial
 
 
-def why_not_believed(keys: MeasuringKeys, row: Row[*tuple[Any, ...]]) -> str | None:
-    """Return why a trial that was run here is no reason to serve a kernel, None if it is one."""
-    if row.outcome != Outcome.CORRECT.value:
-        return None
-    attestation = attestation_of(row.attested_by, row.attestation)
-    return keys.why_not_believed(Statement.TRIAL, row.document, attestation)
+def check_columns(trial: Trial, row: RowMapping) -> None:
+    """Check that the columns of a row say what its document does, which alone is attested.
+
+    Raises:
+        StoreFailed: they say something else.
+    """
+    said = columns_of(trial)
+    said |= {"exact_key": trial.cpu.exact_key, "class_key": trial.cpu.class_key}
+    others = [name for name, value in said.items() if row.get(name, value) != value]
+    if others:
+        raise StoreFailed(
+            f"the trial {row['id'][:12]} has other values in its columns ({', '.join(others)}) "
+            "than in its document: it was damaged; restore the database from a backup, or start a "
+            "new one with --db."
+        )
+
+
+def why_not_believed(keys: MeasuringKeys, trial: Trial, row: RowMapping) -> str | None:
+    """Return why a trial that was run here is no reason to serve a kernel, None if it is one.
+
+    A failure counts whoever noted it.
+    """
+    return None if trial.outcome is not Outcome.CORRECT else why_not_attested(keys, row)
+
+
+def why_not_attested(keys: MeasuringKeys, row: RowMapping) -> str | None:
+    """Return why nobody who is believed attests a trial, None if someone does."""
+    attestation = attestation_of(row["attested_by"], row["attestation"])
+    with usable_keys():
+        return keys.why_not_believed(Statement.TRIAL, row["document"], attestation)
 
 
 def who_attests(
@@ -42,12 +93,22 @@ def who_attests(
     attestation: Attestation | None,
 ) -> tuple[str | None, str | None]:
     """Return the public key that attests an artifact; or else None, and why it is not served."""
-    reason = keys.why_not_believed(Statement.ARTIFACT, document, attestation)
+    with usable_keys():
+        reason = keys.why_not_believed(Statement.ARTIFACT, document, attestation)
     if reason is None and not describes(document, sha256):
         reason = "its description is of another binary: the database was changed"
     if reason is not None or attestation is None:
         return None, reason
     return attestation.public_key, None
+
+
+@contextmanager
+def usable_keys() -> Iterator[None]:
+    """Turn a fault of the files of keys into `StoreFailed`: who asks a store did not name them."""
+    try:
+        yield
+    except InvalidSetting as error:
+        raise StoreFailed(f"nothing in the store can be believed: {error}") from error
 
 
 def describes(document: str, digest: str) -> bool:

@@ -10,6 +10,7 @@ from sqlalchemy import Column, RowMapping, Table, UniqueConstraint
 
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.store.integrity import check_digest, decompress
+from gemm_tuner.store.reading import check_columns
 from gemm_tuner.store.tables import (
     METADATA,
     artifacts,
@@ -46,7 +47,7 @@ def key_of(table: Table) -> tuple[Column[Any], ...]:
 
 
 def check_row(table: Table, row: RowMapping) -> None:
-    """Check that the bytes of a row are those that its key was made from.
+    """Check that the bytes of a row are those that its key was made from, and its columns fit.
 
     Raises:
         StoreFailed: they are not.
@@ -63,7 +64,7 @@ def shown_key(table: Table, row: RowMapping) -> str:
 
 def _check_trial(row: RowMapping) -> None:
     check_digest("trial", row["id"], row["document"].encode())
-    parse_record(row["document"])
+    check_columns(parse_record(row["document"]), row)
 
 
 def _check_artifact(row: RowMapping) -> None:

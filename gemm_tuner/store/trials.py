@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, RowMapping, select, update
 
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.cpu import Cpu
@@ -15,7 +14,13 @@ from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.store.deriving import Deriving
 from gemm_tuner.store.integrity import check_digest, digest_of
 from gemm_tuner.store.problems import insert_problem, problem_id
-from gemm_tuner.store.reading import read_trial, why_not_believed
+from gemm_tuner.store.reading import (
+    columns_of,
+    read_trial,
+    select_trials,
+    why_not_attested,
+    why_not_believed,
+)
 from gemm_tuner.store.revocations import append_revocation, revoked_among
 from gemm_tuner.store.statements import Statements, insert_new
 from gemm_tuner.store.tables import Origin, artifacts, cpus, trials
@@ -85,17 +90,9 @@ class Trials(Statements):
         believed: what speaks against a kernel counts, whoever wrote it. With `only_decisive`, those
         are left out that no verdict depends on: what neither confirmed a kernel nor failed.
         """
-        query = select(
-            trials.c.id,
-            trials.c.document,
-            trials.c.outcome,
-            trials.c.attested_by,
-            trials.c.attestation,
-        ).order_by(trials.c.sequence)
+        query = select_trials()
         if problem is not None:
             query = query.where(trials.c.problem_id == problem_id(problem))
-        if any(key is not None for key in (cpu_key, class_key, model_key)):
-            query = query.join(cpus, cpus.c.id == trials.c.cpu_id)
         if cpu_key is not None:
             query = query.where(cpus.c.exact_key == cpu_key)
         if class_key is not None:
@@ -112,27 +109,24 @@ class Trials(Statements):
         if origin is not None:
             query = query.where(trials.c.origin == origin.value)
         with self._reading() as connection:
-            rows = connection.execute(query).all()
+            rows = connection.execute(query).mappings().all()
         return tuple(
             trial
-            for trial, row in [(read_trial(row.id, row.document), row) for row in rows]
-            if origin is not Origin.MEASURED or self._why_not_believed(row) is None
+            for trial, row in [(read_trial(row), row) for row in rows]
+            if origin is not Origin.MEASURED or self._why_not_believed(trial, row) is None
         )
 
     def unbelieved_trials(self, problem: Problem) -> Mapping[str, int]:
-        """Return why trials of a problem that were run here do not count, and how many each.
-
-        Raises:
-            InvalidSetting: the files of measuring keys cannot be used.
-        """
-        query = select(
-            trials.c.document, trials.c.outcome, trials.c.attested_by, trials.c.attestation
-        ).where(
+        """Return why trials of a problem that were run here do not count, and how many each."""
+        query = select_trials().where(
             trials.c.problem_id == problem_id(problem), trials.c.origin == Origin.MEASURED.value
         )
         with self._reading() as connection:
-            rows = connection.execute(query).all()
-        return Counter(filter(None, map(self._why_not_believed, rows)))
+            rows = connection.execute(query).mappings().all()
+        # What is attested need not be read, which takes longest.
+        doubted = (row for row in rows if why_not_attested(self._keys, row))
+        reasons = (self._why_not_believed(read_trial(row), row) for row in doubted)
+        return Counter(filter(None, reasons))
 
     def attest_trials(self) -> int:
         """Attest with the own key what was run here and no believed key attests; return how many.
@@ -140,21 +134,19 @@ class Trials(Statements):
         Raises:
             InvalidSetting: the measuring keys cannot be used.
         """
-        query = select(
-            trials.c.sequence,
-            trials.c.document,
-            trials.c.outcome,
-            trials.c.attested_by,
-            trials.c.attestation,
-        ).where(trials.c.origin == Origin.MEASURED.value)
+        query = select_trials().where(trials.c.origin == Origin.MEASURED.value)
         with self._reading() as connection:
-            rows = [row for row in connection.execute(query) if self._why_not_believed(row)]
+            rows = [
+                row
+                for row in connection.execute(query).mappings()
+                if self._why_not_believed(read_trial(row), row)
+            ]
         with self._writing() as connection:
             for row in rows:
-                signed = self._keys.attest(Statement.TRIAL, row.document)
+                signed = self._keys.attest(Statement.TRIAL, row["document"])
                 connection.execute(
                     update(trials)
-                    .where(trials.c.sequence == row.sequence)
+                    .where(trials.c.sequence == row["sequence"])
                     .values(attested_by=signed.public_key, attestation=signed.signature)
                 )
             if rows:
@@ -164,16 +156,15 @@ class Trials(Statements):
     def page(self, *, after: int = 0, limit: int = 100) -> Page:
         """Return at most `limit` trials that were run into this store, those behind `after`."""
         query = (
-            select(trials.c.sequence, trials.c.id, trials.c.document)
+            select_trials()
             .where(trials.c.sequence > after, trials.c.origin == Origin.MEASURED.value)
-            .order_by(trials.c.sequence)
             .limit(limit + 1)
         )
         with self._reading() as connection:
-            rows = connection.execute(query).all()
+            rows = connection.execute(query).mappings().all()
         return Page(
-            trials=tuple(read_trial(key, document) for _, key, document in rows[:limit]),
-            next_after=rows[limit - 1][0] if len(rows) > limit else None,
+            trials=tuple(read_trial(row) for row in rows[:limit]),
+            next_after=rows[limit - 1]["sequence"] if len(rows) > limit else None,
         )
 
     def cpu(self, exact_key: str) -> Cpu | None:
@@ -187,9 +178,9 @@ class Trials(Statements):
         check_digest("CPU", row[0], row[1].encode())
         return WireCpu.model_validate_json(row[1]).to_domain()
 
-    def _why_not_believed(self, row: Row[*tuple[Any, ...]]) -> str | None:
+    def _why_not_believed(self, trial: Trial, row: RowMapping) -> str | None:
         """Return why a trial that was run here is no reason to serve a kernel."""
-        return why_not_believed(self._keys, row)
+        return why_not_believed(self._keys, trial, row)
 
 
 def _append(
@@ -214,13 +205,8 @@ def _append(
         id=digest_of(document),
         document=document,
         origin=origin.value,
-        problem_id=problem_id(trial.problem),
         cpu_id=cpu_id,
-        threads=trial.context.threads,
-        regime=trial.context.regime.value,
-        generator=trial.generator,
-        stage=trial.stage.value,
-        outcome=trial.outcome.value,
+        **columns_of(trial),
         attested_by=attestation.public_key if attestation else None,
         attestation=attestation.signature if attestation else None,
     )

@@ -22,7 +22,7 @@ from gemm_tuner.store.deriving import (
 )
 from gemm_tuner.store.integrity import attestation_of
 from gemm_tuner.store.problems import problem_id
-from gemm_tuner.store.reading import who_attests
+from gemm_tuner.store.reading import usable_keys, who_attests
 from gemm_tuner.store.statements import Statements
 from gemm_tuner.store.tables import artifacts, revocations, verdict_state, verdicts
 from gemm_tuner.store.verdict_document import load_verdict
@@ -119,14 +119,17 @@ class Verdicts(Statements):
         more, or where the kernel that it names is lost, revoked or not attested.
         """
         attested = statement(*stored.question, stored.text)
-        if self._keys.why_not_believed(Statement.VERDICT, attested, stored.attestation):
+        with usable_keys():
+            believed = self._keys.believed()
+            why_not = self._keys.why_not_believed(Statement.VERDICT, attested, stored.attestation)
+        if why_not:
             return None
         if stored.text == NO_VERDICT:
             return None
         verdict, rests_on = load_verdict(
             stored.text, problem=problem, cpu_key=cpu_key, context=context, basis=basis
         )
-        if not rests_on <= self._keys.believed():
+        if not rests_on <= believed:
             return None
         if verdict.artifact is None:
             return verdict
@@ -148,7 +151,8 @@ class Verdicts(Statements):
 
     def believed_keys(self) -> frozenset[str]:
         """Return the measuring keys that are believed, in hex; they decide what is served."""
-        return self._keys.believed()
+        with usable_keys():
+            return self._keys.believed()
 
     def derive_again(self, tell: Callable[[int, int], None] = lambda _done, _total: None) -> int:
         """Derive all verdicts again from trials, and return how many there are.

@@ -13,7 +13,7 @@ from gemm_tuner_service.dependencies import WORK, RunningService
 from gemm_tuner_service.metrics import TOKENS_REFUSED
 from gemm_tuner_service.observing import CALLER, FROM
 from gemm_tuner_service.problems import busy_response, error_response, problem_response
-from gemm_tuner_service.routing import Rule, methods_of, rule_of
+from gemm_tuner_service.routing import LIVENESS, Rule, methods_of, rule_of
 
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="gemm-tuner"'}
 _LOGGER = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _LOGGER = logging.getLogger(__name__)
 class AccessControl:
     """Middleware that passes on what fits a row of the table of routes, from who may ask it.
 
-    It puts the caller into the state of the request.
+    It puts the caller into the state of the request: for a route that is for everyone, the address.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -47,7 +47,7 @@ class ClientWork:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, unless its client asks too much."""
         caller: Caller | None = scope.get("state", {}).get(CALLER)
-        if caller is None:  # a route for everyone, or the start and the end of the service
+        if caller is None:  # whether the process lives, or the start and the end of the service
             await self._app(scope, receive, send)
             return
         service: RunningService = scope["app"].state.service
@@ -66,11 +66,14 @@ class ClientWork:
 async def _refusal_of(scope: Scope) -> Response | None:
     """Return the answer to a request that may not pass, and else note who sent it."""
     rule = rule_of(scope["method"], scope["path"])
-    if rule is not None and rule.scope is None:
-        return None
     service: RunningService = scope["app"].state.service
     peer = service.callers.peer_of(scope)
-    scope.setdefault("state", {})[FROM] = peer.name
+    state = scope.setdefault("state", {})
+    state[FROM] = peer.name
+    if rule is not None and rule.scope is None:
+        if rule.path != LIVENESS:
+            state[CALLER] = Caller(key=peer.key, name=peer.name, scopes=frozenset())
+        return None
     try:
         caller = await service.callers.identify(scope, peer)
     except NotAuthenticated:
@@ -92,7 +95,7 @@ async def _refusal_of(scope: Scope) -> Response | None:
         return busy_response(error)
     except GemmTunerError as error:
         return error_response(error)
-    scope["state"][CALLER] = caller
+    state[CALLER] = caller
     return _without_right(scope, rule, caller)
 
 

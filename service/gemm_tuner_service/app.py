@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from gemm_tuner_service.access import AccessControl, ClientWork
 from gemm_tuner_service.dependencies import RunningService
 from gemm_tuner_service.head import HeadAsGet
-from gemm_tuner_service.limits import RequestLimits
+from gemm_tuner_service.limits import FramingControl, RequestLimits
 from gemm_tuner_service.observing import Observation
 from gemm_tuner_service.problems import RESPONSES, install_handlers
 from gemm_tuner_service.routes import (
@@ -61,6 +61,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(RequestLimits)
     app.add_middleware(AccessControl)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(FramingControl)
     app.add_middleware(Observation)
     install_handlers(app)
     for routes in (

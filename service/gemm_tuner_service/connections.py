@@ -18,10 +18,13 @@ from typing import Any
 import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+import gemm_tuner.http_parsing  # noqa: F401 - heads of requests in bounded time
 from gemm_tuner.trust.local import peer_uid
+from gemm_tuner_service.bounds import MAX_UPLOAD_BYTES
 from gemm_tuner_service.peers import UID
 from gemm_tuner_service.problems import problem_response
 from gemm_tuner_service.tls import Handshake, TlsFiles
@@ -38,7 +41,9 @@ class ConnectionLimits:
     on; `body_s` for its body; `answer_s` for the answer, until the caller has read it. A connection
     without a request is closed after `idle_s`. What has come of a head, or of what frames a piece
     of a body, may have `head_bytes`. When a connection more than `connections` comes, the one that
-    has waited longest for its caller is closed.
+    has waited longest for its caller is closed. When more than `unsent_bytes` wait for all callers
+    to be read, the connection that holds the most is closed. Of a body whose request is answered
+    already, `dropped_bytes` are read.
     """
 
     head_s: float = 10.0
@@ -47,6 +52,8 @@ class ConnectionLimits:
     idle_s: int = 5
     head_bytes: int = 16 * 2**10
     connections: int = 512
+    unsent_bytes: int = 2**26
+    dropped_bytes: int = MAX_UPLOAD_BYTES
     backlog: int = 64
 
     def within(self, descriptors: int) -> "ConnectionLimits":
@@ -127,7 +134,12 @@ class Connections:
             self._waiting.pop(shaking, None)
 
         return Handshake(
-            self._context, timeout_s=self._limits.head_s, make=make, begun=begin, ended=end
+            self._context,
+            timeout_s=self._limits.head_s,
+            flush_s=self._limits.answer_s,
+            make=make,
+            begun=begin,
+            ended=end,
         )
 
 
@@ -137,13 +149,15 @@ class _Phase(Enum):
     HEAD = auto()  # the rest of a request's line and headers, or a request
     BODY = auto()
     ANSWER = auto()  # this service
-    READER = auto()  # the caller, to read the answer
+    READER = auto()  # the caller, to read what was answered
 
 
 class BoundedProtocol(H11Protocol):
     """A connection that is aborted when its caller is too slow, or when others need its place.
 
-    `waiting` holds the connections that wait for their callers, the longest first.
+    `waiting` holds the connections that wait for their callers, the longest first. An answer is
+    handed over whole, so that what is unsent is known; while a caller has too much to read, the
+    requests that follow are not begun.
     """
 
     def __init__(
@@ -160,6 +174,8 @@ class BoundedProtocol(H11Protocol):
         self._waiting = waiting
         self._phase: _Phase | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._is_unread = False
+        self._dropped_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, in the place of another if there are too many."""
@@ -180,22 +196,55 @@ class BoundedProtocol(H11Protocol):
         """Take what came; a deadline moves when a request is further, not when a byte came."""
         super().data_received(data)
         self._follow()
+        self._bound_dropped(len(data))
+
+    def handle_events(self) -> None:
+        """Take up what came, unless the caller has to read first."""
+        if self.transport.is_closing():
+            return
+        if not self._is_unread:
+            super().handle_events()
+            return
+        self.flow.pause_reading()
+        if self.conn.trailing_data[0]:  # it is no idle connection
+            self._unset_keepalive_if_required()
+
+    def pause_writing(self) -> None:
+        """Wait for the caller to read."""
+        self._is_unread = True
+        self._follow()
+
+    def resume_writing(self) -> None:
+        """Take up what came meanwhile."""
+        self._is_unread = False
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        self.handle_events()
+        self._follow()
 
     def on_response_complete(self) -> None:
         """Begin to wait for the caller: to read, and to ask again."""
         self._phase = None
         super().on_response_complete()
         self._follow()
+        if self.unsent_bytes > HIGH_WATER_LIMIT:
+            self._bound_unsent()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no request as any other fault, and close the connection."""
-        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:  # not answered yet
+        is_begun = self.conn.our_state is h11.SEND_RESPONSE
+        if is_begun:  # this is its answer: what else is made has no place to go
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if is_begun or self.conn.our_state is h11.IDLE:  # not answered yet
             fault = f"{msg} Send HTTP/1.1, as RFC 9112 has it."
             answer = problem_response(HTTPStatus.BAD_REQUEST, fault)
             headers = [*self.server_state.default_headers, *answer.raw_headers, _CLOSE]
+            is_head = is_begun and self.scope["method"] == "HEAD"
             for event in (
                 h11.Response(status_code=answer.status_code, headers=headers),
-                h11.Data(data=bytes(answer.body)),
+                h11.Data(data=b"" if is_head else bytes(answer.body)),
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
@@ -206,13 +255,25 @@ class BoundedProtocol(H11Protocol):
         if self._phase is not _Phase.ANSWER:
             return False
         self.cycle.keep_alive = False
-        return True
+        if self.scheme == "https":  # TLS ends in both directions at once
+            self.cycle.disconnected = True
+        return self.scheme != "https"
+
+    def shutdown(self) -> None:
+        """Close the connection as soon as nobody waits for an answer."""
+        if not self.transport.is_closing():
+            super().shutdown()
 
     def abort(self) -> None:
         """Close the connection at once, whatever is unsent."""
         self._leave()
         self.connections.discard(self)
         self.transport.abort()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How much was answered and not read."""
+        return self.transport.get_write_buffer_size()
 
     def _follow(self) -> None:
         """Set the deadline of what the connection waits for, if that is new."""
@@ -232,13 +293,33 @@ class BoundedProtocol(H11Protocol):
             self._waiting[self] = None
 
     def _now(self) -> _Phase:
-        is_answered = self.cycle is None or self.cycle.response_complete
-        if is_answered and self.transport.get_write_buffer_size():
+        if self._is_unread or self.transport.is_closing():
+            return _Phase.READER
+        if self._is_answered() and self.unsent_bytes:
             return _Phase.READER
         state = self.conn.their_state
         if state is h11.IDLE:
             return _Phase.HEAD
         return _Phase.BODY if state is h11.SEND_BODY else _Phase.ANSWER
+
+    def _is_answered(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _bound_dropped(self, size_bytes: int) -> None:
+        """Count what comes of a body whose request is answered, and end what is too long."""
+        is_dropped = self._is_answered() and self.conn.their_state is h11.SEND_BODY
+        self._dropped_bytes = self._dropped_bytes + size_bytes if is_dropped else 0
+        if self._dropped_bytes > self._limits.dropped_bytes:
+            self.abort()
+
+    def _bound_unsent(self) -> None:
+        """Close who has the most to read, while that of all callers together is too much."""
+        connections: set[Any] = self.connections
+        unsent = {each: each.unsent_bytes for each in connections}
+        while sum(unsent.values()) > self._limits.unsent_bytes:
+            most = max(unsent, key=unsent.__getitem__)
+            del unsent[most]
+            most.abort()
 
     def _leave(self) -> None:
         self._waiting.pop(self, None)

@@ -8,13 +8,32 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gemm_tuner.domain.access import Scope as AccessScope
 from gemm_tuner_service.bounds import MAX_BODY_BYTES, MAX_UPLOAD_BYTES
 from gemm_tuner_service.problems import problem_response
-from gemm_tuner_service.routing import rule_of
+from gemm_tuner_service.routing import LIVENESS, rule_of
 
 MAX_UNFINISHED_BYTES = 2**24
 MAX_REQUESTS = 64
 
 _BODY_HEADERS = {b"content-length", b"transfer-encoding"}
-_LATER = {"Retry-After": "1", "Connection": "close"}
+_CLOSE = {"Connection": "close"}
+_LATER = {"Retry-After": "1", **_CLOSE}
+
+
+class FramingControl:
+    """Middleware that refuses a body whose end a proxy may see elsewhere (RFC 9112, 6.3)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on if it has one length."""
+        if scope["type"] == "http" and _header_names(scope) >= _BODY_HEADERS:
+            await problem_response(
+                HTTPStatus.BAD_REQUEST,
+                "the request has both Content-Length and Transfer-Encoding; send one of them.",
+                _CLOSE,
+            )(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
 
 class RequestLimits:
@@ -22,7 +41,7 @@ class RequestLimits:
 
     A body may have `MAX_BODY_BYTES`, and what workers bring `MAX_UPLOAD_BYTES`. When the unfinished
     bodies of all callers hold more than `max_unfinished_bytes`, the oldest is given up with 503, so
-    that a small one comes through.
+    that a small one comes through. Whether the process lives is answered always.
     """
 
     def __init__(
@@ -44,9 +63,8 @@ class RequestLimits:
             return
         try:
             if _has_body(scope):
-                _check_framing(scope)
                 receive = _replay(await self._bodies.read(receive, max_body_bytes(scope)), receive)
-            self._check_room()
+            self._check_room(scope)
         except _Refusal as refusal:
             await problem_response(refusal.status, refusal.detail, refusal.headers)(
                 scope, receive, send
@@ -60,8 +78,8 @@ class RequestLimits:
         finally:
             self._requests -= 1
 
-    def _check_room(self) -> None:
-        if self._requests >= self._max_requests:
+    def _check_room(self, scope: Scope) -> None:
+        if self._requests >= self._max_requests and scope["path"] != LIVENESS:
             raise _Refusal(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 f"{self._requests} requests are being answered; ask again in a second.",
@@ -75,9 +93,7 @@ class _Refusal(Exception):
         super().__init__(detail)
         self.status = status
         self.detail = detail
-        self.headers = (
-            _LATER if status == HTTPStatus.SERVICE_UNAVAILABLE else {"Connection": "close"}
-        )
+        self.headers = _LATER if status == HTTPStatus.SERVICE_UNAVAILABLE else _CLOSE
 
 
 class _CallerLeft(Exception):
@@ -148,15 +164,6 @@ def _too_many() -> _Refusal:
         HTTPStatus.SERVICE_UNAVAILABLE,
         "too many bodies are unfinished, and this one for the longest time; send it again.",
     )
-
-
-def _check_framing(scope: Scope) -> None:
-    """Refuse a body whose end a proxy may see elsewhere (RFC 9112, section 6.3)."""
-    if _header_names(scope) >= _BODY_HEADERS:
-        raise _Refusal(
-            HTTPStatus.BAD_REQUEST,
-            "the request has both Content-Length and Transfer-Encoding; send one of them.",
-        )
 
 
 def _has_body(scope: Scope) -> bool:

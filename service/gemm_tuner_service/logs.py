@@ -1,10 +1,13 @@
 """A log of bounded volume: requests cannot fill a disk with messages."""
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import TextIO
 
+from gemm_tuner.domain.access import PREFIX
+from gemm_tuner.domain.printable import harmless
 from gemm_tuner_service.request_ids import REQUEST_ID
 
 BURST = 100
@@ -15,12 +18,19 @@ MAX_RECORD_CHARACTERS = 4000
 ACCESS_LOGGER = "gemm_tuner_service.access_log"
 
 _LOGGERS = ("uvicorn", "asyncio", "gemm_tuner_service")
+_SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{20,}}")
+
+
+def without_tokens(text: str, shown: str = f"{PREFIX}…") -> str:
+    """Return `text` with `shown` in the place of each token."""
+    return _SECRET.sub(shown, text)
 
 
 class BoundedHandler(logging.StreamHandler[TextIO]):
     """Writes at most `BURST` records at once and `PER_MINUTE` afterwards, each cut to a length.
 
-    How many were left out is said before the next one.
+    How many were left out is said before the next one. What callers sent is in some: it is written
+    without tokens, and with its control characters spelled.
     """
 
     burst = BURST
@@ -48,9 +58,10 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of a record, cut, and how many were left out before it."""
-        text = super().format(record)
+        text = without_tokens(super().format(record))
         if len(text) > MAX_RECORD_CHARACTERS:
             text = f"{text[:MAX_RECORD_CHARACTERS]} … cut"
+        text = harmless(text)
         left_out, self._left_out = self._left_out, 0
         return f"{self.omission(left_out)}\n{text}" if left_out else text
 

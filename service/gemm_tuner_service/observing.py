@@ -10,7 +10,8 @@ from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gemm_tuner_service.logs import ACCESS_LOGGER
+from gemm_tuner.domain.access import PREFIX
+from gemm_tuner_service.logs import ACCESS_LOGGER, without_tokens
 from gemm_tuner_service.metrics import IN_PROGRESS, REQUESTS, SECONDS
 from gemm_tuner_service.request_ids import REQUEST_ID, REQUEST_ID_HEADER
 from gemm_tuner_service.routing import rule_of
@@ -20,7 +21,6 @@ FROM = "from"  # where it came from, as logs name it
 
 _HEADER = REQUEST_ID_HEADER.lower().encode()
 _VALID_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-_SECRET = re.compile(r"gt_[A-Za-z0-9_-]{20,}")
 _MAX_PATH = 200
 _ACCESS = logging.getLogger(ACCESS_LOGGER)
 
@@ -62,7 +62,7 @@ class Observation:
 def _id_of(scope: Scope) -> str:
     sent = [value for name, value in scope["headers"] if name == _HEADER]
     if len(sent) == 1 and _VALID_ID.fullmatch(sent[0]):
-        return str(_SECRET.sub("gt_", sent[0].decode()))
+        return without_tokens(sent[0].decode(), PREFIX)
     return secrets.token_hex(8)
 
 
@@ -82,8 +82,8 @@ def _note(scope: Scope, request_id: str, status: int, sent_bytes: int, passed_s:
         "request_id": request_id,
         "caller": state.get(FROM) if caller is None else caller.name,
         "from": state.get(FROM),
-        "method": _SECRET.sub("gt_…", method[:_MAX_PATH]),
-        "path": _SECRET.sub("gt_…", scope["path"])[:_MAX_PATH],
+        "method": without_tokens(method[:_MAX_PATH]),
+        "path": without_tokens(scope["path"])[:_MAX_PATH],
         "route": route,
         "status": status,
         "milliseconds": round(passed_s * 1e3, 3),

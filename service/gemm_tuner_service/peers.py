@@ -3,6 +3,7 @@
 What a proxy says of its callers counts only if the proxy was named at the start.
 """
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,7 @@ UID = "uid"  # the member of an ASGI scope's state: the user at the other end of
 _Address = IPv4Address | IPv6Address
 _FORWARDING = (b"forwarded", b"x-forwarded", b"x-real-ip", b"via")  # how headers of proxies begin
 _IPV6_CUSTOMER_BITS = 64  # one customer has at least so many addresses
+_ROOT_UID = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ class Proxies:
         is_forwarded = any(name.startswith(_FORWARDING) for name, _value in headers)
         uid = scope.get("state", {}).get(UID)
         if uid is not None:
-            direct = Peer(key=f"uid {uid}", name=f"uid {uid}", is_local_user=True, is_private=True)
+            direct = _of_user(uid)
             is_proxy = self.at_socket
         else:
             host = scope["client"][0] if scope.get("client") else ""
@@ -102,6 +104,13 @@ class Proxies:
 
 
 NO_PROXIES = Proxies()
+
+
+def _of_user(uid: int) -> Peer:
+    """Return a caller at the socket: another user than this one and root is as one on loopback."""
+    is_own = uid in {os.getuid(), _ROOT_UID}
+    name = f"uid {uid}"
+    return Peer(key=name, name=name, is_local_user=is_own, is_loopback=not is_own, is_private=True)
 
 
 @lru_cache(maxsize=1024)

@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 from starlette.exceptions import HTTPException
 
 from gemm_tuner.domain.canonical import canonical_json, json_pointer
@@ -21,11 +21,13 @@ from gemm_tuner.errors import (
     InvalidSetting,
     StoreFailed,
 )
+from gemm_tuner_service.bounds import MAX_FAULTS
 from gemm_tuner_service.client_limits import TooManyRequests
 from gemm_tuner_service.request_ids import REQUEST_ID, REQUEST_ID_HEADER
 
 MEDIA_TYPE = "application/problem+json"
 
+_MAX_TEXT = 500
 _LOGGER = logging.getLogger(__name__)
 
 # fmt: off
@@ -43,14 +45,22 @@ _STATUS: tuple[tuple[type[GemmTunerError], HTTPStatus, str], ...] = (
 # fmt: on
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+
+
+# Callers choose the names that are repeated to them.
+_ShortText = Annotated[str, AfterValidator(_cut)]
+
+
 class Fault(BaseModel):
     """One fault of a request: a JSON pointer to the place, and what is wrong there.
 
     Where each line of the request is a document of its own, `line` counts them from 1.
     """
 
-    pointer: str
-    detail: str
+    pointer: _ShortText
+    detail: _ShortText
     line: int | None = None
 
 
@@ -159,7 +169,7 @@ def _answer_validation(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = [
         Fault(pointer=_pointer(fault["type"], fault["loc"]), detail=str(fault["msg"]))
-        for fault in error.errors()
+        for fault in error.errors()[:MAX_FAULTS]
     ]
     place = faults[0].pointer or "request"
     detail = f"{place}: {faults[0].detail}; see /openapi.json for what is accepted."
@@ -188,7 +198,7 @@ def _answer_busy(_request: Request, error: Exception) -> Response:
 
 
 def _answer_unexpected(request: Request, error: Exception) -> Response:
-    _LOGGER.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    _LOGGER.error("%s %a failed", request.method, request.scope["path"], exc_info=error)
     detail = "the service met an error of its own; its log has the cause: please report it."
     document = _document(HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error", detail)
     # This answer is made outside all middleware.

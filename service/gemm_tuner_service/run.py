@@ -1,15 +1,20 @@
 """The service in one process, or in several that share an address."""
 
 import ctypes
+import fcntl
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -25,6 +30,8 @@ from gemm_tuner_service.settings import Settings
 from gemm_tuner_service.tls import TlsFiles
 
 _START_S = 30  # how long a process may take to start, and then to say that it lives
+_FOLDER_PREFIX = "gemm-tuner-metrics-"
+_LOCK_NAME = "lock"
 _PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 
 
@@ -72,7 +79,7 @@ def run_service(
         uvicorn.Server(config).run(sockets=[listener])
         return
     bound_logs()
-    with _folder_of_numbers():
+    with folder_of_numbers():
         supervisor = Multiprocess(config, [listener])
         supervisor.run()
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
@@ -83,24 +90,60 @@ def run_service(
 
 
 @contextmanager
-def _folder_of_numbers() -> Iterator[None]:
+def folder_of_numbers() -> Iterator[None]:
     """Let processes add up their numbers in a folder, while they run."""
     if os.environ.get(FOLDER_VARIABLE):
         yield
         return
     try:
-        temporary = tempfile.TemporaryDirectory(prefix="gemm-tuner-metrics-")
+        _remove_left_over_folders()
+        temporary = tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX)
+        lock = _lock(Path(temporary.name))
     except OSError as error:
         raise MissingCapability(
             f"there is no folder for the numbers of several processes ({error.strerror}); "
             f"name a writable one in TMPDIR or {FOLDER_VARIABLE}."
         ) from None
-    with temporary as folder:
+    with temporary as folder, lock:
         os.environ[FOLDER_VARIABLE] = folder
         try:
             yield
         finally:
             del os.environ[FOLDER_VARIABLE]
+
+
+def _lock(folder: Path) -> IO[bytes]:
+    """Return a locked file in a folder: the lock ends with this process, however that ends."""
+    made, final = folder / "making", folder / _LOCK_NAME
+    lock = made.open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    made.rename(final)  # so that none is seen unlocked
+    return lock
+
+
+def _remove_left_over_folders() -> None:
+    """Remove what services of this user left that were killed."""
+    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            with suppress(OSError):  # in use, just removed, or none that a service made
+                if entry.name.startswith(_FOLDER_PREFIX) and _is_own_folder(entry):
+                    _remove_unlocked(Path(entry.path))
+
+
+def _is_own_folder(entry: os.DirEntry[str]) -> bool:
+    status = entry.stat(follow_symlinks=False)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+
+
+def _remove_unlocked(folder: Path) -> None:
+    """Remove a folder that no process holds the lock of.
+
+    Raises:
+        OSError: one does, or there is no lock.
+    """
+    with (folder / _LOCK_NAME).open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
 
 
 def _end_with_parent() -> None:

@@ -14,7 +14,7 @@ from gemm_tuner.store.contributions import Contribution, Kind
 from gemm_tuner.store.wire import WireRecord
 from gemm_tuner.trust.signature import SignedVerdict
 from gemm_tuner.trust.succession import Succession
-from gemm_tuner_service.bounds import MAX_BATCH
+from gemm_tuner_service.bounds import MAX_BATCH, MAX_FAULTS
 from gemm_tuner_service.problems import ProblemDocument
 
 
@@ -49,6 +49,14 @@ class RequestModel(BaseModel):
     """The parent of what callers send: a name that is not known is a fault."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_that_members_are_few(cls, value: object) -> object:
+        # Each that is not known would be a fault of its own: 100,000 of them in one request.
+        if isinstance(value, dict) and len(value) > MAX_FAULTS:
+            raise ValueError(f"there are {len(value)} members; none has more than {MAX_FAULTS}")
+        return value
 
 
 class KernelQuery(RequestModel):

@@ -36,24 +36,77 @@ class TlsFiles:
         return context
 
 
+class SecuredTransport(asyncio.Transport):
+    """TLS and the transport below it as one: what either of them holds is unsent.
+
+    It closes as a transport without TLS does: what is unsent is sent, and what else the caller
+    sends, the end of TLS among it, is not waited for.
+    """
+
+    def __init__(self, secured: asyncio.Transport, raw: asyncio.Transport) -> None:
+        super().__init__()
+        self._secured = secured
+        self._raw = raw
+        # TLS holds only what the transport below has no room for, so any of it is too much.
+        secured.set_write_buffer_limits(high=1)
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        """Return what is known of the connection."""
+        return self._secured.get_extra_info(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes are unsent."""
+        return self._secured.get_write_buffer_size() + self._raw.get_write_buffer_size()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send some bytes, now or later."""
+        self._secured.write(data)
+
+    def pause_reading(self) -> None:
+        """Take nothing from the caller for now."""
+        self._secured.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take what comes again."""
+        self._secured.resume_reading()
+
+    def is_closing(self) -> bool:
+        """Return whether nothing more is read or written."""
+        return self._secured.is_closing() or self._raw.is_closing()
+
+    def close(self) -> None:
+        """Send what is unsent and the end of TLS, and close the connection."""
+        if not self._secured.is_closing():  # asyncio forgets a transport that is closed twice
+            self._secured.close()
+        self._raw.close()
+
+    def abort(self) -> None:
+        """Close the connection at once, whatever is unsent."""
+        self._raw.abort()
+
+
 class Handshake(asyncio.Protocol):
     """A connection until its TLS handshake is done; then `make` takes it over.
 
     `begun` and `ended` are called with it when it begins to wait for its caller, and when that
-    is over.
+    is over. When the connection is closed, `flush_s` is left for what is unsent.
     """
+
+    unsent_bytes = 0
 
     def __init__(
         self,
         context: ssl.SSLContext,
         *,
         timeout_s: float,
+        flush_s: float,
         make: Callable[[], asyncio.Protocol],
         begun: Callable[["Handshake"], None],
         ended: Callable[["Handshake"], None],
     ) -> None:
         self._context = context
         self._timeout_s = timeout_s
+        self._flush_s = flush_s
         self._make = make
         self._begun = begun
         self._ended = ended
@@ -90,7 +143,7 @@ class Handshake(asyncio.Protocol):
                 self._context,
                 server_side=True,
                 ssl_handshake_timeout=self._timeout_s,
-                ssl_shutdown_timeout=self._timeout_s,
+                ssl_shutdown_timeout=self._flush_s,
             )
         except OSError:  # no TLS, too slow, or gone
             self.abort()
@@ -101,6 +154,6 @@ class Handshake(asyncio.Protocol):
             return
         protocol = self._make()
         secured.set_protocol(protocol)
-        protocol.connection_made(secured)
+        protocol.connection_made(SecuredTransport(secured, transport))
         if self._early:
             protocol.data_received(bytes(self._early))

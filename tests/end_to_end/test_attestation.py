@@ -167,3 +167,15 @@ def test_what_is_neither_address_nor_key_is_refused(
 ) -> None:
     assert run(arguments) == WRONG_USAGE
     assert "64 hex digits" in capsys.readouterr().err
+
+
+def test_a_fault_of_the_measuring_key_is_not_one_of_the_question(
+    site: Site, tmp_path: Path
+) -> None:
+    MeasuringKeys().own_path.chmod(0o644)
+
+    with site.serving() as address:
+        kernel = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    assert isinstance(kernel, FallbackKernel)
+    assert "was answered with 503: Store failed" in kernel.reason

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from gemm_tuner_service.tls import TlsFiles
 from served import PROBLEM, Site
 
 from gemm_tuner import Client
+from gemm_tuner.cli import serve
 from gemm_tuner.cli.main import ANSWER_IS_NO, SOMETHING_IS_MISSING, WRONG_USAGE, run
 from gemm_tuner.client import connection
 from gemm_tuner.errors import InvalidSetting, SignatureInvalid
@@ -153,10 +155,19 @@ def test_a_socket_left_by_a_killed_service_is_taken_over(site: Site, tmp_path: P
         assert f"Serving at unix:{path};" in said
 
 
+@pytest.fixture
+def nothing_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `serve` end where it would begin to answer."""
+    monkeypatch.setattr(serve, "run_service", lambda *_arguments, **_named: None)
+
+
+@pytest.mark.usefixtures("nothing_serves")
+@pytest.mark.parametrize("options", [[], ["--behind-proxy", "unix"]])
 def test_an_address_that_others_can_reach_needs_tls_or_a_proxy(
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["serve", "--host", "0.0.0.0", "--port", "0"]) == WRONG_USAGE  # noqa: S104
+    everywhere = ["--host", "0.0.0.0", "--port", "0"]  # noqa: S104
+    assert run(["serve", *everywhere, *options]) == WRONG_USAGE
 
     said = capsys.readouterr().err
     assert "--tls-certificate" in said
@@ -190,3 +201,30 @@ def test_a_database_that_others_can_write_is_not_served(
 def test_a_socket_and_a_port_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "--socket", "x", "--port", "0"]) == WRONG_USAGE
     assert "choose one" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("nothing_serves")
+def test_a_database_beside_which_others_can_make_files_is_not_served(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "site").chmod(0o1777)
+
+    assert run(["serve", "--db", site.settings.database_url]) == WRONG_USAGE
+    assert "a journal" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("nothing_serves")
+def test_a_certificate_with_the_key_that_others_can_write_is_not_served(
+    site: Site,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(TlsFiles, "context", lambda _files: None)
+    file = tmp_path / "chain-and-key.pem"
+    file.touch()
+    file.chmod(0o666)
+    options = ["--port", "0", "--tls-certificate", str(file), "--db", site.settings.database_url]
+
+    assert run(["serve", *options]) == WRONG_USAGE
+    assert f"{file} can be changed by other users" in capsys.readouterr().err

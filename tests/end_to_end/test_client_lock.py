@@ -11,6 +11,7 @@ from served import PROBLEM, Site, keep_trial
 from gemm_tuner import Client
 from gemm_tuner.build.compile import Build
 from gemm_tuner.cli.main import ANSWER_IS_NO, SOMETHING_IS_MISSING, run
+from gemm_tuner.client.transport import Connections, Session
 from gemm_tuner.errors import InvalidProblem, InvalidSetting, NotLocked, ServiceUnreachable
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
@@ -201,3 +202,68 @@ def test_the_command_writes_and_checks_a_lock_file(
     assert "names nothing for 'f32 1x2x4 nk none'" in said.err
     assert "nothing was written" in said.err
     assert Path("gemm-tuner.lock").read_text() == locked
+
+
+def test_a_layer_gets_what_is_locked_for_some_m_and_asks_for_the_others(
+    site: Site, build: Build, tmp_path: Path
+) -> None:
+    file, newer = _locked(site, tmp_path), tmp_path / "newer.lock"
+    keep_trial(site.repository, build, cpu=detect_cpu(), speed=0.5)
+
+    def layer_of(client: Client) -> list[type]:
+        layer = client.layer(PROBLEM.n, PROBLEM.k, m=[4, 8], epilogue=PROBLEM.epilogue.text)
+        return sorted((type(one) for one in layer.kernels), key=lambda kind: kind.__name__)
+
+    with site.serving() as address:
+        free = layer_of(Client(address, cache_dir=tmp_path / "free"))
+        client = Client(address, cache_dir=tmp_path / "cache", lock=file)
+        locked = layer_of(client)
+        client.write_lock(newer)
+    away = layer_of(Client(address, cache_dir=tmp_path / "cache", lock=file))
+    frozen = layer_of(Client(address, cache_dir=tmp_path / "cache", lock=newer, frozen=True))
+
+    assert free == [FallbackKernel]
+    for found in (locked, away, frozen):
+        assert [one.__name__ for one in found] == ["FallbackKernel", "Kernel"]
+    assert "f32 4x32x16 nk bias+relu" in newer.read_text()
+
+
+def _with_kernels_that_are_not_cached(file: Path) -> list[str]:
+    """Lock the kernel of `PROBLEM` for other problems too, and return these."""
+    *_others, line = file.read_text().splitlines()
+    problems = [PROBLEM.text.replace(" 8x", f" {m}x") for m in (5, 6, 7)]
+    rows = [json.loads(line) | {"problem": problem} for problem in problems]
+    file.write_text(file.read_text() + "".join(f"{json.dumps(row)}\n" for row in rows))
+    return problems
+
+
+def test_locked_kernels_that_are_asked_for_at_once_share_a_deadline(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = _locked(site, tmp_path)
+    problems = _with_kernels_that_are_not_cached(file)
+    begun: list[float] = []
+    begin = Connections.session
+
+    def count(connections: Connections, timeout_s: float) -> Session:
+        begun.append(timeout_s)
+        return begin(connections, timeout_s)
+
+    monkeypatch.setattr(Connections, "session", count)
+    client = Client("http://127.0.0.1:9", cache_dir=tmp_path / "cache", lock=file, timeout_s=7.0)
+    client.kernels([*problems, PROBLEM])
+    client.ask_anew()
+    client.layer(PROBLEM.n, PROBLEM.k, m=[5, 6, 7, 8], epilogue=PROBLEM.epilogue.text)
+
+    assert begun == [7.0, 7.0]
+
+
+def test_a_service_that_is_away_is_not_asked_for_each_locked_kernel(
+    site: Site, tmp_path: Path
+) -> None:
+    file = _locked(site, tmp_path)
+    first, second, _third = _with_kernels_that_are_not_cached(file)
+    client = Client("http://127.0.0.1:9", cache_dir=tmp_path / "cache", lock=file)
+
+    assert "does not answer" in client.kernel(first).reason
+    assert "and not again for this" in client.kernel(second).reason

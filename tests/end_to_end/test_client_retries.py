@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,9 @@ def test_who_is_told_to_come_after_the_deadline_does_not_wait(site: Site, tmp_pa
         ("-1", None),
         ("Fri, 31 Dec 1999 23:59:59 GMT", 0.0),
         ("٣", None),
+        ("1 Jan 99999999999 00:00:00 GMT", None),
+        ("Fri, 31 Dec 9999 23:59:59 -9999", None),
+        ("9" * 400, inf),
     ],
 )
 def test_the_time_to_come_back_is_understood(header: str | None, seconds: float | None) -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
-from served import PROBLEM, Site
+from served import PROBLEM, Site, keep_trial
 
 from gemm_tuner import Client
 from gemm_tuner.build.compile import Build
 from gemm_tuner.client import revocations
 from gemm_tuner.errors import SignatureInvalid
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
 
 Ask = Callable[[Client], object]
@@ -27,6 +28,15 @@ def _kernel_of_many(client: Client) -> object:
 
 def _layer(client: Client) -> object:
     return client.layer(32, 16, m=[8], epilogue="bias+relu").kernels[0]
+
+
+class Later(datetime):
+    """A clock that is far ahead."""
+
+    @classmethod
+    def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+        assert tz is UTC
+        return datetime.now(UTC) + timedelta(days=60)
 
 
 ways = pytest.mark.parametrize("ask", [_kernel, _kernel_of_many, _layer])
@@ -64,12 +74,6 @@ def test_a_locked_kernel_is_used_while_the_service_is_away_however_long(
         ask(Client(address, cache_dir=tmp_path / "cache", lock=lock))
     assert list((tmp_path / "cache" / "revocations").iterdir())
 
-    class Later(datetime):
-        @classmethod
-        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
-            assert tz is UTC
-            return datetime.now(UTC) + timedelta(days=60)
-
     monkeypatch.setattr(revocations, "datetime", Later)
     client = Client(address, cache_dir=tmp_path / "cache", lock=lock, frozen=True)
 
@@ -90,3 +94,18 @@ def test_nothing_is_locked_by_a_key_that_was_revoked(
         client = Client(address, cache_dir=tmp_path / "cache", lock=lock)
         with pytest.raises(SignatureInvalid, match=f"{stolen}, which was revoked"):
             ask(client)
+
+
+def test_a_locked_kernel_does_not_keep_another_answer_from_expiring(
+    site: Site, build: Build, lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_trial(site.repository, build, cpu=detect_cpu(), speed=10, threads=2)
+    with site.serving() as address:
+        client = Client(address, cache_dir=tmp_path / "cache", lock=lock)
+        assert isinstance(client.kernel(PROBLEM, threads=2), Kernel)
+        assert isinstance(client.kernel(PROBLEM), Kernel)
+
+    monkeypatch.setattr(revocations, "datetime", Later)
+
+    assert isinstance(client.kernel(PROBLEM), Kernel)
+    assert not isinstance(client.kernel(PROBLEM, threads=2), Kernel)

@@ -1,11 +1,13 @@
 """Revoked kernels: nobody loads one, from wherever and whatever the answer says."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
+from time import monotonic
 
 import httpx
 import pytest
@@ -194,6 +196,40 @@ def test_a_list_that_cannot_be_believed_changes_nothing(
 
     assert isinstance(kernel, Kernel)
     assert not list((tmp_path / "cache" / "revocations").iterdir())
+
+
+def test_a_revocation_that_another_process_was_given_is_learnt(
+    site: Site, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with site.serving() as address:
+        Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+        (kept,) = (tmp_path / "cache" / "revocations").iterdir()
+        client = Client(address, cache_dir=tmp_path / "cache")
+        assert isinstance(client.kernel(PROBLEM), Kernel)  # it has not asked: the list is new
+        revoke(site, build)
+        os.utime(kept, (0, 0))
+        Client(address, cache_dir=tmp_path / "cache").kernel("f32 1x2x3")  # asks for the list
+
+    monkeypatch.setattr(revocations, "monotonic", lambda: monotonic() + revocations.ASK_EVERY_S)
+    kernel = client.kernel(PROBLEM)
+
+    assert isinstance(kernel, FallbackKernel)
+    assert "was revoked" in kernel.reason
+
+
+def test_a_list_that_others_could_have_written_is_none(
+    site: Site, build: Build, tmp_path: Path
+) -> None:
+    with site.serving() as address:
+        Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+        (kept,) = (tmp_path / "cache" / "revocations").iterdir()
+        newer = json.loads(kept.read_bytes()) | {"artifacts": [build.artifact.sha256], "number": 9}
+        kept.write_text(json.dumps(newer))
+        kept.chmod(0o666)
+        kernel = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    assert isinstance(kernel, Kernel)
+    assert json.loads(kept.read_bytes())["number"] == 0
 
 
 def test_a_list_signed_with_another_key_is_not_believed(

@@ -1,6 +1,8 @@
 """A new signing key: who believed the old one believes it, unless that was stolen."""
 
+import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -11,10 +13,12 @@ from gemm_tuner import Client
 from gemm_tuner.cli.main import SOMETHING_IS_MISSING, WRONG_USAGE, run
 from gemm_tuner.client import revocations
 from gemm_tuner.client.keys import KnownKeys
+from gemm_tuner.domain.revocation import Revocations
 from gemm_tuner.errors import SignatureInvalid, StoreFailed
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.keys import KeyPair
+from gemm_tuner.trust.revocations import sign_revocations
 from gemm_tuner.trust.succession import rotate
 
 
@@ -177,3 +181,32 @@ def test_a_service_with_a_revoked_key_does_not_start(
 
     assert code == WRONG_USAGE
     assert "keys rotate --compromised" in capsys.readouterr().err
+
+
+def test_a_revoked_key_does_not_take_its_revocation_back(
+    site: Site,
+    turn_key: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(revocations, "ASK_EVERY_S", 0.0)
+    stolen = site.key_pair
+    turn_key()
+    pins = [site.key_pair.public_key, stolen.public_key]
+    arguments = ["--reason", "stolen", "--db", site.settings.database_url]
+    assert run(["revoke", stolen.key_id, *arguments]) == 0
+    nothing = Revocations(number=9, artifacts=(), key_ids=())
+    forged = sign_revocations(nothing, stolen, issued_at=datetime.now(UTC)).model_dump_json()
+
+    def forge(path: str, body: bytes) -> bytes:
+        return forged.encode() if path == "/v1/revocations" else body
+
+    with site.serving() as address:
+        Client(address, public_keys=pins, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+    with site.serving(forge, port=_port_of(address)):
+        Client(address, public_keys=pins, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    (kept,) = (tmp_path / "cache" / "revocations").iterdir()
+    assert json.loads(kept.read_bytes())["key_ids"] == [stolen.key_id]
+    assert f"it is signed with the key {stolen.key_id}, which was revoked" in caplog.text

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from gemm_tuner_service.metrics import FOLDER_VARIABLE
+from gemm_tuner_service.run import folder_of_numbers
 from prometheus_client.parser import text_string_to_metric_families
 from served import PROBLEM, Site
 
@@ -163,6 +164,43 @@ def test_no_process_is_left(service: Service, way: signal.Signals) -> None:
     with suppress(httpx.TransportError):
         service.ask()
         pytest.fail("somebody still answers")
+
+
+def test_what_a_killed_service_left_is_removed_and_what_is_in_use_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dying = (
+        "import os; from gemm_tuner_service.run import folder_of_numbers as f\n"
+        "with f(): os._exit(0)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", dying], env={**os.environ, "TMPDIR": str(tmp_path)}, check=True
+    )
+    (left,) = tmp_path.iterdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "lock").touch()
+    (tmp_path / "gemm-tuner-metrics-link").symlink_to(elsewhere)
+    (tmp_path / "gemm-tuner-metrics-long").symlink_to("x" * 300)  # longer than a name may be
+    (tmp_path / "gemm-tuner-metrics-file").touch()
+
+    with folder_of_numbers():
+        used = Path(os.environ[FOLDER_VARIABLE])
+        monkeypatch.delenv(FOLDER_VARIABLE)
+        with folder_of_numbers():
+            assert not left.exists()
+            assert used.exists()
+        os.environ[FOLDER_VARIABLE] = str(used)
+
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        "elsewhere",
+        "gemm-tuner-metrics-file",
+        "gemm-tuner-metrics-link",
+        "gemm-tuner-metrics-long",
+    ]
+    assert (elsewhere / "lock").exists()
 
 
 def test_the_number_of_processes_is_checked(capsys: pytest.CaptureFixture[str]) -> None:

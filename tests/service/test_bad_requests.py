@@ -1,13 +1,17 @@
 import json
+import logging
 from pathlib import Path
 from urllib.parse import urlencode
 
 import httpx
 import pytest
+from gemm_tuner_service import problems as documents
+from gemm_tuner_service.bounds import MAX_FAULTS
 from gemm_tuner_service.settings import Settings
 from samples import CPU, PROBLEM
 from serving import served
 from sqlalchemy import Engine
+from starlette.requests import Request
 
 from gemm_tuner.store.wire import WireCpu
 
@@ -126,6 +130,27 @@ def test_a_bad_body_is_explained(
     errors = document.get("errors", [])
     assert isinstance(errors, list)
     assert (errors[0]["pointer"] if errors else None) == pointer
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "count"),
+    [
+        ("/v1/resolve", {f"x{number}": 0 for number in range(50_000)}, 1),
+        ("/v1/resolve", {"cpu": {f"x{number}": 0 for number in range(50_000)}}, 1),
+        ("/v1/resolve:batch", {"problems": [0] * 1000}, MAX_FAULTS),
+        ("/v1/resolve", {"problem": PROBLEM.text, "x" * 500_000: 0}, 1),
+    ],
+)
+def test_an_answer_names_only_so_many_faults(
+    client: httpx.Client, path: str, body: object, count: int
+) -> None:
+    answer = client.post(path, json=body)
+
+    document = check_problem_document(answer, 422, "invalid-request")
+    errors = document["errors"]
+    assert isinstance(errors, list)
+    assert len(errors) == count
+    assert len(answer.content) < 20_000
 
 
 @pytest.mark.parametrize(
@@ -250,3 +275,15 @@ def test_an_unexpected_error_tells_nothing_but_where_to_look(
 
     check_problem_document(answer, 500, "internal-error")
     assert "secret" not in answer.text
+
+
+def test_the_path_of_an_unexpected_error_is_one_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = "/\nERROR \x1b[2J"
+    request = Request({"type": "http", "method": "GET", "path": path, "headers": [(b"host", b"x")]})
+
+    with caplog.at_level(logging.ERROR):
+        documents._answer_unexpected(request, RuntimeError())
+
+    assert caplog.records[0].getMessage() == r"GET '/\nERROR \x1b[2J' failed"

@@ -99,6 +99,26 @@ def test_a_batch_costs_its_length(settings: Settings) -> None:
     assert health.status_code == 200
 
 
+def test_what_is_for_everyone_counts_too_but_for_whether_the_service_lives(
+    settings: Settings,
+) -> None:
+    batch = {"problems": [PROBLEM.text] * 1000}
+    with served(replace(settings, client_rate=0.001)) as client:
+        for _batch in range(2):
+            assert client.post("/v1/resolve:batch", json=batch).status_code == 200
+
+        for path in ("/version", "/openapi.json", "/v1/keys"):
+            assert client.get(path).status_code == 429, path
+        assert client.get("/healthz").status_code == 200
+
+
+def test_a_page_costs_its_length(settings: Settings) -> None:
+    with served(replace(settings, client_rate=0.001)) as client:
+        pages = [client.get("/v1/records?limit=1000").status_code for _page in range(3)]
+
+    assert pages == [200, 200, 429]
+
+
 def test_eight_batches_do_not_keep_others_waiting(settings: Settings) -> None:
     batch = {"problems": [PROBLEM.text] * 1000}
     with served(settings) as client:

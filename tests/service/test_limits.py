@@ -22,6 +22,8 @@ from samples import PROBLEM
 from serving import served
 from starlette.types import Message, Receive, Scope, Send
 
+from gemm_tuner.domain.access import TokenSecret
+
 LIMITS = ConnectionLimits(head_s=0.3, body_s=0.3, answer_s=0.5, idle_s=1, connections=24, backlog=4)
 PATIENCE_S = 20
 MAX_BUFFERED_BYTES = 2**24  # by the sockets of both sides
@@ -67,6 +69,7 @@ BOTH_ENDS = (
     HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
 )
 LONG = b"x" * (LIMITS.head_bytes + 1)
+ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,19 @@ def test_what_is_no_request_is_refused(hurried: httpx.Client, sent: bytes) -> No
     assert head.startswith(b"HTTP/1.1 400")
     assert b"content-type: application/problem+json" in head
     assert json.loads(body)["type"] == "urn:gemm-tuner:problem:bad-request"
+
+
+@pytest.mark.parametrize("path", [b"/v1/nothing", b"/v1/records"])
+@pytest.mark.parametrize("sent", BOTH_ENDS)
+def test_a_refused_request_with_two_ends_is_the_last_of_its_connection(
+    hurried: httpx.Client, path: bytes, sent: bytes
+) -> None:
+    with connect(hurried) as connection:
+        connection.sendall(sent.replace(b"/v1/resolve", path) + ASK)
+        answer = read_to_end(connection)
+
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
 
 
 @pytest.mark.parametrize(
@@ -231,7 +247,9 @@ class Callers:
         self._limits = limits
         self.statuses: dict[str, int] = {}
 
-    async def begin(self, name: str, body: bytes, *, is_whole: bool) -> "asyncio.Task[None]":
+    async def begin(
+        self, name: str, body: bytes, *, is_whole: bool, path: str = "/"
+    ) -> "asyncio.Task[None]":
         parts: list[Message] = [{"type": "http.request", "body": body, "more_body": not is_whole}]
 
         async def receive() -> Message:
@@ -244,7 +262,11 @@ class Callers:
             if message["type"] == "http.response.start":
                 self.statuses[name] = message["status"]
 
-        scope: Scope = {"type": "http", "headers": [(b"content-length", b"9999")]}
+        scope: Scope = {
+            "type": "http",
+            "path": path,
+            "headers": [(b"content-length", b"9999")],
+        }
         task = asyncio.create_task(self._limits(scope, receive, send))
         for _turn in range(4):
             await asyncio.sleep(0)
@@ -285,6 +307,23 @@ def test_only_so_many_requests_are_answered_at_once() -> None:
     assert asyncio.run(attack()) == {"2": 503}
 
 
+def test_whether_the_service_lives_is_answered_however_busy_it_is() -> None:
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] != "/healthz":
+            await asyncio.get_running_loop().create_future()
+        await accept(scope, receive, send)
+
+    async def attack() -> dict[str, int]:
+        callers = Callers(RequestLimits(wait, max_requests=1))
+        task = await callers.begin("busy", b"", is_whole=True)
+        await (await callers.begin("healthz", b"", is_whole=True, path="/healthz"))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return callers.statuses
+
+    assert asyncio.run(attack()) == {"healthz": 200}
+
+
 def test_a_log_is_bounded_and_says_what_was_left_out() -> None:
     now_s = 0.0
     stream = StringIO()
@@ -299,6 +338,16 @@ def test_a_log_is_bounded_and_says_what_was_left_out() -> None:
     now_s = 60.0
     handler.handle(logging.makeLogRecord({"msg": "later"}))
     assert stream.getvalue().endswith(f"({100_000 - BURST} messages were left out)\nlater\n")
+
+
+def test_a_log_shows_what_callers_sent_without_tokens_and_controls() -> None:
+    token = TokenSecret.generate().text
+    stream = StringIO()
+    handler = BoundedHandler(stream)
+
+    handler.handle(logging.makeLogRecord({"msg": f"GET /\x1b[2J{token} failed"}))
+
+    assert stream.getvalue() == "GET /\\x1b[2Jgt_… failed\n"
 
 
 def test_the_handler_writes_to_standard_error_by_default() -> None:

@@ -1,3 +1,4 @@
+import os
 from typing import Any
 
 import pytest
@@ -78,10 +79,18 @@ def test_two_answers_of_proxies_on_the_scheme_are_none() -> None:
 
 
 def test_a_socket_knows_its_user_unless_a_proxy_sits_there() -> None:
-    assert peer(None, uid=7).is_local_user
-    assert peer(None, uid=7).key == "uid 7"
-    assert not peer(None, "unix", uid=7).is_local_user
-    assert peer(None, "unix", uid=7, x_forwarded_for="203.0.113.7").key == "203.0.113.7"
+    own = os.getuid()
+    for uid in (own, 0):
+        assert peer(None, uid=uid).is_local_user
+        assert peer(None, uid=uid).key == f"uid {uid}"
+    assert not peer(None, "unix", uid=own).is_local_user
+    assert peer(None, "unix", uid=own, x_forwarded_for="203.0.113.7").key == "203.0.113.7"
+
+
+def test_another_user_at_the_socket_is_as_one_on_loopback() -> None:
+    found = peer(None, uid=os.getuid() + 1)
+
+    assert (found.is_local_user, found.is_loopback, found.is_private) == (False, True, True)
 
 
 def test_the_addresses_of_one_ipv6_customer_are_one_client() -> None:

@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import typer
+from gemm_tuner_service.bounds import MAX_UPLOAD_BYTES
+from gemm_tuner_service.peers import Proxies
 from typer.core import TyperOption
 
 from gemm_tuner.cli.serve import serve
@@ -44,3 +46,33 @@ def test_what_is_deployed_names_settings_that_there_are() -> None:
         named = set(re.findall(r"GEMM_TUNER_[A-Z_]+", (DEPLOY / file).read_text()))
         assert named
         assert named <= known, file
+
+
+def test_callers_of_the_proxy_of_the_manual_come_from_elsewhere() -> None:
+    text = DOCUMENT.read_text()
+    sample = text.partition("```nginx\n")[2].partition("```")[0]
+    named = re.findall("--behind-proxy ([0-9.]+)", text.partition(sample)[2])
+    sent = {"$host": "kernels.example", "$remote_addr": "203.0.113.7", "$scheme": "https"}
+    headers = [
+        (name.lower().encode(), sent[value].encode())
+        for name, value in re.findall(r"proxy_set_header (\S+) (\S+);", sample)
+    ]
+
+    peer = Proxies.parse(named[:1]).peer_of(
+        {"client": ("127.0.0.1", 1), "scheme": "http", "headers": headers}
+    )
+
+    assert (peer.name, peer.is_loopback, peer.is_private) == ("203.0.113.7", False, True)
+
+
+def test_the_proxy_of_the_manual_hands_out_kernels_and_passes_on_the_rest() -> None:
+    text = DOCUMENT.read_text()
+    mirrored = re.findall(r'location ~ "(\S+)"', text)
+    kernel = f"/v1/artifacts/sha256/{'0' * 64}"
+
+    assert [bool(re.search(mirrored[0], path)) for path in (kernel, f"{kernel}/source")] == [
+        True,
+        False,
+    ]
+    assert re.search(r"error_page .*\b405\b.* = @service;", text)  # for PUT
+    assert f"client_max_body_size {MAX_UPLOAD_BYTES // 2**20}m;" in text

@@ -1,12 +1,16 @@
 """The service by https: its handshake is bounded as all else of a connection."""
 
+import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
@@ -16,7 +20,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from gemm_tuner_service.connections import ConnectionLimits
 from gemm_tuner_service.settings import Settings
-from gemm_tuner_service.tls import TlsFiles
+from gemm_tuner_service.tls import SecuredTransport, TlsFiles
 from samples import PROBLEM
 from serving import served
 
@@ -24,6 +28,7 @@ from gemm_tuner.errors import InvalidSetting
 
 LIMITS = ConnectionLimits(head_s=0.5, connections=24, backlog=4)
 PATIENCE_S = 20
+REQUEST = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 @pytest.fixture(scope="session")
@@ -55,8 +60,14 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def secured(settings: Settings, certificate: Path) -> Iterator[httpx.Client]:
-    trusted = ssl.create_default_context(cafile=certificate)
+def trusted(certificate: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=certificate)
+
+
+@pytest.fixture
+def secured(
+    settings: Settings, certificate: Path, trusted: ssl.SSLContext
+) -> Iterator[httpx.Client]:
     tls = TlsFiles(certificate, certificate)
     with served(settings, LIMITS, tls=tls, trusted=trusted) as client:
         yield client
@@ -67,6 +78,40 @@ def _connect(client: httpx.Client) -> socket.socket:
     return socket.create_connection((url.host, url.port or 0), timeout=PATIENCE_S)
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A caller who decides when the bytes of TLS are sent."""
+
+    connection: socket.socket
+    tls: ssl.SSLObject
+    incoming: ssl.MemoryBIO
+    outgoing: ssl.MemoryBIO
+
+    def send(self) -> None:
+        self.connection.sendall(self.outgoing.read())
+
+    def receive_to_end(self) -> None:
+        while chunk := self.connection.recv(65536):
+            self.incoming.write(chunk)
+
+
+@contextmanager
+def _shaken(client: httpx.Client, trusted: ssl.SSLContext) -> Iterator[Caller]:
+    """Yield a caller who did not send the end of the handshake yet."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = trusted.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with _connect(client) as connection:
+        caller = Caller(connection, tls, incoming, outgoing)
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                caller.send()
+                incoming.write(connection.recv(65536))
+        yield caller
+
+
 def test_a_question_is_answered_by_https(secured: httpx.Client) -> None:
     for _ask in range(3):
         answer = secured.post("/v1/resolve", json={"problem": PROBLEM.text})
@@ -74,25 +119,14 @@ def test_a_question_is_answered_by_https(secured: httpx.Client) -> None:
 
 
 def test_what_comes_with_the_end_of_the_handshake_is_not_lost(
-    secured: httpx.Client, certificate: Path
+    secured: httpx.Client, trusted: ssl.SSLContext
 ) -> None:
-    trusted = ssl.create_default_context(cafile=certificate)
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    shaking = trusted.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
-    with _connect(secured) as connection:
-        while True:
-            try:
-                shaking.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                connection.sendall(outgoing.read())
-                incoming.write(connection.recv(65536))
-        shaking.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        connection.sendall(outgoing.read())  # the end of the handshake and the request at once
-        while chunk := connection.recv(65536):
-            incoming.write(chunk)
+    with _shaken(secured, trusted) as caller:
+        caller.tls.write(REQUEST)
+        caller.send()  # the end of the handshake and the request at once
+        caller.receive_to_end()
 
-    assert shaking.read(65536).startswith(b"HTTP/1.1 200")
+        assert caller.tls.read(65536).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"])
@@ -117,6 +151,77 @@ def test_unfinished_handshakes_do_not_keep_others_out(secured: httpx.Client) -> 
         answer = secured.get("/healthz")
 
     assert answer.status_code == 200
+
+
+def test_who_does_not_end_tls_keeps_no_place(
+    settings: Settings, certificate: Path, trusted: ssl.SSLContext
+) -> None:
+    limits = ConnectionLimits(connections=8, backlog=2)
+    tls = TlsFiles(certificate, certificate)
+    with served(settings, limits, tls=tls, trusted=trusted) as client, ExitStack() as stack:
+        for _number in range(2 * limits.connections):
+            connection = stack.enter_context(
+                trusted.wrap_socket(_connect(client), server_hostname="127.0.0.1")
+            )
+            connection.sendall(REQUEST)
+            while connection.recv(65536):
+                pass
+        answer = client.get("/healthz")
+
+    assert answer.status_code == 200
+
+
+def test_who_ends_tls_behind_a_request_leaves_no_error(
+    secured: httpx.Client, trusted: ssl.SSLContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), _shaken(secured, trusted) as caller:
+        caller.send()
+        caller.incoming.write(caller.connection.recv(65536))  # the service has done its part
+        caller.tls.write(REQUEST)
+        with suppress(ssl.SSLWantReadError):
+            caller.tls.unwrap()
+        caller.send()
+        caller.receive_to_end()
+        assert secured.get("/healthz").is_success
+
+    assert not caplog.records
+
+
+class _Held:
+    """A transport that holds some bytes, and notes what is done to it."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self.done: list[str] = []
+
+    def get_write_buffer_size(self) -> int:
+        return self._size_bytes
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        self.done.append(f"limit {high}")
+
+    def is_closing(self) -> bool:
+        return "close" in self.done
+
+    def close(self) -> None:
+        self.done.append("close")
+
+    def abort(self) -> None:
+        self.done.append("abort")
+
+
+def test_what_the_socket_has_no_room_for_is_unsent() -> None:
+    secured, raw = _Held(3), _Held(100_000)
+    transport = SecuredTransport(cast("asyncio.Transport", secured), cast("asyncio.Transport", raw))
+
+    assert transport.get_write_buffer_size() == 100_003
+    transport.close()
+    transport.close()
+    assert transport.is_closing()
+    transport.abort()
+
+    assert secured.done == ["limit 1", "close"]  # asyncio loses one that is closed twice
+    assert raw.done == ["close", "close", "abort"]
 
 
 def test_the_service_ends_while_a_handshake_is_unfinished(

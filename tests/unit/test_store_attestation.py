@@ -26,7 +26,9 @@ from gemm_tuner.derive import derive_verdict
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Rows
 from gemm_tuner.domain.verdict import Basis, Verdict
+from gemm_tuner.errors import StoreFailed
 from gemm_tuner.select.choose import Match, choose
+from gemm_tuner.store.checking import check_database
 from gemm_tuner.store.database import open_database, writing
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.tables import Origin
@@ -321,3 +323,81 @@ def test_what_is_damaged_or_imported_is_not_attested(
 
     assert (repository.attest_trials(), repository.attest_artifacts()) == (0, 0)
     assert repository.trials(origin=Origin.IMPORTED) == (make_trial(),)
+
+
+def plant_trial(engine: Engine) -> None:
+    """Insert a trial with invented times, which nobody attests, in a row that says it failed."""
+    document = dump_record(make_trial(artifact=make_artifact(ATTACKERS), call_ns=1, minute=1))
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO trials (id, document, origin, problem_id, cpu_id, threads, regime, "
+                "generator, stage, outcome) SELECT :id, :document, origin, problem_id, cpu_id, "
+                "threads, regime, generator, stage, 'wrong' FROM trials"
+            ),
+            {"id": sha256(document.encode()).hexdigest(), "document": document},
+        )
+        connection.execute(text("UPDATE verdicts SET document = NULL"))
+
+
+def test_a_trial_that_poses_as_a_failure_is_not_served(
+    repository: Repository, engine: Engine
+) -> None:
+    measure(repository)
+    add_build(repository, ATTACKERS)
+    plant_trial(engine)
+
+    for read in (
+        lambda: ask(repository),
+        lambda: repository.trials(problem=PROBLEM),
+        lambda: repository.unbelieved_trials(PROBLEM),
+        repository.attest_trials,
+        repository.derive_again,
+    ):
+        with pytest.raises(StoreFailed, match=r"other values in its columns \(outcome\)"):
+            read()
+    (damage,) = check_database(engine, lambda *_progress: None).damages
+    assert "other values in its columns (outcome)" in damage
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "trials SET threads = 2",
+        "trials SET regime = 'cold_weights'",
+        "trials SET stage = 'race'",
+        "trials SET generator = 'another'",
+        "trials SET problem_id = (SELECT id FROM problems WHERE n = 3071)",
+        "cpus SET exact_key = 'another'",
+        "cpus SET class_key = 'another'",
+    ],
+)
+def test_a_trial_is_not_moved_to_another_question(
+    repository: Repository, engine: Engine, change: str
+) -> None:
+    measure(repository)
+    repository.add_imported([make_trial(problem=replace(PROBLEM, n=3071))])
+    assert len(repository.trials()) == 1
+
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE {change}"))
+
+    column = change.partition(" SET ")[2].split()[0]
+    with pytest.raises(StoreFailed, match=rf"other values in its columns \({column}\)"):
+        repository.trials()
+
+
+def test_a_fault_of_the_files_of_keys_is_one_of_the_store(engine: Engine, tmp_path: Path) -> None:
+    keys = MeasuringKeys(tmp_path / "keys")
+    repository = Repository(engine, keys)
+    digest = measure(repository)
+    keys.own_path.chmod(0o644)
+
+    for read in (
+        lambda: ask(repository),
+        repository.trials,
+        repository.believed_keys,
+        lambda: repository.held_artifacts([digest]),
+    ):
+        with pytest.raises(StoreFailed, match="can be read by other users"):
+            read()

@@ -4,10 +4,12 @@ import os
 import random
 import signal
 import subprocess
+import tempfile
 
 import pytest
-from databases import Databases
-from postgres import PostgresServer
+from databases import Databases, programs
+from postgres import PostgresServer, postgres_server
+from restricted import small_disk
 from samples import (
     CONTEXT,
     CPU,
@@ -118,6 +120,43 @@ def test_a_full_disk_refuses_what_is_new_and_keeps_the_rest(
     assert all(map(repository.holds, added))
     add(1)
     assert len(repository.trials()) == len(added)
+
+
+@pytest.mark.proof
+def test_a_disk_without_space_loses_nothing_that_was_added_to_sqlite() -> None:
+    with small_disk(2**23) as disk:
+        url = f"sqlite:///{disk.folder}/store.sqlite3"
+        open_database(url).dispose()
+        disk.fill(2**19)
+
+        told, said = end(start_writer(url, 0, 1_000_000))
+
+        assert told
+        assert said.splitlines()[-1].startswith("gemm_tuner.errors.StoreFailed: ")
+        check_kept(url, told)
+        disk.empty()
+        assert end(start_writer(url, 1_000_000, 1_000_003))[0] == [1_000_000, 1_000_001, 1_000_002]
+
+
+@pytest.mark.proof
+def test_a_disk_without_space_loses_nothing_that_was_added_to_postgresql(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with small_disk(2**27) as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk.folder))
+        with postgres_server(programs(), is_durable=True) as server:
+            server.run_sql("CREATE DATABASE fleet")
+            open_database(server.url("fleet")).dispose()
+            disk.fill(2**21)
+
+            told, said = end(start_writer(server.url("fleet"), 0, 1_000_000))
+
+            assert told
+            assert said.splitlines()[-1].startswith("gemm_tuner.errors.StoreFailed: ")
+            disk.empty()
+            server.stop()  # it may have ended itself, where its log found no space
+            server.start()
+            check_kept(server.url("fleet"), told)
 
 
 def _serial(repository: Repository) -> int:

@@ -45,9 +45,38 @@ def test_a_link_is_followed_to_what_it_names(tmp_path: Path) -> None:
         check_owned(tmp_path / "link")
 
 
-def test_a_folder_where_only_owners_remove_is_accepted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["open/link", "open/folder/key.pem", "link", "open/again"])
+def test_a_link_that_others_can_replace_is_refused(way: str, tmp_path: Path) -> None:
+    private, shared = tmp_path / "private", tmp_path / "open"
+    for folder in (private, shared):
+        folder.mkdir()
+    (private / "key.pem").touch(mode=0o600)
+    (shared / "link").symlink_to(private / "key.pem")
+    (shared / "folder").symlink_to("../private")
+    (shared / "again").symlink_to("link")
+    (tmp_path / "link").symlink_to("open/link")
+    check_owned(tmp_path / way)
+
+    shared.chmod(0o777)
+
+    with pytest.raises(InvalidSetting, match=f"{shared} can be changed by other users"):
+        check_owned(tmp_path / way)
+
+
+def test_links_that_lead_nowhere_end(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("missing/c")
+
+    check_owned(tmp_path / "a")
+
+
+def test_a_folder_where_only_owners_remove_is_accepted_but_not_for_a_database(
+    tmp_path: Path,
+) -> None:
     tmp_path.chmod(0o1777)
     file = tmp_path / "store.sqlite3"
     file.touch(mode=0o600)
 
     check_owned(file)
+    with pytest.raises(InvalidSetting, match="a journal that would change the database"):
+        check_owned(file, is_database=True)

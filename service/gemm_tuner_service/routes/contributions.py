@@ -89,10 +89,12 @@ async def contribute_artifact(
 def list_contributions(
     service: Service,
     caller: Asking,
+    work: RequestWork,
     cursor: Annotated[int, Query(ge=0, lt=2**31)] = 0,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
 ) -> ContributionsPage:
     """Return what the caller contributed and is not accepted yet, a page at a time."""
+    work.charge(limit)
     found = service.contributions.of(caller.owner, after=cursor, limit=limit)
     return ContributionsPage(
         contributions=[ContributionView.of(each) for each in found],

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 
 from gemm_tuner.store.wire import WireRecord
 from gemm_tuner_service.bounds import MAX_PAGE
-from gemm_tuner_service.dependencies import Service
+from gemm_tuner_service.dependencies import RequestWork, Service
 from gemm_tuner_service.schemas import RecordsPage
 
 router = APIRouter(tags=["records"])
@@ -15,10 +15,12 @@ router = APIRouter(tags=["records"])
 @router.get("/v1/records")
 def list_records(
     service: Service,
+    work: RequestWork,
     cursor: Annotated[int, Query(ge=0, lt=2**31)] = 0,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
 ) -> RecordsPage:
     """Return records in the order they were made, a page at a time."""
+    work.charge(limit)
     page = service.repository.page(after=cursor, limit=limit)
     return RecordsPage(
         records=[WireRecord.of(trial) for trial in page.trials], next_cursor=page.next_after
