@@ -41,6 +41,7 @@ from service_databases import (
     sample_verdicts,
 )
 
+from gemm_tuner.domain.canonical import identity
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
@@ -123,7 +124,8 @@ def conditions() -> str:
 @contextmanager
 def sqlite_database(folder: Path, count: int) -> Iterator[str]:
     """Yield the URL of a database with `count` verdicts, made unless it is there."""
-    file, done = folder / f"{count}.sqlite3", folder / f"{count}.done"
+    of_what = identity([each.problem.text for each in sample_verdicts()])[:8]
+    file, done = (folder / f"{count}-{of_what}.{ending}" for ending in ("sqlite3", "done"))
     url = f"sqlite:///{file}"
     if not done.exists():
         file.unlink(missing_ok=True)
