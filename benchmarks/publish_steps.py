@@ -23,6 +23,8 @@ PROOFS = tuple(
 # whose sweep starts from the winner of one, and for steps of few layers.
 BUDGET_S = 8.0
 SHORT = 0.5
+# Weights of few bits take seconds to make.
+SHARES = {ALL: 1.0, SHARED: 1.0, WEIGHT_ONLY: 1.5}
 # The same for layers above 1.5 GFLOP, where proofs and samples are slow, and for few rows beside
 # 2^24 weights and more, whose making takes as long as the search; they are swept again.
 LARGEST_BUDGET_S = 20.0
@@ -138,7 +140,7 @@ class Plan:
         words = ["--dtype", step.dtype]
         words += ["--groups", step.groups] if step.groups else []
         words += ["--threads", str(step.threads)] if step.threads > 1 else []
-        share = 1.0 if step.shapes in {ALL, SHARED} else SHORT
+        share = SHARES.get(step.shapes, SHORT)
         sharing = ("--share-weights", "--json") if step.shares_weights else ()
 
         def sweep(shapes: Path, budget_s: float, output: str) -> Command:
