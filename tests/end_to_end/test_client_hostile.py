@@ -1,5 +1,6 @@
 """Answers of someone who wants a client to fail, or to say what the client does not."""
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -28,8 +29,12 @@ def test_json_that_is_nested_too_deep_is_no_answer(
 ) -> None:
     with site.serving(lambda asked, body: DEEP if asked == path else body) as address:
         client = Client(address, cache_dir=tmp_path / "cache")
-        with pytest.raises(SignatureInvalid):
-            ask(client)
+        gc.disable()  # what it would call at the greatest depth fails there
+        try:
+            with pytest.raises(SignatureInvalid):
+                ask(client)
+        finally:
+            gc.enable()
 
 
 def test_json_that_is_nested_too_deep_is_no_reason(site: Site, tmp_path: Path) -> None:
