@@ -1,9 +1,5 @@
 """`gemm-tuner collect`: which matrix products a script of PyTorch computes."""
 
-import runpy
-import sys
-import traceback
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemm_tuner.cli import options
-from gemm_tuner.cli.output import print_line, print_message, print_table
-from gemm_tuner.errors import InvalidSetting, MissingCapability
+from gemm_tuner.cli.output import print_line, print_table
+from gemm_tuner.cli.script import Arguments, Script, check_script, run_script
+from gemm_tuner.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from gemm_tuner.torch.collecting import Collected
@@ -21,12 +18,8 @@ _SHOWN = 40
 
 
 def collect(
-    script: Annotated[
-        Path, typer.Argument(metavar="SCRIPT", help="A Python script that runs models of PyTorch")
-    ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="What the script is given")
-    ] = None,
+    script: Script,
+    arguments: Arguments = None,
     *,
     out: Annotated[
         Path | None,
@@ -37,8 +30,7 @@ def collect(
     dtype: options.DTypeName = "f32",
 ) -> int:
     """Print which products the models of a script compute, with their share of the time."""
-    if find_spec("torch") is None:
-        raise MissingCapability('collect needs PyTorch: pip install "gemm-tuner[torch]".')
+    check_script(script, "collect")
     from gemm_tuner.torch.collecting import Recording  # noqa: PLC0415 - loads PyTorch
     from gemm_tuner.torch.operators import TYPES  # noqa: PLC0415
 
@@ -47,13 +39,9 @@ def collect(
             f"dtype {dtype!r} is none that layers are collected of; use one of: "
             f"{', '.join(TYPES.values())}."
         )
-    if not script.is_file():
-        raise InvalidSetting(
-            f"script {str(script)!r} is no file; give the path of a Python script."
-        )
     recording = Recording()
     with recording:
-        code = _run(script, arguments or [])
+        code = run_script(script, arguments or [])
     collected = recording.collected
     if not collected:
         raise InvalidSetting(
@@ -69,35 +57,6 @@ def collect(
         )
         print_line(f"{count} layers of {dtype} are in {out}{told if count else ''}.")
     return code
-
-
-def _run(script: Path, arguments: list[str]) -> int:
-    """Run a script as Python would, and return 0, or 1 if it failed; Ctrl-C ends it."""
-    given = sys.argv, sys.path[0]
-    sys.argv, sys.path[0] = [str(script), *arguments], str(script.resolve().parent)
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as end:
-        if isinstance(end.code, str):
-            print_message(end.code)
-        return int(bool(end.code))
-    except KeyboardInterrupt:
-        print_message("The script was interrupted; what it computed until then follows.")
-    except Exception as error:  # noqa: BLE001 - the user's own
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == str(script)
-        ]
-        place = f"{script}:{lines[-1]}" if lines else str(script)
-        print_message(
-            f"The script failed at {place} with {type(error).__name__}: {error}; "
-            "what it computed until then follows."
-        )
-        return 1
-    finally:
-        sys.argv, sys.path[0] = given
-    return 0
 
 
 def _print(collected: "Collected") -> None:

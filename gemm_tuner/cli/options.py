@@ -38,6 +38,8 @@ Threads = Annotated[int, typer.Option("--threads", help="Threads that share one 
 RegimeName = Annotated[str, typer.Option("--regime", help="hot or cold_weights")]
 RegimeChoice = Annotated[str, typer.Option("--regime", help="hot, cold_weights or both")]
 Budget = Annotated[str, typer.Option("--budget", help="Longest time per layer, such as 30s or 2m")]
+ModelBudget = Annotated[
+    str, typer.Option("--budget", help="Longest time to tune all layers, such as 10m")]
 Target = Annotated[
     str | None, typer.Option("--target", metavar="CPU", help="Choose for a CPU that is not here, "
                              "such as sapphire_rapids, and prove the choice without timing it")]

@@ -97,6 +97,17 @@ def share(
     )
 
 
+def could_be_served(repository: Repository, match: Match, cpu: Cpu) -> tuple[Verdict, ...]:
+    """Return the kernels that could compute in the place of a verdict's, the fastest first."""
+    best = match.verdict
+    ratio = best.ratio
+    if ratio is None:
+        return ()
+    options = [_option(best, trial, ratio) for trial in _confirmed(repository, match, cpu)]
+    options.sort(key=lambda one: -one.verdict.ratio.median if one.verdict.ratio else 0.0)
+    return tuple(one.verdict for one in options)
+
+
 def layer_problems(
     n: int,
     k: int,

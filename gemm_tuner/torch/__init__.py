@@ -20,9 +20,12 @@ from gemm_tuner.torch.compiling import disable, enable
 from gemm_tuner.torch.exporting import load_kernels
 from gemm_tuner.torch.replacement import replace, restore
 from gemm_tuner.torch.report import LayerReport, Report
+from gemm_tuner.torch.tuning import LayerGain, ModelGain, tune_model
 
 __all__ = [
+    "LayerGain",
     "LayerReport",
+    "ModelGain",
     "Report",
     "collect",
     "disable",
@@ -30,4 +33,5 @@ __all__ = [
     "load_kernels",
     "replace",
     "restore",
+    "tune_model",
 ]

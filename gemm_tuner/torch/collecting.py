@@ -3,17 +3,18 @@
 import csv
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gemm_tuner.torch.calls import calls_of
 from gemm_tuner.torch.operators import TYPES
 
 _ATEN = torch.ops.aten
@@ -24,19 +25,23 @@ _SIMPLE: set[Any] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
-    """Products of one kind: y (m, n) = x (m, k) @ w, `batch` of them in a call.
-
-    `weights` are the names of the parameters that they multiply with; where there are none, w is
-    computed by the model, and no kernel can be packed for it. `share` is of the time of the model.
-    """
-
+class _Kind:
     batch: int
     m: int
     n: int
     k: int
     dtype: str
     has_bias: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product(_Kind):
+    """Products of one kind: y (m, n) = x (m, k) @ w, `batch` of them in a call.
+
+    `weights` are the names of the parameters that they multiply with; where there are none, w is
+    computed by the model, and no kernel can be packed for it. `share` is of the time of the model.
+    """
+
     weights: tuple[str, ...]
     calls: int
     seconds: float
@@ -102,15 +107,6 @@ class _Seen:
     weights: dict[str, None] = field(default_factory=dict)
 
 
-class _Kind(NamedTuple):
-    batch: int
-    m: int
-    n: int
-    k: int
-    dtype: str
-    has_bias: bool
-
-
 class _Names:
     """The names of parameters, by where they lie; a parameter that is gone has none."""
 
@@ -154,7 +150,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
         return Collected(
             [
                 Product(
-                    **kind._asdict(),
+                    **asdict(kind),
                     weights=tuple(seen.weights),
                     calls=seen.calls // repeats,
                     seconds=seen.seconds / repeats,
@@ -186,7 +182,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
             x, w, bias = factors
             batch = x.shape[0] if x.dim() == 3 else 1
             m, k, n = x.shape[-2], x.shape[-1], w.shape[-1]
-            kind = _Kind(batch, m, n, k, _type_of(x), bias is not None)
+            kind = _Kind(batch=batch, m=m, n=n, k=k, dtype=_type_of(x), has_bias=bias is not None)
             seen = self.seen.setdefault(kind, _Seen())
             seen.calls += 1
             seen.seconds += seconds
@@ -228,19 +224,19 @@ def collect(
             as the batches that a server sees.
         repeats: how often each is called.
     """
-    inputs = example_inputs if isinstance(example_inputs, list) else [example_inputs]
+    calls = calls_of(example_inputs)
     names = _Names()
     recorder = _Recorder(names)
     with torch.no_grad():
-        for one in inputs * _WARM_UPS:
-            call_with(model, one)
+        for call in calls * _WARM_UPS:
+            call.on(model)
         if isinstance(model, torch.nn.Module):  # whose parameters are made by now
             for name, parameter in model.named_parameters():
                 names.add(parameter, name)
         begin_s = perf_counter()
         with recorder:
-            for one in inputs * repeats:
-                call_with(model, one)
+            for call in calls * repeats:
+                call.on(model)
         whole_s = perf_counter() - begin_s
     return recorder.collected(whole_s, repeats)
 
@@ -301,10 +297,3 @@ class Recording:
         self._depth -= 1
         if not self._depth:
             self._seconds += perf_counter() - self._begin_s
-
-
-def call_with(model: Any, inputs: Any) -> Any:  # noqa: ANN401 - of PyTorch
-    """Call a model with a tensor, a tuple of arguments, or a dict of keyword arguments."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)

@@ -1,17 +1,19 @@
 """Where the kernels of a model come from: a service, a database, a lock file, the local store."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from gemm_tuner.client.client import Client
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.libraries.fallback import NoKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
-from gemm_tuner.select.shared_weights import MAX_LOSS, layer_problems, share
+from gemm_tuner.select.choose import choose
+from gemm_tuner.select.shared_weights import MAX_LOSS, could_be_served, layer_problems, share
 from gemm_tuner.store.database import default_database_url, open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.stored import kernel_or_none
@@ -33,6 +35,12 @@ class WantedLayer:
     threads: int
     w_layout: str = "nk"
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Return the arguments that each function which finds or tunes a layer takes by name."""
+        names = ("n", "k", "dtype", "epilogue", "w_layout")
+        return {"m": self.rows} | {name: getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundLayer:
@@ -53,6 +61,14 @@ class Source(Protocol):
 
         Raises:
             GemmTunerError: the source cannot be asked, or what it holds cannot be used.
+        """
+        ...
+
+    def choices(self, wanted: WantedLayer) -> Sequence[FoundLayer]:
+        """Return the ways to compute a layer that are worth a comparison, the best first.
+
+        Raises:
+            GemmTunerError: as in `find`.
         """
         ...
 
@@ -91,15 +107,30 @@ class StoredKernels:
                 break
         return found
 
+    def choices(self, wanted: WantedLayer) -> Sequence[FoundLayer]:
+        """Return what `find` does, and where there is one number of rows, the next best kernels.
+
+        Among them are those for weights in a cache, and those that were no faster than a library
+        when they were timed alone.
+        """
+        found = [self.find(wanted)]
+        if len(wanted.rows) == 1:
+            found += [_told([one]) for one in self._next_best(wanted)]
+        by_kernel = {tuple(one.artifact.sha256 for one in way.kernels): way for way in found}
+        return list(by_kernel.values())[:_MOST_CHOICES]
+
+    def _next_best(self, wanted: WantedLayer) -> Iterator[Kernel | NoKernel]:
+        [problem] = layer_problems(**wanted.asked, max_loss=MAX_LOSS)
+        for regime in _REGIMES:
+            context = ExecutionContext(threads=wanted.threads, regime=regime)
+            match = choose(self._repository, problem, cpu=self._cpu, context=context)
+            for verdict in could_be_served(self._repository, match, self._cpu)[:_MOST_CHOICES]:
+                yield kernel_or_none(verdict, self._repository, self._cpu, wanted.threads)
+
     def tune(self, wanted: WantedLayer, budget_s: float) -> None:
         """Tune a layer for weights that come from memory."""
         tune_layer(
-            wanted.n,
-            wanted.k,
-            m=wanted.rows,
-            dtype=wanted.dtype,
-            epilogue=wanted.epilogue,
-            w_layout=wanted.w_layout,
+            **wanted.asked,
             threads=wanted.threads,
             regime=_REGIMES[0],
             budget_s=budget_s,
@@ -108,15 +139,7 @@ class StoredKernels:
 
     def _find(self, wanted: WantedLayer, regime: Regime) -> FoundLayer:
         context = ExecutionContext(threads=wanted.threads, regime=regime)
-        problems = layer_problems(
-            wanted.n,
-            wanted.k,
-            m=wanted.rows,
-            dtype=wanted.dtype,
-            epilogue=wanted.epilogue,
-            w_layout=wanted.w_layout,
-            max_loss=MAX_LOSS,
-        )
+        problems = layer_problems(**wanted.asked, max_loss=MAX_LOSS)
         sharing = share(self._repository, problems, cpu=self._cpu, context=context)
         found = [
             kernel_or_none(one.chosen.verdict, self._repository, self._cpu, wanted.threads)
@@ -143,20 +166,15 @@ class ServedKernels:
             "a service tunes nothing for a model; give tune='never', or a database as source."
         )
 
+    def choices(self, wanted: WantedLayer) -> Sequence[FoundLayer]:
+        """Return what `find` does: a service names one way."""
+        return [self.find(wanted)]
+
     def find(self, wanted: WantedLayer) -> FoundLayer:
         """Return the kernels for a layer, those for weights from memory before others."""
         found = FoundLayer(kernels=(), reasons=())
         for regime in _REGIMES:
-            layer = self._client.layer(
-                wanted.n,
-                wanted.k,
-                m=wanted.rows,
-                dtype=wanted.dtype,
-                epilogue=wanted.epilogue,
-                w_layout=wanted.w_layout,
-                threads=wanted.threads,
-                regime=regime,
-            )
+            layer = self._client.layer(**wanted.asked, threads=wanted.threads, regime=regime)
             found = _told(layer.kernels)
             if found.kernels:
                 break
@@ -165,6 +183,9 @@ class ServedKernels:
 
 # The weights of a model seldom stay in a cache from one call to the next.
 _REGIMES = (Regime.COLD_WEIGHTS, Regime.HOT)
+
+# More of them are seldom faster, and each is timed in the model.
+_MOST_CHOICES = 3
 
 
 class _HasReason(Protocol):

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,6 @@ from gemm_tuner.torch.exporting import write_kernels  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 ROWS, K, HIDDEN, N = 6, 24, 4000, 17  # constants beyond the sizes that malloc keeps in its heap
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    torch.manual_seed(3)
-    yield
-    gt.disable()
-    torch._dynamo.reset()
 
 
 def _model() -> Any:  # noqa: ANN401 - a module

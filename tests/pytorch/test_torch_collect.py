@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gemm_tuner.cli import collect as command
+from gemm_tuner.cli import script as command
 from gemm_tuner.cli.main import run
 
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

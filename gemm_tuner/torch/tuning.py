@@ -1,0 +1,376 @@
+"""The layers of a model are tuned by their share of its time, and judged inside the model."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from gemm_tuner.errors import GemmTunerError, InvalidSetting
+from gemm_tuner.torch.calls import Call, calls_of
+from gemm_tuner.torch.model_layers import ModelLayer, model_layers
+from gemm_tuner.torch.operators import OperatorLayer, add_layer, library
+from gemm_tuner.torch.replacement import install
+from gemm_tuner.torch.sources import AnySource, Source, WantedLayer, open_source
+from gemm_tuner.torch.tuned_linear import TunedLinear, restore_layer
+
+# Of each layer's kernels, to choose one; and of the chosen, for what is told.
+_ROUNDS_TO_CHOOSE = 5
+_ROUNDS = 11
+
+# A kernel stays if it wins this many of the last rounds: by chance, one in 30 does.
+_WINS = 9
+
+# A shorter sweep finds too little.
+_SHORTEST_BUDGET_S = 2.0
+
+# Tells of a step, and how many seconds the steps from here on may take.
+OnStep = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGain:
+    """Layers of a model that compute the same, and their time in all calls of it, in seconds.
+
+    `tuned_s` is None where no kernel was timed in the model.
+    """
+
+    names: tuple[str, ...]
+    problem: str
+    share: float
+    plain_s: float
+    tuned_s: float | None
+    is_taken: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelGain:
+    """What a model gains by the kernels that its layers call now: seconds of all its calls.
+
+    The two times are medians of rounds in alternation, `speedup` that of their ratios. `layers` are
+    those that take the longest first; printed, a line for each.
+    """
+
+    plain_s: float
+    tuned_s: float
+    speedup: float
+    layers: tuple[LayerGain, ...]
+
+    def __str__(self) -> str:
+        """Return a table."""
+        before, now = (f"{seconds * 1e3:.4g} ms" for seconds in (self.plain_s, self.tuned_s))
+        lines = [f"{before}, with tuned kernels {now}: {self.speedup:.3f} times as fast"]
+        for one in self.layers:
+            speed = "" if one.tuned_s is None else f", {one.plain_s / one.tuned_s:.3f} times"
+            more = f" and {len(one.names) - 1} more" if len(one.names) > 1 else ""
+            state = "taken" if one.is_taken else "left"
+            lines.append(
+                f"{one.share:6.1%}{speed}  {one.problem}  {one.names[0]}{more}: {state}: "
+                f"{one.reason}"
+            )
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """The seconds of the calls of a model, and those of each kind of its layers."""
+
+    whole_s: float
+    kinds_s: tuple[float, ...]
+
+
+class _Kind:
+    """The layers of a model that compute the same: their kernels are chosen together."""
+
+    def __init__(self, layers: Sequence[ModelLayer], source: Source) -> None:
+        self.layers = layers
+        self.wanted = layers[0].wanted
+        self.reason = layers[0].why_left or ""
+        self.ways: list[OperatorLayer] = []
+        self.way: OperatorLayer | None = None
+        self._source = source
+
+    def learn(self) -> None:
+        """Ask the source for the ways to compute these layers."""
+        assert self.wanted is not None
+        try:
+            choices = self._source.choices(self.wanted)
+            self.ways = [add_layer(one.kernels) for one in choices if one.kernels]
+        except GemmTunerError as error:
+            self.reason = str(error)
+            return
+        kernels = [kernel for one in choices for kernel in one.kernels[:1]]
+        reasons = [reason for one in choices for reason in one.reasons]
+        self.reason = " ".join([*reasons, *(one.reason for one in kernels)][:1])
+
+    def use(self, way: OperatorLayer | None) -> None:
+        """Let the layers call kernels, or be ordinary ones."""
+        self.way = way
+        for one in self.layers:
+            restore_layer(one.module)
+            if way is not None and self.wanted is not None:
+                install(one, self.wanted, way, self._source)
+
+    def switch(self, *, is_on: bool) -> None:
+        """Let layers that have kernels call them, or not for now; what they packed stays."""
+        if self.way is not None:
+            for one in self.layers:
+                one.module.__class__ = TunedLinear if is_on else torch.nn.Linear
+
+
+def tune_model(
+    model: Any,  # noqa: ANN401 - a module
+    example_inputs: Any,  # noqa: ANN401 - tensors
+    *,
+    source: AnySource = None,
+    budget_s: float = 600.0,
+    on_step: OnStep = lambda _step, _left_s: None,
+) -> ModelGain:
+    """Tune the linear layers of a model, and let those call kernels that gain by it in the model.
+
+    The time goes to the layers by their shares of the time of the model. What was tuned before is
+    not tuned again. Then each layer's best kernels are timed inside the model, in alternation with
+    PyTorch's own: one that is fast alone may not be so there. The layers become what `replace`
+    makes of them; `restore` takes it back.
+
+    Args:
+        model: a `torch.nn.Module` for inference, changed in place.
+        example_inputs: what the model is called with: a tensor, a tuple, or a dict of keyword
+            arguments; or a list of these, such as the batches that a server sees.
+        source: as in `replace`. A service tunes nothing: its kernels are timed in the model.
+        budget_s: the time to tune all layers, in seconds; 0 tunes nothing.
+        on_step: is told what is done, and for how many seconds it may go on.
+
+    Raises:
+        InvalidSetting: there are no inputs, or the budget is negative.
+        GemmTunerError: the source cannot be opened, or the operators cannot be built.
+    """
+    return tune_calls(
+        model, calls_of(example_inputs), source=source, budget_s=budget_s, on_step=on_step
+    )
+
+
+def tune_calls(
+    model: Any,  # noqa: ANN401 - a module
+    calls: Sequence[Call],
+    *,
+    source: AnySource,
+    budget_s: float,
+    on_step: OnStep,
+) -> ModelGain:
+    """Do what `tune_model` does for the calls that were made of a model.
+
+    Raises:
+        GemmTunerError: as in `tune_model`.
+    """
+    if not calls:
+        raise InvalidSetting("there are no example inputs; give at least one.")
+    if budget_s < 0:
+        raise InvalidSetting(f"budget_s is {budget_s}; give seconds, or 0 to tune nothing.")
+    library()
+    opened = open_source(source)
+    with torch.no_grad():
+        on_step("the model as it is", budget_s)
+        layers = model_layers(model, calls=[one.copied() for one in calls])
+        kinds = _kinds(layers, opened)
+        for kind in kinds:
+            kind.use(None)
+        try:
+            passes = [_timed(model, kinds, calls) for _ in range(1 + _ROUNDS_TO_CHOOSE)][1:]
+            times = [median(of_kind) for of_kind in zip(*(p.kinds_s for p in passes), strict=True)]
+            _tune(kinds, times, opened, budget_s, on_step)
+            on_step("kernels inside the model", 0.0)
+            _choose(model, kinds, calls)
+            return _judged(model, kinds, calls)
+        except BaseException:
+            for kind in kinds:
+                kind.use(None)
+            raise
+
+
+def _kinds(layers: Sequence[ModelLayer], source: Source) -> list[_Kind]:
+    """Return the layers by what they compute; those that stay are alike if for one reason."""
+    alike: dict[object, list[ModelLayer]] = {}
+    for one in layers:
+        alike.setdefault(one.wanted or (one.problem, one.why_left), []).append(one)
+    return [_Kind(of_kind, source) for of_kind in alike.values()]
+
+
+def _tune(
+    kinds: Sequence[_Kind],
+    times: Sequence[float],
+    source: Source,
+    budget_s: float,
+    on_step: OnStep,
+) -> None:
+    """Tune the kinds that take the longest first, and learn what there is for each."""
+    asked = sorted(
+        ((kind, kind.wanted, time) for kind, time in zip(kinds, times, strict=True) if kind.wanted),
+        key=lambda one: -one[2],
+    )
+    whole = sum(time for _kind, _wanted, time in asked) or 1.0
+    left_s = budget_s
+    for kind, wanted, time in asked:
+        own_s = budget_s * time / whole
+        told = f"its share of the time to tune, {own_s:.1f} s, is too short." if budget_s else ""
+        if own_s / len(wanted.rows) >= _SHORTEST_BUDGET_S:
+            on_step(f"tuning {kind.layers[0].problem}, {time / whole:.0%} of the layers", left_s)
+            told = _tune_one(source, wanted, own_s / len(wanted.rows))
+        left_s -= own_s
+        kind.learn()
+        if not kind.ways:
+            kind.reason = told or kind.reason
+
+
+def _tune_one(source: Source, wanted: WantedLayer, budget_s: float) -> str:
+    """Tune a layer, and return why it could not be, if so."""
+    try:
+        source.tune(wanted, budget_s)
+    except GemmTunerError as error:
+        return str(error)
+    return ""
+
+
+def _choose(model: Any, kinds: Sequence[_Kind], calls: Sequence[Call]) -> None:  # noqa: ANN401
+    """Let each kind use the kernels that gain the most in the model, if any do."""
+    best: list[tuple[float, OperatorLayer | None]] = [(1.0, None) for _kind in kinds]
+    for number in range(max((len(kind.ways) for kind in kinds), default=0)):
+        for kind in kinds:
+            kind.use(kind.ways[number] if number < len(kind.ways) else None)
+        rounds = _rounds(model, kinds, calls, _ROUNDS_TO_CHOOSE)
+        for place, kind in enumerate(kinds):
+            gain = _gain(rounds, place)
+            if kind.way is not None and gain > best[place][0]:
+                best[place] = gain, kind.way
+    for kind, (_gained, way) in zip(kinds, best, strict=True):
+        kind.use(way)
+
+
+def _judged(model: Any, kinds: Sequence[_Kind], calls: Sequence[Call]) -> ModelGain:  # noqa: ANN401
+    """Time the chosen kernels anew, take back those that do not gain, and tell of all."""
+    rounds = _rounds(model, kinds, calls, _ROUNDS)
+    lost: dict[int, tuple[float, str]] = {}
+    for place, kind in enumerate(kinds):
+        wins = sum(plain.kinds_s[place] > tuned.kinds_s[place] for plain, tuned in rounds)
+        if kind.way is not None and wins < _WINS:
+            tuned_s = median(tuned.kinds_s[place] for _plain, tuned in rounds)
+            lost[place] = tuned_s, f"in the model, it is faster in {wins} of {_ROUNDS} rounds."
+    if lost:
+        for place in lost:
+            kinds[place].use(None)
+        rounds = _rounds(model, kinds, calls, _ROUNDS)
+    speedup = median(plain.whole_s / tuned.whole_s for plain, tuned in rounds)
+    plain_s = median(plain.whole_s for plain, _tuned in rounds)
+    gains = [
+        _layer_gain(kind, place, rounds, plain_s, lost.get(place))
+        for place, kind in enumerate(kinds)
+    ]
+    return ModelGain(
+        plain_s=plain_s,
+        tuned_s=median(tuned.whole_s for _plain, tuned in rounds),
+        speedup=speedup,
+        layers=tuple(sorted(gains, key=lambda one: -one.plain_s)),
+    )
+
+
+def _layer_gain(
+    kind: _Kind,
+    place: int,
+    rounds: Sequence[tuple[_Pass, _Pass]],
+    whole_s: float,
+    lost: tuple[float, str] | None,
+) -> LayerGain:
+    plain_s = median(plain.kinds_s[place] for plain, _tuned in rounds)
+    tuned_s = median(tuned.kinds_s[place] for _plain, tuned in rounds)
+    reason = kind.reason
+    if kind.ways and kind.way is None:
+        reason = "in the model, no kernel is faster than what PyTorch calls."
+    if lost is not None:
+        tuned_s, reason = lost
+    return LayerGain(
+        names=tuple(one.name for one in kind.layers),
+        problem=kind.layers[0].problem,
+        share=plain_s / whole_s,
+        plain_s=plain_s,
+        tuned_s=tuned_s if kind.way is not None or lost is not None else None,
+        is_taken=kind.way is not None,
+        reason=reason,
+    )
+
+
+def _gain(rounds: Sequence[tuple[_Pass, _Pass]], place: int) -> float:
+    """Return how many times as fast the layers of a kind are with kernels."""
+    return median(
+        plain.kinds_s[place] / tuned.kinds_s[place] if tuned.kinds_s[place] else 1.0
+        for plain, tuned in rounds
+    )
+
+
+def _rounds(
+    model: Any,  # noqa: ANN401 - a module
+    kinds: Sequence[_Kind],
+    calls: Sequence[Call],
+    count: int,
+) -> list[tuple[_Pass, _Pass]]:
+    """Return rounds of all calls, plain and with kernels, after one of each that warms up."""
+    rounds = []
+    for number in range(count + 1):
+        passes = {}
+        for is_on in (False, True) if number % 2 else (True, False):
+            for kind in kinds:
+                kind.switch(is_on=is_on)
+            passes[is_on] = _timed(model, kinds, calls)
+        rounds.append((passes[False], passes[True]))
+    for kind in kinds:
+        kind.switch(is_on=True)
+    return rounds[1:]
+
+
+def _timed(model: Any, kinds: Sequence[_Kind], calls: Sequence[Call]) -> _Pass:  # noqa: ANN401
+    """Make all calls of a model, and return their times."""
+    whole_s = 0.0
+    kinds_s = [0.0 for _kind in kinds]
+    for call in calls:
+        copied = call.copied()
+        with _stopwatches(kinds) as seconds:
+            begin_s = perf_counter()
+            copied.on(model)
+            whole_s += (perf_counter() - begin_s) * call.count
+        for place, one in enumerate(seconds):
+            kinds_s[place] += one * call.count
+    return _Pass(whole_s, tuple(kinds_s))
+
+
+@contextmanager
+def _stopwatches(kinds: Sequence[_Kind]) -> Iterator[list[float]]:
+    """Yield the seconds that the layers of each kind take until then."""
+    seconds = [0.0 for _kind in kinds]
+    began: dict[int, float] = {}
+
+    def watch(module: Any, place: int) -> list[Any]:  # noqa: ANN401 - handles of PyTorch
+        def begin(_module: object, _inputs: object) -> None:
+            began[place] = perf_counter()
+
+        def end(_module: object, _inputs: object, _output: object) -> None:
+            seconds[place] += perf_counter() - began[place]
+
+        return [
+            module.register_forward_pre_hook(begin),
+            module.register_forward_hook(end, prepend=True),
+        ]
+
+    handles = [
+        handle
+        for place, kind in enumerate(kinds)
+        for layer in kind.layers
+        for handle in watch(layer.module, place)
+    ]
+    try:
+        yield seconds
+    finally:
+        for handle in handles:
+            handle.remove()

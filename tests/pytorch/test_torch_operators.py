@@ -1,0 +1,78 @@
+"""The operators in C++ that models of PyTorch call; skipped where PyTorch is not installed."""
+
+from typing import Any
+
+import pytest
+
+from gemm_tuner.domain.problem import Problem
+
+pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch_kernels import kernel_of  # noqa: E402 - after PyTorch was found
+from torch_samples import K, N, check, sample_x  # noqa: E402
+
+from gemm_tuner.torch.operators import add_layer  # noqa: E402
+
+
+def test_operators_hold_what_pytorch_asks_of_them() -> None:
+    layer = add_layer([kernel_of(Problem.parse(f"f32 6x{N}x{K} nk bias"), 1)])
+    ops, w, bias = torch.ops.gemm_tuner, sample_x(N, K), sample_x(N)
+    packed = ops.pack(w, layer.packed_bytes, layer.number)
+
+    torch.library.opcheck(ops.pack.default, (w, layer.packed_bytes, layer.number))
+    torch.library.opcheck(ops.linear.default, (sample_x(), packed, bias, layer.number))
+    check(
+        ops.linear(sample_x(6, K) * 0 + 1, packed, bias, layer.number),
+        (torch.ones(6, K) @ w.T + bias),
+    )
+
+
+def test_packed_weights_may_lie_anywhere() -> None:
+    layer = add_layer([kernel_of(Problem.parse(f"f32 6x{N}x{K} nk"), 1)])
+    ops, x = torch.ops.gemm_tuner, sample_x()
+    for start in (1, 16, 1):  # what is freed may come back at the same address
+        w = sample_x(N, K)
+        room = torch.empty(layer.packed_bytes + 64, dtype=torch.uint8)
+        packed = room[start : start + layer.packed_bytes]
+        packed.copy_(ops.pack(w, layer.packed_bytes, layer.number))
+        for _ in range(2):
+            check(ops.linear(x, packed, None, layer.number), x @ w.T)
+        del room, packed
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"x": torch.zeros(6, K + 1)}, "last dimension"),
+        ({"x": torch.zeros(6, K, dtype=torch.float64)}, "kernels of this layer read"),
+        ({"x": torch.zeros(())}, "last dimension"),
+        ({"x": torch.zeros(7, K)}, "no kernel of this layer is for 7 rows"),
+        ({"packed": torch.zeros(3, dtype=torch.uint8)}, "gemm_tuner::pack"),
+        ({"bias": None}, "bias must be"),
+        ({"bias": torch.zeros(N + 1)}, "bias must be"),
+        ({"layer": 5}, "no kernels for layer 5"),
+        ({"x": torch.zeros(6, K, requires_grad=True)}, "no derivative"),
+    ],
+)
+def test_operators_refuse_what_they_cannot_read(changes: dict[str, Any], reason: str) -> None:
+    layer = add_layer([kernel_of(Problem.parse(f"f32 6x{N}x{K} nk bias"), 1)])
+    packed = torch.ops.gemm_tuner.pack(sample_x(N, K), layer.packed_bytes, layer.number)
+    arguments = {
+        "x": sample_x(),
+        "packed": packed,
+        "bias": sample_x(N),
+        "layer": layer.number,
+        **changes,
+    }
+
+    with pytest.raises((RuntimeError, NotImplementedError), match=reason):
+        torch.ops.gemm_tuner.linear(**arguments)
+
+
+def test_one_layer_has_one_order_of_its_weights() -> None:
+    kernels = [kernel_of(Problem.parse(f"f32 {m}x{N}x{K} nk"), 1) for m in (1, 6, 40)]
+
+    first, second = add_layer(kernels), add_layer(kernels[::-1])
+
+    assert first == second

@@ -1,0 +1,238 @@
+"""Linear layers of PyTorch that call kernels in eager mode; skipped where it is not installed."""
+
+import copy
+import io
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemm_tuner.errors import StoreFailed
+
+pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+gt: Any = pytest.importorskip("gemm_tuner.torch")
+
+from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
+from torch_samples import (  # noqa: E402
+    HIDDEN,
+    LINEAR,
+    MODULE,
+    K,
+    N,
+    check,
+    operator_calls,
+    sample_model,
+    sample_x,
+)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_replaced_layers_compute_what_they_did(dtype: str, *, bias: bool) -> None:
+    model, x = sample_model(dtype, bias=bias), sample_x(dtype=dtype)
+    names = list(model.state_dict())
+    with torch.no_grad():
+        expected = model(x)
+
+    report = gt.replace(model, x, source=Kernels())
+
+    with torch.no_grad():
+        check(model(x), expected)
+        assert operator_calls(model, x) == {LINEAR: 2, MODULE: 2}
+    assert [one.is_taken for one in report] == [True, True]
+    assert list(model.state_dict()) == names
+    gt.restore(model)
+    assert not operator_calls(model, x)
+    assert type(model[0]) is torch.nn.Linear
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_parts_run_in_the_threads_of_pytorch(threads: int) -> None:
+    model = torch.nn.Linear(200, 300)
+    x = sample_x(70, 200)
+    with torch.no_grad():
+        expected = model(x)
+        gt.replace(model, x, source=Kernels())
+        torch.set_num_threads(threads)
+        check(model(x), expected)
+
+
+def test_inputs_of_any_shape_are_taken() -> None:
+    model = sample_model()
+    plain = copy.deepcopy(model)
+    gt.replace(model, rows=["1..40"], source=Kernels())
+    wide = sample_x(6, 2 * K)
+    inputs = {
+        "three dimensions": sample_x(2, 3, K),
+        "one dimension": sample_x(K),
+        "four dimensions": sample_x(2, 1, 5, K),
+        "rows apart": wide[:, :K],
+        "every second column": wide[:, ::2],
+        "transposed": sample_x(K, 6).T,
+        "the same row": sample_x(1, K).expand(6, K),
+        "no rows": sample_x(0, K),
+        "negated view": torch._neg_view(sample_x()),
+        "one of complex": torch.view_as_real(torch.randn(6, K, dtype=torch.complex64))[..., 1],
+        "conjugate's imaginary part": torch.randn(6, K, dtype=torch.complex64).conj().imag,
+        "more rows than any kernel is for": sample_x(41, K),
+    }
+    with torch.no_grad():
+        for name, x in inputs.items():
+            y, expected = model(x), plain(x)
+            assert y.shape == expected.shape, name
+            check(y, expected)
+
+
+def test_the_packed_copy_follows_the_weights() -> None:
+    model, other, x = sample_model(), sample_model(), sample_x()
+    gt.replace(model, x, source=Kernels())
+    with torch.no_grad():
+        model(x)
+        model.load_state_dict(other.state_dict())
+        check(model(x), other(x))
+        for one in (model, other):
+            one[0].weight.mul_(2)
+        check(model(x), other(x))
+        for one in (model, other):
+            one[0].weight = torch.nn.Parameter(torch.ones(HIDDEN, K))
+        check(model(x), other(x))
+        other[0].weight.data = model[0].weight.data = torch.full((HIDDEN, K), 0.5)
+        check(model(x), other(x))
+        assert operator_calls(model, x) == {LINEAR: 2, MODULE: 2}
+        for _ in range(3):  # what is freed may come back at the same address
+            for one in (model, other):
+                one[0].weight.data = torch.zeros(1)
+                torch.manual_seed(7)
+                one[0].weight.data = sample_x(HIDDEN, K)
+            check(model(x), other(x))
+
+
+def test_weights_that_become_another_view_are_not_read_as_before() -> None:
+    model, x = torch.nn.Linear(K, K), sample_x()
+    gt.replace(model, x, source=Kernels())
+    with torch.no_grad():
+        model(x)
+        model.weight.data = model.weight.data.T
+        check(model(x), x @ model.weight.T + model.bias)
+
+
+def test_copies_and_files_compute_the_same() -> None:
+    model, x = sample_model(), sample_x()
+    gt.replace(model, x, source=Kernels())
+    with torch.no_grad():
+        expected = model(x)
+        copied = copy.deepcopy(model)
+        model[0].weight.zero_()
+        check(copied(x), expected)
+        assert operator_calls(copied, x) == {LINEAR: 2, MODULE: 2}
+        file = io.BytesIO()
+        torch.save(copied, file)
+        file.seek(0)
+        check(torch.load(file, weights_only=False)(x), expected)
+        check(copied.double()(x.double()), expected.double())
+
+
+def test_training_is_as_before() -> None:
+    model, x = sample_model(), sample_x()
+    plain = copy.deepcopy(model)
+    gt.replace(model, x, source=Kernels())
+
+    for one in (model, plain):
+        one(x).square().sum().backward()
+
+    for name, parameter in model.named_parameters():
+        check(parameter.grad, plain.get_parameter(name).grad)
+    recorded = x.clone().requires_grad_()
+    assert model.requires_grad_(False)(recorded).requires_grad
+
+
+def test_what_is_watched_goes_the_ordinary_way() -> None:
+    model, x = sample_model(), sample_x()
+    plain = copy.deepcopy(model)
+    gt.replace(model, x, source=Kernels())
+    tangent = sample_x()
+
+    class Marked(torch.Tensor):  # type: ignore[misc]  # without PyTorch, it is Any
+        pass
+
+    with torch.no_grad():
+        for one in (model, plain):
+            one.requires_grad_(False)
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, tangent)
+            got = torch.autograd.forward_ad.unpack_dual(model(dual)).tangent
+            check(got, torch.autograd.forward_ad.unpack_dual(plain(dual)).tangent)
+        several = sample_x(4, 6, K)
+        check(torch.func.vmap(model)(several), torch.func.vmap(plain)(several))
+        _value, got = torch.func.jvp(model, (x,), (tangent,))
+        check(got, torch.func.jvp(plain, (x,), (tangent,))[1])
+        assert type(model(x.as_subclass(Marked))) is Marked
+        traced = torch.jit.trace(model, x)
+        check(traced(2 * x), plain(2 * x))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert model(x).dtype == torch.bfloat16
+        meta = copy.deepcopy(model).to("meta")
+        assert meta(x.to("meta")).shape == (6, N)
+
+
+def test_layers_that_cannot_be_replaced_are_left_with_a_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    encoder = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    report = gt.replace(encoder, sample_x(1, 3, 16), source=Kernels())
+    assert not report.taken
+    assert all("without calling it" in one.reason for one in report)
+
+    model = torch.nn.ModuleList([sample_model("float64"), sample_model()])
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        report = gt.replace(model, rows=[6], source=Kernels(error=StoreFailed("the disk is gone")))
+    assert ["float64" in one.reason for one in report[:2]] == [True, True]
+    assert ["the disk is gone" in one.reason for one in report[2:]] == [True, True]
+    assert len(caplog.records) == 1
+    assert not report.taken
+
+
+def test_hooks_and_tied_weights_stay() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(K, K), torch.nn.Linear(K, K))
+    model[1].weight = model[0].weight
+    seen: list[Any] = []
+    model[0].register_forward_hook(lambda _module, _inputs, y: seen.append(y.shape))
+    x = sample_x()
+    with torch.no_grad():
+        expected = model(x)
+        gt.replace(model, x, source=Kernels())
+        check(model(x), expected)
+    assert model[1].weight is model[0].weight
+    assert len(seen) == 3
+
+
+def test_a_replaced_model_can_be_compiled() -> None:
+    model, x = sample_model().eval(), sample_x()
+    with torch.no_grad():
+        expected = model(x)
+        gt.replace(model, x, source=Kernels())
+        gt.enable(Kernels())
+        compiled = torch.compile(model, fullgraph=True)
+        check(compiled(x), expected)
+        assert operator_calls(compiled, x) == {LINEAR: 2}
+
+
+def test_kernels_come_from_a_database(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    torch.set_num_threads(1)
+    model, x = torch.nn.Linear(64, 96), sample_x(8, 64)
+    with torch.no_grad():
+        expected = model(x)
+        from gemm_tuner.store.database import open_database  # noqa: PLC0415 - made here
+
+        open_database(url).dispose()
+        [empty] = gt.replace(model, x, source=url)
+        assert not empty.is_taken
+        [tuned] = gt.replace(model, x, source=url, tune="wait", budget_s=2)
+        check(model(x), expected)
+    assert tuned.is_taken == bool(operator_calls(model, x))
+    assert tuned.reason
