@@ -39,8 +39,8 @@ from transformers import (
 import gemm_tuner.torch
 from gemm_tuner.store.database import open_database
 
-WAYS = ("eager", "compile", "max-autotune", "zentorch", "openvino", "replace", "enable")
-OURS = ("replace", "enable")
+OURS = ("replace", "tune_model", "enable")
+WAYS = ("eager", "compile", "max-autotune", "zentorch", "openvino", *OURS)
 TOKENS = 128
 
 
@@ -147,6 +147,9 @@ def prepare(
         report = gemm_tuner.torch.replace(
             model, inputs, source=db, tune=tune, budget_s=budget_s or 1
         )
+    if way == "tune_model":
+        gain = gemm_tuner.torch.tune_model(model, inputs, source=db, budget_s=0)
+        print(gain, file=sys.stderr)
     enabled = (
         gemm_tuner.torch.enable(db, tune=tune, budget_s=budget_s or 1) if way == "enable" else None
     )
@@ -230,7 +233,7 @@ def start(arguments: argparse.Namespace, model: str, way: str, *, tunes: bool) -
 
 
 def compare(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
-    for way in (one for one in arguments.ways if one in OURS and arguments.budget):
+    for way in (one for one in arguments.ways if one in ("replace", "enable") and arguments.budget):
         print(f"{model}: tuning for {way}", file=sys.stderr, flush=True)
         process, _facts = start(arguments, model, way, tunes=True)
         process.stdin.close()

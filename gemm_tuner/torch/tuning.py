@@ -252,18 +252,20 @@ def _choose(model: Any, kinds: Sequence[_Kind], calls: Sequence[Call]) -> None: 
 
 def _judged(model: Any, kinds: Sequence[_Kind], calls: Sequence[Call]) -> ModelGain:  # noqa: ANN401
     """Time the chosen kernels anew, take back those that do not gain, and tell of all."""
-    rounds = _rounds(model, kinds, calls, _ROUNDS)
     lost: dict[int, tuple[float, str]] = {}
+    rounds = _rounds(model, kinds, calls, _ROUNDS)
     for place, kind in enumerate(kinds):
         wins = sum(plain.kinds_s[place] > tuned.kinds_s[place] for plain, tuned in rounds)
         if kind.way is not None and wins < _WINS:
-            tuned_s = median(tuned.kinds_s[place] for _plain, tuned in rounds)
-            lost[place] = tuned_s, f"in the model, it is faster in {wins} of {_ROUNDS} rounds."
+            why = f"in the model, it is faster in {wins} of {_ROUNDS} rounds."
+            lost[place] = _taken_back(kind, place, rounds, why)
     if lost:
-        for place in lost:
-            kinds[place].use(None)
         rounds = _rounds(model, kinds, calls, _ROUNDS)
-    speedup = median(plain.whole_s / tuned.whole_s for plain, tuned in rounds)
+    if _speedup(rounds) < 1.0:
+        for place, kind in enumerate(kinds):
+            if kind.way is not None:
+                lost[place] = _taken_back(kind, place, rounds, "the whole model is not faster.")
+    is_changed = any(kind.way is not None for kind in kinds)
     plain_s = median(plain.whole_s for plain, _tuned in rounds)
     gains = [
         _layer_gain(kind, place, rounds, plain_s, lost.get(place))
@@ -271,10 +273,22 @@ def _judged(model: Any, kinds: Sequence[_Kind], calls: Sequence[Call]) -> ModelG
     ]
     return ModelGain(
         plain_s=plain_s,
-        tuned_s=median(tuned.whole_s for _plain, tuned in rounds),
-        speedup=speedup,
+        tuned_s=median(tuned.whole_s for _plain, tuned in rounds) if is_changed else plain_s,
+        speedup=_speedup(rounds) if is_changed else 1.0,
         layers=tuple(sorted(gains, key=lambda one: -one.plain_s)),
     )
+
+
+def _taken_back(
+    kind: _Kind, place: int, rounds: Sequence[tuple[_Pass, _Pass]], why: str
+) -> tuple[float, str]:
+    """Let the layers of a kind be ordinary ones, and return the time with kernels, and why."""
+    kind.use(None)
+    return median(tuned.kinds_s[place] for _plain, tuned in rounds), why
+
+
+def _speedup(rounds: Sequence[tuple[_Pass, _Pass]]) -> float:
+    return median(plain.whole_s / tuned.whole_s for plain, tuned in rounds)
 
 
 def _layer_gain(

@@ -120,6 +120,23 @@ def test_a_kernel_that_wins_once_and_not_again_is_taken_back(
     assert gain.speedup == pytest.approx(2 / 1.5)
 
 
+def test_a_model_that_is_not_faster_as_a_whole_is_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def slower(_model: object, kinds: Sequence[Any], _calls: object) -> Any:  # noqa: ANN401
+        is_on = [type(one.layers[0].module) is TunedLinear for one in kinds]
+        return tuning._Pass(11.0 if any(is_on) else 10.0, tuple(1.0 - 0.5 * on for on in is_on))
+
+    monkeypatch.setattr(tuning, "_timed", slower)
+    model = sample_model()
+
+    gain = gt.tune_model(model, sample_x(), source=Kernels(), budget_s=0)
+
+    assert (gain.speedup, gain.plain_s, gain.tuned_s) == (1.0, 10.0, 10.0)
+    assert [one.reason for one in gain.layers] == ["the whole model is not faster."] * 2
+    assert type(model[0]) is type(model[2]) is torch.nn.Linear
+
+
 def test_the_time_goes_to_the_layers_that_take_the_longest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
