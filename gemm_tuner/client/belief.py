@@ -73,7 +73,7 @@ class Belief:
         def keys_for(key_id: str) -> Keys:
             return self.keys.of_signers(session, self.keys.at_first(session), [key_id])
 
-        self.revocations.ask(session.revocations, keys_for)
+        self.revocations.ask(session.revocations, keys_for, longest_wait_s=session.rest_s())
 
     def learn_revocations(self, session: Session | None) -> None:
         """Ask for the list of revocations for a short while, if it is time to.

@@ -245,8 +245,11 @@ class Client:
         def find(question: Question) -> Kernel | FallbackKernel:
             return self._kernels.find(question, lambda: look(question))
 
-        with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
-            found = dict(zip(missing, pool.map(find, missing), strict=True))
+        try:
+            with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
+                found = dict(zip(missing, pool.map(find, missing), strict=True))
+        except RuntimeError:  # the interpreter ends, and starts no thread any more
+            found = {}
         return [found.get(one) or find(one) for one in questions]
 
     @property

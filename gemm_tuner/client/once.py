@@ -72,8 +72,8 @@ class Once(Generic[Question, Found]):
     def known(self, question: Question) -> Found | None:
         """Return the known answer, None if it is to be looked for."""
         known = self._known.get(question)
-        if known is not None:
-            return known if self._holds(known) else None
+        if known is not None and self._holds(known):
+            return known
         until_s, found = self._brief.get(question, (0.0, None))
         return found if time.monotonic() < until_s else None
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from math import inf
-from threading import Lock
+from threading import TIMEOUT_MAX, Event, Lock
 from time import monotonic, time
 
 from pydantic import ValidationError
@@ -18,6 +18,7 @@ from gemm_tuner.errors import KernelRejected, ServiceFailed, SignatureInvalid
 from gemm_tuner.trust.revocations import RevocationsPayload, open_revocations, signer_of
 
 ASK_EVERY_S = 300.0
+ASK_AGAIN_S = 30.0  # after a list that could not be had or believed
 MAX_AGE = timedelta(days=7)  # of the list, while the service answers other questions
 
 _LOG = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class KnownRevocations:
         self._name = name
         self._lock = Lock()
         self._asked_s = -inf
+        self._asking: Event | None = None  # while a thread asks; set when it has
         self._seen = (0.0, 0)  # the file that was read last
         self._list: RevocationsPayload | None = None
         self._artifacts: frozenset[str] = frozenset()
@@ -42,8 +44,9 @@ class KnownRevocations:
         tell_of_forks(self)
 
     def after_fork(self) -> None:
-        """Make the lock anew."""
+        """Make the lock anew; a thread that asks does so in another process."""
         self._lock = Lock()
+        self._asking = None
 
     def is_due(self) -> bool:
         """Return whether it is time to ask for the list again, for this process or another.
@@ -55,8 +58,16 @@ class KnownRevocations:
         self._read_kept()
         return not self._was_asked_lately()
 
-    def ask(self, fetch: Callable[[], bytes], keys_for: Callable[[str], Keys]) -> None:
+    def ask(
+        self,
+        fetch: Callable[[], bytes],
+        keys_for: Callable[[str], Keys],
+        *,
+        longest_wait_s: float = inf,
+    ) -> None:
         """Ask for the list with `fetch`, if it is time to, and keep it if it is newer.
+
+        While another thread asks, this one waits for what it is given, at most `longest_wait_s`.
 
         `keys_for` returns the keys to believe it by, given the id of the one that signed it. A key
         that the known list revokes is not believed: it could take its own revocation back.
@@ -68,7 +79,25 @@ class KnownRevocations:
         with self._lock:
             if self._was_asked_lately():
                 return  # another thread was faster
-            self._asked_s = monotonic()
+            others = self._asking
+            if others is None:
+                own = self._asking = Event()
+        if others is not None:
+            others.wait(min(longest_wait_s, TIMEOUT_MAX))
+            return
+        next_s = ASK_AGAIN_S
+        try:
+            if self._fetch(fetch, keys_for):
+                next_s = ASK_EVERY_S
+        finally:
+            with self._lock:
+                self._asked_s = max(self._asked_s, monotonic() - ASK_EVERY_S + next_s)
+                if self._asking is own:
+                    self._asking = None
+            own.set()
+
+    def _fetch(self, fetch: Callable[[], bytes], keys_for: Callable[[str], Keys]) -> bool:
+        """Return whether the service told what is revoked, or that it knows of no such list."""
         try:
             document = fetch()
             signer = signer_of(document)
@@ -78,8 +107,11 @@ class KnownRevocations:
             # A service from before there were revocations has no such list.
             is_known = self._list is not None or error.status != HTTPStatus.NOT_FOUND
             _LOG.log(logging.WARNING if is_known else logging.DEBUG, "No revocations: %s", error)
+            return not is_known
         except KernelRejected as error:
             _LOG.warning("The list of revocations is not believed: %s", error)
+            return False
+        return True
 
     def why_revoked(self, digest: str) -> str | None:
         """Return why the artifact with this sha256 must not be loaded, None if it may."""

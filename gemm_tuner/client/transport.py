@@ -92,13 +92,14 @@ class Address:
         Raises:
             InvalidSetting: it is neither.
         """
-        if url.startswith(UNIX) and url != UNIX:
+        if url.startswith(UNIX) and url != UNIX and url.isprintable():
             path = Path(url.removeprefix(UNIX))
             return cls(url=f"{UNIX}{path}", base="http://localhost", socket=path, is_local=True)
         try:
             parts = urlsplit(url)
             host = (parts.hostname or "").encode("idna").decode() if parts.hostname else ""
             is_known = parts.scheme in {"http", "https"} and bool(host) and parts.port != 0
+            is_known &= url.isprintable() and " " not in url
         except (ValueError, UnicodeError):
             is_known = False
         if not is_known:

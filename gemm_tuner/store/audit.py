@@ -28,16 +28,16 @@ class AuditLog(Statements):
         )
         with self._reading() as connection:
             rows = connection.execute(query).all()
-        return tuple(
-            AuditEntry(
-                at=datetime.fromisoformat(at),
-                actor=actor,
-                action=action,
-                subject=subject,
-                detail=detail,
+            return tuple(
+                AuditEntry(
+                    at=datetime.fromisoformat(at),
+                    actor=actor,
+                    action=action,
+                    subject=subject,
+                    detail=detail,
+                )
+                for at, actor, action, subject, detail in reversed(rows)
             )
-            for at, actor, action, subject, detail in reversed(rows)
-        )
 
 
 def append_audit(connection: Connection, entry: AuditEntry) -> None:

@@ -9,7 +9,7 @@ from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.store.deriving import Deriving
-from gemm_tuner.store.integrity import attestation_of, check_digest, decompress
+from gemm_tuner.store.integrity import attestation_of, check_digest, check_named_source, decompress
 from gemm_tuner.store.reading import describes, who_attests
 from gemm_tuner.store.revocations import revoked_among
 from gemm_tuner.store.statements import Statements, insert_new, insert_or_replace
@@ -94,13 +94,20 @@ class Builds(Statements):
         return None if row is None else row[0]
 
     def source_text(self, sha256: str) -> str | None:
-        """Return the source of the binary with this digest."""
+        """Return the source of the binary with this digest, as the artifact's document names it.
+
+        Raises:
+            StoreFailed: a column names another, or it is damaged.
+        """
         row = self._first(
-            select(sources.c.sha256, sources.c.compressed_text)
+            select(sources.c.sha256, sources.c.compressed_text, artifacts.c.document)
             .join(artifacts, artifacts.c.source_sha256 == sources.c.sha256)
             .where(artifacts.c.sha256 == sha256)
         )
-        return None if row is None else decompress("source", row[0], row[1]).decode()
+        if row is None:
+            return None
+        check_named_source(sha256, row.document, row.sha256)
+        return decompress("source", row.sha256, row.compressed_text).decode()
 
     def attest_artifacts(self) -> int:
         """Attest with the own key what no believed key attests, and return how many there were.

@@ -1,9 +1,9 @@
 """Checking that a database is whole: each row against its digest, and what refers to others."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, RowMapping, Table, select
 
 from gemm_tuner.errors import InvalidRecord, StoreFailed
 from gemm_tuner.store.rows import check_row, references, shown_key, stored_tables
@@ -30,16 +30,23 @@ def check_database(engine: Engine, tell: Callable[[str, int, int], None]) -> Che
         damages += _faults_of_file(connection)
         total = sum(count_rows(connection, table) for table in stored_tables())
         for table in stored_tables():
-            for chunk in read_chunks(connection, table, tuple(table.columns)):
-                for row in chunk:
-                    try:
-                        check_row(table, row)
-                    except (StoreFailed, InvalidRecord) as error:
-                        damages.append(f"{table.name} {shown_key(table, row)}: {error}")
-                rows += len(chunk)
-                tell(table.name, rows, total)
+            try:
+                for chunk in read_chunks(connection, table, tuple(table.columns)):
+                    damages += _damages(table, chunk)
+                    rows += len(chunk)
+                    tell(table.name, rows, total)
+            except (TypeError, ValueError) as error:
+                damages.append(f"{table.name}: the rows after {rows} cannot be read: {error}")
         damages += _orphans(connection)
     return CheckReport(rows=rows, damages=tuple(damages))
+
+
+def _damages(table: Table, rows: Sequence[RowMapping]) -> Iterator[str]:
+    for row in rows:
+        try:
+            check_row(table, row)
+        except (StoreFailed, InvalidRecord, TypeError, ValueError, AttributeError) as error:
+            yield f"{table.name} {shown_key(table, row)}: {error}"
 
 
 def _faults_of_file(connection: Connection) -> Iterator[str]:

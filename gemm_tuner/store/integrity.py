@@ -16,8 +16,8 @@ def digest_of(document: str) -> str:
 
 def attestation_of(attested_by: str | None, signature: bytes | None) -> Attestation | None:
     """Return the attestation in two columns, if there is one."""
-    if attested_by is None or signature is None:
-        return None
+    if not isinstance(attested_by, str) or not isinstance(signature, bytes):
+        return None  # SQLite keeps a value of any type in any column
     return Attestation(public_key=attested_by, signature=signature)
 
 
@@ -35,6 +35,19 @@ def check_digest(kind: str, key: str, content: bytes) -> None:
         )
 
 
+def check_named_source(artifact: str, document: str, source: str) -> None:
+    """Check that the document of an artifact names the source with this sha256.
+
+    Raises:
+        StoreFailed: it names another.
+    """
+    if f'"source_sha256":"{source}"' not in str(document):
+        raise StoreFailed(
+            f"the artifact {artifact[:12]} was compiled from another source than the row says: it "
+            "was damaged; restore the database from a backup, or start a new one with --db."
+        )
+
+
 def decompress(kind: str, key: str, compressed: bytes) -> bytes:
     """Return the bytes with the sha256 `key`.
 
@@ -44,7 +57,7 @@ def decompress(kind: str, key: str, compressed: bytes) -> bytes:
     try:
         # One byte more than may be shows that there is more, and costs no memory for it.
         content = zlib.decompressobj().decompress(compressed, MAX_CONTENT_BYTES + 1)
-    except zlib.error:
+    except (zlib.error, TypeError):
         content = b""
     if len(content) > MAX_CONTENT_BYTES:
         raise StoreFailed(

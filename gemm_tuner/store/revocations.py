@@ -13,6 +13,7 @@ from gemm_tuner.domain.revocation import (
     check_subject,
     is_artifact,
 )
+from gemm_tuner.errors import InvalidSetting, StoreFailed
 from gemm_tuner.store.audit import append_audit
 from gemm_tuner.store.statements import Statements
 from gemm_tuner.store.tables import revocations, verdict_state
@@ -72,11 +73,28 @@ class RevocationLog(Statements):
         with self._reading() as connection:
             number = connection.scalar(select(func.max(revocations.c.number))) or 0
             subjects = connection.scalars(query).all()
+            for subject in subjects:
+                check_stored_subject(subject)
         return Revocations(
             number=number,
             artifacts=tuple(each for each in subjects if is_artifact(each)),
             key_ids=tuple(each for each in subjects if not is_artifact(each)),
         )
+
+
+def check_stored_subject(subject: str) -> None:
+    """Check that what a row revokes is what can be.
+
+    Raises:
+        StoreFailed: it is not.
+    """
+    try:
+        check_subject(subject)
+    except InvalidSetting:
+        raise StoreFailed(
+            f"a revocation names {subject[:80]!r}, which is neither a kernel nor a signing key: "
+            "the database was damaged; restore it from a backup, or delete the row."
+        ) from None
 
 
 def revoked_among(connection: Connection, subjects: Collection[str]) -> Mapping[str, str]:

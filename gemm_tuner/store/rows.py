@@ -9,14 +9,16 @@ from typing import Any
 from sqlalchemy import Column, RowMapping, Table, UniqueConstraint
 
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.store.integrity import check_digest, decompress
+from gemm_tuner.store.integrity import check_digest, check_named_source, decompress
 from gemm_tuner.store.reading import check_columns
+from gemm_tuner.store.revocations import check_stored_subject
 from gemm_tuner.store.tables import (
     METADATA,
     artifacts,
     contributions,
     cpus,
     problems,
+    revocations,
     sources,
     trials,
 )
@@ -50,8 +52,17 @@ def check_row(table: Table, row: RowMapping) -> None:
     """Check that the bytes of a row are those that its key was made from, and its columns fit.
 
     Raises:
-        StoreFailed: they are not.
+        StoreFailed: they are not, or one is of another type.
+        InvalidRecord: the document of a trial is none.
     """
+    for column in table.columns:
+        value = row[column.name]
+        if value is None or isinstance(value, column.type.python_type):
+            continue
+        raise StoreFailed(
+            f"the column {column.name} has a {type(value).__name__}, where gemm-tuner stores a "
+            f"{column.type.python_type.__name__}."
+        )
     check = _CHECKS.get(table.name)
     if check is not None:
         check(row)
@@ -71,6 +82,7 @@ def _check_artifact(row: RowMapping) -> None:
     decompress("artifact", row["sha256"], row["compressed_binary"])
     if f'"sha256":"{row["sha256"]}"' not in row["document"]:
         raise StoreFailed(f"the description of the artifact {row['sha256'][:12]} is of another.")
+    check_named_source(row["sha256"], row["document"], row["source_sha256"])
 
 
 _CHECKS: dict[str, Callable[[RowMapping], object]] = {
@@ -80,6 +92,7 @@ _CHECKS: dict[str, Callable[[RowMapping], object]] = {
     sources.name: lambda row: decompress("source", row["sha256"], row["compressed_text"]),
     artifacts.name: _check_artifact,
     contributions.name: lambda row: decompress("contribution", row["sha256"], row["compressed"]),
+    revocations.name: lambda row: check_stored_subject(row["subject"]),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, Select, Table
 from sqlalchemy.exc import SQLAlchemyError
 
-from gemm_tuner.errors import InvalidSetting, StoreFailed
+from gemm_tuner.errors import GemmTunerError, InvalidSetting, StoreFailed
 from gemm_tuner.store.database import reason_of, writing
 from gemm_tuner.trust.attestation import MeasuringKeys
 
@@ -72,9 +72,14 @@ def _insert(connection: Connection, table: Table) -> Any:  # noqa: ANN401 - each
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Turn what a driver raises into `StoreFailed`, or `InvalidSetting` for what is no text."""
+    """Turn what a driver raises into `StoreFailed`, or `InvalidSetting` for what is no text.
+
+    So is a value of a type that nothing of this package stores: SQLite keeps any in any column.
+    """
     try:
         yield
+    except GemmTunerError:
+        raise
     except UnicodeEncodeError as error:
         raise InvalidSetting(
             f"{error.object!a} is no text in UTF-8, and cannot be kept or found; correct it."
@@ -83,4 +88,10 @@ def translated_errors() -> Iterator[None]:
         raise StoreFailed(
             f"the database did not do what was asked: {reason_of(error)}; "
             "check its disk, permissions and other processes, then try again."
+        ) from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise StoreFailed(
+            f"the database holds what gemm-tuner did not store ({error}): it was damaged; "
+            '"gemm-tuner db check" tells of the rows. Restore it from a backup, or start a new one '
+            "with --db."
         ) from error

@@ -11,7 +11,7 @@ from sqlalchemy import Row, Select, insert, select, update
 from gemm_tuner.domain.access import AuditEntry, Scope, Token, TokenSecret
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.store.audit import append_audit
-from gemm_tuner.store.statements import Statements
+from gemm_tuner.store.statements import Statements, translated_errors
 from gemm_tuner.store.tables import tokens
 
 _ID_BYTES = 6
@@ -87,12 +87,14 @@ class Tokens(Statements):
         """Return every token, the oldest first."""
         with self._reading() as connection:
             rows = connection.execute(_query().order_by(tokens.c.created_at, tokens.c.id)).all()
-        return tuple(_token_of(row) for row in rows)
+        with translated_errors():
+            return tuple(_token_of(row) for row in rows)
 
     def with_secret(self, digest: str) -> Token | None:
         """Return the token whose secret has this sha256, valid or not."""
         row = self._first(_query().where(tokens.c.secret_sha256 == digest))
-        return None if row is None else _token_of(row)
+        with translated_errors():
+            return None if row is None else _token_of(row)
 
 
 def _query() -> Select[*tuple[Any, ...]]:

@@ -23,7 +23,7 @@ from gemm_tuner.store.deriving import (
 from gemm_tuner.store.integrity import attestation_of
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.reading import usable_keys, who_attests
-from gemm_tuner.store.statements import Statements
+from gemm_tuner.store.statements import Statements, translated_errors
 from gemm_tuner.store.tables import artifacts, revocations, verdict_state, verdicts
 from gemm_tuner.store.verdict_document import load_verdict
 from gemm_tuner.trust.attestation import Attestation, Statement
@@ -102,7 +102,8 @@ class Verdicts(Statements):
                     "high": problem.m.high,
                 },
             ).all()
-        return _sort(rows, problem, cpu, context)
+        with translated_errors():
+            return _sort(rows, problem, cpu, context)
 
     def verdict_of(
         self,
@@ -147,7 +148,8 @@ class Verdicts(Statements):
     def changes(self) -> int:
         """Return a number that grows whenever verdicts change."""
         row = self._first(select(verdict_state.c.changes))
-        return 0 if row is None else int(row[0])
+        with translated_errors():
+            return 0 if row is None else int(row[0])
 
     def believed_keys(self) -> frozenset[str]:
         """Return the measuring keys that are believed, in hex; they decide what is served."""

@@ -43,7 +43,7 @@ _Successions = TypeAdapter(list[Succession])
 
 def succession_path(key_path: Path) -> Path:
     """Return the file of the successions that lead to the signing key in `key_path`."""
-    return key_path.with_suffix(".successions.json")
+    return key_path.with_name(f"{key_path.name}.successions.json")
 
 
 def read_successions(key_path: Path) -> tuple[Succession, ...]:
@@ -54,6 +54,9 @@ def read_successions(key_path: Path) -> tuple[Succession, ...]:
         StoreFailed: it cannot be read.
     """
     path = succession_path(key_path)
+    earlier = key_path.with_suffix(".successions.json")  # which keys of one stem shared
+    if not path.exists() and earlier.exists():
+        path = earlier
     check_owned(path)
     try:
         with path.open("rb") as file:

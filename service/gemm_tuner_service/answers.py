@@ -1,7 +1,7 @@
 """Questions, and signed answers in memory: what was answered today is not signed again."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from datetime import date
 from hashlib import sha256
@@ -58,21 +58,25 @@ class Answers:
 
     An answer is used again while `state` returns what it did when the answer was made, on the day
     that it was issued; so its signature holds for all but a day of its lifetime. `state_at_once`
-    returns the same without waiting, or None where it cannot.
+    returns the same without waiting, or None where it cannot. An answer of more than
+    `longest_bytes` is made anew each time.
     """
 
     def __init__(
         self,
         state: Callable[[], object | None],
         state_at_once: Callable[[], object | None] = lambda: None,
+        *,
+        longest_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         self._state = state
         self._state_at_once = state_at_once
+        self._longest_bytes = longest_bytes
         self._lock = Lock()
         self._made_in: tuple[object, date] | None = None
-        self._answers: OrderedDict[Question, Answer] = OrderedDict()
+        self._answers: OrderedDict[Hashable, Answer] = OrderedDict()
 
-    def known(self, question: Question, today: date) -> Answer | None:
+    def known(self, question: Hashable, today: date) -> Answer | None:
         """Return the answer to a question without waiting, None if it is not known at once."""
         state = self._state_at_once()
         if state is None:
@@ -85,7 +89,7 @@ class Answers:
                 self._answers.move_to_end(question)
             return known
 
-    def get(self, question: Question, today: date, make: Callable[[], Answer]) -> Answer:
+    def get(self, question: Hashable, today: date, make: Callable[[], Answer]) -> Answer:
         """Return the answer to a question, made anew where it is not known or not sure."""
         state = self._state()  # before the answer: what changes while it is made shows later
         made_in = (state, today)
@@ -98,7 +102,7 @@ class Answers:
                 self._answers.move_to_end(question)
                 return known
         answer = make()
-        if state is not None and answer.is_lasting and len(answer.content) <= MAX_ANSWER_BYTES:
+        if state is not None and answer.is_lasting and len(answer.content) <= self._longest_bytes:
             with self._lock:
                 if self._made_in == made_in:
                     self._answers[question] = answer

@@ -30,6 +30,7 @@ from gemm_tuner_service.problems import problem_response
 from gemm_tuner_service.tls import Handshake, TlsFiles
 
 _CLOSE = (b"connection", b"close")
+_READ_BYTES = 2**13  # at once: a turn of the loop is short, however little each event brings
 _DESCRIPTORS_OF_OTHERS = 128  # the database, listening sockets, logs, and some to spare
 
 
@@ -40,7 +41,8 @@ class ConnectionLimits:
     `head_s` is for the line and the headers of a request, from the connection or the last answer
     on; `body_s` for its body; `answer_s` for the answer, until the caller has read it. A connection
     without a request is closed after `idle_s`. What has come of a head, or of what frames a piece
-    of a body, may have `head_bytes`. When a connection more than `connections` comes, the one that
+    of a body, may have `head_bytes`. A body may come in `chunks`, and in one more for each
+    `chunk_bytes` of it. When a connection more than `connections` comes, the one that
     has waited longest for its caller is closed. When more than `unsent_bytes` wait for all callers
     to be read, the connection that holds the most is closed. Of a body whose request is answered
     already, `dropped_bytes` are read.
@@ -51,6 +53,8 @@ class ConnectionLimits:
     answer_s: float = 60.0
     idle_s: int = 5
     head_bytes: int = 16 * 2**10
+    chunks: int = 1024
+    chunk_bytes: int = 64
     connections: int = 512
     unsent_bytes: int = 2**26
     dropped_bytes: int = MAX_UPLOAD_BYTES
@@ -176,10 +180,15 @@ class BoundedProtocol(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._is_unread = False
         self._dropped_bytes = 0
+        self._chunks = 0
+        self._body_bytes = 0
+        self._parse = self.conn.next_event
+        self.conn.next_event = self._next_event  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, in the place of another if there are too many."""
         super().connection_made(transport)
+        transport.max_size = _READ_BYTES  # type: ignore[attr-defined]  # asyncio's own
         connection = transport.get_extra_info("socket")
         if connection.family == socket.AF_UNIX:
             self.app_state = {**self.app_state, UID: peer_uid(connection)}
@@ -208,6 +217,19 @@ class BoundedProtocol(H11Protocol):
         self.flow.pause_reading()
         if self.conn.trailing_data[0]:  # it is no idle connection
             self._unset_keepalive_if_required()
+
+    def _next_event(self) -> Any:  # noqa: ANN401 - an event of h11
+        """Return what came next; a body of tiny chunks is refused: each costs as much as a line."""
+        event = self._parse()
+        if isinstance(event, h11.Request):
+            self._chunks = self._body_bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._body_bytes += len(event.data)
+            most = self._limits.chunks + self._body_bytes // self._limits.chunk_bytes
+            if self._chunks > most:
+                raise h11.RemoteProtocolError("too many chunks")
+        return event
 
     def pause_writing(self) -> None:
         """Wait for the caller to read."""

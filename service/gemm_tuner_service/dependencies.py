@@ -14,6 +14,7 @@ from gemm_tuner.store.watching import ChangeWatch
 from gemm_tuner.trust.keys import KeyPair
 from gemm_tuner.trust.succession import Succession, read_successions
 from gemm_tuner_service.answers import Answers
+from gemm_tuner_service.bounds import MAX_UPLOAD_BYTES
 from gemm_tuner_service.callers import Caller, Callers
 from gemm_tuner_service.client_limits import ClientLimits, Work
 from gemm_tuner_service.cpus import Cpus
@@ -38,6 +39,7 @@ class RunningService:
     cpus: Cpus
     questions: Questions
     resolver: Resolver
+    lists: Answers
     callers: Callers
     limits: ClientLimits
     readiness: Readiness
@@ -71,6 +73,7 @@ class RunningService:
                 lifetime=settings.verdict_lifetime,
                 answers=Answers(watch.state, watch.state_at_once),
             ),
+            lists=Answers(watch.state, longest_bytes=MAX_UPLOAD_BYTES),
             callers=Callers(Tokens(engine), settings.proxies, limits),
             limits=limits,
             readiness=Readiness(engine, repository),

@@ -2,11 +2,15 @@
 
 import asyncio
 import ssl
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemm_tuner.errors import InvalidSetting
+
+# asyncio keeps 256 KiB for each connection to read into; a record of TLS has at most 16.
+SSLProtocol.max_size = 2**14
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ class Handshake(asyncio.Protocol):
         self._ended(self)
         if self._transport is not None:
             self._transport.abort()
+            self._transport = self._task = None
 
     shutdown = abort  # as uvicorn calls it at its end
 

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,3 +141,19 @@ def test_a_service_that_is_away_is_not_asked_for_each_layer(site: Site, tmp_path
 
     assert "and not again for this" in other.reason
     assert isinstance(kernel, Kernel)
+
+
+def test_kernels_are_had_while_the_interpreter_ends(site: Site, tmp_path: Path) -> None:
+    with site.serving() as address:
+        program = f"""
+import atexit
+from pathlib import Path
+from gemm_tuner import Client
+client = Client({address!r}, cache_dir=Path({str(tmp_path / "cache")!r}))
+atexit.register(lambda: print([type(one).__name__ for one in client.kernels([{PROBLEM.text!r}])]))
+"""
+        ended = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        )
+
+    assert (ended.stdout, ended.stderr) == ("['Kernel']\n", "")

@@ -80,3 +80,13 @@ def test_what_is_no_token_is_told_without_it(tmp_path: Path) -> None:
         Client("https://gemm.example", cache_dir=tmp_path, token=wrong)
 
     assert wrong not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a:1/\udcff", "http://ho\nst", "http://a b", "unix:/tmp/a\n", "http://a/\x1b"]
+)
+def test_addresses_that_no_service_has_are_refused(url: str) -> None:
+    with pytest.raises(InvalidSetting, match="is not understood") as told:
+        Address.parse(url)
+
+    assert str(told.value).isprintable()

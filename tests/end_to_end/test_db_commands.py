@@ -167,3 +167,28 @@ def test_a_folder_that_cannot_be_written_is_told(
 
     assert run(["db", "mirror", str(tmp_path / "file"), "--db", store]) == SOMETHING_IS_MISSING
     assert "make the folder writable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("update trials set document = x'00'", "trials"),
+        ("update artifacts set compressed_binary = 'x'", "artifacts"),
+        ("update artifacts set attestation = 'x'", "artifacts"),
+        ("insert into revocations values (1, 'x', '', '', 0)", "a revocation names 'x'"),
+    ],
+)
+def test_values_that_nothing_of_ours_stores_are_damages(
+    store: str, capsys: pytest.CaptureFixture[str], statement: str, told: str
+) -> None:
+    engine = open_database(store)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+    engine.dispose()
+
+    assert run(["db", "check", "--db", store]) == ANSWER_IS_NO
+
+    out, err = capsys.readouterr()
+    assert "unexpected" not in err
+    assert told in err
+    assert "0 damages" not in out

@@ -1,12 +1,18 @@
 """Lock files and revocations: a locked kernel is loaded until it, or the key of it, is revoked."""
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from shutil import copytree
+from threading import Barrier
+from typing import Any
 
 import pytest
+from gemm_tuner_service.resolver import Resolver
 from served import PROBLEM, Site, keep_trial
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gemm_tuner import Client
 from gemm_tuner.build.compile import Build
@@ -109,3 +115,60 @@ def test_a_locked_kernel_does_not_keep_another_answer_from_expiring(
 
     assert isinstance(client.kernel(PROBLEM), Kernel)
     assert not isinstance(client.kernel(PROBLEM, threads=2), Kernel)
+
+
+class _SlowList:
+    """Stands around the service, which takes its time for the list of revocations."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == "/v1/revocations":
+            await asyncio.sleep(0.2)
+        await self._app(scope, receive, send)
+
+
+def test_of_many_that_ask_at_once_none_gets_a_kernel_that_was_revoked(
+    site: Site, build: Build, lock: Path, tmp_path: Path
+) -> None:
+    site.repository.revoke(build.artifact.sha256, reason="wrong", actor="me", now=datetime.now(UTC))
+
+    with site.serving(around=_SlowList) as address:
+        client = Client(address, cache_dir=tmp_path / "cache", lock=lock)
+        barrier = Barrier(2)
+
+        def ask_one(ask: Ask) -> object:
+            barrier.wait(30)
+            return ask(client)
+
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(ask_one, (_kernel, _layer)))
+
+    assert not [one for one in found if isinstance(one, Kernel)]
+
+
+def test_what_was_revoked_is_asked_for_once(
+    site: Site, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with site.serving() as address:
+        client = Client(address, cache_dir=tmp_path / "cache")
+        assert isinstance(client.kernel(PROBLEM), Kernel)
+        site.repository.revoke(
+            build.artifact.sha256, reason="wrong", actor="me", now=datetime.now(UTC)
+        )
+        with monkeypatch.context() as soon:
+            soon.setattr(revocations, "ASK_EVERY_S", 0.0)
+            client.kernel(PROBLEM, threads=2)  # asks for the list too
+        resolved: list[str] = []
+        look = Resolver.answer
+
+        def count(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - as it is
+            resolved.append("asked")
+            return look(*arguments, **keywords)
+
+        monkeypatch.setattr(Resolver, "answer", count)
+        found = {type(client.kernel(PROBLEM)) for _ask in range(5)}
+
+    assert Kernel not in found
+    assert len(resolved) <= 1

@@ -36,6 +36,7 @@ class Pipe(asyncio.Transport):
         super().__init__()
         self.unsent = bytearray()
         self.is_aborted = False
+        self.max_size = 2**18  # asyncio's
         self._is_closing = False
         self._is_full = False
         self.protocol: BoundedProtocol
@@ -211,3 +212,42 @@ def test_a_bad_chunk_behind_a_refused_request_is_one_answer(
     assert bool(body) == has_body
     assert answered.count(b"HTTP/1.1 ") == 1
     assert not [each for each in caplog.records if each.exc_info]
+
+
+async def _read_whole(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with the length of the body."""
+    size_bytes = 0
+    while True:
+        message = await receive()
+        size_bytes += len(message.get("body", b""))
+        if not message.get("more_body"):
+            break
+    await answer({**scope, "path": f"/{size_bytes}"}, receive, send)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "count", "status"),
+    [(1, 1024, 200), (1, 1100, 400), (100, 3000, 200), (60, 60_000, 400)],
+)
+def test_a_body_of_very_many_tiny_chunks_is_refused(
+    size_bytes: int, count: int, status: int
+) -> None:
+    async def post() -> bytes:
+        caller = Service(_read_whole).connect()
+        head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        content = b"%x\r\n%b\r\n" % (size_bytes, b" " * size_bytes) * count + b"0\r\n\r\n"
+        await caller.send(head)
+        for begin in range(0, len(content), 2**13):
+            if caller.is_closing():
+                break
+            await caller.send(content[begin : begin + 2**13])
+        return await caller.read()
+
+    assert run(post).startswith(b"HTTP/1.1 %d" % status)
+
+
+def test_little_is_read_in_one_turn_of_the_loop() -> None:
+    async def connect() -> int:
+        return Service(answer).connect().max_size
+
+    assert run(connect) <= 2**13

@@ -5,6 +5,7 @@ import random
 import signal
 import threading
 import time
+import zlib
 from base64 import b64decode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,11 +23,14 @@ from gemm_tuner_service.settings import Settings
 from postgres import PostgresServer
 from samples import CONTEXT, CPU, PROBLEM, add_build, make_artifact, make_failed_trial, make_trial
 from serving import served, tuned_settings
-from sqlalchemy import Engine
+from sqlalchemy import Engine, insert, update
 from writers import start_writer, written_binary
 
 from gemm_tuner.errors import StoreFailed
+from gemm_tuner.store.checking import check_database
+from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.tables import artifacts, sources
 from gemm_tuner.trust.keys import KeyPair
 from gemm_tuner.trust.payload import VerdictPayload
 
@@ -215,3 +219,61 @@ def test_a_clock_that_jumps_moves_days_and_no_numbers(
         serials.append(payload.serial)
 
     assert serials == sorted(set(serials))
+
+
+@pytest.mark.parametrize(
+    ("statement", "statuses"),
+    [
+        ("update artifacts set attestation = 'x'", {200, 503}),
+        ("update artifacts set compressed_binary = 'x'", {200, 503}),
+        ("update verdicts set attestation = 'x'", {200, 503}),
+        ("update verdicts set serial = 'x'", {503}),
+        ("update verdicts set newest = 'x'", {200, 503}),
+        ("update verdict_state set changes = 'x'", {200, 503}),
+        ("update sources set compressed_text = 'x'", {200, 503}),
+    ],
+)
+def test_values_of_another_type_are_no_fault_of_the_service(
+    tmp_path: Path, statement: str, statuses: set[int]
+) -> None:
+    # No column of PostgreSQL holds another type than its own.
+    settings = tuned_settings(tmp_path, f"sqlite:///{tmp_path}/store.sqlite3")
+    engine = open_database(settings.database_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+    engine.dispose()
+
+    with served(settings) as client:
+        resolved = client.post("/v1/resolve", json={"problem": PROBLEM.text})
+        others = [
+            client.get(path).status_code
+            for path in (
+                f"/v1/artifacts/sha256/{make_artifact().sha256}",
+                f"/v1/artifacts/sha256/{make_artifact().sha256}/source",
+                "/v1/revocations",
+                "/readyz",
+            )
+        ]
+
+    assert resolved.status_code in statuses
+    assert not {500} & {resolved.status_code, *others}
+
+
+def test_a_source_that_is_not_the_kernels_is_not_shown(settings: Settings) -> None:
+    engine = open_database(settings.database_url)
+    other = b"// innocent"
+    digest = sha256(other).hexdigest()
+    with engine.begin() as connection:
+        connection.execute(
+            insert(sources).values(sha256=digest, compressed_text=zlib.compress(other))
+        )
+        connection.execute(update(artifacts).values(source_sha256=digest))
+    report = check_database(engine, lambda _table, _done, _total: None)
+    engine.dispose()
+
+    with served(settings) as client:
+        answer = client.get(f"/v1/artifacts/sha256/{make_artifact().sha256}/source")
+
+    assert answer.status_code == 503
+    assert "another source" in answer.json()["detail"]
+    assert [one for one in report.damages if "another source" in one]

@@ -3,18 +3,24 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import httpx
 import pytest
 from gemm_tuner_service.peers import Proxies
+from gemm_tuner_service.routes import revocations
 from gemm_tuner_service.settings import Settings
 from samples import PROBLEM, make_artifact
 from serving import served
-from sqlalchemy import Engine
+from sqlalchemy import Engine, insert
 
 from gemm_tuner.domain.access import Scope
+from gemm_tuner.domain.revocation import Revocations
 from gemm_tuner.store.audit import AuditLog
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.tables import revocations as revocations_table
 from gemm_tuner.store.tokens import Tokens
+from gemm_tuner.trust.revocations import sign_revocations
 
 FROM_ELSEWHERE = {"X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "https"}
 KERNEL = make_artifact().sha256
@@ -140,3 +146,36 @@ def test_lifting_needs_a_reason(holders: tuple[Holder, Holder], reason: str | No
 
     assert admin.lift(KERNEL, reason).status_code == 422
     assert admin.kernel() is None
+
+
+def test_the_list_is_signed_once_for_each_change(
+    own_client: httpx.Client, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed: list[int] = []
+    sign = sign_revocations
+
+    def count(revoked: Revocations, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
+        signed.append(revoked.number)
+        return sign(revoked, *arguments, **keywords)
+
+    monkeypatch.setattr(revocations, "sign_revocations", count)
+    first = [own_client.get("/v1/revocations").json() for _ask in range(3)]
+    repository.revoke(KEY, reason="stolen", actor="me", now=datetime.now(UTC))
+    second = [own_client.get("/v1/revocations").json() for _ask in range(3)]
+
+    assert len(signed) == 2
+    assert first[0] == first[1] == first[2] != second[0] == second[1] == second[2]
+
+
+def test_a_damaged_revocation_is_told(own_client: httpx.Client, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(
+            insert(revocations_table).values(
+                number=1, subject="x", reason="", created_at="2026-01-01", is_lifted=False
+            )
+        )
+
+    answer = own_client.get("/v1/revocations")
+
+    assert answer.status_code == 503
+    assert "neither a kernel nor a signing key" in answer.json()["detail"]

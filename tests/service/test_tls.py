@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -241,3 +242,7 @@ def test_a_certificate_that_cannot_be_used_is_told(tmp_path: Path, certificate: 
     (tmp_path / "empty.pem").write_text("")
     with pytest.raises(InvalidSetting, match="cannot be used"):
         TlsFiles(tmp_path / "empty.pem", certificate).context()
+
+
+def test_a_connection_keeps_little_room_to_read_into() -> None:
+    assert SSLProtocol.max_size <= 2**14

@@ -86,3 +86,21 @@ def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent() -> None:
         assert slow.result(WAIT_S) == "parent's"
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_does_not_hold_any_more_is_looked_for_once() -> None:
+    revoked: set[str] = set()
+    looked: list[str] = []
+    once = Once[str, str](
+        lambda found: found == "kernel", holds=lambda found: found not in revoked, brief_s=60
+    )
+
+    def look() -> str:
+        looked.append("kernel" if not revoked else "library")
+        return looked[-1]
+
+    assert once.find("a", look) == "kernel"
+    revoked.add("kernel")
+
+    assert [once.find("a", look) for _ask in range(3)] == ["library"] * 3
+    assert looked == ["kernel", "library"]

@@ -121,3 +121,25 @@ def test_a_rotation_that_cannot_be_written_leaves_the_old_key(
         rotate(path, is_compromised=False)
     assert KeyPair.load_or_create(path).key_id == before
     assert read_successions(path) == ()
+
+
+def test_keys_in_one_folder_have_successions_of_their_own(tmp_path: Path) -> None:
+    paths = [tmp_path / "keys" / name for name in ("service.one", "service.two")]
+    for path in paths:
+        KeyPair.load_or_create(path)
+
+    rotate(paths[0], is_compromised=False)
+    rotate(paths[1], is_compromised=True)
+
+    assert [len(read_successions(path)) for path in paths] == [1, 0]
+
+
+def test_successions_by_their_earlier_name_are_read_and_kept(path: Path) -> None:
+    rotate(path, is_compromised=False)
+    succession_path(path).rename(path.with_suffix(".successions.json"))
+    assert len(read_successions(path)) == 1
+
+    rotate(path, is_compromised=False)
+
+    assert len(read_successions(path)) == 2
+    assert succession_path(path).exists()

@@ -75,7 +75,8 @@ def read_header(if_none_match: IfNoneMatch = None) -> Response:
 @router.get("/v1/artifacts/sha256/{sha256}/source", response_class=SourceText)
 def read_source(sha256: Sha256, service: Service, if_none_match: IfNoneMatch = None) -> Response:
     """Return the source that a kernel binary was compiled from."""
-    text = service.repository.source_text(sha256)
+    is_served = sha256 in service.repository.held_artifacts([sha256])
+    text = service.repository.source_text(sha256) if is_served else None
     if text is None:
         raise _not_here(sha256)
     content = text.encode()

@@ -31,9 +31,13 @@ def list_revocations(
 ) -> Response:
     """Return the kernels and signing keys that are revoked, signed; the list is whole."""
     issued_at = datetime.combine(datetime.now(UTC), time.min, tzinfo=UTC)
-    revoked = service.repository.revocations()
-    signed = sign_revocations(revoked, service.key_pair, issued_at=issued_at)
-    return tagged(Answer.of(signed), if_none_match)
+
+    def sign() -> Answer:
+        revoked = service.repository.revocations()
+        signed = sign_revocations(revoked, service.key_pair, issued_at=issued_at)
+        return Answer.of(signed, is_lasting=True)
+
+    return tagged(service.lists.get("revocations", issued_at.date(), sign), if_none_match)
 
 
 @router.put(
