@@ -1,5 +1,7 @@
 """The operators in C++ that models of PyTorch call; skipped where PyTorch is not installed."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,3 +78,24 @@ def test_one_layer_has_one_order_of_its_weights() -> None:
     first, second = add_layer(kernels), add_layer(kernels[::-1])
 
     assert first == second
+
+
+LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(not LARGE_PAGES.exists(), reason="the kernel has no transparent huge pages")
+def test_packed_weights_ask_for_large_pages() -> None:
+    n = k = 1600
+    layer = add_layer([kernel_of(Problem.parse(f"f32 6x{n}x{k} nk"), 1)])
+    packed = torch.ops.gemm_tuner.pack(sample_x(n, k), layer.packed_bytes, layer.number)
+    middle = packed.data_ptr() + layer.packed_bytes // 2
+
+    flags = ""
+    is_here = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_here = int(found[1], 16) <= middle < int(found[2], 16)
+        elif is_here and line.startswith("VmFlags:"):
+            flags = line
+
+    assert "hg" in flags.split()

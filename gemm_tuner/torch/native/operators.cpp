@@ -40,6 +40,8 @@
 #include <torch/csrc/stable/c/shim.h>
 #include <torch/library.h>
 
+#include <sys/mman.h>
+
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -285,6 +287,20 @@ bool is_aligned(const Tensor &packed) {
     return reinterpret_cast<uintptr_t>(packed.const_data_ptr()) % GEMM_TUNER_ALIGNMENT == 0;
 }
 
+/* Memory for weights that a call reads from one end to the other: on pages of 2 MiB, where the
+ * system has them on request, as the weights of a kernel that was timed alone are. */
+Tensor empty_weights(int64_t size_bytes) {
+    Tensor packed(at::detail::empty_cpu({size_bytes}, at::kByte));
+    constexpr uintptr_t page = uintptr_t{1} << 21;
+    const auto begin = reinterpret_cast<uintptr_t>(packed.mutable_data_ptr());
+    const uintptr_t first = (begin + page - 1) / page * page;
+    const uintptr_t last = (begin + static_cast<uintptr_t>(size_bytes)) / page * page;
+    if (first < last) {
+        madvise(reinterpret_cast<void *>(first), last - first, MADV_HUGEPAGE); /* or go without */
+    }
+    return packed;
+}
+
 /* Packed weights that lie at no multiple of the alignment, such as the constants of a model that
  * AOTInductor has compiled: each is copied once, and the copy stays while the original does. */
 struct AlignedCopy {
@@ -309,7 +325,7 @@ Tensor aligned(const Tensor &packed) {
     for (auto one = aligned_copies.begin(); one != aligned_copies.end();) {
         one = one->second.original.expired() ? aligned_copies.erase(one) : std::next(one);
     }
-    Tensor copy(at::detail::empty_cpu({packed.numel()}, at::kByte));
+    Tensor copy = empty_weights(packed.numel());
     std::memcpy(copy.mutable_data_ptr(), elements, copy.nbytes());
     aligned_copies.insert_or_assign(
         elements, AlignedCopy{packed.storage().getWeakStorageImpl(), copy});
@@ -428,7 +444,7 @@ Tensor pack(const Tensor &w, int64_t size_bytes, int64_t number) {
     TORCH_CHECK(size_bytes == layer.packed_bytes, "layer ", number, " packs ", layer.packed_bytes,
                 " bytes, not ", size_bytes, ".");
     const Rows rows = rows_of("w", w, layer.k, layer.type);
-    Tensor packed(at::detail::empty_cpu({size_bytes}, at::kByte));
+    Tensor packed = empty_weights(size_bytes);
     gemm_tuner_weights weights = {};
     weights.size_bytes = sizeof weights;
     weights.elements = rows.elements;
