@@ -48,6 +48,13 @@ def tune_model(
     with Capturing() as capturing:
         code = run_script(script, arguments or [])
     models = [one for one in capturing.models.values() if _has_layers(one)]
+    for one in models:
+        if one.left_out:
+            print_message(
+                f"{type(one.module).__name__}: {one.left_out} calls are left out, because their "
+                "arguments cannot be copied."
+            )
+    models = [one for one in models if one.calls]
     if not models:
         raise InvalidSetting(
             f"no model with linear layers was called in {str(script)!r}; what other threads and "
@@ -66,7 +73,7 @@ def tune_model(
 def _has_layers(model: "CalledModel") -> bool:
     from torch import nn  # noqa: PLC0415 - takes a second
 
-    return any(isinstance(one, nn.Linear) for one in model.module.modules()) and bool(model.calls)
+    return any(isinstance(one, nn.Linear) for one in model.module.modules())
 
 
 def _tune(model: "CalledModel", url: str, budget_s: float) -> "ModelGain":

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch.utils import _pytree
 
+_COMPILED = torch._dynamo.eval_frame.OptimizedModule  # noqa: SLF001 - it has no public name
 _MOST_MODELS = 16
 _MOST_CALLS = 8  # of one model, that differ in shapes
 
@@ -48,16 +49,21 @@ def calls_of(example_inputs: Any) -> list[Call]:  # noqa: ANN401 - tensors
 
 @dataclass(slots=True, kw_only=True)
 class CalledModel:
-    """A module that no other calls, and its calls: those alike in all shapes are one."""
+    """A module that no other calls, and its calls: those alike in all shapes are one.
+
+    `left_out` is how many calls were not kept, because their arguments cannot be copied.
+    """
 
     module: Any
     calls: dict[object, Call] = field(default_factory=dict)
+    left_out: int = 0
 
 
 class Capturing:
     """Keeps how this thread calls the outermost modules in a `with` block.
 
-    Of calls whose tensors are alike in shape and type, the first is kept, with their count.
+    Of calls whose tensors are alike in shape and type, the first is kept, with their count. What
+    is compiled is left out.
     """
 
     def __init__(self) -> None:
@@ -73,7 +79,8 @@ class Capturing:
         def call(module: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
             if self._is_inside or torch.compiler.is_compiling() or get_ident() != self._thread:
                 return call_module(module, *arguments, **keywords)
-            self._keep(module, arguments, keywords)
+            if not isinstance(module, _COMPILED):
+                self._keep(module, arguments, keywords)
             self._is_inside = True
             try:
                 return call_module(module, *arguments, **keywords)
@@ -106,7 +113,7 @@ class Capturing:
             try:
                 model.calls[alike] = Call(arguments=kept[0], keywords=kept[1]).copied()
             except Exception:  # noqa: BLE001 - the user's own objects; it is not called again
-                return
+                model.left_out += 1
 
 
 def _detached(leaf: Any) -> Any:  # noqa: ANN401 - anything

@@ -215,12 +215,13 @@ def _tune(
     whole = sum(time for _kind, _wanted, time in asked) or 1.0
     left_s = budget_s
     for kind, wanted, time in asked:
-        own_s = budget_s * time / whole
-        told = f"its share of the time to tune, {own_s:.1f} s, is too short." if budget_s else ""
-        if own_s / len(wanted.rows) >= _SHORTEST_BUDGET_S:
+        shortest_s = _SHORTEST_BUDGET_S * len(wanted.rows)
+        own_s = min(left_s, max(budget_s * time / whole, shortest_s))
+        told = f"{own_s:.1f} s were left to tune it, which is too short." if budget_s else ""
+        if own_s >= shortest_s:
             on_step(f"tuning {kind.layers[0].problem}, {time / whole:.0%} of the layers", left_s)
             told = _tune_one(source, wanted, own_s / len(wanted.rows))
-        left_s -= own_s
+            left_s -= own_s
         kind.learn()
         if not kind.ways:
             kind.reason = told or kind.reason

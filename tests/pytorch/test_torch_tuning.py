@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -240,6 +241,53 @@ def test_calls_are_kept_as_they_were_made() -> None:
     for _ in range(2):  # what a call changes is its own
         check(calls[0].copied().on(model), first)
     assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl
+
+
+def test_compiled_models_and_what_cannot_be_copied_are_left_out() -> None:
+    class Locked(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(K, N)
+
+        def forward(self, x: Any, _lock: object = None) -> Any:  # noqa: ANN401 - a tensor
+            return self.layer(x)
+
+    model, x = Locked(), sample_x()
+    compiled = torch.compile(sample_model(), backend="eager")
+    with Capturing() as capturing, torch.no_grad():
+        compiled(x)
+        model(x, Lock())
+
+    [of_model] = capturing.models.values()
+    assert (of_model.module, of_model.calls, of_model.left_out) == (model, {}, 1)
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "expected"),
+    [(100, {HIDDEN: 90, N: 7}), (9, {HIDDEN: 8.1}), (3, {HIDDEN: 2.7}), (1, {}), (0, {})],
+)
+def test_a_short_budget_goes_to_the_longest_layers(
+    budget_s: float, expected: dict[int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tuning(Kernels):
+        def tune(self, wanted: WantedLayer, budget_s: float) -> None:
+            tuned[wanted.n] = budget_s
+
+    monkeypatch.setattr(
+        tuning,
+        "_timed",
+        lambda _model, kinds, _calls: tuning._Pass(
+            100.0, tuple({HIDDEN: 90.0, N: 7.0, K: 3.0}[one.wanted.n] for one in kinds)
+        ),
+    )
+    tuned: dict[int, float] = {}
+    model = torch.nn.Sequential(
+        torch.nn.Linear(K, HIDDEN), torch.nn.Linear(HIDDEN, N), torch.nn.Linear(N, K)
+    )
+
+    gt.tune_model(model, sample_x(), source=Tuning(), budget_s=budget_s)
+
+    assert {n: own for n, own in tuned.items() if n != K} == pytest.approx(expected)
 
 
 SCRIPT = """
