@@ -14,7 +14,7 @@ from gemm_tuner.select.sturdiest import EQUALLY_FAST, sturdiest_of_fastest
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.tuning.attempt import Attempts
 from gemm_tuner.tuning.budget import Budget
-from gemm_tuner.tuning.earlier import earlier_trials, relevant_trials
+from gemm_tuner.tuning.earlier import best_beside_others, earlier_trials, relevant_trials
 from gemm_tuner.tuning.finished import is_settled
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.patience import Patience
@@ -58,6 +58,7 @@ class ContextSweep:
     _call_ns: dict[Candidate, float] = field(default_factory=dict)
     _trials: list[Trial] = field(default_factory=list)
     _to_renew: list[Candidate] = field(default_factory=list)  # whose confirmations are not settled
+    _best_beside_others: list[Candidate] = field(default_factory=list)  # beside other baselines
     _recalled: int = 0  # trials that are of earlier sweeps
     _slowest_call_s: float = 0.0
     _proof_s: float = 0.0
@@ -75,7 +76,7 @@ class ContextSweep:
         the sweep only if it `is_search`, and if what it rests on may be believed.
         """
         resumed = self._recall()
-        self._race([*certain, *self._to_renew], is_certain=True)
+        self._race([*certain, *self._to_renew, *self._best_beside_others], is_certain=True)
         is_exhausted = self._search(strategy) and is_search
         if self._speeds and not self.is_stopped():
             self._confirm()
@@ -127,6 +128,9 @@ class ContextSweep:
             elif trial.outcome is not Outcome.CORRECT:
                 self._speeds.pop(trial.candidate, None)
         self._recalled = len(self._trials)
+        self._best_beside_others = best_beside_others(
+            earlier, self.space, self.context, attempts.host.baseline_text
+        )
         before = make_result(
             self.space.problem,
             self.space.cpu,

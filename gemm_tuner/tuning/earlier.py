@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gemm_tuner.build.toolchain import Toolchain
-from gemm_tuner.derive import derive_verdict
+from gemm_tuner.derive import derive_verdict, standing_trials
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
@@ -19,6 +19,7 @@ from gemm_tuner.tuning.search import BATCH
 from gemm_tuner.tuning.standing import stands
 
 _FROM_OTHER_REGIMES = 2
+_FROM_OTHER_BASELINES = 2
 
 
 def earlier_trials(
@@ -76,6 +77,25 @@ def relevant_trials(
             )
         )
     ]
+
+
+def best_beside_others(
+    trials: Sequence[Trial], space: Space, context: ExecutionContext, baseline: str
+) -> list[Candidate]:
+    """Return the kernels that took least in a context when they were confirmed beside others.
+
+    A verdict rests on the newest baseline alone. So what was found beside another one has to be
+    timed beside this one, or a slower kernel would take its place.
+    """
+    fastest: dict[Candidate, float] = {}
+    for trial in standing_trials(trials):
+        timed = trial.measurement
+        if timed is None or trial.context != context or timed.baseline == baseline:
+            continue
+        if trial.candidate in space:
+            call_ns = timed.candidate.median_ns
+            fastest[trial.candidate] = min(call_ns, fastest.get(trial.candidate, call_ns))
+    return sorted(fastest, key=lambda one: (fastest[one], one.text))[:_FROM_OTHER_BASELINES]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,21 @@
 """The race for the baseline: how long it may take, and who won it before."""
 
 from collections.abc import Sequence
+from math import inf
 
 from gemm_tuner.bench.baselines.choose import AUTO, Race, raced_packages
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.tuning.settings import SweepSettings
 
-# A library that takes more of the budget to load is not raced.
+# A library that takes more of the budget to load is not raced; if it won before, it is loaded.
 _SHARE_OF_BUDGET = 0.1
 
 
 def find_race(trials: Sequence[Trial], settings: SweepSettings, *, threads: int) -> Race:
     """Return how `auto` is decided: by the newest race of a problem that is still good.
+
+    A sweep with a smaller budget goes on beside the same baseline, or its kernels could not be
+    compared with those that were found before.
 
     Args:
         trials: what earlier sweeps of the problem on this CPU gave.
@@ -19,11 +23,11 @@ def find_race(trials: Sequence[Trial], settings: SweepSettings, *, threads: int)
         threads: of the calls; the fastest library on one may not be so on several.
     """
     limit_s = _SHARE_OF_BUDGET * settings.budget_s
-    present = set(raced_packages(limit_s))
+    wanted, installed = set(raced_packages(limit_s)), set(raced_packages(inf))
     for trial in reversed(trials):
         raced = trial.measurement.raced if trial.measurement else ()
-        is_good = bool(raced) and present <= {one.package for one in raced}
-        if is_good and trial.context.threads == threads and raced[0].package in present:
+        is_good = bool(raced) and wanted <= {one.package for one in raced}
+        if is_good and trial.context.threads == threads and raced[0].package in installed:
             return Race(limit_s=limit_s, earlier=raced)
     return Race(limit_s=limit_s)
 

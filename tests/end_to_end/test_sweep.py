@@ -431,6 +431,21 @@ def test_two_finalists_of_one_regime_are_tried_in_the_other_whatever_the_time(
     assert best_two < {trial.candidate for trial in hot.finalists}
 
 
+@pytest.mark.baseline("onednn")
+def test_the_best_beside_another_baseline_are_tried_beside_this_one_whatever_the_time(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Space(problem=PROBLEM, cpu=detect_cpu())
+    last = shortlist(shape)[-3:]  # none that a sweep tries first
+    plant_speeds(monkeypatch, repeat(2.0))
+    before = _tune(database, baseline="scalar", budget_s=600.0, chosen=last)
+
+    beside_onednn = _tune(database, baseline="onednn", budget_s=1e-6)
+
+    assert before.verdict.candidate in last
+    assert before.verdict.candidate in {trial.candidate for trial in beside_onednn.finalists}
+
+
 def test_threads_that_only_slow_the_baseline_down_do_not_win(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

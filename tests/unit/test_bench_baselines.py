@@ -175,6 +175,15 @@ def test_the_winner_of_an_earlier_race_is_the_baseline_until_something_is_instal
     assert after_installing.baselines[0].text == "new"
 
 
+def test_the_winner_of_an_earlier_race_may_take_long_to_load() -> None:
+    rows = (_row("onednn", "one"), _row("slow", "slow", start_s=1.0))
+    raced = _choose(["auto"], rows, _times(one=0.5, slow=0.1), Race(limit_s=3.0)).raced
+
+    again = _choose(["auto"], rows, _times(one=0.1, slow=0.1), Race(limit_s=0.3, earlier=raced))
+
+    assert (again.baselines[0].text, again.raced) == ("slow", raced)
+
+
 class NewThreads:
     """A runner whose threads share one core for the first `samples` samples: calls take longer."""
 

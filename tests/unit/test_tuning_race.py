@@ -56,6 +56,21 @@ def test_there_is_a_new_race_where_more_take_part() -> None:
     assert expected_baseline(settings, race) is None
 
 
+def test_a_smaller_budget_goes_on_beside_the_same_baseline() -> None:
+    slow = Raced(package="onnxruntime 1", baseline="onnxruntime 1", call_ns=5.0)
+    raced = (slow, *RACED)
+    long, short = _settings(budget_s=100.0), _settings(budget_s=1.0)
+
+    assert find_race([_trial(raced)], long, threads=1).earlier == raced
+    assert find_race([_trial(raced)], short, threads=1).earlier == raced
+
+
+def test_a_winner_that_is_not_installed_any_more_does_not_count() -> None:
+    gone = Raced(package="mkl 1", baseline="mkl 1", call_ns=5.0)
+
+    assert find_race([_trial((gone, *RACED))], _settings(), threads=1).earlier == ()
+
+
 def test_a_race_of_other_threads_does_not_count() -> None:
     assert find_race([_trial(RACED)], _settings(), threads=2).earlier == ()
 

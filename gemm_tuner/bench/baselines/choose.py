@@ -218,16 +218,13 @@ def _run_race(
 ) -> tuple[CheckedBaseline | None, tuple[Raced, ...]]:
     """Return the fastest of the libraries that are raced, or else the first that is a last resort.
 
-    The winner of an earlier race need only be right.
+    The winner of an earlier race need only be right, however long it takes to start.
     """
-    entrants = [
-        (row.name, copy)
-        for row in rows
-        if row.is_raced
-        for copy in _entrants(row, find, reasons)
-        if copy.start_s <= race.limit_s
+    installed = [
+        (row.name, copy) for row in rows if row.is_raced for copy in _entrants(row, find, reasons)
     ]
-    if remembered := _winner_of(race.earlier, entrants):
+    entrants = [one for one in installed if one[1].start_s <= race.limit_s]
+    if remembered := _winner_of(race.earlier, entrants, installed):
         found = _enter(*remembered, check, reasons)
         if found is not None:
             return found, race.earlier
@@ -284,14 +281,16 @@ def _standings(
 
 
 def _winner_of(
-    earlier: Sequence[Raced], entrants: Sequence[tuple[str, Copy]]
+    earlier: Sequence[Raced],
+    entrants: Sequence[tuple[str, Copy]],
+    installed: Sequence[tuple[str, Copy]],
 ) -> tuple[str, Copy] | None:
     """Return who won an earlier race, if all that could take part today took part in it."""
     if not earlier or not {copy.package for _name, copy in entrants} <= {
         one.package for one in earlier
     }:
         return None
-    return next((one for one in entrants if one[1].package == earlier[0].package), None)
+    return next((one for one in installed if one[1].package == earlier[0].package), None)
 
 
 def _close_ones(times_s: Mapping[str, float]) -> list[str]:
