@@ -91,7 +91,7 @@ def stored(
 
     Where it is not believed here, or the kernel that it names is lost, it is derived from trials.
     """
-    document = known.of_class if basis is Basis.SIBLING else known.own
+    document = known.of_class() if basis is Basis.SIBLING else known.own()
     verdict = None
     if document is not None:
         verdict = question.repository.verdict_of(

@@ -120,6 +120,13 @@ def writing(engine: Engine) -> Engine:
     return engine.execution_options(writes=True)
 
 
+def asking_once(engine: Engine) -> Engine:
+    """Return `engine` for a single query, without what begins and ends a transaction around it."""
+    if engine.dialect.name == "sqlite":
+        return engine.execution_options(asks_once=True)
+    return engine.execution_options(isolation_level="AUTOCOMMIT")
+
+
 def is_current(engine: Engine) -> bool:
     """Return whether the database answers, with the newest schema and verdicts by its rules."""
     with suppress(SQLAlchemyError), engine.connect() as connection:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, Row, Select, Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, StoreFailed
-from gemm_tuner.store.database import reason_of, writing
+from gemm_tuner.store.database import asking_once, reason_of, writing
 from gemm_tuner.trust.attestation import MeasuringKeys
 
 
@@ -25,6 +25,7 @@ class Statements:
         self._engine = engine
         self._keys = keys or MeasuringKeys()
         self._writer = writing(engine)
+        self._asker = asking_once(engine)
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -36,8 +37,14 @@ class Statements:
         with translated_errors(), self._writer.begin() as connection:
             yield connection
 
+    @contextmanager
+    def _asking_once(self) -> Iterator[Connection]:
+        """Yield a connection for one query, which needs no transaction around it."""
+        with translated_errors(), self._asker.connect() as connection:
+            yield connection
+
     def _first(self, query: Select[*tuple[Any, ...]]) -> Row[*tuple[Any, ...]] | None:
-        with self._reading() as connection:
+        with self._asking_once() as connection:
             return connection.execute(query).first()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, ScalarSelect, and_, bindparam, func, or_, select
 
 from gemm_tuner.derive import SweepKey
-from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.verdict import Basis, Verdict
@@ -49,17 +49,46 @@ class StoredDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownVerdict:
-    """A stored verdict: where it was measured, and its documents, None where there is none.
+    """A stored verdict: where it was measured, and the row that has its documents.
 
-    `of_class` is for other CPUs of the same class. `newest` is the number of the last trial that
-    decides, 0 if there is none.
+    `newest` is the number of the last trial that decides, 0 if there is none.
     """
 
     m: Rows
     cpu_key: str
+    context: ExecutionContext
     newest: int
-    own: StoredDocument | None
-    of_class: StoredDocument | None
+    row: Row[Any]
+
+    def own(self) -> StoredDocument | None:
+        """Return the document for the CPU where it was measured, if there is one."""
+        row = self.row
+        if row.document is None:
+            return None
+        return StoredDocument(
+            text=row.document,
+            question=("", row.problem_id, row.cpu_key, self.context),
+            attestation=attestation_of(row.attested_by, row.attestation),
+            artifact_sha256=row.artifact,
+            artifact_document=row.own_document,
+            artifact_attestation=attestation_of(row.own_attested_by, row.own_attestation),
+            is_revoked=row.own_is_lifted is not None and not row.own_is_lifted,
+        )
+
+    def of_class(self) -> StoredDocument | None:
+        """Return the document for other CPUs of the same class, if there is one."""
+        row = self.row
+        if row.class_document is None:
+            return self.own()
+        return StoredDocument(
+            text=row.class_document,
+            question=(CLASS, row.problem_id, row.cpu_key, self.context),
+            attestation=attestation_of(row.class_attested_by, row.class_attestation),
+            artifact_sha256=row.class_artifact,
+            artifact_document=row.of_class_document,
+            artifact_attestation=attestation_of(row.of_class_attested_by, row.of_class_attestation),
+            is_revoked=row.of_class_is_lifted is not None and not row.of_class_is_lifted,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +117,7 @@ class Verdicts(Statements):
     def known(self, problem: Problem, *, cpu: Cpu, context: ExecutionContext) -> Known:
         """Return all that is stored for a question."""
         key = problem_id(problem)
-        with self._reading() as connection:
+        with self._asking_once() as connection:
             rows = connection.execute(
                 _KNOWN,
                 {
@@ -240,11 +269,11 @@ def _sort(rows: Sequence[Row[Any]], problem: Problem, cpu: Cpu, context: Executi
         if not is_problem:
             around = _range_around(row, problem)
             if around is not None and row.cpu_key == cpu.exact_key:
-                ranges.append(_verdict(row, around))
+                ranges.append(_verdict(row, around, context))
         elif row.cpu_key == cpu.exact_key:
-            here = _verdict(row, problem.m)
+            here = _verdict(row, problem.m, context)
         elif row.cpu_key.startswith(f"{cpu.class_key}-"):
-            siblings.append(_verdict(row, problem.m))
+            siblings.append(_verdict(row, problem.m, context))
         elif row.cpu_key.startswith(f"{cpu.model_key}-"):
             has_same_model = True
     return Known(
@@ -269,38 +298,5 @@ def _range_around(row: Row[Any], problem: Problem) -> Rows | None:
     return rows if is_it and problem.m.low in rows and problem.m.high in rows else None
 
 
-def _verdict(row: Row[Any], m: Rows) -> KnownVerdict:
-    question = (
-        row.problem_id,
-        row.cpu_key,
-        ExecutionContext(threads=row.threads, regime=Regime(row.regime)),
-    )
-    own = None
-    if row.document is not None:
-        own = StoredDocument(
-            text=row.document,
-            question=("", *question),
-            attestation=attestation_of(row.attested_by, row.attestation),
-            artifact_sha256=row.artifact,
-            artifact_document=row.own_document,
-            artifact_attestation=attestation_of(row.own_attested_by, row.own_attestation),
-            is_revoked=row.own_is_lifted is not None and not row.own_is_lifted,
-        )
-    of_class = own
-    if row.class_document is not None:
-        of_class = StoredDocument(
-            text=row.class_document,
-            question=(CLASS, *question),
-            attestation=attestation_of(row.class_attested_by, row.class_attestation),
-            artifact_sha256=row.class_artifact,
-            artifact_document=row.of_class_document,
-            artifact_attestation=attestation_of(row.of_class_attested_by, row.of_class_attestation),
-            is_revoked=row.of_class_is_lifted is not None and not row.of_class_is_lifted,
-        )
-    return KnownVerdict(
-        m=m,
-        cpu_key=row.cpu_key,
-        newest=row.newest,
-        own=own,
-        of_class=of_class,
-    )
+def _verdict(row: Row[Any], m: Rows, context: ExecutionContext) -> KnownVerdict:
+    return KnownVerdict(m=m, cpu_key=row.cpu_key, context=context, newest=row.newest, row=row)

@@ -204,11 +204,11 @@ def test_stored_verdicts_are_those_derived_from_scratch(steps: list[object]) -> 
                     )
                     return verdict and replace(verdict, attested_by=None)
 
-                own = known.here.own if known.here else None
+                own = known.here.own() if known.here else None
                 expected = _from_trials(repository, problem, CPU, context, asker=CPU)
                 assert_same(found(own, Basis.MEASURED), expected)
 
-                of_sibling = [found(one.of_class, Basis.SIBLING) for one in known.siblings]
+                of_sibling = [found(one.of_class(), Basis.SIBLING) for one in known.siblings]
                 expected = _from_trials(repository, problem, SIBLING_CPU, context, asker=CPU)
                 assert_same((of_sibling or [None])[0], expected)
 
