@@ -40,8 +40,9 @@ class ConnectionLimits:
 
     `head_s` is for the line and the headers of a request, from the connection or the last answer
     on; `body_s` for its body; `answer_s` for the answer, until the caller has read it. A connection
-    without a request is closed after `idle_s`. What has come of a head, or of what frames a piece
-    of a body, may have `head_bytes`. A body may come in `chunks`, and in one more for each
+    without a request is closed after `idle_s`, and when the service is told to stop, any within
+    `leaving_s`. What has come of a head, or of what frames a piece of a body, may have
+    `head_bytes`. A body may come in `chunks`, and in one more for each
     `chunk_bytes` of it. When a connection more than `connections` comes, the one that
     has waited longest for its caller is closed. When more than `unsent_bytes` wait for all callers
     to be read, the connection that holds the most is closed. Of a body whose request is answered
@@ -52,6 +53,7 @@ class ConnectionLimits:
     body_s: float = 10.0
     answer_s: float = 60.0
     idle_s: int = 5
+    leaving_s: float = 10.0
     head_bytes: int = 16 * 2**10
     chunks: int = 1024
     chunk_bytes: int = 64
@@ -282,9 +284,13 @@ class BoundedProtocol(H11Protocol):
         return self.scheme != "https"
 
     def shutdown(self) -> None:
-        """Close the connection as soon as nobody waits for an answer."""
+        """Close the connection as soon as nobody waits for an answer, and before long in any case.
+
+        Who starts the service ends it by force where that takes half a minute.
+        """
         if not self.transport.is_closing():
             super().shutdown()
+        self.loop.call_later(self._limits.leaving_s, self.abort)
 
     def abort(self) -> None:
         """Close the connection at once, whatever is unsent."""

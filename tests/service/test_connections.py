@@ -177,6 +177,20 @@ def test_a_connection_that_is_closing_gives_way() -> None:
     assert run(attack) == [True, False]
 
 
+def test_who_reads_nothing_does_not_hold_up_the_end() -> None:
+    async def stop() -> list[bool]:
+        service = Service(answer, ConnectionLimits(leaving_s=0.05))
+        reader, idle = service.connect(), service.connect()
+        await reader.send(ask(100_000))
+        for caller in (reader, idle):
+            caller.protocol.shutdown()
+        before = [reader.is_aborted, idle.is_closing()]
+        await asyncio.sleep(0.2)
+        return [*before, reader.is_aborted]
+
+    assert run(stop) == [False, True, True]
+
+
 def test_of_a_refused_body_only_so_much_is_read() -> None:
     async def attack() -> list[bool]:
         caller = Service(answer, ConnectionLimits(dropped_bytes=1000)).connect()
