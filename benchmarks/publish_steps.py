@@ -23,8 +23,8 @@ PROOFS = tuple(
 # whose sweep starts from the winner of one, and for steps of few layers.
 BUDGET_S = 8.0
 SHORT = 0.5
-# Weights of few bits take seconds to make.
-SHARES = {ALL: 1.0, SHARED: 1.0, WEIGHT_ONLY: 1.5}
+# Weights of few bits take seconds to make, and copies of them that are read from memory, too.
+SHARES = {ALL: 1.0, SHARED: 1.0, WEIGHT_ONLY: 3.0}
 # The same for layers above 1.5 GFLOP, where proofs and samples are slow, and for few rows beside
 # 2^24 weights and more, whose making takes as long as the search; they are swept again.
 LARGEST_BUDGET_S = 20.0

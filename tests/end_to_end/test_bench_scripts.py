@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import call_cost
+import compare_kernels
 import packing
 import pytest
 import weight_only
@@ -41,6 +42,44 @@ def test_packing_is_timed_beside_a_copy(
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert [row[:3] for row in rows] == [["avx2_f32_2x16", "f32", way] for way in ("nk", "kn")]
     assert all(float(rate) > 0 for row in rows for rate in row[4:7])
+
+
+REPORT = """## f32, cold weights
+
+| Layer | m x n x k | Epilogue | Kernel | Time | onednn 3.2.0 |
+|---|---|---|---|---|---|
+| small | 8 x 32 x 16 | bias | `{kernel}` | 1 µs | 1.1 |
+| {name} | 8 x 32 x 16 | none | `{kernel}` | 1 µs | 1.1 |
+
+## f32, hot, beside Inductor
+
+| Layer | m x n x k | Epilogue | Kernel | Time | onednn 3.2.0 |
+|---|---|---|---|---|---|
+| small | 8 x 32 x 16 | bias | `{kernel}` | 1 µs | 1.1 |
+"""
+
+
+@pytest.mark.baseline("onednn")
+def test_kernels_of_two_reports_are_timed_in_the_same_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compare_kernels, "PAIRS", 3)
+    monkeypatch.setattr(compare_kernels, "SAMPLE_NS", 10_000)
+    old, new, out = (tmp_path / name for name in ("old.md", "new.md", "out.jsonl"))
+    slow = "scalar_f32_1x1 mc1_nc32_kc16 jc_ic_jr_ir"
+    old.write_text(REPORT.format(kernel=slow, name="gone"))
+    new.write_text(REPORT.format(kernel="scalar_f32_2x2 mc8_nc32_kc16 jc_ic_jr_ir", name="come"))
+
+    compare_kernels.main(old, new, out, [])
+    first = capsys.readouterr()
+    compare_kernels.main(old, new, out, [])
+    second = capsys.readouterr()
+
+    assert [line.count("small") for line in first.err.splitlines()] == [1]
+    assert first.out.splitlines()[-1].startswith("| f32, cold weights | 1 | 0 | ")
+    assert (second.out, second.err) == (first.out, "")
+    [line] = out.read_text().splitlines()
+    assert slow in line
 
 
 def test_weights_of_few_bits_are_timed_beside_floats(
