@@ -10,6 +10,7 @@ from sqlalchemy import Column, RowMapping, Table, UniqueConstraint
 
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.store.integrity import check_digest, check_named_source, decompress
+from gemm_tuner.store.job_rows import check_question
 from gemm_tuner.store.reading import check_columns
 from gemm_tuner.store.revocations import check_stored_subject
 from gemm_tuner.store.tables import (
@@ -17,6 +18,8 @@ from gemm_tuner.store.tables import (
     artifacts,
     contributions,
     cpus,
+    jobs,
+    misses,
     problems,
     revocations,
     sources,
@@ -26,11 +29,13 @@ from gemm_tuner.store.wire import parse_record
 
 # What follows from other tables, and is derived again where it is missing.
 DERIVED = frozenset({"verdicts", "verdict_state"})
+# What tells of processes that run now, beside this database.
+_OF_NOW = frozenset({"workers"})
 
 
 def stored_tables() -> tuple[Table, ...]:
     """Return the tables that nothing can derive, those that others refer to first."""
-    return tuple(table for table in METADATA.sorted_tables if table.name not in DERIVED)
+    return tuple(table for table in METADATA.sorted_tables if table.name not in DERIVED | _OF_NOW)
 
 
 def number_of(table: Table) -> Column[int] | None:
@@ -93,6 +98,8 @@ _CHECKS: dict[str, Callable[[RowMapping], object]] = {
     artifacts.name: _check_artifact,
     contributions.name: lambda row: decompress("contribution", row["sha256"], row["compressed"]),
     revocations.name: lambda row: check_stored_subject(row["subject"]),
+    jobs.name: lambda row: check_question(row["problem_id"], row["problem"]),
+    misses.name: lambda row: check_question(row["problem_id"], row["problem"]),
 }
 
 

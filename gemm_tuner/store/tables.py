@@ -179,6 +179,77 @@ contributions = Table(
     sqlite_autoincrement=True,
 )
 
+# A problem that somebody asked to be tuned; `sequence` is the order of asking. Who runs it holds it
+# until `leased_until`. Times are ISO 8601 with milliseconds, in UTC, and sort as text.
+jobs = Table(
+    "jobs",
+    METADATA,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("id", String(32), nullable=False, unique=True),
+    Column("problem_id", _SHA256, nullable=False),
+    Column("problem", Text, nullable=False),
+    Column("class_key", String(128), nullable=False),
+    Column("threads", Integer, nullable=False),
+    Column("regime", String(32), nullable=False),
+    Column("budget_s", Double, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("owner", String(64), nullable=False),
+    Column("created_at", String(32), nullable=False),
+    Column("changed_at", String(32), nullable=False),
+    Column("worker", String(128)),
+    Column("leased_until", String(32)),
+    Column("attempts", Integer, nullable=False),
+    Column("tried", Integer, nullable=False),
+    Column("failed", Integer, nullable=False),
+    Column("best_ns", Double),
+    Column("over_baseline", Double),
+    Column("seconds_left", Double),
+    Column("revision", Integer, nullable=False),
+    Column("is_cancel_asked", Boolean, nullable=False),
+    Column("detail", Text, nullable=False),
+    Index(None, "state", "class_key", "priority", "sequence"),
+    Index(None, "problem_id", "class_key", "threads", "regime"),
+    Index(None, "owner", "state"),
+    sqlite_autoincrement=True,
+)
+
+# By which key an owner asked for a job, with the digest of all that was asked.
+job_keys = Table(
+    "job_keys",
+    METADATA,
+    Column("owner", String(64), primary_key=True),
+    Column("idempotency_key", String(255), primary_key=True),
+    Column("question", _SHA256, nullable=False),
+    Column("job_id", ForeignKey("jobs.id"), nullable=False, index=True),
+)
+
+# A process that runs jobs, and when it was last heard of.
+workers = Table(
+    "workers",
+    METADATA,
+    Column("name", String(128), primary_key=True),
+    Column("class_key", String(128), nullable=False, index=True),
+    Column("cpu_key", String(128), nullable=False),
+    Column("seen_at", String(32), nullable=False),
+    Column("job_id", String(32)),
+)
+
+# What was asked for and is not tuned, and how often.
+misses = Table(
+    "misses",
+    METADATA,
+    Column("problem_id", _SHA256, primary_key=True),
+    Column("class_key", String(128), primary_key=True),
+    Column("threads", Integer, primary_key=True, autoincrement=False),
+    Column("regime", String(32), primary_key=True),
+    Column("problem", Text, nullable=False),
+    Column("asked", BigInteger, nullable=False),
+    Column("first_at", String(32), nullable=False),
+    Column("last_at", String(32), nullable=False),
+    Index(None, "asked", "last_at"),
+)
+
 # What follows from the trials of a problem, CPU and context: the document of the verdict, for this
 # CPU and, where a failure elsewhere makes it another one, for other CPUs of its class.
 verdicts = Table(

@@ -30,6 +30,8 @@ from gemm_tuner.store.audit import AuditLog
 from gemm_tuner.store.checking import check_database
 from gemm_tuner.store.copying import CopyReport, CopyStep, DatabaseCopy
 from gemm_tuner.store.database import open_database
+from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.misses import Miss, Misses
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.revocations import RevocationLog
 from gemm_tuner.store.rows import stored_tables
@@ -61,6 +63,17 @@ def full(repository: Repository, engine: Engine) -> Engine:
     repository.mark_ended(PROBLEM, CPU.exact_key, CONTEXT, **SWEEP, end=end)
     RevocationLog(engine).revoke(REVOKED, reason="wrong", actor="me", now=NOW)
     Tokens(engine).create("a worker", {Scope.RESOLVE}, actor="me", now=NOW)
+    Jobs(engine).submit(
+        PROBLEM,
+        class_key=CPU.class_key,
+        context=CONTEXT,
+        budget_s=30.0,
+        priority=0,
+        owner="me",
+        idempotency_key="first",
+        now=NOW,
+    )
+    Misses(engine).add({Miss(problem=PROBLEM, class_key="elsewhere", context=CONTEXT): 3}, NOW)
     return engine
 
 
@@ -253,6 +266,8 @@ def test_damaged_rows_are_left_out_with_what_refers_to_them(full: Engine, empty:
         ("artifacts", "compressed_binary", b"x", "it was damaged"),
         ("artifacts", "document", "{}", "is of another"),
         ("contributions", "compressed", b"x", "it was damaged"),
+        ("jobs", "problem", "f32 1x1x1", "it was damaged"),
+        ("misses", "problem", "f32 1x1x1", "it was damaged"),
     ],
 )
 def test_a_check_names_what_is_damaged(

@@ -1,0 +1,178 @@
+"""The jobs as workers see them: taking one, telling how far it is, and ending it.
+
+A worker holds a job for a time that it renews. Where it does not, because it was killed or cut off,
+another takes the job, and goes on with the trials that are stored.
+"""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, case, select, update
+
+from gemm_tuner.domain.job import Job, JobProgress, JobState
+from gemm_tuner.store.job_rows import read_job, select_jobs, time_text
+from gemm_tuner.store.statements import translated_errors
+from gemm_tuner.store.tables import jobs
+from gemm_tuner.store.workers import Workers
+
+MAX_ATTEMPTS = 3
+_MAX_DETAIL = 1_000
+
+IS_WAITING = jobs.c.state == JobState.WAITING.value
+IS_RUNNING = jobs.c.state == JobState.RUNNING.value
+_CHANGED: dict[str, Any] = {"revision": jobs.c.revision + 1}
+_LOST = "its worker was lost; see whether its machine ran out of memory"
+_CANCELLED = "cancelled before the best was confirmed; what was tried is kept"
+
+
+class JobQueue(Workers):
+    """The jobs that wait or run. Times are those of the caller, and have a zone."""
+
+    def next_for(self, class_keys: Collection[str], now: datetime) -> Job | None:
+        """Return the job that `claim` would take now, and change nothing."""
+        is_ready = IS_WAITING | (_is_abandoned(now) & ~jobs.c.is_cancel_asked)
+        row = self._first(_first_of(class_keys, is_ready))
+        with translated_errors():
+            return None if row is None else read_job(row)
+
+    def claim(
+        self, worker: str, *, class_keys: Collection[str], now: datetime, lease_s: float
+    ) -> Job | None:
+        """Give a worker the job of the highest priority, the oldest of these; None if none waits.
+
+        It may be one whose worker was lost. A job that lost `MAX_ATTEMPTS` workers has failed.
+        """
+        with self._writing() as connection:
+            take_back_abandoned(connection, now)
+            found = connection.execute(_first_of(class_keys, IS_WAITING)).first()
+            if found is None:
+                return None
+            begun = {
+                "state": JobState.RUNNING.value,
+                "worker": worker,
+                "leased_until": _lease(now, lease_s),
+                "attempts": jobs.c.attempts + 1,
+                "detail": "",
+            }
+            row = change(connection, jobs.c.id == found.id, now, begun)
+            return None if row is None else read_job(row)
+
+    def report(
+        self, job_id: str, worker: str, progress: JobProgress, now: datetime, lease_s: float
+    ) -> bool:
+        """Keep how far a worker is, and let it hold its job for longer.
+
+        Return False if the worker is to end the job: it was asked to be cancelled, or is not this
+        worker's any more.
+        """
+        told = {
+            "tried": progress.tried,
+            "failed": progress.failed,
+            "best_ns": progress.best_ns,
+            "over_baseline": progress.over_baseline,
+            "seconds_left": progress.seconds_left,
+            "leased_until": _lease(now, lease_s),
+        }
+        with self._writing() as connection:
+            row = change(connection, _is_held(job_id, worker), now, told)
+            return row is not None and not row.is_cancel_asked
+
+    def finish(
+        self, job_id: str, worker: str, state: JobState, detail: str, now: datetime
+    ) -> Job | None:
+        """End a job that a worker holds, and return it; None if it is not this worker's."""
+        ended = {"state": state.value, "detail": detail[:_MAX_DETAIL], "seconds_left": 0.0}
+        return self._let_go(job_id, worker, ended | {"leased_until": None}, now)
+
+    def release(self, job_id: str, worker: str, now: datetime) -> Job | None:
+        """Let a job wait again whose worker was stopped, as if that had not begun it.
+
+        Return the job, None if it is not this worker's. One whose cancellation was asked is over.
+        """
+        waiting = {**_again_or_over(""), "attempts": jobs.c.attempts - 1}
+        return self._let_go(job_id, worker, waiting, now)
+
+    def put_back(self, job_id: str, worker: str, why: str, now: datetime) -> Job | None:
+        """Let a job wait again that did not come to its end; after `MAX_ATTEMPTS` it has failed.
+
+        Return the job, None if it is not this worker's. One whose cancellation was asked is over.
+        """
+        return self._let_go(job_id, worker, _again_or_over(why, has_limit=True), now)
+
+    def _let_go(
+        self, job_id: str, worker: str, changes: Mapping[str, Any], now: datetime
+    ) -> Job | None:
+        with self._writing() as connection:
+            row = change(connection, _is_held(job_id, worker), now, changes)
+            return None if row is None else read_job(row)
+
+
+def row_of(connection: Connection, job_id: str) -> Row[*tuple[Any, ...]] | None:
+    """Return the row of a job, None if there is none of this id."""
+    return connection.execute(select_jobs().where(jobs.c.id == job_id)).first()
+
+
+def change(
+    connection: Connection, which: ColumnElement[bool], now: datetime, changes: Mapping[str, Any]
+) -> Row[*tuple[Any, ...]] | None:
+    """Change the job that a condition finds, and return its row, None if it finds none."""
+    row = connection.execute(select(jobs.c.id).where(which)).first()
+    if row is None:
+        return None
+    values = {**_CHANGED, "changed_at": time_text(now), **changes}
+    connection.execute(update(jobs).where(jobs.c.id == row.id).values(values))
+    return row_of(connection, row.id)
+
+
+def take_back_abandoned(connection: Connection, now: datetime) -> None:
+    """Let jobs wait again whose workers were not heard of in time, or end them."""
+    lost = _again_or_over(_LOST, has_limit=True)
+    values = {**_CHANGED, "changed_at": time_text(now), **lost}
+    connection.execute(update(jobs).where(_is_abandoned(now)).values(values))
+
+
+def cancelled() -> dict[str, Any]:
+    """Return what changes in a job that is cancelled while it waits."""
+    return {"state": JobState.CANCELLED.value, "detail": _CANCELLED, "seconds_left": 0.0}
+
+
+def _again_or_over(why: str, *, has_limit: bool = False) -> dict[str, Any]:
+    """Return what changes in a running job that nobody runs any more.
+
+    One that was to be cancelled is over, and so is, where attempts are limited, one without more.
+    """
+    cases: list[tuple[ColumnElement[bool], str]] = [
+        (jobs.c.is_cancel_asked, JobState.CANCELLED.value)
+    ]
+    if has_limit:
+        cases.append((jobs.c.attempts >= MAX_ATTEMPTS, JobState.FAILED.value))
+    return {
+        "worker": None,
+        "leased_until": None,
+        "seconds_left": None,
+        "state": case(*cases, else_=JobState.WAITING.value),
+        "detail": case((jobs.c.is_cancel_asked, _CANCELLED), else_=why[:_MAX_DETAIL]),
+    }
+
+
+def _first_of(class_keys: Collection[str], which: ColumnElement[bool]) -> Select[Any]:
+    """Return the query for the job of the highest priority, the oldest of these."""
+    return (
+        select_jobs()
+        .where(which, jobs.c.class_key.in_(sorted(class_keys)))
+        .order_by(jobs.c.priority.desc(), jobs.c.sequence)
+        .limit(1)
+    )
+
+
+def _is_held(job_id: str, worker: str) -> ColumnElement[bool]:
+    return (jobs.c.id == job_id) & IS_RUNNING & (jobs.c.worker == worker)
+
+
+def _is_abandoned(now: datetime) -> ColumnElement[bool]:
+    return IS_RUNNING & (jobs.c.leased_until < time_text(now))
+
+
+def _lease(now: datetime, lease_s: float) -> str:
+    return time_text(now + timedelta(seconds=lease_s))

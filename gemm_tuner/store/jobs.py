@@ -1,0 +1,231 @@
+"""Reading and writing jobs as those see them who ask: for one, how far it is, and for its end.
+
+The database holds the truth: jobs outlive the service and its workers.
+"""
+
+import secrets
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, select
+
+from gemm_tuner.domain.canonical import identity
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.job import Job, JobState
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import GemmTunerError, InvalidSetting
+from gemm_tuner.store.job_queue import (
+    IS_RUNNING,
+    IS_WAITING,
+    JobQueue,
+    cancelled,
+    change,
+    row_of,
+    take_back_abandoned,
+)
+from gemm_tuner.store.job_rows import question_columns, read_job, select_jobs, time_text
+from gemm_tuner.store.statements import translated_errors
+from gemm_tuner.store.tables import job_keys, jobs
+
+MAX_IN_FLIGHT = 10_000
+MAX_IN_FLIGHT_OF_OWNER = 1_000
+MAX_KEYS_OF_OWNER = 10_000
+MAX_KEPT = 100_000  # jobs behind the newest; those in flight do not count
+MAX_AT_ONCE = 1_000
+_MAX_KEY = 255
+_MAX_OWNER = 64
+_IS_IN_FLIGHT = IS_WAITING | IS_RUNNING
+
+
+class JobsFull(GemmTunerError):
+    """So many jobs wait, of everybody or of one owner, that no more are taken."""
+
+
+class Jobs(JobQueue):
+    """The jobs of one database. Times are those of the caller, and have a zone."""
+
+    def submit(
+        self,
+        problem: Problem,
+        *,
+        class_key: str,
+        context: ExecutionContext,
+        budget_s: float,
+        priority: int,
+        owner: str,
+        idempotency_key: str | None,
+        now: datetime,
+    ) -> tuple[Job, bool]:
+        """Return the job for a question, and whether it was made for it.
+
+        While one for the same problem, class, threads and regime waits or runs, it is that one,
+        with the higher priority of both. An owner who repeats a key gets the job of that key, even
+        if it is over.
+
+        Raises:
+            InvalidProblem: the problem multiplies nothing.
+            InvalidSetting: budget, priority, owner or key cannot be used, or the key was used for
+                another question.
+            JobsFull: too many jobs are in flight, or this owner has too many of them or of keys.
+        """
+        problem.check_work()
+        _check_names(owner, idempotency_key)
+        columns = question_columns(problem, class_key, context)
+        asked = Job(
+            id=secrets.token_hex(16),
+            problem=problem,
+            class_key=class_key,
+            context=context,
+            budget_s=float(budget_s),
+            priority=priority,
+            state=JobState.WAITING,
+            owner=owner,
+            created_at=now,
+            changed_at=now,
+        )
+        question = identity([*columns.values(), asked.budget_s, priority])
+        same = _IS_IN_FLIGHT & ~jobs.c.is_cancel_asked & _all_equal(columns)
+        with self._writing() as connection:
+            if idempotency_key is not None:
+                known = _job_of_key(connection, owner, idempotency_key, question)
+                if known is not None:
+                    return read_job(known), False
+            row = connection.execute(select_jobs().where(same)).first()
+            is_new = row is None
+            if row is None:
+                _check_room(connection, owner)
+                _insert_job(connection, asked, columns)
+                row = row_of(connection, asked.id)
+            elif row.priority < priority:
+                row = change(connection, jobs.c.id == row.id, now, {"priority": priority})
+            assert row is not None
+            if idempotency_key is not None:
+                _insert_key(connection, owner, idempotency_key, question, row.id)
+            return read_job(row), is_new
+
+    def get(self, job_id: str) -> Job | None:
+        """Return a job, None if there is none of this id."""
+        row = self._first(select_jobs().where(jobs.c.id == job_id))
+        with translated_errors():
+            return None if row is None else read_job(row)
+
+    def newest(self, limit: int, *, state: JobState | None = None) -> tuple[Job, ...]:
+        """Return the jobs that were asked for last, at most `limit`, the newest first."""
+        query = select_jobs().order_by(jobs.c.sequence.desc()).limit(min(limit, MAX_AT_ONCE))
+        if state is not None:
+            query = query.where(jobs.c.state == state.value)
+        with self._reading() as connection:
+            return tuple(read_job(row) for row in connection.execute(query))
+
+    def cancel(self, job_id: str, now: datetime) -> Job | None:
+        """Cancel a job and return it, None if there is none of this id; one that is over stays.
+
+        One that waits is over at once. A running one is ended by its worker, with the best so far.
+        """
+        is_it = jobs.c.id == job_id
+        with self._writing() as connection:
+            take_back_abandoned(connection, now)
+            change(connection, is_it & IS_WAITING, now, cancelled())
+            asked = IS_RUNNING & ~jobs.c.is_cancel_asked
+            change(connection, is_it & asked, now, {"is_cancel_asked": True})
+            row = row_of(connection, job_id)
+            return None if row is None else read_job(row)
+
+    def forget_over(self, before: datetime) -> int:
+        """Delete the jobs that were over before a time; return how many."""
+        with self._writing() as connection:
+            return _delete_over(connection, jobs.c.changed_at < time_text(before))
+
+
+def _check_names(owner: str, key: str | None) -> None:
+    if not 0 < len(owner) <= _MAX_OWNER:
+        raise InvalidSetting(
+            f"owner {owner[:80]!r} cannot be used; give 1 to {_MAX_OWNER} letters."
+        )
+    if key is not None and not (0 < len(key) <= _MAX_KEY and key.isascii() and key.isprintable()):
+        raise InvalidSetting(
+            f"idempotency key {key[:80]!r} cannot be used; "
+            f"give 1 to {_MAX_KEY} printable letters of ASCII."
+        )
+
+
+def _check_room(connection: Connection, owner: str) -> None:
+    count = select(func.count()).where(_IS_IN_FLIGHT)
+    in_flight = connection.scalar(count) or 0
+    of_owner = connection.scalar(count.where(jobs.c.owner == owner)) or 0
+    if in_flight >= MAX_IN_FLIGHT:
+        raise JobsFull(
+            f"{in_flight} jobs wait or run already, and no more are taken; ask again later, or "
+            "let more workers run."
+        )
+    if of_owner >= MAX_IN_FLIGHT_OF_OWNER:
+        raise JobsFull(
+            f"{of_owner} jobs of {owner} wait or run already, and no more are taken; ask again "
+            "when some are over, or cancel some."
+        )
+
+
+def _insert_job(connection: Connection, job: Job, question: dict[str, str | int]) -> None:
+    """Insert a job that waits, and delete those that are over and far behind it."""
+    connection.execute(
+        insert(jobs).values(
+            id=job.id,
+            problem=job.problem.text,
+            **question,
+            budget_s=job.budget_s,
+            priority=job.priority,
+            state=job.state.value,
+            owner=job.owner,
+            created_at=time_text(job.created_at),
+            changed_at=time_text(job.changed_at),
+            attempts=0,
+            tried=0,
+            failed=0,
+            revision=job.revision,
+            is_cancel_asked=False,
+            detail="",
+        )
+    )
+    newest = connection.scalar(select(func.max(jobs.c.sequence))) or 0
+    _delete_over(connection, jobs.c.sequence <= newest - MAX_KEPT)
+
+
+def _insert_key(connection: Connection, owner: str, key: str, question: str, job_id: str) -> None:
+    count = select(func.count()).where(job_keys.c.owner == owner)
+    if (connection.scalar(count) or 0) >= MAX_KEYS_OF_OWNER:
+        raise JobsFull(
+            f"{owner} used {MAX_KEYS_OF_OWNER} idempotency keys for jobs that are kept; "
+            "ask without a key, or when older jobs are forgotten."
+        )
+    connection.execute(
+        insert(job_keys).values(owner=owner, idempotency_key=key, question=question, job_id=job_id)
+    )
+
+
+def _job_of_key(
+    connection: Connection, owner: str, key: str, question: str
+) -> Row[*tuple[Any, ...]] | None:
+    """Return the row of the job that an owner asked for by a key, None if the key is new."""
+    used = select(job_keys.c.job_id, job_keys.c.question).where(
+        job_keys.c.owner == owner, job_keys.c.idempotency_key == key
+    )
+    known = connection.execute(used).first()
+    if known is None:
+        return None
+    if known.question != question:
+        raise InvalidSetting(
+            f"idempotency key {key!r} was used for another question; use a new key for each."
+        )
+    return row_of(connection, known.job_id)
+
+
+def _all_equal(columns: dict[str, str | int]) -> ColumnElement[bool]:
+    return and_(*(jobs.c[name] == value for name, value in columns.items()))
+
+
+def _delete_over(connection: Connection, which: ColumnElement[bool]) -> int:
+    is_gone = which & ~_IS_IN_FLIGHT
+    gone = select(jobs.c.id).where(is_gone)
+    connection.execute(delete(job_keys).where(job_keys.c.job_id.in_(gone)))
+    count: int = connection.execute(delete(jobs).where(is_gone)).rowcount
+    return count

@@ -1,0 +1,38 @@
+"""Which processes run jobs, for CPUs of which class; one that was not heard of for long is gone."""
+
+from datetime import datetime, timedelta
+
+from sqlalchemy import delete, insert, select
+
+from gemm_tuner.store.job_rows import time_text
+from gemm_tuner.store.statements import Statements
+from gemm_tuner.store.tables import workers
+
+ALIVE = timedelta(minutes=1)
+_FORGOTTEN = timedelta(days=1)
+
+
+class Workers(Statements):
+    """The workers of one database."""
+
+    def see_worker(
+        self, name: str, *, class_key: str, cpu_key: str, now: datetime, job_id: str | None = None
+    ) -> None:
+        """Note that a worker lives, and which job it runs; forget those that are long gone."""
+        row = {"class_key": class_key, "cpu_key": cpu_key, "job_id": job_id}
+        is_old = workers.c.seen_at < time_text(now - _FORGOTTEN)
+        with self._writing() as connection:
+            connection.execute(delete(workers).where(is_old | (workers.c.name == name)))
+            connection.execute(insert(workers).values(name=name, seen_at=time_text(now), **row))
+
+    def forget_worker(self, name: str) -> None:
+        """Note that a worker ended."""
+        with self._writing() as connection:
+            connection.execute(delete(workers).where(workers.c.name == name))
+
+    def has_worker(self, class_key: str, now: datetime) -> bool:
+        """Return whether a worker for this class of CPUs was heard of within the last minute."""
+        query = select(workers.c.name).where(
+            workers.c.class_key == class_key, workers.c.seen_at > time_text(now - ALIVE)
+        )
+        return self._first(query.limit(1)) is not None
