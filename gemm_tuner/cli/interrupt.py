@@ -1,4 +1,4 @@
-"""Ctrl-C: the first asks a sweep to stop and keep what it has, the second aborts."""
+"""Ctrl-C and the like: the first asks to stop and keep what there is, the second aborts."""
 
 import os
 import signal
@@ -10,13 +10,19 @@ _NOTICE = b"Stopping after the trial in flight; press Ctrl-C again to abort it.\
 
 
 class StopOnInterrupt:
-    """Turn the first SIGINT into a flag while the context is open."""
+    """Turn the first of some signals into a flag while the context is open; SIGINT alone if none.
 
-    def __init__(self) -> None:
+    `notice` is what is said at once to whoever sent it.
+    """
+
+    def __init__(self, *signals: signal.Signals, notice: bytes = _NOTICE) -> None:
+        self._signals = signals or (signal.SIGINT,)
+        self._notice = notice
         self._is_stopped = False
 
     def __enter__(self) -> Self:
-        signal.signal(signal.SIGINT, self._stop)
+        for each in self._signals:
+            signal.signal(each, self._stop)
         return self
 
     def __exit__(
@@ -25,7 +31,8 @@ class StopOnInterrupt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for each in self._signals:
+            signal.signal(each, signal.default_int_handler)
 
     def is_stopped(self) -> bool:
         """Return whether the user asked to stop."""
@@ -36,4 +43,4 @@ class StopOnInterrupt:
             raise KeyboardInterrupt
         self._is_stopped = True
         # Not print(): what was interrupted may be printing, and its buffer admits nobody else.
-        os.write(_STANDARD_ERROR, _NOTICE)
+        os.write(_STANDARD_ERROR, self._notice)

@@ -54,6 +54,8 @@ COMMANDS = {
                       "library",
     "verify":         "Prove that one candidate is right, and record it; do not time it",
     "serve":          "Serve verdicts and kernels until stopped by Ctrl-C",
+    "worker":         "Tune what is asked of a service, one job after the other, until stopped by "
+                      "Ctrl-C",
     "lock":           "Write which kernel each layer gets, for a project's version control",
     "keys":           "Say whose answers and measurements to believe",
     "db":             "Copy, check, derive, prune and mirror a database",

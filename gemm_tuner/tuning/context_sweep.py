@@ -335,5 +335,7 @@ class ContextSweep:
                 total=max(tried + pending, FAVOURITES),
                 best_ratio=self._ratios[best[0]] if best else None,
                 remaining_s=self.whole_budget.remaining_s,
+                failed=len(self.attempts.failures),
+                best_ns=self._call_ns[best[0]] if best else None,
             )
         )

@@ -1,0 +1,52 @@
+"""One process of a user measures on a machine at a time: two would disturb each other."""
+
+import fcntl
+import os
+import re
+from pathlib import Path
+
+from platformdirs import user_data_path
+
+from gemm_tuner.errors import StoreFailed
+
+
+class MeasuringLock:
+    """A lock of this user on this machine, which ends with the process that holds it."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Name the file of the lock; by default one of this machine in the user's data folder."""
+        # Folders may be shared by machines, and each measures for itself.
+        machine = re.sub(r"[^\w.-]", "_", os.uname().nodename)
+        self._path = path or user_data_path("gemm-tuner") / f"measuring-{machine}.lock"
+        self._descriptor: int | None = None
+
+    def acquire(self) -> bool:
+        """Return whether this process holds the lock now; do not wait for it.
+
+        Raises:
+            StoreFailed: the file cannot be made.
+        """
+        if self._descriptor is not None:
+            return True
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(self._path, flags, 0o600)
+        except OSError as error:
+            raise StoreFailed(
+                f"{self._path} cannot be made ({error.strerror}): without it, two processes would "
+                "measure at once; make its folder writable."
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another holds it
+            os.close(descriptor)
+            return False
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        """Let another process measure."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -1,0 +1,76 @@
+"""Holding a job while it is run: its progress is told, and its cancellation heard of."""
+
+from collections.abc import Callable
+from datetime import datetime
+from threading import Event, Thread
+from types import TracebackType
+from typing import Self
+
+from gemm_tuner.domain.job import Job, JobProgress
+from gemm_tuner.errors import GemmTunerError
+from gemm_tuner.store.jobs import Jobs
+
+LEASE_S = 60.0
+_EVERY_S = 1.0
+_LAST_REPORT_S = 5.0  # as long as a database that answers may take for one
+
+
+class HeldJob:
+    """A job of a worker, renewed by a thread of its own while the context is open.
+
+    The thread waits for the database alone, never for the sweep: what takes long to compile or to
+    prove loses no job. `progress` is what it tells next. The job is the worker's no more where it
+    `is_lost`, and is to end with the best so far where it `is_cancelled`.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        jobs: Jobs,
+        *,
+        worker: str,
+        now: Callable[[], datetime],
+        on_report: Callable[[], None],
+    ) -> None:
+        """Hold `job` for a worker; `on_report` is called in the thread after each report."""
+        self.job = job
+        self.progress = JobProgress(seconds_left=job.budget_s)
+        self.is_cancelled = False
+        self.is_lost = False
+        self._jobs = jobs
+        self._worker = worker
+        self._now = now
+        self._on_report = on_report
+        self._is_over = Event()
+        self._thread = Thread(target=self._keep, name="job", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_over.set()
+        self._thread.join(_LAST_REPORT_S)
+
+    def report(self) -> None:
+        """Tell how far the job is, and hear whether it goes on."""
+        job, now = self.job, self._now()
+        if self._jobs.report(job.id, self._worker, self.progress, now, LEASE_S):
+            return
+        found = self._jobs.get(job.id)
+        is_mine = found is not None and found.worker == self._worker and not found.state.is_over
+        self.is_cancelled = is_mine
+        self.is_lost = not is_mine
+
+    def _keep(self) -> None:
+        while not self._is_over.wait(_EVERY_S):
+            try:
+                self.report()
+                self._on_report()
+            except GemmTunerError:
+                continue  # the database may answer the next time; if not, the sweep says so

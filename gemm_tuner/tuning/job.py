@@ -1,0 +1,148 @@
+"""Running a job: a sweep within its budget, and what its end means for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gemm_tuner.build.toolchain import Toolchain
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.job import JobProgress, JobState
+from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.verdict import Verdict
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.earlier import earlier_trials
+from gemm_tuner.tuning.holding import HeldJob
+from gemm_tuner.tuning.progress import Progress
+from gemm_tuner.tuning.result import SweepResult
+from gemm_tuner.tuning.settings import SweepSettings
+from gemm_tuner.tuning.sweep import sweep
+
+_CONFIRMING_S = 10.0  # of a job that is cancelled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a job ends: its state, and what came out; WAITING where another try is worth it."""
+
+    state: JobState
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRun:
+    """A job on this machine: its sweep goes on with the trials that are stored.
+
+    A worker that `is_stopped` lets go of its job after the trial in flight.
+    """
+
+    held: HeldJob
+    cpu: Cpu
+    repository: Repository
+    toolchain: Toolchain
+    is_stopped: Callable[[], bool]
+
+    def run(self) -> Ending | None:
+        """Tune the problem, and return how the job ends; None if it was stopped or lost before.
+
+        A job that is cancelled ends with the best so far, which is confirmed within some seconds.
+        One whose deciding measurement other work disturbed is to be tried again.
+
+        Raises:
+            GemmTunerError: as `sweep` does.
+        """
+        result = self._sweep(
+            self.held.job.budget_s, lambda: self._is_given_up or self._is_cancelled
+        )
+        if result.is_interrupted and self._is_given_up:
+            return None
+        if not result.is_interrupted:
+            return self._ending(result)
+        best = self._best_so_far()
+        if best is None:
+            return Ending(state=JobState.CANCELLED, detail="cancelled before a kernel was timed")
+        budget_s = min(_CONFIRMING_S, self.held.job.budget_s)
+        result = self._sweep(budget_s, lambda: self._is_given_up, chosen=(best,))
+        if result.is_interrupted:
+            return None
+        found = _text_of(result.verdict) or "the best could not be confirmed"
+        return Ending(state=JobState.CANCELLED, detail=f"cancelled; {found}")
+
+    @property
+    def _is_given_up(self) -> bool:
+        return self.is_stopped() or self.held.is_lost
+
+    @property
+    def _is_cancelled(self) -> bool:
+        return self.held.is_cancelled
+
+    def _sweep(
+        self,
+        budget_s: float,
+        is_stopped: Callable[[], bool],
+        *,
+        chosen: tuple[Candidate, ...] = (),
+    ) -> SweepResult:
+        job = self.held.job
+        (result,) = sweep(
+            job.problem,
+            contexts=[job.context],
+            cpu=self.cpu,
+            repository=self.repository,
+            settings=SweepSettings(budget_s=budget_s, toolchain=self.toolchain),
+            on_progress=self._note,
+            is_stopped=is_stopped,
+            chosen=chosen,
+        )
+        measured = result.verdict.measurement
+        self.held.progress = JobProgress(
+            tried=result.tried,
+            failed=result.failed,
+            best_ns=measured.candidate_median_ns if measured else None,
+            over_baseline=measured.ratio.median if measured else None,
+            seconds_left=0.0,
+        )
+        return result
+
+    def _note(self, step: Progress) -> None:
+        self.held.progress = JobProgress(
+            tried=step.done,
+            failed=step.failed,
+            best_ns=step.best_ns,
+            over_baseline=step.best_ratio,
+            seconds_left=step.remaining_s,
+        )
+
+    def _best_so_far(self) -> Candidate | None:
+        """Return the fastest that was timed in this context, None if nothing was."""
+        job = self.held.job
+        trials = earlier_trials(self.repository, job.problem, self.cpu, self.toolchain)
+        speeds = {
+            trial.candidate: trial.measurement.comparable_speed
+            for trial in trials
+            if trial.context == job.context
+            and trial.outcome is Outcome.CORRECT
+            and trial.measurement is not None
+        }
+        return max(speeds, key=lambda one: (speeds[one], one.text), default=None)
+
+    def _ending(self, result: SweepResult) -> Ending:
+        """Return how a job ends whose sweep came to its end."""
+        verdict = result.verdict
+        found = _text_of(verdict)
+        if found is None:
+            return Ending(
+                state=JobState.FAILED,
+                detail=f"nothing was confirmed in {self.held.job.budget_s:g} s: {result.tried} "
+                f"candidates were tried, and {result.failed} failed; give it a larger budget",
+            )
+        if verdict.doubt is not None:
+            return Ending(state=JobState.WAITING, detail=f"nothing is decided: {verdict.doubt}")
+        return Ending(state=JobState.DONE, detail=". ".join(filter(None, (found, result.note))))
+
+
+def _text_of(verdict: Verdict) -> str | None:
+    """Return what was measured, such as `tuned: 1.31 times onednn 3.2.0`; None if nothing was."""
+    measured = verdict.measurement
+    if measured is None:
+        return None
+    return f"{verdict.decision.value}: {measured.ratio.median:.2f} times {measured.baseline}"

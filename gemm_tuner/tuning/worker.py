@@ -1,0 +1,215 @@
+"""A worker: takes jobs from the database, one after the other, and tunes their problems here.
+
+It measures while no other worker of this user does on this machine, and begins while there are as
+many idle cores as a job needs. What is disturbed all the same decides nothing, and is tried again.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from gemm_tuner.build.toolchain import Toolchain
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.job import Job, JobState
+from gemm_tuner.errors import GemmTunerError, StoreFailed
+from gemm_tuner.machine.cpus import usable_cpus
+from gemm_tuner.machine.measuring_lock import MeasuringLock
+from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.holding import LEASE_S, HeldJob
+from gemm_tuner.tuning.job import Ending, JobRun
+from gemm_tuner.tuning.patience import idle_cores
+
+KEPT = timedelta(days=30)  # jobs that are over
+_POLL_S = 0.5
+_SEEN_EVERY = timedelta(seconds=15)
+_FORGET_EVERY = timedelta(hours=1)
+# A job is begun on a busy machine at last: it may come out, and nobody waits for ever.
+_BUSY_AT_MOST = timedelta(minutes=10)
+_MAY_BE_MISSING = 0.3  # of a core, for what every machine does now and then
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+_Answer = TypeVar("_Answer")
+
+
+def new_worker_name() -> str:
+    """Return a name that no other worker has: the machine, the process and a random part."""
+    return f"{os.uname().nodename[:80]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """Runs jobs for CPUs like this one until it `is_stopped`; `tell` takes a line for people.
+
+    While the database does not answer, it waits and says so once. `idle_cores` may not know.
+    """
+
+    jobs: Jobs
+    repository: Repository
+    cpu: Cpu
+    toolchain: Toolchain
+    tell: Callable[[str], None]
+    is_stopped: Callable[[], bool]
+    name: str = field(default_factory=new_worker_name)
+    lock: MeasuringLock = field(default_factory=MeasuringLock)
+    idle_cores: Callable[[], float | None] = field(default_factory=lambda: idle_cores)
+    now: Callable[[], datetime] = field(default_factory=lambda: _now)
+    sleep: Callable[[float], None] = field(default_factory=lambda: time.sleep)
+    _seen_at: datetime = field(default=_LONG_AGO, init=False)
+    _forgot_at: datetime = field(default=_LONG_AGO, init=False)
+    _busy_since: datetime | None = field(default=None, init=False)
+    _is_cut_off: bool = field(default=False, init=False)
+
+    def work(self) -> None:
+        """Run jobs until the worker is stopped; then its job, if it has one, waits for another."""
+        try:
+            while not self.is_stopped():
+                self._work_once()
+        finally:
+            self.lock.release()
+            with suppress(StoreFailed):
+                self.jobs.forget_worker(self.name)
+
+    def _work_once(self) -> None:
+        """Run a job if there is one that can be begun now, or wait for a moment."""
+        try:
+            job = self._insist(self._take)
+            if job is None:
+                self._pause(_POLL_S)
+            else:
+                self._run(job)
+        finally:
+            self.lock.release()
+
+    def _take(self) -> Job | None:
+        """Claim the next job, None if there is none or this is no moment to measure."""
+        now = self.now()
+        self._show(now)
+        class_keys = (self.cpu.class_key,)
+        job = self.jobs.next_for(class_keys, now)
+        if job is None:
+            self._busy_since = None
+        elif self.lock.acquire() and self._is_calm(job.context.threads):
+            return self.jobs.claim(self.name, class_keys=class_keys, now=now, lease_s=LEASE_S)
+        return None
+
+    def _show(self, now: datetime, job: Job | None = None) -> None:
+        """Let the database know that this worker lives, and from time to time forget old jobs."""
+        if now - self._seen_at >= _SEEN_EVERY:
+            self.jobs.see_worker(
+                self.name,
+                class_key=self.cpu.class_key,
+                cpu_key=self.cpu.exact_key,
+                now=now,
+                job_id=job.id if job else None,
+            )
+            self._seen_at = now
+        if job is None and now - self._forgot_at >= _FORGET_EVERY:
+            self.jobs.forget_over(now - KEPT)
+            self._forgot_at = now
+
+    def _is_calm(self, threads: int) -> bool:
+        """Return whether there are idle cores for so many threads, or were not for too long."""
+        idle = self.idle_cores()
+        needed = min(threads, usable_cpus()) - _MAY_BE_MISSING
+        if idle is None or idle >= needed:
+            self._busy_since = None
+            return True
+        if self._busy_since is None:
+            self._busy_since = self.now()
+            self.tell(f"A job waits for idle cores: {idle:.1f} are idle, and it needs {threads}.")
+        if self.now() - self._busy_since < _BUSY_AT_MOST:
+            return False
+        self._busy_since = None
+        return True
+
+    def _run(self, job: Job) -> None:
+        regime, called = job.context.regime.value, job.id[:8]
+        asked = f"{job.problem.text}, threads {job.context.threads}, {regime}"
+        self.tell(f"Job {called}: {asked}; at most {job.budget_s:g} s of search.")
+        held = HeldJob(
+            job,
+            self.jobs,
+            worker=self.name,
+            now=self.now,
+            on_report=lambda: self._show(self.now(), job),
+        )
+        try:
+            with held:
+                ending = self._ending_of(held)
+        except KeyboardInterrupt:
+            with suppress(StoreFailed):
+                self.jobs.release(job.id, self.name, self.now())
+            raise
+        ended = self._insist(lambda: self._end(held, ending))
+        if ended is None:
+            self.tell(f"Job {called} is not run by this worker any more.")
+        else:
+            self.tell(f"Job {called} {ended.state.value}: {ended.detail or 'for another worker'}")
+
+    def _ending_of(self, held: HeldJob) -> Ending | None:
+        """Return how a job ends that is run now, None if it was stopped or lost before."""
+        run = JobRun(
+            held=held,
+            cpu=self.cpu,
+            repository=self.repository,
+            toolchain=self.toolchain,
+            is_stopped=self.is_stopped,
+        )
+        try:
+            return run.run()
+        except StoreFailed as error:
+            return Ending(state=JobState.WAITING, detail=str(error))
+        except GemmTunerError as error:
+            return Ending(state=JobState.FAILED, detail=str(error))
+        except Exception as error:  # noqa: BLE001 - the last resort: other jobs go on
+            why = f"unexpected {type(error).__name__}: {error}; please report this"
+            return Ending(state=JobState.FAILED, detail=why)
+
+    def _end(self, held: HeldJob, ending: Ending | None) -> Job | None:
+        """Write how a job ended; return it, None if it is not this worker's any more."""
+        key, now = held.job.id, self.now()
+        if ending is None:
+            return self.jobs.release(key, self.name, now)
+        if ending.state is JobState.WAITING:
+            return self.jobs.put_back(key, self.name, ending.detail, now)
+        held.report()
+        return self.jobs.finish(key, self.name, ending.state, ending.detail, now)
+
+    def _insist(self, action: Callable[[], _Answer | None]) -> _Answer | None:
+        """Return what the database answers, however long it does not; None once stopped."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                answer = action()
+            except StoreFailed as error:
+                if not self._is_cut_off:
+                    self.tell(f"Waiting until it can go on: {error}")
+                self._is_cut_off = True
+                if self.is_stopped():
+                    return None
+                self._pause(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                if self._is_cut_off:
+                    self.tell("It goes on.")
+                self._is_cut_off = False
+                return answer
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, and notice at once when the worker is stopped."""
+        left = seconds
+        while left > 0 and not self.is_stopped():
+            self.sleep(min(left, _POLL_S))
+            left -= _POLL_S

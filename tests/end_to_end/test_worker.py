@@ -1,0 +1,379 @@
+"""Workers tune what is asked of a service, one at a time, and lose nothing when they end."""
+
+import itertools
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import repeat
+from typing import Any
+
+import pytest
+from planted_times import plant_speeds
+from sqlalchemy import Engine
+
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.job import Job, JobState
+from gemm_tuner.domain.measurement import Interference
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Stage
+from gemm_tuner.domain.verdict import Basis, Decision
+from gemm_tuner.errors import StoreFailed
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.machine.measuring_lock import MeasuringLock
+from gemm_tuner.select.choose import choose
+from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.worker import Worker
+
+PROBLEM = Problem.parse("f32 8x32x16 nk bias+relu")
+PATIENCE_S = 120.0
+
+# The command, on a machine that looks idle.
+_WORKER = """
+import sys
+from gemm_tuner.cli.main import main
+from gemm_tuner.tuning import worker
+
+worker.idle_cores = lambda: None
+main(["worker", "--db", sys.argv[1]])
+"""
+
+
+@pytest.fixture
+def jobs(engine: Engine) -> Jobs:
+    return Jobs(engine)
+
+
+@pytest.fixture
+def repository(engine: Engine) -> Repository:
+    return Repository(engine)
+
+
+def ask(jobs: Jobs, problem: Problem = PROBLEM, *, budget_s: float = 1.0, threads: int = 1) -> Job:
+    job, _is_new = jobs.submit(
+        problem,
+        class_key=detect_cpu().class_key,
+        context=ExecutionContext(threads=threads),
+        budget_s=budget_s,
+        priority=0,
+        owner="me",
+        idempotency_key=None,
+        now=datetime.now(UTC),
+    )
+    return job
+
+
+def found(jobs: Jobs, job: Job) -> Job:
+    """Return a job as it is now."""
+    now = jobs.get(job.id)
+    assert now is not None
+    return now
+
+
+def work(
+    jobs: Jobs,
+    repository: Repository,
+    until: Callable[[], bool],
+    **changes: Any,  # noqa: ANN401 - fields by name
+) -> list[str]:
+    """Let a worker run jobs until something is so, and return what it told."""
+    told: list[str] = []
+    fields: dict[str, Any] = {"idle_cores": lambda: None, "is_stopped": until}
+    Worker(
+        jobs=jobs,
+        repository=repository,
+        cpu=detect_cpu(),
+        toolchain=find_toolchain(),
+        tell=told.append,
+        **(fields | changes),
+    ).work()
+    return told
+
+
+def run_job(jobs: Jobs, repository: Repository, job: Job, **changes: Any) -> list[str]:  # noqa: ANN401 - fields by name
+    """Let a worker run jobs until one is over."""
+    return work(jobs, repository, lambda: found(jobs, job).state.is_over, **changes)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def test_what_is_asked_for_is_tuned_and_served(jobs: Jobs, repository: Repository) -> None:
+    job = ask(jobs)
+
+    told = run_job(jobs, repository, job)
+
+    over = found(jobs, job)
+    match = choose(repository, PROBLEM, cpu=detect_cpu(), context=job.context)
+    assert (over.state, over.attempts) == (JobState.DONE, 1)
+    assert match.verdict.basis is Basis.MEASURED
+    assert match.verdict.ratio is not None
+    decision, ratio = match.verdict.decision.value, match.verdict.ratio.median
+    assert over.detail.startswith(f"{decision}: {ratio:.2f} times ")
+    assert over.progress.tried > 1
+    assert over.progress.over_baseline == ratio
+    assert over.progress.best_ns is not None
+    assert over.progress.seconds_left == 0.0
+    assert told == [
+        f"Job {job.id[:8]}: {PROBLEM.text}, threads 1, hot; at most 1 s of search.",
+        f"Job {job.id[:8]} done: {over.detail}",
+    ]
+    assert not jobs.has_worker(job.class_key, datetime.now(UTC)), "it said that it ended"
+
+
+def test_progress_is_told_while_a_job_runs(
+    jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_speeds(monkeypatch, itertools.count(1.0, 0.05))
+    job = ask(jobs, budget_s=600)
+    seen: list[Job] = []
+
+    def has_seen_it() -> bool:
+        seen.append(found(jobs, job))
+        return seen[-1].progress.over_baseline is not None and seen[-1].progress.tried > 1
+
+    work(jobs, repository, has_seen_it)
+
+    running = [one.progress for one in seen if one.state is JobState.RUNNING]
+    assert [one.revision for one in seen] == sorted(one.revision for one in seen)
+    assert running[-1].best_ns is not None
+    assert running[-1].seconds_left is not None
+    assert 0 < running[-1].seconds_left < 600
+
+
+def test_a_stopped_worker_gives_its_job_back(
+    jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_speeds(monkeypatch, itertools.count(1.0, 0.05))
+    job = ask(jobs, budget_s=600)
+
+    told = work(jobs, repository, lambda: found(jobs, job).progress.tried > 0)
+
+    waiting = found(jobs, job)
+    assert (waiting.state, waiting.attempts, waiting.worker) == (JobState.WAITING, 0, None)
+    assert told[-1] == f"Job {job.id[:8]} waiting: for another worker"
+
+
+def test_a_cancelled_job_keeps_the_best_so_far(
+    jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_speeds(monkeypatch, itertools.count(1.0, 0.05))
+    job = ask(jobs, budget_s=600)
+
+    def cancel_when_something_is_known() -> None:
+        wait_until(lambda: found(jobs, job).progress.over_baseline is not None)
+        jobs.cancel(job.id, datetime.now(UTC))
+
+    canceller = threading.Thread(target=cancel_when_something_is_known)
+    canceller.start()
+    run_job(jobs, repository, job)
+    canceller.join()
+
+    over = found(jobs, job)
+    verdict = choose(repository, PROBLEM, cpu=detect_cpu(), context=job.context).verdict
+    assert over.state is JobState.CANCELLED
+    assert (verdict.basis, verdict.decision) == (Basis.MEASURED, Decision.TUNED)
+    assert verdict.ratio is not None
+    assert over.detail.startswith(f"cancelled; tuned: {verdict.ratio.median:.2f} times ")
+
+
+def test_a_job_that_cannot_be_run_here_says_why_and_others_go_on(
+    jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_speeds(monkeypatch, repeat(2.0))
+    impossible, possible = ask(jobs, threads=1024), ask(jobs)
+
+    run_job(jobs, repository, possible)
+
+    failed = found(jobs, impossible)
+    assert failed.state is JobState.FAILED
+    assert "1024 threads cannot be timed here" in failed.detail
+    assert found(jobs, possible).detail.startswith("tuned: 2.00 times ")
+
+
+def test_what_nobody_foresaw_fails_one_job_alone(
+    jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(*_arguments: object, **_named: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr("gemm_tuner.tuning.job.sweep", break_down)
+    first, second = ask(jobs), ask(jobs, replace(PROBLEM, n=48))
+
+    run_job(jobs, repository, second)
+
+    assert found(jobs, first).detail == "unexpected RuntimeError: a fault; please report this"
+    assert {found(jobs, one).state for one in (first, second)} == {JobState.FAILED}
+
+
+@pytest.mark.disturbed
+def test_what_is_disturbed_decides_nothing_and_is_tried_three_times(
+    jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = Interference(disturbed_rounds=0.9, stolen=0.0, others=1.5)
+    plant_speeds(monkeypatch, repeat(2.0), repeat(busy))
+    monkeypatch.setattr("gemm_tuner.tuning.patience.idle_cores", lambda: 0.0)
+    monkeypatch.setattr("gemm_tuner.tuning.patience._LEAST_S", 0.1)
+    job = ask(jobs, budget_s=0.1)
+
+    told = run_job(jobs, repository, job)
+
+    over = found(jobs, job)
+    assert (over.state, over.attempts) == (JobState.FAILED, 3)
+    assert over.detail.startswith("nothing is decided: disturbed: in 90% of the rounds")
+    assert [line.split()[2].rstrip(":") for line in told[1::2]] == ["waiting", "waiting", "failed"]
+
+
+def test_a_worker_begins_when_there_are_idle_cores(
+    jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_speeds(monkeypatch, repeat(2.0))
+    job = ask(jobs)
+    states = []
+
+    def look() -> float:
+        states.append(found(jobs, job).state)
+        return 0.1 * len(states)
+
+    told = run_job(jobs, repository, job, idle_cores=look, sleep=lambda _seconds: None)
+
+    assert states == [JobState.WAITING] * 7  # 0.7 cores are idle by then
+    assert told[0] == "A job waits for idle cores: 0.1 are idle, and it needs 1."
+    assert len(told) == 3
+
+
+def test_a_machine_that_is_always_busy_is_tried_at_last(
+    jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_speeds(monkeypatch, repeat(2.0))
+    job = ask(jobs)
+    start = datetime.now(UTC)
+    looks: list[float] = []
+
+    def look() -> float:
+        looks.append(0.0)
+        return looks[-1]
+
+    run_job(
+        jobs,
+        repository,
+        job,
+        idle_cores=look,
+        sleep=lambda _seconds: None,
+        now=lambda: start + timedelta(minutes=len(looks)),
+    )
+
+    assert found(jobs, job).state is JobState.DONE
+    assert len(looks) == 11, "from the first on, ten minutes"
+
+
+def test_workers_of_a_machine_measure_one_after_the_other(
+    jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_speeds(monkeypatch, repeat(2.0))
+    job = ask(jobs)
+    other = MeasuringLock()
+    assert other.acquire()
+    polls: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        polls.append(seconds)
+        if len(polls) == 5:
+            assert found(jobs, job).state is JobState.WAITING
+            other.release()
+
+    run_job(jobs, repository, job, sleep=sleep)
+
+    assert len(polls) == 5
+    assert other.acquire(), "the worker gave it back"
+    other.release()
+
+
+def test_a_worker_waits_for_a_database_that_is_locked(
+    jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_speeds(monkeypatch, repeat(2.0))
+    job = ask(jobs)
+    see_worker = jobs.see_worker
+    faults = iter([StoreFailed("it is locked; wait."), StoreFailed("still; wait."), None])
+
+    def see(name: str, **named: Any) -> None:  # noqa: ANN401 - those of the method
+        fault = next(faults, None)
+        if fault is not None:
+            raise fault
+        see_worker(name, **named)
+
+    monkeypatch.setattr(jobs, "see_worker", see)
+    pauses: list[float] = []
+
+    told = run_job(jobs, repository, job, sleep=pauses.append)
+
+    assert told[:2] == ["Waiting until it can go on: it is locked; wait.", "It goes on."]
+    assert len(told) == 4
+    assert sum(pauses) >= 3.0, "the second pause is longer"
+    assert found(jobs, job).state is JobState.DONE
+
+
+@contextmanager
+def started_worker(url: str) -> Iterator["subprocess.Popen[str]"]:
+    """Yield a process of the command, which is ended at the latest when the context is left."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _WORKER, url], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_when_a_worker_is_killed_the_next_one_finishes_its_job(
+    jobs: Jobs, repository: Repository, database_url: str
+) -> None:
+    job = ask(jobs, budget_s=5.0)
+    with started_worker(database_url) as process:
+        wait_until(lambda: any(trial.measurement for trial in repository.trials()))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    before = repository.trials(problem=PROBLEM)
+    assert found(jobs, job).state is JobState.RUNNING
+
+    # The lease is over by then.
+    run_job(jobs, repository, job, now=lambda: datetime.now(UTC) + timedelta(minutes=2))
+
+    over = found(jobs, job)
+    after = repository.trials(problem=PROBLEM)
+    raced = Counter(one.candidate for one in after if one.stage is Stage.RACE and one.measurement)
+    assert (over.state, over.attempts) == (JobState.DONE, 2)
+    assert after[: len(before)] == before
+    assert set(raced.values()) == {1}, "what was raced is not raced again"
+
+
+def test_a_worker_that_is_terminated_gives_its_job_back_and_says_so(
+    jobs: Jobs, repository: Repository, database_url: str
+) -> None:
+    job = ask(jobs, Problem.parse("f32 64x256x256 nk bias+relu"), budget_s=600)
+    with started_worker(database_url) as process:
+        wait_until(lambda: found(jobs, job).progress.tried > 0)
+        assert jobs.has_worker(job.class_key, datetime.now(UTC))
+        process.terminate()
+        _out, told = process.communicate(timeout=PATIENCE_S)
+
+    waiting = found(jobs, job)
+    assert process.returncode == 0
+    assert (waiting.state, waiting.attempts) == (JobState.WAITING, 0)
+    assert repository.trials()
+    assert "Stopping after what is in flight" in told
+    assert told.splitlines()[-1] == f"Job {job.id[:8]} waiting: for another worker"
+    assert not jobs.has_worker(job.class_key, datetime.now(UTC))
