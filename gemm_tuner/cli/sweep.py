@@ -250,7 +250,8 @@ def _print_estimate(
     *,
     as_json: bool,
 ) -> None:
-    estimates = [(layer, estimate(layer.problem, contexts, cpu, settings)) for layer in layers]
+    budget_s = settings.budget_s
+    estimates = [(layer, estimate(layer.problem, contexts, cpu, budget_s)) for layer in layers]
     if as_json:
         facts = [
             {

@@ -1,28 +1,19 @@
 """The estimate of a sweep, without running it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.estimate import Estimate
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.model import NOMINAL_CLOCK_HZ, predict_cycles
 from gemm_tuner.tuning.sampling import CONFIRMED, confirming_s, most_finalists
-from gemm_tuner.tuning.settings import SweepSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """The size of a sweep: candidates in the space, and the longest time in seconds."""
-
-    candidates: int
-    seconds: float
 
 
 def estimate(
-    problem: Problem, contexts: Sequence[ExecutionContext], cpu: Cpu, settings: SweepSettings
+    problem: Problem, contexts: Sequence[ExecutionContext], cpu: Cpu, budget_s: float
 ) -> Estimate:
     """Return the size of the search space and the longest time of a sweep, without running it.
 
@@ -37,10 +28,17 @@ def estimate(
     call_s = fastest / NOMINAL_CLOCK_HZ
     longest_s = confirming_s(
         call_s,
-        settings.budget_s,
+        budget_s,
         threads=space.threads,
-        finalists=most_finalists(call_s=call_s, budget_s=settings.budget_s) + (space.threads > 1),
+        finalists=most_finalists(call_s=call_s, budget_s=budget_s) + (space.threads > 1),
         confirmed=CONFIRMED,
     )
-    seconds = settings.budget_s + len(contexts) * longest_s
+    seconds = budget_s + len(contexts) * longest_s
     return Estimate(candidates=space.size(), seconds=seconds)
+
+
+def estimate_job(
+    problem: Problem, context: ExecutionContext, cpu: Cpu, budget_s: float
+) -> Estimate:
+    """Return the size of the sweep of one context, as `estimate` does."""
+    return estimate(problem, (context,), cpu, budget_s)
