@@ -39,18 +39,22 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The bytes of an answer and its entity tag; it `is_lasting` until verdicts change."""
+    """The bytes of an answer and its entity tag; it `is_lasting` until verdicts change.
+
+    Where it is a verdict, `is_measured` says whether it rests on what was measured for it.
+    """
 
     content: bytes
     tag: str
     is_lasting: bool
+    is_measured: bool = True
 
     @classmethod
-    def of(cls, document: BaseModel, *, is_lasting: bool = False) -> Self:
+    def of(cls, document: BaseModel, *, is_lasting: bool = False, is_measured: bool = True) -> Self:
         """Return a document as an answer."""
         content = document.model_dump_json().encode()
         tag = f'"{sha256(content).hexdigest()}"'
-        return cls(content=content, tag=tag, is_lasting=is_lasting)
+        return cls(content=content, tag=tag, is_lasting=is_lasting, is_measured=is_measured)
 
 
 class Answers:

@@ -18,8 +18,10 @@ from gemm_tuner_service.routes import (
     contributions,
     health,
     home,
+    jobs,
     kernels,
     metrics,
+    misses,
     records,
     resolve,
     revocations,
@@ -46,8 +48,7 @@ def create_app(settings: Settings) -> FastAPI:
     async def running(app: FastAPI) -> AsyncIterator[None]:
         app.state.service = service = RunningService.start(settings)
         yield
-        service.watch.close()
-        service.engine.dispose()
+        service.close()
 
     app = FastAPI(
         title="gemm-tuner",
@@ -72,6 +73,8 @@ def create_app(settings: Settings) -> FastAPI:
         revocations,
         records,
         contributions,
+        jobs,
+        misses,
         health,
         metrics,
         home,

@@ -17,7 +17,11 @@ MAX_CLIENTS = 4096
 MAX_REQUESTS_OF_CLIENT = 32
 MAX_WORK_OF_CLIENT = 2 * MAX_BATCH
 MAX_WORK = 4 * MAX_BATCH
+MAX_WAITING_OF_CLIENT = 16
+MAX_WAITING = 128
 PER_SECOND = 4000
+
+_WAITING_S = 5  # until a request that found no place to wait may find one
 
 
 class TooManyRequests(Exception):
@@ -40,13 +44,20 @@ class _Client:
     at_s: float
     requests: int = 0
     work: int = 0
+    waiting: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing of this client is in progress or waits."""
+        return not self.requests and not self.waiting
 
 
 class ClientLimits:
     """How much each client may ask: `per_second` problems, and twice that at once after a pause.
 
     Of each, `MAX_REQUESTS_OF_CLIENT` requests with `MAX_WORK_OF_CLIENT` problems may be in
-    progress, and `MAX_WORK` problems of all together.
+    progress, and `MAX_WORK` problems of all together. `MAX_WAITING_OF_CLIENT` requests of each may
+    wait for jobs, and `MAX_WAITING` of all together: these cost little, and last.
     """
 
     def __init__(
@@ -58,6 +69,7 @@ class ClientLimits:
         self._lock = Lock()  # routes run in threads
         self._clients = OrderedDict[str, _Client]()
         self._work = 0
+        self._waiting = 0
 
     def __len__(self) -> int:
         """Return how many clients are remembered."""
@@ -106,6 +118,28 @@ class ClientLimits:
             client.work += cost
             self._work += cost
 
+    def _begin_to_wait(self, client: _Client) -> None:
+        with self._lock:
+            if client.waiting >= MAX_WAITING_OF_CLIENT:
+                raise TooManyRequests(
+                    f"{client.waiting} requests of this client wait for jobs; ask again when one "
+                    "was answered, or ask for the job without waiting.",
+                    retry_after_s=_WAITING_S,
+                )
+            if self._waiting >= MAX_WAITING:
+                raise TooManyRequests(
+                    f"{self._waiting} requests wait for jobs; ask for the job without waiting.",
+                    retry_after_s=_WAITING_S,
+                    is_own_fault=False,
+                )
+            client.waiting += 1
+            self._waiting += 1
+
+    def _end_waiting(self, client: _Client) -> None:
+        with self._lock:
+            client.waiting -= 1
+            self._waiting -= 1
+
     def _end(self, client: _Client, cost: int) -> None:
         with self._lock:
             client.requests -= 1
@@ -136,17 +170,18 @@ class ClientLimits:
 
     def _forget_one(self) -> None:
         """Forget the client that asked the longest ago and has nothing in progress."""
-        idle = next(key for key, client in self._clients.items() if not client.requests)
+        idle = next(key for key, client in self._clients.items() if client.is_idle)
         del self._clients[idle]
 
 
 class Work:
-    """A request in progress, and how many problems it has."""
+    """A request in progress, and how many problems it has; or one that waits for a job."""
 
     def __init__(self, limits: ClientLimits, client: _Client) -> None:
         self._limits = limits
         self._client = client
         self._cost = 0
+        self._is_waiting = False
 
     def charge(self, cost: int) -> None:
         """Count `cost` problems to this request, before they are worked at.
@@ -157,6 +192,19 @@ class Work:
         self._limits._begin_work(self._client, cost)  # noqa: SLF001 - one idea, two classes
         self._cost += cost
 
+    def wait(self) -> None:
+        """Count the request as one that waits, and no more as one in progress. Call it once.
+
+        Raises:
+            TooManyRequests: too many wait.
+        """
+        self._limits._begin_to_wait(self._client)  # noqa: SLF001
+        self._limits._end(self._client, self._cost)  # noqa: SLF001
+        self._is_waiting = True
+
     def end(self) -> None:
         """Count the request no more."""
-        self._limits._end(self._client, self._cost)  # noqa: SLF001
+        if self._is_waiting:
+            self._limits._end_waiting(self._client)  # noqa: SLF001
+        else:
+            self._limits._end(self._client, self._cost)  # noqa: SLF001

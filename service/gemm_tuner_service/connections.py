@@ -25,6 +25,7 @@ from uvicorn.server import ServerState
 import gemm_tuner.http_parsing  # noqa: F401 - heads of requests in bounded time
 from gemm_tuner.trust.local import peer_uid
 from gemm_tuner_service.bounds import MAX_UPLOAD_BYTES
+from gemm_tuner_service.lasting import lasting_of
 from gemm_tuner_service.peers import UID
 from gemm_tuner_service.problems import problem_response
 from gemm_tuner_service.tls import Handshake, TlsFiles
@@ -39,10 +40,10 @@ class ConnectionLimits:
     """How long and how many connections may be.
 
     `head_s` is for the line and the headers of a request, from the connection or the last answer
-    on; `body_s` for its body; `answer_s` for the answer, until the caller has read it. A connection
-    without a request is closed after `idle_s`, and when the service is told to stop, any within
-    `leaving_s`. What has come of a head, or of what frames a piece of a body, may have
-    `head_bytes`. A body may come in `chunks`, and in one more for each
+    on; `body_s` for its body; `answer_s` for the answer, until the caller has read it, unless it
+    is one that lasts. A connection without a request is closed after `idle_s`, and when the service
+    is told to stop, any within `leaving_s`. What has come of a head, or of what frames a piece of a
+    body, may have `head_bytes`. A body may come in `chunks`, and in one more for each
     `chunk_bytes` of it. When a connection more than `connections` comes, the one that
     has waited longest for its caller is closed. When more than `unsent_bytes` wait for all callers
     to be read, the connection that holds the most is closed. Of a body whose request is answered
@@ -199,8 +200,9 @@ class BoundedProtocol(H11Protocol):
             next(iter(self._waiting)).abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Forget the connection; nobody waits for an answer that lasts any more."""
         self._leave()
+        self._end_lasting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -278,6 +280,7 @@ class BoundedProtocol(H11Protocol):
         """Keep the connection for the answer that a caller who sends no more still waits for."""
         if self._phase is not _Phase.ANSWER:
             return False
+        self._end_lasting()  # whoever left looks the same
         self.cycle.keep_alive = False
         if self.scheme == "https":  # TLS ends in both directions at once
             self.cycle.disconnected = True
@@ -286,8 +289,10 @@ class BoundedProtocol(H11Protocol):
     def shutdown(self) -> None:
         """Close the connection as soon as nobody waits for an answer, and before long in any case.
 
-        Who starts the service ends it by force where that takes half a minute.
+        An answer that lasts ends now. Who starts the service ends it by force where that takes half
+        a minute.
         """
+        self._end_lasting()
         if not self.transport.is_closing():
             super().shutdown()
         self.loop.call_later(self._limits.leaving_s, self.abort)
@@ -316,9 +321,21 @@ class BoundedProtocol(H11Protocol):
             _Phase.ANSWER: self._limits.answer_s,
             _Phase.READER: self._limits.answer_s,
         }[phase]
-        self._timer = self.loop.call_later(seconds, self.abort)
+        self._timer = self.loop.call_later(seconds, self._expire)
         if phase is not _Phase.ANSWER:
             self._waiting[self] = None
+
+    def _expire(self) -> None:
+        """End the connection, unless its answer may still last."""
+        lasting = lasting_of(self.scope) if self._phase is _Phase.ANSWER else None
+        if lasting is not None and lasting.connection_rest_s > 0:
+            self._timer = self.loop.call_later(lasting.connection_rest_s, self._expire)
+        else:
+            self.abort()
+
+    def _end_lasting(self) -> None:
+        if (lasting := lasting_of(self.scope)) is not None:
+            lasting.end()
 
     def _now(self) -> _Phase:
         if self._is_unread or self.transport.is_closing():

@@ -6,8 +6,10 @@ from typing import Annotated, Self, cast
 from fastapi import Depends, Request
 from sqlalchemy import Engine
 
+from gemm_tuner.domain.estimate import Estimator
 from gemm_tuner.store.contributions import Contributions
 from gemm_tuner.store.database import open_database
+from gemm_tuner.store.misses import Misses
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.tokens import Tokens
 from gemm_tuner.store.watching import ChangeWatch
@@ -18,13 +20,14 @@ from gemm_tuner_service.bounds import MAX_UPLOAD_BYTES
 from gemm_tuner_service.callers import Caller, Callers
 from gemm_tuner_service.client_limits import ClientLimits, Work
 from gemm_tuner_service.cpus import Cpus
+from gemm_tuner_service.job_desk import JobDesk
+from gemm_tuner_service.lasting import WORK
+from gemm_tuner_service.miss_counter import MissCounter
 from gemm_tuner_service.observing import CALLER
 from gemm_tuner_service.questions import Questions
 from gemm_tuner_service.readiness import Readiness
 from gemm_tuner_service.resolver import Resolver
 from gemm_tuner_service.settings import Settings
-
-WORK = "work"  # the member of the state of a request that counts its work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,10 @@ class RunningService:
     limits: ClientLimits
     readiness: Readiness
     contributions: Contributions
+    desk: JobDesk
+    misses: Misses
+    counter: MissCounter
+    estimate: Estimator | None
 
     @classmethod
     def start(cls, settings: Settings) -> Self:
@@ -59,6 +66,8 @@ class RunningService:
         limits = ClientLimits(settings.client_rate)
         watch = ChangeWatch(engine, repository)
         cpus = Cpus(repository=repository, default=settings.default_cpu)
+        misses = Misses(engine)
+        counter = MissCounter(misses.add)
         return cls(
             engine=engine,
             watch=watch,
@@ -72,13 +81,24 @@ class RunningService:
                 key_pair=key_pair,
                 lifetime=settings.verdict_lifetime,
                 answers=Answers(watch.state, watch.state_at_once),
+                count_miss=counter.note,
             ),
             lists=Answers(watch.state, longest_bytes=MAX_UPLOAD_BYTES),
             callers=Callers(Tokens(engine), settings.proxies, limits),
             limits=limits,
             readiness=Readiness(engine, repository),
             contributions=Contributions(engine),
+            desk=JobDesk.of(engine),
+            misses=misses,
+            counter=counter,
+            estimate=settings.estimate,
         )
+
+    def close(self) -> None:
+        """End what runs beside answers, and give the database back."""
+        self.counter.close()
+        self.watch.close()
+        self.engine.dispose()
 
 
 def running_service(request: Request) -> RunningService:

@@ -2,6 +2,8 @@
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_IS_HEAD = "is_head"  # a member of the state of a request
+
 
 class HeadAsGet:
     """Middleware that answers HEAD as it would GET, with the same headers and no body."""
@@ -21,4 +23,10 @@ class HeadAsGet:
 
         # Ranges are for GET alone (RFC 9110, section 14.2).
         headers = [each for each in scope["headers"] if each[0] != b"range"]
+        scope.setdefault("state", {})[_IS_HEAD] = True
         await self._app({**scope, "method": "GET", "headers": headers}, receive, send_head)
+
+
+def is_head(scope: Scope) -> bool:
+    """Return whether a request that is answered as GET wants the headers alone."""
+    return _IS_HEAD in scope["state"]

@@ -27,7 +27,11 @@ class LeanResolveRoute(APIRoute):
         thorough = super().get_route_handler()
 
         async def answer(request: Request) -> Response:
-            if request.headers.get("content-type") != "application/json":
+            # A query asks for more than an answer from memory.
+            if (
+                request.scope["query_string"]
+                or request.headers.get("content-type") != "application/json"
+            ):
                 return await thorough(request)
             service = cast("RunningService", request.app.state.service)
             try:

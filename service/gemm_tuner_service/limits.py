@@ -1,6 +1,7 @@
 """Bounds on what requests may carry, on what all of them hold, and on how many are answered."""
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,6 +13,8 @@ from gemm_tuner_service.routing import LIVENESS, rule_of
 
 MAX_UNFINISHED_BYTES = 2**24
 MAX_REQUESTS = 64
+
+LEAVE = "leave"  # the member of the state of a request that gives its place to others
 
 _BODY_HEADERS = {b"content-length", b"transfer-encoding"}
 _CLOSE = {"Connection": "close"}
@@ -41,7 +44,9 @@ class RequestLimits:
 
     A body may have `MAX_BODY_BYTES`, and what workers bring `MAX_UPLOAD_BYTES`. When the unfinished
     bodies of all callers hold more than `max_unfinished_bytes`, the oldest is given up with 503, so
-    that a small one comes through. Whether the process lives is answered always.
+    that a small one comes through. Whether the process lives is answered always. A request that
+    waits for something else than this service can leave its place to others, by what is in its
+    state as `LEAVE`.
     """
 
     def __init__(
@@ -72,11 +77,24 @@ class RequestLimits:
             return
         except _CallerLeft:
             return
-        self._requests += 1
+        leave = scope.setdefault("state", {})[LEAVE] = self._enter()
         try:
             await self._app(scope, receive, send)
         finally:
-            self._requests -= 1
+            leave()
+
+    def _enter(self) -> Callable[[], None]:
+        """Count a request, until what is returned is called for the first time."""
+        self._requests += 1
+        has_left = False
+
+        def leave() -> None:
+            nonlocal has_left
+            if not has_left:
+                has_left = True
+                self._requests -= 1
+
+        return leave
 
     def _check_room(self, scope: Scope) -> None:
         if self._requests >= self._max_requests and scope["path"] != LIVENESS:

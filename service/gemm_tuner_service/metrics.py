@@ -5,6 +5,7 @@ With several processes, each writes its numbers into files of the folder that
 """
 
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from prometheus_client import (
@@ -16,7 +17,11 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from gemm_tuner.domain.job import JobState
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -37,14 +42,33 @@ IN_PROGRESS = Gauge(
 TOKENS_REFUSED = Counter("gemm_tuner_tokens_refused", "Tokens that did not count")
 
 
-def render() -> bytes:
-    """Return all numbers in the text format of Prometheus."""
+class _Jobs(Collector):
+    """The jobs of a database: as many for each of the processes that share it."""
+
+    def __init__(self, counts: Mapping[JobState, int]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the one family that there is."""
+        family = GaugeMetricFamily("gemm_tuner_jobs", "Jobs in the database", labels=("state",))
+        for state, count in self._counts.items():
+            family.add_metric((state.value,), count)
+        yield family
+
+
+def render(jobs: Mapping[JobState, int] | None = None) -> bytes:
+    """Return all numbers in the text format of Prometheus; those of jobs where they are known."""
     registry = REGISTRY
     if folder := os.environ.get(FOLDER_VARIABLE):
         registry = CollectorRegistry()
         _forget_dead_processes(Path(folder))
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # the package has none
-    return generate_latest(registry)
+    numbers = generate_latest(registry)
+    if jobs is None:
+        return numbers
+    of_jobs = CollectorRegistry()
+    of_jobs.register(_Jobs(jobs))
+    return numbers + generate_latest(of_jobs)
 
 
 def _forget_dead_processes(folder: Path) -> None:

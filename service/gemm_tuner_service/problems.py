@@ -19,8 +19,10 @@ from gemm_tuner.errors import (
     InvalidInput,
     InvalidProblem,
     InvalidSetting,
+    NoKernelFamily,
     StoreFailed,
 )
+from gemm_tuner.store.jobs import JobsFull
 from gemm_tuner_service.bounds import MAX_FAULTS
 from gemm_tuner_service.client_limits import TooManyRequests
 from gemm_tuner_service.request_ids import REQUEST_ID, REQUEST_ID_HEADER
@@ -28,6 +30,7 @@ from gemm_tuner_service.request_ids import REQUEST_ID, REQUEST_ID_HEADER
 MEDIA_TYPE = "application/problem+json"
 
 _MAX_TEXT = 500
+_JOBS_FULL_S = 60  # until a job may be over
 _LOGGER = logging.getLogger(__name__)
 
 # fmt: off
@@ -39,6 +42,8 @@ _STATUS: tuple[tuple[type[GemmTunerError], HTTPStatus, str], ...] = (
     (InvalidInput,    HTTPStatus.UNPROCESSABLE_ENTITY,  "invalid-input"),
     (DigestMismatch,  HTTPStatus.UNPROCESSABLE_ENTITY,  "digest-mismatch"),
     (ContributionsFull, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "contributions-full"),
+    (NoKernelFamily,  HTTPStatus.UNPROCESSABLE_ENTITY,  "no-kernel-family"),
+    (JobsFull,        HTTPStatus.TOO_MANY_REQUESTS,     "jobs-full"),
     (StoreFailed,     HTTPStatus.SERVICE_UNAVAILABLE,   "store-failed"),
     (GemmTunerError,  HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error"),
 )
@@ -122,7 +127,8 @@ def error_response(error: GemmTunerError) -> Response:
     document = describe(error)
     if document.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         _LOGGER.error("answered %d: %s", document.status, error)
-    return _response(document)
+    is_busy = document.status == HTTPStatus.TOO_MANY_REQUESTS
+    return _response(document, {"Retry-After": str(_JOBS_FULL_S)} if is_busy else None)
 
 
 def busy_response(error: TooManyRequests) -> Response:

@@ -52,6 +52,13 @@ _TABLE: tuple[tuple[str, str, Scope | None], ...] = (
     ("POST", "/v1/records",                         Scope.RECORDS_WRITE),
     ("PUT",  "/v1/artifacts/sha256/{sha256}",       Scope.RECORDS_WRITE),
     ("GET",  "/v1/contributions",                   Scope.RECORDS_WRITE),
+    ("POST", "/v1/jobs",                            Scope.TUNE),
+    ("GET",  "/v1/jobs",                            Scope.TUNE),
+    ("GET",  "/v1/jobs/{job_id}",                   Scope.TUNE),
+    ("POST", "/v1/jobs/{job_id}:cancel",            Scope.TUNE),
+    ("GET",  "/v1/jobs/{job_id}/events",            Scope.TUNE),
+    # It shows what all callers ask for.
+    ("GET",  "/v1/misses",                          Scope.ADMIN),
     ("PUT",  "/v1/revocations/{subject}",           Scope.ADMIN),
     ("DELETE", "/v1/revocations/{subject}",         Scope.ADMIN),
 )

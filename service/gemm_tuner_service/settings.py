@@ -5,6 +5,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.estimate import Estimator
 from gemm_tuner_service.client_limits import PER_SECOND
 from gemm_tuner_service.peers import NO_PROXIES, Proxies
 
@@ -17,6 +18,7 @@ class Settings:
     is issued for the whole day on which it is asked for, so that repeated answers are the same
     bytes, and holds for `verdict_lifetime` from the start of that day. `proxies` are
     believed when they say who asks. One client may ask for `client_rate` problems a second.
+    `estimate` tells how long a job takes; without it, nobody can tell.
     """
 
     database_url: str
@@ -25,3 +27,4 @@ class Settings:
     verdict_lifetime: timedelta = timedelta(days=7)
     proxies: Proxies = NO_PROXIES
     client_rate: float = PER_SECOND
+    estimate: Estimator | None = None

@@ -204,6 +204,7 @@ def test_a_clock_that_jumps_moves_days_and_no_numbers(
         key_pair=KeyPair.load_or_create(settings.signing_key_path),
         lifetime=timedelta(days=7),
         answers=Answers(lambda: None),
+        count_miss=lambda _asked: None,
     )
     now = datetime(2026, 11, 23, tzinfo=UTC)
 

@@ -1,0 +1,139 @@
+"""Jobs for callers: who may ask for which, see and cancel it."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from typing import Self
+
+from fastapi import HTTPException
+from sqlalchemy import Engine
+
+from gemm_tuner.domain.access import Scope
+from gemm_tuner.domain.job import DEFAULT_BUDGET_S, Job, JobState
+from gemm_tuner.store.job_views import JobViews
+from gemm_tuner.store.jobs import Jobs
+from gemm_tuner_service.answers import Asked
+from gemm_tuner_service.callers import Caller
+from gemm_tuner_service.job_schemas import JobView
+from gemm_tuner_service.job_watch import JobWatch
+
+# A question whose job did not bring an answer, such as on a busy machine, is tuned again by asking
+# when this time has passed; until then, by `POST /v1/jobs` alone.
+ASK_AGAIN = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDesk:
+    """The jobs of a service.
+
+    A caller sees the jobs that they asked for; with `admin`, all of them. Who asks for what is in
+    flight gets that job, and sees it too, but cancels it not.
+    """
+
+    jobs: Jobs
+    views: JobViews
+    watch: JobWatch
+
+    @classmethod
+    def of(cls, engine: Engine) -> Self:
+        """Return the desk for the jobs of a database."""
+        views = JobViews(engine)
+        return cls(jobs=Jobs(engine), views=views, watch=JobWatch(views.several))
+
+    def submit(
+        self,
+        asked: Asked,
+        caller: Caller,
+        *,
+        budget_s: float = DEFAULT_BUDGET_S,
+        priority: int = 0,
+        idempotency_key: str | None = None,
+    ) -> tuple[Job, bool]:
+        """Return the job for a question, and whether it is new.
+
+        Raises:
+            InvalidInput: the problem or the key cannot be used.
+            JobsFull: too many jobs are in flight.
+        """
+        job, is_new = self.jobs.submit(
+            asked.problem,
+            class_key=asked.cpu.class_key,
+            context=asked.context,
+            budget_s=budget_s,
+            priority=priority,
+            owner=caller.owner,
+            idempotency_key=idempotency_key,
+            now=datetime.now(UTC),
+        )
+        if job.owner != caller.owner:
+            self.views.share(job, caller.owner)
+        return job, is_new
+
+    def tune(self, asked: Asked, caller: Caller) -> Job | None:
+        """Return the job in flight for a question, made if need be.
+
+        None where one came to its end a short while ago: another would not find more now.
+        """
+        last = self.last_of(asked)
+        is_over = last is not None and last.state.is_over
+        if last is not None and is_over and datetime.now(UTC) - last.changed_at < ASK_AGAIN:
+            return None
+        return self.submit(asked, caller)[0]
+
+    def in_flight(self, asked: Asked) -> Job | None:
+        """Return the job for a question that waits or runs, whoever asked for it."""
+        last = self.last_of(asked)
+        return None if last is None or last.state.is_over else last
+
+    def last_of(self, asked: Asked) -> Job | None:
+        """Return the job for a question that was asked for last."""
+        return self.views.last_of(
+            asked.problem, class_key=asked.cpu.class_key, context=asked.context
+        )
+
+    def find(self, job_id: str, caller: Caller) -> Job:
+        """Return a job that a caller may see.
+
+        Raises:
+            HTTPException: there is none.
+        """
+        job = self.jobs.get(job_id)
+        if job is None or not self.is_shown(job, caller):
+            raise HTTPException(
+                HTTPStatus.NOT_FOUND, f"there is no job {job_id} that this caller asked for."
+            )
+        return job
+
+    def is_shown(self, job: Job, caller: Caller) -> bool:
+        """Return whether a caller may see a job."""
+        is_own = job.owner == caller.owner or Scope.ADMIN in caller.scopes
+        return is_own or self.views.is_shared(job.id, caller.owner)
+
+    def newest(self, caller: Caller, *, state: JobState | None, limit: int) -> list[JobView]:
+        """Return the newest jobs that a caller may see."""
+        owner = None if Scope.ADMIN in caller.scopes else caller.owner
+        found = self.views.newest(limit, owner=owner, state=state)
+        now = datetime.now(UTC)
+        classes = {job.class_key for job in found}
+        has_worker = {one: self.jobs.has_worker(one, now) for one in classes}
+        return [JobView.of_job(job, has_worker=has_worker[job.class_key]) for job in found]
+
+    def cancel(self, job_id: str, caller: Caller) -> Job:
+        """Cancel a job of a caller and return it; one that is over stays as it is.
+
+        Raises:
+            HTTPException: there is none, or another asked for it before.
+        """
+        job = self.find(job_id, caller)
+        if job.owner != caller.owner and Scope.ADMIN not in caller.scopes:
+            raise HTTPException(
+                HTTPStatus.FORBIDDEN,
+                "another caller asked for this job before; only they or an admin can cancel it.",
+            )
+        return self.jobs.cancel(job_id, datetime.now(UTC)) or job
+
+    def view(self, job: Job) -> JobView:
+        """Return what a caller is told of a job."""
+        return JobView.of_job(
+            job, has_worker=self.jobs.has_worker(job.class_key, datetime.now(UTC))
+        )

@@ -1,0 +1,23 @@
+"""`GET /v1/misses`: what was asked for most and is not tuned."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from gemm_tuner_service.bounds import MAX_PAGE
+from gemm_tuner_service.dependencies import RequestWork, Service
+from gemm_tuner_service.job_schemas import MissesPage, MissView
+
+router = APIRouter(tags=["jobs"])
+
+
+@router.get("/v1/misses")
+def list_misses(
+    service: Service,
+    work: RequestWork,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+) -> MissesPage:
+    """Return the questions without a measured answer, what all callers asked most first."""
+    work.charge(limit)
+    found = service.misses.most_wanted(limit)
+    return MissesPage(misses=[MissView.of(miss) for miss in found])
