@@ -99,7 +99,7 @@ def service() -> Iterator[Service]:
         log = Path(folder) / "log"
         with log.open("w") as stream:
             child = subprocess.Popen(
-                [sys.executable, "-m", "gemm_tuner", "serve", "--port", "0"],
+                [sys.executable, "-m", "gemm_tuner", "serve", "--port", "0", "--workers", "0"],
                 env={**os.environ, "XDG_DATA_HOME": folder, "GEMM_TUNER_DB": ""},
                 stderr=stream,
                 preexec_fn=limit_descriptors,  # noqa: PLW1509 - no threads here

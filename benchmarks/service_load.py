@@ -179,7 +179,7 @@ def service(url: str) -> Iterator[tuple[str, int, int]]:
     """Run the service on the first CPU, and yield its host, port and process."""
     first, *_others, last = [*sorted(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))]
     command = [sys.executable, "-m", "gemm_tuner", "serve", "--port", "0", "--db", url]
-    command += ["--client-rate", "1000000"]
+    command += ["--client-rate", "1000000", "--workers", "0"]
     os.sched_setaffinity(0, {first})  # the child inherits it
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     os.sched_setaffinity(0, {last})

@@ -143,7 +143,10 @@ def _service(database_url: str) -> Iterator[str]:
         path = Path(folder) / "service.sock"
         ours = {name: value for name, value in os.environ.items() if name not in _OF_OTHERS}
         with subprocess.Popen(
-            [sys.executable, "-P", "-m", "gemm_tuner", "serve", "--socket", str(path)],
+            [
+                *(sys.executable, "-P", "-m", "gemm_tuner"),
+                *("serve", "--socket", str(path), "--workers", "0"),
+            ],
             # Not an argument: a URL may hold a password, and arguments can be read by everyone.
             env={**ours, "GEMM_TUNER_DB": database_url},
             stdout=subprocess.DEVNULL,

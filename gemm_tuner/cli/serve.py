@@ -18,10 +18,13 @@ from gemm_tuner_service.peers import Proxies
 from gemm_tuner_service.run import run_service
 from gemm_tuner_service.settings import Settings
 from gemm_tuner_service.tls import TlsFiles
+from sqlalchemy import Engine
 
+from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_message
-from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.cli.worker_processes import WorkerProcesses
+from gemm_tuner.errors import InvalidSetting, ToolchainMissing
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import (
     database_file,
@@ -127,6 +130,17 @@ def serve(
             help="Processes that answer, each with limits and a memory of its own",
         ),
     ] = 1,
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers",
+            envvar="GEMM_TUNER_WORKERS",
+            min=0,
+            max=16,
+            help="Processes beside the service that tune what is asked for, 0 for none; one "
+            "measures at a time",
+        ),
+    ] = 1,
     access_log: Annotated[
         bool,
         typer.Option(
@@ -180,12 +194,26 @@ def serve(
         url = url_of(listener, has_tls=tls is not None)
         print_message(f"Serving at {url}; its interface is at /docs.")
         print_message(f"Answers are signed with the key {key_id}.")
-        if is_read_only(engine):
-            print_message(
-                "Warning: the database cannot be written, only read; make room on its disk, or "
-                "its folder writable, before something is to be measured."
-            )
-        run_service(settings, listener, tls=tls, processes=processes, has_access_log=access_log)
+        count = _workers_here(workers, engine)
+        with WorkerProcesses(count, settings.database_url, tell=print_message):
+            run_service(settings, listener, tls=tls, processes=processes, has_access_log=access_log)
+
+
+def _workers_here(wanted: int, engine: Engine) -> int:
+    """Return how many workers can run beside this service, and say why there is none."""
+    if is_read_only(engine):
+        print_message(
+            "Warning: the database cannot be written, only read, so no worker runs; make room on "
+            "its disk, or its folder writable, before something is to be measured."
+        )
+        return 0
+    try:
+        if wanted:
+            find_toolchain()
+    except ToolchainMissing as error:
+        print_message(f"Warning: no worker runs, so what is asked for waits for another: {error}")
+        return 0
+    return wanted
 
 
 def _tls_of(certificate: Path | None, key: Path | None) -> TlsFiles | None:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -43,12 +44,17 @@ def worker(
             repository=Repository(engine),
             cpu=cpu,
             toolchain=toolchain,
-            tell=print_message,
+            tell=_tell,
             is_stopped=interrupt.is_stopped,
         )
-        print_message(f"Worker {here.name} waits for jobs for {cpu.class_key}.")
+        _tell(f"Worker {here.name} waits for jobs for {cpu.class_key}.")
         here.work()
     engine.dispose()
+
+
+def _tell(line: str) -> None:
+    with suppress(OSError):  # whoever read it is gone, and the job is not
+        print_message(line)
 
 
 def _ends_with(parent: int) -> bool:

@@ -24,8 +24,9 @@ def calm_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(autouse=True)
 def private_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the database and the keys below the test's own folder."""
+    """Keep the database and the keys below the test's own folder, and let no worker run beside."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("GEMM_TUNER_WORKERS", "0")
     for variable in ("GEMM_TUNER_DB", "GEMM_TUNER_KEYS", "GEMM_TUNER_COMPILER", "GEMM_TUNER_ISA"):
         monkeypatch.delenv(variable, raising=False)
 

@@ -48,5 +48,5 @@ def test_it_ends_with_its_process(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_a_clear_error() -> None:
-    with pytest.raises(StoreFailed, match="/proc/none/lock cannot be made.*make its folder"):
+    with pytest.raises(StoreFailed, match=r"/proc/none/lock cannot be made.*make its folder"):
         MeasuringLock(Path("/proc/none/lock")).acquire()
