@@ -117,6 +117,12 @@ class Jobs(JobQueue):
         with self._reading() as connection:
             return tuple(read_job(row) for row in connection.execute(query))
 
+    def starting_with(self, digits: str) -> tuple[Job, ...]:
+        """Return the jobs whose ids begin with these hex digits, at most two."""
+        query = select_jobs().where(jobs.c.id.startswith(digits, autoescape=True)).limit(2)
+        with self._reading() as connection:
+            return tuple(read_job(row) for row in connection.execute(query))
+
     def cancel(self, job_id: str, now: datetime) -> Job | None:
         """Cancel a job and return it, None if there is none of this id; one that is over stays.
 
