@@ -5,26 +5,21 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
+from working import PATIENCE_S, PROBLEM, ask_for, job_now, wait_until
 
 from gemm_tuner.cli import worker_processes
 from gemm_tuner.cli.worker_processes import WorkerProcesses
-from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.domain.job import Job, JobState
-from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.job import JobState
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.jobs import Jobs
-
-PROBLEM = Problem.parse("f32 8x32x16 nk bias+relu")
-PATIENCE_S = 120.0
 
 # Lets workers believe what they time beside other tests.
 _CALM = """
@@ -38,13 +33,6 @@ if "worker" in sys.orig_argv:
     for module in (doubt, context_sweep):
         module.why_disturbed = lambda _measurement: None
 """
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 def workers_of(parent: int) -> set[int]:
@@ -74,26 +62,6 @@ def jobs(url: str) -> Iterator[Jobs]:
     engine = open_database(url)
     yield Jobs(engine)
     engine.dispose()
-
-
-def ask(jobs: Jobs, budget_s: float = 1.0) -> Job:
-    job, _is_new = jobs.submit(
-        PROBLEM,
-        class_key=detect_cpu().class_key,
-        context=ExecutionContext(),
-        budget_s=budget_s,
-        priority=0,
-        owner="me",
-        idempotency_key=None,
-        now=datetime.now(UTC),
-    )
-    return job
-
-
-def found(jobs: Jobs, job: Job) -> Job:
-    now = jobs.get(job.id)
-    assert now is not None
-    return now
 
 
 def is_any_there(jobs: Jobs) -> bool:
@@ -130,13 +98,13 @@ def test_what_is_asked_of_a_service_is_tuned_and_then_answered(
     tmp_path: Path, url: str, jobs: Jobs
 ) -> None:
     with serving(tmp_path, url) as (_process, address):
-        job = ask(jobs)
-        wait_until(lambda: found(jobs, job).state.is_over)
+        job = ask_for(jobs)
+        wait_until(lambda: job_now(jobs, job).state.is_over)
         answer = httpx.post(
             f"{address}/v1/resolve", json={"problem": PROBLEM.text}, timeout=60, trust_env=False
         )
 
-    over = found(jobs, job)
+    over = job_now(jobs, job)
     verdict = answer.raise_for_status().json()["verdict"]
     assert over.state is JobState.DONE, over.detail
     assert verdict["basis"] == "measured"
@@ -147,12 +115,12 @@ def test_what_is_asked_of_a_service_is_tuned_and_then_answered(
 
 def test_a_service_without_workers_tunes_nothing(tmp_path: Path, url: str, jobs: Jobs) -> None:
     with serving(tmp_path, url, "--workers", "0") as (process, address):
-        job = ask(jobs)
+        job = ask_for(jobs)
         for _request in range(3):
             httpx.get(f"{address}/healthz", timeout=60, trust_env=False).raise_for_status()
         assert workers_of(process.pid) == set()
 
-    assert found(jobs, job) == job
+    assert job_now(jobs, job) == job
     assert not is_any_there(jobs)
 
 
@@ -164,16 +132,16 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path, url: str, jobs: Jobs) ->
         os.kill(first, signal.SIGKILL)
 
         wait_until(lambda: bool(workers_of(process.pid) - {first}))
-        job = ask(jobs)
-        wait_until(lambda: found(jobs, job).state.is_over)
+        job = ask_for(jobs)
+        wait_until(lambda: job_now(jobs, job).state.is_over)
     assert "A worker ended (SIGKILL); the next one starts in 1 s." in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_no_worker_is_left(tmp_path: Path, url: str, jobs: Jobs, way: signal.Signals) -> None:
-    job = ask(jobs, budget_s=600.0)
+    job = ask_for(jobs, budget_s=600.0)
     with serving(tmp_path, url, "--workers", "2") as (process, _address):
-        wait_until(lambda: found(jobs, job).state is JobState.RUNNING)
+        wait_until(lambda: job_now(jobs, job).state is JobState.RUNNING)
         pids = workers_of(process.pid)
         assert len(pids) == 2
 
@@ -181,7 +149,7 @@ def test_no_worker_is_left(tmp_path: Path, url: str, jobs: Jobs, way: signal.Sig
         process.wait(PATIENCE_S)
         wait_until(lambda: not any(map(is_alive, pids)))
 
-    waiting = found(jobs, job)
+    waiting = job_now(jobs, job)
     assert (waiting.state, waiting.attempts) == (JobState.WAITING, 0)
     assert not is_any_there(jobs)
 

@@ -5,9 +5,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,9 +16,8 @@ from typing import Any
 import pytest
 from planted_times import plant_speeds
 from sqlalchemy import Engine
+from working import PATIENCE_S, PROBLEM, ask_for, job_now, run_job, wait_until, work
 
-from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.domain.measurement import Interference
 from gemm_tuner.domain.problem import Problem
@@ -31,10 +29,6 @@ from gemm_tuner.machine.measuring_lock import MeasuringLock
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.jobs import Jobs
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.worker import Worker
-
-PROBLEM = Problem.parse("f32 8x32x16 nk bias+relu")
-PATIENCE_S = 120.0
 
 # The command, on a machine that looks idle.
 _WORKER = """
@@ -57,65 +51,12 @@ def repository(engine: Engine) -> Repository:
     return Repository(engine)
 
 
-def ask(jobs: Jobs, problem: Problem = PROBLEM, *, budget_s: float = 1.0, threads: int = 1) -> Job:
-    job, _is_new = jobs.submit(
-        problem,
-        class_key=detect_cpu().class_key,
-        context=ExecutionContext(threads=threads),
-        budget_s=budget_s,
-        priority=0,
-        owner="me",
-        idempotency_key=None,
-        now=datetime.now(UTC),
-    )
-    return job
-
-
-def found(jobs: Jobs, job: Job) -> Job:
-    """Return a job as it is now."""
-    now = jobs.get(job.id)
-    assert now is not None
-    return now
-
-
-def work(
-    jobs: Jobs,
-    repository: Repository,
-    until: Callable[[], bool],
-    **changes: Any,  # noqa: ANN401 - fields by name
-) -> list[str]:
-    """Let a worker run jobs until something is so, and return what it told."""
-    told: list[str] = []
-    fields: dict[str, Any] = {"idle_cores": lambda: None, "is_stopped": until}
-    Worker(
-        jobs=jobs,
-        repository=repository,
-        cpu=detect_cpu(),
-        toolchain=find_toolchain(),
-        tell=told.append,
-        **(fields | changes),
-    ).work()
-    return told
-
-
-def run_job(jobs: Jobs, repository: Repository, job: Job, **changes: Any) -> list[str]:  # noqa: ANN401 - fields by name
-    """Let a worker run jobs until one is over."""
-    return work(jobs, repository, lambda: found(jobs, job).state.is_over, **changes)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
 def test_what_is_asked_for_is_tuned_and_served(jobs: Jobs, repository: Repository) -> None:
-    job = ask(jobs)
+    job = ask_for(jobs)
 
     told = run_job(jobs, repository, job)
 
-    over = found(jobs, job)
+    over = job_now(jobs, job)
     match = choose(repository, PROBLEM, cpu=detect_cpu(), context=job.context)
     assert (over.state, over.attempts) == (JobState.DONE, 1)
     assert match.verdict.basis is Basis.MEASURED
@@ -137,11 +78,11 @@ def test_progress_is_told_while_a_job_runs(
     jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant_speeds(monkeypatch, itertools.count(1.0, 0.05))
-    job = ask(jobs, budget_s=600)
+    job = ask_for(jobs, budget_s=600)
     seen: list[Job] = []
 
     def has_seen_it() -> bool:
-        seen.append(found(jobs, job))
+        seen.append(job_now(jobs, job))
         return seen[-1].progress.over_baseline is not None and seen[-1].progress.tried > 1
 
     work(jobs, repository, has_seen_it)
@@ -157,11 +98,11 @@ def test_a_stopped_worker_gives_its_job_back(
     jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant_speeds(monkeypatch, itertools.count(1.0, 0.05))
-    job = ask(jobs, budget_s=600)
+    job = ask_for(jobs, budget_s=600)
 
-    told = work(jobs, repository, lambda: found(jobs, job).progress.tried > 0)
+    told = work(jobs, repository, lambda: job_now(jobs, job).progress.tried > 0)
 
-    waiting = found(jobs, job)
+    waiting = job_now(jobs, job)
     assert (waiting.state, waiting.attempts, waiting.worker) == (JobState.WAITING, 0, None)
     assert told[-1] == f"Job {job.id[:8]} waiting: for another worker"
 
@@ -170,10 +111,10 @@ def test_a_cancelled_job_keeps_the_best_so_far(
     jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant_speeds(monkeypatch, itertools.count(1.0, 0.05))
-    job = ask(jobs, budget_s=600)
+    job = ask_for(jobs, budget_s=600)
 
     def cancel_when_something_is_known() -> None:
-        wait_until(lambda: found(jobs, job).progress.over_baseline is not None)
+        wait_until(lambda: job_now(jobs, job).progress.over_baseline is not None)
         jobs.cancel(job.id, datetime.now(UTC))
 
     canceller = threading.Thread(target=cancel_when_something_is_known)
@@ -181,7 +122,7 @@ def test_a_cancelled_job_keeps_the_best_so_far(
     run_job(jobs, repository, job)
     canceller.join()
 
-    over = found(jobs, job)
+    over = job_now(jobs, job)
     verdict = choose(repository, PROBLEM, cpu=detect_cpu(), context=job.context).verdict
     assert over.state is JobState.CANCELLED
     assert (verdict.basis, verdict.decision) == (Basis.MEASURED, Decision.TUNED)
@@ -193,14 +134,14 @@ def test_a_job_that_cannot_be_run_here_says_why_and_others_go_on(
     jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant_speeds(monkeypatch, repeat(2.0))
-    impossible, possible = ask(jobs, threads=1024), ask(jobs)
+    impossible, possible = ask_for(jobs, threads=1024), ask_for(jobs)
 
     run_job(jobs, repository, possible)
 
-    failed = found(jobs, impossible)
+    failed = job_now(jobs, impossible)
     assert failed.state is JobState.FAILED
     assert "1024 threads cannot be timed here" in failed.detail
-    assert found(jobs, possible).detail.startswith("tuned: 2.00 times ")
+    assert job_now(jobs, possible).detail.startswith("tuned: 2.00 times ")
 
 
 def test_what_nobody_foresaw_fails_one_job_alone(
@@ -210,12 +151,12 @@ def test_what_nobody_foresaw_fails_one_job_alone(
         raise RuntimeError("a fault")
 
     monkeypatch.setattr("gemm_tuner.tuning.job.sweep", break_down)
-    first, second = ask(jobs), ask(jobs, replace(PROBLEM, n=48))
+    first, second = ask_for(jobs), ask_for(jobs, replace(PROBLEM, n=48))
 
     run_job(jobs, repository, second)
 
-    assert found(jobs, first).detail == "unexpected RuntimeError: a fault; please report this"
-    assert {found(jobs, one).state for one in (first, second)} == {JobState.FAILED}
+    assert job_now(jobs, first).detail == "unexpected RuntimeError: a fault; please report this"
+    assert {job_now(jobs, one).state for one in (first, second)} == {JobState.FAILED}
 
 
 @pytest.mark.disturbed
@@ -226,11 +167,11 @@ def test_what_is_disturbed_decides_nothing_and_is_tried_three_times(
     plant_speeds(monkeypatch, repeat(2.0), repeat(busy))
     monkeypatch.setattr("gemm_tuner.tuning.patience.idle_cores", lambda: 0.0)
     monkeypatch.setattr("gemm_tuner.tuning.patience._LEAST_S", 0.1)
-    job = ask(jobs, budget_s=0.1)
+    job = ask_for(jobs, budget_s=0.1)
 
     told = run_job(jobs, repository, job)
 
-    over = found(jobs, job)
+    over = job_now(jobs, job)
     assert (over.state, over.attempts) == (JobState.FAILED, 3)
     assert over.detail.startswith("nothing is decided: disturbed: in 90% of the rounds")
     assert [line.split()[2].rstrip(":") for line in told[1::2]] == ["waiting", "waiting", "failed"]
@@ -240,11 +181,11 @@ def test_a_worker_begins_when_there_are_idle_cores(
     jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant_speeds(monkeypatch, repeat(2.0))
-    job = ask(jobs)
+    job = ask_for(jobs)
     states = []
 
     def look() -> float:
-        states.append(found(jobs, job).state)
+        states.append(job_now(jobs, job).state)
         return 0.1 * len(states)
 
     told = run_job(jobs, repository, job, idle_cores=look, sleep=lambda _seconds: None)
@@ -258,7 +199,7 @@ def test_a_machine_that_is_always_busy_is_tried_at_last(
     jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant_speeds(monkeypatch, repeat(2.0))
-    job = ask(jobs)
+    job = ask_for(jobs)
     start = datetime.now(UTC)
     looks: list[float] = []
 
@@ -275,7 +216,7 @@ def test_a_machine_that_is_always_busy_is_tried_at_last(
         now=lambda: start + timedelta(minutes=len(looks)),
     )
 
-    assert found(jobs, job).state is JobState.DONE
+    assert job_now(jobs, job).state is JobState.DONE
     assert len(looks) == 11, "from the first on, ten minutes"
 
 
@@ -283,7 +224,7 @@ def test_workers_of_a_machine_measure_one_after_the_other(
     jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant_speeds(monkeypatch, repeat(2.0))
-    job = ask(jobs)
+    job = ask_for(jobs)
     other = MeasuringLock()
     assert other.acquire()
     polls: list[float] = []
@@ -291,7 +232,7 @@ def test_workers_of_a_machine_measure_one_after_the_other(
     def sleep(seconds: float) -> None:
         polls.append(seconds)
         if len(polls) == 5:
-            assert found(jobs, job).state is JobState.WAITING
+            assert job_now(jobs, job).state is JobState.WAITING
             other.release()
 
     run_job(jobs, repository, job, sleep=sleep)
@@ -305,7 +246,7 @@ def test_a_worker_waits_for_a_database_that_is_locked(
     jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant_speeds(monkeypatch, repeat(2.0))
-    job = ask(jobs)
+    job = ask_for(jobs)
     see_worker = jobs.see_worker
     faults = iter([StoreFailed("it is locked; wait."), StoreFailed("still; wait."), None])
 
@@ -323,7 +264,7 @@ def test_a_worker_waits_for_a_database_that_is_locked(
     assert told[:2] == ["Waiting until it can go on: it is locked; wait.", "It goes on."]
     assert len(told) == 4
     assert sum(pauses) >= 3.0, "the second pause is longer"
-    assert found(jobs, job).state is JobState.DONE
+    assert job_now(jobs, job).state is JobState.DONE
 
 
 @contextmanager
@@ -341,18 +282,18 @@ def started_worker(url: str) -> Iterator["subprocess.Popen[str]"]:
 def test_when_a_worker_is_killed_the_next_one_finishes_its_job(
     jobs: Jobs, repository: Repository, database_url: str
 ) -> None:
-    job = ask(jobs, budget_s=5.0)
+    job = ask_for(jobs, budget_s=5.0)
     with started_worker(database_url) as process:
         wait_until(lambda: any(trial.measurement for trial in repository.trials()))
         process.send_signal(signal.SIGKILL)
         process.wait()
     before = repository.trials(problem=PROBLEM)
-    assert found(jobs, job).state is JobState.RUNNING
+    assert job_now(jobs, job).state is JobState.RUNNING
 
     # The lease is over by then.
     run_job(jobs, repository, job, now=lambda: datetime.now(UTC) + timedelta(minutes=2))
 
-    over = found(jobs, job)
+    over = job_now(jobs, job)
     after = repository.trials(problem=PROBLEM)
     raced = Counter(one.candidate for one in after if one.stage is Stage.RACE and one.measurement)
     assert (over.state, over.attempts) == (JobState.DONE, 2)
@@ -363,14 +304,14 @@ def test_when_a_worker_is_killed_the_next_one_finishes_its_job(
 def test_a_worker_that_is_terminated_gives_its_job_back_and_says_so(
     jobs: Jobs, repository: Repository, database_url: str
 ) -> None:
-    job = ask(jobs, Problem.parse("f32 64x256x256 nk bias+relu"), budget_s=600)
+    job = ask_for(jobs, Problem.parse("f32 64x256x256 nk bias+relu"), budget_s=600)
     with started_worker(database_url) as process:
-        wait_until(lambda: found(jobs, job).progress.tried > 0)
+        wait_until(lambda: job_now(jobs, job).progress.tried > 0)
         assert jobs.has_worker(job.class_key, datetime.now(UTC))
         process.terminate()
         _out, told = process.communicate(timeout=PATIENCE_S)
 
-    waiting = found(jobs, job)
+    waiting = job_now(jobs, job)
     assert process.returncode == 0
     assert (waiting.state, waiting.attempts) == (JobState.WAITING, 0)
     assert repository.trials()

@@ -1,0 +1,107 @@
+"""A database that is locked, full or restarted costs a worker time, and no job."""
+
+import itertools
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from planted_times import plant_speeds
+from postgres import PostgresServer
+from restricted import small_disk
+from sqlalchemy import Engine
+from working import PROBLEM, ask_for, job_now, wait_until, work
+
+from gemm_tuner.domain.job import JobState
+from gemm_tuner.domain.verdict import Basis
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.select.choose import choose
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.repository import Repository
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """A database, what lets it answer no more, and what mends it."""
+
+    engine: Engine
+    begin: Callable[[], None]
+    end: Callable[[], None]
+
+
+@contextmanager
+def locked(url: str) -> Iterator[Outage]:
+    engine = open_database(url)
+    file = str(engine.url.database)
+    with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as other:
+        yield Outage(
+            engine=engine,
+            begin=lambda: other.execute("BEGIN IMMEDIATE").close(),
+            end=lambda: other.execute("ROLLBACK").close(),
+        )
+    engine.dispose()
+
+
+@contextmanager
+def full() -> Iterator[Outage]:
+    with small_disk(2**24) as disk:
+        engine = open_database(f"sqlite:///{disk.folder}/store.sqlite3")
+        yield Outage(engine=engine, begin=lambda: disk.fill(0), end=disk.empty)
+        engine.dispose()
+
+
+@contextmanager
+def restarted(server: PostgresServer) -> Iterator[Outage]:
+    server.run_sql("CREATE DATABASE fleet")
+    engine = open_database(server.url("fleet"))
+    yield Outage(engine=engine, begin=server.stop, end=server.start)
+    engine.dispose()
+
+
+@pytest.fixture(params=["locked", "full", pytest.param("restarted", marks=pytest.mark.proof)])
+def outage(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Outage]:
+    monkeypatch.setattr("gemm_tuner.store.sqlite.BUSY_TIMEOUT_MS", 300)
+    ways: dict[str, Callable[[], AbstractContextManager[Outage]]] = {
+        "locked": lambda: locked(f"sqlite:///{tmp_path}/store.sqlite3"),
+        "full": full,
+        "restarted": lambda: restarted(request.getfixturevalue("own_postgres")),
+    }
+    with ways[request.param]() as found:
+        yield found
+
+
+def test_a_job_goes_on_after_an_outage(outage: Outage, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant_speeds(monkeypatch, itertools.count(1.0, 0.05))
+    jobs, repository = Jobs(outage.engine), Repository(outage.engine)
+    job = ask_for(jobs, budget_s=600.0)
+    told: list[str] = []
+    is_over = threading.Event()
+    worker = threading.Thread(
+        target=work, args=(jobs, repository, is_over.is_set), kwargs={"tell": told.append}
+    )
+    worker.start()
+    wait_until(lambda: job_now(jobs, job).progress.tried > 0)
+    before = len(repository.trials())
+
+    outage.begin()
+    wait_until(lambda: any(line.startswith("Waiting until it can go on") for line in told))
+    outage.end()
+    wait_until(lambda: "It goes on." in told)
+    wait_until(lambda: job_now(jobs, job).attempts == 2)
+    wait_until(lambda: len(repository.trials()) > before)
+    jobs.cancel(job.id, datetime.now(UTC))
+    wait_until(lambda: job_now(jobs, job).state.is_over)
+    is_over.set()
+    worker.join()
+
+    verdict = choose(repository, PROBLEM, cpu=detect_cpu(), context=job.context).verdict
+    assert job_now(jobs, job).state is JobState.CANCELLED
+    assert verdict.basis is Basis.MEASURED
+    assert sum(line.startswith("Waiting") for line in told) == 1, "it is said once"
