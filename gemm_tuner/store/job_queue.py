@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, case, select, update
 
 from gemm_tuner.domain.job import Job, JobProgress, JobState
+from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.store.job_rows import read_job, select_jobs, time_text
 from gemm_tuner.store.statements import translated_errors
 from gemm_tuner.store.tables import jobs
@@ -29,34 +30,45 @@ _CANCELLED = "cancelled before the best was confirmed; what was tried is kept"
 class JobQueue(Workers):
     """The jobs that wait or run. Times are those of the caller, and have a zone."""
 
-    def next_for(self, class_keys: Collection[str], now: datetime) -> Job | None:
-        """Return the job that `claim` would take now, and change nothing."""
+    def next_threads(self, class_keys: Collection[str], now: datetime) -> int | None:
+        """Return how many threads the job needs that `claim` would take now; None if none waits.
+
+        Nothing is changed.
+        """
         is_ready = IS_WAITING | (_is_abandoned(now) & ~jobs.c.is_cancel_asked)
         row = self._first(_first_of(class_keys, is_ready))
-        with translated_errors():
-            return None if row is None else read_job(row)
+        return None if row is None else row.threads
 
     def claim(
         self, worker: str, *, class_keys: Collection[str], now: datetime, lease_s: float
     ) -> Job | None:
         """Give a worker the job of the highest priority, the oldest of these; None if none waits.
 
-        It may be one whose worker was lost. A job that lost `MAX_ATTEMPTS` workers has failed.
+        It may be one whose worker was lost. A job that lost `MAX_ATTEMPTS` workers has failed, and
+        so has one whose row was damaged.
         """
         with self._writing() as connection:
             take_back_abandoned(connection, now)
-            found = connection.execute(_first_of(class_keys, IS_WAITING)).first()
-            if found is None:
-                return None
-            begun = {
-                "state": JobState.RUNNING.value,
-                "worker": worker,
-                "leased_until": _lease(now, lease_s),
-                "attempts": jobs.c.attempts + 1,
-                "detail": "",
-            }
-            row = change(connection, jobs.c.id == found.id, now, begun)
-            return None if row is None else read_job(row)
+            while (
+                found := connection.execute(_first_of(class_keys, IS_WAITING)).first()
+            ) is not None:
+                is_it = jobs.c.id == found.id
+                try:
+                    with translated_errors():
+                        read_job(found)
+                except GemmTunerError as error:
+                    change(connection, is_it, now, _ended(JobState.FAILED, str(error)))
+                    continue
+                begun = {
+                    "state": JobState.RUNNING.value,
+                    "worker": worker,
+                    "leased_until": _lease(now, lease_s),
+                    "attempts": jobs.c.attempts + 1,
+                    "detail": "",
+                }
+                row = change(connection, is_it, now, begun)
+                return None if row is None else read_job(row)
+            return None
 
     def report(
         self, job_id: str, worker: str, progress: JobProgress, now: datetime, lease_s: float
@@ -82,8 +94,7 @@ class JobQueue(Workers):
         self, job_id: str, worker: str, state: JobState, detail: str, now: datetime
     ) -> Job | None:
         """End a job that a worker holds, and return it; None if it is not this worker's."""
-        ended = {"state": state.value, "detail": detail[:_MAX_DETAIL], "seconds_left": 0.0}
-        return self._let_go(job_id, worker, ended | {"leased_until": None}, now)
+        return self._let_go(job_id, worker, _ended(state, detail), now)
 
     def release(self, job_id: str, worker: str, now: datetime) -> Job | None:
         """Let a job wait again whose worker was stopped, as if that had not begun it.
@@ -134,7 +145,17 @@ def take_back_abandoned(connection: Connection, now: datetime) -> None:
 
 def cancelled() -> dict[str, Any]:
     """Return what changes in a job that is cancelled while it waits."""
-    return {"state": JobState.CANCELLED.value, "detail": _CANCELLED, "seconds_left": 0.0}
+    return _ended(JobState.CANCELLED, _CANCELLED)
+
+
+def _ended(state: JobState, detail: str) -> dict[str, Any]:
+    """Return what changes in a job that is over."""
+    return {
+        "state": state.value,
+        "detail": detail[:_MAX_DETAIL],
+        "seconds_left": 0.0,
+        "leased_until": None,
+    }
 
 
 def _again_or_over(why: str, *, has_limit: bool = False) -> dict[str, Any]:

@@ -97,10 +97,10 @@ class Worker:
         now = self.now()
         self._show(now)
         class_keys = (self.cpu.class_key,)
-        job = self.jobs.next_for(class_keys, now)
-        if job is None:
+        threads = self.jobs.next_threads(class_keys, now)
+        if threads is None:
             self._busy_since = None
-        elif self.lock.acquire() and self._is_calm(job.context.threads):
+        elif self.lock.acquire() and self._is_calm(threads):
             return self.jobs.claim(self.name, class_keys=class_keys, now=now, lease_s=LEASE_S)
         return None
 

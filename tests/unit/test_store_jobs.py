@@ -16,7 +16,7 @@ from sqlalchemy import Engine, update
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.job import Job, JobProgress, JobState
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import InvalidProblem, InvalidSetting, StoreFailed
+from gemm_tuner.errors import GemmTunerError, InvalidProblem, InvalidSetting
 from gemm_tuner.store import jobs as store_jobs
 from gemm_tuner.store.jobs import Jobs, JobsFull
 from gemm_tuner.store.tables import jobs as rows
@@ -233,18 +233,16 @@ def test_the_newest_come_first_and_may_be_of_one_state(jobs: Jobs) -> None:
 
 def test_the_greatest_priority_is_run_first_then_the_oldest(jobs: Jobs) -> None:
     for m, priority in ((1, 0), (2, 5), (3, 5), (4, -1)):
-        ask(jobs, problem(m), priority=priority)
+        ask(jobs, problem(m), priority=priority, context=ExecutionContext(threads=m))
 
-    looked = [jobs.next_for([CLASS], NOW)]
-    taken = [claim(jobs)]
-    for _job in range(3):
-        looked.append(jobs.next_for([CLASS], NOW))
-        taken.append(claim(jobs))
+    looked, taken = [], []
+    while (threads := jobs.next_threads([CLASS], NOW)) is not None:
+        looked.append(threads)
+        taken.append(claim(jobs).problem.m.low)
 
-    assert [job.problem.m.low for job in taken] == [2, 3, 1, 4]
-    assert [job and job.id for job in looked] == [job.id for job in taken]
+    assert taken == [2, 3, 1, 4]
+    assert looked == taken
     assert claim_if_any(jobs) is None
-    assert jobs.next_for([CLASS], NOW) is None
 
 
 def test_a_job_is_run_on_its_class_of_cpus(jobs: Jobs) -> None:
@@ -276,12 +274,12 @@ def test_a_job_whose_worker_was_lost_goes_to_another(jobs: Jobs) -> None:
     job, _new = ask(jobs)
     claim(jobs)
     assert claim_if_any(jobs, "two", seconds=LEASE_S - 1) is None
-    assert jobs.next_for([CLASS], at(LEASE_S - 1)) is None
+    assert jobs.next_threads([CLASS], at(LEASE_S - 1)) is None
 
-    waiting = jobs.next_for([CLASS], at(LEASE_S + 1))
+    threads = jobs.next_threads([CLASS], at(LEASE_S + 1))
     again = claim(jobs, "two", seconds=LEASE_S + 1)
 
-    assert waiting is not None
+    assert threads == 1
     assert (again.id, again.worker, again.attempts) == (job.id, "two", 2)
     assert not jobs.report(job.id, "one", JobProgress(), at(70), LEASE_S)
     assert jobs.finish(job.id, "one", JobState.DONE, "late", at(70)) is None
@@ -411,13 +409,27 @@ def test_a_worker_is_there_while_it_is_heard_of(jobs: Jobs) -> None:
     assert not jobs.has_worker(CLASS, at(31))
 
 
-def test_a_damaged_job_is_an_error_of_the_store(jobs: Jobs, engine: Engine) -> None:
-    job, _new = ask(jobs)
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"problem": "f32 1x1x1 nk none"}, "it was damaged"),
+        ({"regime": "lukewarm"}, "did not store"),
+        ({"budget_s": -1.0}, "budget -1 s cannot be used"),
+    ],
+)
+def test_a_damaged_job_keeps_no_other_from_being_run(
+    jobs: Jobs, engine: Engine, change: dict[str, object], told: str
+) -> None:
+    damaged, _new = ask(jobs, problem(1), priority=9)
+    whole, _new = ask(jobs, problem(2))
     with engine.begin() as connection:
-        connection.execute(update(rows).values(problem="f32 1x1x1 nk none"))
+        is_it = rows.c.id == damaged.id
+        connection.execute(update(rows).where(is_it).values(change))
 
-    with pytest.raises(StoreFailed, match="it was damaged"):
-        jobs.get(job.id)
+    with pytest.raises(GemmTunerError, match=told):
+        jobs.get(damaged.id)
+    assert claim(jobs).id == whole.id
+    assert claim_if_any(jobs) is None
 
 
 def test_threads_never_get_the_same_job(jobs: Jobs) -> None:
