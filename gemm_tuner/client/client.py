@@ -6,8 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal, overload
 
 from gemm_tuner.client.answer import Answer, parse_answer, parse_answers
+from gemm_tuner.client.background import Background
 from gemm_tuner.client.belief import Belief
 from gemm_tuner.client.believed import BelievedKeys
 from gemm_tuner.client.cache import Cache, default_cache_dir
@@ -28,6 +30,7 @@ from gemm_tuner.client.question import (
 )
 from gemm_tuner.client.requests import Requests
 from gemm_tuner.client.revocations import KnownRevocations
+from gemm_tuner.client.swapped import SwappedKernel
 from gemm_tuner.client.transport import (
     MAX_CONNECTIONS,
     UNIX,
@@ -35,6 +38,13 @@ from gemm_tuner.client.transport import (
     Asking,
     Connections,
     Session,
+)
+from gemm_tuner.client.tuning import (
+    TUNE_TIMEOUT_S,
+    Follower,
+    Tune,
+    check_tune_timeout,
+    wait_for_end,
 )
 from gemm_tuner.domain.canonical import identity
 from gemm_tuner.domain.context import ExecutionContext, Regime
@@ -124,6 +134,7 @@ class Client:
             loader=self._loader,
             locked=self._locked,
         )
+        self._background = Background(self._session, self._find_anew)
         self._kernels = Once[Question, Kernel | FallbackKernel](
             lambda kernel: isinstance(kernel, Kernel),
             holds=lambda kernel: self._still_hold([kernel]),
@@ -135,9 +146,37 @@ class Client:
             brief_s=NOT_SERVED_S,
         )
 
+    @overload
     def kernel(
-        self, problem: Problem | str, *, threads: int = 1, regime: Regime | str = Regime.HOT
-    ) -> Kernel | FallbackKernel:
+        self,
+        problem: Problem | str,
+        *,
+        threads: int = 1,
+        regime: Regime | str = Regime.HOT,
+        tune: Literal["never", "wait"] = "never",
+        tune_timeout_s: float = TUNE_TIMEOUT_S,
+    ) -> Kernel | FallbackKernel: ...
+
+    @overload
+    def kernel(
+        self,
+        problem: Problem | str,
+        *,
+        threads: int = 1,
+        regime: Regime | str = Regime.HOT,
+        tune: str,
+        tune_timeout_s: float = TUNE_TIMEOUT_S,
+    ) -> Kernel | FallbackKernel | SwappedKernel: ...
+
+    def kernel(
+        self,
+        problem: Problem | str,
+        *,
+        threads: int = 1,
+        regime: Regime | str = Regime.HOT,
+        tune: str = "never",
+        tune_timeout_s: float = TUNE_TIMEOUT_S,
+    ) -> Kernel | FallbackKernel | SwappedKernel:
         """Return the kernel for a problem, ready to pack weights and to be called.
 
         It comes from memory, else from what the service answers now, else, when the service is
@@ -145,19 +184,39 @@ class Client:
         is faster, a `FallbackKernel` computes the same with that library, or with the best that can
         be called here, and says why in its `reason`.
 
+        What was not measured for this CPU can be tuned by the service, where it lets this caller:
+        with `wait` this returns what came out, and with `background` a `SwappedKernel`, in whose
+        place a later call gets the kernel. Where nothing can be tuned, `reason` says why.
+
         Args:
             problem: a problem, or its text such as `f32 128x3072x768 nk bias+gelu_erf`.
             threads: how many threads will share a call; the kernel then uses as many.
             regime: the state of the caches when it is called, `hot` or `cold_weights`.
+            tune: whether it may be tuned: `never`, `background` or `wait`.
+            tune_timeout_s: how long `wait` waits after the first answer, up to 3600 s; that which
+                is tuned is tuned to its end.
 
         Raises:
-            InvalidInput: the problem, threads or regime cannot be used.
+            InvalidInput: the problem, threads, regime or way to tune cannot be used.
             KernelRejected: an answer or a kernel cannot be trusted, or is for another ABI.
             IsaNotUsable: the kernel needs features that are not usable here.
             ServiceFailed: the service refused the question.
         """
         question = ask(problem, threads, regime)
-        return self._kernels.find(question, lambda: self._find_kernel(question, self._begin()))
+        how = Tune.parse(tune)
+        check_tune_timeout(tune_timeout_s)
+        if how is Tune.BACKGROUND and (pending := self._background.pending(question)):
+            return pending
+        found = self._kernels.find(question, lambda: self._find_kernel(question, self._begin()))
+        if how is Tune.NEVER or not self._is_tunable(question, found):
+            return found
+        request = self._requests.of_question(question)
+        if how is Tune.BACKGROUND:
+            return self._background.tune(question, request, found)
+        ended = wait_for_end(Follower(request, seconds=tune_timeout_s), self._session)
+        if ended.is_worth_asking:
+            found = self._find_anew(question)
+        return found if isinstance(found, Kernel) else found.because(ended.why)
 
     def layer(
         self,
@@ -264,6 +323,18 @@ class Client:
             StoreFailed: it cannot be written.
         """
         write_lock(path, self._locked.given.values())
+
+    def _is_tunable(self, question: Question, found: Kernel | FallbackKernel) -> bool:
+        """Return whether the service may find a better kernel by tuning."""
+        if self._locked.of(question) is not None:
+            return False
+        return not isinstance(found, Kernel) or self._loader.is_tunable(found)
+
+    def _find_anew(self, question: Question) -> Kernel | FallbackKernel:
+        """Return the kernel that the service has now, in the place of what it had."""
+        found = self._find_kernel(question, self._begin())
+        self._kernels.replace(question, found)
+        return found
 
     def _session(self) -> Session:
         if self._offline:

@@ -1,7 +1,6 @@
 """From a verdict that was checked to its kernel: out of the cache, or else downloaded once."""
 
 import logging
-from datetime import datetime
 from weakref import WeakKeyDictionary
 
 from gemm_tuner.client.agreement import check_kernel
@@ -11,6 +10,7 @@ from gemm_tuner.client.revocations import KnownRevocations
 from gemm_tuner.client.transport import Session
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.tunable import is_tunable
 from gemm_tuner.errors import DigestMismatch, ServiceFailed
 from gemm_tuner.libraries.fallback import NoKernel
 from gemm_tuner.runtime.load import Kernel, load_kernel
@@ -28,12 +28,16 @@ class Loader:
         self._cache = cache
         self._revocations = revocations
         self._cpu = cpu
-        self._expiry = WeakKeyDictionary[Kernel, datetime]()
+        self._verdicts = WeakKeyDictionary[Kernel, VerdictPayload]()
 
     def holds(self, kernel: Kernel) -> bool:
         """Return whether a loaded kernel was not revoked since, and its verdict has not expired."""
         is_revoked = self._revocations.why_revoked(kernel.artifact.sha256) is not None
-        return not is_revoked and self._revocations.now() < self._expiry[kernel]
+        return not is_revoked and self._revocations.now() < self._verdicts[kernel].expires_at
+
+    def is_tunable(self, kernel: Kernel) -> bool:
+        """Return whether a loaded kernel was chosen without a measurement for its question."""
+        return is_tunable(self._verdicts[kernel].basis, None)
 
     def kernel_or_none(
         self, verdict: VerdictPayload, question: Question, session: Session | None
@@ -80,5 +84,5 @@ class Loader:
         )
         check_kernel(kernel, verdict, question.problem)
         # Not by its digest: another question may have the same kernel, by a verdict of its own.
-        self._expiry[kernel] = verdict.expires_at
+        self._verdicts[kernel] = verdict
         return kernel

@@ -69,6 +69,13 @@ class Once(Generic[Question, Found]):
         with self._lock:
             self._brief = {}
 
+    def replace(self, question: Question, found: Found) -> None:
+        """Take an answer in the place of the known one."""
+        if self._is_final(found):
+            self._known[question] = found
+        elif self._brief_s > 0:
+            self._keep_briefly(question, found)
+
     def known(self, question: Question) -> Found | None:
         """Return the known answer, None if it is to be looked for."""
         known = self._known.get(question)
@@ -89,10 +96,8 @@ class Once(Generic[Question, Found]):
             # Another thread may have found it before this one took the lock.
             known = self.known(question)
             found = look() if known is None else known
-            if self._is_final(found):
-                self._known[question] = found
-            elif known is None and self._brief_s > 0:
-                self._keep_briefly(question, found)
+            if known is None or self._is_final(found):
+                self.replace(question, found)
             mine.set_result(found)
         except Exception as error:
             mine.set_exception(error)

@@ -204,6 +204,15 @@ class Session:
         status, content = self._send("POST", "/v1/resolve", body=request, headers=headers)
         return kept if status == HTTPStatus.NOT_MODIFIED and kept is not None else content
 
+    def tune(self, request: dict[str, Any]) -> bytes | None:
+        """Return the answer to `POST /v1/resolve?tune=auto` if it names a job, not yet parsed."""
+        status, content = self._send("POST", "/v1/resolve?tune=auto", body=request)
+        return content if status == HTTPStatus.ACCEPTED else None
+
+    def job(self, job_id: str) -> bytes:
+        """Return the answer to `GET /v1/jobs/{id}`, not yet parsed."""
+        return self._send("GET", f"/v1/jobs/{job_id}")[1]
+
     def resolve_batch(self, request: dict[str, Any]) -> bytes:
         """Return the answer to `POST /v1/resolve:batch`, not yet parsed."""
         limit_bytes = _MAX_DOCUMENT_BYTES + len(request["problems"]) * _MAX_ITEM_BYTES

@@ -98,6 +98,11 @@ class FallbackKernel:
         """Return what it computes, and with which library."""
         return f"FallbackKernel({self.problem.text!r}, {self.library!r}, threads={self.threads})"
 
+    def because(self, reason: str) -> "FallbackKernel":
+        """Return the same with a sentence more in front of its reason."""
+        problem, known, threads, compared_with, instead = self._arguments
+        return _make_again(problem, f"{reason} {known}", threads, compared_with, instead)
+
     @property
     def library(self) -> str:
         """Return the name and version of the library that computes."""

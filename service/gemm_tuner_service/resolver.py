@@ -8,7 +8,8 @@ from datetime import UTC, datetime, time, timedelta
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.verdict import Basis, Verdict
+from gemm_tuner.domain.tunable import is_tunable
+from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import InvalidInput
 from gemm_tuner.select.choose import choose
 from gemm_tuner.select.shared_weights import share
@@ -19,9 +20,6 @@ from gemm_tuner.trust.signature import sign_verdict
 from gemm_tuner_service.answers import Answer, Answers, Asked
 from gemm_tuner_service.problems import describe
 from gemm_tuner_service.schemas import BatchItem, Resolution, VerdictView
-
-# A kernel for a range of m was measured at its greatest: whoever tuned a range wants no other.
-_NOT_MEASURED = frozenset({Basis.NONE, Basis.PREDICTED, Basis.SAME_MODEL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,4 +130,4 @@ class Resolver:
 
 def _is_measured(verdict: Verdict) -> bool:
     """Return whether a verdict rests on what was measured, and not on a guess or in vain."""
-    return verdict.basis not in _NOT_MEASURED and verdict.doubt is None
+    return not is_tunable(verdict.basis, verdict.doubt)

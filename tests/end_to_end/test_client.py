@@ -636,7 +636,7 @@ def test_a_wrong_question_is_refused_before_it_is_sent(
     client = Client("http://127.0.0.1:9", cache_dir=tmp_path / "cache")
 
     with pytest.raises(error):
-        client.kernel(**arguments)  # type: ignore[arg-type]  # wrong on purpose
+        client.kernel(**arguments)  # type: ignore[call-overload]  # wrong on purpose
 
 
 def test_a_layer_for_no_rows_is_refused_before_it_is_asked_for(tmp_path: Path) -> None:

@@ -1,0 +1,390 @@
+"""`Client.kernel(tune=...)`: a problem that is not tuned becomes a kernel without a person."""
+
+import gc
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import pytest
+from served import PROBLEM, Site, keep_trial
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from gemm_tuner import Client
+from gemm_tuner.build.compile import Build
+from gemm_tuner.client import background, tuning
+from gemm_tuner.client.swapped import SwappedKernel
+from gemm_tuner.domain.access import Scope
+from gemm_tuner.domain.job import Job, JobState
+from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.runtime.load import Kernel
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.tokens import Tokens
+
+WITHIN_S = 30.0
+WORKER = "worker"
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(kw_only=True)
+class Shop:
+    """A service where nothing is tuned, and a worker that does what a test says."""
+
+    site: Site
+    build: Build
+    folder: Path
+    jobs: Jobs = field(init=False)
+    tokens: Tokens = field(init=False)
+
+    def __post_init__(self) -> None:
+        engine = open_database(self.site.settings.database_url)
+        self.jobs, self.tokens = Jobs(engine), Tokens(engine)
+
+    def client(self, address: str, *scopes: Scope) -> Client:
+        """Return a client that may ask and, by default, have problems tuned."""
+        allowed = scopes or (Scope.RESOLVE, Scope.TUNE)
+        _token, secret = self.tokens.create("ci", allowed, actor="test", now=now())
+        return Client(address, cache_dir=self.folder / "cache", token=secret.text)
+
+    def claim(self) -> Job:
+        """Take the job that is asked for soon."""
+        until_s = time.monotonic() + WITHIN_S
+        while time.monotonic() < until_s:
+            classes = [detect_cpu().class_key]
+            job = self.jobs.claim(WORKER, class_keys=classes, now=now(), lease_s=60)
+            if job is not None:
+                return job
+            time.sleep(0.01)
+        raise AssertionError("no job came")
+
+    def finish(self, job: Job, state: JobState = JobState.DONE, detail: str = "tuned") -> None:
+        """End a job."""
+        self.jobs.finish(job.id, WORKER, state, detail, now())
+
+    def tune(self, speed: float = 10.0) -> None:
+        """Do the next job: its kernel is so many times as fast as the baseline."""
+        job = self.claim()
+        keep_trial(self.site.repository, self.build, cpu=detect_cpu(), speed=speed)
+        self.finish(job)
+
+    @contextmanager
+    def working(self, work: Callable[[], None]) -> Iterator[None]:
+        """Let a worker do something meanwhile."""
+        worker = threading.Thread(target=work)
+        worker.start()
+        try:
+            yield
+        finally:
+            worker.join()
+
+
+@pytest.fixture
+def shop(tmp_path: Path, build: Build) -> Shop:
+    url = f"sqlite:///{tmp_path}/site/gemm-tuner.sqlite3"
+    repository = Repository(open_database(url))
+    site = Site.at(url, tmp_path / "site" / "key.pem", repository)
+    return Shop(site=site, build=build, folder=tmp_path)
+
+
+def _compute(kernel: Any, packed: Any = None) -> None:  # noqa: ANN401 - of either kind
+    """Check a call with weights that are packed already, or now."""
+    generator = np.random.default_rng(3)
+    x, w, bias = (generator.standard_normal(shape) for shape in ((8, 16), (32, 16), (32,)))
+    packed = kernel.pack(w.astype(np.float32)) if packed is None else packed
+    y = kernel(x.astype(np.float32), packed, bias=bias.astype(np.float32))
+    np.testing.assert_allclose(y, np.maximum(x @ w.T + bias, 0), rtol=1e-3, atol=1e-4)
+
+
+def _pack(kernel: Any) -> Any:  # noqa: ANN401 - of either kind
+    w = np.random.default_rng(3)
+    w.standard_normal((8, 16))
+    return kernel.pack(w.standard_normal((32, 16)).astype(np.float32))
+
+
+def _settled(kernel: Kernel | FallbackKernel | SwappedKernel) -> SwappedKernel:
+    """Return a kernel once it is known what computes for good."""
+    assert isinstance(kernel, SwappedKernel)
+    until_s = time.monotonic() + WITHIN_S
+    while not kernel.is_settled and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert kernel.is_settled
+    return kernel
+
+
+def test_waiting_returns_the_tuned_kernel(shop: Shop) -> None:
+    with shop.site.serving() as address, shop.working(shop.tune):
+        client = shop.client(address)
+        kernel = client.kernel(PROBLEM, tune="wait")
+
+        assert isinstance(kernel, Kernel)
+        _compute(kernel)
+        assert client.kernel(PROBLEM) is kernel
+        assert client.kernel(PROBLEM, tune="wait") is kernel
+        assert client.kernel(PROBLEM, tune="background") is kernel
+    assert len(shop.jobs.newest(10)) == 1
+
+
+def test_in_the_background_the_library_computes_until_the_kernel_is_there(shop: Shop) -> None:
+    with shop.site.serving() as address:
+        client = shop.client(address)
+        kernel = client.kernel(PROBLEM, tune="background")
+        assert isinstance(kernel, SwappedKernel)
+        assert kernel.reason.startswith("It is being tuned, and until then:")
+        assert client.kernel(PROBLEM, tune="background") is kernel
+        packed = _pack(kernel)
+        _compute(kernel, packed)
+        assert isinstance(kernel.kernel, FallbackKernel)
+
+        shop.tune()
+
+        assert isinstance(_settled(kernel).kernel, Kernel)
+        assert kernel.reason.startswith("tuned, basis measured: 10.000 times")
+        _compute(kernel, packed)
+        _compute(kernel)
+        assert client.kernel(PROBLEM) is kernel.kernel
+
+
+def test_calls_of_many_threads_are_right_while_the_kernel_comes(shop: Shop) -> None:
+    stop = threading.Event()
+    faults: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            while not stop.is_set():
+                _compute(kernel, packed)
+        except BaseException as error:  # noqa: BLE001 - told below
+            faults.append(error)
+
+    with shop.site.serving() as address:
+        client = shop.client(address)
+        kernel = client.kernel(PROBLEM, tune="background")
+        packed = _pack(kernel)
+        threads = [threading.Thread(target=call) for _thread in range(8)]
+        for thread in threads:
+            thread.start()
+        try:
+            shop.tune()
+            _settled(kernel)
+            time.sleep(0.2)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+    assert not faults
+    assert isinstance(_settled(kernel).kernel, Kernel)
+
+
+def test_without_tuning_no_job_is_asked_for(shop: Shop) -> None:
+    with shop.site.serving() as address:
+        kernel = shop.client(address).kernel(PROBLEM)
+
+    assert isinstance(kernel, FallbackKernel)
+    assert not shop.jobs.newest(1)
+
+
+def test_what_is_tuned_already_is_no_job(site: Site, build: Build, tmp_path: Path) -> None:
+    shop = Shop(site=site, build=build, folder=tmp_path)
+    with site.serving() as address:
+        for tune in ("wait", "background"):
+            assert isinstance(shop.client(address).kernel(PROBLEM, tune=tune), Kernel)
+
+    assert not shop.jobs.newest(1)
+
+
+@pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED])
+def test_a_job_that_brings_nothing_leaves_the_library_and_says_why(
+    shop: Shop, state: JobState
+) -> None:
+    with (
+        shop.site.serving() as address,
+        shop.working(lambda: shop.finish(shop.claim(), state, "no compiler is installed.")),
+    ):
+        kernel = shop.client(address).kernel(PROBLEM, tune="wait")
+
+    assert isinstance(kernel, FallbackKernel)
+    assert f"is {state}: no compiler is installed." in kernel.reason
+    _compute(kernel)
+
+
+def test_a_faster_baseline_ends_the_wait(shop: Shop) -> None:
+    with shop.site.serving() as address, shop.working(lambda: shop.tune(speed=0.5)):
+        kernel = shop.client(address).kernel(PROBLEM, tune="wait")
+
+    assert isinstance(kernel, FallbackKernel)
+    assert "0.500 times the speed of the baseline" in kernel.reason
+
+
+def test_waiting_ends_when_its_time_is_up_and_says_that_nobody_works(shop: Shop) -> None:
+    with shop.site.serving() as address:
+        begin_s = time.monotonic()
+        kernel = shop.client(address).kernel(PROBLEM, tune="wait", tune_timeout_s=0.5)
+        passed_s = time.monotonic() - begin_s
+
+    assert isinstance(kernel, FallbackKernel)
+    assert "was not over after 0.5 s: it is waiting, and no worker" in kernel.reason
+    assert 0.5 <= passed_s < 10
+    assert shop.jobs.newest(1)[0].state is JobState.WAITING
+
+
+@pytest.mark.parametrize("tune", ["wait", "background"])
+def test_without_the_scope_it_is_as_without_tuning(shop: Shop, tune: str) -> None:
+    with shop.site.serving() as address:
+        kernel = shop.client(address, Scope.RESOLVE).kernel(PROBLEM, tune=tune)
+        told = kernel if tune == "wait" else _settled(kernel)
+
+        assert "It is not being tuned" in told.reason
+        assert "scope tune" in told.reason
+        _compute(kernel)
+
+
+@pytest.mark.parametrize("tune", ["wait", "background"])
+def test_without_a_service_it_is_as_without_tuning(tmp_path: Path, tune: str) -> None:
+    client = Client("http://127.0.0.1:9", cache_dir=tmp_path / "cache")
+
+    kernel = client.kernel(PROBLEM, tune=tune)
+
+    told = kernel if tune == "wait" else _settled(kernel)
+    assert "It is not being tuned" in told.reason
+    _compute(kernel)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {},
+        {"id": "../../v1/keys", "state": "waiting"},
+        {"id": "0" * 33, "state": "waiting"},
+        {"id": "0" * 32, "state": "lost"},
+        {"id": "0" * 32, "state": "failed", "detail": "\x1b[31m" * 10 + "x" * 5000},
+        {"id": "0" * 32, "state": "failed", "detail": "x" * 10**5},
+        [],
+    ],
+    ids=str,
+)
+def test_what_a_service_says_of_a_job_is_not_trusted(shop: Shop, job: object) -> None:
+    content = json.dumps({"job": job}).encode()
+
+    def around(app: ASGIApp) -> ASGIApp:
+        async def middle(scope: AsgiScope, receive: Receive, send: Send) -> None:
+            if scope.get("query_string"):
+                await Response(content, status_code=202)(scope, receive, send)
+            else:
+                await app(scope, receive, send)
+
+        return middle
+
+    with shop.site.serving(around=around) as address:
+        kernel = shop.client(address).kernel(PROBLEM, tune="wait", tune_timeout_s=5)
+
+    assert isinstance(kernel, FallbackKernel)
+    assert "not understood" in kernel.reason or "is failed" in kernel.reason
+    assert kernel.reason.isprintable()
+    assert len(kernel.reason) < 2000
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tune": "always"},
+        {"tune": ""},
+        {"tune": "wait", "tune_timeout_s": 0},
+        {"tune": "wait", "tune_timeout_s": float("nan")},
+        {"tune": "wait", "tune_timeout_s": float("inf")},
+        {"tune": "wait", "tune_timeout_s": 1e9},
+    ],
+    ids=str,
+)
+def test_a_way_to_tune_that_is_none_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    client = Client("http://127.0.0.1:9", cache_dir=tmp_path / "cache")
+
+    with pytest.raises(InvalidSetting, match="tune"):
+        client.kernel(PROBLEM, **wrong)
+
+
+def test_a_problem_is_given_up_after_a_while(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "LONGEST_TUNE_S", 0.3)
+    with shop.site.serving() as address:
+        client = shop.client(address)
+        kernel = _settled(client.kernel(PROBLEM, tune="background"))
+
+        assert "was not over after 0.3 s" in kernel.reason
+        # and is not asked for again at once
+        assert isinstance(client.kernel(PROBLEM, tune="background"), FallbackKernel)
+
+
+def test_the_thread_ends_with_its_work_and_begins_again(shop: Shop) -> None:
+    with shop.site.serving() as address:
+        client = shop.client(address)
+        for problem in (PROBLEM, "f32 9x32x16 nk none"):
+            kernel = client.kernel(problem, tune="background")
+            shop.finish(shop.claim(), JobState.FAILED, "no")
+            _settled(kernel)
+            assert _ends(lambda: not _background_threads())
+
+
+def test_the_thread_ends_with_the_client_and_the_library_goes_on(shop: Shop) -> None:
+    with shop.site.serving() as address:
+        client = shop.client(address)
+        kernel = client.kernel(PROBLEM, tune="background")
+        packed = _pack(kernel)
+        gone = ref(client)
+        del client
+
+        assert _ends(lambda: _is_collected(gone) and not _background_threads())
+        assert "its client is gone" in _settled(kernel).reason
+        _compute(kernel, packed)
+
+
+def test_while_the_service_is_away_a_job_is_waited_for(shop: Shop) -> None:
+    with shop.site.serving() as address:
+        port = int(address.rsplit(":", 1)[1])
+        client = shop.client(address)
+        kernel = client.kernel(PROBLEM, tune="background")
+        job = shop.claim()
+    keep_trial(shop.site.repository, shop.build, cpu=detect_cpu(), speed=10)
+    shop.finish(job)
+    time.sleep(0.5)
+
+    with shop.site.serving(port=port):
+        assert isinstance(_settled(kernel).kernel, Kernel)
+
+
+def test_pauses_grow_up_to_a_bound() -> None:
+    found = [pause for pause, _number in zip(tuning.pauses(5.0), range(20), strict=False)]
+
+    assert found == sorted(found)
+    assert found[0] < 0.5
+    assert found[-1] == 5.0
+
+
+def _background_threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "gemm-tuner-background"]
+
+
+def _is_collected(gone: "ref[Client]") -> bool:
+    gc.collect()  # a client refers to itself
+    return gone() is None
+
+
+def _ends(is_so: Callable[[], bool]) -> bool:
+    until_s = time.monotonic() + WITHIN_S
+    while not is_so() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return is_so()
