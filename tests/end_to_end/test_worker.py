@@ -130,6 +130,45 @@ def test_a_cancelled_job_keeps_the_best_so_far(
     assert over.detail.startswith(f"cancelled; tuned: {verdict.ratio.median:.2f} times ")
 
 
+def test_a_worker_that_lost_its_job_leaves_it_to_the_other(
+    jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_speeds(monkeypatch, itertools.count(1.0, 0.05))
+    job = ask_for(jobs, budget_s=600)
+    told: list[str] = []
+
+    def take_it_away() -> None:
+        wait_until(lambda: job_now(jobs, job).progress.tried > 0)
+        later = datetime.now(UTC) + timedelta(minutes=2)
+        jobs.claim("other", class_keys=[job.class_key], now=later, lease_s=600)
+
+    thief = threading.Thread(target=take_it_away)
+    thief.start()
+    work(jobs, repository, lambda: len(told) > 1, tell=told.append)
+    thief.join()
+
+    kept = job_now(jobs, job)
+    assert told[1] == f"Job {job.id[:8]} is not run by this worker any more."
+    assert (kept.state, kept.worker, kept.attempts) == (JobState.RUNNING, "other", 2)
+
+
+def test_an_aborted_worker_gives_its_job_back(
+    jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def abort(*_arguments: object, **_named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gemm_tuner.tuning.job.sweep", abort)
+    job = ask_for(jobs)
+
+    with pytest.raises(KeyboardInterrupt):
+        work(jobs, repository, lambda: False)
+
+    waiting = job_now(jobs, job)
+    assert (waiting.state, waiting.attempts, waiting.worker) == (JobState.WAITING, 0, None)
+    assert not jobs.has_worker(job.class_key, datetime.now(UTC))
+
+
 def test_a_job_that_cannot_be_run_here_says_why_and_others_go_on(
     jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
