@@ -38,6 +38,7 @@ from gemm_tuner.trust.keys import KeyPair, default_key_path
 from gemm_tuner.trust.local import default_socket_path
 from gemm_tuner.trust.ownership import check_owned
 from gemm_tuner.trust.succession import succession_path
+from gemm_tuner.tuning.estimate import estimate_job
 
 _LOOPBACK = "127.0.0.1"
 _PORT = 8000
@@ -158,6 +159,7 @@ def serve(
         default_cpu=detect_cpu(),
         proxies=Proxies.parse(behind_proxy or ()),
         client_rate=client_rate,
+        estimate=estimate_job,
     )
     tls = _tls_of(tls_certificate, tls_key)
     database = database_file(settings.database_url)

@@ -9,6 +9,8 @@ import pytest
 from gemm_tuner_service.client_limits import (
     MAX_CLIENTS,
     MAX_REQUESTS_OF_CLIENT,
+    MAX_WAITING,
+    MAX_WAITING_OF_CLIENT,
     ClientLimits,
     TooManyRequests,
 )
@@ -137,3 +139,46 @@ def test_eight_batches_do_not_keep_others_waiting(settings: Settings) -> None:
 
     assert answer.status_code == 200
     assert set(statuses) <= {200, 429}
+
+
+def test_who_waits_is_not_in_progress_and_is_bounded() -> None:
+    limits = ClientLimits(10**6)
+    waiting = [limits.begin("a") for _request in range(MAX_WAITING_OF_CLIENT)]
+    waiting[0].charge(2000)
+    for work in waiting:
+        work.wait()
+
+    limits.begin("a").charge(2000)  # what waits has left its place
+    with pytest.raises(TooManyRequests, match="16 requests of this client wait") as refusal:
+        limits.begin("a").wait()
+    assert refusal.value.status == 429
+
+    waiting[0].end()
+    limits.begin("a").wait()
+
+
+def test_all_who_wait_are_bounded_and_remembered() -> None:
+    limits = ClientLimits(10**6)
+    for number in range(MAX_WAITING):
+        limits.begin(f"waiting {number}").wait()
+
+    with pytest.raises(TooManyRequests) as refusal:
+        limits.begin("one more").wait()
+    for number in range(2 * MAX_CLIENTS):
+        limits.charge(f"client {number}", 1)
+
+    assert refusal.value.status == 503
+    assert len(limits) == MAX_CLIENTS
+    with pytest.raises(TooManyRequests):
+        limits.begin("one more").wait()
+
+
+def test_a_request_that_was_refused_a_place_to_wait_still_ends() -> None:
+    limits = ClientLimits(10**6)
+    for _request in range(MAX_WAITING_OF_CLIENT):
+        limits.begin("a").wait()
+    for _request in range(2 * MAX_REQUESTS_OF_CLIENT):
+        work = limits.begin("a")
+        with pytest.raises(TooManyRequests):
+            work.wait()
+        work.end()
