@@ -2,10 +2,11 @@
 
 import gc
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -316,6 +317,43 @@ def test_a_way_to_tune_that_is_none_is_refused(tmp_path: Path, wrong: dict[str, 
 
     with pytest.raises(InvalidSetting, match="tune"):
         client.kernel(PROBLEM, **wrong)
+
+
+@pytest.mark.parametrize("tune", ["wait", "background"])
+def test_what_is_locked_is_not_tuned(shop: Shop, tune: str) -> None:
+    lock = shop.folder / "gemm-tuner.lock"
+    with shop.site.serving() as address:
+        client = shop.client(address)
+        client.kernel(PROBLEM)
+        client.write_lock(lock)
+        locked = Client(address, cache_dir=shop.folder / "cache", lock=lock, frozen=True)
+
+        kernel = locked.kernel(PROBLEM, tune=tune)
+
+    assert isinstance(kernel, FallbackKernel)
+    assert not shop.jobs.newest(1)
+
+
+def test_a_forked_child_goes_on_and_has_problems_tuned_itself(shop: Shop) -> None:
+    with shop.site.serving() as address:
+        client = shop.client(address)
+        kernel = client.kernel(PROBLEM, tune="background")
+        packed = _pack(kernel)
+        job = shop.claim()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with suppress(BaseException):
+                _compute(kernel, packed)
+                client.kernel("f32 9x32x16 nk none", tune="background")
+                assert len(_background_threads()) == 1
+                status = 0
+            os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        keep_trial(shop.site.repository, shop.build, cpu=detect_cpu(), speed=10)
+        shop.finish(job)
+
+        assert isinstance(_settled(kernel).kernel, Kernel)
 
 
 def test_a_problem_is_given_up_after_a_while(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
