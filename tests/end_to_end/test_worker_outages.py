@@ -51,7 +51,15 @@ def locked(url: str) -> Iterator[Outage]:
 def full() -> Iterator[Outage]:
     with small_disk(2**24) as disk:
         engine = open_database(f"sqlite:///{disk.folder}/store.sqlite3")
-        yield Outage(engine=engine, begin=lambda: disk.fill(0), end=disk.empty)
+
+        def is_filled() -> bool:
+            try:
+                disk.fill(0)
+            except OSError:  # the worker took some of the space meanwhile
+                return False
+            return True
+
+        yield Outage(engine=engine, begin=lambda: wait_until(is_filled), end=disk.empty)
         engine.dispose()
 
 
