@@ -1,6 +1,7 @@
 """Holding a job while it is run: its progress is told, and its cancellation heard of."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from threading import Event, Thread
 from types import TracebackType
@@ -19,8 +20,8 @@ class HeldJob:
     """A job of a worker, renewed by a thread of its own while the context is open.
 
     The thread waits for the database alone, never for the sweep: what takes long to compile or to
-    prove loses no job. `progress` is what it tells next. The job is the worker's no more where it
-    `is_lost`, and is to end with the best so far where it `is_cancelled`.
+    prove loses no job. The job is the worker's no more where it `is_lost`, and is to end with the
+    best so far where it `is_cancelled`.
     """
 
     def __init__(
@@ -34,7 +35,8 @@ class HeldJob:
     ) -> None:
         """Hold `job` for a worker; `on_report` is called in the thread after each report."""
         self.job = job
-        self.progress = JobProgress(seconds_left=job.budget_s)
+        self._progress = JobProgress(seconds_left=job.budget_s)
+        self._noted_at = now()
         self.is_cancelled = False
         self.is_lost = False
         self._jobs = jobs
@@ -57,15 +59,27 @@ class HeldJob:
         self._is_over.set()
         self._thread.join(_LAST_REPORT_S)
 
+    def note(self, progress: JobProgress) -> None:
+        """Keep how far the job is now, for the next report."""
+        self._progress, self._noted_at = progress, self._now()
+
     def report(self) -> None:
         """Tell how far the job is, and hear whether it goes on."""
         job, now = self.job, self._now()
-        if self._jobs.report(job.id, self._worker, self.progress, now, LEASE_S):
+        if self._jobs.report(job.id, self._worker, self._progress_at(now), now, LEASE_S):
             return
         found = self._jobs.get(job.id)
         is_mine = found is not None and found.worker == self._worker and not found.state.is_over
         self.is_cancelled = is_mine
         self.is_lost = not is_mine
+
+    def _progress_at(self, now: datetime) -> JobProgress:
+        """Return what was noted last, with the time left since then."""
+        noted, noted_at = self._progress, self._noted_at
+        if noted.seconds_left is None:
+            return noted
+        left = noted.seconds_left - max(0.0, (now - noted_at).total_seconds())
+        return replace(noted, seconds_left=max(0.0, left))
 
     def _keep(self) -> None:
         while not self._is_over.wait(_EVERY_S):

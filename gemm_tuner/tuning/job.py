@@ -94,22 +94,26 @@ class JobRun:
             chosen=chosen,
         )
         measured = result.verdict.measurement
-        self.held.progress = JobProgress(
-            tried=result.tried,
-            failed=result.failed,
-            best_ns=measured.candidate_median_ns if measured else None,
-            over_baseline=measured.ratio.median if measured else None,
-            seconds_left=0.0,
+        self.held.note(
+            JobProgress(
+                tried=result.tried,
+                failed=result.failed,
+                best_ns=measured.candidate_median_ns if measured else None,
+                over_baseline=measured.ratio.median if measured else None,
+                seconds_left=0.0,
+            )
         )
         return result
 
     def _note(self, step: Progress) -> None:
-        self.held.progress = JobProgress(
-            tried=step.done,
-            failed=step.failed,
-            best_ns=step.best_ns,
-            over_baseline=step.best_ratio,
-            seconds_left=step.remaining_s,
+        self.held.note(
+            JobProgress(
+                tried=step.done,
+                failed=step.failed,
+                best_ns=step.best_ns,
+                over_baseline=step.best_ratio,
+                seconds_left=step.remaining_s,
+            )
         )
 
     def _best_so_far(self) -> Candidate | None:

@@ -187,8 +187,7 @@ def test_what_a_killed_service_left_is_removed_and_what_is_in_use_stays(
     (tmp_path / "gemm-tuner-metrics-file").touch()
 
     with folder_of_numbers():
-        used = Path(os.environ[FOLDER_VARIABLE])
-        monkeypatch.delenv(FOLDER_VARIABLE)
+        used = Path(os.environ.pop(FOLDER_VARIABLE))
         with folder_of_numbers():
             assert not left.exists()
             assert used.exists()

@@ -29,6 +29,7 @@ from gemm_tuner.machine.measuring_lock import MeasuringLock
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.jobs import Jobs
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.holding import HeldJob
 
 # The command, on a machine that looks idle.
 _WORKER = """
@@ -92,6 +93,23 @@ def test_progress_is_told_while_a_job_runs(
     assert running[-1].best_ns is not None
     assert running[-1].seconds_left is not None
     assert 0 < running[-1].seconds_left < 600
+
+
+def test_the_time_left_runs_on_between_two_steps_of_a_sweep(jobs: Jobs) -> None:
+    ask_for(jobs, budget_s=30)
+    begin = datetime.now(UTC)
+    job = jobs.claim("w", class_keys=(detect_cpu().class_key,), now=begin, lease_s=60)
+    assert job is not None
+    times = [begin, begin + timedelta(seconds=2), begin + timedelta(hours=1)]
+    held = HeldJob(job, jobs, worker="w", now=lambda: times[0], on_report=lambda: None)
+
+    left = []
+    for _time in range(len(times)):
+        held.report()
+        left.append(job_now(jobs, job).progress.seconds_left)
+        times = times[1:] or times
+
+    assert left == [30.0, 28.0, 0.0]
 
 
 def test_a_stopped_worker_gives_its_job_back(
