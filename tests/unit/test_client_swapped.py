@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gemm_tuner.arrays.packed import PackedWeights
+from gemm_tuner.arrays.weights import check_weights
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.client.swapped import SwappedKernel
@@ -27,6 +27,8 @@ from gemm_tuner.space.catalog import family_named
 PROBLEM = Problem.parse("f32 1..8x32x16 nk bias")
 CANDIDATE = Candidate.parse("scalar_f32_2x4 mc8_nc32_kc16 jc_ic_jr_ir")
 SEED = 11
+# A step of packing for a kernel; the class itself is compiled, and cannot be changed.
+PACKED_IN = "gemm_tuner.runtime.load.check_weights"
 Array = NDArray[Any]
 
 
@@ -139,10 +141,10 @@ def test_a_call_that_cannot_pack_again_goes_on_with_the_library(
     packed = swapped.pack(w)
     swapped.settle(tuned)
 
-    def fail(*_arguments: object, **_named: object) -> PackedWeights:
+    def fail(*_arguments: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(Kernel, "pack", fail)
+    monkeypatch.setattr(PACKED_IN, fail)
     for _time in range(2):
         y = swapped(x, packed, bias=bias)
         np.testing.assert_allclose(y, _expected(x, w, bias), rtol=1e-4, atol=1e-5)
@@ -154,14 +156,13 @@ def test_others_go_on_while_one_thread_packs_again(
     x, w, bias = _inputs()
     packed = swapped.pack(w)
     is_packing, may_go_on = Event(), Event()
-    original = Kernel.pack
 
-    def slow(self: Kernel, *given: Any, **named: Any) -> PackedWeights:  # noqa: ANN401 - handed on
+    def slow(*given: Any) -> object:  # noqa: ANN401 - handed on
         is_packing.set()
         assert may_go_on.wait(20)
-        return original(self, *given, **named)
+        return check_weights(*given)
 
-    monkeypatch.setattr(Kernel, "pack", slow)
+    monkeypatch.setattr(PACKED_IN, slow)
     swapped.settle(tuned)
     with ThreadPoolExecutor(1) as pool:
         packing = pool.submit(swapped, x, packed, bias=bias)
@@ -235,11 +236,10 @@ def test_it_is_not_copied(swapped: SwappedKernel, twice: Callable[[object], obje
 def _counted_packs(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Return what tells how often weights were packed for a kernel."""
     packs: list[int] = []
-    original = Kernel.pack
 
-    def pack(self: Kernel, *given: Any, **named: Any) -> PackedWeights:  # noqa: ANN401 - handed on
+    def count(*given: Any) -> object:  # noqa: ANN401 - handed on
         packs.append(1)
-        return original(self, *given, **named)
+        return check_weights(*given)
 
-    monkeypatch.setattr(Kernel, "pack", pack)
+    monkeypatch.setattr(PACKED_IN, count)
     return lambda: len(packs)
