@@ -18,7 +18,7 @@ if find_spec("torch") is None:
 from gemm_tuner.torch.collecting import collect
 from gemm_tuner.torch.compiling import disable, enable
 from gemm_tuner.torch.exporting import load_kernels
-from gemm_tuner.torch.replacement import replace, restore
+from gemm_tuner.torch.replacement import refresh, replace, restore
 from gemm_tuner.torch.report import LayerReport, Report
 from gemm_tuner.torch.tuning import LayerGain, ModelGain, tune_model
 
@@ -31,6 +31,7 @@ __all__ = [
     "disable",
     "enable",
     "load_kernels",
+    "refresh",
     "replace",
     "restore",
     "tune_model",

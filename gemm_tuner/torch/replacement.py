@@ -9,7 +9,12 @@ from gemm_tuner.torch.model_layers import ModelLayer, Rows, model_layers
 from gemm_tuner.torch.operators import OperatorLayer, add_layer, library
 from gemm_tuner.torch.report import LayerReport, Report
 from gemm_tuner.torch.sources import AnySource, FoundLayer, Source, WantedLayer, open_source
-from gemm_tuner.torch.tuned_linear import PackedLayer, TunedLinear, restore_layer
+from gemm_tuner.torch.tuned_linear import (
+    PackedLayer,
+    TunedLinear,
+    refresh_layer,
+    restore_layer,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,6 +76,16 @@ def restore(model: Any) -> None:  # noqa: ANN401 - a module
     """Make the layers that `replace` or `tune_model` changed ordinary ones again."""
     for module in model.modules():
         restore_layer(module)
+
+
+def refresh(model: Any) -> None:  # noqa: ANN401 - a module
+    """Let layers that call tuned kernels pack their weights again, each at its next call.
+
+    It is needed where weights were written in a way that PyTorch does not count: through
+    `weight.data` or NumPy, or by another process.
+    """
+    for module in model.modules():
+        refresh_layer(module)
 
 
 def install(one: ModelLayer, wanted: WantedLayer, layer: OperatorLayer, source: Source) -> None:

@@ -2,10 +2,13 @@
 
 import logging
 from dataclasses import dataclass
+from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.torch.operators import TYPES, OperatorLayer, add_layer
@@ -13,30 +16,80 @@ from gemm_tuner.torch.sources import WantedLayer, open_source
 
 _LOG = logging.getLogger(__name__)
 
+# The number of the last writing that PyTorch may not have counted, by the address of the memory
+# where packed weights come from: layers with tied weights share it.
+_WRITES: dict[int, int] = {}
+_NUMBERS = count(1)
+
 
 class TunedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it is Any
     """A linear layer that calls a tuned kernel where it can, and is an ordinary one elsewhere.
 
     Its parameters are those of the layer that it was, and so are their names in a `state_dict`. The
-    packed copy follows when they change in place or are replaced.
+    packed copy follows when they change in place, are trained, or are replaced.
 
     What is recorded for a derivative, a subclass of `Tensor`, or what is being traced, exported or
     compiled goes the ordinary way, and so does a number of rows that no kernel is for.
     """
 
-    def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
-        """Return `x @ weight.T + bias`; x is (..., k), y is (..., n)."""
+    def forward(self, input: Any) -> Any:  # noqa: A002, ANN401 - a tensor, named as in PyTorch
+        """Return `input @ weight.T + bias`; input is (..., k), the result is (..., n)."""
         parameters = self._parameters  # self.weight costs as much as a small product
-        weight, bias = parameters["weight"], parameters["bias"]
-        packed = None if _is_followed() else self._tuned.packed_now(weight)
+        try:
+            weight, bias = parameters["weight"], parameters["bias"]
+        except KeyError:  # computed from others, such as by torch.nn.utils.prune
+            return functional.linear(input, self.weight, self.bias)
+        if type(input) is not torch.Tensor or _is_followed():
+            return functional.linear(input, weight, bias)
+        if torch.is_grad_enabled() and weight.requires_grad:
+            _note_writing(weight)  # what is recorded is likely to be trained by it
+            return functional.linear(input, weight, bias)
+        packed = self._tuned.packed_now(weight)
         if packed is None:
-            return functional.linear(x, weight, bias)
-        return torch.ops.gemm_tuner.linear_or_plain.default(x, weight, bias, *packed)
+            return functional.linear(input, weight, bias)
+        return torch.ops.gemm_tuner.linear_or_plain.default(input, weight, bias, *packed)
 
 
 def _is_followed() -> bool:
     """Return whether a compiler or a tracer follows what is called, to repeat it later."""
-    return bool(torch.compiler.is_compiling() or torch.jit.is_tracing())
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()  # noqa: SLF001 - torch.jit.is_tracing takes four times as long
+        or torch._C._len_torch_dispatch_stack()  # noqa: SLF001 - make_fx; it has no public name
+    )
+
+
+def _note_writing(tensor: Any) -> None:  # noqa: ANN401 - a tensor
+    """Let layers pack their weights again if they lie in the memory of a tensor."""
+    try:
+        memory = tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # of no memory, such as in a transform
+        return
+    if memory in _WRITES:
+        _WRITES[memory] = next(_NUMBERS)
+
+
+@cache
+def _follow_optimizers() -> None:
+    """Let a step of any optimizer be noted: the fused ones write without raising versions."""
+
+    def note(optimizer: Any, _arguments: object, _keywords: object) -> None:  # noqa: ANN401
+        if not torch.compiler.is_compiling():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    _note_writing(parameter)
+
+    register_optimizer_step_post_hook(note)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Packed:
+    """Packed weights with the number of their layer, or None if they cannot be packed."""
+
+    at: tuple[int, int, int | None]  # version, address and writing of the weights
+    memory: int
+    weights: Any  # as they were packed: while they are held, nothing else gets their address
+    result: tuple[Any, int] | None
 
 
 @dataclass(slots=True, eq=False)
@@ -47,9 +100,7 @@ class PackedLayer:
     source: str | None  # where a copy in another process asks; None for nowhere
     layer: OperatorLayer | None = None
     is_looked_up: bool = True
-    packed: tuple[Any, int] | None = None  # and the number of the layer
-    packed_at: tuple[int, int] | None = None
-    weight: Any = None  # as it was packed: while it is held, nothing else gets its address
+    packed: _Packed | None = None
 
     def __deepcopy__(self, _memo: object) -> "PackedLayer":
         """Return the same kernels for other weights, which are packed when they are used."""
@@ -61,14 +112,19 @@ class PackedLayer:
 
     def packed_now(self, weight: Any) -> tuple[Any, int] | None:  # noqa: ANN401 - a tensor
         """Return the weights packed, again if they changed since, and the number of the layer."""
+        packed = self.packed
         try:
-            now = (weight._version, weight.data_ptr())  # noqa: SLF001 - nothing else tells
+            version, address = weight._version, weight.data_ptr()  # noqa: SLF001 - nothing else tells
         except RuntimeError:  # made in inference mode, or of no memory
-            now = None
-        if now is None or now != self.packed_at:
-            self.packed = self._pack(weight)
-            self.packed_at, self.weight = now, weight.detach()
-        return self.packed
+            return None
+        if packed is None or packed.at != (version, address, _WRITES.get(packed.memory)):
+            # What is written from here on, also by another thread, is noted or raises the version.
+            memory = weight.untyped_storage().data_ptr()
+            writing = _WRITES.setdefault(memory, 0)
+            at = (version, address, writing)
+            packed = _Packed(at, memory, weight.detach(), self._pack(weight))
+            self.packed = packed
+        return packed.result
 
     def _pack(self, weight: Any) -> tuple[Any, int] | None:  # noqa: ANN401 - a tensor
         if not self.is_looked_up:
@@ -77,12 +133,12 @@ class PackedLayer:
         if (
             layer is None
             or type(weight) is not torch.nn.Parameter
-            or weight.is_inference()
             or weight.shape != (layer.problem.n, layer.problem.k)
             or TYPES.get(weight.dtype) != layer.problem.types.text
             or not weight.is_cpu
         ):
             return None
+        _follow_optimizers()
         with torch.no_grad():
             packed = torch.ops.gemm_tuner.pack(weight.detach(), layer.packed_bytes, layer.number)
         return packed, layer.number
@@ -93,11 +149,37 @@ class PackedLayer:
             found = open_source(self.source).find(self.wanted)
             self.layer = add_layer(found.kernels) if found.kernels else None
         except GemmTunerError as error:
-            _LOG.warning("A layer computes as it would without gemm-tuner: %s", error)
+            _warn(str(error))
+            return
+        if self.layer is None:
+            reasons = " ".join(found.reasons)
+            _warn(
+                f"where its kernels came from, none is found any more. {reasons} "
+                "Call gemm_tuner.torch.replace or tune_model on the model that was loaded."
+            )
+
+
+@cache
+def _warn(reason: str) -> None:
+    """Warn of layers that were loaded and have no kernel, once for each reason."""
+    _LOG.warning("A layer computes as it would without gemm-tuner: %s", reason)
+
+
+def refresh_layer(module: Any) -> None:  # noqa: ANN401 - a module
+    """Let a layer pack its weights again at its next call, if it is a tuned one."""
+    if isinstance(module, TunedLinear):
+        module._tuned.packed = None  # noqa: SLF001 - of this module
 
 
 def restore_layer(module: Any) -> None:  # noqa: ANN401 - a module
     """Make a layer an ordinary one again, if it is a tuned one."""
-    if type(module) is TunedLinear:
+    if not isinstance(module, TunedLinear):
+        return
+    kind = type(module)
+    if kind is TunedLinear:
         module.__class__ = torch.nn.Linear
-        module.__dict__.pop("_tuned")
+    else:
+        # PyTorch makes a class for each layer that it parametrizes, from the class that it had.
+        kind.__bases__ = (torch.nn.Linear,)
+        kind.__name__ = f"Parametrized{torch.nn.Linear.__name__}"
+    module.__dict__.pop("_tuned")
