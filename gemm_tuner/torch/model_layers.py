@@ -1,11 +1,12 @@
 """The linear layers of a model: what is to be asked for, or why a layer stays as it is."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.utils import parametrize
 
 from gemm_tuner.torch.calls import Call
 from gemm_tuner.torch.operators import TYPES
@@ -101,13 +102,21 @@ def _bypassed(model: Any, modules: Mapping[str, Any]) -> frozenset[str]:  # noqa
 
 def _why_left(module: Any, rows: Rows, *, is_bypassed: bool) -> str | None:  # noqa: ANN401
     """Return why a layer stays as it is before any kernel is asked for, or None."""
+    own = module._parameters  # noqa: SLF001 - as TunedLinear reads them
+    if parametrize.is_parametrized(module) or not {"weight", "bias"} <= set(own):
+        return "its weights or its bias are computed from others, such as by torch.nn.utils.prune"
     weight = module.weight
     reasons = {
         "the module around it reads its weights without calling it": is_bypassed,
         f"it is a {type(module).__name__}, which may compute something else": type(module)
         not in (torch.nn.Linear, TunedLinear),
-        "the example inputs do not reach it": not rows,
+        "its forward was replaced by another function": "forward" in vars(module),
+        "no call of it was seen with the example inputs; a model that reads its weights itself, "
+        "or that is compiled, does not call it": not rows,
         f"its weights are a {type(weight).__name__}": type(weight) is not torch.nn.Parameter,
+        "its weights were made in inference mode, where PyTorch does not count their changes": (
+            weight.is_inference()
+        ),
         f"its weights are on {weight.device}": not weight.is_cpu,
         f"its weights are {weight.dtype}, and kernels are for {' and '.join(TYPES.values())}": (
             weight.dtype not in TYPES
@@ -131,16 +140,29 @@ def _rows_seen(
 
 @contextmanager
 def _watching(modules: Mapping[str, Any], seen: Mapping[str, set[int]]) -> Iterator[None]:
-    def watch(name: str, k: int) -> Any:  # noqa: ANN401 - a handle of PyTorch
-        def count(_module: object, inputs: tuple[Any, ...]) -> None:
-            if inputs and k and inputs[0].numel():
-                seen[name].add(inputs[0].numel() // k)
+    """Note the rows of each call, also of `layer.forward(x)`, which hooks do not see."""
 
-        return modules[name].register_forward_pre_hook(count)
+    def watched(name: str, module: Any) -> Callable[..., Any]:  # noqa: ANN401 - a module
+        own = vars(module).get("forward")
 
-    handles = [watch(name, module.in_features) for name, module in modules.items()]
+        def forward(*inputs: Any, **keywords: Any) -> Any:  # noqa: ANN401 - of the user
+            x = inputs[0] if inputs else keywords.get("input")
+            k = module.in_features  # a lazy layer has them from its first call on
+            if isinstance(x, torch.Tensor) and k and x.numel():
+                seen[name].add(x.numel() // k)
+            if own is not None:
+                return own(*inputs, **keywords)
+            return type(module).forward(module, *inputs, **keywords)
+
+        return forward
+
+    before = {name: vars(module).get("forward") for name, module in modules.items()}
+    for name, module in modules.items():
+        vars(module)["forward"] = watched(name, module)
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for name, module in modules.items():
+            del vars(module)["forward"]
+            if before[name] is not None:
+                vars(module)["forward"] = before[name]

@@ -143,6 +143,7 @@ def test_a_graph_of_fx_follows_the_weights() -> None:
 
 CHANGES: dict[str, Callable[[Any], object]] = {
     "prune": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    "pruned bias": lambda layer: prune.l1_unstructured(layer, "bias", 0.5),
     "weight_norm": torch.nn.utils.parametrizations.weight_norm,
     "spectral_norm": lambda layer: torch.nn.utils.parametrizations.spectral_norm(layer).eval(),
     "orthogonal": torch.nn.utils.parametrizations.orthogonal,
