@@ -1,9 +1,10 @@
 """A linear layer that calls a tuned kernel, in eager mode."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
+from math import inf
 from typing import Any
 
 import torch
@@ -44,7 +45,11 @@ class TunedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it
         if torch.is_grad_enabled() and weight.requires_grad:
             _note_writing(weight)  # what is recorded is likely to be trained by it
             return functional.linear(input, weight, bias)
-        packed = self._tuned.packed_now(weight)
+        tuned = self._tuned
+        # The operator would find out, too, but to call it takes longer than torch's own.
+        if not tuned.least <= input.numel() <= tuned.most or _is_cast():
+            return functional.linear(input, weight, bias)
+        packed = tuned.packed_now(weight)
         if packed is None:
             return functional.linear(input, weight, bias)
         return torch.ops.gemm_tuner.linear_or_plain.default(input, weight, bias, *packed)
@@ -57,6 +62,12 @@ def _is_followed() -> bool:
         or torch._C._is_tracing()  # noqa: SLF001 - torch.jit.is_tracing takes four times as long
         or torch._C._len_torch_dispatch_stack()  # noqa: SLF001 - make_fx; it has no public name
     )
+
+
+def _is_cast() -> bool:
+    """Return whether autocast gives products another type."""
+    is_any = torch._C._is_any_autocast_enabled()  # noqa: SLF001 - a third of what is public
+    return bool(is_any and torch.is_autocast_enabled("cpu"))
 
 
 def _note_writing(tensor: Any) -> None:  # noqa: ANN401 - a tensor
@@ -102,6 +113,14 @@ class PackedLayer:
     is_looked_up: bool = True
     packed: _Packed | None = None
 
+    # Inputs of fewer or more elements have a number of rows that no kernel is for.
+    least: float = field(init=False, default=0)
+    most: float = field(init=False, default=inf)
+
+    def __post_init__(self) -> None:
+        """Learn for which inputs there are kernels."""
+        self._use(self.layer)
+
     def __deepcopy__(self, _memo: object) -> "PackedLayer":
         """Return the same kernels for other weights, which are packed when they are used."""
         return PackedLayer(self.wanted, self.source, self.layer, self.is_looked_up)
@@ -143,11 +162,18 @@ class PackedLayer:
             packed = torch.ops.gemm_tuner.pack(weight.detach(), layer.packed_bytes, layer.number)
         return packed, layer.number
 
+    def _use(self, layer: OperatorLayer | None) -> None:
+        self.layer = layer
+        if layer is not None:
+            rows = [one.rows for one in layer.kernels]
+            self.least = min(low for low, _high in rows) * layer.problem.k
+            self.most = max(high for _low, high in rows) * layer.problem.k
+
     def _look_up(self) -> None:
         self.is_looked_up = True
         try:
             found = open_source(self.source).find(self.wanted)
-            self.layer = add_layer(found.kernels) if found.kernels else None
+            self._use(add_layer(found.kernels) if found.kernels else None)
         except GemmTunerError as error:
             _warn(str(error))
             return

@@ -86,6 +86,19 @@ def test_inputs_of_any_shape_are_taken() -> None:
             check(y, expected)
 
 
+def test_where_no_kernel_is_for_the_operator_is_not_called() -> None:
+    model = torch.nn.Linear(K, N)
+    gt.replace(model, rows=["4..8", 16], source=Kernels())
+    for one in (model, copy.deepcopy(model)):
+        for rows in (0, 3, 17):
+            assert not operator_calls(one, sample_x(rows, K))
+        for rows in (4, 8, 16):
+            assert operator_calls(one, sample_x(rows, K)) == {LINEAR: 1, MODULE: 1}
+        assert operator_calls(one, sample_x(12, K)) == {MODULE: 1}
+        with torch.autocast("cpu", torch.bfloat16):
+            assert not operator_calls(one, sample_x(4, K))
+
+
 def test_the_packed_copy_follows_the_weights() -> None:
     model, other, x = sample_model(), sample_model(), sample_x()
     gt.replace(model, x, source=Kernels())
