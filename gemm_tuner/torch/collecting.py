@@ -143,6 +143,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
     def __init__(self, names: _Names) -> None:
         super().__init__()
         self._names = names
+        self._casts: dict[str, Any] = {}  # held, as autocast does: else others get their memory
         self.seen: dict[_Kind, _Seen] = {}
 
     def collected(self, whole_s: float, repeats: int = 1) -> Collected:
@@ -178,6 +179,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
         begin_s = perf_counter()
         result = function(*args, **(kwargs or {}))
         seconds = perf_counter() - begin_s
+        if function is _ATEN._to_copy.default:  # noqa: SLF001 - what autocast calls
+            name = self._names.of(args[0])
+            if name is not None:
+                self._casts[name] = result
+                self._names.add(result, name)
         if factors is not None:
             x, w, bias = factors
             batch = x.shape[0] if x.dim() == 3 else 1
@@ -233,6 +239,7 @@ def collect(
         if isinstance(model, torch.nn.Module):  # whose parameters are made by now
             for name, parameter in model.named_parameters():
                 names.add(parameter, name)
+        torch.clear_autocast_cache()  # so that what is converted is seen
         begin_s = perf_counter()
         with recorder:
             for call in calls * repeats:

@@ -62,3 +62,22 @@ def test_products_are_collected_with_their_weights(tmp_path: Path) -> None:
     )
     assert {(one.problem.n, one.problem.k) for one in layers} == {(N, K)}
     assert found.write_layers(tmp_path / "layers.csv", dtype="bf16") == 0
+
+
+def test_weights_are_known_under_autocast() -> None:
+    class Model(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(K, N)
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+            y = self.layer(x)
+            return y @ y.T
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = gt.collect(Model(), sample_x())
+
+    assert {(one.dtype, one.weights) for one in found} == {
+        ("bf16", ("layer.weight",)),
+        ("bf16", ()),
+    }
