@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemm_tuner.cli import options
+from gemm_tuner.cli.interrupt import aborting
 from gemm_tuner.cli.output import print_line, print_table
-from gemm_tuner.cli.script import Arguments, Script, check_script, run_script
+from gemm_tuner.cli.script import Arguments, Script, check_script, load_pytorch, run_script
 from gemm_tuner.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ def collect(
 ) -> int:
     """Print which products the models of a script compute, with their share of the time."""
     check_script(script, "collect")
+    with aborting():
+        load_pytorch()
     from gemm_tuner.torch.collecting import Recording  # noqa: PLC0415 - loads PyTorch
     from gemm_tuner.torch.operators import TYPES  # noqa: PLC0415
 

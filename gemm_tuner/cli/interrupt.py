@@ -2,11 +2,28 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
 
+import typer
+
 _STANDARD_ERROR = 2
 _NOTICE = b"Stopping after the trial in flight; press Ctrl-C again to abort it.\n"
+
+
+@contextmanager
+def aborting() -> Iterator[None]:
+    """Let Ctrl-C end a command with a line; of KeyboardInterrupt, typer makes a silent end.
+
+    Raises:
+        Abort: Ctrl-C was pressed.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Abort from None
 
 
 class StopOnInterrupt:

@@ -1,14 +1,20 @@
 """A script of the user's that runs models, run as Python would run it."""
 
+import os
 import runpy
+import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
+from gemm_tuner.cli.interrupt import StopOnInterrupt
 from gemm_tuner.cli.output import print_message
 from gemm_tuner.errors import InvalidSetting, MissingCapability
 
@@ -35,15 +41,32 @@ def check_script(script: Path, command: str) -> None:
         )
 
 
-def run_script(script: Path, arguments: list[str]) -> int:
-    """Run a script as Python would, and return 0, or 1 if it failed; Ctrl-C ends it."""
-    given = sys.argv, sys.path[0]
+def load_pytorch() -> None:
+    """Import PyTorch; Ctrl-C meanwhile is answered after it, since a half import breaks others.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    with StopOnInterrupt(notice=b"Stopping when PyTorch is loaded.\n") as stop:
+        import_module("gemm_tuner.torch")
+    if stop.is_stopped():
+        raise KeyboardInterrupt
+
+
+def run_script(script: Path, arguments: list[str], *, is_aside: bool = False) -> int:
+    """Run a script as Python would, and return 0, or 1 if it failed; Ctrl-C ends it.
+
+    `is_aside` sends what it prints to stderr, so that stdout has nothing but our result.
+    """
+    given = sys.argv, sys.path[0], os.open(".", os.O_RDONLY), signal.getsignal(signal.SIGINT)
     sys.argv, sys.path[0] = [str(script), *arguments], str(script.resolve().parent)
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        with _streams_of_its_own(is_aside=is_aside):
+            runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
-        if isinstance(end.code, str):
-            print_message(end.code)
+        if end.code:
+            told = end.code if isinstance(end.code, str) else f"exit code {end.code}"
+            print_message(f"The script ended with {told}; what it computed until then counts.")
         return int(bool(end.code))
     except KeyboardInterrupt:
         print_message("The script was interrupted; what it computed until then counts.")
@@ -60,5 +83,56 @@ def run_script(script: Path, arguments: list[str]) -> int:
         )
         return 1
     finally:
-        sys.argv, sys.path[0] = given
+        sys.argv, sys.path[0] = given[:2]
+        os.chdir(given[2])
+        os.close(given[2])
+        signal.signal(signal.SIGINT, given[3])
     return 0
+
+
+@contextmanager
+def _streams_of_its_own(*, is_aside: bool) -> Iterator[None]:
+    """Give a script streams that it may close or replace, and take back ours after it."""
+    out, err = sys.stdout, sys.stderr
+    saved = {number: os.dup(number) for number in _STANDARD if _is_open(number)}
+    out.flush()
+    if is_aside and len(saved) == len(_STANDARD):
+        os.dup2(_STANDARD[1], _STANDARD[0])
+    its_out, its_err = _twin(err if is_aside else out), _twin(err)
+    try:
+        with redirect_stdout(its_out), redirect_stderr(its_err):
+            yield
+    finally:
+        for stream in (its_out, its_err):
+            with suppress(ValueError, OSError):  # it closed it, or nobody reads it
+                stream.flush()
+        for number, copied in saved.items():
+            os.dup2(copied, number)
+            os.close(copied)
+
+
+_STANDARD = (1, 2)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def _twin(stream: TextIO) -> TextIO:
+    """Return another stream to the same file, or the same where there is no file."""
+    try:
+        number = stream.fileno()
+    except OSError:
+        return stream
+    return open(
+        number,
+        "w",
+        buffering=1,
+        encoding=stream.encoding,
+        errors=stream.errors,
+        closefd=False,
+    )

@@ -1,10 +1,14 @@
 """`gemm-tuner tune-model`: tune the models of a script, and print what they gain."""
 
+import re
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from gemm_tuner.cli import options
+from gemm_tuner.cli.interrupt import aborting
 from gemm_tuner.cli.output import (
     duration_text,
     print_json,
@@ -13,15 +17,22 @@ from gemm_tuner.cli.output import (
     print_table,
     time_text,
 )
-from gemm_tuner.cli.script import Arguments, Script, check_script, run_script
+from gemm_tuner.cli.script import (
+    Arguments,
+    Script,
+    check_script,
+    load_pytorch,
+    run_script,
+)
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.store.database import default_database_url, open_database
 
 if TYPE_CHECKING:
-    from gemm_tuner.torch.calls import CalledModel
+    from gemm_tuner.torch.calls import CalledModel, Capturing
     from gemm_tuner.torch.tuning import LayerGain, ModelGain
 
 _BUDGET = "10m"
+_NOTHING = re.compile(r"0+(\.0*)?\s*(ms|s|m|h)?")
 
 
 def tune_model(
@@ -31,67 +42,116 @@ def tune_model(
     budget: options.ModelBudget = _BUDGET,
     db: options.DatabaseUrl = None,
     as_json: options.AsJson = False,
-) -> None:
+) -> int:
     """Tune the models that a script runs, and print what they gain by it.
 
     The script runs once; then its models are called as it called them, without gradients. The time
     goes to their linear layers by their shares of the time of the model.
     """
     check_script(script, "tune-model")
-    budget_s = options.parse_duration_s(budget)
+    budget_s = 0.0 if _NOTHING.fullmatch(budget) else options.parse_duration_s(budget)
     url = db or default_database_url()
     open_database(url).dispose()
+    with aborting():
+        return _tune_models(script, arguments or [], url, budget_s, db=db, as_json=as_json)
+
+
+def _tune_models(
+    script: Path,
+    arguments: list[str],
+    url: str,
+    budget_s: float,
+    *,
+    db: str | None,
+    as_json: bool,
+) -> int:
+    load_pytorch()
     from gemm_tuner.torch.calls import Capturing  # noqa: PLC0415 - loads PyTorch
     from gemm_tuner.torch.operators import library  # noqa: PLC0415
 
     library()
     with Capturing() as capturing:
-        code = run_script(script, arguments or [])
-    models = [one for one in capturing.models.values() if _has_layers(one)]
-    for one in models:
-        if one.left_out:
-            print_message(
-                f"{type(one.module).__name__}: {one.left_out} calls are left out, because their "
-                "arguments cannot be copied."
-            )
-    models = [one for one in models if one.calls]
+        code = run_script(script, arguments, is_aside=as_json)
+    _tell_of_what_is_not_kept(capturing)
+    models = [one for one in capturing.models.values() if one.calls]
     if not models:
         raise InvalidSetting(
-            f"no model with linear layers was called in {str(script)!r}; what other threads and "
-            "processes call is not seen, nor what is compiled."
+            f"no model with linear layers was called in {str(script)!r} such that the call can be "
+            "repeated; what other threads and processes call is not seen, nor what is compiled."
         )
-    gains = [_tune(one, url, budget_s / len(models)) for one in models]
+    gains = []
+    with redirect_stdout(sys.stderr):  # what the models print while they are called again
+        for one in models:
+            gain = _tune(one, url, budget_s / len(models))
+            if gain is not None:
+                gains.append((one, gain))
+    if not gains:
+        raise InvalidSetting(
+            f"no call of the models in {str(script)!r} can be repeated; give a script that calls "
+            "them so that the same call can be made again."
+        )
     if as_json:
-        print_json({"models": [_facts(*one) for one in zip(models, gains, strict=True)]})
+        print_json({"models": [_facts(*one) for one in gains]})
     else:
-        for one, gain in zip(models, gains, strict=True):
-            _print(one, gain)
-    if code:
-        raise typer.Exit(code)
+        for one, gain in gains:
+            _print(one, gain, url if db else None)
+    return code
 
 
-def _has_layers(model: "CalledModel") -> bool:
-    from torch import nn  # noqa: PLC0415 - takes a second
+def _tell_of_what_is_not_kept(capturing: "Capturing") -> None:
+    for name in capturing.compiled:
+        print_message(
+            f"{name} is under torch.compile, where its layers are not seen; use "
+            'gemm_tuner.torch.enable(tune="wait") there.'
+        )
+    if capturing.dropped:
+        print_message(
+            f"{capturing.dropped} more models were called, and are left out; give a script that "
+            f"calls no more than {len(capturing.models)}."
+        )
+    for one in capturing.models.values():
+        reasons = {
+            "their arguments cannot be copied": one.left_out,
+            "they failed in the script": one.failed,
+            f"they differ in shapes from the {len(one.calls)} kinds that are kept": one.dropped,
+        }
+        for reason, count in reasons.items():
+            if count:
+                print_message(f"{one.name}: calls that are left out, because {reason}: {count}.")
 
-    return any(isinstance(one, nn.Linear) for one in model.module.modules())
 
-
-def _tune(model: "CalledModel", url: str, budget_s: float) -> "ModelGain":
-    from gemm_tuner.torch.tuning import tune_calls  # noqa: PLC0415 - loads PyTorch
-
-    name = type(model.module).__name__
+def _tune(model: "CalledModel", url: str, budget_s: float) -> "ModelGain | None":
+    """Tune a model by those of its calls that can be repeated, or return None without any."""
+    from gemm_tuner.torch.calls import NotRepeated  # noqa: PLC0415 - loads PyTorch
+    from gemm_tuner.torch.tuning import tune_calls  # noqa: PLC0415
 
     def tell(step: str, left_s: float) -> None:
         left = f", at most {duration_text(left_s)} left" if left_s else ""
-        print_message(f"{name}: {step}{left}")
+        print_message(f"{model.name}: {step}{left}")
 
-    calls = list(model.calls.values())
-    return tune_calls(model.module, calls, source=url, budget_s=budget_s, on_step=tell)
+    end_s = monotonic() + budget_s
+    while model.calls:
+        try:
+            return tune_calls(
+                model.module,
+                list(model.calls.values()),
+                source=url,
+                # What was tuned until a call failed is found in the database.
+                budget_s=max(0.0, end_s - monotonic()) if budget_s else 0.0,
+                on_step=tell,
+            )
+        except NotRepeated as failed:
+            call = model.calls.pop(failed.key)
+            print_message(
+                f"{model.name}: a call with {call.text} is left out, because it fails when it is "
+                f"made again: {failed}."
+            )
+    return None
 
 
 def _facts(model: "CalledModel", gain: "ModelGain") -> dict[str, Any]:
     return {
-        "model": type(model.module).__name__,
+        "model": model.name,
         "calls": sum(one.count for one in model.calls.values()),
         "plain_s": gain.plain_s,
         "tuned_s": gain.tuned_s,
@@ -104,6 +164,7 @@ def _facts(model: "CalledModel", gain: "ModelGain") -> dict[str, Any]:
                 "plain_s": one.plain_s,
                 "tuned_s": one.tuned_s,
                 "is_taken": one.is_taken,
+                "is_served": one.is_served,
                 "reason": one.reason,
             }
             for one in gain.layers
@@ -111,8 +172,8 @@ def _facts(model: "CalledModel", gain: "ModelGain") -> dict[str, Any]:
     }
 
 
-def _print(model: "CalledModel", gain: "ModelGain") -> None:
-    name = type(model.module).__name__
+def _print(model: "CalledModel", gain: "ModelGain", url: str | None) -> None:
+    name = model.name
     calls = sum(one.count for one in model.calls.values())
     print_table(
         f"{name}, {calls} calls: times of all calls, in eager mode",
@@ -125,10 +186,13 @@ def _print(model: "CalledModel", gain: "ModelGain") -> None:
         f"{gain.speedup:.3f} times as fast, by the kernels of {taken} layers."
     )
     if taken:
-        print_line(
-            "To use them: gemm_tuner.torch.tune_model(model, inputs, budget_s=0), which times them "
-            "again, or gemm_tuner.torch.replace(model, inputs)."
-        )
+        source = f", source={url!r}" if url else ""
+        again = f"gemm_tuner.torch.tune_model(model, inputs{source}, budget_s=0)"
+        if all(one.is_served for one in gain.layers if one.is_taken):
+            other = f", or gemm_tuner.torch.replace(model, inputs{source})"
+        else:
+            other = "; gemm_tuner.torch.replace does not find all of them"
+        print_line(f"To use them: {again}, which times them again{other}.")
 
 
 def _row(one: "LayerGain") -> tuple[str, ...]:
@@ -139,7 +203,7 @@ def _row(one: "LayerGain") -> tuple[str, ...]:
         one.problem,
         time_text(one.plain_s * 1e9),
         "" if one.tuned_s is None else time_text(one.tuned_s * 1e9),
-        "" if one.tuned_s is None else f"{one.plain_s / one.tuned_s:.3f}",
+        "" if one.speedup is None else f"{one.speedup:.3f}",
         "taken" if one.is_taken else "left",
         one.reason,
     )

@@ -1,5 +1,7 @@
 """The layers of a model are tuned by their share of its time, and judged inside the model."""
 
+import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from gemm_tuner.torch.replacement import install
 from gemm_tuner.torch.sources import AnySource, Source, WantedLayer, open_source
 from gemm_tuner.torch.tuned_linear import TunedLinear, restore_layer
 
+_LOG = logging.getLogger(__name__)
+
 # Of each layer's kernels, to choose one; and of the chosen, for what is told.
 _ROUNDS_TO_CHOOSE = 5
 _ROUNDS = 11
@@ -27,6 +31,17 @@ _WINS = 9
 # A shorter sweep finds too little.
 _SHORTEST_BUDGET_S = 2.0
 
+_LONGEST_BUDGET_S = 7 * 86_400.0
+
+# Hooks inside these switch their fast path off, in which they call no layer.
+_WITH_FAST_PATH: tuple[Any, ...] = (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention)
+
+_NOT_CALLED = "it is not called as a module in most rounds, so that no kernel can be judged."
+_NOT_SERVED = (
+    "it gains in this model, but no verdict serves it: tune_model finds it again, replace does not."
+)
+_CAST = "it is called under autocast, where PyTorch converts the weights and calls no kernel."
+
 # Tells of a step, and how many seconds the steps from here on may take.
 OnStep = Callable[[str, float], None]
 
@@ -35,7 +50,8 @@ OnStep = Callable[[str, float], None]
 class LayerGain:
     """Layers of a model that compute the same, and their time in all calls of it, in seconds.
 
-    `tuned_s` is None where no kernel was timed in the model.
+    `tuned_s` is None where no kernel was timed in the model. `is_served` says whether `replace`
+    finds the kernel that was taken; where it does not, `tune_model` finds it among the trials.
     """
 
     names: tuple[str, ...]
@@ -45,6 +61,12 @@ class LayerGain:
     tuned_s: float | None
     is_taken: bool
     reason: str
+    is_served: bool = False
+
+    @property
+    def speedup(self) -> float | None:
+        """Return how many times as fast they are with kernels, None where none was timed."""
+        return self.plain_s / self.tuned_s if self.tuned_s and self.plain_s else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +87,7 @@ class ModelGain:
         before, now = (f"{seconds * 1e3:.4g} ms" for seconds in (self.plain_s, self.tuned_s))
         lines = [f"{before}, with tuned kernels {now}: {self.speedup:.3f} times as fast"]
         for one in self.layers:
-            speed = "" if one.tuned_s is None else f", {one.plain_s / one.tuned_s:.3f} times"
+            speed = "" if one.speedup is None else f", {one.speedup:.3f} times"
             more = f" and {len(one.names) - 1} more" if len(one.names) > 1 else ""
             state = "taken" if one.is_taken else "left"
             lines.append(
@@ -86,10 +108,13 @@ class _Pass:
 class _Kind:
     """The layers of a model that compute the same: their kernels are chosen together."""
 
-    def __init__(self, layers: Sequence[ModelLayer], source: Source) -> None:
+    def __init__(
+        self, layers: Sequence[ModelLayer], source: Source, why_left: str | None = None
+    ) -> None:
         self.layers = layers
-        self.wanted = layers[0].wanted
-        self.reason = layers[0].why_left or ""
+        self.wanted = None if why_left else layers[0].wanted
+        self.reason = layers[0].why_left or why_left or ""
+        self.served: OperatorLayer | None = None
         self.ways: list[OperatorLayer] = []
         self.way: OperatorLayer | None = None
         self._source = source
@@ -100,6 +125,7 @@ class _Kind:
         try:
             choices = self._source.choices(self.wanted)
             self.ways = [add_layer(one.kernels) for one in choices if one.kernels]
+            self.served = self.ways[0] if choices and choices[0].kernels else None
         except GemmTunerError as error:
             self.reason = str(error)
             return
@@ -146,9 +172,15 @@ def tune_model(
         on_step: is told what is done, and for how many seconds it may go on.
 
     Raises:
-        InvalidSetting: there are no inputs, or the budget is negative.
+        InvalidSetting: the model is no module, there are no inputs, they cannot be copied, or the
+            budget is no number of seconds.
         GemmTunerError: the source cannot be opened, or the operators cannot be built.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidSetting(
+            f"the model is of type {type(model).__name__}; give a torch.nn.Module, whose layers "
+            "can be tuned."
+        )
     return tune_calls(
         model, calls_of(example_inputs), source=source, budget_s=budget_s, on_step=on_step
     )
@@ -166,17 +198,21 @@ def tune_calls(
 
     Raises:
         GemmTunerError: as in `tune_model`.
+        NotRepeated: a call that a script made fails now.
     """
     if not calls:
         raise InvalidSetting("there are no example inputs; give at least one.")
-    if budget_s < 0:
-        raise InvalidSetting(f"budget_s is {budget_s}; give seconds, or 0 to tune nothing.")
+    _check_budget(budget_s)
+    for call in calls:
+        call.copied()
+    _warn_of_statistics(model)
     library()
     opened = open_source(source)
     with torch.no_grad():
         on_step("the model as it is", budget_s)
         layers = model_layers(model, calls=[one.copied() for one in calls])
-        kinds = _kinds(layers, opened)
+        why_left = _CAST if all(one.is_cast for one in calls) else None
+        kinds = _kinds(layers, opened, why_left)
         for kind in kinds:
             kind.use(None)
         try:
@@ -192,12 +228,33 @@ def tune_calls(
             raise
 
 
-def _kinds(layers: Sequence[ModelLayer], source: Source) -> list[_Kind]:
+def _check_budget(budget_s: object) -> None:
+    is_number = isinstance(budget_s, int | float) and math.isfinite(budget_s)
+    if not is_number or not 0 <= budget_s <= _LONGEST_BUDGET_S:  # type: ignore[operator]  # is one
+        raise InvalidSetting(
+            f"budget_s is {budget_s!r}; give seconds, at most those of a week, or 0 to tune "
+            "nothing."
+        )
+
+
+def _warn_of_statistics(model: Any) -> None:  # noqa: ANN401 - a module
+    """Say that calls change a model, where they do."""
+    for name, one in model.named_modules():
+        if one.training and getattr(one, "running_mean", None) is not None:
+            _LOG.warning(
+                "%s is in training mode: each call changes its running statistics; call "
+                "model.eval() first.",
+                name or type(one).__name__,
+            )
+            return
+
+
+def _kinds(layers: Sequence[ModelLayer], source: Source, why_left: str | None) -> list[_Kind]:
     """Return the layers by what they compute; those that stay are alike if for one reason."""
     alike: dict[object, list[ModelLayer]] = {}
     for one in layers:
         alike.setdefault(one.wanted or (one.problem, one.why_left), []).append(one)
-    return [_Kind(of_kind, source) for of_kind in alike.values()]
+    return [_Kind(of_kind, source, why_left) for of_kind in alike.values()]
 
 
 def _tune(
@@ -254,14 +311,14 @@ def _choose(model: Any, kinds: Sequence[_Kind], calls: Sequence[Call]) -> None: 
 def _judged(model: Any, kinds: Sequence[_Kind], calls: Sequence[Call]) -> ModelGain:  # noqa: ANN401
     """Time the chosen kernels anew, take back those that do not gain, and tell of all."""
     lost: dict[int, tuple[float, str]] = {}
-    rounds = _rounds(model, kinds, calls, _ROUNDS)
+    rounds = _rounds(model, kinds, calls, _ROUNDS, is_whole=True)
     for place, kind in enumerate(kinds):
-        wins = sum(plain.kinds_s[place] > tuned.kinds_s[place] for plain, tuned in rounds)
+        wins = sum(plain.kinds_s[place] > tuned.kinds_s[place] > 0 for plain, tuned in rounds)
         if kind.way is not None and wins < _WINS:
             why = f"in the model, it is faster in {wins} of {_ROUNDS} rounds."
             lost[place] = _taken_back(kind, place, rounds, why)
     if lost:
-        rounds = _rounds(model, kinds, calls, _ROUNDS)
+        rounds = _rounds(model, kinds, calls, _ROUNDS, is_whole=True)
     if _speedup(rounds) < 1.0:
         for place, kind in enumerate(kinds):
             if kind.way is not None:
@@ -302,8 +359,13 @@ def _layer_gain(
     plain_s = median(plain.kinds_s[place] for plain, _tuned in rounds)
     tuned_s = median(tuned.kinds_s[place] for _plain, tuned in rounds)
     reason = kind.reason
+    is_served = kind.way is not None and kind.way is kind.served
+    if kind.way is not None and not is_served:
+        reason = _NOT_SERVED
     if kind.ways and kind.way is None:
         reason = "in the model, no kernel is faster than what PyTorch calls."
+        if not plain_s:
+            reason = _NOT_CALLED
     if lost is not None:
         tuned_s, reason = lost
     return LayerGain(
@@ -314,6 +376,7 @@ def _layer_gain(
         tuned_s=tuned_s if kind.way is not None or lost is not None else None,
         is_taken=kind.way is not None,
         reason=reason,
+        is_served=is_served,
     )
 
 
@@ -330,6 +393,8 @@ def _rounds(
     kinds: Sequence[_Kind],
     calls: Sequence[Call],
     count: int,
+    *,
+    is_whole: bool = False,
 ) -> list[tuple[_Pass, _Pass]]:
     """Return rounds of all calls, plain and with kernels, after one of each that warms up."""
     rounds = []
@@ -338,50 +403,76 @@ def _rounds(
         for is_on in (False, True) if number % 2 else (True, False):
             for kind in kinds:
                 kind.switch(is_on=is_on)
-            passes[is_on] = _timed(model, kinds, calls)
+            passes[is_on] = _timed(model, kinds, calls, is_whole=is_whole)
         rounds.append((passes[False], passes[True]))
     for kind in kinds:
         kind.switch(is_on=True)
     return rounds[1:]
 
 
-def _timed(model: Any, kinds: Sequence[_Kind], calls: Sequence[Call]) -> _Pass:  # noqa: ANN401
-    """Make all calls of a model, and return their times."""
+def _timed(
+    model: Any,  # noqa: ANN401 - a module
+    kinds: Sequence[_Kind],
+    calls: Sequence[Call],
+    *,
+    is_whole: bool = False,
+) -> _Pass:
+    """Make all calls of a model, and return their times.
+
+    `is_whole` makes each once more for the time of the whole model, which no stopwatch slows then.
+    """
     whole_s = 0.0
     kinds_s = [0.0 for _kind in kinds]
     for call in calls:
-        copied = call.copied()
-        with _stopwatches(kinds) as seconds:
-            begin_s = perf_counter()
-            copied.on(model)
-            whole_s += (perf_counter() - begin_s) * call.count
+        with _stopwatches(model, kinds) as seconds:
+            call_s = _call_s(model, call)
+        whole_s += (_call_s(model, call) if is_whole else call_s) * call.count
         for place, one in enumerate(seconds):
             kinds_s[place] += one * call.count
     return _Pass(whole_s, tuple(kinds_s))
 
 
+def _call_s(model: Any, call: Call) -> float:  # noqa: ANN401 - a module
+    copied = call.copied()
+    begin_s = perf_counter()
+    copied.on(model)
+    return perf_counter() - begin_s
+
+
 @contextmanager
-def _stopwatches(kinds: Sequence[_Kind]) -> Iterator[list[float]]:
-    """Yield the seconds that the layers of each kind take until then."""
+def _stopwatches(model: Any, kinds: Sequence[_Kind]) -> Iterator[list[float]]:  # noqa: ANN401
+    """Yield the seconds that the layers of each kind take until then.
+
+    A layer inside another is part of that one's time.
+    """
     seconds = [0.0 for _kind in kinds]
-    began: dict[int, float] = {}
+    running: list[float] = []
 
     def watch(module: Any, place: int) -> list[Any]:  # noqa: ANN401 - handles of PyTorch
         def begin(_module: object, _inputs: object) -> None:
-            began[place] = perf_counter()
+            running.append(perf_counter())
 
         def end(_module: object, _inputs: object, _output: object) -> None:
-            seconds[place] += perf_counter() - began[place]
+            began_s = running.pop() if running else None
+            if began_s is not None and not running:
+                seconds[place] += perf_counter() - began_s
 
         return [
             module.register_forward_pre_hook(begin),
-            module.register_forward_hook(end, prepend=True),
+            module.register_forward_hook(end, prepend=True, always_call=True),
         ]
 
+    unseen = {
+        id(inner)
+        for one in model.modules()
+        if isinstance(one, _WITH_FAST_PATH)
+        for inner in one.modules()
+    }
     handles = [
         handle
         for place, kind in enumerate(kinds)
         for layer in kind.layers
+        if id(layer.module) not in unseen
         for handle in watch(layer.module, place)
     ]
     try:

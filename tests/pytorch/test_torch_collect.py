@@ -70,7 +70,7 @@ def test_the_layers_of_a_script_are_written(
     [
         ("raise ValueError('of mine')", 1, r"failed at .*script.py:\d+ with ValueError: of mine"),
         ("raise KeyboardInterrupt", 0, "interrupted"),
-        ("sys.exit(3)", 1, ""),
+        ("sys.exit(3)", 1, "ended with exit code 3"),
         ("sys.exit(0)", 0, ""),
     ],
 )
