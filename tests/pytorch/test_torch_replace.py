@@ -92,6 +92,7 @@ def test_where_no_kernel_is_for_the_operator_is_not_called() -> None:
     for one in (model, copy.deepcopy(model)):
         for rows in (0, 3, 17):
             assert not operator_calls(one, sample_x(rows, K))
+        assert operator_calls(one, sample_x(4, K)) == {"gemm_tuner::pack": 1, LINEAR: 1, MODULE: 1}
         for rows in (4, 8, 16):
             assert operator_calls(one, sample_x(rows, K)) == {LINEAR: 1, MODULE: 1}
         assert operator_calls(one, sample_x(12, K)) == {MODULE: 1}
