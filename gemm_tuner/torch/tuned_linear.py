@@ -85,12 +85,12 @@ def _follow_optimizers() -> None:
     """Let a step of any optimizer be noted: the fused ones write without raising versions."""
 
     def note(optimizer: Any, _arguments: object, _keywords: object) -> None:  # noqa: ANN401
-        if not torch.compiler.is_compiling():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    _note_writing(parameter)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                _note_writing(parameter)
 
-    register_optimizer_step_post_hook(note)
+    # A compiled step, which is in several parts anyway, calls it between them.
+    register_optimizer_step_post_hook(torch.compiler.disable(note))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

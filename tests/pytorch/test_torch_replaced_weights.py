@@ -61,6 +61,18 @@ def test_fused_optimizers_are_followed(name: str) -> None:
     assert operator_calls(layer, sample_x()) == {LINEAR: 1, MODULE: 1}
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo does not know")
+def test_a_compiled_step_is_followed() -> None:
+    layer = tuned_layer()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.5, fused=True)
+    step = torch.compile(optimizer.step, backend="aot_eager")
+    for _ in range(2):
+        layer(sample_x()).sum().backward()
+        check_as_plain(layer)
+        step()
+        check_as_plain(layer)
+
+
 def test_weights_that_others_train_are_followed() -> None:
     layer, tied = tuned_layer(), torch.nn.Linear(K, N)
     tied.weight = layer.weight
