@@ -58,7 +58,7 @@ def run_script(script: Path, arguments: list[str], *, is_aside: bool = False) ->
 
     `is_aside` sends what it prints to stderr, so that stdout has nothing but our result.
     """
-    given = sys.argv, sys.path[0], os.open(".", os.O_RDONLY), signal.getsignal(signal.SIGINT)
+    given = sys.argv, sys.path[0], os.open(".", os.O_PATH), signal.getsignal(signal.SIGINT)
     sys.argv, sys.path[0] = [str(script), *arguments], str(script.resolve().parent)
     try:
         with _streams_of_its_own(is_aside=is_aside):
@@ -77,8 +77,9 @@ def run_script(script: Path, arguments: list[str], *, is_aside: bool = False) ->
             if frame.filename == str(script)
         ]
         place = f"{script}:{lines[-1]}" if lines else str(script)
+        told = next(iter(str(error).splitlines()), "")
         print_message(
-            f"The script failed at {place} with {type(error).__name__}: {error}; "
+            f"The script failed at {place} with {type(error).__name__}: {told}; "
             "what it computed until then counts."
         )
         return 1
@@ -86,7 +87,8 @@ def run_script(script: Path, arguments: list[str], *, is_aside: bool = False) ->
         sys.argv, sys.path[0] = given[:2]
         os.chdir(given[2])
         os.close(given[2])
-        signal.signal(signal.SIGINT, given[3])
+        if given[3] is not None:  # not one of C
+            signal.signal(signal.SIGINT, given[3])
     return 0
 
 

@@ -199,7 +199,7 @@ def _row(one: "LayerGain") -> tuple[str, ...]:
     more = f" and {len(one.names) - 1} more" if len(one.names) > 1 else ""
     return (
         f"{one.share:.1%}",
-        f"{one.names[0]}{more}",
+        f"{one.names[0] or '(the model)'}{more}",
         one.problem,
         time_text(one.plain_s * 1e9),
         "" if one.tuned_s is None else time_text(one.tuned_s * 1e9),

@@ -28,6 +28,9 @@ _ROUNDS = 11
 # A kernel stays if it wins this many of the last rounds: by chance, one in 30 does.
 _WINS = 9
 
+# A kernel that no verdict serves is chosen if it gains this much more: only tune_model finds it.
+_BETTER_THAN_SERVED = 1.03
+
 # A shorter sweep finds too little.
 _SHORTEST_BUDGET_S = 2.0
 
@@ -37,6 +40,10 @@ _LONGEST_BUDGET_S = 7 * 86_400.0
 _WITH_FAST_PATH: tuple[Any, ...] = (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention)
 
 _NOT_CALLED = "it is not called as a module in most rounds, so that no kernel can be judged."
+_FASTER_THAN_SERVED = (
+    "it gains more in this model than the kernel that a verdict serves, which replace takes; "
+    "tune_model finds it again."
+)
 _NOT_SERVED = (
     "it gains in this model, but no verdict serves it: tune_model finds it again, replace does not."
 )
@@ -302,7 +309,10 @@ def _choose(model: Any, kinds: Sequence[_Kind], calls: Sequence[Call]) -> None: 
         rounds = _rounds(model, kinds, calls, _ROUNDS_TO_CHOOSE)
         for place, kind in enumerate(kinds):
             gain = _gain(rounds, place)
-            if kind.way is not None and gain > best[place][0]:
+            known, known_way = best[place]
+            if known_way is not None and known_way is kind.served:
+                known *= _BETTER_THAN_SERVED
+            if kind.way is not None and gain > known:
                 best[place] = gain, kind.way
     for kind, (_gained, way) in zip(kinds, best, strict=True):
         kind.use(way)
@@ -361,7 +371,7 @@ def _layer_gain(
     reason = kind.reason
     is_served = kind.way is not None and kind.way is kind.served
     if kind.way is not None and not is_served:
-        reason = _NOT_SERVED
+        reason = _FASTER_THAN_SERVED if kind.served else _NOT_SERVED
     if kind.ways and kind.way is None:
         reason = "in the model, no kernel is faster than what PyTorch calls."
         if not plain_s:

@@ -69,6 +69,7 @@ def test_the_layers_of_a_script_are_written(
     ("end", "code", "told"),
     [
         ("raise ValueError('of mine')", 1, r"failed at .*script.py:\d+ with ValueError: of mine"),
+        (r"raise ValueError('one\ntwo')", 1, r"with ValueError: one; what [^\n]*\n$"),
         ("raise KeyboardInterrupt", 0, "interrupted"),
         ("sys.exit(3)", 1, "ended with exit code 3"),
         ("sys.exit(0)", 0, ""),

@@ -84,6 +84,19 @@ def test_kernels_stay_where_they_gain_inside_the_model(monkeypatch: pytest.Monke
     assert not operator_calls(model, x)
 
 
+def test_what_a_verdict_serves_is_taken_where_it_is_as_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Planned(monkeypatch, {"0": [0.6, 0.59], "2": [0.9, 0.6]})
+
+    gain = gt.tune_model(sample_model(), sample_x(), source=Two(), budget_s=0)
+
+    layers = {one.names[0]: one for one in gain.layers}
+    assert (layers["0"].tuned_s, layers["0"].is_served) == (0.6, True)
+    assert (layers["2"].tuned_s, layers["2"].is_served) == (0.6, False)
+    assert "which replace takes" in layers["2"].reason
+
+
 def test_the_best_of_several_kernels_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     Planned(monkeypatch, {"0": [0.9, 0.6], "2": [0.6, 0.9]})
     model = sample_model()
