@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -60,4 +60,5 @@ class StopOnInterrupt:
             raise KeyboardInterrupt
         self._is_stopped = True
         # Not print(): what was interrupted may be printing, and its buffer admits nobody else.
-        os.write(_STANDARD_ERROR, self._notice)
+        with suppress(OSError):  # whoever read it is gone: what is in flight goes on
+            os.write(_STANDARD_ERROR, self._notice)

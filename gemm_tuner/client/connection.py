@@ -154,8 +154,9 @@ class _UnixStream(httpcore.NetworkStream):
         self._deadline = deadline
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002
-        self._connection.settimeout(self._deadline().left_s())
+        left_s = self._deadline().left_s()
         try:
+            self._connection.settimeout(left_s)
             return self._connection.recv(max_bytes)
         except TimeoutError as error:
             raise httpcore.ReadTimeout(str(error)) from error
@@ -163,8 +164,9 @@ class _UnixStream(httpcore.NetworkStream):
             raise httpcore.ReadError(str(error)) from error
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002
-        self._connection.settimeout(self._deadline().left_s())
+        left_s = self._deadline().left_s()
         try:
+            self._connection.settimeout(left_s)
             self._connection.sendall(buffer)  # its timeout is for all of it
         except TimeoutError as error:
             raise httpcore.WriteTimeout(str(error)) from error

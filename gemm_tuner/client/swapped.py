@@ -35,6 +35,17 @@ class SwappedWeights:
         self._again = again
         self._lock = Lock()
 
+    def __reduce__(self) -> Never:
+        """Refuse to be copied or pickled.
+
+        Raises:
+            InvalidSetting: always.
+        """
+        raise InvalidSetting(
+            "packed weights cannot be copied or pickled while their kernel may be tuned: pack the "
+            "weights again, in each process for itself."
+        )
+
     def newest(self, kernel: AnyKernel, *, is_last: bool) -> tuple[AnyKernel, _Packed]:
         """Return what computes and the weights in its layout: those of `kernel`, if it can be.
 

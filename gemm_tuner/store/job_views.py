@@ -56,7 +56,7 @@ class JobViews(Statements):
                     connection,
                     job_keys,
                     owner=owner,
-                    idempotency_key=f"job {job.id}",
+                    idempotency_key=f"\N{RIGHTWARDS ARROW} {job.id}",  # none that a caller may send
                     question="",
                     job_id=job.id,
                 )

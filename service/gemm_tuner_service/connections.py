@@ -25,7 +25,7 @@ from uvicorn.server import ServerState
 import gemm_tuner.http_parsing  # noqa: F401 - heads of requests in bounded time
 from gemm_tuner.trust.local import peer_uid
 from gemm_tuner_service.bounds import MAX_UPLOAD_BYTES
-from gemm_tuner_service.lasting import lasting_of
+from gemm_tuner_service.lasting import end_lasting, lasting_of
 from gemm_tuner_service.peers import UID
 from gemm_tuner_service.problems import problem_response
 from gemm_tuner_service.tls import Handshake, TlsFiles
@@ -202,7 +202,7 @@ class BoundedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection; nobody waits for an answer that lasts any more."""
         self._leave()
-        self._end_lasting()
+        end_lasting(self.scope)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -280,7 +280,7 @@ class BoundedProtocol(H11Protocol):
         """Keep the connection for the answer that a caller who sends no more still waits for."""
         if self._phase is not _Phase.ANSWER:
             return False
-        self._end_lasting()  # whoever left looks the same
+        end_lasting(self.scope)  # whoever left looks the same
         self.cycle.keep_alive = False
         if self.scheme == "https":  # TLS ends in both directions at once
             self.cycle.disconnected = True
@@ -292,7 +292,7 @@ class BoundedProtocol(H11Protocol):
         An answer that lasts ends now. Who starts the service ends it by force where that takes half
         a minute.
         """
-        self._end_lasting()
+        end_lasting(self.scope)
         if not self.transport.is_closing():
             super().shutdown()
         self.loop.call_later(self._limits.leaving_s, self.abort)
@@ -332,10 +332,6 @@ class BoundedProtocol(H11Protocol):
             self._timer = self.loop.call_later(lasting.connection_rest_s, self._expire)
         else:
             self.abort()
-
-    def _end_lasting(self) -> None:
-        if (lasting := lasting_of(self.scope)) is not None:
-            lasting.end()
 
     def _now(self) -> _Phase:
         if self._is_unread or self.transport.is_closing():

@@ -1,8 +1,11 @@
 """Jobs for callers: who may ask for which, see and cancel it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
+from threading import BoundedSemaphore
 from typing import Self
 
 from fastapi import HTTPException
@@ -14,12 +17,19 @@ from gemm_tuner.store.job_views import JobViews
 from gemm_tuner.store.jobs import Jobs
 from gemm_tuner_service.answers import Asked
 from gemm_tuner_service.callers import Caller
+from gemm_tuner_service.client_limits import TooManyRequests
 from gemm_tuner_service.job_schemas import JobView
 from gemm_tuner_service.job_watch import JobWatch
 
 # A question whose job did not bring an answer, such as on a busy machine, is tuned again by asking
 # when this time has passed; until then, by `POST /v1/jobs` alone.
 ASK_AGAIN = timedelta(hours=1)
+
+# Who writes may wait for another writer, and holds a connection to the database meanwhile: most are
+# for those who only read.
+MAX_WRITERS = 4
+_WAIT_TO_WRITE_S = 1.0
+_RETRY_AFTER_S = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +43,18 @@ class JobDesk:
     jobs: Jobs
     views: JobViews
     watch: JobWatch
+    writers: BoundedSemaphore
 
     @classmethod
     def of(cls, engine: Engine) -> Self:
         """Return the desk for the jobs of a database."""
         views = JobViews(engine)
-        return cls(jobs=Jobs(engine), views=views, watch=JobWatch(views.several))
+        return cls(
+            jobs=Jobs(engine),
+            views=views,
+            watch=JobWatch(views.several),
+            writers=BoundedSemaphore(MAX_WRITERS),
+        )
 
     def submit(
         self,
@@ -54,19 +70,21 @@ class JobDesk:
         Raises:
             InvalidInput: the problem or the key cannot be used.
             JobsFull: too many jobs are in flight.
+            TooManyRequests: the database is slow to write, and others wait for it.
         """
-        job, is_new = self.jobs.submit(
-            asked.problem,
-            class_key=asked.cpu.class_key,
-            context=asked.context,
-            budget_s=budget_s,
-            priority=priority,
-            owner=caller.owner,
-            idempotency_key=idempotency_key,
-            now=datetime.now(UTC),
-        )
-        if job.owner != caller.owner:
-            self.views.share(job, caller.owner)
+        with self._writing():
+            job, is_new = self.jobs.submit(
+                asked.problem,
+                class_key=asked.cpu.class_key,
+                context=asked.context,
+                budget_s=budget_s,
+                priority=priority,
+                owner=caller.owner,
+                idempotency_key=idempotency_key,
+                now=datetime.now(UTC),
+            )
+            if job.owner != caller.owner:
+                self.views.share(job, caller.owner)
         return job, is_new
 
     def tune(self, asked: Asked, caller: Caller) -> Job | None:
@@ -75,8 +93,8 @@ class JobDesk:
         None where one came to its end a short while ago: another would not find more now.
         """
         last = self.last_of(asked)
-        is_over = last is not None and last.state.is_over
-        if last is not None and is_over and datetime.now(UTC) - last.changed_at < ASK_AGAIN:
+        is_known = last is not None and _has_ended_in_vain(last)
+        if last is not None and is_known and datetime.now(UTC) - last.changed_at < ASK_AGAIN:
             return None
         return self.submit(asked, caller)[0]
 
@@ -130,10 +148,29 @@ class JobDesk:
                 HTTPStatus.FORBIDDEN,
                 "another caller asked for this job before; only they or an admin can cancel it.",
             )
-        return self.jobs.cancel(job_id, datetime.now(UTC)) or job
+        with self._writing():
+            return self.jobs.cancel(job_id, datetime.now(UTC)) or job
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        if not self.writers.acquire(timeout=_WAIT_TO_WRITE_S):
+            raise TooManyRequests(
+                "the database is slow to write jobs; ask again later.",
+                retry_after_s=_RETRY_AFTER_S,
+                is_own_fault=False,
+            )
+        try:
+            yield
+        finally:
+            self.writers.release()
 
     def view(self, job: Job) -> JobView:
         """Return what a caller is told of a job."""
         return JobView.of_job(
             job, has_worker=self.jobs.has_worker(job.class_key, datetime.now(UTC))
         )
+
+
+def _has_ended_in_vain(job: Job) -> bool:
+    """Return whether a job was tried and is over; one that was cancelled before says nothing."""
+    return job.state.is_over and not (job.state is JobState.CANCELLED and job.attempts == 0)

@@ -14,6 +14,7 @@ from gemm_tuner_service.limits import LEAVE
 WORK = "work"  # the member of the state of a request that counts its work
 
 _LASTING = "lasting"
+_IS_LEFT = "is left"  # nobody waits for the answer any more
 _TO_ANSWER_S = 10.0  # after the waiting
 
 
@@ -65,7 +66,17 @@ def let_last(scope: Scope, seconds: float) -> Lasting:
     cast("Work", state[WORK]).wait()
     state[LEAVE]()
     lasting = state[_LASTING] = Lasting(seconds)
+    if _IS_LEFT in state:  # before it began to wait
+        lasting.end()
     return lasting
+
+
+def end_lasting(scope: Mapping[str, Any] | None) -> None:
+    """End the waiting of a request, whether it has begun or not."""
+    if scope is not None and "state" in scope:
+        scope["state"][_IS_LEFT] = True
+    if (lasting := lasting_of(scope)) is not None:
+        lasting.end()
 
 
 def lasting_of(scope: Mapping[str, Any] | None) -> Lasting | None:

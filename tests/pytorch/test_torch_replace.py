@@ -210,6 +210,15 @@ def test_layers_that_cannot_be_replaced_are_left_with_a_reason(
     assert not report.taken
 
 
+def test_a_bias_of_another_shape_goes_the_ordinary_way() -> None:
+    layer, x = torch.nn.Linear(K, HIDDEN).eval(), sample_x(4, K)
+    assert gt.replace(layer, x, source=Kernels()).taken
+    layer.bias = torch.nn.Parameter(torch.randn(1))
+
+    with torch.no_grad():
+        check(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+
+
 def test_hooks_and_tied_weights_stay() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(K, K), torch.nn.Linear(K, K))
     model[1].weight = model[0].weight

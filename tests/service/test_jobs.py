@@ -1,11 +1,14 @@
 """`/v1/jobs`: asking for a problem to be tuned, and who may see and cancel that."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import httpx
 import pytest
+from gemm_tuner_service import job_desk
 from gemm_tuner_service.settings import Settings
 from job_site import TUNED, UNTUNED, JobSite, now
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,13 +18,15 @@ from sqlalchemy import Engine
 
 from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.estimate import Estimate
-from gemm_tuner.domain.job import JobState
+from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.errors import NoKernelFamily, StoreFailed
 from gemm_tuner.store import jobs as module
 from gemm_tuner.store.job_views import JobViews
+from gemm_tuner.store.jobs import Jobs
 from gemm_tuner.tuning.estimate import estimate_job
 
 NOBODY = "0" * 32
+WITHIN_S = 20.0
 
 
 @pytest.fixture
@@ -210,6 +215,40 @@ def test_who_asks_the_same_sees_the_job_and_cannot_cancel_it(site: JobSite) -> N
     listed = site.client.get("/v1/jobs", headers=other).json()["jobs"]
     assert [each["id"] for each in listed] == [job["id"]]
     assert site.client.post(f"{job['url']}:cancel", headers=other).status_code == 403
+
+
+def test_sharing_a_job_takes_no_key_of_its_owner(site: JobSite) -> None:
+    job = site.submit()
+    other = site.headers(Scope.TUNE)
+    site.submit(other)
+
+    answer = site.post({**other, "Idempotency-Key": f"job {job['id']}"}, priority=3)
+
+    assert answer.status_code == 200
+    assert answer.json()["id"] == job["id"]
+
+
+def test_writers_that_wait_leave_the_database_to_others(
+    site: JobSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on, original = Event(), Jobs.submit
+
+    def slow(self: Jobs, *given: Any, **named: Any) -> tuple[Job, bool]:  # noqa: ANN401 - handed on
+        assert may_go_on.wait(WITHIN_S)
+        return original(self, *given, **named)
+
+    monkeypatch.setattr(Jobs, "submit", slow)
+    monkeypatch.setattr(job_desk, "_WAIT_TO_WRITE_S", 0.2)
+    with ThreadPoolExecutor(job_desk.MAX_WRITERS + 1) as pool:
+        asking = [pool.submit(site.post) for _caller in range(job_desk.MAX_WRITERS + 1)]
+        refused = next(as_completed(asking, WITHIN_S)).result()
+        resolved = site.resolve("")
+        may_go_on.set()
+        statuses = sorted(one.result(WITHIN_S).status_code for one in asking)
+
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
+    assert resolved.status_code == 200
+    assert statuses == [200] * (job_desk.MAX_WRITERS - 1) + [202, 503]
 
 
 def test_an_admin_sees_and_cancels_all_jobs(site: JobSite) -> None:

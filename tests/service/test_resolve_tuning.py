@@ -1,5 +1,7 @@
 """`POST /v1/resolve` with `tune` and `wait`: a question that is not tuned becomes a job."""
 
+import json
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +11,8 @@ from datetime import timedelta
 import httpx
 import pytest
 from gemm_tuner_service import client_limits, job_desk, job_watch
+from gemm_tuner_service.answers import Asked
+from gemm_tuner_service.callers import Caller
 from gemm_tuner_service.connections import ConnectionLimits
 from gemm_tuner_service.settings import Settings
 from job_site import TUNED, UNTUNED, JobSite
@@ -165,6 +169,44 @@ def test_waiting_is_bounded_for_each_client_and_keeps_no_place(site: JobSite) ->
         statuses = sorted(one.result(timeout=WITHIN_S).status_code for one in waiting)
 
     assert statuses == [200] * most + [429]
+
+
+def test_who_leaves_at_once_keeps_no_place_to_wait(
+    site: JobSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = job_desk.JobDesk.tune
+
+    def slow(self: job_desk.JobDesk, asked: Asked, caller: Caller) -> Job | None:
+        time.sleep(0.2)  # until the caller has left
+        return original(self, asked, caller)
+
+    monkeypatch.setattr(job_desk.JobDesk, "tune", slow)
+    body = json.dumps({"problem": UNTUNED}).encode()
+    url = site.client.base_url
+    head = (
+        b"POST /v1/resolve?tune=auto&wait=60s HTTP/1.1\r\nHost: x\r\n"
+        b"Content-Type: application/json\r\nAuthorization: %b\r\nContent-Length: %d\r\n\r\n"
+        % (site.tuner["Authorization"].encode(), len(body))
+    )
+    for _caller in range(client_limits.MAX_WAITING_OF_CLIENT):
+        with socket.create_connection((url.host, url.port or 80)) as connection:
+            connection.sendall(head + body)
+
+    until_s = time.monotonic() + WITHIN_S
+    while site.jobs.newest(1) == () and time.monotonic() < until_s:
+        time.sleep(0.01)
+    time.sleep(1.0)  # until all of them would wait
+    assert site.resolve("?tune=auto&wait=1s").status_code == 202
+
+
+def test_what_was_cancelled_before_it_began_may_be_asked_for_again(site: JobSite) -> None:
+    job = site.submit()
+    site.client.post(f"{job['url']}:cancel", headers=site.tuner)
+
+    again = site.resolve("?tune=auto", site.headers(Scope.RESOLVE, Scope.TUNE))
+
+    assert again.status_code == 202
+    assert again.json()["job"]["id"] != job["id"]
 
 
 def test_who_waits_is_answered_when_the_service_ends(settings: Settings, engine: Engine) -> None:

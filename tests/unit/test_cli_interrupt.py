@@ -43,3 +43,18 @@ with StopOnInterrupt():
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
 
     assert result.returncode == -signal.SIGINT
+
+
+def test_nobody_need_read_the_notice() -> None:
+    script = """
+import os, signal
+from gemm_tuner.cli.interrupt import StopOnInterrupt
+
+os.close(2)
+with StopOnInterrupt() as interrupt:
+    signal.raise_signal(signal.SIGINT)
+    assert interrupt.is_stopped()
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+
+    assert result.returncode == 0

@@ -233,6 +233,14 @@ def test_it_is_not_copied(swapped: SwappedKernel, twice: Callable[[object], obje
         twice(swapped)
 
 
+@pytest.mark.parametrize("twice", [copy.deepcopy, pickle.dumps])
+def test_its_weights_are_not_copied(
+    swapped: SwappedKernel, twice: Callable[[object], object]
+) -> None:
+    with pytest.raises(InvalidSetting, match="pack the weights again"):
+        twice(swapped.pack(_inputs()[1]))
+
+
 def _counted_packs(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Return what tells how often weights were packed for a kernel."""
     packs: list[int] = []

@@ -521,7 +521,8 @@ bool is_taken(const LayerEntry &layer, const Tensor &x, const Tensor &weight,
               const std::optional<Tensor> &bias) {
     const bool wants_bias = !layer.operands.empty();
     return is_plain(x, layer.type) && is_plain(weight, layer.type) &&
-           (!bias || is_plain(*bias, layer.type)) && bias.has_value() == wants_bias &&
+           (!bias || (is_plain(*bias, layer.type) && bias->dim() == 1 &&
+                      bias->size(0) == layer.n)) && bias.has_value() == wants_bias &&
            weight.dim() == 2 && weight.size(0) == layer.n && weight.size(1) == layer.k &&
            weight.is_contiguous() && x.dim() >= 1 && x.size(-1) == layer.k &&
            kernel_for(layer, x.numel() / layer.k) &&

@@ -25,10 +25,10 @@ from gemm_tuner_service.job_schemas import (
 from gemm_tuner_service.job_watch import JobWatch
 from gemm_tuner_service.lasting import Lasting, let_last
 
-STREAM_S = 3600.0
+STREAM_S = 300.0  # so long at most does a token that was revoked go on
 HEARTBEAT_S = 15.0
 
-_ESTIMATE_COST = 100  # an estimate takes as long as so many answers
+_ESTIMATE_COST = 1000  # of many rows, an estimate takes as long as so many answers
 _RETRY_MS = 2000  # until a browser asks again for a stream that ended
 _MAX_EVENT_ID_DIGITS = 18
 _EVENTS = "text/event-stream"
@@ -129,7 +129,7 @@ async def follow_job(
     """Send an event `progress` at each change of a job, and `end` at its end.
 
     The id of an event is the revision of the job. Of changes in quick succession only the last is
-    sent. A stream ends with its job, or after an hour: ask again with the id of the last event.
+    sent. A stream ends with its job, or after 5 minutes: ask again with the id of the last event.
     """
     job = await to_thread.run_sync(service.desk.find, job_id, caller)
     known = _revision_in(last_event_id)
