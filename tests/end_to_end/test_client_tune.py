@@ -390,6 +390,7 @@ def test_the_thread_ends_with_the_client_and_the_library_goes_on(shop: Shop) -> 
         _compute(kernel, packed)
 
 
+@pytest.mark.proof
 def test_while_the_service_is_away_a_job_is_waited_for(shop: Shop) -> None:
     with shop.site.serving() as address:
         port = int(address.rsplit(":", 1)[1])

@@ -85,6 +85,7 @@ def outage(
         yield found
 
 
+@pytest.mark.proof
 def test_a_job_goes_on_after_an_outage(outage: Outage, monkeypatch: pytest.MonkeyPatch) -> None:
     plant_speeds(monkeypatch, itertools.count(1.0, 0.05))
     jobs, repository = Jobs(outage.engine), Repository(outage.engine)

@@ -210,6 +210,7 @@ def test_a_kept_connection_has_the_same_deadlines(hurried: httpx.Client) -> None
     assert content.endswith(b'{"status":"ok"}')
 
 
+@pytest.mark.proof
 def test_more_idle_connections_than_the_bound_do_not_keep_others_out(
     hurried: httpx.Client,
 ) -> None:

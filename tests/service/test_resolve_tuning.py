@@ -210,9 +210,10 @@ def test_what_was_cancelled_before_it_began_may_be_asked_for_again(site: JobSite
 
 
 def test_who_waits_is_answered_when_the_service_ends(settings: Settings, engine: Engine) -> None:
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, httpx.Client(timeout=WITHIN_S) as other:
         with served(settings) as client:
-            site = JobSite(httpx.Client(base_url=client.base_url, timeout=WITHIN_S), engine)
+            other.base_url = client.base_url
+            site = JobSite(other, engine)
             waiting = pool.submit(site.resolve, "?tune=auto&wait=120s")
             _claim_soon(site)
             begin_s = time.monotonic()

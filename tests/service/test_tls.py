@@ -145,6 +145,7 @@ def test_a_handshake_that_does_not_end_is_closed(secured: httpx.Client, sent: by
     assert b"HTTP" not in content
 
 
+@pytest.mark.proof
 def test_unfinished_handshakes_do_not_keep_others_out(secured: httpx.Client) -> None:
     with ExitStack() as stack:
         for _number in range(4 * LIMITS.connections):
