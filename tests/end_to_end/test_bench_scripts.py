@@ -12,6 +12,7 @@ from publish_steps import GEMM_TUNER, PROOFS, ROOT, Plan, steps_for
 from gemm_tuner.cli.main import run
 
 
+@pytest.mark.proof
 def test_every_way_to_call_a_kernel_is_timed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

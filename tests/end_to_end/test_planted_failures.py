@@ -108,6 +108,7 @@ def test_each_failure_is_recorded_and_the_sweep_goes_on(repository: Repository) 
     assert not saboteur.plan.keys() & {trial.candidate for trial in result.finalists}
 
 
+@pytest.mark.proof
 def test_explain_tells_each_failure(
     database: str, repository: Repository, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_killed_compiler_is_no_failure_of_its_candidate(
     assert first[1] in tried
 
 
+@pytest.mark.proof
 def test_known_failures_are_not_tried_again_unless_they_hung(repository: Repository) -> None:
     saboteur = Saboteur(first_batch())
 

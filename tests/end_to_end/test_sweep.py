@@ -333,6 +333,7 @@ def test_a_sweep_beside_another_baseline_is_another_sweep(database: str) -> None
     assert again.verdict == beside_scalar.verdict
 
 
+@pytest.mark.proof
 def test_a_call_too_small_for_two_threads_stays_with_the_winner_of_one(database: str) -> None:
     alone = _tune(database, baseline="scalar").verdict.candidate
 
@@ -446,6 +447,7 @@ def test_the_best_beside_another_baseline_are_tried_beside_this_one_whatever_the
     assert before.verdict.candidate in {trial.candidate for trial in beside_onednn.finalists}
 
 
+@pytest.mark.proof
 def test_threads_that_only_slow_the_baseline_down_do_not_win(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,6 +509,7 @@ def _tune_for_two(database: str) -> SweepResult:
     return _tune(database, baseline="scalar", budget_s=3.0, contexts=contexts)
 
 
+@pytest.mark.proof
 def test_a_short_call_of_two_threads_is_confirmed_in_several_processes(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

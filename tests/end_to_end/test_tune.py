@@ -82,6 +82,7 @@ def test_tune_refuses_more_threads_than_cpus(
         gemm_tuner.tune(PROBLEM, threads=16, db_url=f"sqlite:///{tmp_path}/r.sqlite3")
 
 
+@pytest.mark.proof
 def test_tune_again_measures_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"sqlite:///{tmp_path}/records.sqlite3"
     plant_speeds(monkeypatch, repeat(2.0))

@@ -22,6 +22,7 @@ def toolchain() -> Toolchain:
     return find_toolchain()
 
 
+@pytest.mark.proof
 def test_several_builds_are_verified_at_the_same_time(toolchain: Toolchain) -> None:
     """One that hangs keeps nobody waiting, and one that crashes ends nothing but its own trial."""
     hanging = build_planted(toolchain, HANG)
