@@ -22,6 +22,7 @@ from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.store.database import open_database, writing
 from gemm_tuner.store.deriving import statement
 from gemm_tuner.store.exchange import shipped_records
+from gemm_tuner.store.integrity import content_of
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.tables import problems, trials, verdict_state, verdicts
@@ -201,6 +202,6 @@ def verdict_row(keys: MeasuringKeys, verdict: Verdict, cpu: Cpu) -> tuple[dict[s
         "artifact": verdict.artifact.sha256,
         "document": document,
         "attested_by": signed.public_key,
-        "attestation": signed.signature,
+        "attestation": content_of(signed),
     }
     return row, problem

@@ -17,7 +17,7 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
-from gemm_tuner.store.integrity import attestation_of
+from gemm_tuner.store.integrity import attestation_of, content_of
 from gemm_tuner.store.problems import problem_id, read_problem
 from gemm_tuner.store.reading import read_trial, select_trials, who_attests, why_not_believed
 from gemm_tuner.store.statements import upsert
@@ -308,7 +308,7 @@ class Deriving:
             return dict.fromkeys(columns)
         text = statement(kind, problem_id(problem), place.cpu_key, place.context, document)
         signed = self._keys.attest(Statement.VERDICT, text)
-        return dict(zip(columns, (document, signed.public_key, signed.signature), strict=True))
+        return dict(zip(columns, (document, signed.public_key, content_of(signed)), strict=True))
 
     def _problem(self, key: str) -> Problem:
         row = self._connection.execute(

@@ -4,7 +4,7 @@ import zlib
 from hashlib import sha256
 
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.trust.attestation import Attestation
+from gemm_tuner.trust.attestation import SIGNATURE_BYTES, Attestation
 
 MAX_CONTENT_BYTES = 2**26  # of a binary or a source; the largest generated ones have some 2**20
 
@@ -14,11 +14,20 @@ def digest_of(document: str) -> str:
     return sha256(document.encode()).hexdigest()
 
 
-def attestation_of(attested_by: str | None, signature: bytes | None) -> Attestation | None:
+def attestation_of(attested_by: str | None, content: bytes | None) -> Attestation | None:
     """Return the attestation in two columns, if there is one."""
-    if not isinstance(attested_by, str) or not isinstance(signature, bytes):
+    if not isinstance(attested_by, str) or not isinstance(content, bytes):
         return None  # SQLite keeps a value of any type in any column
-    return Attestation(public_key=attested_by, signature=signature)
+    return Attestation(
+        public_key=attested_by,
+        signature=content[:SIGNATURE_BYTES],
+        mac=content[SIGNATURE_BYTES:],
+    )
+
+
+def content_of(attestation: Attestation) -> bytes:
+    """Return what the second column of an attestation holds."""
+    return attestation.signature + attestation.mac
 
 
 def check_digest(kind: str, key: str, content: bytes) -> None:

@@ -5,6 +5,7 @@ reader believes: the own one, and those of others that were accepted.
 """
 
 import fcntl
+import hmac
 import os
 import re
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from gemm_tuner.trust.ownership import check_owned
 if TYPE_CHECKING:
     from gemm_tuner.trust.keys import KeyPair
 
+SIGNATURE_BYTES = 64
 _KNOWN_SIGNATURES = 2**16
 _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 _MAX_FILE_BYTES = 2**16
@@ -41,10 +43,15 @@ class Statement(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation:
-    """A signature under a document, and the raw public key in hex that it is made with."""
+    """A signature under a document, and the raw public key in hex that it is made with.
+
+    `mac` is a message authentication code that only who signed can check, in a fiftieth of the
+    time; it is empty where there is none.
+    """
 
     public_key: str
     signature: bytes
+    mac: bytes = b""
 
     @property
     def key_id(self) -> str:
@@ -66,6 +73,7 @@ class MeasuringKeys:
         self._own: KeyPair | None = None
         self._state: tuple[object, ...] | None = None
         self._believed: frozenset[str] = frozenset()
+        self._mac_keys: dict[str, bytes] = {}  # that of the own public key, if there is one
 
     def attest(self, statement: Statement, document: str) -> Attestation:
         """Return this user's attestation of a document.
@@ -82,8 +90,13 @@ class MeasuringKeys:
                 name="measuring key",
                 remedy="make the folder writable, or name another by XDG_DATA_HOME.",
             )
-        signature = self._own.private_key.sign(_message(statement, document))
-        return Attestation(public_key=self._own.public_key.hex(), signature=signature)
+        message = _message(statement, document)
+        return Attestation(
+            public_key=self._own.public_key.hex(),
+            signature=self._own.private_key.sign(message),
+            # Of what is looked up for each question, and read by who wrote it as a rule.
+            mac=_mac(self._own.mac_key, message) if statement is Statement.VERDICT else b"",
+        )
 
     def why_not_believed(
         self, statement: Statement, document: str, attestation: Attestation | None
@@ -101,8 +114,9 @@ class MeasuringKeys:
                 f"it is attested with the key {attestation.key_id}, which is not believed here; if "
                 f'you trust who measured it, run "gemm-tuner keys accept {attestation.public_key}"'
             )
-        if not _is_valid(
-            attestation.public_key, attestation.signature, _message(statement, document)
+        message = _message(statement, document)
+        if not self._has_own_mac(attestation, message) and not _is_valid(
+            attestation.public_key, attestation.signature, message
         ):
             return (
                 f"the attestation with the key {attestation.key_id} is not of these bytes: the "
@@ -119,8 +133,10 @@ class MeasuringKeys:
         """
         state = (_state_of(self.own_path), _state_of(self.accepted_path))
         if state != self._state:
-            own = self.own()
-            self._believed = self.accepted() | ({own} if own else set())
+            own = self._own_pair()
+            mac_keys = {own.public_key.hex(): own.mac_key} if own else {}
+            self._believed = self.accepted() | mac_keys.keys()
+            self._mac_keys = mac_keys
             self._state = state
         return self._believed
 
@@ -131,12 +147,20 @@ class MeasuringKeys:
             InvalidSetting: its file holds no private key, or others can read or change it.
             StoreFailed: it cannot be read.
         """
+        own = self._own_pair()
+        return None if own is None else own.public_key.hex()
+
+    def _own_pair(self) -> "KeyPair | None":
         from gemm_tuner.trust.keys import KeyPair  # noqa: PLC0415 - as in _is_valid
 
         if not self.own_path.exists():
             return None
         check_owned(self.own_path)
-        return KeyPair.load_or_create(self.own_path, name="measuring key").public_key.hex()
+        return KeyPair.load_or_create(self.own_path, name="measuring key")
+
+    def _has_own_mac(self, attestation: Attestation, message: bytes) -> bool:
+        key = self._mac_keys.get(attestation.public_key)
+        return key is not None and hmac.compare_digest(attestation.mac, _mac(key, message))
 
     def accepted(self) -> frozenset[str]:
         """Return the public keys of others that are believed, in hex.
@@ -220,6 +244,10 @@ def _message(statement: Statement, document: str) -> bytes:
     # The sha256 stands for the document; the prefix keeps a signature from meaning anything else.
     digest = sha256(document.encode()).hexdigest()
     return f"gemm-tuner {statement.value} 1\n{digest}".encode()
+
+
+def _mac(key: bytes, message: bytes) -> bytes:
+    return hmac.digest(key, message, "sha256")
 
 
 @lru_cache(maxsize=_KNOWN_SIGNATURES)

@@ -1,5 +1,6 @@
 """Key pairs in files of their user: of a service, and of who measures."""
 
+import hmac
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from gemm_tuner.files import read_bounded
 from gemm_tuner.trust.key_id import key_id_of
 
 _MAX_FILE_BYTES = 2**16
+_MAC_PURPOSE = b"gemm-tuner mac 1"
 
 
 def default_key_path() -> Path:
@@ -43,6 +45,14 @@ class KeyPair:
     def key_id(self) -> str:
         """Return the name of the public key."""
         return key_id_of(self.public_key)
+
+    @property
+    def mac_key(self) -> bytes:
+        """Return the key of message authentication codes, 32 bytes, derived from the private key.
+
+        Whoever has it can make what the owner takes for his own, so it stays in memory.
+        """
+        return hmac.digest(self.private_key.private_bytes_raw(), _MAC_PURPOSE, "sha256")
 
     @classmethod
     def load_or_create(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gemm_tuner.errors import InvalidSetting, StoreFailed
-from gemm_tuner.trust.attestation import MeasuringKeys, Statement
+from gemm_tuner.trust.attestation import Attestation, MeasuringKeys, Statement
 
 
 @pytest.fixture
@@ -41,6 +41,52 @@ def test_an_attestation_is_of_one_document_of_one_kind(
 
     assert reason is not None
     assert "is not of these bytes" in reason
+
+
+def test_a_verdict_of_the_own_key_is_believed_by_its_mac_without_its_signature(
+    keys: MeasuringKeys,
+) -> None:
+    attestation = keys.attest(Statement.VERDICT, "a verdict")
+    unsigned = replace(attestation, signature=b"\0" * 64)
+
+    assert keys.why_not_believed(Statement.VERDICT, "a verdict", unsigned) is None
+    assert keys.why_not_believed(Statement.VERDICT, "another", unsigned) is not None
+    assert keys.why_not_believed(Statement.TRIAL, "a verdict", unsigned) is not None
+
+
+@pytest.mark.parametrize("mac", [b"", b"\0" * 32, b"\0"])
+def test_without_a_valid_mac_the_signature_decides(keys: MeasuringKeys, mac: bytes) -> None:
+    attestation = replace(keys.attest(Statement.VERDICT, "a verdict"), mac=mac)
+    forged = replace(attestation, signature=b"\0" * 64)
+
+    assert keys.why_not_believed(Statement.VERDICT, "a verdict", attestation) is None
+    assert keys.why_not_believed(Statement.VERDICT, "a verdict", forged) is not None
+
+
+def test_a_foreign_verdict_is_believed_by_its_signature_alone(
+    keys: MeasuringKeys, foreign: MeasuringKeys
+) -> None:
+    keys.attest(Statement.VERDICT, "a verdict")
+    attestation = foreign.attest(Statement.VERDICT, "a verdict")
+    keys.accept(attestation.public_key)
+    own_mac = keys.attest(Statement.VERDICT, "a verdict").mac
+    forged = replace(attestation, signature=b"\0" * 64)
+
+    def is_believed(one: Attestation) -> bool:
+        return keys.why_not_believed(Statement.VERDICT, "a verdict", one) is None
+
+    assert is_believed(attestation)
+    assert not is_believed(forged)
+    assert not is_believed(replace(forged, mac=own_mac))
+
+
+def test_the_mac_of_a_key_that_was_replaced_is_not_believed(keys: MeasuringKeys) -> None:
+    attestation = keys.attest(Statement.VERDICT, "a verdict")
+    assert keys.why_not_believed(Statement.VERDICT, "a verdict", attestation) is None
+
+    keys.own_path.unlink()
+
+    assert keys.why_not_believed(Statement.VERDICT, "a verdict", attestation) is not None
 
 
 def test_without_attestation_the_command_that_attests_is_named(keys: MeasuringKeys) -> None:
