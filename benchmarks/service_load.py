@@ -49,6 +49,7 @@ from gemm_tuner.select.choose import choose
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 
+ROWS = 2  # raised when what a row holds changes: databases are kept
 CONNECTIONS = 16
 BATCH = 1000
 LOOKS = 500
@@ -124,7 +125,7 @@ def conditions() -> str:
 @contextmanager
 def sqlite_database(folder: Path, count: int) -> Iterator[str]:
     """Yield the URL of a database with `count` verdicts, made unless it is there."""
-    of_what = identity([each.problem.text for each in sample_verdicts()])[:8]
+    of_what = identity([ROWS, *(each.problem.text for each in sample_verdicts())])[:8]
     file, done = (folder / f"{count}-{of_what}.{ending}" for ending in ("sqlite3", "done"))
     url = f"sqlite:///{file}"
     if not done.exists():

@@ -1,5 +1,6 @@
 """Look up the verdict for a question, step by step, with its reasons."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gemm_tuner.derive import no_verdict
@@ -14,6 +15,7 @@ from gemm_tuner.select.measured import exact, sibling
 from gemm_tuner.select.predicted import predicted
 from gemm_tuner.select.same_model import same_model
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.verdicts import Asking
 from gemm_tuner.trust.key_id import key_id_of
 
 _LADDER = (exact, sibling, bucket, same_model, predicted)
@@ -46,10 +48,29 @@ def choose(
         InvalidProblem: the problem multiplies nothing.
     """
     problem.check_work()
-    known = repository.known(problem, cpu=cpu, context=context)
-    question = Question(
-        repository=repository, problem=problem, cpu=cpu, context=context, known=known
-    )
+    [question] = asked(repository, [(problem, cpu, context)])
+    return match(question)
+
+
+def asked(repository: Repository, questions: Sequence[Asking]) -> list[Question]:
+    """Return some questions with what the store knows of them: it is asked for many at once."""
+    return [
+        Question(repository=repository, problem=problem, cpu=cpu, context=context, known=known)
+        for (problem, cpu, context), known in zip(
+            questions, repository.known_each(questions), strict=True
+        )
+    ]
+
+
+def match(question: Question) -> Match:
+    """Return the best-founded verdict for a question, as `choose` does.
+
+    Raises:
+        InvalidProblem: the problem multiplies nothing.
+    """
+    repository, problem, cpu = question.repository, question.problem, question.cpu
+    context, known = question.context, question.known
+    problem.check_work()
     explain: list[str] = []
     is_lasting = True
     doubted: Verdict | None = None

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import RowMapping, Select, select
@@ -111,6 +112,7 @@ def usable_keys() -> Iterator[None]:
         raise StoreFailed(f"nothing in the store can be believed: {error}") from error
 
 
+@lru_cache(maxsize=1024)
 def describes(document: str, digest: str) -> bool:
     """Return whether the description of an artifact is of the binary with this sha256."""
     try:

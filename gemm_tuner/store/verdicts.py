@@ -1,10 +1,27 @@
 """Finding stored verdicts: one query for all that may answer a question."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Row, ScalarSelect, and_, bindparam, func, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Dialect,
+    Integer,
+    Row,
+    ScalarSelect,
+    String,
+    and_,
+    bindparam,
+    column,
+    func,
+    literal_column,
+    or_,
+    select,
+    values,
+)
+from sqlalchemy.types import TypeEngine
 
 from gemm_tuner.derive import SweepKey
 from gemm_tuner.domain.context import ExecutionContext
@@ -28,6 +45,11 @@ from gemm_tuner.store.tables import artifacts, revocations, verdict_state, verdi
 from gemm_tuner.store.verdict_document import load_verdict
 from gemm_tuner.trust.attestation import Attestation, Statement
 from gemm_tuner.trust.key_id import key_id_of
+
+MAX_TOGETHER = 16  # of many more, PostgreSQL reads the whole table where it has no statistics
+
+# What is asked: for whom, and where.
+Asking = tuple[Problem, Cpu, ExecutionContext]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,23 +138,23 @@ class Verdicts(Statements):
 
     def known(self, problem: Problem, *, cpu: Cpu, context: ExecutionContext) -> Known:
         """Return all that is stored for a question."""
-        key = problem_id(problem)
-        with self._asking_once() as connection:
-            rows = connection.execute(
-                _KNOWN,
-                {
-                    "problem": key,
-                    "layer": layer_id(problem),
-                    "model": cpu.model_key,
-                    "cpu": cpu.exact_key,
-                    "threads": context.threads,
-                    "regime": context.regime.value,
-                    "low": problem.m.low,
-                    "high": problem.m.high,
-                },
-            ).all()
-        with translated_errors():
-            return _sort(rows, problem, cpu, context)
+        return next(self.known_each([(problem, cpu, context)]))
+
+    def known_each(self, questions: Sequence[Asking]) -> Iterator[Known]:
+        """Yield all that is stored for each of some questions: `MAX_TOGETHER` in one query."""
+        for begin in range(0, len(questions), MAX_TOGETHER):
+            together = questions[begin : begin + MAX_TOGETHER]
+            rows_of: list[list[Row[Any]]] = [[] for _question in together]
+            with self._asking_once() as connection:
+                dialect = cast("Callable[[], Dialect]", type(connection.dialect))
+                text, names = _query(dialect, len(together))
+                asked = _asked(together)
+                named = asked if names is None else tuple(asked[name] for name in names)
+                for row in connection.exec_driver_sql(text, named).all():
+                    rows_of[row[0]].append(row)
+            for (problem, cpu, context), rows in zip(together, rows_of, strict=True):
+                with translated_errors():
+                    yield _sort(rows, problem, cpu, context)
 
     def verdict_of(
         self,
@@ -205,53 +227,100 @@ def _is_lifted(artifact: ColumnElement[str]) -> ScalarSelect[bool]:
         select(revocations.c.is_lifted)
         .where(revocations.c.subject == artifact)
         .order_by(revocations.c.number.desc())
-        .limit(1)
+        .limit(literal_column("1"))  # no parameters: those of the query are its questions
+        .offset(literal_column("0"))
         .scalar_subquery()
     )
 
 
-def _query() -> Any:  # noqa: ANN401 - its type says nothing more
+_ASKED: dict[str, TypeEngine[Any]] = {
+    "problem": String(),
+    "layer": String(),
+    "model": String(),
+    "cpu": String(),
+    "threads": Integer(),
+    "regime": String(),
+    "low": Integer(),
+    "high": Integer(),
+}
+
+
+def _asked(questions: Sequence[Asking]) -> dict[str, str | int]:
+    """Return the parameters of `_query`."""
+    asked: dict[str, str | int] = {}
+    for number, (problem, cpu, context) in enumerate(questions):
+        asked |= {
+            f"problem{number}": problem_id(problem),
+            f"layer{number}": layer_id(problem),
+            f"model{number}": cpu.model_key,
+            f"cpu{number}": cpu.exact_key,
+            f"threads{number}": context.threads,
+            f"regime{number}": context.regime.value,
+            f"low{number}": problem.m.low,
+            f"high{number}": problem.m.high,
+        }
+    return asked
+
+
+@lru_cache
+def _query(dialect: Callable[[], Dialect], count: int) -> tuple[str, tuple[str, ...] | None]:
+    """Return the query for that many questions, which gives the rows of each with its number.
+
+    It is text in the form of the driver, as what SQLAlchemy does around such a query takes longer
+    than the query. Its parameters are named, or come in the order of the names.
+    """
+    compiled = _statement(count).compile(dialect=dialect())
+    names = compiled.positiontup
+    return str(compiled), None if names is None else tuple(names)
+
+
+def _statement(count: int) -> Any:  # noqa: ANN401 - its type says nothing more
+    columns = [column(name, kind) for name, kind in _ASKED.items()]
+    questions = [
+        (
+            literal_column(str(number), Integer()),
+            *(bindparam(f"{name}{number}", type_=kind) for name, kind in _ASKED.items()),
+        )
+        for number in range(count)
+    ]
+    asked_each = (
+        values(column("number", Integer()), *columns, name="asked").data(questions).cte("asked")
+    )
+    asked = asked_each.c
     row = verdicts.c
-    same_context = and_(row.threads == bindparam("threads"), row.regime == bindparam("regime"))
-    same_problem = and_(
-        row.problem_id == bindparam("problem"), same_context, row.model_key == bindparam("model")
-    )
+    same_context = and_(row.threads == asked.threads, row.regime == asked.regime)
+    same_problem = and_(row.problem_id == asked.problem, same_context, row.model_key == asked.model)
     range_around = and_(
-        row.range_of == bindparam("layer"),
-        row.cpu_key == bindparam("cpu"),
+        row.range_of == asked.layer,
+        row.cpu_key == asked.cpu,
         same_context,
-        row.m_low <= bindparam("low"),
-        row.m_high >= bindparam("high"),
+        row.m_low <= asked.low,
+        row.m_high >= asked.high,
     )
-    hint = row.hint_of == bindparam("problem")
+    hint = row.hint_of == asked.problem
     own, of_class = artifacts.alias("own"), artifacts.alias("of_class")
-    return (
-        select(
-            verdicts,
-            own.c.document.label("own_document"),
-            own.c.attested_by.label("own_attested_by"),
-            own.c.attestation.label("own_attestation"),
-            _is_lifted(row.artifact).label("own_is_lifted"),
-            _is_lifted(row.class_artifact).label("of_class_is_lifted"),
-            of_class.c.document.label("of_class_document"),
-            of_class.c.attested_by.label("of_class_attested_by"),
-            of_class.c.attestation.label("of_class_attestation"),
-        )
-        .select_from(
-            verdicts.outerjoin(own, own.c.sha256 == row.artifact).outerjoin(
-                of_class, of_class.c.sha256 == row.class_artifact
-            )
-        )
-        .where(or_(same_problem, range_around, hint))
+    return select(
+        asked.number,
+        verdicts,
+        own.c.document.label("own_document"),
+        own.c.attested_by.label("own_attested_by"),
+        own.c.attestation.label("own_attestation"),
+        _is_lifted(row.artifact).label("own_is_lifted"),
+        _is_lifted(row.class_artifact).label("of_class_is_lifted"),
+        of_class.c.document.label("of_class_document"),
+        of_class.c.attested_by.label("of_class_attested_by"),
+        of_class.c.attestation.label("of_class_attestation"),
+    ).select_from(
+        asked_each.join(verdicts, or_(same_problem, range_around, hint))
+        .outerjoin(own, own.c.sha256 == row.artifact)
+        .outerjoin(of_class, of_class.c.sha256 == row.class_artifact)
     )
-
-
-_KNOWN = _query()
 
 
 def _sort(rows: Sequence[Row[Any]], problem: Problem, cpu: Cpu, context: ExecutionContext) -> Known:
     """Return what rows say, each taken for what its attested columns say that it is."""
-    key = problem_id(problem)
+    key, threads, regime = problem_id(problem), context.threads, context.regime
+    own_key, of_class, of_model = cpu.exact_key, f"{cpu.class_key}-", f"{cpu.model_key}-"
     here: KnownVerdict | None = None
     siblings: list[KnownVerdict] = []
     ranges: list[KnownVerdict] = []
@@ -259,22 +328,22 @@ def _sort(rows: Sequence[Row[Any]], problem: Problem, cpu: Cpu, context: Executi
     imported = serial = 0
     for row in rows:
         serial = max(serial, row.serial)
-        is_problem = row.problem_id == key
+        is_problem, cpu_key = row.problem_id == key, row.cpu_key
         if is_problem:
             has_trials = True
             imported += row.imported
-            has_predictions |= row.is_predicted and row.threads == context.threads
-        if (row.threads, row.regime) != (context.threads, context.regime):
+            has_predictions |= bool(row.is_predicted) and row.threads == threads
+        if row.threads != threads or row.regime != regime:
             continue
         if not is_problem:
             around = _range_around(row, problem)
-            if around is not None and row.cpu_key == cpu.exact_key:
+            if around is not None and cpu_key == own_key:
                 ranges.append(_verdict(row, around, context))
-        elif row.cpu_key == cpu.exact_key:
+        elif cpu_key == own_key:
             here = _verdict(row, problem.m, context)
-        elif row.cpu_key.startswith(f"{cpu.class_key}-"):
+        elif cpu_key.startswith(of_class):
             siblings.append(_verdict(row, problem.m, context))
-        elif row.cpu_key.startswith(f"{cpu.model_key}-"):
+        elif cpu_key.startswith(of_model):
             has_same_model = True
     return Known(
         here=here,

@@ -1,7 +1,8 @@
 """The signed payload: the verdict in bytes, its time of issue and its expiry."""
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
@@ -38,18 +39,6 @@ class SignedArtifact(PayloadModel):
     toolchain: str
     source_sha256: Sha256
 
-    @classmethod
-    def of(cls, artifact: Artifact) -> Self:
-        """Return the signed form of `artifact`."""
-        return cls(
-            sha256=artifact.sha256,
-            size_bytes=artifact.size_bytes,
-            abi_version=artifact.abi_version,
-            required_isa=tuple(sorted(artifact.required_isa)),
-            toolchain=artifact.toolchain,
-            source_sha256=artifact.source_sha256,
-        )
-
     def to_domain(self) -> Artifact:
         """Return the artifact."""
         return Artifact(
@@ -70,13 +59,6 @@ class SignedRatio(PayloadModel):
     high: float
     of_minimums: float
 
-    @classmethod
-    def of(cls, ratio: Ratio) -> Self:
-        """Return the signed form of `ratio`."""
-        return cls(
-            median=ratio.median, low=ratio.low, high=ratio.high, of_minimums=ratio.of_minimums
-        )
-
     def to_domain(self) -> Ratio:
         """Return the ratio."""
         return Ratio(median=self.median, low=self.low, high=self.high, of_minimums=self.of_minimums)
@@ -88,11 +70,6 @@ class SignedLibrary(PayloadModel):
     text: str
     package: str
 
-    @classmethod
-    def of(cls, library: Library) -> Self:
-        """Return the signed form of `library`."""
-        return cls(text=library.text, package=library.package)
-
     def to_domain(self) -> Library:
         """Return the library."""
         return Library(text=self.text, package=self.package)
@@ -103,11 +80,6 @@ class SignedInstead(PayloadModel):
 
     library: SignedLibrary
     speed: Annotated[float, Field(gt=0)]
-
-    @classmethod
-    def of(cls, instead: Instead) -> Self:
-        """Return the signed form of `instead`."""
-        return cls(library=SignedLibrary.of(instead.library), speed=instead.speed)
 
     def to_domain(self) -> Instead:
         """Return the library with its speed."""
@@ -141,26 +113,9 @@ class VerdictPayload(PayloadModel):
     def of(
         cls, verdict: Verdict, *, issued_at: datetime, expires_at: datetime, serial: int
     ) -> Self:
-        """Return the payload of `verdict`; the same arguments give the same payload."""
-        artifact, comparison = verdict.artifact, verdict.comparison
-        instead = comparison.instead if comparison else None
-        return cls(
-            problem=verdict.problem.text,
-            cpu_key=verdict.cpu_key,
-            threads=verdict.context.threads,
-            regime=verdict.context.regime,
-            decision=verdict.decision,
-            basis=verdict.basis,
-            complete=verdict.complete,
-            candidate=verdict.candidate.text if verdict.candidate else None,
-            ratio=SignedRatio.of(comparison.ratio) if comparison else None,
-            compared_with=SignedLibrary.of(comparison.baseline) if comparison else None,
-            instead=SignedInstead.of(instead) if instead else None,
-            artifact=SignedArtifact.of(artifact) if artifact else None,
-            issued_at=issued_at,
-            expires_at=expires_at,
-            serial=serial,
-        )
+        """Return the payload of `verdict`."""
+        facts = payload_facts(verdict, issued_at=issued_at, expires_at=expires_at, serial=serial)
+        return cls.model_validate_json(payload_bytes(facts))
 
     @property
     def comparison(self) -> Comparison | None:
@@ -178,6 +133,68 @@ class VerdictPayload(PayloadModel):
         """Return the age as a key: an older verdict for the same question has a smaller one."""
         return (self.issued_at, self.serial)
 
-    def to_bytes(self) -> bytes:
-        """Return the canonical JSON that is signed."""
-        return canonical_json(self.model_dump(mode="json")).encode()
+
+def payload_facts(
+    verdict: Verdict, *, issued_at: datetime, expires_at: datetime, serial: int
+) -> dict[str, Any]:
+    """Return the members of the `VerdictPayload` of a verdict, as JSON has them.
+
+    No model is made of them: that took as long as to sign.
+    """
+    comparison = verdict.comparison
+    return {
+        "problem": verdict.problem.text,
+        "cpu_key": verdict.cpu_key,
+        "threads": verdict.context.threads,
+        "regime": verdict.context.regime,
+        "decision": verdict.decision,
+        "basis": verdict.basis,
+        "complete": verdict.complete,
+        "candidate": verdict.candidate.text if verdict.candidate else None,
+        "ratio": _ratio_facts(comparison.ratio) if comparison else None,
+        "compared_with": _library_facts(comparison.baseline) if comparison else None,
+        "instead": _instead_facts(comparison.instead) if comparison else None,
+        "artifact": _artifact_facts(verdict.artifact) if verdict.artifact else None,
+        "issued_at": _time_text(issued_at),
+        "expires_at": _time_text(expires_at),
+        "serial": serial,
+    }
+
+
+def payload_bytes(facts: Mapping[str, Any]) -> bytes:
+    """Return the canonical JSON of a payload, which is signed; the same facts give the same."""
+    return canonical_json(facts).encode()
+
+
+def _artifact_facts(artifact: Artifact) -> dict[str, Any]:
+    return {
+        "sha256": artifact.sha256,
+        "size_bytes": artifact.size_bytes,
+        "abi_version": artifact.abi_version,
+        "required_isa": sorted(artifact.required_isa),
+        "toolchain": artifact.toolchain,
+        "source_sha256": artifact.source_sha256,
+    }
+
+
+def _ratio_facts(ratio: Ratio) -> dict[str, float]:
+    return {
+        "median": ratio.median,
+        "low": ratio.low,
+        "high": ratio.high,
+        "of_minimums": ratio.of_minimums,
+    }
+
+
+def _library_facts(library: Library) -> dict[str, str]:
+    return {"text": library.text, "package": library.package}
+
+
+def _instead_facts(instead: Instead | None) -> dict[str, Any] | None:
+    if instead is None:
+        return None
+    return {"library": _library_facts(instead.library), "speed": instead.speed}
+
+
+def _time_text(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")

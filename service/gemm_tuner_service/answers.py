@@ -1,14 +1,12 @@
 """Questions, and signed answers in memory: what was answered today is not signed again."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from hashlib import sha256
 from threading import Lock
-from typing import Self
-
-from pydantic import BaseModel
+from typing import Self, TypeVar
 
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
@@ -19,6 +17,8 @@ MAX_ANSWER_BYTES = 2**15
 
 # A problem, the CPU that asks with its features, threads and regime.
 Question = tuple[str, str, frozenset[str], int, str]
+
+AnyQuestion = TypeVar("AnyQuestion", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,8 @@ class Answer:
     is_measured: bool = True
 
     @classmethod
-    def of(cls, document: BaseModel, *, is_lasting: bool = False, is_measured: bool = True) -> Self:
-        """Return a document as an answer."""
-        content = document.model_dump_json().encode()
+    def of(cls, content: bytes, *, is_lasting: bool = False, is_measured: bool = True) -> Self:
+        """Return the bytes of a document as an answer."""
         tag = f'"{sha256(content).hexdigest()}"'
         return cls(content=content, tag=tag, is_lasting=is_lasting, is_measured=is_measured)
 
@@ -95,21 +94,40 @@ class Answers:
 
     def get(self, question: Hashable, today: date, make: Callable[[], Answer]) -> Answer:
         """Return the answer to a question, made anew where it is not known or not sure."""
-        state = self._state()  # before the answer: what changes while it is made shows later
+        return self.get_each([question], today, lambda _missing: {question: make()})[question]
+
+    def get_each(
+        self,
+        questions: Collection[AnyQuestion],
+        today: date,
+        make: Callable[[Sequence[AnyQuestion]], Mapping[AnyQuestion, Answer]],
+    ) -> dict[AnyQuestion, Answer]:
+        """Return the answers to some questions.
+
+        `make` returns those to some that are not known or not sure; it may leave some out.
+        """
+        state = self._state()  # before the answers: what changes while they are made shows later
         made_in = (state, today)
         with self._lock:
             if self._made_in != made_in:
                 self._answers.clear()
                 self._made_in = made_in
-            known = self._answers.get(question)
-            if known is not None:
-                self._answers.move_to_end(question)
-                return known
-        answer = make()
-        if state is not None and answer.is_lasting and len(answer.content) <= self._longest_bytes:
+            known = {one: self._answers[one] for one in questions if one in self._answers}
+            for one in known:
+                self._answers.move_to_end(one)
+        missing = [one for one in dict.fromkeys(questions) if one not in known]
+        if not missing:
+            return known
+        made = make(missing)
+        if state is not None:
             with self._lock:
                 if self._made_in == made_in:
-                    self._answers[question] = answer
-                    while len(self._answers) > MAX_ANSWERS:
-                        self._answers.popitem(last=False)
-        return answer
+                    self._keep(made)
+        return {**known, **made}
+
+    def _keep(self, answers: Mapping[AnyQuestion, Answer]) -> None:
+        for question, answer in answers.items():
+            if answer.is_lasting and len(answer.content) <= self._longest_bytes:
+                self._answers[question] = answer
+        while len(self._answers) > MAX_ANSWERS:
+            self._answers.popitem(last=False)

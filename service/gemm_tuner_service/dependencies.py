@@ -20,6 +20,7 @@ from gemm_tuner_service.bounds import MAX_UPLOAD_BYTES
 from gemm_tuner_service.callers import Caller, Callers
 from gemm_tuner_service.client_limits import ClientLimits, Work
 from gemm_tuner_service.cpus import Cpus
+from gemm_tuner_service.gathering import Gathering
 from gemm_tuner_service.job_desk import JobDesk
 from gemm_tuner_service.lasting import WORK
 from gemm_tuner_service.miss_counter import MissCounter
@@ -42,6 +43,7 @@ class RunningService:
     cpus: Cpus
     questions: Questions
     resolver: Resolver
+    gathering: Gathering
     lists: Answers
     callers: Callers
     limits: ClientLimits
@@ -68,6 +70,13 @@ class RunningService:
         cpus = Cpus(repository=repository, default=settings.default_cpu)
         misses = Misses(engine)
         counter = MissCounter(misses.add)
+        resolver = Resolver(
+            repository=repository,
+            key_pair=key_pair,
+            lifetime=settings.verdict_lifetime,
+            answers=Answers(watch.state, watch.state_at_once),
+            count_miss=counter.note,
+        )
         return cls(
             engine=engine,
             watch=watch,
@@ -76,13 +85,8 @@ class RunningService:
             successions=read_successions(settings.signing_key_path),
             cpus=cpus,
             questions=Questions(cpus),
-            resolver=Resolver(
-                repository=repository,
-                key_pair=key_pair,
-                lifetime=settings.verdict_lifetime,
-                answers=Answers(watch.state, watch.state_at_once),
-                count_miss=counter.note,
-            ),
+            resolver=resolver,
+            gathering=Gathering(resolver.answer_each),
             lists=Answers(watch.state, longest_bytes=MAX_UPLOAD_BYTES),
             callers=Callers(Tokens(engine), settings.proxies, limits),
             limits=limits,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from anyio import to_thread
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
@@ -38,10 +37,9 @@ class LeanResolveRoute(APIRoute):
                 asked = service.questions.in_body(await request.body())
             except (ValueError, RecursionError, InvalidInput):
                 return await thorough(request)
-            now = datetime.now(UTC)
-            answer = service.resolver.known_answer(asked, now)
+            answer = service.resolver.known_answer(asked, datetime.now(UTC))
             if answer is None:
-                answer = await to_thread.run_sync(service.resolver.answer, asked, now)
+                answer = await service.gathering.answer(asked)
             return tagged(answer, request.headers.get("if-none-match"))
 
         return answer

@@ -1,6 +1,5 @@
 """From a problem to a signed answer."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
@@ -10,16 +9,23 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.tunable import is_tunable
 from gemm_tuner.domain.verdict import Verdict
-from gemm_tuner.errors import InvalidInput
-from gemm_tuner.select.choose import choose
+from gemm_tuner.errors import GemmTunerError, InvalidInput, StoreFailed
+from gemm_tuner.select.choose import asked, match
+from gemm_tuner.select.lookup import Question as KnownQuestion
 from gemm_tuner.select.shared_weights import share
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.verdicts import MAX_TOGETHER
 from gemm_tuner.trust.keys import KeyPair
-from gemm_tuner.trust.payload import VerdictPayload
+from gemm_tuner.trust.payload import payload_bytes, payload_facts
 from gemm_tuner.trust.signature import sign_verdict
-from gemm_tuner_service.answers import Answer, Answers, Asked
+from gemm_tuner_service.answers import Answer, Answers, Asked, Question
+from gemm_tuner_service.documents import batch_item, resolution_document
 from gemm_tuner_service.problems import describe
-from gemm_tuner_service.schemas import BatchItem, Resolution, VerdictView
+from gemm_tuner_service.schemas import BatchItem
+
+_MAX_FAILED = 2
+
+Answered = Answer | GemmTunerError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +54,7 @@ class Resolver:
         Raises:
             InvalidProblem: the problem multiplies nothing.
         """
-
-        def make() -> Answer:
-            return self.answer_anew(asked, now)
-
-        answer = self.answers.get(asked.key, now.astimezone(UTC).date(), make)
-        self._count(asked, answer)
-        return answer
+        return _only(self.answer_each([asked], now))
 
     def answer_anew(self, asked: Asked, now: datetime) -> Answer:
         """Return the bytes of the answer to a question, whatever is in memory, and count nothing.
@@ -62,26 +62,48 @@ class Resolver:
         Raises:
             InvalidProblem: the problem multiplies nothing.
         """
-        match = choose(self.repository, asked.problem, cpu=asked.cpu, context=asked.context)
-        resolution = self._signed(match.verdict, match.explain, now, match.serial)
-        return Answer.of(
-            resolution, is_lasting=match.is_lasting, is_measured=_is_measured(match.verdict)
-        )
+        return _only(self._each_anew([asked], now))
+
+    def answer_each(self, asked: Sequence[Asked], now: datetime) -> list[Answered]:
+        """Return the answers to some questions, or what is wrong with them.
+
+        The store is asked once for all of `MAX_TOGETHER` that are not in memory.
+        """
+        wrong: dict[Question, GemmTunerError] = {}
+        by_key = {one.key: one for one in asked}
+
+        def make(missing: Sequence[Question]) -> dict[Question, Answer]:
+            made: dict[Question, Answer] = {}
+            for begin in range(0, len(missing), MAX_TOGETHER):
+                keys = missing[begin : begin + MAX_TOGETHER]
+                each = self._each_anew([by_key[key] for key in keys], now)
+                for key, answered in zip(keys, each, strict=True):
+                    if isinstance(answered, Answer):
+                        made[key] = answered
+                    else:
+                        wrong[key] = answered
+            return made
+
+        answers = self.answers.get_each(by_key, now.astimezone(UTC).date(), make)
+        for one in asked:
+            self._count(one, answers.get(one.key))
+        return [answers.get(one.key) or wrong[one.key] for one in asked]
 
     def resolve_each(
         self, texts: Sequence[str], *, cpu: Cpu, context: ExecutionContext, now: datetime
     ) -> Iterator[bytes]:
         """Yield a `BatchItem` in JSON for each problem: its answer, or what is wrong with it."""
-        for text in texts:
-            try:
-                answer = self.answer(Asked.of(Problem.parse(text), cpu, context), now)
-            except InvalidInput as error:
-                yield BatchItem(problem=text, error=describe(error)).model_dump_json().encode()
+        parsed = [_parsed(text, cpu, context) for text in texts]
+        asked = [one for one in parsed if isinstance(one, Asked)]
+        answered = iter(self.answer_each(asked, now))
+        for text, one in zip(texts, parsed, strict=True):
+            result = next(answered) if isinstance(one, Asked) else one
+            if isinstance(result, InvalidInput):
+                yield BatchItem(problem=text, error=describe(result)).model_dump_json().encode()
+            elif isinstance(result, GemmTunerError):
+                raise result
             else:
-                yield b'{"problem":%b,"resolution":%b,"error":null}' % (
-                    json.dumps(text).encode(),
-                    answer.content,
-                )
+                yield batch_item(text, result.content)
 
     def resolve_layer(
         self,
@@ -103,29 +125,72 @@ class Resolver:
             verdict = one.chosen.verdict
             if not _is_measured(verdict):
                 self.count_miss(Asked.of(verdict.problem, cpu, context))
-            resolution = self._signed(verdict, one.explain, now, sharing.serial)
-            yield BatchItem(problem=text, resolution=resolution).model_dump_json().encode()
+            yield batch_item(text, self._document(verdict, one.explain, now, sharing.serial))
 
     def _count(self, asked: Asked, answer: Answer | None) -> None:
         """Count a question for which nothing was measured."""
         if answer is not None and not answer.is_measured:
             self.count_miss(asked)
 
-    def _signed(
+    def _each_anew(self, each: Sequence[Asked], now: datetime) -> list[Answered]:
+        """Return the answers to some questions, for all of which the store is asked once."""
+        try:
+            questions = asked(
+                self.repository, [(one.problem, one.cpu, one.context) for one in each]
+            )
+        except StoreFailed as error:
+            return [error] if len(each) == 1 else self._one_by_one(each, now)
+        return [self._anew(question, now) for question in questions]
+
+    def _one_by_one(self, each: Sequence[Asked], now: datetime) -> list[Answered]:
+        """Return the answers to questions asked alone: a row that is damaged spoils one of them.
+
+        Where two fail it is no row but the database, and the rest fails as they did.
+        """
+        found: list[Answered] = []
+        failed: list[GemmTunerError] = []
+        for one in each:
+            [answered] = self._each_anew([one], now) if len(failed) < _MAX_FAILED else failed[-1:]
+            if isinstance(answered, StoreFailed):
+                failed.append(answered)
+            found.append(answered)
+        return found
+
+    def _anew(self, question: KnownQuestion, now: datetime) -> Answered:
+        try:
+            found = match(question)
+        except GemmTunerError as error:
+            return error
+        content = self._document(found.verdict, found.explain, now, found.serial)
+        return Answer.of(
+            content, is_lasting=found.is_lasting, is_measured=_is_measured(found.verdict)
+        )
+
+    def _document(
         self, verdict: Verdict, explain: Sequence[str], now: datetime, serial: int
-    ) -> Resolution:
+    ) -> bytes:
+        """Return the `Resolution` of a verdict in JSON, signed."""
         issued_at = datetime.combine(now.astimezone(UTC), time.min, tzinfo=UTC)
-        payload = VerdictPayload.of(
-            verdict,
-            issued_at=issued_at,
-            expires_at=issued_at + self.lifetime,
-            serial=serial,
+        payload = payload_facts(
+            verdict, issued_at=issued_at, expires_at=issued_at + self.lifetime, serial=serial
         )
-        return Resolution(
-            signed=sign_verdict(payload.to_bytes(), self.key_pair),
-            verdict=VerdictView.of(verdict),
-            explain=list(explain),
-        )
+        signed = sign_verdict(payload_bytes(payload), self.key_pair)
+        return resolution_document(signed, payload, verdict, explain)
+
+
+def _parsed(text: str, cpu: Cpu, context: ExecutionContext) -> Asked | InvalidInput:
+    try:
+        return Asked.of(Problem.parse(text), cpu, context)
+    except InvalidInput as error:
+        return error
+
+
+def _only(answered: Sequence[Answered]) -> Answer:
+    """Return the answer to the only question, or raise what is wrong with it."""
+    [one] = answered
+    if isinstance(one, GemmTunerError):
+        raise one
+    return one
 
 
 def _is_measured(verdict: Verdict) -> bool:

@@ -4,12 +4,11 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, parse_isa
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.revocation import MAX_REASON
-from gemm_tuner.domain.verdict import Basis, Decision, Verdict
+from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.store.contributions import Contribution, Kind
 from gemm_tuner.store.wire import WireRecord
 from gemm_tuner.trust.signature import SignedVerdict
@@ -200,21 +199,6 @@ class ArtifactView(BaseModel):
     toolchain: str
     source_sha256: str
 
-    @classmethod
-    def of(cls, artifact: Artifact) -> Self:
-        """Return the view of `artifact`."""
-        url = f"/v1/artifacts/sha256/{artifact.sha256}"
-        return cls(
-            url=url,
-            source_url=f"{url}/source",
-            sha256=artifact.sha256,
-            size_bytes=artifact.size_bytes,
-            abi_version=artifact.abi_version,
-            required_isa=sorted(artifact.required_isa),
-            toolchain=artifact.toolchain,
-            source_sha256=artifact.source_sha256,
-        )
-
 
 class MeasurementView(BaseModel):
     """Times of one call, and the speed over the baseline with its 95 % interval."""
@@ -248,24 +232,6 @@ class VerdictView(BaseModel):
     artifact: ArtifactView | None
     doubt: str | None = None
     attested_by: str | None = None
-
-    @classmethod
-    def of(cls, verdict: Verdict) -> Self:
-        """Return the view of `verdict`."""
-        return cls(
-            problem=verdict.problem.text,
-            cpu_key=verdict.cpu_key,
-            threads=verdict.context.threads,
-            regime=verdict.context.regime,
-            decision=verdict.decision,
-            basis=verdict.basis,
-            complete=verdict.complete,
-            candidate=verdict.candidate.text if verdict.candidate else None,
-            measurement=_measurement_view(verdict),
-            artifact=ArtifactView.of(verdict.artifact) if verdict.artifact else None,
-            doubt=verdict.doubt,
-            attested_by=verdict.attested_by,
-        )
 
 
 class Resolution(BaseModel):
@@ -361,18 +327,3 @@ class Version(BaseModel):
     gemm_tuner: str
     api: str
     abi_version: int
-
-
-def _measurement_view(verdict: Verdict) -> MeasurementView | None:
-    measurement = verdict.measurement
-    if measurement is None:
-        return None
-    ratio = measurement.ratio
-    return MeasurementView(
-        candidate_median_ns=measurement.candidate_median_ns,
-        baseline=measurement.baseline,
-        baseline_median_ns=measurement.baseline_median_ns,
-        speed_ratio=ratio.median,
-        speed_ratio_low=ratio.low,
-        speed_ratio_high=ratio.high,
-    )

@@ -35,7 +35,7 @@ from gemm_tuner.select.choose import choose
 from gemm_tuner.store.database import open_database, writing
 from gemm_tuner.store.deriving import Deriving
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.verdicts import StoredDocument
+from gemm_tuner.store.verdicts import Known, StoredDocument
 from gemm_tuner.trust.attestation import MeasuringKeys
 
 COLD = ExecutionContext(regime=Regime.COLD_WEIGHTS)
@@ -172,6 +172,13 @@ def _rows(repository: Repository) -> list[tuple[object, ...]]:
         return [tuple(row) for row in connection.exec_driver_sql(statement)]
 
 
+def _told(known: Known) -> tuple[object, ...]:
+    """Return what is known with each row as what it tells, without its number in the query."""
+    verdicts = [one and (one.own(), one.of_class()) for one in (known.here, *known.siblings)]
+    verdicts += [(one.own(), one.of_class()) for one in known.ranges]
+    return verdicts, replace(known, here=None, siblings=(), ranges=())
+
+
 @settings(max_examples=25)
 @given(steps=st.lists(st.one_of(_trials, _trials, _builds, _ends), max_size=8))
 def test_stored_verdicts_are_those_derived_from_scratch(steps: list[object]) -> None:
@@ -183,9 +190,12 @@ def test_stored_verdicts_are_those_derived_from_scratch(steps: list[object]) -> 
             # Where the kernel of a stored verdict is revoked, it is not used.
             assert found == expected or (found is None and revoked)
 
+        questions = [(problem, CPU, context) for problem in PROBLEMS for context in CONTEXTS]
+        together = repository.known_each(questions)
         for problem in PROBLEMS:
             for context in CONTEXTS:
                 known = repository.known(problem, cpu=CPU, context=context)
+                assert _told(next(together)) == _told(known)
 
                 def found(
                     document: StoredDocument | None,
@@ -263,6 +273,25 @@ def test_a_question_is_one_query(repository: Repository, engine: Engine) -> None
     assert unknown.is_lasting
 
 
+def test_many_questions_are_asked_together_and_answered_in_order(
+    repository: Repository, engine: Engine
+) -> None:
+    repository.add_trial(make_trial())
+    others = [replace(PROBLEM, n=8 * number) for number in range(1, 22)]
+    statements: list[str] = []
+    event.listen(
+        engine, "before_cursor_execute", lambda _c, _u, text, *_rest: statements.append(text)
+    )
+
+    asked = [(problem, CPU, CONTEXT) for problem in (*others, PROBLEM)]
+    found = list(repository.known_each(asked))
+
+    assert [known.has_trials for known in found] == [False] * len(others) + [True]
+    assert _told(found[-1]) == _told(repository.known(PROBLEM, cpu=CPU, context=CONTEXT))
+    assert len([text for text in statements if text != "BEGIN"]) == 3  # 16 questions, 6 and one
+    assert list(repository.known_each([])) == []
+
+
 def test_the_query_searches_indexes_and_scans_nothing(tmp_path: Path) -> None:
     engine = open_database(f"sqlite:///{tmp_path}/plan.sqlite3")
     repository = Repository(engine)
@@ -273,7 +302,7 @@ def test_the_query_searches_indexes_and_scans_nothing(tmp_path: Path) -> None:
         "before_cursor_execute",
         lambda _c, _u, text, values, *_rest: seen.append((text, values)),
     )
-    repository.known(PROBLEM, cpu=CPU, context=CONTEXT)
+    list(repository.known_each([(PROBLEM, CPU, CONTEXT), (PROBLEM, SIBLING_CPU, COLD)]))
     text, values = seen[-1]
 
     with engine.connect() as connection:
@@ -281,7 +310,8 @@ def test_the_query_searches_indexes_and_scans_nothing(tmp_path: Path) -> None:
 
     engine.dispose()
     details = [row[-1] for row in plan]
-    assert not [detail for detail in details if detail.startswith("SCAN")]
+    scanned = {detail for detail in details if detail.startswith("SCAN")}
+    assert scanned == {"SCAN asked", "SCAN 2 CONSTANT ROWS"}  # the questions themselves
     of_verdicts = [detail for detail in details if detail.startswith("SEARCH verdicts")]
     assert len(of_verdicts) == 3
 

@@ -35,7 +35,7 @@ def list_revocations(
     def sign() -> Answer:
         revoked = service.repository.revocations()
         signed = sign_revocations(revoked, service.key_pair, issued_at=issued_at)
-        return Answer.of(signed, is_lasting=True)
+        return Answer.of(signed.model_dump_json().encode(), is_lasting=True)
 
     return tagged(service.lists.get("revocations", issued_at.date(), sign), if_none_match)
 

@@ -1,0 +1,231 @@
+"""Questions that come together: answered in groups, each for itself."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+from gemm_tuner_service.answers import Answer, Answers, Asked
+from gemm_tuner_service.gathering import Gathering
+from gemm_tuner_service.resolver import Answered, Resolver
+from gemm_tuner_service.settings import Settings
+from samples import CONTEXT, CPU, PROBLEM
+from sqlalchemy import Engine, event, text
+
+from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.errors import GemmTunerError, InvalidProblem, StoreFailed
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.trust.keys import KeyPair
+
+NOW = datetime(2026, 11, 23, tzinfo=UTC)
+
+
+def asked_of(n: int) -> Asked:
+    return Asked.of(replace(PROBLEM, n=n), CPU, CONTEXT)
+
+
+def answer_of(asked: Asked) -> Answer:
+    return Answer.of(asked.problem.text.encode())
+
+
+class Desk:
+    """Answers groups, each when it is let, and remembers their sizes."""
+
+    def __init__(self, answered: Callable[[Asked], Answered] = answer_of) -> None:
+        self.sizes: list[int] = []
+        self.go = threading.Semaphore(0)
+        self._begun = threading.Semaphore(0)
+        self._answered = answered
+
+    def answer_each(self, asked: Sequence[Asked], _now: datetime) -> list[Answered]:
+        """Return an answer to each."""
+        self.sizes.append(len(asked))
+        self._begun.release()
+        assert self.go.acquire(timeout=30)
+        return [self._answered(one) for one in asked]
+
+    async def begins(self) -> None:
+        """Wait until one more group is being answered."""
+        assert await asyncio.to_thread(self._begun.acquire, timeout=30)
+
+
+def test_questions_that_come_while_others_are_answered_are_one_group() -> None:
+    async def ask() -> None:
+        desk = Desk()
+        gathering = Gathering(desk.answer_each)
+        first = [asyncio.create_task(gathering.answer(asked_of(1)))]
+        await desk.begins()
+        first.append(asyncio.create_task(gathering.answer(asked_of(2))))
+        await desk.begins()
+        rest = [asyncio.create_task(gathering.answer(asked_of(n))) for n in range(3, 25)]
+        await asyncio.sleep(0)
+
+        for _group in range(4):
+            desk.go.release()
+        answers = await asyncio.gather(*first, *rest)
+
+        assert desk.sizes[:2] == [1, 1]
+        assert sorted(desk.sizes[2:]) == [6, 16]
+        expected = [asked_of(n).problem.text.encode() for n in range(1, 25)]
+        assert [answer.content for answer in answers] == expected
+
+    asyncio.run(ask())
+
+
+def test_who_asks_in_the_moment_in_which_a_group_ends_is_answered() -> None:
+    async def ask() -> None:
+        gathering = Gathering(lambda asked, _now: [answer_of(one) for one in asked])
+
+        async def ask_again(n: int) -> None:
+            await gathering.answer(asked_of(n))
+            await gathering.answer(asked_of(n + 1))  # before the task of the group is done
+
+        async with asyncio.timeout(30):
+            for n in range(1, 100, 2):
+                await asyncio.gather(ask_again(n), ask_again(n + 1))
+
+    asyncio.run(ask())
+
+
+def test_what_is_wrong_with_one_question_is_told_to_who_asked_it() -> None:
+    def answered(asked: Asked) -> Answered:
+        return InvalidProblem("no such thing") if asked.problem.n == 2 else answer_of(asked)
+
+    async def ask() -> list[Answer | BaseException]:
+        desk = Desk(answered)
+        desk.go = threading.Semaphore(3)
+        gathering = Gathering(desk.answer_each)
+        each = (gathering.answer(asked_of(n)) for n in (1, 2, 3))
+        return await asyncio.gather(*each, return_exceptions=True)
+
+    one, two, three = asyncio.run(ask())
+
+    assert isinstance(one, Answer)
+    assert isinstance(two, InvalidProblem)
+    assert isinstance(three, Answer)
+
+
+def test_a_fault_reaches_all_who_wait_and_ends_nothing() -> None:
+    async def ask() -> None:
+        faults = 2
+
+        def answer_each(asked: Sequence[Asked], _now: datetime) -> list[Answered]:
+            nonlocal faults
+            faults -= 1
+            if faults >= 0:
+                raise OSError("no thread")
+            return [answer_of(one) for one in asked]
+
+        gathering = Gathering(answer_each)
+        for _time in range(2):
+            with pytest.raises(OSError, match="no thread"):
+                await gathering.answer(asked_of(1))
+        assert (await gathering.answer(asked_of(1))).content
+
+    asyncio.run(ask())
+
+
+def test_one_who_leaves_spoils_no_answer_of_others() -> None:
+    async def ask() -> None:
+        desk = Desk()
+        gathering = Gathering(desk.answer_each)
+        leaving = asyncio.create_task(gathering.answer(asked_of(1)))
+        await desk.begins()
+        leaving.cancel()
+        staying = asyncio.create_task(gathering.answer(asked_of(2)))
+        desk.go.release()
+        desk.go.release()
+
+        assert (await staying).content == asked_of(2).problem.text.encode()
+        assert (await asyncio.gather(leaving, return_exceptions=True))[0].__class__ is (
+            asyncio.CancelledError
+        )
+
+    asyncio.run(ask())
+
+
+@pytest.fixture
+def resolver(settings: Settings, repository: Repository) -> Resolver:
+    return Resolver(
+        repository=repository,
+        key_pair=KeyPair.load_or_create(settings.signing_key_path),
+        lifetime=timedelta(days=7),
+        answers=Answers(lambda: 1),
+        count_miss=lambda _asked: None,
+    )
+
+
+def contents(answered: Sequence[Answered]) -> list[bytes | type[GemmTunerError]]:
+    return [one.content if isinstance(one, Answer) else type(one) for one in answered]
+
+
+def test_answers_of_a_group_are_those_of_each_question_alone(
+    resolver: Resolver, engine: Engine
+) -> None:
+    statements: list[str] = []
+    event.listen(
+        engine, "before_cursor_execute", lambda _c, _u, text, *_rest: statements.append(text)
+    )
+    nothing = Asked.of(Problem.parse("f32 0x16x16"), CPU, CONTEXT)
+    asked = [Asked.of(PROBLEM, CPU, CONTEXT), asked_of(8), nothing, asked_of(8)]
+
+    together = resolver.answer_each(asked, NOW)
+    assert len([one for one in statements if one.startswith("WITH asked")]) == 1
+
+    alone = [resolver._each_anew([one], NOW)[0] for one in asked]
+    assert contents(together) == contents(alone)
+    assert contents(together)[2] is InvalidProblem
+
+
+def test_a_damaged_row_spoils_the_answer_of_its_problem_alone(
+    resolver: Resolver, engine: Engine
+) -> None:
+    if engine.dialect.name != "sqlite":
+        pytest.skip("no column of PostgreSQL holds another type than its own")
+    with engine.begin() as connection:
+        connection.execute(text("update verdicts set serial = 'x'"))
+    asked = [asked_of(8), Asked.of(PROBLEM, CPU, CONTEXT), asked_of(24)]
+
+    answered = resolver.answer_each(asked, NOW)
+
+    assert [isinstance(one, Answer) for one in answered] == [True, False, True]
+    assert contents(answered)[1] is StoreFailed
+
+
+def test_a_database_that_fails_is_not_asked_for_each_of_a_group(
+    resolver: Resolver, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks = 0
+
+    def fail(_questions: object) -> None:
+        nonlocal asks
+        asks += 1
+        raise StoreFailed("the database does not answer")
+
+    monkeypatch.setattr(type(repository), "known_each", lambda _self, each: fail(each))
+
+    answered = resolver.answer_each([asked_of(8 * n) for n in range(1, 16)], NOW)
+
+    assert set(contents(answered)) == {StoreFailed}
+    assert asks == 3  # together, and two alone
+
+
+def test_many_at_once_get_the_answers_to_their_own_questions(client: httpx.Client) -> None:
+    problems = [replace(PROBLEM, m=Rows(low=m, high=m)).text for m in range(1000, 1100)]
+    found: dict[str, str] = {}
+
+    def ask(some: Sequence[str]) -> None:
+        for problem in some:
+            answer = client.post("/v1/resolve", json={"problem": problem})
+            found[problem] = answer.json()["verdict"]["problem"]
+
+    threads = [threading.Thread(target=ask, args=(problems[n::10],)) for n in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert found == {problem: problem for problem in problems}
