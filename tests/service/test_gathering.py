@@ -75,17 +75,25 @@ def test_questions_that_come_while_others_are_answered_are_one_group() -> None:
     asyncio.run(ask())
 
 
-def test_who_asks_in_the_moment_in_which_a_group_ends_is_answered() -> None:
+def test_who_asks_in_the_moment_in_which_all_groups_end_is_answered() -> None:
     async def ask() -> None:
-        gathering = Gathering(lambda asked, _now: [answer_of(one) for one in asked])
+        desk = Desk()
+        gathering = Gathering(desk.answer_each)
 
-        async def ask_again(n: int) -> None:
-            await gathering.answer(asked_of(n))
-            await gathering.answer(asked_of(n + 1))  # before the task of the group is done
+        async def ask_twice() -> None:
+            await gathering.answer(asked_of(1))
+            await gathering.answer(asked_of(2))
+
+        twice = asyncio.create_task(ask_twice())
+        await desk.begins()
+        once = asyncio.create_task(gathering.answer(asked_of(3)))
+        await desk.begins()
+        for _group in range(3):
+            desk.go.release()
+        threading.Event().wait(0.2)  # both threads end before the loop hears of either
 
         async with asyncio.timeout(30):
-            for n in range(1, 100, 2):
-                await asyncio.gather(ask_again(n), ask_again(n + 1))
+            await asyncio.gather(twice, once)
 
     asyncio.run(ask())
 
