@@ -25,7 +25,7 @@ def default_path() -> Path:
 
 
 def over_fastest(path: Path, cpu: Cpu, samples: Sequence[Samples]) -> dict[str, float]:
-    """Return, by loop, its fastest sample over the fastest seen before; keep what is faster.
+    """Return, by loop, its median sample over the fastest seen before; keep what is faster.
 
     Where the file cannot be written, nothing is kept.
     """
@@ -35,7 +35,7 @@ def over_fastest(path: Path, cpu: Cpu, samples: Sequence[Samples]) -> dict[str, 
     for one in samples:
         key = f"{cpu.exact_key} {one.identity}"
         if key in before:
-            slower[one.loop] = one.fastest_ns / before[key]
+            slower[one.loop] = one.median_ns / before[key]
         known[key] = min(one.fastest_ns, before.get(key, one.fastest_ns))
     if known != before:
         with suppress(OSError):

@@ -116,7 +116,7 @@ def watch(
 def check_noise(seen: Watch, slower: Mapping[str, float]) -> Check:
     """Say how evenly the loops ran, and how much slower than ever before here.
 
-    `slower` is, by the name of a loop, its fastest sample over the fastest that was seen in earlier
+    `slower` is, by the name of a loop, its median sample over the fastest that was seen in earlier
     checks; a loop that never ran before is not in it.
     """
     parts, levels = [], []
@@ -126,22 +126,20 @@ def check_noise(seen: Watch, slower: Mapping[str, float]) -> Check:
         levels += [_level(value, limits) for value in (one.score, factor or 1.0)]
         text = f"{one.loop} {one.score:.2f} (good: up to {limits.good:.2f})"
         if factor is not None and factor > limits.good:
-            text += (
-                f", and its fastest sample took {factor:.2f} times as long as in an earlier check"
-            )
+            text += f", its median {factor:.2f} times the fastest of earlier checks"
         parts.append(text)
         figures |= {
             f"{one.loop}_score": round(one.score, 4),
             f"{one.loop}_fastest_ns": one.fastest_ns,
             f"{one.loop}_median_ns": one.median_ns,
             f"{one.loop}_samples": len(one.times_ns),
-            f"{one.loop}_over_fastest_known": None if factor is None else round(factor, 4),
+            f"{one.loop}_median_over_fastest_known": None if factor is None else round(factor, 4),
         }
     level = worst(*levels)
     return Check(
         name="noise",
         level=level,
-        seen=f"slowest twentieth of samples over the fastest: {'; '.join(parts)}",
+        seen=f"95th percentile of the times over the least: {'; '.join(parts)}",
         advice=""
         if level is Level.OK
         else "stop what else runs, here and on the host, and tune "
