@@ -60,14 +60,24 @@ def examine(here: Surroundings, tell: Tell) -> Iterator[Check]:
     yield from _made("smt", lambda: [processors.check_smt(files, usable)])
     yield from _made("quota", lambda: [processors.check_quota(files, usable)])
     yield from _made("huge pages", lambda: [pages.check_huge_pages(files)])
-    yield from _made("measuring lock", lambda: [load.check_lock(files, here.lock)])
-    yield from _made("clock", lambda: [_check_clock(here, tell)])
-    yield from _made("noise", lambda: _check_noise(here, tell))
+    with load.shared_lock(files, here.lock) as lock:
+        yield lock
+        yield from _in_motion(here, tell, is_disturbing=load.is_held(lock))
     yield from _made("compiler", lambda: [tools.check_compiler(cpu)])
     yield from _made("baselines", lambda: [tools.check_baselines()])
     yield from _made("database", lambda: _check_database(here))
     yield from _made("keys", lambda: [kept.check_keys(here.data)])
     yield from _made("space", lambda: [_check_space(here)])
+
+
+def _in_motion(here: Surroundings, tell: Tell, *, is_disturbing: bool) -> Iterator[Check]:
+    """Yield what loops find out, which would disturb a worker that measures now."""
+    if is_disturbing:
+        for name in ("clock", "noise", "load", "steal"):
+            yield Check.unknown(name, "the loops would disturb what is measured now")
+        return
+    yield from _made("clock", lambda: [_check_clock(here, tell)])
+    yield from _made("noise", lambda: _check_noise(here, tell))
 
 
 def _made(name: str, make: Callable[[], Sequence[Check]]) -> Sequence[Check]:

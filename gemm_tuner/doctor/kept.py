@@ -10,6 +10,7 @@ from tempfile import TemporaryFile
 from gemm_tuner.domain.check import Check, Figure, Level
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.errors import InvalidSetting, StoreFailed
+from gemm_tuner.store.database import database_file
 from gemm_tuner.store.examining import Examination, examine_database
 from gemm_tuner.trust.attestation import MeasuringKeys
 from gemm_tuner.trust.key_id import key_id_of
@@ -34,7 +35,10 @@ def check_store(url: str, shown: str, cpu: Cpu) -> tuple[Check, Examination | No
     name = "database"
     try:
         found = examine_database(url, cpu_key=cpu.exact_key, rows_of_each=_ROWS_OF_EACH)
-    except StoreFailed as error:
+        file = database_file(url)
+        if found is not None and file is not None:
+            check_owned(file, is_database=True)
+    except (StoreFailed, InvalidSetting) as error:
         return Check.of_error(name, Level.PROBLEM, error), None
     if found is None:
         seen = f"there is none yet at {shown}; the first sweep makes it"

@@ -1,9 +1,9 @@
 """Checks of other work: what a hypervisor takes, what else runs here, and who measures."""
 
-import errno
 import fcntl
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gemm_tuner.doctor.noise import Watch
@@ -16,6 +16,7 @@ from gemm_tuner.machine.processors import read_processor_times
 _SOME = 0.01
 _BUSY_CORES = 0.3  # as tuning/patience.py: what every machine does now and then
 _MOST_WAITED = 0.05
+_LOCK = "measuring lock"
 
 
 def check_steal(files: SystemFiles, usable: Collection[int], seen: Watch) -> Check:
@@ -72,31 +73,50 @@ def check_load(files: SystemFiles, usable: Collection[int], seen: Watch) -> Chec
     return Check(name="load", level=Level.OK, seen=text, figures=figures)
 
 
-def check_lock(files: SystemFiles, path: Path) -> Check:
-    """Say whether a worker of this user measures now, and which process that is."""
-    name = "measuring lock"
+@contextmanager
+def shared_lock(files: SystemFiles, path: Path) -> Iterator[Check]:
+    """Say whether a worker of this user measures now, and which process that is.
+
+    If none does, none begins before the context is closed. A lock that no worker made is not made.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        return Check(name=name, level=Level.OK, seen="free: no worker has run here yet")
+        yield _lock_check("free: no worker has run here yet", is_held=False)
+        return
     except OSError as error:
-        return Check.unknown(name, f"{path} cannot be read ({error.strerror})")
+        yield Check.unknown(_LOCK, f"{path} cannot be read ({error.strerror})")
+        return
     try:
-        # Shared, and only for a moment: a worker that wants it in it asks again soon.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno != errno.EWOULDBLOCK:
-            return Check.unknown(name, f"{path} cannot be locked ({error.strerror})")
-        return Check(
-            name=name,
-            level=Level.NOTE,
-            seen=f"held by {_holder(files, os.fstat(descriptor).st_ino)}, which measures now",
-            advice="wait until it is done: two that measure at once disturb each other",
-            figures={"is_held": True},
-        )
+        yield _lock_descriptor(files, descriptor)
     finally:
         os.close(descriptor)
-    return Check(name=name, level=Level.OK, seen="free", figures={"is_held": False})
+
+
+def is_held(lock: Check) -> bool:
+    """Return whether what `shared_lock` said is that a worker measures."""
+    return lock.figures.get("is_held") is True
+
+
+def _lock_descriptor(files: SystemFiles, descriptor: int) -> Check:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _holder(files, os.fstat(descriptor).st_ino)
+        return _lock_check(f"held by {holder}, which measures now", is_held=True)
+    except OSError as error:
+        return Check.unknown(_LOCK, f"it cannot be taken ({error.strerror})")
+    return _lock_check("free", is_held=False)
+
+
+def _lock_check(seen: str, *, is_held: bool) -> Check:
+    return Check(
+        name=_LOCK,
+        level=Level.NOTE if is_held else Level.OK,
+        seen=seen,
+        advice="run this again when it is done" if is_held else "",
+        figures={"is_held": is_held},
+    )
 
 
 def _holder(files: SystemFiles, inode: int) -> str:

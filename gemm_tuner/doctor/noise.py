@@ -29,10 +29,13 @@ class Limits:
     worst: float
 
 
-# The worst is that of a measurement whose median and fastest samples disagree: domain/doubt.py.
+# Without other work on a virtual machine of two cores (Zen 4, 2026-11-23), arithmetic scores 1.05 to
+# 1.08 and reads 1.08 to 1.15; reads beside a process that adds large arrays score 1.25, and their
+# median is 2.0 times that of before. The worst of arithmetic is the disagreement between the median
+# and the fastest samples at which a measurement decides nothing: domain/doubt.py.
 LIMITS: Mapping[str, Limits] = {
-    "arithmetic": Limits(good=1.05, worst=1.25),
-    "reads": Limits(good=1.15, worst=1.5),
+    "arithmetic": Limits(good=1.10, worst=1.25),
+    "reads": Limits(good=1.20, worst=1.50),
 }
 
 

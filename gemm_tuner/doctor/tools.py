@@ -8,7 +8,14 @@ from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.check import Check, Level
 from gemm_tuner.domain.cpu import Cpu, IsaFeature, isa_text
 from gemm_tuner.domain.source import Source
-from gemm_tuner.errors import BaselineMissing, CompilationFailed, InvalidSetting, ToolchainMissing
+from gemm_tuner.errors import (
+    BaselineMissing,
+    CompilationFailed,
+    CompilationInterrupted,
+    InvalidSetting,
+    StoreFailed,
+    ToolchainMissing,
+)
 from gemm_tuner.libraries.onednn import find_onednn, open_onednn
 from gemm_tuner.libraries.wheels import installed_wheels
 from gemm_tuner.space.catalog import CATALOG
@@ -29,20 +36,16 @@ _LINKED = {  # libraries that a compiler must find
 def check_compiler(cpu: Cpu) -> Check:
     """Say which compiler a sweep would use, and whether it can build for this CPU."""
     name = "compiler"
-    try:
-        toolchain = find_toolchain()
-    except (ToolchainMissing, InvalidSetting) as error:
-        return Check.of_error(name, Level.PROBLEM, error)
     families = [family for family in CATALOG.values() if family.isa <= cpu.isa]
     needed = frozenset[IsaFeature]().union(*(family.isa for family in families))
-    unknown = _unknown_flags(needed, toolchain)
+    try:
+        toolchain = find_toolchain()
+        compiles = _compiles(frozenset(), toolchain)
+        unknown = _unknown_flags(needed, toolchain) if compiles else needed
+    except (ToolchainMissing, InvalidSetting, StoreFailed, CompilationInterrupted) as error:
+        return Check.of_error(name, Level.PROBLEM, error)
     figures = {"compiler": toolchain.text, "command": " ".join(toolchain.command)}
-    if not unknown:
-        seen = f"{toolchain.text} ({toolchain.command[0]}) knows the flags of all "
-        seen += f"{len(families)} kernel families that this CPU can run"
-        return Check(name=name, level=Level.OK, seen=seen, figures=figures)
-    lost = sorted(family.name for family in families if family.isa & unknown)
-    if len(lost) == len(families):
+    if not compiles:
         return Check(
             name=name,
             level=Level.PROBLEM,
@@ -51,6 +54,11 @@ def check_compiler(cpu: Cpu) -> Check:
             "to zig",
             figures=figures,
         )
+    if not unknown:
+        seen = f"{toolchain.text} ({toolchain.command[0]}) knows the flags of all "
+        seen += f"{len(families)} kernel families that this CPU can run"
+        return Check(name=name, level=Level.OK, seen=seen, figures=figures)
+    lost = sorted(family.name for family in families if family.isa & unknown)
     return Check(
         name=name,
         level=Level.NOTE,
@@ -63,7 +71,7 @@ def check_compiler(cpu: Cpu) -> Check:
 
 
 def _unknown_flags(needed: frozenset[IsaFeature], toolchain: Toolchain) -> frozenset[IsaFeature]:
-    """Return the features that a compiler has no flags for, all if it compiles nothing."""
+    """Return the features that a compiler has no flags for."""
     if _compiles(needed, toolchain):
         return frozenset()
     return frozenset(one for one in needed if not _compiles(frozenset({one}), toolchain))
@@ -99,7 +107,7 @@ def check_baselines() -> Check:
         return Check(
             name="baselines",
             level=Level.NOTE,
-            seen=f"{seen}; oneDNN is missing, usually the fastest of all",
+            seen=f"{seen}; oneDNN is missing",
             advice=could,
             figures=figures,
         )

@@ -1,6 +1,8 @@
 """Looking at a database without changing it, not even its schema."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -67,21 +69,29 @@ def examine_database(url: str, *, cpu_key: str, rows_of_each: int) -> Examinatio
         StoreFailed: the database cannot be read, or is none of gemm-tuner.
     """
     file = database_file(url)
-    is_in_memory = file is None and _parse(url).get_backend_name() == "sqlite"
-    if is_in_memory or (file is not None and not file.exists()):
+    parsed = _parse(url)
+    if file is None and parsed.get_backend_name() == "sqlite":  # in memory
         return None
-    engine = (
-        create_postgresql_engine(_parse(url))
-        if file is None
-        else create_reading_engine(_parse(url), file)
-    )
     try:
-        return _examine(engine, cpu_key, rows_of_each)
+        if file is not None and not file.exists():
+            return None
+        with _disposed(
+            create_postgresql_engine(parsed)
+            if file is None
+            else create_reading_engine(parsed, file)
+        ) as engine:
+            return _examine(engine, cpu_key, rows_of_each)
     except (OSError, SQLAlchemyError) as error:
         raise StoreFailed(
-            f"the database {shown_url(url)} cannot be read: {reason_of(error)}; check that it is "
+            f"the database {_shown(parsed)} cannot be read: {reason_of(error)}; check that it is "
             "one of gemm-tuner and may be read, or name another with --db or GEMM_TUNER_DB."
         ) from error
+
+
+@contextmanager
+def _disposed(engine: Engine) -> Iterator[Engine]:
+    try:
+        yield engine
     finally:
         engine.dispose()
 

@@ -14,6 +14,7 @@ from gemm_tuner.cli.conditions import conditions_facts, conditions_lines
 from gemm_tuner.cli.main import run
 from gemm_tuner.doctor import clock, noise
 from gemm_tuner.domain.check import Level
+from gemm_tuner.machine.measuring_lock import MeasuringLock
 
 CHECKS = [
     "instructions", "amx", "cpus", "smt", "quota", "huge pages", "measuring lock", "clock",
@@ -73,6 +74,24 @@ def test_a_damaged_database_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFi
     lines = capsys.readouterr().out.splitlines()
     assert code == 1
     assert any(line.split()[:2] == ["database", "problem"] for line in lines)
+
+
+def test_a_worker_that_measures_is_not_disturbed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    lock = MeasuringLock()
+    assert lock.acquire()
+
+    run(["doctor", "--json", "--db", f"sqlite:///{tmp_path}/none.sqlite3"])
+
+    lock.release()
+    checks = {check["check"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert list(checks) == CHECKS
+    assert f"held by process {os.getpid()} " in checks["measuring lock"]["seen"]
+    assert {checks[name]["seen"] for name in ("clock", "noise", "load", "steal")} == {
+        "not known: the loops would disturb what is measured now"
+    }
 
 
 def test_a_mistyped_database_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

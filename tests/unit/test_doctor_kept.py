@@ -116,6 +116,15 @@ def test_a_file_of_something_else_is_a_problem(content: bytes, tmp_path: Path) -
     assert file.read_bytes() == content
 
 
+def test_a_database_that_others_can_change_is_a_problem(url: str) -> None:
+    Path(url.removeprefix("sqlite:///")).chmod(0o666)
+
+    check = check_of(url)
+
+    assert check.level is Level.PROBLEM
+    assert "can be changed by other users" in check.seen
+
+
 def test_a_folder_is_no_database(tmp_path: Path) -> None:
     assert check_of(f"sqlite:///{tmp_path}").level is Level.PROBLEM
 
@@ -126,7 +135,7 @@ def test_a_database_in_memory_is_none() -> None:
 
 def test_a_mistyped_url_is_an_error() -> None:
     with pytest.raises(InvalidSetting, match="neither SQLite nor PostgreSQL"):
-        check_of("mysql://somewhere/else")
+        examine_database("mysql://somewhere/else", cpu_key="any", rows_of_each=1)
 
 
 def test_passwords_are_not_shown() -> None:
@@ -217,6 +226,29 @@ def test_a_machine_without_a_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -
     assert check.level is Level.PROBLEM
     assert "no usable compiler" in check.seen
     assert 'pip install "gemm-tuner[zig]"' in check.advice
+
+
+def test_a_cache_that_others_can_write_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "builds").mkdir()
+    (tmp_path / "builds").chmod(0o777)
+    monkeypatch.setenv("GEMM_TUNER_CACHE", str(tmp_path))
+
+    check = tools.check_compiler(CPU)
+
+    assert check.level is Level.PROBLEM
+    assert "can be written by others" in check.seen
+    assert "chmod 700" in check.advice
+
+
+def test_a_compiler_that_compiles_nothing_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "_compiles", lambda _isa, _toolchain: False)
+
+    check = tools.check_compiler(CPU)
+
+    assert check.level is Level.PROBLEM
+    assert "compiles nothing" in check.seen
 
 
 def test_a_compiler_that_knows_the_flags_is_named() -> None:

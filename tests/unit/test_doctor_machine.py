@@ -1,7 +1,5 @@
 """What the doctor says of a machine, whose files are those of a folder."""
 
-import fcntl
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from gemm_tuner.doctor.noise import Samples, Watch
 from gemm_tuner.doctor.system import SystemFiles, cpus_text
 from gemm_tuner.domain.check import Level
 from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.machine.measuring_lock import MeasuringLock
 from gemm_tuner.machine.processors import ProcessorUse
 
 FOUR = frozenset(range(4))
@@ -295,32 +294,50 @@ def test_a_machine_without_these_files_is_not_known(tmp_path: Path) -> None:
     assert all("not known: " in check.seen for check in checks)
 
 
-def test_a_lock_that_nobody_holds_is_free(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
+def test_a_lock_that_nobody_holds_is_free_and_kept_so(tmp_path: Path) -> None:
+    lock, files = MeasuringLock(tmp_path / "lock"), SystemFiles(tmp_path)
 
-    assert load.check_lock(SystemFiles(tmp_path), path).seen.startswith("free: no worker")
-    assert not path.exists()
-    path.touch()
-    assert load.check_lock(SystemFiles(tmp_path), path).seen == "free"
+    with load.shared_lock(files, lock.path) as check:
+        assert check.seen.startswith("free: no worker")
+    assert not lock.path.exists()
+    assert lock.acquire()
+    lock.release()
+    with load.shared_lock(files, lock.path) as check:
+        assert (check.level, check.seen) == (Level.OK, "free")
+        assert not lock.acquire(), "a worker would be measured beside"
+    assert lock.acquire()
+    lock.release()
 
 
 def test_who_holds_the_lock_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with path.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        inode = os.fstat(held.fileno()).st_ino
-        files = files_of(
-            tmp_path,
-            {
-                "proc/locks": f"1: POSIX ADVISORY READ 1 fe:00:{inode} 0 EOF\n"
-                f"2: FLOCK  ADVISORY  WRITE 4711 fe:00:{inode} 0 EOF",
-                "proc/4711/comm": "gemm-tuner",
-            },
-        )
+    held = MeasuringLock(tmp_path / "lock")
+    assert held.acquire()
+    inode = held.path.stat().st_ino
+    files = files_of(
+        tmp_path,
+        {
+            "proc/locks": f"1: POSIX ADVISORY READ 1 fe:00:{inode} 0 EOF\n"
+            f"2: FLOCK  ADVISORY  WRITE 4711 fe:00:{inode} 0 EOF",
+            "proc/4711/comm": "gemm-tuner",
+        },
+    )
 
-        check = load.check_lock(files, path)
-        unnamed = load.check_lock(SystemFiles(tmp_path / "missing"), path)
+    with load.shared_lock(files, held.path) as check:
+        pass
+    with load.shared_lock(SystemFiles(tmp_path / "missing"), held.path) as unnamed:
+        pass
+    held.release()
 
     assert check.level is Level.NOTE
+    assert load.is_held(check)
     assert check.seen == "held by process 4711 (gemm-tuner), which measures now"
     assert "a process that the system does not name" in unnamed.seen
+
+
+def test_a_lock_that_cannot_be_read_is_not_known(tmp_path: Path) -> None:
+    link = tmp_path / "lock"
+    link.symlink_to(tmp_path / "elsewhere")
+
+    with load.shared_lock(SystemFiles(tmp_path), link) as check:
+        assert check.seen.startswith("not known: ")
+        assert not load.is_held(check)
