@@ -1,5 +1,6 @@
 """`gemm-tuner doctor`: does this machine measure well, and is all there that tuning needs?"""
 
+from math import ceil
 from typing import Any
 
 import typer
@@ -28,11 +29,11 @@ def doctor(*, db: options.DatabaseUrl = None, as_json: options.AsJson = False) -
         def tell(stage: str, spent_s: float, seconds: float) -> None:
             line.show(
                 Progress(
-                    stage=stage,
-                    done=round(10 * min(spent_s, seconds)),
-                    total=round(10 * seconds),
+                    stage=f"{stage}, second",
+                    done=min(int(spent_s) + 1, ceil(seconds)),
+                    total=ceil(seconds),
                     best_ratio=None,
-                    remaining_s=max(0.0, seconds - spent_s),
+                    remaining_s=max(0.0, round(seconds - spent_s, 1)),
                 )
             )
 

@@ -93,6 +93,8 @@ def check_clock(files: SystemFiles, cpu: int, seen: Clock | None, why_not: str) 
         )
     figures |= {"median_hz": round(seen.median_hz), "spread": round(seen.spread, 4)}
     measured = f"{_text(seen.median_hz)} measured"
+    if nominal_hz:
+        measured += f" ({seen.median_hz / nominal_hz:.2f} times the nominal one)"
     if seen.spread > _LARGEST_SPREAD:
         advice.append("look for heat, a power limit, or neighbours that share the clock")
         measured += f", 90 % of samples from {_text(seen.low_hz)} to {_text(seen.high_hz)}"

@@ -70,8 +70,9 @@ def _check_examined(name: str, shown: str, found: Examination) -> Check:
         "damages": len(sample.damages),
     }
     seen = (
-        f"{shown}: schema {found.revision}, {contents.problems} problems, {contents.trials} "
-        f"trials, {contents.verdicts_here} verdicts for this CPU; {sample.rows} of the last rows "
+        f"{shown}: schema {found.revision}; problems: {contents.problems}, trials: "
+        f"{contents.trials}, verdicts for this CPU: {contents.verdicts_here}; {sample.rows} of the "
+        "last rows "
     )
     if sample.damages:
         seen += f"checked, {len(sample.damages)} damaged: "
@@ -99,7 +100,7 @@ def check_keys(folder: Path, signing_key: Path | None = None) -> Check:
     parts = [
         f"{folder} has the mode {mode:04o}",
         f"measuring key {key_id_of(bytes.fromhex(own))}" if own else "no measuring key yet",
-        f"{len(accepted)} keys of others are believed",
+        f"keys of others that are believed: {len(accepted)}",
     ]
     if signing:
         parts.append(f"signing key {signing}")

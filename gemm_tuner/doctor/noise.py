@@ -29,10 +29,10 @@ class Limits:
     worst: float
 
 
-# Without other work on a virtual machine of two cores (Zen 4, 2026-11-23), arithmetic scores 1.05 to
-# 1.08 and reads 1.08 to 1.15; reads beside a process that adds large arrays score 1.25, and their
-# median is 2.0 times that of before. The worst of arithmetic is the disagreement between the median
-# and the fastest samples at which a measurement decides nothing: domain/doubt.py.
+# On a virtual machine of two cores (Zen 4, 2026-11-23) arithmetic scores 1.05 to 1.08. Reads beside
+# a process that adds large arrays score 1.25 and more, and their median is twice the fastest of
+# before. The worst of arithmetic is the disagreement between the median and the fastest samples at
+# which a measurement decides nothing: domain/doubt.py.
 LIMITS: Mapping[str, Limits] = {
     "arithmetic": Limits(good=1.10, worst=1.25),
     "reads": Limits(good=1.20, worst=1.50),

@@ -4,17 +4,20 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from samples import make_disturbed_trial, make_trial
 from served import Site
 
-from gemm_tuner.cli.conditions import conditions_facts, conditions_lines
+from gemm_tuner.cli.conditions import conditions_facts, conditions_lines, trial_behind
 from gemm_tuner.cli.main import run
 from gemm_tuner.doctor import clock, noise
 from gemm_tuner.domain.check import Level
+from gemm_tuner.domain.measurement import of_several_processes
 from gemm_tuner.machine.measuring_lock import MeasuringLock
+from gemm_tuner.select.choose import choose
 
 CHECKS = [
     "instructions", "amx", "cpus", "smt", "quota", "huge pages", "measuring lock", "clock",
@@ -141,3 +144,23 @@ def test_explain_tells_the_conditions_of_a_measurement() -> None:
     assert (facts["noise"], facts["others"]) == (0.01, None)
     assert conditions_lines(None) == ()
     assert conditions_facts(None) is None
+
+
+def test_of_several_processes_the_worst_is_told() -> None:
+    calm, disturbed = make_trial(), make_disturbed_trial()
+    assert calm.measurement is not None
+    assert disturbed.measurement is not None
+    both = of_several_processes([calm.measurement, disturbed.measurement])
+
+    lines = conditions_lines(replace(calm, measurement=both))
+
+    assert lines[1].startswith("other work, at most, in 2 processes: 90% of the rounds disturbed")
+
+
+def test_the_trial_behind_a_verdict_is_found(site: Site) -> None:
+    (trial,) = site.repository.trials()
+    verdict = choose(site.repository, trial.problem, cpu=trial.cpu, context=trial.context).verdict
+
+    assert trial_behind(verdict, [make_trial(), trial]) == trial
+    assert trial_behind(verdict, [make_trial()]) is None
+    assert trial_behind(replace(verdict, tried_at=None), [trial]) is None
