@@ -102,13 +102,13 @@ def check_baselines() -> Check:
     if torch or linked:
         seen += f"; also timed by bench: {', '.join([*torch, *linked])}"
     figures = {"raced": ", ".join(packages), "others": ", ".join([*torch, *linked])}
-    could = f'to compare with more: pip install "gemm-tuner[{",".join(extras)}]"' if extras else ""
+    install = f'pip install "gemm-tuner[{",".join(extras)}]"'
     if not found.get(_ONEDNN):
         return Check(
             name="baselines",
             level=Level.NOTE,
             seen=f"{seen}; oneDNN is missing",
-            advice=could,
+            advice=f"run: {install}",
             figures=figures,
         )
     try:
@@ -122,4 +122,6 @@ def check_baselines() -> Check:
             advice=refused.advice,
             figures=figures,
         )
-    return Check(name="baselines", level=Level.OK, seen=seen, advice=could, figures=figures)
+    if extras:
+        seen += f"; more can be installed: {install}"
+    return Check(name="baselines", level=Level.OK, seen=seen, figures=figures)

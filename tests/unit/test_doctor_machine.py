@@ -187,6 +187,7 @@ def test_a_cpu_without_vectors_is_noted() -> None:
 
 
 STEADY = clock.Clock(hz=(3.70e9, 3.71e9) * 20)
+SLOW = clock.Clock(hz=(1.2e9,) * 20)
 CHANGING = clock.Clock(hz=(2.0e9, 3.7e9) * 20)
 
 
