@@ -14,6 +14,7 @@ from gemm_tuner.doctor import kept, tools
 from gemm_tuner.domain.check import Check, Level
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.errors import BaselineMissing, InvalidSetting
+from gemm_tuner.libraries import onednn
 from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.examining import examine_database, shown_url
@@ -289,7 +290,15 @@ def test_a_library_that_does_not_load_is_noted(monkeypatch: pytest.MonkeyPatch) 
 
     check = tools.check_baselines()
 
-    if "oneDNN is missing" not in check.seen:
-        assert check.level is Level.NOTE
-        assert "libgomp is missing" in check.seen
-        assert check.advice == "install libgomp1"
+    assert check.level is Level.NOTE
+    assert "libgomp is missing" in check.seen
+    assert check.advice == "install libgomp1"
+
+
+def test_a_missing_library_is_noted_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "installed_onednn", tuple)
+
+    check = tools.check_baselines()
+
+    assert check.level is Level.NOTE
+    assert check.advice == 'run: pip install "gemm-tuner[onednn]"'
