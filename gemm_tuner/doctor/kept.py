@@ -91,6 +91,10 @@ def check_keys(folder: Path, signing_key: Path | None = None) -> Check:
     except FileNotFoundError:
         seen = f"none yet: {folder} is made when the first trial is attested"
         return Check(name=name, level=Level.OK, seen=seen)
+    except OSError as error:
+        seen = f"{folder} cannot be read ({error.strerror})"
+        advice = "make it yours, or name another by XDG_DATA_HOME: trials are attested with its key"
+        return Check(name=name, level=Level.PROBLEM, seen=seen, advice=advice)
     measuring = MeasuringKeys(folder)
     try:
         own, accepted = measuring.own(), measuring.accepted()

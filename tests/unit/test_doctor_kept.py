@@ -179,6 +179,15 @@ def test_keys_that_others_can_read_or_change_are_a_problem(
     assert "chmod" in check.advice
 
 
+def test_a_folder_of_keys_that_is_none_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    check = kept.check_keys(tmp_path / "file" / "data", tmp_path / "none.pem")
+
+    assert check.level is Level.PROBLEM
+    assert "XDG_DATA_HOME" in check.advice
+
+
 @pytest.mark.parametrize(
     ("free_mib", "level"), [(10_000, Level.OK), (500, Level.NOTE), (5, Level.PROBLEM)]
 )
