@@ -3,6 +3,7 @@
 from textwrap import indent
 
 from gemm_tuner.cli import options
+from gemm_tuner.cli.conditions import conditions_facts, conditions_lines, trial_behind
 from gemm_tuner.cli.output import print_json, print_line
 from gemm_tuner.cli.provenance import provenance_facts, provenance_lines
 from gemm_tuner.cli.report import verdict_facts
@@ -37,6 +38,7 @@ def explain(
     repository = Repository(open_database(db, may_create=False))
     match = choose(repository, problem, cpu=cpu, context=context)
     tried = repository.trials(problem=problem, cpu_key=cpu.exact_key)
+    behind = trial_behind(match.verdict, tried)
     failures = [trial for trial in tried if trial.outcome is not Outcome.CORRECT]
     outcomes: dict[str, int] = {}
     for trial in [trial for trial in tried if trial.context == context]:
@@ -47,6 +49,7 @@ def explain(
         facts = {
             **provenance_facts(match.verdict),
             "explain": list(match.explain),
+            "conditions": conditions_facts(behind),
             "trials": outcomes,
             "failures": [
                 {
@@ -61,7 +64,7 @@ def explain(
         return
     for step in match.explain:
         print_line(f"- {step}")
-    for line in provenance_lines(match.verdict):
+    for line in (*provenance_lines(match.verdict), *conditions_lines(behind)):
         print_line(line)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "none"
     print_line(f"trials here: {counts}")

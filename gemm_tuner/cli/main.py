@@ -41,6 +41,8 @@ COMMANDS = {
     "quickstart":     "Tune three real layers against oneDNN, serve them, fetch a kernel and "
                       "call it",
     "cpu":            "Print the detected CPU, and which kernel families can run on it",
+    "doctor":         "Check that this machine measures well and has what tuning needs; exit 1 if "
+                      "not",
     "sweep":          "Tune a layer, or those of a file, and print the autotuning table",
     "collect":        "Print which products the models of a script compute, with their share of "
                       "the time",

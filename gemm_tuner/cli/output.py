@@ -99,7 +99,10 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for column in columns:
         is_figure = column.startswith(">")
         table.add_column(
-            Text(column.lstrip(">")), justify="right" if is_figure else "left", no_wrap=is_figure
+            Text(column.lstrip(">")),
+            justify="right" if is_figure else "left",
+            no_wrap=is_figure,
+            overflow="ellipsis" if is_figure else "fold",
         )
     for row in rows:
         table.add_row(*(Text(harmless(cell).translate(LINE_BREAK)) for cell in row))

@@ -20,6 +20,11 @@ class MeasuringLock:
         self._path = path or user_data_path("gemm-tuner") / f"measuring-{machine}.lock"
         self._descriptor: int | None = None
 
+    @property
+    def path(self) -> Path:
+        """Return the file of the lock."""
+        return self._path
+
     def acquire(self) -> bool:
         """Return whether this process holds the lock now; do not wait for it.
 
