@@ -17,7 +17,7 @@ from gemm_tuner.runtime import direct
 SCRIPT = Path(__file__).parents[2] / "hatch_build.py"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("hatch_build", SCRIPT)
     assert spec is not None
@@ -67,15 +67,21 @@ def test_what_the_compiler_refuses_is_told(
         script.build_native(SCRIPT.parent, tmp_path / "_native.abi3.so")
 
 
-@pytest.fixture
-def built(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Build the pass in C from a copy of its source, and return the copy."""
-    source = Path(shutil.copy(library_native_dir() / "finish.c", tmp_path))
-    target = tmp_path / "_finish.so"
+@pytest.fixture(scope="module")
+def target(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the pass in C, which takes seconds."""
+    target = tmp_path_factory.mktemp("built") / "_finish.so"
     try:
         script.build_finish(SCRIPT.parent, target)
     except script.NotBuilt as reason:
         pytest.skip(str(reason))
+    return target
+
+
+@pytest.fixture
+def built(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let the built pass be that of a copy of its source, and return the copy."""
+    source = Path(shutil.copy(library_native_dir() / "finish.c", tmp_path))
     monkeypatch.setattr(finish, "_BUILT", target)
     monkeypatch.setattr(finish, "library_native_sources", lambda: (source,))
     return source
