@@ -9,12 +9,19 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.machine.cpus import check_cpus
+from gemm_tuner.select.recorded import Records, recorded_winners, records_at_hand
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts, build_candidate
 from gemm_tuner.tuning.budget import Budget, share_of_first
 from gemm_tuner.tuning.context_sweep import ContextSweep
-from gemm_tuner.tuning.earlier import earlier_trials, find_prior, first_tried, former_trials
+from gemm_tuner.tuning.earlier import (
+    Prior,
+    earlier_trials,
+    find_prior,
+    first_tried,
+    former_trials,
+)
 from gemm_tuner.tuning.finished import recall_finished
 from gemm_tuner.tuning.host import start_host_while_compiling
 from gemm_tuner.tuning.progress import Progress
@@ -67,8 +74,10 @@ def sweep(
     if len(found) < len(contexts):
         budget = Budget(seconds=settings.budget_s)
         former = former_trials(repository, problem, cpu)
+        records = Records(found=()) if chosen else records_at_hand(repository, problem, cpu)
         in_first = replace(space, regime=contexts[0].regime)
-        first = chosen or first_tried(in_first, find_prior(in_first, contexts[0], earlier, former))
+        prior = _find_prior(in_first, contexts[0], earlier, former, records)
+        first = chosen or first_tried(in_first, prior)
         with start_host_while_compiling(space, first, settings, race) as host:
             attempts = Attempts(
                 problem=problem,
@@ -89,6 +98,7 @@ def sweep(
                 attempts=attempts,
                 budget=budget,
                 former=former,
+                records=records,
                 chosen=chosen,
                 on_progress=on_progress,
                 is_stopped=is_stopped,
@@ -113,6 +123,19 @@ def _rebuild_lost(
     )
 
 
+def _find_prior(
+    space: Space,
+    context: ExecutionContext,
+    earlier: Sequence[Trial],
+    former: Sequence[Trial],
+    records: Records,
+) -> Prior:
+    """Return what a search has from earlier ones; what is recorded to have won leads it."""
+    prior = find_prior(space, context, earlier, former)
+    winners = recorded_winners(records, space, context).candidates
+    return replace(prior, seeds=(*winners, *prior.seeds))
+
+
 def _search_contexts(
     contexts: Sequence[ExecutionContext],
     *,
@@ -120,6 +143,7 @@ def _search_contexts(
     attempts: Attempts,
     budget: Budget,
     former: Sequence[Trial],
+    records: Records,
     chosen: Sequence[Candidate],
     on_progress: Callable[[Progress], None],
     is_stopped: Callable[[], bool],
@@ -134,7 +158,7 @@ def _search_contexts(
     for position, context in enumerate(contexts):
         in_regime = replace(space, regime=context.regime)
         known = earlier_trials(attempts.repository, space.problem, space.cpu, attempts.toolchain)
-        prior = find_prior(in_regime, context, known, former)
+        prior = _find_prior(in_regime, context, known, former, records)
         left = len(contexts) - position
         one = ContextSweep(
             attempts=attempts,
