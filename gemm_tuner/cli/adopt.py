@@ -236,6 +236,7 @@ def _adopt_works(
                     begun_s=monotonic(),
                     each_s=sum(each_s) / len(each_s),
                     later=len(works) - position - 1,
+                    candidates=len({one for each in to_do for one in each.winners.candidates}),
                 )
                 label = f"{layer.name} ({position + 1} of {len(works)})"
                 with ProgressLine(label, later_s=0.0) as progress:
@@ -274,8 +275,14 @@ def _warn(layer: Layer, texts: Sequence[str]) -> None:
 
 
 def _show_at_pace(
-    progress: ProgressLine, step: Progress, *, begun_s: float, each_s: float, later: int
+    progress: ProgressLine,
+    step: Progress,
+    *,
+    begun_s: float,
+    each_s: float,
+    later: int,
+    candidates: int,
 ) -> None:
-    """Show a step with the time left: the budget is far more than a layer takes."""
-    rest_s = max(0.0, each_s - (monotonic() - begun_s))
-    progress.show(replace(step, remaining_s=rest_s + later * each_s))
+    """Show a step of some candidates with the time left: the budget is far more than it takes."""
+    left_s = max(0.0, each_s - (monotonic() - begun_s)) + later * each_s
+    progress.show(replace(step, total=max(step.done, candidates), remaining_s=left_s))

@@ -6,13 +6,15 @@ from statistics import median
 from typing import Any
 
 from gemm_tuner.cli.layers import Layer
-from gemm_tuner.cli.output import duration_text, print_line, print_table
+from gemm_tuner.cli.output import duration_text, print_line, print_table, results
 from gemm_tuner.cli.report import context_text, ratio_facts, result_facts, verdict_facts
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.verdict import Basis, Verdict
+from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.select.recorded import Recorded
 from gemm_tuner.tuning.adopt import Adopted, Planned, expected_s
 from gemm_tuner.tuning.settings import SweepSettings
+
+_TABLE_WIDTH = 80
 
 Plans = Sequence[tuple[Layer, Sequence[Planned]]]
 
@@ -38,9 +40,9 @@ def print_adopted(
 ) -> None:
     """Print a row for each layer and context, and which verdicts changed."""
     if adopted:
-        print_table(
+        _print_rows(
             "Adopted: proved and timed here",
-            ("layer", "problem", "context", "decision", ">ratio", ">95 %", ">time", "record"),
+            ("layer", "problem", "decision", "ratio, 95 % interval", ">time", "record"),
             [_row(one) for one in adopted],
         )
         # A problem has one time, whatever its contexts.
@@ -53,6 +55,11 @@ def print_adopted(
             f"{len(times)} problem{plural}, {_seconds_text(median(times.values()))} in the median, "
             "all contexts of a problem together"
         )
+    for one in adopted:
+        if doubt := one.adopted.result.verdict.doubt:
+            print_line(
+                f"{one.layer.name} is not believed, and measured anew by the next run: {doubt}"
+            )
     _print_changes(adopted)
     _print_left(left, cpu)
     if is_renewal and not (adopted or left):
@@ -72,17 +79,16 @@ def print_plan(planned: Plans, cpu: Cpu, settings: SweepSettings) -> None:
         rows += [
             (
                 layer.name,
-                layer.problem.text,
-                context_text(one.context),
+                f"{layer.problem.text}, {context_text(one.context)}",
                 str(len(one.winners.winners)) if one in to_do else "-",
                 one.why or "up to date",
                 _source_text(one.winners.winners[0]) if one.winners.winners else "none",
             )
             for one in contexts
         ]
-    print_table(
+    _print_rows(
         "Plan; nothing was run",
-        ("layer", "problem", "context", ">kernels", "why", "first record"),
+        ("layer", "problem", ">kernels", "why", "first record"),
         rows,
     )
     print_line(f"in all: about {duration_text(total_s)}")
@@ -147,16 +153,15 @@ def adopted_facts(adopted: Sequence[AdoptedLayer], left: Sequence[LeftLayer]) ->
 
 def _print_changes(adopted: Sequence[AdoptedLayer]) -> None:
     """Print which verdicts of before are others now."""
-    known = [one for one in adopted if one.adopted.planned.before.basis is Basis.MEASURED]
+    known = [one for one in adopted if one.adopted.planned.is_known]
     changed = [one for one in known if one.adopted.is_changed]
     if changed:
-        print_table(
+        _print_rows(
             f"Changed verdicts, {len(changed)} of {len(known)} that were measured before",
-            ("problem", "context", "before", "now", "why it was measured"),
+            ("problem", "before", "now", "why it was measured"),
             [
                 (
-                    one.layer.problem.text,
-                    context_text(one.adopted.planned.context),
+                    f"{one.layer.problem.text}, {context_text(one.adopted.planned.context)}",
                     _verdict_text(one.adopted.planned.before),
                     _verdict_text(one.adopted.now),
                     one.adopted.planned.why,
@@ -182,6 +187,18 @@ def _print_left(left: Sequence[LeftLayer], cpu: Cpu) -> None:
             )
 
 
+def _print_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table, or on a narrow terminal, which would cut its words, a line for each cell."""
+    if not results().is_terminal or results().width >= _TABLE_WIDTH:
+        print_table(title, columns, rows)
+        return
+    print_line(title)
+    for row in rows:
+        for column, cell in zip(columns, row, strict=True):
+            print_line(f"  {column.lstrip('>')}: {cell}")
+        print_line("")
+
+
 def _row(one: AdoptedLayer) -> tuple[str, ...]:
     adopted, result = one.adopted, one.adopted.result
     verdict = result.verdict
@@ -192,15 +209,13 @@ def _row(one: AdoptedLayer) -> tuple[str, ...]:
         decision = "no kernel was confirmed"
     else:
         served = "served" if adopted.now.artifact is not None else "not served"
-        doubt = f", {verdict.doubt}" if verdict.doubt else ""
-        decision = f"{verdict.decision.value}, {served}{doubt}"
+        doubted = ", not believed" if verdict.doubt else ""
+        decision = f"{verdict.decision.value}, {served}{doubted}"
     return (
         one.layer.name,
-        one.layer.problem.text,
-        context_text(adopted.planned.context),
+        f"{one.layer.problem.text}, {context_text(adopted.planned.context)}",
         decision,
-        f"{ratio.median:.3f}" if ratio else "-",
-        f"{ratio.low:.3f} to {ratio.high:.3f}" if ratio else "-",
+        f"{ratio.median:.3f}, {ratio.low:.3f} to {ratio.high:.3f}" if ratio else "-",
         _seconds_text(adopted.took_s),
         _source_text(adopted.record) if adopted.record else "-" if ratio is None else "timed here",
     )
@@ -208,7 +223,7 @@ def _row(one: AdoptedLayer) -> tuple[str, ...]:
 
 def _source_text(record: Recorded) -> str:
     trial = record.trial
-    return f"{record.source}, {trial.created_at.date()}, {trial.generator}"
+    return f"{record.source}, {trial.created_at.date()}"
 
 
 def _verdict_text(verdict: Verdict) -> str:

@@ -27,6 +27,7 @@ from gemm_tuner.tuning.standing import stands
 from gemm_tuner.tuning.sweep import sweep
 
 NOT_TIMED = "not timed here"
+NOT_BELIEVED = "its timing is not believed"
 
 # Inputs, exact results, libraries and proofs; and what is prepared for each race and final. Public
 # layers of f32 on Zen 4, two cores that other work shared, 2026-11-23.
@@ -52,6 +53,11 @@ class Planned:
         """Return whether there is nothing to do."""
         return not self.why
 
+    @property
+    def is_known(self) -> bool:
+        """Return whether there is a verdict that was measured here, and is believed."""
+        return self.before.basis is Basis.MEASURED and self.before.doubt is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
@@ -76,8 +82,7 @@ class Adopted:
     @property
     def is_changed(self) -> bool:
         """Return whether a verdict that was measured here before is another one now."""
-        before = self.planned.before
-        return before.basis is Basis.MEASURED and _said(before) != _said(self.now)
+        return self.planned.is_known and _said(self.planned.before) != _said(self.now)
 
 
 def plan(
@@ -121,14 +126,11 @@ def why_measured(
     baseline, those that are installed now are behind the last confirmation.
     """
     trials = repository.trials(problem=problem, cpu_key=cpu.exact_key, only_decisive=True)
-    confirmed = [
-        trial
-        for trial in standing_trials(trials)
-        if trial.context == context and is_believed(trial)
-    ]
-    if not confirmed:
-        return NOT_TIMED
-    last = confirmed[-1]
+    confirmed = [trial for trial in standing_trials(trials) if trial.context == context]
+    believed = [trial for trial in confirmed if is_believed(trial)]
+    if not believed:
+        return NOT_BELIEVED if confirmed else NOT_TIMED
+    last = believed[-1]
     if last.generator != generator_version():
         return f"timed with another generator, {last.generator}"
     if not stands(last, settings.toolchain):
@@ -185,7 +187,7 @@ def adopt(
     for each in to_do:
         for one in each.winners.winners:
             records.setdefault(one.trial.candidate, one)
-    is_known = any(one.before.basis is Basis.MEASURED for one in to_do)
+    is_known = any(one.is_known for one in to_do)
     results = sweep(
         problem,
         contexts=[one.context for one in to_do],
@@ -219,6 +221,6 @@ def adopt(
 
 
 def _said(verdict: Verdict) -> tuple[object, ...]:
-    """Return what a user notices of a verdict."""
+    """Return what a user notices of a verdict: a kernel that is not served is nobody's."""
     is_served = verdict.artifact is not None
-    return verdict.decision, is_served, verdict.candidate
+    return verdict.decision, is_served, verdict.candidate if is_served else None

@@ -16,7 +16,7 @@ from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning import race
-from gemm_tuner.tuning.adopt import NOT_TIMED, why_measured
+from gemm_tuner.tuning.adopt import NOT_BELIEVED, NOT_TIMED, why_measured
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.settings import SweepSettings
 
@@ -74,10 +74,13 @@ def test_what_this_version_confirmed_is_up_to_date(repository: Repository) -> No
 def test_what_failed_since_or_was_disturbed_is_measured(repository: Repository) -> None:
     repository.add_trial(trial_of())
     repository.add_trial(trial_of(outcome=Outcome.WRONG, measurement=None, detail="0 is not 1"))
+
+    assert ask(repository) == NOT_TIMED
+
     disturbed = make_disturbed_trial(nr=32)
     repository.add_trial(trial_of(candidate=disturbed.candidate, measurement=disturbed.measurement))
 
-    assert ask(repository) == NOT_TIMED
+    assert ask(repository) == NOT_BELIEVED
 
 
 def _by_another_generator() -> Trial:
