@@ -38,6 +38,9 @@ from gemm_tuner.tuning.adopt import adopt as adopt_problem
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.settings import SweepSettings
 
+# As in a sweep of 30 s: with less, claims would be beside fewer libraries.
+_RACE_S = 3.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
@@ -74,7 +77,7 @@ def adopt(
     url: Annotated[
         str | None, typer.Option("--url", help="Look at the records of this service, too")
     ] = None,
-    budget: options.Budget = "10s",
+    budget: options.Budget = "4s",
     again: options.Again = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be timed, and how long it would take")
@@ -101,7 +104,10 @@ def adopt(
         }
         _refuse_without_layer(given)
     settings = SweepSettings(
-        budget_s=options.parse_duration_s(budget), toolchain=find_toolchain(compiler), again=again
+        budget_s=options.parse_duration_s(budget),
+        toolchain=find_toolchain(compiler),
+        again=again,
+        race_s=_RACE_S,
     )
     cpu = detect_cpu()
     if is_renewal:

@@ -28,6 +28,7 @@ from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.race import expected_baseline, find_race
 from gemm_tuner.tuning.rebuild import rebuild_lost
 from gemm_tuner.tuning.result import SweepResult
+from gemm_tuner.tuning.sampling import FINALISTS
 from gemm_tuner.tuning.search import make_strategy
 from gemm_tuner.tuning.settings import SweepSettings
 
@@ -53,7 +54,8 @@ def sweep(
     unless its answer is not settled; any other goes on with what it knows. A finalist whose binary
     was lost is built again, and the results say so. With `like`, only what reads weights packed as
     by it is searched and returned, and a kernel that was confirmed is the end of it. Of `chosen`
-    candidates, if there are any, the best is found without a search.
+    candidates, if there are any, the best is found without a search; a few are all tried, in a
+    final at once.
 
     Raises:
         InvalidProblem: the problem multiplies nothing.
@@ -155,6 +157,7 @@ def _search_contexts(
     """
     found: dict[ExecutionContext, SweepResult] = {}
     elsewhere: list[Candidate] = []
+    are_few = 0 < len(chosen) <= FINALISTS
     for position, context in enumerate(contexts):
         in_regime = replace(space, regime=context.regime)
         known = earlier_trials(attempts.repository, space.problem, space.cpu, attempts.toolchain)
@@ -172,10 +175,11 @@ def _search_contexts(
             is_stopped=is_stopped,
             alone=prior.alone,
             again=again,
+            is_final=are_few,
         )
         found[context] = one.run(
             make_strategy(in_regime, prior.seeds, elsewhere=elsewhere, chosen=chosen),
-            certain=() if chosen else prior.certain,
+            certain=(chosen if are_few else ()) if chosen else prior.certain,
             is_search=not chosen,
         )
         elsewhere = one.ranked()[:CANDIDATES_FROM_OTHER_REGIME]
