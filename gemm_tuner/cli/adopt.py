@@ -38,9 +38,6 @@ from gemm_tuner.tuning.adopt import adopt as adopt_problem
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.settings import SweepSettings
 
-# As in a sweep of 30 s: with less, claims would be beside fewer libraries.
-_RACE_S = 3.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
@@ -107,7 +104,6 @@ def adopt(
         budget_s=options.parse_duration_s(budget),
         toolchain=find_toolchain(compiler),
         again=again,
-        race_s=_RACE_S,
     )
     cpu = detect_cpu()
     if is_renewal:

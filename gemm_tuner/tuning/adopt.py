@@ -26,6 +26,9 @@ from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.standing import stands
 from gemm_tuner.tuning.sweep import sweep
 
+# As in a sweep of 30 s: with less, claims would be beside fewer libraries.
+_RACE_S = 3.0
+
 NOT_TIMED = "not timed here"
 NOT_BELIEVED = "its timing is not believed"
 
@@ -136,7 +139,8 @@ def why_measured(
     if not stands(last, settings.toolchain):
         return f"built by another compiler or with other flags, {last.toolchain}"
     raced = last.measurement.raced if last.measurement else ()
-    if raced and not find_race([last], settings, threads=context.threads).earlier:
+    to_race = replace(settings, race_s=_RACE_S)
+    if raced and not find_race([last], to_race, threads=context.threads).earlier:
         return f"timed beside {raced[0].baseline}, and other libraries are installed now"
     return "measured anew, as was asked for" if settings.again else ""
 
@@ -194,7 +198,9 @@ def adopt(
         cpu=cpu,
         repository=repository,
         # What does not stand any more is measured anew, or its times would be taken over.
-        settings=replace(settings, again=settings.again or is_known),
+        settings=replace(
+            settings, again=settings.again or is_known, race_s=_RACE_S, tries_all_chosen=True
+        ),
         on_progress=on_progress,
         is_stopped=is_stopped,
         chosen=tuple(records),

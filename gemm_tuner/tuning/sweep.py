@@ -54,8 +54,7 @@ def sweep(
     unless its answer is not settled; any other goes on with what it knows. A finalist whose binary
     was lost is built again, and the results say so. With `like`, only what reads weights packed as
     by it is searched and returned, and a kernel that was confirmed is the end of it. Of `chosen`
-    candidates, if there are any, the best is found without a search; a few are all tried, in a
-    final at once.
+    candidates, if there are any, the best is found without a search.
 
     Raises:
         InvalidProblem: the problem multiplies nothing.
@@ -104,7 +103,7 @@ def sweep(
                 chosen=chosen,
                 on_progress=on_progress,
                 is_stopped=is_stopped,
-                again=settings.again,
+                settings=settings,
             )
     results = [found[context] for context in contexts]
     return tuple(
@@ -149,7 +148,7 @@ def _search_contexts(
     chosen: Sequence[Candidate],
     on_progress: Callable[[Progress], None],
     is_stopped: Callable[[], bool],
-    again: bool,
+    settings: SweepSettings,
 ) -> dict[ExecutionContext, SweepResult]:
     """Search one context after the other, each with its share of the remaining budget.
 
@@ -157,7 +156,7 @@ def _search_contexts(
     """
     found: dict[ExecutionContext, SweepResult] = {}
     elsewhere: list[Candidate] = []
-    are_few = 0 < len(chosen) <= FINALISTS
+    certain = chosen if settings.tries_all_chosen else ()
     for position, context in enumerate(contexts):
         in_regime = replace(space, regime=context.regime)
         known = earlier_trials(attempts.repository, space.problem, space.cpu, attempts.toolchain)
@@ -174,12 +173,12 @@ def _search_contexts(
             on_progress=on_progress,
             is_stopped=is_stopped,
             alone=prior.alone,
-            again=again,
-            is_final=are_few,
+            again=settings.again,
+            is_final=settings.tries_all_chosen and len(chosen) <= FINALISTS,
         )
         found[context] = one.run(
             make_strategy(in_regime, prior.seeds, elsewhere=elsewhere, chosen=chosen),
-            certain=(chosen if are_few else ()) if chosen else prior.certain,
+            certain=certain if chosen else prior.certain,
             is_search=not chosen,
         )
         elsewhere = one.ranked()[:CANDIDATES_FROM_OTHER_REGIME]
