@@ -74,7 +74,12 @@ def adopt(
     url: Annotated[
         str | None, typer.Option("--url", help="Look at the records of this service, too")
     ] = None,
-    budget: options.Budget = "4s",
+    budget: Annotated[
+        str,
+        typer.Option(
+            "--budget", help="Time for the rounds of a layer: fewer of slow calls are timed"
+        ),
+    ] = "4s",
     again: options.Again = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be timed, and how long it would take")

@@ -32,10 +32,12 @@ _RACE_S = 3.0
 NOT_TIMED = "not timed here"
 NOT_BELIEVED = "its timing is not believed"
 
-# Inputs, exact results, libraries and proofs; and what is prepared for each race and final. Public
-# layers of f32 on Zen 4, two cores that other work shared, 2026-11-23.
+# Inputs, exact results, libraries and proofs, and what is prepared for each context. The 42 public
+# layers in f32 on Zen 4, two cores that other work shared, 2026-11-23: 1 to 17 s.
 _START_S = 1.0
 _PREPARING_S = 0.3
+_S_PER_ELEMENT = 2e-7
+_S_PER_FLOP = 5e-10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +164,10 @@ def expected_s(
         threads=planned[0].context.threads,
         finalists=len(candidates),
     )
-    return _START_S + len(planned) * (_PREPARING_S + confirming)
+    rows = problem.m.high
+    elements = rows * problem.k + problem.n * problem.k + rows * problem.n
+    proving = _S_PER_ELEMENT * elements + _S_PER_FLOP * problem.flop(rows)
+    return _START_S + proving + len(planned) * (_PREPARING_S + confirming)
 
 
 def adopt(
