@@ -91,7 +91,8 @@ def print_plan(planned: Plans, cpu: Cpu, settings: SweepSettings) -> None:
         ("layer", "problem", ">kernels", "why", "first record"),
         rows,
     )
-    print_line(f"in all: about {duration_text(total_s)}")
+    if total_s > 0:
+        print_line(f"in all: about {duration_text(total_s)}")
     _print_left(
         [
             LeftLayer(layer=layer, planned=one)
