@@ -58,7 +58,8 @@ def print_adopted(
     for one in adopted:
         if doubt := one.adopted.result.verdict.doubt:
             print_line(
-                f"{one.layer.name} is not believed, and measured anew by the next run: {doubt}"
+                f"{one.layer.name}, {context_text(one.adopted.planned.context)}, is not believed, "
+                f"and measured anew by the next run: {doubt}"
             )
     _print_changes(adopted)
     _print_left(left, cpu)
