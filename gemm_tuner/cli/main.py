@@ -47,6 +47,8 @@ COMMANDS = {
     "collect":        "Print which products the models of a script compute, with their share of "
                       "the time",
     "tune-model":     "Tune the models that a script runs, and print what they gain by it",
+    "adopt":          "Rebuild what is recorded to win on this CPU model, prove and time it here, "
+                      "and serve it",
     "tune-shortlist": "Time the kernels chosen for this kind of CPU, and serve the best of them",
     "bench":          "Time the best stored kernels beside all baselines at once; exit 1 if a "
                       "verdict is refuted",

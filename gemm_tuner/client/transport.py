@@ -222,6 +222,11 @@ class Session:
         """Return the answer to `GET /v1/keys`, not yet parsed."""
         return self._send("GET", "/v1/keys")[1]
 
+    def records(self, cursor: int, limit: int, *, limit_bytes: int) -> bytes:
+        """Return the answer to `GET /v1/records` for a page, not yet parsed."""
+        path = f"/v1/records?cursor={cursor}&limit={limit}"
+        return self._send("GET", path, limit_bytes=limit_bytes)[1]
+
     def revocations(self) -> bytes:
         """Return the answer to `GET /v1/revocations`, not yet parsed."""
         return self._send("GET", "/v1/revocations")[1]

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, TextIO
 
+from gemm_tuner.domain.canonical import canonical_json
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.errors import InvalidRecord
 from gemm_tuner.resources import tuning_db_dir
@@ -98,3 +100,18 @@ def shipped_records() -> Iterator[Trial]:
     for path in sorted(tuning_db_dir().glob("*.jsonl")):
         for line in path.read_text().splitlines():
             yield parse_record(line)
+
+
+def shipped_lines(model_key: str, problem: Problem) -> Iterator[tuple[str, str]]:
+    """Yield the lines with records of a problem that ship for a CPU model, each with its place.
+
+    Other lines are not even parsed: there are thousands.
+    """
+    named = f'"problem":{canonical_json(problem.text)}'
+    for path in sorted(tuning_db_dir().glob("*.jsonl")):
+        if not path.name.startswith(f"{model_key}-"):
+            continue
+        with path.open(errors="replace") as lines:
+            for number, line in enumerate(lines, start=1):
+                if named in line:
+                    yield f"line {number} of {path.name}", line

@@ -40,7 +40,8 @@ class ContextSweep:
     """The search in one context, within its `budget`, which is a part of the whole.
 
     The winner of one thread, `alone`, is a finalist if several threads are asked for. With `again`,
-    no earlier timing counts: all is timed anew.
+    no earlier timing counts: all is timed anew. Where candidates are few, the first race of several
+    `is_final`.
     """
 
     attempts: Attempts
@@ -52,6 +53,7 @@ class ContextSweep:
     is_stopped: Callable[[], bool]
     alone: Candidate | None = None
     again: bool = False
+    is_final: bool = False
     patience: Patience = field(init=False)
     _speeds: dict[Candidate, float] = field(default_factory=dict)  # compares rounds
     _ratios: dict[Candidate, float] = field(default_factory=dict)  # over the baseline, in a round
@@ -60,6 +62,7 @@ class ContextSweep:
     _to_renew: list[Candidate] = field(default_factory=list)  # whose confirmations are not settled
     _best_beside_others: list[Candidate] = field(default_factory=list)  # beside other baselines
     _recalled: int = 0  # trials that are of earlier sweeps
+    _in_final: dict[Candidate, float] = field(default_factory=dict)  # over the baseline, together
     _slowest_call_s: float = 0.0
     _proof_s: float = 0.0
 
@@ -169,13 +172,20 @@ class ContextSweep:
                 return False
             is_first = not (self._speeds or proven)
             if not (is_certain or is_first or self._has_time_for(len(proven) + len(group))):
-                self._time(proven, RACE)
+                self._time_race(proven)
                 return False
             begin_s = monotonic()
             proven += self.attempts.prove(group, self.context)
             self._proof_s = monotonic() - begin_s
-        self._time(proven, RACE)
+        self._time_race(proven)
         return True
+
+    def _time_race(self, candidates: Sequence[Candidate]) -> None:
+        """Time the candidates of a race, as carefully as it deserves."""
+        if self.is_final and len(candidates) > 1:
+            self._in_final = self._time(candidates, FINAL)
+        else:
+            self._time(candidates, RACE)
 
     @property
     def _call_s(self) -> float:
@@ -207,7 +217,10 @@ class ContextSweep:
         proven = self.attempts.prove(self._finalists(), self.context)
         if self.is_stopped():
             return
-        speeds = self._time(proven, FINAL) if len(proven) > 1 else dict.fromkeys(proven, 1.0)
+        if self._in_final.keys() >= set(proven):
+            speeds = {one: self._in_final[one] for one in proven}
+        else:
+            speeds = self._time(proven, FINAL) if len(proven) > 1 else dict.fromkeys(proven, 1.0)
         waiting = self._without_useless_threads(speeds)
         confirmed = 0.0
         for _attempt in range(CONFIRMED):

@@ -22,7 +22,7 @@ def find_race(trials: Sequence[Trial], settings: SweepSettings, *, threads: int)
         settings: the budget of the sweep.
         threads: of the calls; the fastest library on one may not be so on several.
     """
-    limit_s = _SHARE_OF_BUDGET * settings.budget_s
+    limit_s = _SHARE_OF_BUDGET * settings.budget_s if settings.race_s is None else settings.race_s
     wanted, installed = set(raced_packages(limit_s)), set(raced_packages(inf))
     for trial in reversed(trials):
         raced = trial.measurement.raced if trial.measurement else ()

@@ -13,7 +13,10 @@ from gemm_tuner.tuning.attempt import Render
 class SweepSettings:
     """How to sweep: the time for one problem, all contexts together, and with what.
 
-    With `again`, everything is timed anew, whatever was timed before.
+    With `again`, everything is timed anew, whatever was timed before. A library that takes longer
+    than `race_s` to load is not raced for the baseline; by default, a share of the budget. With
+    `tries_all_chosen`, candidates that were chosen are tried whatever the budget, and, if they are
+    no more than finalists, in a final at once.
     """
 
     toolchain: Toolchain
@@ -21,6 +24,8 @@ class SweepSettings:
     seed: int = 0
     baseline: str = "auto"
     again: bool = False
+    race_s: float | None = None
+    tries_all_chosen: bool = False
     render: Render = field(default=render)
 
     def __post_init__(self) -> None:

@@ -9,18 +9,26 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.machine.cpus import check_cpus
+from gemm_tuner.select.recorded import Records, recorded_winners, records_at_hand
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts, build_candidate
 from gemm_tuner.tuning.budget import Budget, share_of_first
 from gemm_tuner.tuning.context_sweep import ContextSweep
-from gemm_tuner.tuning.earlier import earlier_trials, find_prior, first_tried, former_trials
+from gemm_tuner.tuning.earlier import (
+    Prior,
+    earlier_trials,
+    find_prior,
+    first_tried,
+    former_trials,
+)
 from gemm_tuner.tuning.finished import recall_finished
 from gemm_tuner.tuning.host import start_host_while_compiling
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.race import expected_baseline, find_race
 from gemm_tuner.tuning.rebuild import rebuild_lost
 from gemm_tuner.tuning.result import SweepResult
+from gemm_tuner.tuning.sampling import FINALISTS
 from gemm_tuner.tuning.search import make_strategy
 from gemm_tuner.tuning.settings import SweepSettings
 
@@ -67,8 +75,10 @@ def sweep(
     if len(found) < len(contexts):
         budget = Budget(seconds=settings.budget_s)
         former = former_trials(repository, problem, cpu)
+        records = Records(found=()) if chosen else records_at_hand(repository, problem, cpu)
         in_first = replace(space, regime=contexts[0].regime)
-        first = chosen or first_tried(in_first, find_prior(in_first, contexts[0], earlier, former))
+        prior = _find_prior(in_first, contexts[0], earlier, former, records)
+        first = chosen or first_tried(in_first, prior)
         with start_host_while_compiling(space, first, settings, race) as host:
             attempts = Attempts(
                 problem=problem,
@@ -89,10 +99,11 @@ def sweep(
                 attempts=attempts,
                 budget=budget,
                 former=former,
+                records=records,
                 chosen=chosen,
                 on_progress=on_progress,
                 is_stopped=is_stopped,
-                again=settings.again,
+                settings=settings,
             )
     results = [found[context] for context in contexts]
     return tuple(
@@ -113,6 +124,19 @@ def _rebuild_lost(
     )
 
 
+def _find_prior(
+    space: Space,
+    context: ExecutionContext,
+    earlier: Sequence[Trial],
+    former: Sequence[Trial],
+    records: Records,
+) -> Prior:
+    """Return what a search has from earlier ones; what is recorded to have won leads it."""
+    prior = find_prior(space, context, earlier, former)
+    winners = recorded_winners(records, space, context).candidates
+    return replace(prior, seeds=(*winners, *prior.seeds))
+
+
 def _search_contexts(
     contexts: Sequence[ExecutionContext],
     *,
@@ -120,10 +144,11 @@ def _search_contexts(
     attempts: Attempts,
     budget: Budget,
     former: Sequence[Trial],
+    records: Records,
     chosen: Sequence[Candidate],
     on_progress: Callable[[Progress], None],
     is_stopped: Callable[[], bool],
-    again: bool,
+    settings: SweepSettings,
 ) -> dict[ExecutionContext, SweepResult]:
     """Search one context after the other, each with its share of the remaining budget.
 
@@ -131,10 +156,11 @@ def _search_contexts(
     """
     found: dict[ExecutionContext, SweepResult] = {}
     elsewhere: list[Candidate] = []
+    certain = chosen if settings.tries_all_chosen else ()
     for position, context in enumerate(contexts):
         in_regime = replace(space, regime=context.regime)
         known = earlier_trials(attempts.repository, space.problem, space.cpu, attempts.toolchain)
-        prior = find_prior(in_regime, context, known, former)
+        prior = _find_prior(in_regime, context, known, former, records)
         left = len(contexts) - position
         one = ContextSweep(
             attempts=attempts,
@@ -147,11 +173,12 @@ def _search_contexts(
             on_progress=on_progress,
             is_stopped=is_stopped,
             alone=prior.alone,
-            again=again,
+            again=settings.again,
+            is_final=settings.tries_all_chosen and len(chosen) <= FINALISTS,
         )
         found[context] = one.run(
             make_strategy(in_regime, prior.seeds, elsewhere=elsewhere, chosen=chosen),
-            certain=() if chosen else prior.certain,
+            certain=certain if chosen else prior.certain,
             is_search=not chosen,
         )
         elsewhere = one.ranked()[:CANDIDATES_FROM_OTHER_REGIME]

@@ -171,7 +171,7 @@ def test_an_unknown_type_or_group_is_answered_with_the_choices(
     assert all(choice in message for choice in choices)
 
 
-@pytest.mark.parametrize("command", ["sweep", "bench", "tune-shortlist"])
+@pytest.mark.parametrize("command", ["sweep", "bench", "tune-shortlist", "adopt"])
 def test_more_threads_than_cpus_are_not_timed(
     command: str,
     tmp_path: Path,

@@ -184,6 +184,17 @@ def test_the_winner_of_an_earlier_race_may_take_long_to_load() -> None:
     assert (again.baselines[0].text, again.raced) == ("slow", raced)
 
 
+def test_an_earlier_race_tells_no_more_than_a_race_of_what_is_not_installed() -> None:
+    earlier = (Raced(package="package open", baseline="open", call_ns=1.0),)
+    missing = _row("onednn", missing=NO_GOMP), _row("peer", missing="pip install peer")
+    rows = (missing[0], _row("openblas", "open"), missing[1])
+
+    raced = _choose(["auto"], rows, _times(open=0.1))
+    remembered = _choose(["auto"], rows, _times(open=0.1), Race(earlier=earlier))
+
+    assert raced.left_out == remembered.left_out == {"onednn": NO_GOMP}
+
+
 class NewThreads:
     """A runner whose threads share one core for the first `samples` samples: calls take longer."""
 

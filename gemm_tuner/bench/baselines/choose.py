@@ -227,19 +227,24 @@ def _run_race(
     if remembered := _winner_of(race.earlier, entrants, installed):
         found = _enter(*remembered, check, reasons)
         if found is not None:
+            reasons.forget_refusals(_expected(rows))
             return found, race.earlier
     finished = _heats(entrants, check, reasons)
     if finished:
         for _package, found in finished:
             reasons.forget(found.name)
-        # That it does not take part is to be known; of others nobody expects it.
-        reasons.forget_refusals(next(row.name for row in rows if row.is_raced))
+        reasons.forget_refusals(_expected(rows))
         return finished[0][1], _standings(finished, entrants, reasons.of_packages)
     for row in rows:
         for copy in _entrants(row, find, reasons) if row.is_last_resort else ():
             if found := _enter(row.name, copy, check, reasons):
                 return found, ()
     return None, ()
+
+
+def _expected(rows: Sequence[Row]) -> str:
+    """Return the library of which users are told that it does not take part; they expect it."""
+    return next(row.name for row in rows if row.is_raced)
 
 
 def _heats(

@@ -1,0 +1,295 @@
+"""`gemm-tuner adopt`: rebuild, prove and time what is recorded to win on this CPU model."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import monotonic
+from typing import Annotated
+
+import typer
+
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.cli import options
+from gemm_tuner.cli.adopt_report import (
+    AdoptedLayer,
+    LeftLayer,
+    adopted_facts,
+    plan_facts,
+    print_adopted,
+    print_plan,
+)
+from gemm_tuner.cli.interrupt import StopOnInterrupt, aborting
+from gemm_tuner.cli.layers import Layer, layers_of
+from gemm_tuner.cli.output import print_json, print_message
+from gemm_tuner.cli.progress_line import ProgressLine
+from gemm_tuner.cli.report import LayerFailure, failure_facts
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import GemmTunerError, InvalidSetting
+from gemm_tuner.machine.cpus import check_cpus
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.select.recorded import Records, parse_records, problems_of, records_at_hand
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.adopt import Planned, expected_s, plan
+from gemm_tuner.tuning.adopt import adopt as adopt_problem
+from gemm_tuner.tuning.progress import Progress
+from gemm_tuner.tuning.settings import SweepSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """A layer, and the contexts in which to adopt it, all of as many threads."""
+
+    layer: Layer
+    contexts: tuple[ExecutionContext, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Done:
+    """What came of the layers; `is_stopped` says that the user ended it early."""
+
+    adopted: list[AdoptedLayer] = field(default_factory=list)
+    left: list[LeftLayer] = field(default_factory=list)
+    failures: list[LayerFailure] = field(default_factory=list)
+    not_begun: list[Layer] = field(default_factory=list)
+    is_stopped: bool = False
+    spent_s: list[float] = field(default_factory=list)
+
+
+def adopt(
+    m: options.OptionalRows = None,
+    n: options.OptionalColumns = None,
+    k: options.OptionalDepth = None,
+    *,
+    shapes: options.Shapes = None,
+    dtype: options.DTypeName = "f32",
+    epilogue: options.EpilogueText = "none",
+    w_layout: options.LayoutName = "nk",
+    groups: options.Groups = None,
+    threads: options.Threads = 1,
+    regime: options.RegimeChoice = "hot",
+    url: Annotated[
+        str | None, typer.Option("--url", help="Look at the records of this service, too")
+    ] = None,
+    budget: Annotated[
+        str,
+        typer.Option(
+            "--budget", help="Time for the rounds of a layer: fewer of slow calls are timed"
+        ),
+    ] = "4s",
+    again: options.Again = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be timed, and how long it would take")
+    ] = False,
+    db: options.DatabaseUrl = None,
+    compiler: options.Compiler = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Rebuild what is recorded to win on this CPU model, prove and time it here, and serve it.
+
+    Without a layer, take every problem of this database whose verdict is of another generator,
+    compiler or baseline, and say which verdicts changed. What is recorded comes from the database,
+    the package, and a service. A sweep finds more, and takes longer.
+    """
+    is_renewal = m is None and shapes is None
+    if is_renewal:
+        given = {
+            "--dtype": dtype != "f32",
+            "--epilogue": epilogue != "none",
+            "--w-layout": w_layout != "nk",
+            "--groups": groups is not None,
+            "--threads": threads != 1,
+            "--regime": regime != "hot",
+        }
+        _refuse_without_layer(given)
+    settings = SweepSettings(
+        budget_s=options.parse_duration_s(budget),
+        toolchain=find_toolchain(compiler),
+        again=again,
+    )
+    cpu = detect_cpu()
+    if is_renewal:
+        repository = Repository(open_database(db, may_create=False, only_reads=dry_run))
+        works = _known_works(repository, cpu)
+    else:
+        layers = layers_of(
+            m=m,
+            n=n,
+            k=k,
+            shapes=shapes,
+            dtype=dtype,
+            epilogue=epilogue,
+            w_layout=options.with_groups(w_layout, groups),
+        )
+        contexts = options.execution_contexts(threads, regime)
+        check_cpus(threads)
+        repository = Repository(open_database(db, only_reads=dry_run))
+        works = [_Work(layer=layer, contexts=contexts) for layer in layers]
+    elsewhere = _records_of_service(url, works, cpu) if url is not None else {}
+
+    if dry_run:
+        planned = [
+            (work.layer, _plan(work, cpu, repository, settings, elsewhere)) for work in works
+        ]
+        if as_json:
+            print_json({"cpu": cpu.brand, "layers": plan_facts(planned, cpu, settings)})
+        else:
+            print_plan(planned, cpu, settings)
+        return
+
+    done = _adopt_works(works, cpu, repository, settings, elsewhere)
+    if as_json:
+        print_json(
+            {
+                "cpu": cpu.brand,
+                **adopted_facts(done.adopted, done.left),
+                "failures": [failure_facts(failure) for failure in done.failures],
+                "not_begun": [layer.name for layer in done.not_begun],
+            }
+        )
+    else:
+        print_adopted(done.adopted, done.left, cpu, is_renewal=is_renewal)
+    if done.is_stopped:
+        print_message("Stopped; what was found is kept: run the same command again to go on.")
+    is_whole = not (done.is_stopped or done.failures) and all(
+        one.planned.is_current for one in done.left
+    )
+    if not is_whole or not all(one.adopted.is_measured for one in done.adopted):
+        raise typer.Exit(1)
+
+
+def _refuse_without_layer(options_given: Mapping[str, bool]) -> None:
+    for name, is_given in options_given.items():
+        if is_given:
+            raise InvalidSetting(
+                f"{name} is of a layer, and there is none; give M N K or --shapes FILE, or leave "
+                f"out {name}."
+            )
+
+
+def _known_works(repository: Repository, cpu: Cpu) -> list[_Work]:
+    """Return every problem that was measured here, once for each number of threads."""
+    found: dict[tuple[Problem, int], list[ExecutionContext]] = {}
+    for problem, context in problems_of(repository, cpu):
+        found.setdefault((problem, context.threads), []).append(context)
+    return [
+        _Work(layer=Layer(name=problem.sizes_text, problem=problem), contexts=tuple(contexts))
+        for (problem, _threads), contexts in found.items()
+    ]
+
+
+def _records_of_service(url: str, works: Sequence[_Work], cpu: Cpu) -> dict[Problem, Records]:
+    """Return the records that a service has of each problem."""
+    from gemm_tuner.client.records import lines_at  # noqa: PLC0415 - slow to load
+
+    print_message(f"Reading the records of {url} …")
+    lines: dict[Problem, list[tuple[str, str]]] = {}
+    with aborting():
+        for problem, line in lines_at(url, {work.layer.problem for work in works}, cpu):
+            of_problem = lines.setdefault(problem, [])
+            of_problem.append((f"record {len(of_problem) + 1} of {url}", line))
+    return {problem: parse_records(each, url) for problem, each in lines.items()}
+
+
+def _plan(
+    work: _Work,
+    cpu: Cpu,
+    repository: Repository,
+    settings: SweepSettings,
+    elsewhere: Mapping[Problem, Records],
+) -> tuple[Planned, ...]:
+    """Return what is to be done for a layer; say what cannot be tried."""
+    problem = work.layer.problem
+    records = records_at_hand(repository, problem, cpu) + elsewhere.get(problem, Records(found=()))
+    planned = plan(
+        problem, work.contexts, cpu=cpu, repository=repository, settings=settings, records=records
+    )
+    left_out = [text for one in planned if not one.is_current for text in one.winners.left_out]
+    for text in dict.fromkeys((*records.faults, *left_out)):
+        print_message(f"Warning: {work.layer.name}: {text}")
+    return planned
+
+
+def _adopt_works(
+    works: Sequence[_Work],
+    cpu: Cpu,
+    repository: Repository,
+    settings: SweepSettings,
+    elsewhere: Mapping[Problem, Records],
+) -> _Done:
+    """Adopt one layer after the other, until the user stops it."""
+    done = _Done()
+    with StopOnInterrupt() as interrupt:
+        for position, work in enumerate(works):
+            layer = work.layer
+            if interrupt.is_stopped():
+                done.not_begun.append(layer)
+                continue
+            try:
+                planned = _plan(work, cpu, repository, settings, elsewhere)
+                to_do = [one for one in planned if one.winners.winners and not one.is_current]
+                done.left += [
+                    LeftLayer(layer=layer, planned=one) for one in planned if one not in to_do
+                ]
+                if not to_do:
+                    continue
+                # A layer takes about as long as those before it did.
+                each_s = done.spent_s or [expected_s(layer.problem, to_do, cpu, settings)]
+                pace = partial(
+                    _show_at_pace,
+                    begun_s=monotonic(),
+                    each_s=sum(each_s) / len(each_s),
+                    later=len(works) - position - 1,
+                    candidates=len({one for each in to_do for one in each.winners.candidates}),
+                )
+                label = f"{layer.name} ({position + 1} of {len(works)})"
+                with ProgressLine(label, later_s=0.0) as progress:
+                    adopted = adopt_problem(
+                        layer.problem,
+                        to_do,
+                        cpu=cpu,
+                        repository=repository,
+                        settings=settings,
+                        on_progress=partial(pace, progress),
+                        is_stopped=interrupt.is_stopped,
+                    )
+            except GemmTunerError as error:
+                if len(works) == 1:
+                    raise
+                print_message(f"Error: {layer.name} is not adopted: {error}")
+                done.failures.append(LayerFailure(layer=layer, error=error))
+                continue
+            done.spent_s.append(adopted[0].took_s)
+            done.adopted += [AdoptedLayer(layer=layer, adopted=one) for one in adopted]
+            _warn(layer, [one.result.note for one in adopted])
+            _warn(
+                layer,
+                [
+                    f"{trial.candidate.text} is refuted here: {trial.outcome.value}"
+                    for trial in adopted[0].failed
+                ],
+            )
+        done.is_stopped = interrupt.is_stopped()
+    return done
+
+
+def _warn(layer: Layer, texts: Sequence[str]) -> None:
+    for text in Counter(filter(None, texts)):
+        print_message(f"Warning: {layer.name}: {text}")
+
+
+def _show_at_pace(
+    progress: ProgressLine,
+    step: Progress,
+    *,
+    begun_s: float,
+    each_s: float,
+    later: int,
+    candidates: int,
+) -> None:
+    """Show a step of some candidates with the time left: the budget is far more than it takes."""
+    left_s = max(0.0, each_s - (monotonic() - begun_s)) + later * each_s
+    progress.show(replace(step, total=max(step.done, candidates), remaining_s=left_s))
