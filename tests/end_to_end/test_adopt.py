@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from planted_times import plant_speeds
+from saboteur import Saboteur
 from samples import make_artifact, make_trial
 from served import Site
-from test_planted_failures import Saboteur
 
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli.main import run
@@ -258,6 +258,7 @@ def test_a_sweep_tries_first_what_is_recorded(url: str, monkeypatch: pytest.Monk
     assert last in tried
 
 
+@pytest.mark.proof
 def test_ctrl_c_keeps_what_was_adopted_and_a_second_run_goes_on(
     url: str, shapes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
