@@ -83,6 +83,7 @@ def test_kernels_of_two_reports_are_timed_in_the_same_rounds(
     assert slow in line
 
 
+@pytest.mark.proof
 def test_weights_of_few_bits_are_timed_beside_floats(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

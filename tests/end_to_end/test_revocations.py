@@ -299,7 +299,8 @@ def test_a_clock_that_is_turned_back_revives_nothing(
     assert "held until" in kernel.reason
 
 
-@pytest.mark.parametrize("days", [-300, -1, 300])
+# A list is issued at the start of a day: in the last minutes of one, a day less is no jump.
+@pytest.mark.parametrize("days", [-300, -2, 300])
 def test_a_clock_that_jumps_while_the_service_answers_gives_no_kernel_and_no_crash(
     days: int, site: Site, tmp_path: Path, turn_clock: Callable[[timedelta], None]
 ) -> None:

@@ -137,7 +137,13 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path, url: str, jobs: Jobs) ->
     assert "A worker ended (SIGKILL); the next one starts in 1 s." in (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "way",
+    [
+        signal.SIGTERM,
+        *(pytest.param(one, marks=pytest.mark.proof) for one in (signal.SIGINT, signal.SIGKILL)),
+    ],
+)
 def test_no_worker_is_left(tmp_path: Path, url: str, jobs: Jobs, way: signal.Signals) -> None:
     job = ask_for(jobs, budget_s=600.0)
     with serving(tmp_path, url, "--workers", "2") as (process, _address):

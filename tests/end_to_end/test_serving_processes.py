@@ -129,6 +129,7 @@ def test_a_change_in_the_database_is_seen_by_every_process(
     _wait_until(lambda: all(service.decision() != "tuned" for _ask in range(20)))
 
 
+@pytest.mark.proof
 def test_a_hangup_replaces_all_processes(service: Service) -> None:
     before = service.pids
 
@@ -152,7 +153,13 @@ def test_without_a_folder_for_numbers_it_says_so(
     assert f"name a writable one in TMPDIR or {FOLDER_VARIABLE}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "way",
+    [
+        signal.SIGTERM,
+        *(pytest.param(one, marks=pytest.mark.proof) for one in (signal.SIGINT, signal.SIGKILL)),
+    ],
+)
 def test_no_process_is_left(service: Service, way: signal.Signals) -> None:
     pids = service.pids
 

@@ -215,6 +215,7 @@ def test_a_search_in_a_format_is_resumed_and_not_repeated(tmp_path: Path) -> Non
     assert again.verdict == found.verdict
 
 
+@pytest.mark.proof
 def test_kernels_are_searched_in_the_formats_of_other_m(tmp_path: Path) -> None:
     problems = [Problem.create(m, N, K) for m in (4, 8)]
     repository = Repository(open_database(_url(tmp_path)))

@@ -275,7 +275,9 @@ def test_ctrl_c_keeps_what_was_found_and_the_next_run_resumes(
     assert facts["tried"] >= len(kept)
 
 
-@pytest.mark.parametrize("method", ["verify", "time_together"])
+@pytest.mark.parametrize(
+    "method", ["verify", pytest.param("time_together", marks=pytest.mark.proof)]
+)
 def test_kill_9_loses_at_most_the_trials_in_flight(
     method: str, database: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -358,7 +360,7 @@ def test_the_winner_of_one_thread_is_cut_for_two_whatever_the_time(database: str
     assert {trial.candidate.parts for trial in timed} == {1, 2}
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.proof)])
 def test_what_won_with_another_generator_is_tried_whatever_the_time(
     database: str, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
@@ -395,6 +397,7 @@ def test_what_an_earlier_generator_timed_is_only_confirmed_again(
     assert {trial.candidate for trial in result.finalists} == set(chosen)
 
 
+@pytest.mark.proof
 def test_a_finished_sweep_is_run_again_with_other_flags(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def test_zeros_lie_behind_packed_rows(any_family: MicroKernelFamily) -> None:
     assert not wrong
 
 
+@pytest.mark.proof
 def test_weights_that_pass_by_are_loaded_with_a_hint(family: MicroKernelFamily) -> None:
     """They do if a call has one tile of rows, and L2 cannot keep them until the next call."""
     k = 1200 * family.k_step

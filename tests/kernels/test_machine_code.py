@@ -87,6 +87,7 @@ def build_all(chosen: list[tuple[Problem, Candidate]], toolchain: Toolchain) -> 
     return builds
 
 
+@pytest.mark.proof
 def test_kernels_use_only_what_their_families_declare(toolchain: Toolchain) -> None:
     families = [(family, problem_for(family)) for family in CATALOG.values()]
     families += [

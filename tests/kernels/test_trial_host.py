@@ -253,7 +253,13 @@ def test_a_death_among_builds_that_are_timed_together_leaves_the_others(
     assert len(fast.candidate.samples_ns) > len(slow_one.candidate.samples_ns)
 
 
-@pytest.mark.parametrize(("statement", "outcome"), [(CRASH, Outcome.CRASHED), (HANG, Outcome.HUNG)])
+@pytest.mark.parametrize(
+    ("statement", "outcome"),
+    [
+        (CRASH, Outcome.CRASHED),
+        pytest.param(HANG, Outcome.HUNG, marks=pytest.mark.proof),
+    ],
+)
 def test_death_during_timing_ends_only_its_own_trial(
     host: TrialHost, toolchain: Toolchain, statement: str, outcome: Outcome
 ) -> None:

@@ -445,8 +445,16 @@ def test_slices_of_k_are_in_the_space_where_y_is_small(types: str) -> None:
     ("shape", "like"),
     [
         ("1x96x1100", "avx512_f32_8x48 mc8_nc96_kc560 jc_ic_jr_ir"),
-        ("9x100x70", "avx512_f32_1x48 mc1_nc144_kc70 jc_ic_jr_ir u4"),
-        ("8x16x600", "avx512_f32_1x16 mc1_nc16_kc304 jc_ic_jr_ir grid1x1x2"),
+        pytest.param(
+            "9x100x70",
+            "avx512_f32_1x48 mc1_nc144_kc70 jc_ic_jr_ir u4",
+            marks=pytest.mark.proof,
+        ),
+        pytest.param(
+            "8x16x600",
+            "avx512_f32_1x16 mc1_nc16_kc304 jc_ic_jr_ir grid1x1x2",
+            marks=pytest.mark.proof,
+        ),
         ("1x7x70", "avx512_f32_dot_3x2 mc3_nc8_kc70 jc_ic_jr_ir"),
     ],
 )
