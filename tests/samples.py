@@ -4,9 +4,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
+from gemm_tuner.cli.page.answers import Answer, Search, Standing
+from gemm_tuner.derive import derive_verdict
 from gemm_tuner.domain.artifact import ABI_VERSION, Artifact
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature
 from gemm_tuner.domain.measurement import Interference, Measurement, Raced, Timing
 from gemm_tuner.domain.problem import Problem
@@ -110,3 +112,42 @@ def add_build(repository: Repository, binary: bytes = b"\x7fELF sample") -> Arti
     artifact = make_artifact(binary)
     repository.add_build(artifact, binary=binary, source_text=SOURCE_TEXT)
     return artifact
+
+
+def make_answer(
+    problem: str = PROBLEM.text, *, cpu: Cpu = CPU, minute: int = 0, **changes: object
+) -> Answer:
+    """Return an answer of a page, from one confirming trial; `changes` are those of the trial."""
+    trial = make_trial(problem=Problem.parse(problem), cpu=cpu, minute=minute, **changes)  # type: ignore[arg-type]  # fields by name
+    verdict = derive_verdict(
+        [trial],
+        problem=trial.problem,
+        cpu_key=cpu.exact_key,
+        context=trial.context,
+        complete=True,
+    )
+    assert verdict.measurement is not None
+    return Answer(
+        cpu=cpu,
+        verdict=verdict,
+        measured=verdict.measurement,
+        toolchain=trial.toolchain,
+        standing=Standing.BELIEVED,
+        conditions=trial.conditions,
+        search=Search(tried=2, failed=0, best_ns=(900.0, verdict.measurement.candidate_median_ns)),
+    )
+
+
+def make_answers(count: int) -> list[Answer]:
+    """Return answers of different problems, in eight groups of types, threads and regimes."""
+    contexts = [
+        ExecutionContext(threads=threads, regime=regime) for threads in (1, 2) for regime in Regime
+    ]
+    return [
+        make_answer(
+            f"{('f32', 'bf16')[number % 2]} {1 + number // 8}x3072x768 nk bias+gelu_erf",
+            call_ns=700 + number % 500,
+            context=contexts[number // 2 % 4],
+        )
+        for number in range(count)
+    ]

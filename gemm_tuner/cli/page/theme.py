@@ -1,0 +1,108 @@
+"""From a figure of matplotlib to a picture inside a page, in the colours of the page.
+
+A picture is drawn in colours that stand for names. They become variables of CSS, so one picture
+serves light and dark pages.
+"""
+
+import re
+from contextlib import AbstractContextManager
+from html import escape
+from io import StringIO
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from gemm_tuner.domain.printable import LINE_BREAK, harmless
+
+# Colours of nothing that is ever seen: each is replaced by the variable of its name.
+# fmt: off
+INK      = "#0a0b01"
+MUTED    = "#0a0b02"
+GRID     = "#0a0b03"
+BAND     = "#0a0b04"
+TUNED    = "#0a0b05"
+TIE      = "#0a0b06"
+BASELINE = "#0a0b07"
+FIRST    = "#0a0b08"
+SECOND   = "#0a0b09"
+# fmt: on
+_VARIABLES = {
+    INK: "ink",
+    MUTED: "muted",
+    GRID: "grid",
+    BAND: "band",
+    TUNED: "tuned",
+    TIE: "tie",
+    BASELINE: "baseline",
+    FIRST: "first",
+    SECOND: "second",
+}
+
+FONT_POINTS = 9
+_FONT = "DejaVu Sans"  # comes with matplotlib, which measures texts by it
+_SETTINGS: dict[Any, Any] = {
+    "font.family": _FONT,
+    "font.size": FONT_POINTS,
+    "text.parse_math": False,  # a name may have two dollars in it
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GRID,
+    "axes.facecolor": "none",
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": FONT_POINTS,
+    "axes.titlelocation": "left",
+    "axes.unicode_minus": False,
+    "figure.facecolor": "none",
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": FONT_POINTS,
+    "savefig.facecolor": "none",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "gemm-tuner",  # the same picture twice has the same names in it
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelsize": FONT_POINTS,
+    "ytick.labelsize": FONT_POINTS,
+}
+
+_TAG = re.compile(r"<[^<>]+>")
+_ID = re.compile(r' id="([^"]*)"')
+_REFERENCE = re.compile(r"#([\w.-]+)")
+_COLOUR = re.compile(r"#0a0b0\d")
+_LONG_FRACTION = re.compile(r"(\d+\.\d\d)\d+")
+
+
+def settings() -> AbstractContextManager[None]:
+    """Return the context in which figures are made and drawn."""
+    return rc_context(_SETTINGS)
+
+
+def plain(text: str, most: int | None = None) -> str:
+    """Return text of a database as a picture may show it: on one line, cut to `most` characters."""
+    shown = harmless(text).translate(LINE_BREAK)
+    return shown if most is None or len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def svg_of(figure: Figure, says: str) -> str:
+    """Return a figure as an element of HTML; `says` describes it to whoever cannot see it."""
+    drawn = StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    text = drawn.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+    referred = {match for tag in _TAG.findall(text) for match in _REFERENCE.findall(tag)}
+
+    def tidy(tag: re.Match[str]) -> str:
+        """Shorten a tag. What is between tags may be text of a database, and stays."""
+        kept = _ID.sub(lambda found: found[0] if found[1] in referred else "", tag[0])
+        kept = _COLOUR.sub(lambda found: f"var(--{_VARIABLES[found[0]]})", kept)
+        kept = kept.replace(f"'{_FONT}'", "sans-serif")
+        return _LONG_FRACTION.sub(r"\1", kept)
+
+    text = _TAG.sub(tidy, text)
+    text = re.sub(r">\s+<", ">\n<", text)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(plain(says))}" ', 1)
