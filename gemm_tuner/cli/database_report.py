@@ -15,7 +15,7 @@ from gemm_tuner.cli.output import bytes_text, print_json, print_line
 from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.cli.report import ratio_facts
 from gemm_tuner.domain.printable import quoted
-from gemm_tuner.errors import InvalidSetting, MissingCapability, StoreFailed
+from gemm_tuner.errors import GemmTunerError, InvalidSetting, MissingCapability
 from gemm_tuner.store.database import database_file, default_database_url, open_database
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.progress import Progress
@@ -40,6 +40,7 @@ def report(
     urls = [db or default_database_url(), *([compare] if compare is not None else [])]
     _check_place(out, urls)
     _check_plots()
+    from gemm_tuner.cli.page.content import counted  # noqa: PLC0415 - beside the next
     from gemm_tuner.cli.page.html import write_comparison, write_page  # noqa: PLC0415 - has plots
 
     with aborting():
@@ -64,7 +65,7 @@ def report(
             }
         )
     else:
-        answers = " and ".join(f"{len(contents.answers)} answers" for contents in read)
+        answers = " and ".join(counted(len(contents.answers), "answer") for contents in read)
         print_line(f"{answers} written to {out} ({bytes_text(len(content))})")
 
 
@@ -104,7 +105,7 @@ def _read(url: str) -> "Contents":
         finally:
             engine.dispose()
     if not contents.answers:
-        raise StoreFailed(
+        raise GemmTunerError(
             f"the database {quoted(name)} has no confirmed kernel to report of; "
             '"gemm-tuner sweep" finds some, "gemm-tuner records import --shipped" takes those '
             "that come with the package, and --db names another database."

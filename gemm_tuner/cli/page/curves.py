@@ -32,13 +32,13 @@ def curve_section(answers: Sequence[Answer]) -> Section | None:
         return None
     curves.sort(key=lambda curve: (-len(curve), curve[0].problem.text))
     drawn = curves[:MOST_LAYERS]
-    left_out = f" The {MOST_LAYERS} with the most m are drawn." if len(drawn) < len(curves) else ""
+    more = f" The {MOST_LAYERS} with the most m are drawn." if len(drawn) < len(curves) else ""
     return Section(
         title="Speed over m",
         blocks=(
             Block(
                 words=(
-                    f"{counted(len(curves), 'layer')} tuned for {LEAST_POINTS} or more m.{left_out}",
+                    f"{counted(len(curves), 'layer')} tuned for {LEAST_POINTS} or more m.{more}",
                     _EACH_M,
                 ),
                 picture=draw_panels(

@@ -9,6 +9,7 @@ from math import ceil, log
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from gemm_tuner.cli.page.theme import (
@@ -35,49 +36,10 @@ _NAME_POINTS = 205.0
 _BESIDE_POINTS = 95.0
 _NAME_CHARACTERS = 36
 _BESIDE_CHARACTERS = 17
-_TOP_POINTS, _BOTTOM_POINTS = 46.0, 34.0
-_RATIO_TICKS: tuple[float, ...] = (
-    1.1,
-    1.2,
-    1.3,
-    1.4,
-    1.5,
-    1.7,
-    2,
-    2.5,
-    3,
-    4,
-    5,
-    7,
-    10,
-    15,
-    20,
-    30,
-    50,
-    100,
-    1000,
-)
-_MOST_RATIO_TICKS: tuple[float, ...] = (
-    1.1,
-    1.2,
-    1.3,
-    1.4,
-    1.5,
-    1.7,
-    2,
-    2.5,
-    3,
-    4,
-    5,
-    7,
-    10,
-    15,
-    20,
-    30,
-    50,
-    100,
-    1000,
-)
+_TOP_POINTS, _BOTTOM_POINTS = 30.0, 34.0
+_TICKS_ABOVE = (1.1, 1.2, 1.3, 1.4, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 20.0, 50.0, 100.0)
+_TICKS_BELOW = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+_MOST_RATIO_TICKS = 11
 
 # The marks of decisions, and of the two databases of a comparison: colour and shape.
 # fmt: off
@@ -168,7 +130,7 @@ def draw_ratios(
             bbox_to_anchor=(0, 1, 1, 0),
             bbox_transform=axes.transAxes,
             ncols=len(marks),
-            borderaxespad=1.6,
+            borderaxespad=0.6,
             handletextpad=0.1,
             columnspacing=1.2,
         )
@@ -184,13 +146,13 @@ def _draw_ratio_axis(axes: Axes, rows: Sequence[RatioRow]) -> None:
     axes.set_ylim(len(rows) - 0.5, -0.5)
     least_apart = log(high / low) / _MOST_RATIO_TICKS
     within = [1.0]
-    for ticks in (_RATIO_TICKS, tuple(1 / tick for tick in _RATIO_TICKS)):
+    for ticks in (_TICKS_ABOVE, _TICKS_BELOW):
         last = 1.0
         for tick in ticks:
             if low <= tick <= high and abs(log(tick / last)) >= least_apart:
                 within.append(tick)
                 last = tick
-    axes.set_xticks(within, [f"{tick:.3g}" for tick in within])
+    axes.set_xticks(within, [f"{tick:g}" for tick in within])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
@@ -231,7 +193,8 @@ def draw_shares(points: Mapping[str, Sequence[tuple[float, float]]], says: str) 
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _position: f"{x:g}"))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _position: f"{y:.0%}"))
-        axes.set_ylim(bottom=0)
+        highest = max(share for of_mark in points.values() for _x, share in of_mark)
+        axes.set_ylim(0, max(1.05, 1.05 * highest))
         axes.axhline(1, color=INK, lw=1)
         axes.grid(visible=True)
         axes.set_axisbelow(True)
@@ -273,7 +236,7 @@ def draw_panels(panels: Sequence[Panel], says: str) -> str:
         figure = Figure(
             figsize=(_WIDTH_POINTS * _POINT_IN, rows * 175 * _POINT_IN),
             dpi=72,
-            layout="constrained",
+            layout=ConstrainedLayoutEngine(h_pad=8 * _POINT_IN),
         )
         grid = figure.subplots(rows, 2, squeeze=False).ravel()
         for axes in grid[len(panels) :]:

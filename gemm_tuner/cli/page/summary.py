@@ -127,7 +127,11 @@ def _conditions(answers: Sequence[Answer]) -> list[tuple[str, str]]:
         ("transparent huge pages", listed(one.huge_pages for one in conditions)),
         ("noise", _noise_text([one.noise for one in conditions])),
     ]
-    unusable = [f"{one.package or one.baseline}: {one.reason}" for one in raced if one.reason]
+    unusable = [
+        f"{one.package or one.baseline}: {one.reason.removesuffix('.')}"
+        for one in raced
+        if one.reason
+    ]
     return [*rows, ("libraries that could not be used", listed(unusable))] if unusable else rows
 
 
