@@ -74,7 +74,7 @@ def test_a_page_says_what_was_decided_and_under_which_conditions() -> None:
 
     assert "4 problems on 1 kind of CPU, with 4 answers: 1 tuned, 2 tie, 1 baseline." in page
     assert "1 answer decides nothing, because the measurement is not believed (1 disturbed)" in page
-    assert "3 measured into this database; 1 imported: measured elsewhere" in page
+    assert "1 answer of these: imported, measured elsewhere. No kernel is served" in page
     assert "2 more searches left no confirmed kernel" in page
     assert "Of 10 recorded trials, 1 failed and are kept as failures: 1 out of bounds." in page
     rows = dict(row for row in _Reader(page).rows if len(row) == 2)
@@ -240,10 +240,29 @@ def test_two_databases_are_compared_by_their_ratios_alone() -> None:
     assert "1 differs, 1 agree. 1 more answers are in old alone, and 1 in new alone." in page
     assert "not set against each other" in page
     rows = {row[0]: row for row in _Reader(page).rows if len(row) == 14}
+    assert "1 pair stands beside different baselines" in page
+    assert "1 pair was measured on different kinds of CPU" in page
     assert rows["1x8x8"][1] == "differ, other baseline"
     assert rows["1x8x8"][2:6] == ["tuned", "1.250", "1.250 to 1.250", "onednn 3.2.0"]
     assert rows["1x8x8"][8:12] == ["baseline", "0.909", "0.909 to 0.909", "mkl 2026.0"]
     assert rows["128x3072x768 bias+gelu_erf"][1] == "agree, other CPU"
+
+
+def test_a_measurement_that_both_have_is_told_as_one() -> None:
+    contents = Contents(name="some", answers=[make_answer()])
+
+    page = write_comparison(contents, contents, at=NOW, by="gemm-tuner 0")
+
+    assert "1 pair is of one measurement, which is in both databases." in page
+
+
+def test_cpus_have_the_shortest_name_that_tells_them_apart() -> None:
+    of_another_model = replace(CPU, model=3)
+
+    page = _page([make_answer(), make_answer(cpu=of_another_model)])
+
+    titles = ("f32, hot, 1 thread, AuthenticAMD-1a-2<", "f32, hot, 1 thread, AuthenticAMD-1a-3<")
+    assert all(title in page for title in titles)
 
 
 def test_databases_without_a_common_question_say_so() -> None:

@@ -32,8 +32,8 @@ class Standing(StrEnum):
     """What an answer rests on."""
 
     BELIEVED = "measured into this database"
-    UNATTESTED = "measured into it, but attested by no key that is believed here"
-    IMPORTED = "imported: measured elsewhere"
+    UNATTESTED = "measured into this database, but attested by no key that is believed here"
+    IMPORTED = "imported, measured elsewhere"
 
 
 class Step(StrEnum):

@@ -30,6 +30,12 @@ class Pair:
         return self.first.verdict.cpu_key == self.second.verdict.cpu_key
 
     @property
+    def is_one_measurement(self) -> bool:
+        """Say whether both are the same measurement, as where records were copied."""
+        first, second = self.first, self.second
+        return self.is_of_one_cpu and first.measured == second.measured
+
+    @property
     def has_one_baseline(self) -> bool:
         """Say whether both were timed beside the same library in the same version."""
         return self.first.measured.baseline == self.second.measured.baseline
@@ -127,8 +133,17 @@ def _words(
             f"{counted(beside_others, 'pair')} stand{'s' if beside_others == 1 else ''} beside "
             "different baselines or versions: there the two ratios are over different speeds."
         )
+    same = sum(pair.is_one_measurement for pair in pairs)
+    if same:
+        words.append(
+            f"{counted(same, 'pair')} {'is' if same == 1 else 'are'} of one measurement, which is "
+            "in both databases."
+        )
     if on_others:
-        words.append(f"{counted(on_others, 'pair')} were measured on different kinds of CPU.")
+        words.append(
+            f"{counted(on_others, 'pair')} {'was' if on_others == 1 else 'were'} measured on "
+            "different kinds of CPU."
+        )
     return words
 
 
@@ -197,6 +212,7 @@ def _cells(pair: Pair) -> tuple[str, ...]:
     said = ["differ" if pair.differs else "agree"]
     said += [] if pair.has_one_baseline else ["other baseline"]
     said += [] if pair.is_of_one_cpu else ["other CPU"]
+    said += ["same measurement"] if pair.is_one_measurement else []
     return (
         short_text(pair.first.problem),
         ", ".join(said),

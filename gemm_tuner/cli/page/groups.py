@@ -1,7 +1,7 @@
 """The sections of a page with the answers of one CPU, type of elements and context."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gemm_tuner.bench.roofline import footprint_bytes
 from gemm_tuner.cli.means import geometric_means
@@ -13,12 +13,20 @@ from gemm_tuner.cli.page.searches import search_block
 from gemm_tuner.cli.page.summary import mark_of
 from gemm_tuner.cli.report import context_text
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.measurement import Ratio
 from gemm_tuner.domain.problem import Problem
 
 MOST_ROWS = 150  # of a plot: names can be read, and the file stays small
 _MOST_POINTS = 500
 
+# How a CPU may be named, the shortest first; the last tells all apart.
+_NAMES: tuple[Callable[[Cpu], str], ...] = (
+    lambda cpu: cpu.brand,
+    lambda cpu: cpu.model_key,
+    lambda cpu: cpu.class_key,
+    lambda cpu: cpu.exact_key,
+)
 # The key of a group: CPU, type of elements and context.
 Group = tuple[str, str, ExecutionContext]
 
@@ -39,20 +47,27 @@ def _order(group: Group) -> tuple[str, str, int, str]:
 
 def group_sections(answers: Sequence[Answer]) -> list[Section]:
     """Return a section for each group: ratios, shares of the peak, searches and all figures."""
-    are_several = len({answer.verdict.cpu_key for answer in answers}) > 1
+    names = names_of_cpus(answers)
     return [
-        _section(group, of_group, are_several=are_several)
+        _section(group, of_group, names.get(group[0], ""))
         for group, of_group in grouped(answers).items()
     ]
 
 
-def _section(group: Group, answers: Sequence[Answer], *, are_several: bool) -> Section:
+def names_of_cpus(answers: Sequence[Answer]) -> dict[str, str]:
+    """Return the shortest names that tell the CPUs apart, by their keys; none of a single CPU."""
+    cpus = {answer.verdict.cpu_key: answer.cpu for answer in answers}
+    if len(cpus) == 1:
+        return {}
+    kinds = ({key: name_of(cpu) for key, cpu in cpus.items()} for name_of in _NAMES)
+    return next((names for names in kinds if len(set(names.values())) == len(cpus)), {})
+
+
+def _section(group: Group, answers: Sequence[Answer], cpu_name: str) -> Section:
     _cpu_key, types, context = group
-    title = f"{types}, {context_text(context)}"
-    if are_several:
-        title += f", {answers[0].cpu.brand} ({_cpu_key})"
-    blocks = [_ratio_block(answers, title), _share_block(answers, title)]
-    return Section(title=title, blocks=(*blocks, *search_block(answers, title)))
+    title = ", ".join(filter(None, (types, context_text(context), cpu_name)))
+    blocks = (_ratio_block(answers, title), _share_block(answers, title))
+    return Section(title=title, blocks=(*blocks, search_block(answers, title)))
 
 
 def _ratio_block(answers: Sequence[Answer], title: str) -> Block:

@@ -34,6 +34,7 @@ _WIDTH_POINTS = 640.0
 _ROW_POINTS = 13.0
 _NAME_POINTS = 205.0
 _BESIDE_POINTS = 95.0
+_APART = 0.36  # of a row, between the marks of two databases
 _NAME_CHARACTERS = 36
 _BESIDE_CHARACTERS = 17
 _TOP_POINTS, _BOTTOM_POINTS = 30.0, 34.0
@@ -104,9 +105,11 @@ def draw_ratios(
         _draw_ratio_axis(axes, rows)
         for number, row in enumerate(rows):
             _name_row(axes, number, row)
-        for mark, (colour, shape) in marks.items():
+        are_several = any(len(row.ratios) > 1 for row in rows)
+        for turn, (mark, (colour, shape)) in enumerate(marks.items()):
+            offset = (turn - (len(marks) - 1) / 2) * _APART if are_several else 0.0
             found = [
-                (number, row.ratios[mark][0])
+                (number + offset, row.ratios[mark][0])
                 for number, row in enumerate(rows)
                 if mark in row.ratios
             ]

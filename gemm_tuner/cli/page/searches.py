@@ -17,11 +17,12 @@ _TIME = (
 )
 
 
-def search_block(answers: Sequence[Answer], title: str) -> tuple[Block, ...]:
-    """Return how the searches of some answers came near their best, none if nothing tells."""
+def search_block(answers: Sequence[Answer], title: str) -> Block:
+    """Return how the searches of some answers came near their best, or that nothing tells."""
     told = [answer for answer in answers if len(answer.search.best_ns) > 1]
     if not told:
-        return ()
+        untold = "How the searches went is not recorded: there is one timing for each answer."
+        return Block(words=(untold,))
     drawn = evenly(told, MOST_LINES)
     searches = [answer.search for answer in drawn]
     marks = _marks(max(len(search.best_ns) for search in searches))
@@ -39,32 +40,30 @@ def search_block(answers: Sequence[Answer], title: str) -> tuple[Block, ...]:
             f"Drawn are {len(drawn)} of {len(answers)}, of those with two timings or "
             f"more{evenly_taken}."
         )
-    return (
-        Block(
-            words=tuple(words),
-            picture=draw_searches(
-                [
-                    Line(
-                        name=answer.problem.sizes_text,
-                        points=[
-                            (number, answer.search.over_last(number))
-                            for number in range(1, len(answer.search.best_ns) + 1)
-                        ],
-                    )
-                    for answer in drawn
-                ],
-                Line(name="median", points=list(zip(marks, medians, strict=True))),
-                f"Least time so far over the number of timings, {title}; "
-                "the table below has the figures.",
-            ),
-            table=Table(
-                title=f"Least time after so many timings, over the last: {len(drawn)} searches",
-                columns=("problem", *(f">{mark}" for mark in marks), ">timings"),
-                rows=[
-                    ("median", *(f"{over:.3f}" for over in medians), ""),
-                    *(_cells(answer, marks) for answer in drawn),
-                ],
-            ),
+    return Block(
+        words=tuple(words),
+        picture=draw_searches(
+            [
+                Line(
+                    name=answer.problem.sizes_text,
+                    points=[
+                        (number, answer.search.over_last(number))
+                        for number in range(1, len(answer.search.best_ns) + 1)
+                    ],
+                )
+                for answer in drawn
+            ],
+            Line(name="median", points=list(zip(marks, medians, strict=True))),
+            f"Least time so far over the number of timings, {title}; "
+            "the table below has the figures.",
+        ),
+        table=Table(
+            title=f"Least time after so many timings, over the last: {len(drawn)} searches",
+            columns=("problem", *(f">{mark}" for mark in marks), ">timings"),
+            rows=[
+                ("median", *(f"{over:.3f}" for over in medians), ""),
+                *(_cells(answer, marks) for answer in drawn),
+            ],
         ),
     )
 

@@ -87,11 +87,11 @@ def _doubts(answers: Sequence[Answer]) -> list[str]:
 
 def _standings(answers: Sequence[Answer]) -> list[str]:
     standings = Counter(answer.standing for answer in answers)
-    if set(standings) <= {Standing.BELIEVED}:
-        return []
-    counts = "; ".join(f"{standings[one]} {one.value}" for one in Standing if standings[one])
     return [
-        f"Answers rest on what was: {counts}. Only the first kind is a reason to serve kernels."
+        f"{counted(standings[one], 'answer')} of these: {one.value}. No kernel is served because "
+        "of such records."
+        for one in (Standing.UNATTESTED, Standing.IMPORTED)
+        if standings[one]
     ]
 
 
@@ -105,7 +105,9 @@ def _ends(answers: Sequence[Answer]) -> list[str]:
             f"{len(own) - complete} it ended by its budget, was stopped, or is not believed."
         )
     if len(own) < len(answers):
-        words.append("How the searches of imported records ended is not known.")
+        words.append(
+            "How the searches of imported records ended, and where their time went, is not known."
+        )
     return words
 
 
