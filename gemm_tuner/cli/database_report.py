@@ -1,5 +1,7 @@
 """`gemm-tuner report`: what a database holds, as a page to put before others."""
 
+import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -75,6 +77,8 @@ def _check_place(out: Path, urls: Sequence[str]) -> None:
         raise _cannot_be_written(out, "it is a folder")
     if not out.parent.is_dir():
         raise _cannot_be_written(out, f"there is no folder {out.parent}")
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise _cannot_be_written(out, "permission denied")
     files = [file for url in urls if (file := database_file(url)) is not None and file.exists()]
     if out.exists() and any(out.samefile(file) for file in files):
         raise _cannot_be_written(out, "it is a database")
@@ -85,6 +89,8 @@ def _cannot_be_written(out: Path, why: str) -> InvalidSetting:
 
 
 def _check_plots() -> None:
+    # It tells at length where it keeps its cache, if not in a home that can be written.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         import matplotlib.figure  # noqa: F401, PLC0415 - optional
     except ImportError as error:

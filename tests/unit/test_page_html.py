@@ -17,9 +17,13 @@ from samples import (
 from gemm_tuner.cli.page.answers import Answer, Contents, Spent, Standing, Step
 from gemm_tuner.cli.page.groups import MOST_ROWS
 from gemm_tuner.cli.page.html import write_comparison, write_page
-from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.measurement import Measurement, Timing
+from gemm_tuner.domain.record import Conditions, Outcome
 
 HOSTILE = "</text></svg><script>alert(1)</script> $x$ \x1b[31m \u202e #0a0b01"
+NO_PEAK = Conditions(
+    peak_flop_per_s=1e-300, noise=1e300, huge_pages="", kernel_release="", microcode=""
+)
 NOW = datetime(2026, 11, 24, 12, 0, tzinfo=UTC)
 
 
@@ -108,21 +112,44 @@ def test_a_page_loads_nothing_and_runs_nothing() -> None:
 
 
 def test_what_is_in_a_database_is_text_and_nothing_else() -> None:
-    cpu = replace(CPU, brand=HOSTILE)
-    answer = make_answer(cpu=cpu, toolchain=HOSTILE, generator=HOSTILE)
+    other = replace(SIBLING_CPU, brand="another")
+    answer = make_answer(cpu=replace(other, brand=HOSTILE), toolchain=HOSTILE, generator=HOSTILE)
     measured = replace(answer.measured, baseline=HOSTILE)
     hostile = replace(
         answer, measured=measured, verdict=replace(answer.verdict, measurement=measured)
     )
-    clean, read = _Reader(_page([make_answer()])), _Reader(page := _page([hostile], name=HOSTILE))
+    page = _page([hostile, make_answer()], name=HOSTILE)
+    read, clean = _Reader(page), _Reader(_page([make_answer(cpu=other), make_answer()]))
 
     assert read.elements == clean.elements
     assert "<script" not in page
     assert not set(page) & {"\x1b", "\u202e"}
     cells = [cell for row in read.rows for cell in row]
     shown = HOSTILE.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
-    assert cells.count(shown) >= 2  # the compiler and the generator, as they are written
+    # The CPU, the generator, the compiler and the baseline, as they are written.
+    assert sum(shown in cell for cell in cells) >= 4
     assert "</text></svg><sc…" in read.in_pictures
+
+
+def test_figures_that_nobody_measured_do_not_stop_a_page() -> None:
+    one_ns = Timing(calls_per_sample=1, samples_ns=(1, 1))
+    ages = Timing(calls_per_sample=1, samples_ns=(2**52, 2**52))
+    fast = Measurement(candidate=one_ns, baseline="", baseline_timing=ages)
+    slow = Measurement(candidate=ages, baseline="\u4f60\u597d \U0001f600", baseline_timing=one_ns)
+    answers = [
+        make_answer("f32 0x0x0 nk none", measurement=fast),
+        make_answer("f32 0x8x8 nk none", measurement=slow),
+        make_answer("f32 1x8x8 nk none", measurement=slow),
+        make_answer("f32 2x8x8 nk none", measurement=fast, conditions=NO_PEAK),
+        make_answer("f32 3x8x8 nk none", measurement=fast),
+    ]
+
+    read = _Reader(_page(answers))
+
+    assert "\u4f60\u597d \U0001f600" in read.in_pictures
+    rows = {row[0]: row for row in read.rows if len(row) == 15}
+    assert rows["0x0x0"][6:9] == ["0", "", "0"]
+    assert rows["2x8x8"][7] == ""
 
 
 def test_colours_are_those_of_the_page() -> None:

@@ -26,6 +26,7 @@ from gemm_tuner.store.tables import Origin
 SETTLED_WITHIN = 1.02
 # Between two records of a search; after a longer time, another search began.
 BREAK_S = 300.0
+_MOST_OF_PEAK = 100.0  # the best instruction does 16 times as much as that of the loop
 
 
 class Standing(StrEnum):
@@ -113,9 +114,13 @@ class Answer:
 
     @property
     def share_of_peak(self) -> float | None:
-        """Return the speed over that of multiply-adds measured beside it, None if not known."""
+        """Return the speed over that of multiply-adds measured beside it, None if not known.
+
+        So it is where nothing is multiplied, or what was recorded is not a peak.
+        """
         peak = self.conditions.peak_flop_per_s if self.conditions else 0.0
-        return 1e9 * self.gflop_per_s / (peak * self.context.threads) if peak > 0 else None
+        share = 1e9 * self.gflop_per_s / (peak * self.context.threads) if peak > 0 else 0.0
+        return share if 0 < share < _MOST_OF_PEAK else None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -194,7 +194,7 @@ def _section(pairs: Sequence[Pair], names: dict[str, str]) -> Section:
                             for mark, what in (
                                 ("", "decision"),
                                 (">", "ratio"),
-                                ("", "95 % interval"),
+                                (">", "95 % interval"),
                                 ("", "baseline"),
                                 (">", "its time"),
                                 ("", "measured"),

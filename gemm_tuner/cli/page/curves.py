@@ -21,7 +21,7 @@ def curve_section(answers: Sequence[Answer]) -> Section | None:
     """Return the speed over m of layers tuned for three m or more, None if there are none."""
     layers: dict[tuple[object, ...], list[Answer]] = {}
     for answer in answers:
-        if answer.problem.m.exact is not None:
+        if answer.problem.m.exact:
             layers.setdefault(_layer(answer), []).append(answer)
     curves = [
         sorted(of_layer, key=lambda one: one.problem.m.low)
@@ -96,7 +96,7 @@ def _title(answer: Answer) -> str:
 
 
 def _panel(curve: Sequence[Answer]) -> Panel:
-    names = {one.measured.baseline.split()[0] for one in curve}
+    names = {one.measured.baseline.partition(" ")[0] for one in curve}
     return Panel(
         title=_title(curve[0]),
         lines=(

@@ -99,7 +99,7 @@ def _ratio_block(answers: Sequence[Answer], title: str) -> Block:
                 "problem",
                 "decision",
                 ">ratio",
-                "95 % interval",
+                ">95 % interval",
                 ">time of a call",
                 ">of the baseline",
                 ">GFLOP/s",
@@ -188,7 +188,7 @@ def _share_block(answers: Sequence[Answer], title: str) -> Block:
 def _flop_per_byte(answer: Answer) -> float:
     problem = answer.problem
     rows = problem.m.high
-    return problem.flop(rows) / footprint_bytes(problem, rows)
+    return problem.flop(rows) / max(1, footprint_bytes(problem, rows))
 
 
 def short_text(problem: Problem) -> str:

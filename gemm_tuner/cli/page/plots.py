@@ -284,7 +284,7 @@ def draw_bars(bars: Mapping[str, Mapping[str, float]], axis: str, says: str) -> 
         for part in parts:
             widths = [bars[name].get(part, 0.0) for name in names]
             colour = MARKS.get(part, (FIRST, ""))[0]
-            axes.barh(names, widths, left=left, color=colour, height=0.6, label=part)
+            axes.barh(range(len(names)), widths, left=left, color=colour, height=0.6, label=part)
             left = [begin + width for begin, width in zip(left, widths, strict=True)]
         axes.set_yticks(range(len(names)), [plain(name, _NAME_CHARACTERS) for name in names])
         axes.invert_yaxis()

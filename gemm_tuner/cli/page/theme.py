@@ -5,6 +5,7 @@ serves light and dark pages.
 """
 
 import re
+import warnings
 from contextlib import AbstractContextManager
 from html import escape
 from io import StringIO
@@ -90,7 +91,10 @@ def plain(text: str, most: int | None = None) -> str:
 def svg_of(figure: Figure, says: str) -> str:
     """Return a figure as an element of HTML; `says` describes it to whoever cannot see it."""
     drawn = StringIO()
-    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    with warnings.catch_warnings():
+        # Texts stay texts in the picture: the reader's fonts have what matplotlib's lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
     text = drawn.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
