@@ -95,6 +95,8 @@ def test_each_answer_has_its_figures_in_a_row_and_its_name_in_the_plot() -> None
     assert row[1:6] == ["tuned", "1.250", "1.250 to 1.250", "800 ns", "1 µs"]
     assert row[9] == "onednn 3.2.0"
     assert row[10].startswith("avx512_f32_8x48 mc128")
+    assert row[7] == "75.5%"
+    assert "of the peak of arithmetic" in read.in_pictures
     assert "128x3072x768 bias+gelu_erf" in read.in_pictures
     assert "onednn 3.2.0" in read.in_pictures
 
