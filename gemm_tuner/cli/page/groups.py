@@ -8,7 +8,8 @@ from gemm_tuner.cli.means import geometric_means
 from gemm_tuner.cli.output import time_text
 from gemm_tuner.cli.page.answers import Answer
 from gemm_tuner.cli.page.content import Block, Section, Table, counted, evenly
-from gemm_tuner.cli.page.plots import RatioRow, draw_ratios, draw_shares
+from gemm_tuner.cli.page.plots import draw_shares
+from gemm_tuner.cli.page.ratio_plot import RatioRow, draw_ratios
 from gemm_tuner.cli.page.searches import search_block
 from gemm_tuner.cli.page.summary import mark_of
 from gemm_tuner.cli.report import context_text

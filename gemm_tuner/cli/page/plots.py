@@ -1,68 +1,33 @@
-"""The plots of the page. Each function returns one picture.
+"""The plots of the page beside that of ratios. Each function returns one picture.
 
 Points differ by their shape as well as by their colour.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, log
+from math import ceil
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from gemm_tuner.cli.page.theme import (
-    BAND,
     BASELINE,
     FIRST,
     FONT_POINTS,
     INK,
+    MARKS,
     MUTED,
-    SECOND,
-    TIE,
+    POINT_IN,
     TUNED,
+    WIDTH_POINTS,
     plain,
     settings,
     svg_of,
 )
-from gemm_tuner.domain.measurement import Ratio
-from gemm_tuner.domain.verdict import BASELINE_BELOW, TUNED_ABOVE
 
-_POINT_IN = 1 / 72
-_WIDTH_POINTS = 640.0
-_ROW_POINTS = 13.0
-_NAME_POINTS = 205.0
-_BESIDE_POINTS = 95.0
-_APART = 0.36  # of a row, between the marks of two databases
 _NAME_CHARACTERS = 36
-_BESIDE_CHARACTERS = 17
-_TOP_POINTS, _BOTTOM_POINTS = 30.0, 34.0
-_TICKS_ABOVE = (1.1, 1.2, 1.3, 1.4, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 20.0, 50.0, 100.0)
-_TICKS_BELOW = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
-_MOST_RATIO_TICKS = 11
-
-# The marks of decisions, and of the two databases of a comparison: colour and shape.
-# fmt: off
-MARKS: Mapping[str, tuple[str, str]] = {
-    "tuned":        (TUNED, "o"),
-    "tie":          (TIE, "s"),
-    "baseline":     (BASELINE, "D"),
-    "not believed": (MUTED, "x"),
-}
-PAIR: Mapping[str, tuple[str, str]] = {
-    "first":  (FIRST, "o"),
-    "second": (SECOND, "D"),
-}
-# fmt: on
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RatioRow:
-    """A row of ratios to baselines: its name, and for each mark a ratio and the baseline's name."""
-
-    name: str
-    ratios: Mapping[str, tuple[Ratio, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,110 +44,6 @@ class Panel:
 
     title: str
     lines: Sequence[Line]
-
-
-def draw_ratios(
-    rows: Sequence[RatioRow],
-    says: str,
-    marks: Mapping[str, tuple[str, str]] = MARKS,
-    names: Mapping[str, str] | None = None,
-) -> str:
-    """Return a plot with a line for each row: ratios and their intervals, the baseline beside it.
-
-    `names` are what the legend calls the marks, their keys if nothing else is given.
-    """
-    height = _TOP_POINTS + _ROW_POINTS * len(rows) + _BOTTOM_POINTS
-    with settings():
-        figure = Figure(figsize=(_WIDTH_POINTS * _POINT_IN, height * _POINT_IN), dpi=72)
-        axes = figure.add_axes(
-            (
-                _NAME_POINTS / _WIDTH_POINTS,
-                _BOTTOM_POINTS / height,
-                (_WIDTH_POINTS - _NAME_POINTS - _BESIDE_POINTS) / _WIDTH_POINTS,
-                _ROW_POINTS * len(rows) / height,
-            )
-        )
-        _draw_ratio_axis(axes, rows)
-        for number, row in enumerate(rows):
-            _name_row(axes, number, row)
-        are_several = any(len(row.ratios) > 1 for row in rows)
-        for turn, (mark, (colour, shape)) in enumerate(marks.items()):
-            offset = (turn - (len(marks) - 1) / 2) * _APART if are_several else 0.0
-            found = [
-                (number + offset, row.ratios[mark][0])
-                for number, row in enumerate(rows)
-                if mark in row.ratios
-            ]
-            if not found:
-                continue
-            numbers = [number for number, _ratio in found]
-            ratios = [ratio for _number, ratio in found]
-            axes.hlines(
-                numbers, [one.low for one in ratios], [one.high for one in ratios], colour, lw=1.3
-            )
-            axes.plot(
-                [ratio.median for ratio in ratios],
-                numbers,
-                shape,
-                color=colour,
-                markersize=4.5,
-                label=(names or {}).get(mark, mark),
-            )
-        axes.legend(
-            loc="lower left",
-            bbox_to_anchor=(0, 1, 1, 0),
-            bbox_transform=axes.transAxes,
-            ncols=len(marks),
-            borderaxespad=0.6,
-            handletextpad=0.1,
-            columnspacing=1.2,
-        )
-        return svg_of(figure, says)
-
-
-def _draw_ratio_axis(axes: Axes, rows: Sequence[RatioRow]) -> None:
-    ratios = [ratio for row in rows for ratio, _baseline in row.ratios.values()]
-    low = min(0.95, *(one.low for one in ratios)) / 1.02
-    high = max(1.05, *(one.high for one in ratios)) * 1.02
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    least_apart = log(high / low) / _MOST_RATIO_TICKS
-    within = [1.0]
-    for ticks in (_TICKS_ABOVE, _TICKS_BELOW):
-        last = 1.0
-        for tick in ticks:
-            if low <= tick <= high and abs(log(tick / last)) >= least_apart:
-                within.append(tick)
-                last = tick
-    axes.set_xticks(within, [f"{tick:g}" for tick in within])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
-    axes.axvspan(BASELINE_BELOW, TUNED_ABOVE, color=BAND, lw=0)
-    axes.grid(visible=True, axis="x")
-    axes.axvline(1, color=INK, lw=1)
-    axes.set_axisbelow(True)
-    axes.tick_params(axis="x", length=0)
-    axes.set_xlabel("times the speed of the baseline, with 95 % interval (logarithmic)")
-
-
-def _name_row(axes: Axes, number: int, row: RatioRow) -> None:
-    baselines = dict.fromkeys(baseline for _ratio, baseline in row.ratios.values())
-    beside = " / ".join(" ".join(baseline.split()[:2]) for baseline in baselines)
-    for x, text, alignment, colour in (
-        (-0.02, plain(row.name, _NAME_CHARACTERS), "right", INK),
-        (1.02, plain(beside, _BESIDE_CHARACTERS), "left", MUTED),
-    ):
-        axes.text(
-            x,
-            number,
-            text,
-            transform=axes.get_yaxis_transform(),
-            ha=alignment,
-            va="center_baseline",
-            color=colour,
-        )
 
 
 def draw_shares(points: Mapping[str, Sequence[tuple[float, float]]], says: str) -> str:
@@ -237,9 +98,9 @@ def draw_panels(panels: Sequence[Panel], says: str) -> str:
     rows = ceil(len(panels) / 2)
     with settings():
         figure = Figure(
-            figsize=(_WIDTH_POINTS * _POINT_IN, rows * 175 * _POINT_IN),
+            figsize=(WIDTH_POINTS * POINT_IN, rows * 175 * POINT_IN),
             dpi=72,
-            layout=ConstrainedLayoutEngine(h_pad=8 * _POINT_IN),
+            layout=ConstrainedLayoutEngine(h_pad=8 * POINT_IN),
         )
         grid = figure.subplots(rows, 2, squeeze=False).ravel()
         for axes in grid[len(panels) :]:
@@ -275,7 +136,7 @@ def draw_bars(bars: Mapping[str, Mapping[str, float]], axis: str, says: str) -> 
     height = 60.0 + 24.0 * len(bars)
     with settings():
         figure = Figure(
-            figsize=(_WIDTH_POINTS * _POINT_IN, height * _POINT_IN), dpi=72, layout="constrained"
+            figsize=(WIDTH_POINTS * POINT_IN, height * POINT_IN), dpi=72, layout="constrained"
         )
         axes = figure.add_subplot()
         names = list(bars)
@@ -299,7 +160,7 @@ def draw_bars(bars: Mapping[str, Mapping[str, float]], axis: str, says: str) -> 
 
 def _one_plot(height_points: float) -> tuple[Figure, Axes]:
     figure = Figure(
-        figsize=(_WIDTH_POINTS * _POINT_IN, height_points * _POINT_IN),
+        figsize=(WIDTH_POINTS * POINT_IN, height_points * POINT_IN),
         dpi=72,
         layout="constrained",
     )

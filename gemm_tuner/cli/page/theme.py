@@ -6,6 +6,7 @@ serves light and dark pages.
 
 import re
 import warnings
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from html import escape
 from io import StringIO
@@ -40,6 +41,22 @@ _VARIABLES = {
     SECOND: "second",
 }
 
+# The marks of decisions, and of the two databases of a comparison: colour and shape.
+# fmt: off
+MARKS: Mapping[str, tuple[str, str]] = {
+    "tuned":        (TUNED, "o"),
+    "tie":          (TIE, "s"),
+    "baseline":     (BASELINE, "D"),
+    "not believed": (MUTED, "x"),
+}
+PAIR: Mapping[str, tuple[str, str]] = {
+    "first":  (FIRST, "o"),
+    "second": (SECOND, "D"),
+}
+# fmt: on
+
+POINT_IN = 1 / 72
+WIDTH_POINTS = 640.0
 FONT_POINTS = 9
 _FONT = "DejaVu Sans"  # comes with matplotlib, which measures texts by it
 _SETTINGS: dict[Any, Any] = {
