@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 from gemm_tuner.cli.output import time_text
 from gemm_tuner.cli.page.answers import Answer
-from gemm_tuner.cli.page.content import Block, Section, Table, counted
+from gemm_tuner.cli.page.content import Block, Section, Table, counted, evenly
 from gemm_tuner.cli.page.plots import Line, Panel, draw_panels
 from gemm_tuner.cli.report import context_text
 from gemm_tuner.domain.problem import Problem
 
 LEAST_POINTS = 3
 MOST_LAYERS = 12
+MOST_POINTS = 40
 _EACH_M = (
     "Each m has a kernel of its own, timed beside its baseline; different m were timed at "
     "different times. Baselines may differ from one m to the next: the table names them."
@@ -31,8 +32,10 @@ def curve_section(answers: Sequence[Answer]) -> Section | None:
     if not curves:
         return None
     curves.sort(key=lambda curve: (-len(curve), curve[0].problem.text))
-    drawn = curves[:MOST_LAYERS]
+    drawn = [evenly(curve, MOST_POINTS) for curve in curves[:MOST_LAYERS]]
     more = f" The {MOST_LAYERS} with the most m are drawn." if len(drawn) < len(curves) else ""
+    if any(len(curve) > MOST_POINTS for curve in curves):
+        more += f" Of a layer, {MOST_POINTS} m are drawn at most, taken evenly."
     return Section(
         title="Speed over m",
         blocks=(

@@ -1,10 +1,11 @@
 """What a page says of searches: how they came near their best, and where the time went."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 from gemm_tuner.cli.output import duration_text
-from gemm_tuner.cli.page.answers import BREAK_S, Answer, Contents, Spent, Step
+from gemm_tuner.cli.page.answers import BREAK_S, Answer, Contents, Search, Spent, Step
 from gemm_tuner.cli.page.content import Block, Section, Table, counted, evenly
 from gemm_tuner.cli.page.plots import Line, draw_bars, draw_searches
 
@@ -46,10 +47,7 @@ def search_block(answers: Sequence[Answer], title: str) -> Block:
             [
                 Line(
                     name=answer.problem.sizes_text,
-                    points=[
-                        (number, answer.search.over_last(number))
-                        for number in range(1, len(answer.search.best_ns) + 1)
-                    ],
+                    points=_points(answer.search),
                 )
                 for answer in drawn
             ],
@@ -66,6 +64,17 @@ def search_block(answers: Sequence[Answer], title: str) -> Block:
             ],
         ),
     )
+
+
+def _points(search: Search) -> list[tuple[float, float]]:
+    """Return after which timings the least time changed, and what it is after the last."""
+    overs = [search.over_last(number) for number in range(1, len(search.best_ns) + 1)]
+    changes = [
+        (number, over)
+        for number, (before, over) in enumerate(pairwise(overs), start=2)
+        if over < before
+    ]
+    return [(1, overs[0]), *changes, (len(overs), overs[-1])]
 
 
 def _marks(most: int) -> list[int]:

@@ -91,6 +91,10 @@ _TAG = re.compile(r"<[^<>]+>")
 _ID = re.compile(r' id="([^"]*)"')
 _REFERENCE = re.compile(r"#([\w.-]+)")
 _COLOUR = re.compile(r"#0a0b0\d")
+# What the page's style says of all texts, and turns by nothing.
+_COMMON = re.compile(
+    rf"font-size: {FONT_POINTS}px; font-family: '{_FONT}'; | transform=\"rotate\(-?0 [^\"]*\""
+)
 _LONG_FRACTION = re.compile(r"(\d+\.\d\d)\d+")
 
 
@@ -121,7 +125,7 @@ def svg_of(figure: Figure, says: str) -> str:
         """Shorten a tag. What is between tags may be text of a database, and stays."""
         kept = _ID.sub(lambda found: found[0] if found[1] in referred else "", tag[0])
         kept = _COLOUR.sub(lambda found: f"var(--{_VARIABLES[found[0]]})", kept)
-        kept = kept.replace(f"'{_FONT}'", "sans-serif")
+        kept = _COMMON.sub("", kept)
         return _LONG_FRACTION.sub(r"\1", kept)
 
     text = _TAG.sub(tidy, text)
