@@ -121,11 +121,14 @@ def test_time_goes_to_what_ended_it_without_breaks(repository: Repository, engin
     again = timedelta(seconds=BREAK_S + 1)
     confirmed = make_trial()
     later = replace(confirmed, created_at=race.created_at + again)
-    for trial in (later, race, proof):
+    on_two_threads = make_trial(
+        context=ExecutionContext(threads=2), created_at=race.created_at + timedelta(seconds=1)
+    )
+    for trial in (later, race, proof, on_two_threads):
         repository.add_trial(trial)
 
     contents = read_contents(engine, "some")
 
     spent = {step: (one.records, one.seconds) for step, one in contents.spent.items()}
-    assert spent == {Step.PROOF: (1, 0.0), Step.RACE: (1, 2.0), Step.CONFIRM: (1, 0.0)}
+    assert spent == {Step.PROOF: (1, 0.0), Step.RACE: (1, 2.0), Step.CONFIRM: (2, 0.0)}
     assert contents.breaks == 1

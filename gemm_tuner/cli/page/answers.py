@@ -22,10 +22,10 @@ from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.store.history import History, ProblemHistory, StoredTrial
 from gemm_tuner.store.tables import Origin
 
-# From the best of a search on, a candidate is as good as that: two results of noise.
+# A time within this of the best is as good: less is noise.
 SETTLED_WITHIN = 1.02
 # Between two records of a search; after a longer time, another search began.
-BREAK_S = 300.0
+BREAK_S = 60.0
 _MOST_OF_PEAK = 100.0  # the best instruction does 16 times as much as that of the loop
 
 
@@ -146,7 +146,7 @@ class Contents:
     breaks: int = 0
 
     def count_time(self, trials: Iterable[Trial]) -> None:
-        """Add the time between the records of one problem on one CPU, given in their order."""
+        """Add the time between the records of sweeps of one problem, given in their order."""
         before: Trial | None = None
         for trial in trials:
             spent = self.spent.setdefault(_step_of(trial), Spent())
@@ -174,7 +174,11 @@ def read_contents(
             by_cpu.setdefault(one.trial.cpu.exact_key, []).append(one)
         for tried in by_cpu.values():
             here = [one.trial for one in tried if one.origin is Origin.MEASURED]
-            contents.count_time(_by_date(here))
+            # One sweep searches both regimes, another one other numbers of threads.
+            for threads in {trial.context.threads for trial in here}:
+                contents.count_time(
+                    _by_date(trial for trial in here if trial.context.threads == threads)
+                )
             contents.outcomes.update(one.trial.outcome for one in tried)
             for context in dict.fromkeys(one.trial.context for one in tried):
                 answer = _answer_of(history, tried, context)

@@ -140,12 +140,24 @@ def draw_bars(bars: Mapping[str, Mapping[str, float]], axis: str, says: str) -> 
         )
         axes = figure.add_subplot()
         names = list(bars)
-        parts = list(dict.fromkeys(part for bar in bars.values() for part in bar))
+        found = dict.fromkeys(part for bar in bars.values() for part in bar)
+        parts = (
+            sorted(found, key=list(MARKS).index) if found.keys() <= MARKS.keys() else list(found)
+        )
         left = [0.0] * len(names)
         for part in parts:
             widths = [bars[name].get(part, 0.0) for name in names]
             colour = MARKS.get(part, (FIRST, ""))[0]
-            axes.barh(range(len(names)), widths, left=left, color=colour, height=0.6, label=part)
+            axes.barh(
+                range(len(names)),
+                widths,
+                left=left,
+                facecolor="none" if colour == MUTED else colour,
+                edgecolor=colour,
+                hatch="////" if colour == MUTED else None,
+                height=0.6,
+                label=part,
+            )
             left = [begin + width for begin, width in zip(left, widths, strict=True)]
         axes.set_yticks(range(len(names)), [plain(name, _NAME_CHARACTERS) for name in names])
         axes.invert_yaxis()
