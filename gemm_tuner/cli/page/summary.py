@@ -124,7 +124,7 @@ def _conditions(answers: Sequence[Answer]) -> list[tuple[str, str]]:
         ("compilers", listed(answer.toolchain for answer in answers)),
         ("baselines", listed(_with_counts(answer.measured.baseline for answer in answers))),
         ("libraries raced for the baseline", _raced_text(raced)),
-        ("kernel of the system", listed(one.kernel_release for one in conditions)),
+        ("Linux kernel", listed(one.kernel_release for one in conditions)),
         ("microcode", listed(one.microcode for one in conditions)),
         ("transparent huge pages", listed(one.huge_pages for one in conditions)),
         ("noise", _noise_text([one.noise for one in conditions])),

@@ -6,8 +6,10 @@ serves light and dark pages.
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from hashlib import sha256
 from html import escape
 from io import StringIO
 from typing import Any
@@ -95,6 +97,7 @@ _COLOUR = re.compile(r"#0a0b0\d")
 _COMMON = re.compile(
     rf"font-size: {FONT_POINTS}px; font-family: '{_FONT}'; | transform=\"rotate\(-?0 [^\"]*\""
 )
+_STYLE = re.compile(r' style="([^"]*)"')
 _LONG_FRACTION = re.compile(r"(\d+\.\d\d)\d+")
 
 
@@ -128,6 +131,24 @@ def svg_of(figure: Figure, says: str) -> str:
         kept = _COMMON.sub("", kept)
         return _LONG_FRACTION.sub(r"\1", kept)
 
-    text = _TAG.sub(tidy, text)
+    text = _share_styles(_TAG.sub(tidy, text))
     text = re.sub(r">\s+<", ">\n<", text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(plain(says))}" ', 1)
+
+
+def _share_styles(text: str) -> str:
+    """Say each style once that several elements have; its class is the same in all pictures."""
+    counts = Counter(style for tag in _TAG.findall(text) for style in _STYLE.findall(tag))
+    classes = {
+        style: f"s{sha256(style.encode()).hexdigest()[:8]}"
+        for style, count in counts.items()
+        if count > 1
+    }
+
+    def shared(found: re.Match[str]) -> str:
+        name = classes.get(found[1])
+        return f' class="{name}"' if name else found[0]
+
+    text = _TAG.sub(lambda tag: _STYLE.sub(shared, tag[0]), text)
+    rules = "".join(f".{name}{{{style}}}" for style, name in classes.items())
+    return text.replace("</style>", f"{rules}</style>", 1)
