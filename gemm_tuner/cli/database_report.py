@@ -48,11 +48,12 @@ def report(
     with aborting():
         read = [_read(url) for url in urls]
         now, version = datetime.now(UTC), generator_version()
-        page = (
-            write_page(read[0], at=now, by=version)
-            if compare is None
-            else write_comparison(*read, at=now, by=version)
-        )
+        with ProgressLine("report", later_s=0) as line:
+            page = (
+                write_page(read[0], at=now, by=version, tell=_pace(line, "groups drawn"))
+                if compare is None
+                else write_comparison(*read, at=now, by=version)
+            )
         content = page.encode(errors="backslashreplace")
         try:
             out.write_bytes(content)
@@ -107,7 +108,7 @@ def _read(url: str) -> "Contents":
     with ProgressLine("report", later_s=0) as line:
         engine = open_database(url, may_create=False, only_reads=True)
         try:
-            contents = read_contents(engine, name, _pace(line, name))
+            contents = read_contents(engine, name, _pace(line, f"problems of {name}"))
         finally:
             engine.dispose()
     if not contents.answers:
@@ -125,14 +126,14 @@ def _name_of(url: str) -> str:
     return file.name if file is not None else (make_url(url).database or "the database")
 
 
-def _pace(line: ProgressLine, name: str) -> Callable[[int, int], None]:
+def _pace(line: ProgressLine, stage: str) -> Callable[[int, int], None]:
     start_s = time.monotonic()
 
     def show(done: int, total: int) -> None:
         spent_s = time.monotonic() - start_s
         line.show(
             Progress(
-                stage=f"problems of {name}",
+                stage=stage,
                 done=done,
                 total=total,
                 best_ratio=None,

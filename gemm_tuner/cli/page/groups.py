@@ -46,13 +46,19 @@ def _order(group: Group) -> tuple[str, str, int, str]:
     return cpu_key, types, context.threads, context.regime.value
 
 
-def group_sections(answers: Sequence[Answer]) -> list[Section]:
-    """Return a section for each group: ratios, shares of the peak, searches and all figures."""
-    names = names_of_cpus(answers)
-    return [
-        _section(group, of_group, names.get(group[0], ""))
-        for group, of_group in grouped(answers).items()
-    ]
+def group_sections(
+    answers: Sequence[Answer], tell: Callable[[int, int], None] = lambda _done, _total: None
+) -> list[Section]:
+    """Return a section for each group: ratios, shares of the peak, searches and all figures.
+
+    `tell` hears how many groups are drawn, of how many.
+    """
+    names, groups = names_of_cpus(answers), grouped(answers)
+    sections = []
+    for group, of_group in groups.items():
+        sections.append(_section(group, of_group, names.get(group[0], "")))
+        tell(len(sections), len(groups))
+    return sections
 
 
 def names_of_cpus(answers: Sequence[Answer]) -> dict[str, str]:

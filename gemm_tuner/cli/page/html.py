@@ -1,6 +1,6 @@
 """From sections to one file of HTML that loads nothing and runs nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -22,13 +22,22 @@ _FOLDER = Path(__file__).parent
 _FIGURES = Markup(' class="f"')
 
 
-def write_page(contents: Contents, *, at: datetime, by: str) -> str:
-    """Return the page of a database; `by` is the version that wrote it, `at` that moment."""
+def write_page(
+    contents: Contents,
+    *,
+    at: datetime,
+    by: str,
+    tell: Callable[[int, int], None] = lambda _done, _total: None,
+) -> str:
+    """Return the page of a database; `by` is the version that wrote it, `at` that moment.
+
+    `tell` hears how many groups of answers are drawn, of how many.
+    """
     answers = contents.answers
     sections = [
         summarise(contents),
         guide_section(of_one_database=True),
-        *group_sections(answers),
+        *group_sections(answers, tell),
         curve_section(answers),
         time_section(contents),
         coverage_section(answers),
