@@ -4,9 +4,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
+from gemm_tuner.cli.page.answers import Answer, Search, Standing
+from gemm_tuner.derive import derive_verdict
 from gemm_tuner.domain.artifact import ABI_VERSION, Artifact
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature
 from gemm_tuner.domain.measurement import Interference, Measurement, Raced, Timing
 from gemm_tuner.domain.problem import Problem
@@ -28,6 +30,15 @@ CPU = Cpu(
 SIBLING_CPU = replace(CPU, stepping=2)
 SOURCE_TEXT = "// a kernel\n"
 BASELINE_NS = 1000
+CONDITIONS = Conditions(
+    peak_flop_per_s=2.5e11,
+    noise=0.01,
+    huge_pages="madvise",
+    kernel_release="6.1.0",
+    microcode="0xb002116",
+)
+# As fast as `PROBLEM` would have to be computed in the times of these samples.
+FAST_CONDITIONS = replace(CONDITIONS, peak_flop_per_s=1e15)
 
 
 def make_artifact(binary: bytes = b"\x7fELF sample", **changes: object) -> Artifact:
@@ -62,13 +73,7 @@ def make_trial(*, call_ns: int = 800, nr: int = 48, minute: int = 0, **changes: 
             baseline="onednn 3.2.0",
             baseline_timing=baseline,
         ),
-        conditions=Conditions(
-            peak_flop_per_s=2.5e11,
-            noise=0.01,
-            huge_pages="madvise",
-            kernel_release="6.1.0",
-            microcode="0xb002116",
-        ),
+        conditions=CONDITIONS,
     )
     return replace(trial, **changes)  # type: ignore[arg-type]  # fields by name
 
@@ -110,3 +115,43 @@ def add_build(repository: Repository, binary: bytes = b"\x7fELF sample") -> Arti
     artifact = make_artifact(binary)
     repository.add_build(artifact, binary=binary, source_text=SOURCE_TEXT)
     return artifact
+
+
+def make_answer(
+    problem: str = PROBLEM.text, *, cpu: Cpu = CPU, minute: int = 0, **changes: object
+) -> Answer:
+    """Return an answer of a page, from one confirming trial; `changes` are those of the trial."""
+    changes = {"conditions": FAST_CONDITIONS, **changes}
+    trial = make_trial(problem=Problem.parse(problem), cpu=cpu, minute=minute, **changes)  # type: ignore[arg-type]  # fields by name
+    verdict = derive_verdict(
+        [trial],
+        problem=trial.problem,
+        cpu_key=cpu.exact_key,
+        context=trial.context,
+        complete=True,
+    )
+    assert verdict.measurement is not None
+    return Answer(
+        cpu=cpu,
+        verdict=verdict,
+        measured=verdict.measurement,
+        toolchain=trial.toolchain,
+        standing=Standing.BELIEVED,
+        conditions=trial.conditions,
+        search=Search(tried=2, failed=0, best_ns=(900.0, verdict.measurement.candidate_median_ns)),
+    )
+
+
+def make_answers(count: int) -> list[Answer]:
+    """Return answers of different problems, in eight groups of types, threads and regimes."""
+    contexts = [
+        ExecutionContext(threads=threads, regime=regime) for threads in (1, 2) for regime in Regime
+    ]
+    return [
+        make_answer(
+            f"{('f32', 'bf16')[number % 2]} {1 + number // 8}x3072x768 nk bias+gelu_erf",
+            call_ns=700 + number % 500,
+            context=contexts[number // 2 % 4],
+        )
+        for number in range(count)
+    ]

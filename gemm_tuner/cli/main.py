@@ -69,10 +69,14 @@ COMMANDS = {
     "tokens":         "Say who may ask a service for what",
     "contributions":  "Accept or drop what holders of tokens contributed",
     "audit":          "Print who changed what and when, the newest last",
+    "report":         "Write what a database holds, or how two differ, as one HTML file to show "
+                      "to others",
     "records":        "Export, import and attest records",
     "model":          "Check the model that ranks candidates",
 }
 # fmt: on
+# The module of another name: `cli/report.py` has the results of a sweep.
+_MODULES = {"report": "database_report"}
 
 
 class _CommandsOnDemand(TyperGroup):
@@ -85,10 +89,15 @@ class _CommandsOnDemand(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+def module_of(name: str) -> str:
+    """Return the module of a command."""
+    return f"gemm_tuner.cli.{_MODULES.get(name, name).replace('-', '_')}"
+
+
 def _load(name: str) -> Any:  # noqa: ANN401 - typer names no public type for a command
     """Return a command with its options."""
     attribute = name.replace("-", "_")
-    loaded = getattr(_loaded(f"gemm_tuner.cli.{attribute}"), attribute)
+    loaded = getattr(_loaded(module_of(name)), attribute)
     if isinstance(loaded, typer.Typer):
         command: Any = typer.main.get_group(loaded)
     else:

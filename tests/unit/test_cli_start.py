@@ -12,13 +12,13 @@ import pytest
 import typer
 
 from gemm_tuner.cli import output
-from gemm_tuner.cli.main import COMMANDS
+from gemm_tuner.cli.main import COMMANDS, module_of
 from gemm_tuner.store.database import open_database
 
 # Each takes longer to load than `--help` may take in all.
 HEAVY = {
     "alembic", "asyncio", "cpuinfo", "cryptography", "fastapi", "httpx", "jinja2", "numpy",
-    "pydantic", "rich.progress", "sqlalchemy", "uvicorn",
+    "matplotlib", "pydantic", "rich.progress", "sqlalchemy", "uvicorn",
 }  # fmt: skip
 _REPORT = """
 import sys
@@ -83,7 +83,7 @@ def test_importing_the_package_loads_nothing() -> None:
 def test_the_help_says_of_each_command_what_its_module_says(name: str) -> None:
     attribute = name.replace("-", "_")
 
-    command = getattr(import_module(f"gemm_tuner.cli.{attribute}"), attribute)
+    command = getattr(import_module(module_of(name)), attribute)
 
     if isinstance(command, typer.Typer):
         assert command.info.help == COMMANDS[name]

@@ -1,0 +1,154 @@
+"""From a figure of matplotlib to a picture inside a page, in the colours of the page.
+
+A picture is drawn in colours that stand for names. They become variables of CSS, so one picture
+serves light and dark pages.
+"""
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from hashlib import sha256
+from html import escape
+from io import StringIO
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from gemm_tuner.domain.printable import LINE_BREAK, harmless
+
+# Colours of nothing that is ever seen: each is replaced by the variable of its name.
+# fmt: off
+INK      = "#0a0b01"
+MUTED    = "#0a0b02"
+GRID     = "#0a0b03"
+BAND     = "#0a0b04"
+TUNED    = "#0a0b05"
+TIE      = "#0a0b06"
+BASELINE = "#0a0b07"
+FIRST    = "#0a0b08"
+SECOND   = "#0a0b09"
+# fmt: on
+_VARIABLES = {
+    INK: "ink",
+    MUTED: "muted",
+    GRID: "grid",
+    BAND: "band",
+    TUNED: "tuned",
+    TIE: "tie",
+    BASELINE: "baseline",
+    FIRST: "first",
+    SECOND: "second",
+}
+
+# The marks of decisions, and of the two databases of a comparison: colour and shape.
+# fmt: off
+MARKS: Mapping[str, tuple[str, str]] = {
+    "tuned":        (TUNED, "o"),
+    "tie":          (TIE, "s"),
+    "baseline":     (BASELINE, "D"),
+    "not believed": (MUTED, "x"),
+}
+PAIR: Mapping[str, tuple[str, str]] = {
+    "first":  (FIRST, "o"),
+    "second": (SECOND, "D"),
+}
+# fmt: on
+
+POINT_IN = 1 / 72
+WIDTH_POINTS = 640.0
+FONT_POINTS = 9
+_FONT = "DejaVu Sans"  # comes with matplotlib, which measures texts by it
+_SETTINGS: dict[Any, Any] = {
+    "font.family": _FONT,
+    "font.size": FONT_POINTS,
+    "text.parse_math": False,  # a name may have two dollars in it
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GRID,
+    "axes.facecolor": "none",
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": FONT_POINTS,
+    "axes.titlelocation": "left",
+    "axes.unicode_minus": False,
+    "figure.facecolor": "none",
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": FONT_POINTS,
+    "savefig.facecolor": "none",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "gemm-tuner",  # the same picture twice has the same names in it
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelsize": FONT_POINTS,
+    "ytick.labelsize": FONT_POINTS,
+}
+
+_TAG = re.compile(r"<[^<>]+>")
+_ID = re.compile(r' id="([^"]*)"')
+_REFERENCE = re.compile(r"#([\w.-]+)")
+_COLOUR = re.compile(r"#0a0b0\d")
+# What the page's style says of all texts, and turns by nothing.
+_COMMON = re.compile(
+    rf"font-size: {FONT_POINTS}px; font-family: '{_FONT}'; | transform=\"rotate\(-?0 [^\"]*\""
+)
+_STYLE = re.compile(r' style="([^"]*)"')
+_LONG_FRACTION = re.compile(r"(\d+\.\d\d)\d+")
+
+
+def settings() -> AbstractContextManager[None]:
+    """Return the context in which figures are made and drawn."""
+    return rc_context(_SETTINGS)
+
+
+def plain(text: str, most: int | None = None) -> str:
+    """Return text of a database as a picture may show it: on one line, cut to `most` characters."""
+    shown = harmless(text).translate(LINE_BREAK)
+    return shown if most is None or len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def svg_of(figure: Figure, says: str) -> str:
+    """Return a figure as an element of HTML; `says` describes it to whoever cannot see it."""
+    drawn = StringIO()
+    with warnings.catch_warnings():
+        # Texts stay texts in the picture: the reader's fonts have what matplotlib's lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    text = drawn.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+    referred = {match for tag in _TAG.findall(text) for match in _REFERENCE.findall(tag)}
+
+    def tidy(tag: re.Match[str]) -> str:
+        """Shorten a tag. What is between tags may be text of a database, and stays."""
+        kept = _ID.sub(lambda found: found[0] if found[1] in referred else "", tag[0])
+        kept = _COLOUR.sub(lambda found: f"var(--{_VARIABLES[found[0]]})", kept)
+        kept = _COMMON.sub("", kept)
+        return _LONG_FRACTION.sub(r"\1", kept)
+
+    text = _share_styles(_TAG.sub(tidy, text))
+    text = re.sub(r">\s+<", ">\n<", text)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(plain(says))}" ', 1)
+
+
+def _share_styles(text: str) -> str:
+    """Say each style once that several elements have; its class is the same in all pictures."""
+    counts = Counter(style for tag in _TAG.findall(text) for style in _STYLE.findall(tag))
+    classes = {
+        style: f"s{sha256(style.encode()).hexdigest()[:8]}"
+        for style, count in counts.items()
+        if count > 1
+    }
+
+    def shared(found: re.Match[str]) -> str:
+        name = classes.get(found[1])
+        return f' class="{name}"' if name else found[0]
+
+    text = _TAG.sub(lambda tag: _STYLE.sub(shared, tag[0]), text)
+    rules = "".join(f".{name}{{{style}}}" for style, name in classes.items())
+    return text.replace("</style>", f"{rules}</style>", 1)

@@ -1,0 +1,134 @@
+"""The answers of a page follow from trials as those of the store do."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from samples import (
+    CONTEXT,
+    CPU,
+    FAST_CONDITIONS,
+    PROBLEM,
+    SIBLING_CPU,
+    add_build,
+    make_disturbed_trial,
+    make_failed_trial,
+    make_trial,
+)
+from sqlalchemy import Engine, text
+
+from gemm_tuner.cli.page.answers import BREAK_S, Standing, Step, read_contents
+from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.record import Outcome, Stage
+from gemm_tuner.domain.verdict import Decision
+from gemm_tuner.select.choose import choose
+from gemm_tuner.store.repository import Repository
+
+
+def test_an_answer_is_the_one_of_the_store(repository: Repository, engine: Engine) -> None:
+    add_build(repository)
+    repository.add_trial(make_trial())
+    fastest = make_trial(nr=32, call_ns=700, minute=1, conditions=FAST_CONDITIONS)
+    repository.add_trial(fastest)
+
+    [answer] = read_contents(engine, "some").answers
+
+    stored = choose(repository, PROBLEM, cpu=CPU, context=CONTEXT).verdict
+    assert answer.verdict.candidate == stored.candidate
+    assert answer.measured == stored.measurement
+    assert answer.standing is Standing.BELIEVED
+    assert answer.gflop_per_s == pytest.approx(2 * 128 * 3072 * 768 / 700)
+    assert answer.share_of_peak == pytest.approx(1e9 * answer.gflop_per_s / 1e15)
+
+
+def test_imported_records_have_answers_that_say_so(repository: Repository, engine: Engine) -> None:
+    repository.add_imported([make_trial()])
+
+    [answer] = read_contents(engine, "some").answers
+
+    assert answer.verdict.decision is Decision.TUNED
+    assert answer.standing is Standing.IMPORTED
+
+
+def test_what_is_believed_goes_before_what_is_not(repository: Repository, engine: Engine) -> None:
+    repository.add_trial(make_trial(call_ns=900))
+    repository.add_trial(make_trial(call_ns=500, nr=32, minute=1))
+    repository.add_imported([make_trial(call_ns=300, nr=16, minute=2)])
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE trials SET attestation = NULL WHERE document LIKE '%8x32%'")
+        )
+
+    [answer] = read_contents(engine, "some").answers
+
+    assert answer.measured.candidate_median_ns == 900
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE trials SET attestation = NULL"))
+    [answer] = read_contents(engine, "some").answers
+    assert answer.measured.candidate_median_ns == 500
+    assert answer.standing is Standing.UNATTESTED
+
+
+def test_each_cpu_and_context_has_an_answer(repository: Repository, engine: Engine) -> None:
+    cold = ExecutionContext(threads=2, regime=Regime.COLD_WEIGHTS)
+    repository.add_trial(make_trial())
+    repository.add_trial(make_trial(minute=1, context=cold))
+    repository.add_trial(make_trial(minute=2, cpu=SIBLING_CPU))
+    repository.add_trial(make_failed_trial(minute=3))
+
+    contents = read_contents(engine, "some")
+
+    found = {(answer.verdict.cpu_key, answer.context) for answer in contents.answers}
+    # What failed on the first CPU has no answer there, in either context.
+    assert found == {(SIBLING_CPU.exact_key, CONTEXT)}
+    assert contents.unanswered == 2
+    assert contents.outcomes == {Outcome.CORRECT: 3, Outcome.CRASHED: 1}
+
+
+def test_a_disturbed_measurement_is_a_tie_that_says_why(
+    repository: Repository, engine: Engine
+) -> None:
+    repository.add_trial(make_disturbed_trial())
+
+    [answer] = read_contents(engine, "some").answers
+
+    assert answer.verdict.decision is Decision.TIE
+    assert "disturbed" in (answer.verdict.doubt or "")
+
+
+def test_a_search_is_told_in_the_order_of_its_dates(repository: Repository, engine: Engine) -> None:
+    in_race = [
+        make_trial(stage=Stage.RACE, call_ns=call_ns, nr=nr, minute=minute)
+        for call_ns, nr, minute in ((805, 32, 2), (1000, 16, 1))
+    ]
+    proof = make_trial(stage=Stage.RACE, nr=64, measurement=None)
+    of_another = make_trial(stage=Stage.RACE, call_ns=1, nr=16, generator="another")
+    for trial in (*in_race, proof, of_another, make_trial(minute=3)):
+        repository.add_trial(trial)
+
+    [answer] = read_contents(engine, "some").answers
+
+    assert list(answer.search.best_ns) == [1000, 805, 800]
+    assert answer.search.settled_at == 2
+    assert answer.search.over_last(1) == 1.25
+    assert answer.search.over_last(99) == 1
+    assert (answer.search.tried, answer.search.failed) == (4, 0)
+
+
+def test_time_goes_to_what_ended_it_without_breaks(repository: Repository, engine: Engine) -> None:
+    proof = make_trial(stage=Stage.RACE, measurement=None)
+    race = replace(make_trial(stage=Stage.RACE), created_at=proof.created_at + timedelta(seconds=2))
+    again = timedelta(seconds=BREAK_S + 1)
+    confirmed = make_trial()
+    later = replace(confirmed, created_at=race.created_at + again)
+    on_two_threads = make_trial(
+        context=ExecutionContext(threads=2), created_at=race.created_at + timedelta(seconds=1)
+    )
+    for trial in (later, race, proof, on_two_threads):
+        repository.add_trial(trial)
+
+    contents = read_contents(engine, "some")
+
+    spent = {step: (one.records, one.seconds) for step, one in contents.spent.items()}
+    assert spent == {Step.PROOF: (1, 0.0), Step.RACE: (1, 2.0), Step.CONFIRM: (2, 0.0)}
+    assert contents.breaks == 1
