@@ -23,7 +23,7 @@ from gemm_tuner.cli.interrupt import StopOnInterrupt, aborting
 from gemm_tuner.cli.layers import Layer, layers_of
 from gemm_tuner.cli.output import print_json, print_message
 from gemm_tuner.cli.progress_line import ProgressLine
-from gemm_tuner.cli.report import LayerFailure, failure_facts
+from gemm_tuner.cli.sweep_report import LayerFailure, failure_facts
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem

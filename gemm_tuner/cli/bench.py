@@ -20,8 +20,8 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.bench_report import BenchRow, bench_facts, print_rows
 from gemm_tuner.cli.layers import Layer, layers_of
 from gemm_tuner.cli.output import print_json, print_message
-from gemm_tuner.cli.report import context_text
 from gemm_tuner.cli.roofline_plot import write_plot
+from gemm_tuner.cli.sweep_report import context_text
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu

@@ -9,7 +9,7 @@ from gemm_tuner.bench.baselines.own_kernel import ONE_THREAD
 from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.means import Mean, geometric_means
 from gemm_tuner.cli.output import print_line, print_table, time_text
-from gemm_tuner.cli.report import context_text, ratio_facts
+from gemm_tuner.cli.sweep_report import context_text, ratio_facts
 from gemm_tuner.cli.verdict_text import interval_text
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu

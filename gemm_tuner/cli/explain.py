@@ -6,7 +6,7 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.conditions import conditions_facts, conditions_lines, trial_behind
 from gemm_tuner.cli.output import print_json, print_line
 from gemm_tuner.cli.provenance import provenance_facts, provenance_lines
-from gemm_tuner.cli.report import verdict_facts
+from gemm_tuner.cli.sweep_report import verdict_facts
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.machine.detect import detect_cpu

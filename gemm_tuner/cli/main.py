@@ -75,8 +75,6 @@ COMMANDS = {
     "model":          "Check the model that ranks candidates",
 }
 # fmt: on
-# The module of another name: `cli/report.py` has the results of a sweep.
-_MODULES = {"report": "database_report"}
 
 
 class _CommandsOnDemand(TyperGroup):
@@ -91,7 +89,7 @@ class _CommandsOnDemand(TyperGroup):
 
 def module_of(name: str) -> str:
     """Return the module of a command."""
-    return f"gemm_tuner.cli.{_MODULES.get(name, name).replace('-', '_')}"
+    return f"gemm_tuner.cli.{name.replace('-', '_')}"
 
 
 def _load(name: str) -> Any:  # noqa: ANN401 - typer names no public type for a command

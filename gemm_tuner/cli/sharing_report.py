@@ -9,7 +9,7 @@ from gemm_tuner.cli.interrupt import StopOnInterrupt
 from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.output import bytes_text, print_line, print_message, print_table
 from gemm_tuner.cli.progress_line import ProgressLine
-from gemm_tuner.cli.report import context_text, ratio_facts
+from gemm_tuner.cli.sweep_report import context_text, ratio_facts
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem

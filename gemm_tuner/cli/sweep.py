@@ -18,20 +18,20 @@ from gemm_tuner.cli.output import (
     print_table,
 )
 from gemm_tuner.cli.progress_line import ProgressLine
-from gemm_tuner.cli.report import (
-    LayerFailure,
-    failure_facts,
-    print_result,
-    print_summary,
-    result_facts,
-    summary_facts,
-)
 from gemm_tuner.cli.sharing_report import (
     SharedLayers,
     print_shared,
     share_layers,
     shared_facts,
     sharing_groups,
+)
+from gemm_tuner.cli.sweep_report import (
+    LayerFailure,
+    failure_facts,
+    print_result,
+    print_summary,
+    result_facts,
+    summary_facts,
 )
 from gemm_tuner.cli.target import predict_layers
 from gemm_tuner.domain.candidate import Candidate

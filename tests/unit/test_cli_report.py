@@ -1,49 +1,146 @@
-"""What the report of a sweep says of layers that are not decided."""
+"""`gemm-tuner report` as a command: its file, its messages and its exit codes."""
 
-from dataclasses import replace
+import json
+import sys
+from pathlib import Path
 
 import pytest
-from samples import CONTEXT, CPU, PROBLEM, make_trial
+from samples import PROBLEM, make_trial
 
-from gemm_tuner.cli.layers import Layer
-from gemm_tuner.cli.report import print_result, print_summary, result_facts
-from gemm_tuner.tuning.result import SweepResult, make_result
+from gemm_tuner.cli import report
+from gemm_tuner.cli.main import ANSWER_IS_NO, INTERRUPTED, SOMETHING_IS_MISSING, WRONG_USAGE, run
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
 
-LAYER = Layer(name="up", problem=PROBLEM)
-UNKNOWN = make_result(PROBLEM, CPU, CONTEXT, [], complete=False, resumed=False)
-TUNED = make_result(PROBLEM, CPU, CONTEXT, [make_trial()], complete=True, resumed=False)
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Return the URL of a database with one answer."""
+    url = f"sqlite:///{tmp_path}/records.sqlite3"
+    engine = open_database(url)
+    Repository(engine).add_trial(make_trial())
+    engine.dispose()
+    return url
+
+
+def test_a_page_is_written_and_told_of(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "page.html"
+
+    assert run(["report", "--db", url, "--out", str(out)]) == 0
+
+    assert capsys.readouterr().out.startswith(f"1 answer written to {out} (")
+    page = out.read_text()
+    assert "Kernels of records.sqlite3" in page
+    assert str(tmp_path) not in page  # others need not know where it was
+
+
+def test_the_same_facts_are_printed_as_json(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "page.html"
+
+    code = run(["report", "--db", url, "--compare", url, "--out", str(out), "--json"])
+
+    assert code == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["size_bytes"] == out.stat().st_size
+    first, second = facts["databases"]
+    assert first == second
+    [answer] = first["answers"]
+    assert answer["problem"] == PROBLEM.text
+    assert answer["decision"] == "tuned"
+    assert answer["ratio"]["median"] == 1.25
+    assert answer["rests_on"] == "measured into this database"
+    assert "The two beside each other" in out.read_text()
+
+
+def test_the_database_is_not_changed(url: str, tmp_path: Path) -> None:
+    database = tmp_path / "records.sqlite3"
+    before = database.read_bytes()
+
+    assert run(["report", "--db", url, "--out", str(tmp_path / "page.html")]) == 0
+
+    assert database.read_bytes() == before
+
+
+def test_without_matplotlib_the_command_says_how_to_get_it(
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in [one for one in sys.modules if one.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+    code = run(["report", "--db", url, "--out", str(tmp_path / "page.html")])
+
+    assert code == SOMETHING_IS_MISSING
+    assert 'pip install "gemm-tuner[report]"' in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_an_empty_database_has_nothing_to_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, out = f"sqlite:///{tmp_path}/empty.sqlite3", tmp_path / "page.html"
+    open_database(url).dispose()
+
+    assert run(["report", "--db", url, "--out", str(out)]) == ANSWER_IS_NO
+
+    assert "empty.sqlite3 has no confirmed kernel to report of" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_missing_database_is_not_made(tmp_path: Path, url: str) -> None:
+    missing = f"sqlite:///{tmp_path}/missing.sqlite3"
+    out = str(tmp_path / "page.html")
+
+    assert run(["report", "--db", missing, "--out", out]) == SOMETHING_IS_MISSING
+    assert run(["report", "--db", url, "--compare", missing, "--out", out]) == SOMETHING_IS_MISSING
+
+    assert not (tmp_path / "missing.sqlite3").exists()
+    assert not Path(out).exists()
 
 
 @pytest.mark.parametrize(
-    ("result", "state"),
+    ("place", "why"),
     [
-        (TUNED, "tuned"),
-        (replace(TUNED, is_interrupted=True), "tuned, interrupted"),
-        (replace(UNKNOWN, is_interrupted=True), "interrupted"),
-        (UNKNOWN, "baseline"),
+        ("", "it is a folder"),
+        ("no/page.html", "there is no folder"),
+        ("records.sqlite3", "it is a database"),
     ],
 )
-def test_an_interrupted_layer_is_not_listed_as_decided(
-    result: SweepResult, state: str, capsys: pytest.CaptureFixture[str]
+def test_a_place_for_no_page_is_refused_before_anything_is_read(
+    url: str, tmp_path: Path, place: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_summary([(LAYER, result)], [])
+    database = tmp_path / "records.sqlite3"
+    before = database.read_bytes()
 
-    row = capsys.readouterr().out.splitlines()[2]
-    assert row.endswith(f"   {state}")
-    assert result_facts(LAYER, result)["interrupted"] is result.is_interrupted
+    assert run(["report", "--db", url, "--out", str(tmp_path / place)]) == WRONG_USAGE
+
+    assert why in capsys.readouterr().err
+    assert database.read_bytes() == before
 
 
-def test_an_interrupted_sweep_says_so_where_a_decision_would_be(
-    capsys: pytest.CaptureFixture[str],
+def test_a_full_disk_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "--db", url, "--out", "/dev/full"]) == WRONG_USAGE
+
+    assert "/dev/full cannot be written: No space left" in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_a_page_that_was_there(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    print_result(replace(UNKNOWN, is_interrupted=True))
+    out = tmp_path / "page.html"
+    out.write_text("an older page")
 
-    assert capsys.readouterr().out.startswith("interrupted: no kernel is confirmed yet")
+    def interrupt(*_arguments: object) -> None:
+        raise KeyboardInterrupt
 
+    monkeypatch.setattr(report, "_read", interrupt)
 
-def test_a_layer_that_was_not_begun_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    print_summary([(LAYER, TUNED)], [], [Layer(name="down", problem=PROBLEM)])
+    assert run(["report", "--db", url, "--out", str(out)]) == INTERRUPTED
 
-    row = capsys.readouterr().out.splitlines()[3]
-    assert row.split()[0] == "down"
-    assert row.endswith("   not begun")
+    assert out.read_text() == "an older page"

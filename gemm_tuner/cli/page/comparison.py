@@ -11,7 +11,7 @@ from gemm_tuner.cli.page.groups import MOST_ROWS, interval_cell, short_text
 from gemm_tuner.cli.page.ratio_plot import RatioRow, draw_ratios
 from gemm_tuner.cli.page.summary import mark_of
 from gemm_tuner.cli.page.theme import PAIR
-from gemm_tuner.cli.report import context_text
+from gemm_tuner.cli.sweep_report import context_text
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
 

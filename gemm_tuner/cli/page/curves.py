@@ -6,7 +6,7 @@ from gemm_tuner.cli.output import time_text
 from gemm_tuner.cli.page.answers import Answer
 from gemm_tuner.cli.page.content import Block, Section, Table, counted, evenly
 from gemm_tuner.cli.page.plots import Line, Panel, draw_panels
-from gemm_tuner.cli.report import context_text
+from gemm_tuner.cli.sweep_report import context_text
 from gemm_tuner.domain.problem import Problem
 
 LEAST_POINTS = 3

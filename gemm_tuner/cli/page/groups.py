@@ -12,7 +12,7 @@ from gemm_tuner.cli.page.plots import draw_shares
 from gemm_tuner.cli.page.ratio_plot import RatioRow, draw_ratios
 from gemm_tuner.cli.page.searches import search_block
 from gemm_tuner.cli.page.summary import mark_of
-from gemm_tuner.cli.report import context_text
+from gemm_tuner.cli.sweep_report import context_text
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.measurement import Ratio
