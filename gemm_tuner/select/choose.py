@@ -1,6 +1,5 @@
 """Look up the verdict for a question, step by step, with its reasons."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gemm_tuner.derive import no_verdict
@@ -15,7 +14,6 @@ from gemm_tuner.select.measured import exact, sibling
 from gemm_tuner.select.predicted import predicted
 from gemm_tuner.select.same_model import same_model
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.verdicts import Asking
 from gemm_tuner.trust.key_id import key_id_of
 
 _LADDER = (exact, sibling, bucket, same_model, predicted)
@@ -48,18 +46,8 @@ def choose(
         InvalidProblem: the problem multiplies nothing.
     """
     problem.check_work()
-    [question] = asked(repository, [(problem, cpu, context)])
-    return match(question)
-
-
-def asked(repository: Repository, questions: Sequence[Asking]) -> list[Question]:
-    """Return some questions with what the store knows of them: it is asked for many at once."""
-    return [
-        Question(repository=repository, problem=problem, cpu=cpu, context=context, known=known)
-        for (problem, cpu, context), known in zip(
-            questions, repository.known_each(questions), strict=True
-        )
-    ]
+    known = repository.known(problem, cpu=cpu, context=context)
+    return match(Question(store=repository, problem=problem, cpu=cpu, context=context, known=known))
 
 
 def match(question: Question) -> Match:
@@ -67,8 +55,9 @@ def match(question: Question) -> Match:
 
     Raises:
         InvalidProblem: the problem multiplies nothing.
+        TrialsNeeded: trials must be read, and may not be.
     """
-    repository, problem, cpu = question.repository, question.problem, question.cpu
+    problem, cpu = question.problem, question.cpu
     context, known = question.context, question.known
     problem.check_work()
     explain: list[str] = []
@@ -82,7 +71,9 @@ def match(question: Question) -> Match:
             doubted = doubted or lookup.verdict
             explain.append(f"not believed: {doubt}.")
         elif lookup.verdict is not None:
-            verdict = attested(repository, lookup.verdict)
+            verdict = lookup.verdict
+            if verdict.artifact is not None and verdict.attested_by is None:
+                verdict = attested(question.repository, verdict)
             return Match(
                 verdict=verdict,
                 explain=(
@@ -100,7 +91,7 @@ def match(question: Question) -> Match:
             f"imported: {known.imported} records from elsewhere are not served before a sweep here."
         )
     if known.has_trials:
-        explain.extend(_unbelieved(repository, problem))
+        explain.extend(_unbelieved(question.repository, problem))
         is_lasting = False
     if doubted is not None:
         explain.append(

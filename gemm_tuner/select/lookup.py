@@ -13,15 +13,34 @@ from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.verdicts import Known, KnownVerdict
 
 
+class TrialsNeeded(Exception):
+    """An answer takes longer than to read stored verdicts: trials must be read for it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A problem for a CPU and context, the store that is asked, and what it knows of it."""
+    """A problem for a CPU and context, the store that is asked, and what it knows of it.
 
-    repository: Repository
+    Where the answer is wanted quickly, or not at all, trials may not be read.
+    """
+
+    store: Repository
     problem: Problem
     cpu: Cpu
     context: ExecutionContext
     known: Known
+    may_read_trials: bool = True
+
+    @property
+    def repository(self) -> Repository:
+        """Return the store, to read trials.
+
+        Raises:
+            TrialsNeeded: they may not be read.
+        """
+        if not self.may_read_trials:
+            raise TrialsNeeded
+        return self.store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +113,7 @@ def stored(
     document = known.of_class() if basis is Basis.SIBLING else known.own()
     verdict = None
     if document is not None:
-        verdict = question.repository.verdict_of(
+        verdict = question.store.verdict_of(
             document,
             problem=question.problem,
             cpu_key=question.cpu.exact_key,

@@ -17,15 +17,9 @@ def predicted(question: Question) -> Lookup:
 
     It is a tie without a ratio: its speed is not known, on this CPU or on any other.
     """
-    repository, problem = question.repository, question.problem
-    cpu, context = question.cpu, question.context
+    problem, cpu, context = question.problem, question.cpu, question.context
     from_trials = question.known.has_predictions
-    chosen = (
-        shortlisted(repository, problem, cpu=cpu, threads=context.threads) if from_trials else []
-    )
-    digests = {trial.artifact.sha256 for trial in chosen if trial.artifact}
-    held = repository.held_artifacts(digests)
-    trials = [trial for trial in chosen if trial.artifact and trial.artifact.sha256 in held]
+    trials = _held(question) if from_trials else []
     if not trials:
         reason = f"predicted: no kernel was chosen for the core {core_of(cpu).cpu.brand}."
         return Lookup(verdict=None, reason=reason, from_trials=from_trials)
@@ -47,6 +41,16 @@ def predicted(question: Question) -> Lookup:
         f'{core_of(cpu).cpu.brand}; "gemm-tuner tune-shortlist" times them here.'
     )
     return Lookup(verdict=verdict, reason=reason, from_trials=from_trials)
+
+
+def _held(question: Question) -> list[Trial]:
+    """Return the proofs of kernels chosen for the core whose binaries the store has."""
+    repository = question.repository
+    chosen = shortlisted(
+        repository, question.problem, cpu=question.cpu, threads=question.context.threads
+    )
+    held = repository.held_artifacts({one.artifact.sha256 for one in chosen if one.artifact})
+    return [trial for trial in chosen if trial.artifact and trial.artifact.sha256 in held]
 
 
 def shortlisted(

@@ -4,7 +4,7 @@ import zlib
 from hashlib import sha256
 
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.trust.attestation import SIGNATURE_BYTES, Attestation
+from gemm_tuner.trust.attestation import MAC_BYTES, SIGNATURE_BYTES, Attestation
 
 MAX_CONTENT_BYTES = 2**26  # of a binary or a source; the largest generated ones have some 2**20
 
@@ -18,6 +18,8 @@ def attestation_of(attested_by: str | None, content: bytes | None) -> Attestatio
     """Return the attestation in two columns, if there is one."""
     if not isinstance(attested_by, str) or not isinstance(content, bytes):
         return None  # SQLite keeps a value of any type in any column
+    if len(content) != SIGNATURE_BYTES + MAC_BYTES:
+        return Attestation(public_key=attested_by, signature=content)
     return Attestation(
         public_key=attested_by,
         signature=content[:SIGNATURE_BYTES],

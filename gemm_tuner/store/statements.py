@@ -6,11 +6,21 @@ from importlib import import_module
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, Select, Table
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, StoreFailed
 from gemm_tuner.store.database import asking_once, reason_of, writing
 from gemm_tuner.trust.attestation import MeasuringKeys
+
+_NO_TEXT = "Could not decode to UTF-8"  # what SQLite says of a text that is none
+_DAMAGE = (
+    'it was damaged; "gemm-tuner db check" tells of the rows. Restore it from a backup, or start a '
+    "new one with --db."
+)
+
+
+class RowsDamaged(StoreFailed):
+    """A row holds what nothing of this package stores; the database itself answers."""
 
 
 class Statements:
@@ -92,13 +102,13 @@ def translated_errors() -> Iterator[None]:
             f"{error.object!a} is no text in UTF-8, and cannot be kept or found; correct it."
         ) from None
     except SQLAlchemyError as error:
+        if isinstance(error, DBAPIError) and _NO_TEXT in str(error.orig):
+            raise RowsDamaged(f"the database holds text that is none: {_DAMAGE}") from error
         raise StoreFailed(
             f"the database did not do what was asked: {reason_of(error)}; "
             "check its disk, permissions and other processes, then try again."
         ) from error
     except (TypeError, ValueError, AttributeError) as error:
-        raise StoreFailed(
-            f"the database holds what gemm-tuner did not store ({error}): it was damaged; "
-            '"gemm-tuner db check" tells of the rows. Restore it from a backup, or start a new one '
-            "with --db."
+        raise RowsDamaged(
+            f"the database holds what gemm-tuner did not store ({error}): {_DAMAGE}"
         ) from error

@@ -40,7 +40,7 @@ from gemm_tuner.store.deriving import (
 from gemm_tuner.store.integrity import attestation_of
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.reading import usable_keys, who_attests
-from gemm_tuner.store.statements import Statements, translated_errors
+from gemm_tuner.store.statements import RowsDamaged, Statements, translated_errors
 from gemm_tuner.store.tables import artifacts, revocations, verdict_state, verdicts
 from gemm_tuner.store.verdict_document import load_verdict
 from gemm_tuner.trust.attestation import Attestation, Statement
@@ -138,10 +138,17 @@ class Verdicts(Statements):
 
     def known(self, problem: Problem, *, cpu: Cpu, context: ExecutionContext) -> Known:
         """Return all that is stored for a question."""
-        return next(self.known_each([(problem, cpu, context)]))
+        [known] = self.known_each([(problem, cpu, context)])
+        if isinstance(known, RowsDamaged):
+            raise known
+        return known
 
-    def known_each(self, questions: Sequence[Asking]) -> Iterator[Known]:
-        """Yield all that is stored for each of some questions: `MAX_TOGETHER` in one query."""
+    def known_each(self, questions: Sequence[Asking]) -> Iterator[Known | RowsDamaged]:
+        """Yield all that is stored for each of some questions: `MAX_TOGETHER` in one query.
+
+        Where a row of one is damaged, that is what is yielded for it. Text that is none cannot
+        even be read, and spoils all of its query.
+        """
         for begin in range(0, len(questions), MAX_TOGETHER):
             together = questions[begin : begin + MAX_TOGETHER]
             rows_of: list[list[Row[Any]]] = [[] for _question in together]
@@ -153,8 +160,12 @@ class Verdicts(Statements):
                 for row in connection.exec_driver_sql(text, named).all():
                     rows_of[row[0]].append(row)
             for (problem, cpu, context), rows in zip(together, rows_of, strict=True):
-                with translated_errors():
-                    yield _sort(rows, problem, cpu, context)
+                try:
+                    with translated_errors():
+                        known: Known | RowsDamaged = _sort(rows, problem, cpu, context)
+                except RowsDamaged as error:
+                    known = error
+                yield known
 
     def verdict_of(
         self,
@@ -170,6 +181,17 @@ class Verdicts(Statements):
         So it is where it is not attested, where a trial that it follows from is not believed any
         more, or where the kernel that it names is lost, revoked or not attested.
         """
+        with translated_errors():
+            return self._verdict_of(stored, problem, cpu_key, context, basis)
+
+    def _verdict_of(
+        self,
+        stored: StoredDocument,
+        problem: Problem,
+        cpu_key: str,
+        context: ExecutionContext,
+        basis: Basis,
+    ) -> Verdict | None:
         attested = statement(*stored.question, stored.text)
         with usable_keys():
             believed = self._keys.believed()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gemm_tuner.trust.keys import KeyPair
 
 SIGNATURE_BYTES = 64
+MAC_BYTES = 32
 _KNOWN_SIGNATURES = 2**16
 _PUBLIC_KEY = re.compile(r"[0-9a-f]{64}")
 _MAX_FILE_BYTES = 2**16
@@ -114,10 +115,7 @@ class MeasuringKeys:
                 f"it is attested with the key {attestation.key_id}, which is not believed here; if "
                 f'you trust who measured it, run "gemm-tuner keys accept {attestation.public_key}"'
             )
-        message = _message(statement, document)
-        if not self._has_own_mac(attestation, message) and not _is_valid(
-            attestation.public_key, attestation.signature, message
-        ):
+        if not self._is_of(attestation, statement, document):
             return (
                 f"the attestation with the key {attestation.key_id} is not of these bytes: the "
                 'database was changed; run "gemm-tuner sweep" to measure anew'
@@ -158,9 +156,15 @@ class MeasuringKeys:
         check_owned(self.own_path)
         return KeyPair.load_or_create(self.own_path, name="measuring key")
 
-    def _has_own_mac(self, attestation: Attestation, message: bytes) -> bool:
-        key = self._mac_keys.get(attestation.public_key)
-        return key is not None and hmac.compare_digest(attestation.mac, _mac(key, message))
+    def _is_of(self, attestation: Attestation, statement: Statement, document: str) -> bool:
+        message = _message(statement, document)
+        if attestation.mac:
+            if statement is not Statement.VERDICT:
+                return False  # nothing else has one
+            key = self._mac_keys.get(attestation.public_key)
+            if key is not None and hmac.compare_digest(attestation.mac, _mac(key, message)):
+                return True
+        return _is_valid(attestation.public_key, attestation.signature, message)
 
     def accepted(self) -> frozenset[str]:
         """Return the public keys of others that are believed, in hex.

@@ -86,7 +86,7 @@ class RunningService:
             cpus=cpus,
             questions=Questions(cpus),
             resolver=resolver,
-            gathering=Gathering(resolver.answer_each),
+            gathering=Gathering(resolver),
             lists=Answers(watch.state, longest_bytes=MAX_UPLOAD_BYTES),
             callers=Callers(Tokens(engine), settings.proxies, limits),
             limits=limits,

@@ -9,12 +9,13 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.tunable import is_tunable
 from gemm_tuner.domain.verdict import Verdict
-from gemm_tuner.errors import GemmTunerError, InvalidInput, StoreFailed
-from gemm_tuner.select.choose import asked, match
+from gemm_tuner.errors import InvalidInput
+from gemm_tuner.select.choose import match
 from gemm_tuner.select.lookup import Question as KnownQuestion
 from gemm_tuner.select.shared_weights import share
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.verdicts import MAX_TOGETHER
+from gemm_tuner.store.statements import RowsDamaged
+from gemm_tuner.store.verdicts import MAX_TOGETHER, Known
 from gemm_tuner.trust.keys import KeyPair
 from gemm_tuner.trust.payload import payload_bytes, payload_facts
 from gemm_tuner.trust.signature import sign_verdict
@@ -23,9 +24,7 @@ from gemm_tuner_service.documents import batch_item, resolution_document
 from gemm_tuner_service.problems import describe
 from gemm_tuner_service.schemas import BatchItem
 
-_MAX_FAILED = 2
-
-Answered = Answer | GemmTunerError
+Answered = Answer | Exception
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +52,7 @@ class Resolver:
 
         Raises:
             InvalidProblem: the problem multiplies nothing.
+            StoreFailed: the database does not answer, or a row of it is damaged.
         """
         return _only(self.answer_each([asked], now))
 
@@ -61,27 +61,35 @@ class Resolver:
 
         Raises:
             InvalidProblem: the problem multiplies nothing.
+            StoreFailed: the database does not answer, or a row of it is damaged.
         """
-        return _only(self._each_anew([asked], now))
+        return _only(self._each_anew([asked], now, may_read_trials=True))
 
-    def answer_each(self, asked: Sequence[Asked], now: datetime) -> list[Answered]:
+    def answer_each(
+        self, asked: Sequence[Asked], now: datetime, *, may_read_trials: bool = True
+    ) -> list[Answered]:
         """Return the answers to some questions, or what is wrong with them.
 
-        The store is asked once for all of `MAX_TOGETHER` that are not in memory.
+        The store is asked once for all of `MAX_TOGETHER` that are not in memory. A question for
+        which trials must be read, and may not be, is answered with `TrialsNeeded`.
+
+        Raises:
+            StoreFailed: the database does not answer.
         """
-        wrong: dict[Question, GemmTunerError] = {}
+        wrong: dict[Question, Exception] = {}
         by_key = {one.key: one for one in asked}
 
         def make(missing: Sequence[Question]) -> dict[Question, Answer]:
             made: dict[Question, Answer] = {}
             for begin in range(0, len(missing), MAX_TOGETHER):
                 keys = missing[begin : begin + MAX_TOGETHER]
-                each = self._each_anew([by_key[key] for key in keys], now)
-                for key, answered in zip(keys, each, strict=True):
-                    if isinstance(answered, Answer):
-                        made[key] = answered
+                each = [by_key[key] for key in keys]
+                answered = self._each_anew(each, now, may_read_trials=may_read_trials)
+                for key, one in zip(keys, answered, strict=True):
+                    if isinstance(one, Answer):
+                        made[key] = one
                     else:
-                        wrong[key] = answered
+                        wrong[key] = one
             return made
 
         answers = self.answers.get_each(by_key, now.astimezone(UTC).date(), make)
@@ -100,7 +108,7 @@ class Resolver:
             result = next(answered) if isinstance(one, Asked) else one
             if isinstance(result, InvalidInput):
                 yield BatchItem(problem=text, error=describe(result)).model_dump_json().encode()
-            elif isinstance(result, GemmTunerError):
+            elif isinstance(result, Exception):
                 raise result
             else:
                 yield batch_item(text, result.content)
@@ -132,36 +140,46 @@ class Resolver:
         if answer is not None and not answer.is_measured:
             self.count_miss(asked)
 
-    def _each_anew(self, each: Sequence[Asked], now: datetime) -> list[Answered]:
+    def _each_anew(
+        self, each: Sequence[Asked], now: datetime, *, may_read_trials: bool
+    ) -> list[Answered]:
         """Return the answers to some questions, for all of which the store is asked once."""
         try:
-            questions = asked(
-                self.repository, [(one.problem, one.cpu, one.context) for one in each]
+            known = list(
+                self.repository.known_each([(one.problem, one.cpu, one.context) for one in each])
             )
-        except StoreFailed as error:
-            return [error] if len(each) == 1 else self._one_by_one(each, now)
-        return [self._anew(question, now) for question in questions]
+        except RowsDamaged as error:
+            if len(each) == 1:
+                return [error]
+            # A text that is none: it spoils the query of those who asked with it.
+            return [
+                answered
+                for one in each
+                for answered in self._each_anew([one], now, may_read_trials=may_read_trials)
+            ]
+        return [
+            self._anew(one, found, now, may_read_trials=may_read_trials)
+            for one, found in zip(each, known, strict=True)
+        ]
 
-    def _one_by_one(self, each: Sequence[Asked], now: datetime) -> list[Answered]:
-        """Return the answers to questions asked alone: a row that is damaged spoils one of them.
-
-        Where two fail it is no row but the database, and the rest fails as they did.
-        """
-        found: list[Answered] = []
-        failed: list[GemmTunerError] = []
-        for one in each:
-            [answered] = self._each_anew([one], now) if len(failed) < _MAX_FAILED else failed[-1:]
-            if isinstance(answered, StoreFailed):
-                failed.append(answered)
-            found.append(answered)
-        return found
-
-    def _anew(self, question: KnownQuestion, now: datetime) -> Answered:
+    def _anew(
+        self, asked: Asked, known: Known | RowsDamaged, now: datetime, *, may_read_trials: bool
+    ) -> Answered:
+        if isinstance(known, RowsDamaged):
+            return known
+        question = KnownQuestion(
+            store=self.repository,
+            problem=asked.problem,
+            cpu=asked.cpu,
+            context=asked.context,
+            known=known,
+            may_read_trials=may_read_trials,
+        )
         try:
             found = match(question)
-        except GemmTunerError as error:
+            content = self._document(found.verdict, found.explain, now, found.serial)
+        except Exception as error:  # noqa: BLE001 - it is the answer to this question alone
             return error
-        content = self._document(found.verdict, found.explain, now, found.serial)
         return Answer.of(
             content, is_lasting=found.is_lasting, is_measured=_is_measured(found.verdict)
         )
@@ -188,7 +206,7 @@ def _parsed(text: str, cpu: Cpu, context: ExecutionContext) -> Asked | InvalidIn
 def _only(answered: Sequence[Answered]) -> Answer:
     """Return the answer to the only question, or raise what is wrong with it."""
     [one] = answered
-    if isinstance(one, GemmTunerError):
+    if isinstance(one, Exception):
         raise one
     return one
 

@@ -12,12 +12,15 @@ from gemm_tuner_service.answers import Answer, Answers, Asked
 from gemm_tuner_service.gathering import Gathering
 from gemm_tuner_service.resolver import Answered, Resolver
 from gemm_tuner_service.settings import Settings
-from samples import CONTEXT, CPU, PROBLEM
+from samples import CONTEXT, CPU, PROBLEM, make_trial
 from sqlalchemy import Engine, event, text
 
 from gemm_tuner.domain.problem import Problem, Rows
-from gemm_tuner.errors import GemmTunerError, InvalidProblem, StoreFailed
+from gemm_tuner.domain.record import Stage
+from gemm_tuner.errors import InvalidProblem, StoreFailed
+from gemm_tuner.select.lookup import TrialsNeeded
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.statements import RowsDamaged
 from gemm_tuner.trust.keys import KeyPair
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
@@ -37,25 +40,35 @@ class Desk:
     def __init__(self, answered: Callable[[Asked], Answered] = answer_of) -> None:
         self.sizes: list[int] = []
         self.go = threading.Semaphore(0)
+        self.slow = threading.Semaphore(0)
         self._begun = threading.Semaphore(0)
         self._answered = answered
 
-    def answer_each(self, asked: Sequence[Asked], _now: datetime) -> list[Answered]:
+    def answer_each(
+        self, asked: list[Asked], _now: datetime, *, may_read_trials: bool
+    ) -> list[Answered]:
         """Return an answer to each."""
+        assert not may_read_trials
         self.sizes.append(len(asked))
         self._begun.release()
         assert self.go.acquire(timeout=30)
         return [self._answered(one) for one in asked]
 
+    def answer(self, asked: Asked, _now: datetime) -> Answer:
+        """Return an answer that takes long."""
+        self._begun.release()
+        assert self.slow.acquire(timeout=30)
+        return answer_of(asked)
+
     async def begins(self) -> None:
-        """Wait until one more group is being answered."""
+        """Wait until one more group, or slow question, is being answered."""
         assert await asyncio.to_thread(self._begun.acquire, timeout=30)
 
 
 def test_questions_that_come_while_others_are_answered_are_one_group() -> None:
     async def ask() -> None:
         desk = Desk()
-        gathering = Gathering(desk.answer_each)
+        gathering = Gathering(desk)
         first = [asyncio.create_task(gathering.answer(asked_of(1)))]
         await desk.begins()
         first.append(asyncio.create_task(gathering.answer(asked_of(2))))
@@ -78,7 +91,7 @@ def test_questions_that_come_while_others_are_answered_are_one_group() -> None:
 def test_who_asks_in_the_moment_in_which_all_groups_end_is_answered() -> None:
     async def ask() -> None:
         desk = Desk()
-        gathering = Gathering(desk.answer_each)
+        gathering = Gathering(desk)
 
         async def ask_twice() -> None:
             await gathering.answer(asked_of(1))
@@ -105,7 +118,7 @@ def test_what_is_wrong_with_one_question_is_told_to_who_asked_it() -> None:
     async def ask() -> list[Answer | BaseException]:
         desk = Desk(answered)
         desk.go = threading.Semaphore(3)
-        gathering = Gathering(desk.answer_each)
+        gathering = Gathering(desk)
         each = (gathering.answer(asked_of(n)) for n in (1, 2, 3))
         return await asyncio.gather(*each, return_exceptions=True)
 
@@ -117,17 +130,19 @@ def test_what_is_wrong_with_one_question_is_told_to_who_asked_it() -> None:
 
 
 def test_a_fault_reaches_all_who_wait_and_ends_nothing() -> None:
+    faults = 2
+
+    def answered(asked: Asked) -> Answered:
+        nonlocal faults
+        faults -= 1
+        if faults >= 0:
+            raise OSError("no thread")
+        return answer_of(asked)
+
     async def ask() -> None:
-        faults = 2
-
-        def answer_each(asked: Sequence[Asked], _now: datetime) -> list[Answered]:
-            nonlocal faults
-            faults -= 1
-            if faults >= 0:
-                raise OSError("no thread")
-            return [answer_of(one) for one in asked]
-
-        gathering = Gathering(answer_each)
+        desk = Desk(answered)
+        desk.go = threading.Semaphore(3)
+        gathering = Gathering(desk)
         for _time in range(2):
             with pytest.raises(OSError, match="no thread"):
                 await gathering.answer(asked_of(1))
@@ -136,21 +151,70 @@ def test_a_fault_reaches_all_who_wait_and_ends_nothing() -> None:
     asyncio.run(ask())
 
 
-def test_one_who_leaves_spoils_no_answer_of_others() -> None:
+def test_slow_questions_hold_up_no_others() -> None:
+    def answered(asked: Asked) -> Answered:
+        return TrialsNeeded() if asked.problem.n <= 4 else answer_of(asked)
+
+    async def ask() -> None:
+        desk = Desk(answered)
+        desk.go = threading.Semaphore(100)
+        gathering = Gathering(desk)
+        slow = [asyncio.create_task(gathering.answer(asked_of(n))) for n in range(1, 5)]
+
+        async with asyncio.timeout(30):
+            quick = await asyncio.gather(*(gathering.answer(asked_of(n)) for n in range(5, 40)))
+            assert [one.content for one in quick] == [
+                asked_of(n).problem.text.encode() for n in range(5, 40)
+            ]
+            assert not any(task.done() for task in slow)
+            for _one in slow:
+                desk.slow.release()
+            assert len(await asyncio.gather(*slow)) == 4
+
+    asyncio.run(ask())
+
+
+def test_one_who_leaves_spoils_no_answer_of_others_and_is_not_asked_for() -> None:
     async def ask() -> None:
         desk = Desk()
-        gathering = Gathering(desk.answer_each)
-        leaving = asyncio.create_task(gathering.answer(asked_of(1)))
+        gathering = Gathering(desk)
+        in_groups = [asyncio.create_task(gathering.answer(asked_of(1)))]
         await desk.begins()
-        leaving.cancel()
-        staying = asyncio.create_task(gathering.answer(asked_of(2)))
-        desk.go.release()
-        desk.go.release()
+        in_groups.append(asyncio.create_task(gathering.answer(asked_of(2))))
+        await desk.begins()
+        waiting = [asyncio.create_task(gathering.answer(asked_of(n))) for n in (3, 4, 5)]
+        await asyncio.sleep(0)
+        for left in (in_groups[0], waiting[0], waiting[2]):
+            left.cancel()
+        for _group in range(3):
+            desk.go.release()
 
-        assert (await staying).content == asked_of(2).problem.text.encode()
-        assert (await asyncio.gather(leaving, return_exceptions=True))[0].__class__ is (
-            asyncio.CancelledError
-        )
+        async with asyncio.timeout(30):
+            assert (await in_groups[1]).content == asked_of(2).problem.text.encode()
+            assert (await waiting[1]).content == asked_of(4).problem.text.encode()
+        assert desk.sizes == [1, 1, 1]
+
+    asyncio.run(ask())
+
+
+def test_who_finds_no_place_in_a_group_does_not_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gemm_tuner_service.gathering._LONGEST_WAIT_S", 0.05)
+
+    async def ask() -> None:
+        desk = Desk()
+        gathering = Gathering(desk)
+        stuck = []
+        for n in (1, 2):
+            stuck.append(asyncio.create_task(gathering.answer(asked_of(n))))
+            await desk.begins()
+        with pytest.raises(StoreFailed, match="did not answer others"):
+            await gathering.answer(asked_of(3))
+        for _group in range(2):
+            desk.go.release()
+        assert len(await asyncio.gather(*stuck)) == 2  # no patience is lost in a group
+        assert desk.sizes == [1, 1]
 
     asyncio.run(ask())
 
@@ -166,7 +230,7 @@ def resolver(settings: Settings, repository: Repository) -> Resolver:
     )
 
 
-def contents(answered: Sequence[Answered]) -> list[bytes | type[GemmTunerError]]:
+def contents(answered: Sequence[Answered]) -> list[bytes | type[Exception]]:
     return [one.content if isinstance(one, Answer) else type(one) for one in answered]
 
 
@@ -180,30 +244,57 @@ def test_answers_of_a_group_are_those_of_each_question_alone(
     nothing = Asked.of(Problem.parse("f32 0x16x16"), CPU, CONTEXT)
     asked = [Asked.of(PROBLEM, CPU, CONTEXT), asked_of(8), nothing, asked_of(8)]
 
-    together = resolver.answer_each(asked, NOW)
+    together = resolver.answer_each(asked, NOW, may_read_trials=False)
     assert len([one for one in statements if one.startswith("WITH asked")]) == 1
 
-    alone = [resolver._each_anew([one], NOW)[0] for one in asked]
+    alone = [resolver._each_anew([one], NOW, may_read_trials=True)[0] for one in asked]
     assert contents(together) == contents(alone)
     assert contents(together)[2] is InvalidProblem
 
 
+def test_a_question_for_which_trials_must_be_read_is_told_apart(
+    resolver: Resolver, repository: Repository
+) -> None:
+    other = replace(PROBLEM, n=64)
+    repository.add_trial(replace(make_trial(), problem=other, stage=Stage.RACE))
+    asked = [Asked.of(problem, CPU, CONTEXT) for problem in (PROBLEM, other)]
+
+    quickly = resolver.answer_each(asked, NOW, may_read_trials=False)
+    thoroughly = resolver.answer_each(asked, NOW)
+
+    assert contents(quickly)[1] is TrialsNeeded
+    assert quickly[0] == thoroughly[0]
+    assert isinstance(thoroughly[1], Answer)
+    assert b"candidate was tried there" in thoroughly[1].content
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "update verdicts set serial = 'x'",
+        "update verdicts set document = x'00'",
+        "update artifacts set document = x'00'",
+        "update verdicts set document = cast(x'ff' as text)",
+    ],
+)
 def test_a_damaged_row_spoils_the_answer_of_its_problem_alone(
-    resolver: Resolver, engine: Engine
+    resolver: Resolver, engine: Engine, change: str
 ) -> None:
     if engine.dialect.name != "sqlite":
         pytest.skip("no column of PostgreSQL holds another type than its own")
     with engine.begin() as connection:
-        connection.execute(text("update verdicts set serial = 'x'"))
+        connection.execute(text(change))
     asked = [asked_of(8), Asked.of(PROBLEM, CPU, CONTEXT), asked_of(24)]
 
-    answered = resolver.answer_each(asked, NOW)
+    answered = resolver.answer_each(asked, NOW, may_read_trials=False)
 
     assert [isinstance(one, Answer) for one in answered] == [True, False, True]
-    assert contents(answered)[1] is StoreFailed
+    assert contents(answered)[1] in {RowsDamaged, TrialsNeeded}
+    with pytest.raises(StoreFailed):
+        resolver.answer(asked[1], NOW)
 
 
-def test_a_database_that_fails_is_not_asked_for_each_of_a_group(
+def test_a_database_that_fails_is_asked_once_for_a_batch(
     resolver: Resolver, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asks = 0
@@ -214,11 +305,12 @@ def test_a_database_that_fails_is_not_asked_for_each_of_a_group(
         raise StoreFailed("the database does not answer")
 
     monkeypatch.setattr(type(repository), "known_each", lambda _self, each: fail(each))
+    texts = [replace(PROBLEM, n=8 * n).text for n in range(1, 1000)]
 
-    answered = resolver.answer_each([asked_of(8 * n) for n in range(1, 16)], NOW)
+    with pytest.raises(StoreFailed, match="does not answer"):
+        list(resolver.resolve_each(texts, cpu=CPU, context=CONTEXT, now=NOW))
 
-    assert set(contents(answered)) == {StoreFailed}
-    assert asks == 3  # together, and two alone
+    assert asks == 1
 
 
 def test_many_at_once_get_the_answers_to_their_own_questions(client: httpx.Client) -> None:

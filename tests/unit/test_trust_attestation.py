@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gemm_tuner.errors import InvalidSetting, StoreFailed
+from gemm_tuner.store.integrity import attestation_of, content_of
 from gemm_tuner.trust.attestation import Attestation, MeasuringKeys, Statement
 
 
@@ -52,6 +53,25 @@ def test_a_verdict_of_the_own_key_is_believed_by_its_mac_without_its_signature(
     assert keys.why_not_believed(Statement.VERDICT, "a verdict", unsigned) is None
     assert keys.why_not_believed(Statement.VERDICT, "another", unsigned) is not None
     assert keys.why_not_believed(Statement.TRIAL, "a verdict", unsigned) is not None
+
+
+def test_what_is_no_verdict_has_no_mac(keys: MeasuringKeys) -> None:
+    attestation = keys.attest(Statement.TRIAL, "a trial")
+    longer = replace(attestation, mac=keys.attest(Statement.VERDICT, "a trial").mac)
+
+    assert attestation.mac == b""
+    assert keys.why_not_believed(Statement.TRIAL, "a trial", longer) is not None
+
+
+@pytest.mark.parametrize("length", [0, 63, 65, 66, 95, 97])
+def test_a_column_of_another_length_is_no_attestation(keys: MeasuringKeys, length: int) -> None:
+    attestation = keys.attest(Statement.VERDICT, "a verdict")
+    content = (content_of(attestation) + b"x")[:length]
+
+    read = attestation_of(attestation.public_key, content)
+
+    assert attestation_of(attestation.public_key, content_of(attestation)) == attestation
+    assert keys.why_not_believed(Statement.VERDICT, "a verdict", read) is not None
 
 
 @pytest.mark.parametrize("mac", [b"", b"\0" * 32, b"\0"])
