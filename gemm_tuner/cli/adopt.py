@@ -38,6 +38,8 @@ from gemm_tuner.tuning.adopt import adopt as adopt_problem
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.settings import SweepSettings
 
+_MOST_WARNINGS = 5  # of a layer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
@@ -184,14 +186,16 @@ def _known_works(repository: Repository, cpu: Cpu) -> list[_Work]:
 def _records_of_service(url: str, works: Sequence[_Work], cpu: Cpu) -> dict[Problem, Records]:
     """Return the records that a service has of each problem."""
     from gemm_tuner.client.records import lines_at  # noqa: PLC0415 - slow to load
+    from gemm_tuner.client.transport import Address  # noqa: PLC0415
 
-    print_message(f"Reading the records of {url} …")
+    shown = Address.parse(url).url  # without a password
+    print_message(f"Reading the records of {shown} …")
     lines: dict[Problem, list[tuple[str, str]]] = {}
     with aborting():
         for problem, line in lines_at(url, {work.layer.problem for work in works}, cpu):
             of_problem = lines.setdefault(problem, [])
-            of_problem.append((f"record {len(of_problem) + 1} of {url}", line))
-    return {problem: parse_records(each, url) for problem, each in lines.items()}
+            of_problem.append((f"record {len(of_problem) + 1} of {shown}", line))
+    return {problem: parse_records(each, shown) for problem, each in lines.items()}
 
 
 def _plan(
@@ -208,8 +212,11 @@ def _plan(
         problem, work.contexts, cpu=cpu, repository=repository, settings=settings, records=records
     )
     left_out = [text for one in planned if not one.is_current for text in one.winners.left_out]
-    for text in dict.fromkeys((*records.faults, *left_out)):
+    told = list(dict.fromkeys((*records.faults, *left_out)))
+    for text in told[:_MOST_WARNINGS]:
         print_message(f"Warning: {work.layer.name}: {text}")
+    if len(told) > _MOST_WARNINGS:
+        print_message(f"Warning: {work.layer.name}: and {len(told) - _MOST_WARNINGS} more")
     return planned
 
 

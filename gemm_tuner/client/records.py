@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterator
+from time import monotonic
 from typing import Any
 
 from gemm_tuner.client.transport import Address, Connections
@@ -11,6 +12,8 @@ from gemm_tuner.errors import ServiceFailed
 
 MOST_RECORDS = 100_000
 
+MOST_BYTES = 2**28
+_TIMEOUT_S = 600.0  # for all of them
 _PAGE = 100
 _PAGE_BYTES = 2**24
 _PAGE_TIMEOUT_S = 20.0
@@ -32,12 +35,19 @@ def lines_at(url: str, problems: Collection[Problem], cpu: Cpu) -> Iterator[tupl
     by_text = {problem.text: problem for problem in problems}
     wanted_cpu = (cpu.vendor, cpu.family, cpu.model)
     cursor: int | None = 0
+    left, end_s = MOST_BYTES, monotonic() + _TIMEOUT_S
     for _page in range(MOST_RECORDS // _PAGE):
         if cursor is None:
             return
-        session = connections.session(_PAGE_TIMEOUT_S)
-        page = session.records(cursor, _PAGE, limit_bytes=_PAGE_BYTES)
+        session = connections.session(min(_PAGE_TIMEOUT_S, max(0.1, end_s - monotonic())))
+        page = session.records(cursor, _PAGE, limit_bytes=min(_PAGE_BYTES, left))
+        left -= len(page)
         records, following = _parse_page(page, address.url)
+        if len(records) > _PAGE or left <= 0 or monotonic() > end_s:
+            raise ServiceFailed(
+                f"{address.url} sent more records than were asked for, more than {MOST_BYTES} "
+                f"bytes of them, or took longer than {_TIMEOUT_S:g} s; import a file of records."
+            )
         for record in records:
             problem = by_text.get(str(record.get("problem")))
             if problem is not None and _model_of(record.get("cpu")) == wanted_cpu:

@@ -88,7 +88,8 @@ def _made(name: str, make: Callable[[], Sequence[Check]]) -> Sequence[Check]:
         refused = Check.of_error(name, Level.NOTE, error)
         unknown = Check.unknown(name, refused.seen)
         return [Check(name=name, level=unknown.level, seen=unknown.seen, advice=refused.advice)]
-    except (OSError, ValueError) as error:  # a file of the system is missing, or says nonsense
+    except (OSError, ValueError, ArithmeticError, RecursionError) as error:
+        # A file of the system is missing, or says nonsense.
         return [Check.unknown(name, str(error))]
 
 

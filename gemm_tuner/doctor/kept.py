@@ -170,9 +170,9 @@ def check_time(now: datetime, newest: datetime | None, source: str | None) -> Ch
     name = "time"
     figures = {"now": now.isoformat(timespec="seconds"), "clock_source": source}
     text = f"it is {now:%Y-%m-%d %H:%M} UTC"
-    least = max(_WRITTEN, newest - _MAY_DIFFER) if newest else _WRITTEN
-    if now < least:
-        before = "the newest trial in the database" if least > _WRITTEN else "this version"
+    is_before_trial = newest is not None and now + _MAY_DIFFER < newest
+    if is_before_trial or now < _WRITTEN:
+        before = "the newest trial in the database" if is_before_trial else "this version"
         return Check(
             name=name,
             level=Level.PROBLEM,

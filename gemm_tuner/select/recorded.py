@@ -3,7 +3,7 @@
 Records are hints. A kernel is served for what was proved and timed here alone.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gemm_tuner.domain.candidate import Candidate
@@ -16,12 +16,15 @@ from gemm_tuner.errors import InvalidCandidate, InvalidRecord
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.space.limits import check_covers, is_possible
+from gemm_tuner.space.model import predict_cycles
 from gemm_tuner.store.exchange import shipped_lines
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.tables import Origin
 from gemm_tuner.store.wire import parse_record
 
 MOST_WINNERS = 3
+_MOST_LOOKED_AT = 50
+_SLOWER_AT_MOST = 4.0  # by the model, than the best that is recorded
 
 IN_STORE = "this database"
 IMPORTED = "imported into this database"
@@ -102,9 +105,9 @@ def recorded_winners(
 ) -> RecordedWinners:
     """Return at most so many kernels that were the best on the model of the space's CPU.
 
-    Those timed on this very CPU come first, then those of its class, then those on the same model
-    with other features. Among these, the newest generator comes first, what was confirmed before
-    what was only in a final, and then the greater ratio to the baseline.
+    The sources take turns. Those timed on this very CPU come first, then those of its class, then
+    those on the same model with other features. Among these, the newest generator comes first, what
+    was confirmed before what was only in a final, and then the greater ratio to the baseline.
     """
     of_model = [
         one
@@ -116,28 +119,58 @@ def recorded_winners(
     failed = {
         _build(one.trial)
         for one in of_model
-        if one.trial.artifact and one.trial.outcome not in {Outcome.CORRECT, Outcome.HUNG}
+        if one.source == IN_STORE  # what others saw fail is proved here, as all is
+        and one.trial.artifact
+        and one.trial.outcome not in {Outcome.CORRECT, Outcome.HUNG}
     }
     careful = [
         one
         for one in of_model
         if one.trial.context == context and _is_careful(one.trial) and one.trial.artifact
     ]
-    winners: dict[Candidate, Recorded] = {}
+    possible: dict[Candidate, Recorded] = {}
     left_out: dict[Candidate, str] = {}
     for one in _ranked(careful, space.cpu):
         candidate = one.trial.candidate
-        if candidate in winners or candidate in left_out:
+        if candidate in possible or candidate in left_out:
             continue
-        if len(winners) == most:
+        if len(possible) + len(left_out) == _MOST_LOOKED_AT:
             break
         reason = "it failed on such a CPU" if _build(one.trial) in failed else None
         reason = reason or _why_not_possible(candidate, space)
         if reason is None:
-            winners[candidate] = one
+            possible[candidate] = one
         else:
-            left_out[candidate] = f"{candidate.text} was left out: {reason}"
-    return RecordedWinners(winners=tuple(winners.values()), left_out=tuple(left_out.values()))
+            left_out[candidate] = reason
+    cycles = {one: _predicted_cycles(one, space) for one in possible}
+    for candidate, predicted in cycles.items():
+        times = predicted / min(cycles.values())
+        if times > _SLOWER_AT_MOST:
+            left_out[candidate] = f"the model expects {times:.0f} times the time of another"
+            del possible[candidate]
+    return RecordedWinners(
+        winners=_in_turn(list(possible.values()), most),
+        left_out=tuple(f"{one.text} was left out: {why}" for one, why in left_out.items()),
+    )
+
+
+def _predicted_cycles(candidate: Candidate, space: Space) -> float:
+    family = CATALOG[candidate.micro_kernel.family]
+    return predict_cycles(space.problem, candidate, family, space.cpu)
+
+
+def _in_turn(ranked: Sequence[Recorded], most: int) -> tuple[Recorded, ...]:
+    """Return at most so many of ranked records, of each source in turn, in the order of all.
+
+    Dates and ratios are what a record says of itself: those of one source cannot fill all places.
+    """
+    turns: dict[str, int] = {}
+    places: list[tuple[int, int]] = []  # which of its source, and which of all
+    for place, one in enumerate(ranked):
+        turn = turns[one.source] = turns.get(one.source, -1) + 1
+        places.append((turn, place))
+    chosen = sorted(place for _turn, place in sorted(places)[:most])
+    return tuple(ranked[place] for place in chosen)
 
 
 def _is_careful(trial: Trial) -> bool:

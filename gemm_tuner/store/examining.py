@@ -16,7 +16,7 @@ from gemm_tuner.store.database import _parse, _shown, database_file, newest_revi
 from gemm_tuner.store.postgresql import create_postgresql_engine
 from gemm_tuner.store.scan import count_rows, snapshot
 from gemm_tuner.store.sqlite import create_reading_engine
-from gemm_tuner.store.tables import problems, trials, verdicts
+from gemm_tuner.store.tables import Origin, problems, trials, verdicts
 
 _VERSIONS = Path(__file__).parent / "migrations" / "versions"
 
@@ -125,10 +125,13 @@ def _count_verdicts(connection: Connection, cpu_key: str) -> int:
 def _newest_at(connection: Connection) -> datetime | None:
     """Return when the last trial was made, None if there is none, or it does not tell."""
     document = connection.scalar(
-        select(trials.c.document).order_by(trials.c.sequence.desc()).limit(1)
+        select(trials.c.document)
+        .where(trials.c.origin == Origin.MEASURED.value)  # others have other clocks
+        .order_by(trials.c.sequence.desc())
+        .limit(1)
     )
     try:
         moment = datetime.fromisoformat(json.loads(document or "")["created_at"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return moment if moment.tzinfo else None

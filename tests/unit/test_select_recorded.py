@@ -44,7 +44,7 @@ def trial_of(number: int, **changes: object) -> Trial:
 
 
 def choose_of(*trials: Trial, most: int = MOST_WINNERS) -> RecordedWinners:
-    records = Records(found=tuple(Recorded(trial=one, source="a test") for one in trials))
+    records = Records(found=tuple(Recorded(trial=one, source=IN_STORE) for one in trials))
     return recorded_winners(records, SPACE, CONTEXT, most=most)
 
 
@@ -81,6 +81,39 @@ def test_what_was_confirmed_comes_before_what_was_in_a_final() -> None:
     assert choose_of(final, confirmed).candidates == (ONES[1], ONES[0])
 
 
+def test_no_source_takes_all_places_by_what_it_says_of_itself() -> None:
+    hostile = [trial_of(n, call_ns=100, generator="zzz", minute=59) for n in (0, 1, 2)]
+    own, shipped = trial_of(3, call_ns=900), trial_of(4, call_ns=950)
+    found = [Recorded(trial=one, source=IMPORTED) for one in hostile]
+    found += [Recorded(trial=own, source=IN_STORE), Recorded(trial=shipped, source=SHIPPED)]
+
+    chosen = recorded_winners(Records(found=tuple(found)), SPACE, CONTEXT).candidates
+
+    assert len(chosen) == MOST_WINNERS
+    assert {ONES[3], ONES[4]} < set(chosen)
+
+
+def test_a_failure_that_others_tell_of_vetoes_nothing() -> None:
+    won = trial_of(0)
+    fails = replace(won, outcome=Outcome.CRASHED, measurement=None)
+    found = (Recorded(trial=won, source=SHIPPED), Recorded(trial=fails, source=IMPORTED))
+
+    def chosen(*records: Recorded) -> tuple[Candidate, ...]:
+        return recorded_winners(Records(found=records), SPACE, CONTEXT).candidates
+
+    assert chosen(*found) == (ONES[0],)
+    assert chosen(*found, Recorded(trial=fails, source=IN_STORE)) == ()
+
+
+def test_what_the_model_expects_to_be_far_slower_is_left_out() -> None:
+    slow = next(one for one in SPACE.defaults() if one.micro_kernel.family == "scalar_f32")
+
+    found = choose_of(trial_of(0), trial_of(1, candidate=slow, call_ns=1))
+
+    assert found.candidates == (ONES[0],)
+    assert "times the time of another" in found.left_out[0]
+
+
 def test_of_one_kernel_its_last_confirmation_counts() -> None:
     was_fast = trial_of(0, call_ns=100, minute=0)
     is_slow = trial_of(0, call_ns=990, minute=5)
@@ -100,7 +133,7 @@ def test_of_one_kernel_its_last_confirmation_counts() -> None:
         {"stage": Stage.RACE},
         {"outcome": Outcome.WRONG, "measurement": None},
     ],
-    ids=str,
+    ids=["model", "vendor", "problem", "regime", "threads", "stage", "outcome"],
 )
 def test_what_says_nothing_of_this_question_is_not_taken(changes: dict[str, object]) -> None:
     found = choose_of(trial_of(0, **changes))
