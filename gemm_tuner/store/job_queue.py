@@ -96,12 +96,12 @@ class JobQueue(Workers):
         """End a job that a worker holds, and return it; None if it is not this worker's."""
         return self._let_go(job_id, worker, _ended(state, detail), now)
 
-    def release(self, job_id: str, worker: str, now: datetime) -> Job | None:
-        """Let a job wait again whose worker was stopped, as if that had not begun it.
+    def release(self, job_id: str, worker: str, now: datetime, *, why: str = "") -> Job | None:
+        """Let a job wait again whose worker was stopped or cut off, as if that had not begun it.
 
         Return the job, None if it is not this worker's. One whose cancellation was asked is over.
         """
-        waiting = {**_again_or_over(""), "attempts": jobs.c.attempts - 1}
+        waiting = {**_again_or_over(why), "attempts": jobs.c.attempts - 1}
         return self._let_go(job_id, worker, waiting, now)
 
     def put_back(self, job_id: str, worker: str, why: str, now: datetime) -> Job | None:

@@ -87,6 +87,12 @@ def _insert(connection: Connection, table: Table) -> Any:  # noqa: ANN401 - each
     return import_module(f"sqlalchemy.dialects.{connection.dialect.name}").insert(table)
 
 
+def may_pass(error: StoreFailed) -> bool:
+    """Return whether what failed may be done later: a disk or a server refused it, not a row."""
+    refused = isinstance(error.__cause__, OSError | SQLAlchemyError)
+    return refused and not isinstance(error, RowsDamaged)
+
+
 @contextmanager
 def translated_errors() -> Iterator[None]:
     """Turn what a driver raises into `StoreFailed`, or `InvalidSetting` for what is no text.

@@ -22,10 +22,14 @@ _CONFIRMING_S = 10.0  # of a job that is cancelled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a job ends: its state, and what came out; WAITING where another try is worth it."""
+    """How a job ends: its state, and what came out; WAITING where another try is worth it.
+
+    A try that the store cut off `counts` for nothing.
+    """
 
     state: JobState
     detail: str
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

