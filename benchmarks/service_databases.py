@@ -24,6 +24,7 @@ from gemm_tuner.store.deriving import statement
 from gemm_tuner.store.exchange import shipped_records
 from gemm_tuner.store.integrity import content_of
 from gemm_tuner.store.problems import problem_id
+from gemm_tuner.store.ready import sealed_answer
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.tables import problems, trials, verdict_state, verdicts
 from gemm_tuner.store.verdict_document import dump_verdict
@@ -182,6 +183,7 @@ def problem_row(problem: Problem) -> dict[str, Any]:
 
 def verdict_row(keys: MeasuringKeys, verdict: Verdict, cpu: Cpu) -> tuple[dict[str, Any], Problem]:
     """Return a row as the store writes it, attested by the user's measuring key."""
+    here = replace(verdict, cpu_key=cpu.exact_key)
     problem, document = verdict.problem, dump_verdict(verdict)
     key = problem_id(problem)
     signed = keys.attest(Statement.VERDICT, statement("", key, cpu.exact_key, CONTEXT, document))
@@ -203,5 +205,8 @@ def verdict_row(keys: MeasuringKeys, verdict: Verdict, cpu: Cpu) -> tuple[dict[s
         "document": document,
         "attested_by": signed.public_key,
         "attestation": content_of(signed),
+        "answer": sealed_answer(
+            keys, here, rests_on=(), held={verdict.artifact.sha256: signed.public_key}
+        ),
     }
     return row, problem

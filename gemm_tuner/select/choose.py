@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, replace
 
+from gemm_tuner.answer.telling import sentences
 from gemm_tuner.derive import no_verdict
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.reason import instead_text, speed_text, why_not_served
-from gemm_tuner.domain.verdict import Basis, Verdict
+from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.select.bucket import bucket
 from gemm_tuner.select.lookup import Question, Source
 from gemm_tuner.select.measured import exact, sibling
@@ -76,12 +76,7 @@ def match(question: Question) -> Match:
                 verdict = attested(question.repository, verdict)
             return Match(
                 verdict=verdict,
-                explain=(
-                    *explain[:-1],
-                    f"{lookup.reason}{_tell_key(verdict)}",
-                    _say(verdict),
-                    *_tell_baseline(verdict),
-                ),
+                explain=(*explain[:-1], *sentences(verdict, lookup.reason)),
                 serial=known.serial,
                 is_lasting=is_lasting,
                 source=lookup.source,
@@ -134,38 +129,3 @@ def _unbelieved(repository: Repository, problem: Problem) -> list[str]:
         for digest, reason in sorted(refused.items())
     )
     return told
-
-
-def _tell_key(verdict: Verdict) -> str:
-    """Return a sentence on who attests the kernel, if one is named."""
-    key = verdict.attested_by
-    return "" if key is None else f" It is attested with the measuring key {key}."
-
-
-def _tell_baseline(verdict: Verdict) -> tuple[str, ...]:
-    """Return by what the baseline computed, and what it was chosen from, where that is known."""
-    measured = verdict.measurement
-    if measured is None or not measured.implementation:
-        return ()
-    told = f"the baseline: {measured.baseline}, by {measured.implementation}"
-    others = [
-        f"{one.baseline} ({one.call_ns / 1e3:.3g} µs)" if one.baseline else f"not {one.package}"
-        for one in measured.raced
-    ]
-    return (f"{told}; raced: {', '.join(others)}." if others else f"{told}.",)
-
-
-def _say(verdict: Verdict) -> str:
-    comparison = verdict.comparison
-    if verdict.basis is Basis.PREDICTED:
-        return f"{verdict.decision.value}: expected to be fast, not measured."
-    if verdict.basis is Basis.SAME_MODEL:
-        return f"{verdict.decision.value}: its speed over the baseline is not known here."
-    if comparison is None:
-        return f"{verdict.decision.value}: not measured for m = {verdict.problem.m.text}."
-    unserved = f"; no kernel is named, because {why_not_served(comparison)}"
-    return (
-        f"{verdict.decision.value}: {speed_text(comparison.ratio)}{instead_text(comparison)}"
-        f"{'' if verdict.artifact else unserved}"
-        f"{'' if verdict.complete else '; the sweep did not come to its end'}."
-    )

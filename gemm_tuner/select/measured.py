@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from gemm_tuner.answer.telling import measured_here
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.record import Stage
 from gemm_tuner.domain.verdict import Basis
@@ -14,7 +15,7 @@ def exact(question: Question) -> Lookup:
     source = Source(problem=question.problem, cpu_key=key)
     verdict, from_trials = stored(question, source, here, Basis.MEASURED) if here else (None, False)
     if verdict:
-        reason = f"exact: measured on {key}."
+        reason = measured_here(key)
         return Lookup(verdict=verdict, reason=reason, source=source, from_trials=from_trials)
     told = _what_there_is(question) if here else ""
     return Lookup(

@@ -20,6 +20,7 @@ from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.store.integrity import attestation_of, content_of
 from gemm_tuner.store.problems import problem_id, read_problem
 from gemm_tuner.store.reading import read_trial, select_trials, who_attests, why_not_believed
+from gemm_tuner.store.ready import sealed_answer
 from gemm_tuner.store.statements import upsert
 from gemm_tuner.store.tables import (
     Origin,
@@ -244,6 +245,7 @@ class Deriving:
         columns: dict[str, str | bytes | None] = {
             "artifact": own.artifact.sha256 if own and own.artifact else None,
             **self._attested("", problem, place, text_of(own)),
+            "answer": self._answer(own, evidence.keys),
             "class_artifact": None,
             **self._attested(CLASS, problem, place, None),
             "lacking": " ".join(sorted(lacking)) or None,
@@ -283,21 +285,29 @@ class Deriving:
             held=held,
             exhausted=exhausted,
         )
-        return verdict, digests - held
+        return verdict, digests - held.keys()
 
-    def _held(self, digests: Collection[str]) -> frozenset[str]:
-        """Return those of `digests` whose binaries may be served."""
+    def _answer(self, verdict: Verdict | None, rests_on: Collection[str]) -> bytes | None:
+        """Return the answer that a verdict gives, ready to be signed, if it can be."""
+        if verdict is None:
+            return None
+        held = self._held({verdict.artifact.sha256}) if verdict.artifact else {}
+        return sealed_answer(self._keys, verdict, rests_on=rests_on, held=held)
+
+    def _held(self, digests: Collection[str]) -> dict[str, str]:
+        """Return those of `digests` whose binaries may be served, each with who attests it."""
         if not digests:
-            return frozenset()
+            return {}
         row = artifacts.c
         query = select(row.sha256, row.document, row.attested_by, row.attestation)
-        return frozenset(
-            digest
-            for digest, document, key, signature in self._connection.execute(
-                query.where(row.sha256.in_(digests))
-            )
-            if who_attests(self._keys, digest, document, attestation_of(key, signature))[0]
-        )
+        found: dict[str, str] = {}
+        for digest, document, by, signature in self._connection.execute(
+            query.where(row.sha256.in_(digests))
+        ):
+            key, _why = who_attests(self._keys, digest, document, attestation_of(by, signature))
+            if key:
+                found[digest] = key
+        return found
 
     def _attested(
         self, kind: str, problem: Problem, place: _Place, document: str | None

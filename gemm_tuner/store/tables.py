@@ -273,6 +273,7 @@ verdicts = Table(
     Column("document", Text),
     Column("attested_by", _SHA256),
     Column("attestation", LargeBinary),
+    Column("answer", LargeBinary),  # that of the document, ready to be signed
     Column("class_artifact", _SHA256),
     Column("class_document", Text),
     Column("class_attested_by", _SHA256),

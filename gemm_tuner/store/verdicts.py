@@ -1,27 +1,14 @@
 """Finding stored verdicts: one query for all that may answer a question."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
-    Dialect,
-    Integer,
     Row,
-    ScalarSelect,
-    String,
-    and_,
-    bindparam,
-    column,
     func,
-    literal_column,
-    or_,
     select,
-    values,
 )
-from sqlalchemy.types import TypeEngine
 
 from gemm_tuner.derive import SweepKey
 from gemm_tuner.domain.context import ExecutionContext
@@ -29,27 +16,22 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.errors import InvalidProblem
+from gemm_tuner.store.asking import MAX_TOGETHER, Asking, Found, ReadyAnswer, add_rows
 from gemm_tuner.store.deriving import (
     CLASS,
     NO_VERDICT,
     Deriving,
     exhausted_sweeps,
-    layer_id,
     statement,
 )
 from gemm_tuner.store.integrity import attestation_of
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.reading import usable_keys, who_attests
-from gemm_tuner.store.statements import RowsDamaged, Statements, translated_errors
-from gemm_tuner.store.tables import artifacts, revocations, verdict_state, verdicts
+from gemm_tuner.store.statements import Statements, translated_errors
+from gemm_tuner.store.tables import verdict_state, verdicts
 from gemm_tuner.store.verdict_document import load_verdict
 from gemm_tuner.trust.attestation import Attestation, Statement
 from gemm_tuner.trust.key_id import key_id_of
-
-MAX_TOGETHER = 16  # of many more, PostgreSQL reads the whole table where it has no statistics
-
-# What is asked: for whom, and where.
-Asking = tuple[Problem, Cpu, ExecutionContext]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,34 +120,49 @@ class Verdicts(Statements):
 
     def known(self, problem: Problem, *, cpu: Cpu, context: ExecutionContext) -> Known:
         """Return all that is stored for a question."""
-        [known] = self.known_each([(problem, cpu, context)])
-        if isinstance(known, RowsDamaged):
-            raise known
-        return known
+        found = Found.nothing(problem, cpu, context)
+        self._find([found])
+        return self.known_of(found)
 
-    def known_each(self, questions: Sequence[Asking]) -> Iterator[Known | RowsDamaged]:
-        """Yield all that is stored for each of some questions: `MAX_TOGETHER` in one query.
+    def known_of(self, found: Found) -> Known:
+        """Return all that is stored for a question, whose rows are found.
 
-        Where a row of one is damaged, that is what is yielded for it. Text that is none cannot
-        even be read, and spoils all of its query.
+        Raises:
+            RowsDamaged: a row holds what nothing of this package stores.
         """
-        for begin in range(0, len(questions), MAX_TOGETHER):
-            together = questions[begin : begin + MAX_TOGETHER]
-            rows_of: list[list[Row[Any]]] = [[] for _question in together]
+        with translated_errors():
+            return _sort(found)
+
+    def ready_each(self, questions: Iterable[Asking]) -> list[ReadyAnswer | Found]:
+        """Return the answer to each question that is ready, and the rows of each other question.
+
+        There is one query for `MAX_TOGETHER` questions, and another one for those whose answer was
+        changed.
+
+        Raises:
+            RowsDamaged: a row holds text that is none; it spoils the query.
+            StoreFailed: the own key cannot be read.
+        """
+        found = [Found.nothing(*question) for question in questions]
+        with usable_keys():
+            self._find(found, self._keys.sealing_key() or "")
+            contents = self._keys.unsealed((one.about, one.sealed) for one in found)
+        changed = [
+            one
+            for one, content in zip(found, contents, strict=True)
+            if one.sealed is not None and content is None
+        ]
+        self._find(changed)
+        return [
+            one if content is None else ReadyAnswer(content, one.serial)
+            for one, content in zip(found, contents, strict=True)
+        ]
+
+    def _find(self, asked: Sequence[Found], sealing_key: str = "") -> None:
+        """Add what answers questions to them, as `add_rows` does."""
+        for begin in range(0, len(asked), MAX_TOGETHER):
             with self._asking_once() as connection:
-                dialect = cast("Callable[[], Dialect]", type(connection.dialect))
-                text, names = _query(dialect, len(together))
-                asked = _asked(together)
-                named = asked if names is None else tuple(asked[name] for name in names)
-                for row in connection.exec_driver_sql(text, named).all():
-                    rows_of[row[0]].append(row)
-            for (problem, cpu, context), rows in zip(together, rows_of, strict=True):
-                try:
-                    with translated_errors():
-                        known: Known | RowsDamaged = _sort(rows, problem, cpu, context)
-                except RowsDamaged as error:
-                    known = error
-                yield known
+                add_rows(connection, asked[begin : begin + MAX_TOGETHER], sealing_key)
 
     def verdict_of(
         self,
@@ -243,112 +240,17 @@ class Verdicts(Statements):
             return connection.scalar(query) or 0
 
 
-def _is_lifted(artifact: ColumnElement[str]) -> ScalarSelect[bool]:
-    """Return whether the last revocation of an artifact is lifted, NULL if there is none."""
-    return (
-        select(revocations.c.is_lifted)
-        .where(revocations.c.subject == artifact)
-        .order_by(revocations.c.number.desc())
-        .limit(literal_column("1"))  # no parameters: those of the query are its questions
-        .offset(literal_column("0"))
-        .scalar_subquery()
-    )
-
-
-_ASKED: dict[str, TypeEngine[Any]] = {
-    "problem": String(),
-    "layer": String(),
-    "model": String(),
-    "cpu": String(),
-    "threads": Integer(),
-    "regime": String(),
-    "low": Integer(),
-    "high": Integer(),
-}
-
-
-def _asked(questions: Sequence[Asking]) -> dict[str, str | int]:
-    """Return the parameters of `_query`."""
-    asked: dict[str, str | int] = {}
-    for number, (problem, cpu, context) in enumerate(questions):
-        asked |= {
-            f"problem{number}": problem_id(problem),
-            f"layer{number}": layer_id(problem),
-            f"model{number}": cpu.model_key,
-            f"cpu{number}": cpu.exact_key,
-            f"threads{number}": context.threads,
-            f"regime{number}": context.regime.value,
-            f"low{number}": problem.m.low,
-            f"high{number}": problem.m.high,
-        }
-    return asked
-
-
-@lru_cache
-def _query(dialect: Callable[[], Dialect], count: int) -> tuple[str, tuple[str, ...] | None]:
-    """Return the query for that many questions, which gives the rows of each with its number.
-
-    It is text in the form of the driver, as what SQLAlchemy does around such a query takes longer
-    than the query. Its parameters are named, or come in the order of the names.
-    """
-    compiled = _statement(count).compile(dialect=dialect())
-    names = compiled.positiontup
-    return str(compiled), None if names is None else tuple(names)
-
-
-def _statement(count: int) -> Any:  # noqa: ANN401 - its type says nothing more
-    columns = [column(name, kind) for name, kind in _ASKED.items()]
-    questions = [
-        (
-            literal_column(str(number), Integer()),
-            *(bindparam(f"{name}{number}", type_=kind) for name, kind in _ASKED.items()),
-        )
-        for number in range(count)
-    ]
-    asked_each = (
-        values(column("number", Integer()), *columns, name="asked").data(questions).cte("asked")
-    )
-    asked = asked_each.c
-    row = verdicts.c
-    same_context = and_(row.threads == asked.threads, row.regime == asked.regime)
-    same_problem = and_(row.problem_id == asked.problem, same_context, row.model_key == asked.model)
-    range_around = and_(
-        row.range_of == asked.layer,
-        row.cpu_key == asked.cpu,
-        same_context,
-        row.m_low <= asked.low,
-        row.m_high >= asked.high,
-    )
-    hint = row.hint_of == asked.problem
-    own, of_class = artifacts.alias("own"), artifacts.alias("of_class")
-    return select(
-        asked.number,
-        verdicts,
-        own.c.document.label("own_document"),
-        own.c.attested_by.label("own_attested_by"),
-        own.c.attestation.label("own_attestation"),
-        _is_lifted(row.artifact).label("own_is_lifted"),
-        _is_lifted(row.class_artifact).label("of_class_is_lifted"),
-        of_class.c.document.label("of_class_document"),
-        of_class.c.attested_by.label("of_class_attested_by"),
-        of_class.c.attestation.label("of_class_attestation"),
-    ).select_from(
-        asked_each.join(verdicts, or_(same_problem, range_around, hint))
-        .outerjoin(own, own.c.sha256 == row.artifact)
-        .outerjoin(of_class, of_class.c.sha256 == row.class_artifact)
-    )
-
-
-def _sort(rows: Sequence[Row[Any]], problem: Problem, cpu: Cpu, context: ExecutionContext) -> Known:
+def _sort(found: Found) -> Known:
     """Return what rows say, each taken for what its attested columns say that it is."""
-    key, threads, regime = problem_id(problem), context.threads, context.regime
-    own_key, of_class, of_model = cpu.exact_key, f"{cpu.class_key}-", f"{cpu.model_key}-"
+    problem, cpu, context = found.problem, found.cpu, found.context
+    key, threads, regime = found.problem_key, context.threads, context.regime
+    own_key, of_class, of_model = found.cpu_key, f"{cpu.class_key}-", f"{cpu.model_key}-"
     here: KnownVerdict | None = None
     siblings: list[KnownVerdict] = []
     ranges: list[KnownVerdict] = []
     has_trials = has_same_model = has_predictions = False
     imported = serial = 0
-    for row in rows:
+    for row in found.rows:
         serial = max(serial, row.serial)
         is_problem, cpu_key = row.problem_id == key, row.cpu_key
         if is_problem:

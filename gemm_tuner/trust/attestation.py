@@ -8,7 +8,7 @@ import fcntl
 import hmac
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -83,6 +83,25 @@ class MeasuringKeys:
             StoreFailed: the measuring key cannot be read or made.
             InvalidSetting: its file holds no private key, or others can read it.
         """
+        own, message = self._pair(), _message(statement, document)
+        return Attestation(
+            public_key=own.public_key.hex(),
+            signature=own.private_key.sign(message),
+            # Of what is looked up for each question, and read by who wrote it as a rule.
+            mac=_mac(own.mac_key, message) if statement is Statement.VERDICT else b"",
+        )
+
+    def own_made(self) -> str:
+        """Return the public key of this user in hex, made if there is none.
+
+        Raises:
+            StoreFailed: the measuring key cannot be read or made.
+            InvalidSetting: its file holds no private key, or others can read it.
+        """
+        return self._pair().public_key.hex()
+
+    def _pair(self) -> "KeyPair":
+        """Return the key pair of this user, made if there is none."""
         from gemm_tuner.trust.keys import KeyPair  # noqa: PLC0415 - as in _is_valid
 
         if self._own is None:
@@ -91,13 +110,42 @@ class MeasuringKeys:
                 name="measuring key",
                 remedy="make the folder writable, or name another by XDG_DATA_HOME.",
             )
-        message = _message(statement, document)
-        return Attestation(
-            public_key=self._own.public_key.hex(),
-            signature=self._own.private_key.sign(message),
-            # Of what is looked up for each question, and read by who wrote it as a rule.
-            mac=_mac(self._own.mac_key, message) if statement is Statement.VERDICT else b"",
-        )
+        return self._own
+
+    def seal(self, about: str, content: bytes) -> bytes:
+        """Return `content` behind a code that only this user can make, of it and of a line of text.
+
+        Raises:
+            StoreFailed: the measuring key cannot be read or made.
+            InvalidSetting: its file holds no private key, or others can read it.
+        """
+        return _mac(self._pair().mac_key, _sealed_message(about, content)) + content
+
+    def sealing_key(self) -> str | None:
+        """Return the public key, in hex, of the user whose seals can be checked; None before any.
+
+        Raises:
+            InvalidSetting: a file of keys can be changed by others, or is damaged.
+            StoreFailed: it cannot be read.
+        """
+        self.believed()
+        return next(iter(self._mac_keys), None)
+
+    def unsealed(self, sealed: Iterable[tuple[str, bytes | None]]) -> list[bytes | None]:
+        """Return each content that this user sealed, after the line of text that it is about.
+
+        It is None where there is nothing, another sealed it, or it was changed.
+
+        Raises:
+            InvalidSetting: a file of keys can be changed by others, or is damaged.
+            StoreFailed: it cannot be read.
+        """
+        own = self.sealing_key()
+        key = None if own is None else self._mac_keys[own]
+        return [
+            None if key is None or content is None else _unsealed(key, about, content)
+            for about, content in sealed
+        ]
 
     def why_not_believed(
         self, statement: Statement, document: str, attestation: Attestation | None
@@ -248,6 +296,16 @@ def _message(statement: Statement, document: str) -> bytes:
     # The sha256 stands for the document; the prefix keeps a signature from meaning anything else.
     digest = sha256(document.encode()).hexdigest()
     return f"gemm-tuner {statement.value} 1\n{digest}".encode()
+
+
+def _sealed_message(about: str, content: bytes) -> bytes:
+    return b"gemm-tuner sealed 1\n%b\n%b" % (about.encode(), content)
+
+
+def _unsealed(key: bytes, about: str, sealed: bytes) -> bytes | None:
+    code, content = sealed[:MAC_BYTES], sealed[MAC_BYTES:]
+    is_it = hmac.compare_digest(code, _mac(key, _sealed_message(about, content)))
+    return content if is_it else None
 
 
 def _mac(key: bytes, message: bytes) -> bytes:

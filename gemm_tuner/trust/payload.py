@@ -1,13 +1,12 @@
 """The signed payload: the verdict in bytes, its time of issue and its expiry."""
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic_core import to_json
 
 from gemm_tuner.domain.artifact import Artifact
-from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.comparison import Comparison, Instead
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import IsaFeature
@@ -114,8 +113,9 @@ class VerdictPayload(PayloadModel):
         cls, verdict: Verdict, *, issued_at: datetime, expires_at: datetime, serial: int
     ) -> Self:
         """Return the payload of `verdict`."""
-        facts = payload_facts(verdict, issued_at=issued_at, expires_at=expires_at, serial=serial)
-        return cls.model_validate_json(payload_bytes(facts))
+        dates = date_members(issued_at=issued_at, expires_at=expires_at)
+        facts = {**payload_facts(verdict), **dates, "serial": serial}
+        return cls.model_validate_json(to_json(facts))
 
     @property
     def comparison(self) -> Comparison | None:
@@ -134,12 +134,10 @@ class VerdictPayload(PayloadModel):
         return (self.issued_at, self.serial)
 
 
-def payload_facts(
-    verdict: Verdict, *, issued_at: datetime, expires_at: datetime, serial: int
-) -> dict[str, Any]:
+def payload_facts(verdict: Verdict) -> dict[str, Any]:
     """Return the members of the `VerdictPayload` of a verdict, as JSON has them.
 
-    No model is made of them: that took as long as to sign.
+    Its dates and its serial are left out. No model is made of them: that took as long as to sign.
     """
     comparison = verdict.comparison
     return {
@@ -155,15 +153,12 @@ def payload_facts(
         "compared_with": _library_facts(comparison.baseline) if comparison else None,
         "instead": _instead_facts(comparison.instead) if comparison else None,
         "artifact": _artifact_facts(verdict.artifact) if verdict.artifact else None,
-        "issued_at": _time_text(issued_at),
-        "expires_at": _time_text(expires_at),
-        "serial": serial,
     }
 
 
-def payload_bytes(facts: Mapping[str, Any]) -> bytes:
-    """Return the canonical JSON of a payload, which is signed; the same facts give the same."""
-    return canonical_json(facts).encode()
+def date_members(*, issued_at: datetime, expires_at: datetime) -> dict[str, str]:
+    """Return the members of a `VerdictPayload` that say from when to when it holds."""
+    return {"issued_at": _time_text(issued_at), "expires_at": _time_text(expires_at)}
 
 
 def _artifact_facts(artifact: Artifact) -> dict[str, Any]:

@@ -58,6 +58,16 @@ def sign_as(
     )
 
 
+def envelope_json(purpose: bytes, payload: bytes, key_pair: KeyPair, key_id: str) -> bytes:
+    """Return the JSON of an envelope as of `sign_as`, without making a model of it."""
+    signature = key_pair.private_key.sign(purpose + payload)
+    return b'{"payload":"%b","signature":"%b","key_id":"%b"}' % (
+        b64encode(payload),
+        b64encode(signature),
+        key_id.encode(),
+    )
+
+
 def open_verdict(
     envelope: SignedVerdict, pinned_keys: Mapping[str, bytes], now: datetime
 ) -> VerdictPayload:

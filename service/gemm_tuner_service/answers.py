@@ -1,7 +1,7 @@
 """Questions, and signed answers in memory: what was answered today is not signed again."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from hashlib import sha256
@@ -16,7 +16,7 @@ MAX_ANSWERS = 8192
 MAX_ANSWER_BYTES = 2**15
 
 # A problem, the CPU that asks with its features, threads and regime.
-Question = tuple[str, str, frozenset[str], int, str]
+Key = tuple[str, str, frozenset[str], int, str]
 
 AnyQuestion = TypeVar("AnyQuestion", bound=Hashable)
 
@@ -28,13 +28,22 @@ class Asked:
     problem: Problem
     cpu: Cpu
     context: ExecutionContext
-    key: Question
+    key: Key
 
     @classmethod
     def of(cls, problem: Problem, cpu: Cpu, context: ExecutionContext) -> Self:
         """Return the question with its key."""
-        key = (problem.text, cpu.exact_key, cpu.isa, context.threads, context.regime.value)
-        return cls(problem=problem, cpu=cpu, context=context, key=key)
+        [asked] = cls.each([problem], cpu, context)
+        return asked
+
+    @classmethod
+    def each(
+        cls, problems: Iterable[Problem], cpu: Cpu, context: ExecutionContext
+    ) -> Iterator[Self]:
+        """Yield questions that differ in the problem alone."""
+        where = (cpu.exact_key, cpu.isa, context.threads, context.regime.value)
+        for problem in problems:
+            yield cls(problem=problem, cpu=cpu, context=context, key=(problem.text, *where))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

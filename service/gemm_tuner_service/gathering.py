@@ -13,7 +13,7 @@ from anyio import to_thread
 
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.select.lookup import TrialsNeeded
-from gemm_tuner.store.verdicts import MAX_TOGETHER
+from gemm_tuner.store.asking import MAX_TOGETHER
 from gemm_tuner_service.answers import Answer, Asked
 from gemm_tuner_service.resolver import Answered
 

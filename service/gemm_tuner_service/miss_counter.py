@@ -7,7 +7,7 @@ from threading import Event, Lock, Thread
 
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.store.misses import Miss
-from gemm_tuner_service.answers import Asked, Question
+from gemm_tuner_service.answers import Asked, Key
 
 WRITE_EVERY_S = 5.0
 MAX_COUNTED = 4096  # questions between two writings; others are not counted
@@ -24,7 +24,7 @@ class MissCounter:
     def __init__(self, write: Callable[[Mapping[Miss, int], datetime], None]) -> None:
         self._write = write
         self._lock = Lock()
-        self._counts: dict[Question, tuple[Asked, int]] = {}
+        self._counts: dict[Key, tuple[Asked, int]] = {}
         self._is_closing = Event()
         self._is_failing = False
         self._thread = Thread(target=self._run, name="gemm-tuner-misses", daemon=True)

@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 
+from pydantic_core import to_json
+
+from gemm_tuner.answer.document import Signing, Unsigned
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
@@ -11,16 +14,13 @@ from gemm_tuner.domain.tunable import is_tunable
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import InvalidInput
 from gemm_tuner.select.choose import match
-from gemm_tuner.select.lookup import Question as KnownQuestion
+from gemm_tuner.select.lookup import Question
 from gemm_tuner.select.shared_weights import share
+from gemm_tuner.store.asking import MAX_TOGETHER, Found, ReadyAnswer
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.statements import RowsDamaged
-from gemm_tuner.store.verdicts import MAX_TOGETHER, Known
 from gemm_tuner.trust.keys import KeyPair
-from gemm_tuner.trust.payload import payload_bytes, payload_facts
-from gemm_tuner.trust.signature import sign_verdict
-from gemm_tuner_service.answers import Answer, Answers, Asked, Question
-from gemm_tuner_service.documents import batch_item, resolution_document
+from gemm_tuner_service.answers import Answer, Answers, Asked, Key
 from gemm_tuner_service.problems import describe
 from gemm_tuner_service.schemas import BatchItem
 
@@ -76,11 +76,11 @@ class Resolver:
         Raises:
             StoreFailed: the database does not answer.
         """
-        wrong: dict[Question, Exception] = {}
+        wrong: dict[Key, Exception] = {}
         by_key = {one.key: one for one in asked}
 
-        def make(missing: Sequence[Question]) -> dict[Question, Answer]:
-            made: dict[Question, Answer] = {}
+        def make(missing: Sequence[Key]) -> dict[Key, Answer]:
+            made: dict[Key, Answer] = {}
             for begin in range(0, len(missing), MAX_TOGETHER):
                 keys = missing[begin : begin + MAX_TOGETHER]
                 each = [by_key[key] for key in keys]
@@ -101,11 +101,11 @@ class Resolver:
         self, texts: Sequence[str], *, cpu: Cpu, context: ExecutionContext, now: datetime
     ) -> Iterator[bytes]:
         """Yield a `BatchItem` in JSON for each problem: its answer, or what is wrong with it."""
-        parsed = [_parsed(text, cpu, context) for text in texts]
-        asked = [one for one in parsed if isinstance(one, Asked)]
-        answered = iter(self.answer_each(asked, now))
+        parsed = [_parsed(text) for text in texts]
+        problems = [one for one in parsed if isinstance(one, Problem)]
+        answered = iter(self.answer_each(list(Asked.each(problems, cpu, context)), now))
         for text, one in zip(texts, parsed, strict=True):
-            result = next(answered) if isinstance(one, Asked) else one
+            result = next(answered) if isinstance(one, Problem) else one
             if isinstance(result, InvalidInput):
                 yield BatchItem(problem=text, error=describe(result)).model_dump_json().encode()
             elif isinstance(result, Exception):
@@ -127,13 +127,14 @@ class Resolver:
         Raises:
             InvalidInput: one is not understood, they differ in more than m, or are too many.
         """
-        problems = [Problem.parse(text) for text in texts]
+        problems, signing = [Problem.parse(text) for text in texts], self._signing(now)
         sharing = share(self.repository, problems, cpu=cpu, context=context, max_loss=max_loss)
         for text, one in zip(texts, sharing.kernels, strict=True):
             verdict = one.chosen.verdict
             if not _is_measured(verdict):
                 self.count_miss(Asked.of(verdict.problem, cpu, context))
-            yield batch_item(text, self._document(verdict, one.explain, now, sharing.serial))
+            content = signing.document(Unsigned.of(verdict, one.explain), sharing.serial)
+            yield batch_item(text, content)
 
     def _count(self, asked: Asked, answer: Answer | None) -> None:
         """Count a question for which nothing was measured."""
@@ -145,9 +146,7 @@ class Resolver:
     ) -> list[Answered]:
         """Return the answers to some questions, for all of which the store is asked once."""
         try:
-            known = list(
-                self.repository.known_each([(one.problem, one.cpu, one.context) for one in each])
-            )
+            ready = self.repository.ready_each((one.problem, one.cpu, one.context) for one in each)
         except RowsDamaged as error:
             if len(each) == 1:
                 return [error]
@@ -157,50 +156,54 @@ class Resolver:
                 for one in each
                 for answered in self._each_anew([one], now, may_read_trials=may_read_trials)
             ]
+        signing = self._signing(now)
         return [
-            self._anew(one, found, now, may_read_trials=may_read_trials)
-            for one, found in zip(each, known, strict=True)
+            self._matched(one, signing, may_read_trials=may_read_trials)
+            if isinstance(one, Found)
+            else _of_ready(one, signing)
+            for one in ready
         ]
 
-    def _anew(
-        self, asked: Asked, known: Known | RowsDamaged, now: datetime, *, may_read_trials: bool
-    ) -> Answered:
-        if isinstance(known, RowsDamaged):
-            return known
-        question = KnownQuestion(
-            store=self.repository,
-            problem=asked.problem,
-            cpu=asked.cpu,
-            context=asked.context,
-            known=known,
-            may_read_trials=may_read_trials,
-        )
+    def _matched(self, found: Found, signing: Signing, *, may_read_trials: bool) -> Answered:
         try:
-            found = match(question)
-            content = self._document(found.verdict, found.explain, now, found.serial)
+            known = self.repository.known_of(found)
+            question = Question(
+                store=self.repository,
+                problem=found.problem,
+                cpu=found.cpu,
+                context=found.context,
+                known=known,
+                may_read_trials=may_read_trials,
+            )
+            best = match(question)
+            content = signing.document(Unsigned.of(best.verdict, best.explain), best.serial)
         except Exception as error:  # noqa: BLE001 - it is the answer to this question alone
             return error
         return Answer.of(
-            content, is_lasting=found.is_lasting, is_measured=_is_measured(found.verdict)
+            content, is_lasting=best.is_lasting, is_measured=_is_measured(best.verdict)
         )
 
-    def _document(
-        self, verdict: Verdict, explain: Sequence[str], now: datetime, serial: int
-    ) -> bytes:
-        """Return the `Resolution` of a verdict in JSON, signed."""
+    def _signing(self, now: datetime) -> Signing:
+        """Return what signs answers of the day that it is."""
         issued_at = datetime.combine(now.astimezone(UTC), time.min, tzinfo=UTC)
-        payload = payload_facts(
-            verdict, issued_at=issued_at, expires_at=issued_at + self.lifetime, serial=serial
-        )
-        signed = sign_verdict(payload_bytes(payload), self.key_pair)
-        return resolution_document(signed, payload, verdict, explain)
+        return Signing(self.key_pair, issued_at=issued_at, expires_at=issued_at + self.lifetime)
 
 
-def _parsed(text: str, cpu: Cpu, context: ExecutionContext) -> Asked | InvalidInput:
+def _parsed(text: str) -> Problem | InvalidInput:
     try:
-        return Asked.of(Problem.parse(text), cpu, context)
+        return Problem.parse(text)
     except InvalidInput as error:
         return error
+
+
+def batch_item(text: str, resolution: bytes) -> bytes:
+    """Return the `BatchItem` of a problem that has a resolution."""
+    return b'{"problem":%b,"resolution":%b,"error":null}' % (to_json(text), resolution)
+
+
+def _of_ready(ready: ReadyAnswer, signing: Signing) -> Answer:
+    content = signing.document(Unsigned.unpacked(ready.content), ready.serial)
+    return Answer.of(content, is_lasting=True)
 
 
 def _only(answered: Sequence[Answered]) -> Answer:

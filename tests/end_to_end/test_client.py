@@ -45,7 +45,7 @@ from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.keys import KeyPair
-from gemm_tuner.trust.payload import payload_bytes, payload_facts
+from gemm_tuner.trust.payload import VerdictPayload
 from gemm_tuner.trust.signature import sign_verdict
 
 SEED = 7
@@ -463,8 +463,9 @@ def _verdict(build: Build) -> Verdict:
 
 def _sign_anew(site: Site, verdict: Verdict) -> Edit:
     now = datetime.now(UTC)
-    facts = payload_facts(verdict, issued_at=now, expires_at=now + timedelta(days=1), serial=1)
-    signed = sign_verdict(payload_bytes(facts), site.key_pair).model_dump()
+    tomorrow = now + timedelta(days=1)
+    payload = VerdictPayload.of(verdict, issued_at=now, expires_at=tomorrow, serial=1)
+    signed = sign_verdict(payload.model_dump_json().encode(), site.key_pair).model_dump()
     return _edit_answer(lambda document: document.update(signed=signed))
 
 

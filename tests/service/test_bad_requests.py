@@ -1,5 +1,6 @@
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -255,7 +256,7 @@ def test_no_cpu_at_all_is_told(settings: Settings) -> None:
 
 def test_a_damaged_store_is_an_answer(own_client: httpx.Client, engine: Engine) -> None:
     with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE verdicts SET document = '{}'")
+        connection.exec_driver_sql("UPDATE verdicts SET document = '{}', answer = NULL")
         connection.exec_driver_sql("UPDATE trials SET document = '{}'")
 
     answer = own_client.post("/v1/resolve", json={"problem": PROBLEM.text})
@@ -271,7 +272,7 @@ def test_an_unexpected_error_tells_nothing_but_where_to_look(
 
     monkeypatch.setattr("gemm_tuner_service.resolver.match", fail)
     with served(settings) as client:
-        answer = client.post("/v1/resolve", json={"problem": PROBLEM.text})
+        answer = client.post("/v1/resolve", json={"problem": replace(PROBLEM, n=8).text})
 
     check_problem_document(answer, 500, "internal-error")
     assert "secret" not in answer.text

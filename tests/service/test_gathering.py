@@ -283,6 +283,7 @@ def test_a_damaged_row_spoils_the_answer_of_its_problem_alone(
     if engine.dialect.name != "sqlite":
         pytest.skip("no column of PostgreSQL holds another type than its own")
     with engine.begin() as connection:
+        connection.execute(text("update verdicts set answer = null"))
         connection.execute(text(change))
     asked = [asked_of(8), Asked.of(PROBLEM, CPU, CONTEXT), asked_of(24)]
 
@@ -304,7 +305,7 @@ def test_a_database_that_fails_is_asked_once_for_a_batch(
         asks += 1
         raise StoreFailed("the database does not answer")
 
-    monkeypatch.setattr(type(repository), "known_each", lambda _self, each: fail(each))
+    monkeypatch.setattr(type(repository), "ready_each", lambda _self, each: fail(each))
     texts = [replace(PROBLEM, n=8 * n).text for n in range(1, 1000)]
 
     with pytest.raises(StoreFailed, match="does not answer"):

@@ -25,6 +25,7 @@ from samples import (
 )
 from sqlalchemy import Engine, event
 
+from gemm_tuner.answer.document import Unsigned
 from gemm_tuner.derive import derive_servable, runnable_trials
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
@@ -32,6 +33,7 @@ from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.select.choose import choose
+from gemm_tuner.store.asking import Asking, Found, ReadyAnswer
 from gemm_tuner.store.database import open_database, writing
 from gemm_tuner.store.deriving import Deriving
 from gemm_tuner.store.repository import Repository
@@ -83,6 +85,19 @@ def _empty_database() -> bytes:
     with TemporaryDirectory() as folder:
         open_database(f"sqlite:///{folder}/store.sqlite3").dispose()
         return (Path(folder) / "store.sqlite3").read_bytes()
+
+
+def _assert_is_right(repository: Repository, answer: ReadyAnswer | Found, question: Asking) -> None:
+    """Check that an answer which is ready says what follows from the stored verdicts."""
+    problem, cpu, context = question
+    if isinstance(answer, Found):
+        known = repository.known(problem, cpu=cpu, context=context)
+        assert _told(repository.known_of(answer)) == _told(known)
+        return
+    best = choose(repository, problem, cpu=cpu, context=context)
+    expected = Unsigned.of(best.verdict, best.explain).packed()
+    assert answer == ReadyAnswer(expected, best.serial)
+    assert best.is_lasting
 
 
 @contextmanager
@@ -193,11 +208,11 @@ def test_stored_verdicts_are_those_derived_from_scratch(steps: list[object]) -> 
             assert found == expected or (found is None and revoked)
 
         questions = [(problem, CPU, context) for problem in PROBLEMS for context in CONTEXTS]
-        together = repository.known_each(questions)
+        together = iter(repository.ready_each(questions))
         for problem in PROBLEMS:
             for context in CONTEXTS:
                 known = repository.known(problem, cpu=CPU, context=context)
-                assert _told(next(together)) == _told(known)
+                _assert_is_right(repository, next(together), (problem, CPU, context))
 
                 def found(
                     document: StoredDocument | None,
@@ -286,13 +301,14 @@ def test_many_questions_are_asked_together_and_answered_in_order(
     )
 
     asked = [(problem, CPU, CONTEXT) for problem in (*others, PROBLEM)]
-    found = list(repository.known_each(asked))
+    answers = repository.ready_each(asked)
 
-    has_trials = [isinstance(known, Known) and known.has_trials for known in found]
+    found = [repository.known_of(one) for one in answers if isinstance(one, Found)]
+    has_trials = [known.has_trials for known in found]
     assert has_trials == [False] * len(others) + [True]
     assert _told(found[-1]) == _told(repository.known(PROBLEM, cpu=CPU, context=CONTEXT))
     assert len([text for text in statements if text != "BEGIN"]) == 3  # 16 questions, 6 and one
-    assert list(repository.known_each([])) == []
+    assert repository.ready_each([]) == []
 
 
 def test_the_query_searches_indexes_and_scans_nothing(tmp_path: Path) -> None:
@@ -305,7 +321,7 @@ def test_the_query_searches_indexes_and_scans_nothing(tmp_path: Path) -> None:
         "before_cursor_execute",
         lambda _c, _u, text, values, *_rest: seen.append((text, values)),
     )
-    list(repository.known_each([(PROBLEM, CPU, CONTEXT), (PROBLEM, SIBLING_CPU, COLD)]))
+    repository.ready_each([(PROBLEM, CPU, CONTEXT), (PROBLEM, SIBLING_CPU, COLD)])
     text, values = seen[-1]
 
     with engine.connect() as connection:

@@ -12,7 +12,7 @@ from gemm_tuner.domain.verdict import Decision, Verdict
 from gemm_tuner.errors import InvalidSetting, SignatureInvalid, StoreFailed, VerdictExpired
 from gemm_tuner.trust.key_id import key_id_of
 from gemm_tuner.trust.keys import KeyPair
-from gemm_tuner.trust.payload import VerdictPayload, payload_bytes, payload_facts
+from gemm_tuner.trust.payload import VerdictPayload
 from gemm_tuner.trust.signature import SignedVerdict, open_verdict, sign_verdict
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -22,8 +22,7 @@ TUNED = derive_verdict(
 
 
 def make_bytes(verdict: Verdict = TUNED) -> bytes:
-    expires_at = NOW + timedelta(days=30)
-    return payload_bytes(payload_facts(verdict, issued_at=NOW, expires_at=expires_at, serial=7))
+    return make_payload(verdict).model_dump_json().encode()
 
 
 def make_payload(verdict: Verdict = TUNED) -> VerdictPayload:
@@ -192,10 +191,10 @@ def test_a_verdict_with_dates_out_of_bounds_is_refused(
     pinned: dict[str, bytes],
 ) -> None:
     issued_at, expires_at = (NOW + timedelta(hours=each) for each in hours)
-    facts = payload_facts(TUNED, issued_at=issued_at, expires_at=expires_at, serial=1)
+    payload = VerdictPayload.of(TUNED, issued_at=issued_at, expires_at=expires_at, serial=1)
 
     with pytest.raises(error, match=message):
-        open_verdict(sign_verdict(payload_bytes(facts), key_pair), pinned, NOW)
+        open_verdict(sign_verdict(payload.model_dump_json().encode(), key_pair), pinned, NOW)
 
 
 def test_a_clock_that_is_a_little_behind_refuses_nothing(

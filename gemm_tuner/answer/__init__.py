@@ -1,0 +1,1 @@
+"""Answers to questions, in words and in JSON, but for their dates and signatures."""

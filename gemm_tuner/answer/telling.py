@@ -1,0 +1,49 @@
+"""Sentences on a verdict, for people."""
+
+from gemm_tuner.domain.reason import instead_text, speed_text, why_not_served
+from gemm_tuner.domain.verdict import Basis, Verdict
+
+
+def measured_here(cpu_key: str) -> str:
+    """Return the reason for the verdict of exactly the CPU that asks."""
+    return f"exact: measured on {cpu_key}."
+
+
+def sentences(verdict: Verdict, reason: str) -> tuple[str, ...]:
+    """Return all that is told of a verdict which was found, one sentence each, after its reason."""
+    return (f"{reason}{_tell_key(verdict)}", _say(verdict), *_tell_baseline(verdict))
+
+
+def _tell_key(verdict: Verdict) -> str:
+    """Return a sentence on who attests the kernel, if one is named."""
+    key = verdict.attested_by
+    return "" if key is None else f" It is attested with the measuring key {key}."
+
+
+def _tell_baseline(verdict: Verdict) -> tuple[str, ...]:
+    """Return by what the baseline computed, and what it was chosen from, where that is known."""
+    measured = verdict.measurement
+    if measured is None or not measured.implementation:
+        return ()
+    told = f"the baseline: {measured.baseline}, by {measured.implementation}"
+    others = [
+        f"{one.baseline} ({one.call_ns / 1e3:.3g} µs)" if one.baseline else f"not {one.package}"
+        for one in measured.raced
+    ]
+    return (f"{told}; raced: {', '.join(others)}." if others else f"{told}.",)
+
+
+def _say(verdict: Verdict) -> str:
+    comparison = verdict.comparison
+    if verdict.basis is Basis.PREDICTED:
+        return f"{verdict.decision.value}: expected to be fast, not measured."
+    if verdict.basis is Basis.SAME_MODEL:
+        return f"{verdict.decision.value}: its speed over the baseline is not known here."
+    if comparison is None:
+        return f"{verdict.decision.value}: not measured for m = {verdict.problem.m.text}."
+    unserved = f"; no kernel is named, because {why_not_served(comparison)}"
+    return (
+        f"{verdict.decision.value}: {speed_text(comparison.ratio)}{instead_text(comparison)}"
+        f"{'' if verdict.artifact else unserved}"
+        f"{'' if verdict.complete else '; the sweep did not come to its end'}."
+    )

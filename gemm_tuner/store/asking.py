@@ -1,0 +1,224 @@
+"""The query for all rows that may answer questions, and what it finds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Self, cast
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Dialect,
+    Integer,
+    Row,
+    ScalarSelect,
+    Select,
+    String,
+    and_,
+    bindparam,
+    case,
+    column,
+    exists,
+    func,
+    literal_column,
+    or_,
+    select,
+    true,
+    values,
+)
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
+from sqlalchemy.types import TypeEngine
+
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.store.deriving import layer_id
+from gemm_tuner.store.problems import problem_id
+from gemm_tuner.store.ready import sealed_about
+from gemm_tuner.store.tables import artifacts, revocations, verdicts
+
+MAX_TOGETHER = 16  # of many more, PostgreSQL reads the whole table where it has no statistics
+
+_Columns = ReadOnlyColumnCollection[str, Any]
+
+# What is asked: for whom, and where.
+Asking = tuple[Problem, Cpu, ExecutionContext]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyAnswer:
+    """The answer to a question as `Unsigned.packed` gives it, and its serial."""
+
+    content: bytes
+    serial: int
+
+
+@dataclass(slots=True)
+class Found:
+    """A question, and the rows that may answer it, as they are in the database.
+
+    Where there is an answer that looks ready, its `sealed` bytes are in the place of the rows.
+    """
+
+    problem: Problem
+    problem_key: str
+    cpu: Cpu
+    cpu_key: str
+    context: ExecutionContext
+    rows: list[Row[Any]] = field(default_factory=list)
+    sealed: bytes | None = None
+    serial: int = 0
+
+    @classmethod
+    def nothing(cls, problem: Problem, cpu: Cpu, context: ExecutionContext) -> Self:
+        """Return a question without rows."""
+        return cls(problem, problem_id(problem), cpu, cpu.exact_key, context)
+
+    @property
+    def about(self) -> str:
+        """Return what a sealed answer to exactly this question is about."""
+        return sealed_about(self.problem_key, self.cpu_key, self.context)
+
+
+def add_rows(connection: Connection, asked: Sequence[Found], sealing_key: str) -> None:
+    """Add what answers at most `MAX_TOGETHER` questions to them, in one query.
+
+    An answer looks ready that the user with a measuring key sealed, if the kernel that it names is
+    here, and not revoked. With an empty key, none does.
+    """
+    if not asked:
+        return
+    dialect = cast("Callable[[], Dialect]", type(connection.dialect))
+    text, names = _query(dialect, len(asked))
+    parameters = _asked(asked, sealing_key)
+    named = parameters if names is None else tuple(parameters[name] for name in names)
+    for row in connection.exec_driver_sql(text, named).all():
+        number, sealed, serial = row[:3]
+        if sealed is not None:
+            are_ours = isinstance(sealed, bytes) and isinstance(serial, int)  # SQLite keeps any
+            asked[number].sealed, asked[number].serial = (sealed, serial) if are_ours else (b"", 0)
+        elif row.problem_id is not None:
+            asked[number].rows.append(row)
+
+
+def _is_lifted(artifact: ColumnElement[str]) -> ScalarSelect[bool]:
+    """Return whether the last revocation of an artifact is lifted, NULL if there is none."""
+    return (
+        select(revocations.c.is_lifted)
+        .where(revocations.c.subject == artifact)
+        .order_by(revocations.c.number.desc())
+        .limit(literal_column("1"))  # no parameters: those of the query are its questions
+        .offset(literal_column("0"))
+        .scalar_subquery()
+    )
+
+
+_ASKED: dict[str, TypeEngine[Any]] = {
+    "problem": String(),
+    "layer": String(),
+    "model": String(),
+    "cpu": String(),
+    "threads": Integer(),
+    "regime": String(),
+    "low": Integer(),
+    "high": Integer(),
+}
+
+
+def _asked(each: Sequence[Found], sealing_key: str) -> dict[str, str | int]:
+    """Return the parameters of `_query`."""
+    asked: dict[str, str | int] = {"sealing_key": sealing_key}
+    for number, one in enumerate(each):
+        problem, context = one.problem, one.context
+        asked |= {
+            f"problem{number}": one.problem_key,
+            f"layer{number}": layer_id(problem),
+            f"model{number}": one.cpu.model_key,
+            f"cpu{number}": one.cpu_key,
+            f"threads{number}": context.threads,
+            f"regime{number}": context.regime.value,
+            f"low{number}": problem.m.low,
+            f"high{number}": problem.m.high,
+        }
+    return asked
+
+
+@lru_cache
+def _query(dialect: Callable[[], Dialect], count: int) -> tuple[str, tuple[str, ...] | None]:
+    """Return the query for that many questions, which gives the rows of each with its number.
+
+    It is text in the form of the driver, as what SQLAlchemy does around such a query takes longer
+    than the query. Its parameters are named, or come in the order of the names.
+    """
+    compiled = _statement(count).compile(dialect=dialect())
+    names = compiled.positiontup
+    return str(compiled), None if names is None else tuple(names)
+
+
+def _statement(count: int) -> Select[Any]:
+    columns = [column(name, kind) for name, kind in _ASKED.items()]
+    questions = [
+        (
+            literal_column(str(number), Integer()),
+            *(bindparam(f"{name}{number}", type_=kind) for name, kind in _ASKED.items()),
+        )
+        for number in range(count)
+    ]
+    asked_each = (
+        values(column("number", Integer()), *columns, name="asked").data(questions).cte("asked")
+    )
+    asked, row = asked_each.c, verdicts.c
+    ready, same = verdicts.alias("ready"), verdicts.alias("same")
+    own, of_class = artifacts.alias("own"), artifacts.alias("of_class")
+    serial = select(func.max(same.c.serial)).where(_answers(same.c, asked)).scalar_subquery()
+    return select(
+        asked.number,
+        ready.c.answer,
+        case((ready.c.answer.is_not(None), serial)).label("ready_serial"),
+        *(each for each in row if each is not row.answer),
+        own.c.document.label("own_document"),
+        own.c.attested_by.label("own_attested_by"),
+        own.c.attestation.label("own_attestation"),
+        _is_lifted(row.artifact).label("own_is_lifted"),
+        _is_lifted(row.class_artifact).label("of_class_is_lifted"),
+        of_class.c.document.label("of_class_document"),
+        of_class.c.attested_by.label("of_class_attested_by"),
+        of_class.c.attestation.label("of_class_attestation"),
+    ).select_from(
+        asked_each.outerjoin(ready, _looks_ready(ready.c, asked))
+        # To read and copy documents takes longer than all else.
+        .outerjoin(verdicts, and_(ready.c.answer.is_(None), _answers(row, asked)))
+        .outerjoin(own, own.c.sha256 == row.artifact)
+        .outerjoin(of_class, of_class.c.sha256 == row.class_artifact)
+    )
+
+
+def _answers(row: _Columns, asked: _Columns) -> ColumnElement[bool]:
+    """Return the condition that a row may tell something of what is asked."""
+    same_context = and_(row.threads == asked.threads, row.regime == asked.regime)
+    same_problem = and_(row.problem_id == asked.problem, same_context, row.model_key == asked.model)
+    range_around = and_(
+        row.range_of == asked.layer,
+        row.cpu_key == asked.cpu,
+        same_context,
+        row.m_low <= asked.low,
+        row.m_high >= asked.high,
+    )
+    hint = row.hint_of == asked.problem
+    return or_(same_problem, range_around, hint)
+
+
+def _looks_ready(row: _Columns, asked: _Columns) -> ColumnElement[bool]:
+    """Return the condition that a row has an answer to exactly what is asked, to be unsealed."""
+    is_here = exists(literal_column("1")).where(artifacts.c.sha256 == row.artifact)
+    is_served = and_(is_here, func.coalesce(_is_lifted(row.artifact), true()))
+    return and_(
+        row.problem_id == asked.problem,
+        row.threads == asked.threads,
+        row.regime == asked.regime,
+        row.model_key == asked.model,
+        row.cpu_key == asked.cpu,
+        row.attested_by == bindparam("sealing_key", type_=String()),
+        row.answer.is_not(None),
+        or_(row.artifact.is_(None), is_served),
+    )
