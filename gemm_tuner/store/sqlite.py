@@ -12,6 +12,10 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 BUSY_TIMEOUT_MS = 30_000
 
+# A verdict with its documents and answer is some 4 KiB, and is read with one call of the system.
+_PAGE_BYTES = 2**14
+_CACHE_BYTES = 2**23
+
 _STATE = "state of the files"
 
 # What tells whether a file was changed: its number, size and time.
@@ -101,6 +105,8 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 def _set_up(connection: Any, _entry: ConnectionPoolEntry) -> None:  # noqa: ANN401 - DBAPI
     connection.isolation_level = None  # transactions begin in _begin, not in the driver
     for pragma in (
+        f"page_size = {_PAGE_BYTES}",  # of a new database
+        f"cache_size = -{_CACHE_BYTES >> 10}",
         f"busy_timeout = {BUSY_TIMEOUT_MS}",
         "journal_mode = WAL",
         "synchronous = FULL",  # a trial is on the disk when its commit returns

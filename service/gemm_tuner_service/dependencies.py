@@ -29,6 +29,7 @@ from gemm_tuner_service.questions import Questions
 from gemm_tuner_service.readiness import Readiness
 from gemm_tuner_service.resolver import Resolver
 from gemm_tuner_service.settings import Settings
+from gemm_tuner_service.turn import OncePerTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class RunningService:
             repository=repository,
             key_pair=key_pair,
             lifetime=settings.verdict_lifetime,
-            answers=Answers(watch.state, watch.state_at_once),
+            answers=Answers(watch.state, OncePerTurn(watch.state_at_once)),
             count_miss=counter.note,
         )
         return cls(
