@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Annotated
 
 import typer
+from sqlalchemy import Engine
 
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli import options
@@ -31,7 +32,7 @@ from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.machine.cpus import check_cpus
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.recorded import Records, parse_records, problems_of, records_at_hand
-from gemm_tuner.store.database import open_database
+from gemm_tuner.store.database import database_file, default_database_url, open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.adopt import Planned, expected_s, plan
 from gemm_tuner.tuning.adopt import adopt as adopt_problem
@@ -128,7 +129,7 @@ def adopt(
         )
         contexts = options.execution_contexts(threads, regime)
         check_cpus(threads)
-        repository = Repository(open_database(db, only_reads=dry_run))
+        repository = Repository(_store_to_plan(db) if dry_run else open_database(db))
         works = [_Work(layer=layer, contexts=contexts) for layer in layers]
     elsewhere = _records_of_service(url, works, cpu) if url is not None else {}
 
@@ -161,6 +162,13 @@ def adopt(
     )
     if not is_whole or not all(one.adopted.is_measured for one in done.adopted):
         raise typer.Exit(1)
+
+
+def _store_to_plan(db: str | None) -> Engine:
+    """Return the database to plan with, which is empty where there is none: a plan makes none."""
+    file = database_file(db or default_database_url())
+    is_none = file is not None and not file.exists()
+    return open_database("sqlite:///:memory:" if is_none else db, only_reads=True)
 
 
 def _refuse_without_layer(options_given: Mapping[str, bool]) -> None:

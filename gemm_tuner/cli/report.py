@@ -80,9 +80,12 @@ def _check_place(out: Path, urls: Sequence[str]) -> None:
         raise _cannot_be_written(out, f"there is no folder {out.parent}")
     if not os.access(out if out.exists() else out.parent, os.W_OK):
         raise _cannot_be_written(out, "permission denied")
-    files = [file for url in urls if (file := database_file(url)) is not None and file.exists()]
-    if out.exists() and any(out.samefile(file) for file in files):
-        raise _cannot_be_written(out, "it is a database")
+    files = [file for url in urls if (file := database_file(url)) is not None]
+    of_sqlite = [Path(f"{file}{end}") for file in files for end in ("", "-wal", "-shm", "-journal")]
+    # Also where SQLite has none of them now: it would find a page in the place of its own.
+    linked = out.exists() and any(file.exists() and out.samefile(file) for file in of_sqlite)
+    if linked or out.resolve() in [file.resolve() for file in of_sqlite]:
+        raise _cannot_be_written(out, "it is a file of the database")
 
 
 def _cannot_be_written(out: Path, why: str) -> InvalidSetting:
@@ -123,7 +126,7 @@ def _read(url: str) -> "Contents":
 def _name_of(url: str) -> str:
     """Return how a page names a database: its file or its own name, without folder and host."""
     file = database_file(url)
-    return file.name if file is not None else (make_url(url).database or "the database")
+    return quoted(file.name if file else (make_url(url).database or "the database"))
 
 
 def _pace(line: ProgressLine, stage: str) -> Callable[[int, int], None]:

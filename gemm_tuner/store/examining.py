@@ -75,6 +75,8 @@ def examine_database(url: str, *, cpu_key: str, rows_of_each: int) -> Examinatio
     try:
         if file is not None and not file.exists():
             return None
+        if file is not None and not file.is_file():
+            raise StoreFailed(f"the database {_shown(parsed)} cannot be read: it is no plain file.")
         with _disposed(
             create_postgresql_engine(parsed)
             if file is None

@@ -143,7 +143,7 @@ def why_measured(
     raced = last.measurement.raced if last.measurement else ()
     to_race = replace(settings, race_s=_RACE_S)
     if raced and not find_race([last], to_race, threads=context.threads).earlier:
-        return f"timed beside {raced[0].baseline}, and other libraries are installed now"
+        return f"timed beside {raced[0].baseline}, and other libraries would be raced now"
     return "measured anew, as was asked for" if settings.again else ""
 
 

@@ -226,6 +226,12 @@ def test_without_a_layer_what_another_generator_confirmed_is_measured_again(
     assert len(again["current"]) == 1
 
 
+def test_a_plan_makes_no_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    adopt_facts(f"sqlite:///{tmp_path}/none/store.sqlite3", capsys, *ARGUMENTS, "--dry-run")
+
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_service_tells_what_it_recorded(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

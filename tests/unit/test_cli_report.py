@@ -36,6 +36,18 @@ def test_a_page_is_written_and_told_of(
     assert str(tmp_path) not in page  # others need not know where it was
 
 
+def test_a_name_that_speaks_to_terminals_is_spelled(tmp_path: Path) -> None:
+    file, out = tmp_path / "a\x1b[31mb.sqlite3", tmp_path / "page.html"
+    engine = open_database(f"sqlite:///{file}")
+    Repository(engine).add_trial(make_trial())
+    engine.dispose()
+
+    assert run(["report", "--db", f"sqlite:///{file}", "--out", str(out)]) == 0
+
+    assert "\x1b" not in out.read_text()
+    assert "a\\x1b[31mb.sqlite3" in out.read_text()
+
+
 def test_the_same_facts_are_printed_as_json(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,7 +121,9 @@ def test_a_missing_database_is_not_made(tmp_path: Path, url: str) -> None:
     [
         ("", "it is a folder"),
         ("no/page.html", "there is no folder"),
-        ("records.sqlite3", "it is a database"),
+        ("records.sqlite3", "it is a file of the database"),
+        ("records.sqlite3-wal", "it is a file of the database"),
+        ("records.sqlite3-shm", "it is a file of the database"),
     ],
 )
 def test_a_place_for_no_page_is_refused_before_anything_is_read(

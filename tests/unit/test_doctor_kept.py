@@ -1,5 +1,6 @@
 """What the doctor says of databases, keys, space and time."""
 
+import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -128,6 +129,15 @@ def test_a_database_that_others_can_change_is_a_problem(url: str) -> None:
 
 def test_a_folder_is_no_database(tmp_path: Path) -> None:
     assert check_of(f"sqlite:///{tmp_path}").level is Level.PROBLEM
+
+
+def test_a_pipe_is_no_database(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    check = check_of(f"sqlite:///{tmp_path}/pipe")
+
+    assert check.level is Level.PROBLEM
+    assert "no plain file" in check.seen
 
 
 def test_a_database_in_memory_is_none() -> None:

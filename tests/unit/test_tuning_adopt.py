@@ -109,7 +109,7 @@ def _beside_another_version() -> Trial:
         (_by_another_generator, "another generator, gemm-tuner 0.0.1+before"),
         (_by_another_compiler, "another compiler or with other flags, gcc 11.1.0"),
         (_with_other_flags, "another compiler or with other flags"),
-        (_beside_another_version, "beside onednn 3.2.0, and other libraries are installed"),
+        (_beside_another_version, "beside onednn 3.2.0, and other libraries would be raced"),
     ],
 )
 def test_what_another_generator_compiler_or_library_is_behind_is_measured(

@@ -102,7 +102,8 @@ def _ends(answers: Sequence[Answer]) -> list[str]:
     if own:
         words.append(
             f"The search came to its end for {counted(complete, 'answer')}; for "
-            f"{len(own) - complete} it ended by its budget, was stopped, or is not believed."
+            f"{len(own) - complete} it ended by its budget, was stopped, tried only what was "
+            "recorded elsewhere, or is not believed."
         )
     if len(own) < len(answers):
         words.append(
