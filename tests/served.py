@@ -94,17 +94,19 @@ def keep_trial(
     threads: int = 1,
     baseline: str = "onednn 3.2.0",
     raced: tuple[Raced, ...] = (),
+    problem: Problem = PROBLEM,
+    candidate: Candidate = CANDIDATE,
 ) -> None:
-    """Store a trial of `PROBLEM` in which the kernel was `speed` times as fast as the baseline."""
+    """Store a trial of a problem in which the kernel was `speed` times as fast as the baseline."""
     text = build.source.text
     repository.add_build(build.artifact, binary=build.binary, source_text=text)
     repository.add_trial(
         Trial(
             created_at=datetime.now(UTC),
-            problem=PROBLEM,
+            problem=problem,
             cpu=cpu,
             context=ExecutionContext(threads=threads),
-            candidate=CANDIDATE,
+            candidate=candidate,
             toolchain=build.artifact.toolchain,
             generator=generator_version(),
             stage=Stage.CONFIRM,

@@ -56,6 +56,8 @@ COMMANDS = {
     "explain":        "Print each step of the lookup for a layer, and the evidence for it",
     "source":         "Print the generated source of the winner, or of any candidate, or write its "
                       "library",
+    "bundle":         "Write the kernels of layers, with a dispatcher in C, to a folder that needs "
+                      "no Python",
     "verify":         "Prove that one candidate is right, and record it; do not time it",
     "serve":          "Serve verdicts and kernels until stopped by Ctrl-C",
     "worker":         "Tune what is asked of a service, one job after the other, until stopped by "

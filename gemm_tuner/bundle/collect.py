@@ -1,0 +1,102 @@
+"""Which kernels a bundle holds, and for which problems there is none."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gemm_tuner.domain.artifact import Artifact
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.reason import reason_for
+from gemm_tuner.domain.verdict import Verdict
+from gemm_tuner.runtime.load import load_kernel
+from gemm_tuner.select.choose import choose
+from gemm_tuner.store.repository import Repository
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundledKernel:
+    """A kernel with the verdict that names it; `description` is what its library says of itself."""
+
+    verdict: Verdict
+    candidate: Candidate
+    artifact: Artifact
+    binary: bytes
+    source_text: str
+    description: str
+    packed_format: str
+
+    @property
+    def problem(self) -> Problem:
+        """Return the problem that it computes."""
+        return self.verdict.problem
+
+    @property
+    def layer_name(self) -> str:
+        """Return the text of its problem, with `*` for the rows."""
+        problem = self.problem
+        sizes = f"*x{problem.n}x{problem.k}"
+        return f"{problem.types.text} {sizes} {problem.layout_text} {problem.epilogue.text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A problem without a kernel, and why it has none."""
+
+    problem: Problem
+    reason: str
+
+
+def collect(
+    repository: Repository, problems: Sequence[Problem], *, cpu: Cpu, context: ExecutionContext
+) -> tuple[tuple[BundledKernel, ...], tuple[Missing, ...]]:
+    """Return the kernels that a store serves for problems on this machine, each loaded once.
+
+    Raises:
+        InvalidProblem: a problem multiplies nothing.
+        StoreFailed: the database does not answer, or is damaged.
+        KernelRejected: a library of the store does not load.
+    """
+    kernels: list[BundledKernel] = []
+    missing: list[Missing] = []
+    for problem in dict.fromkeys(problems):
+        verdict = choose(repository, problem, cpu=cpu, context=context).verdict
+        found = _kernel_of(repository, verdict, cpu)
+        if found is None:
+            missing.append(Missing(problem=problem, reason=_why_not(verdict)))
+        else:
+            kernels.append(found)
+    return tuple(kernels), tuple(missing)
+
+
+def _kernel_of(repository: Repository, verdict: Verdict, cpu: Cpu) -> BundledKernel | None:
+    """Return the kernel that a verdict names, if the store has it whole."""
+    artifact, candidate = verdict.artifact, verdict.candidate
+    if artifact is None or candidate is None:
+        return None
+    binary = repository.binary(artifact.sha256)
+    source = repository.source_text(artifact.sha256)
+    if binary is None or source is None:
+        return None
+    loaded = load_kernel(binary, artifact=artifact, cpu=cpu)
+    return BundledKernel(
+        verdict=verdict,
+        candidate=candidate,
+        artifact=artifact,
+        binary=binary,
+        source_text=source,
+        description=loaded.native.describe(),
+        packed_format=loaded.packed_format,
+    )
+
+
+def _why_not(verdict: Verdict) -> str:
+    return reason_for(
+        verdict.problem.text,
+        verdict.cpu_key,
+        decision=verdict.decision,
+        basis=verdict.basis,
+        comparison=verdict.comparison,
+        is_served=False,
+    )

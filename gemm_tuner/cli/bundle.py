@@ -1,0 +1,70 @@
+"""`gemm-tuner bundle`: the kernels of a model's layers, with what C programs need to call them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemm_tuner.cli import options
+from gemm_tuner.cli.layers import layers_of
+from gemm_tuner.cli.output import bytes_text, print_json, print_line, print_message
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
+
+
+def bundle(
+    shapes: Annotated[
+        Path,
+        typer.Argument(metavar="LAYERS.csv", help="The layers, in the form of --shapes of sweep"),
+    ],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A new folder, or an older bundle to replace")
+    ],
+    *,
+    dtype: options.DTypeName = "f32",
+    epilogue: options.EpilogueText = "none",
+    w_layout: options.LayoutName = "nk",
+    groups: options.Groups = None,
+    threads: options.Threads = 1,
+    regime: options.RegimeName = "hot",
+    db: options.DatabaseUrl = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Write the kernels of layers, with a dispatcher in C, to a folder that needs no Python."""
+    from gemm_tuner.bundle.collect import collect  # noqa: PLC0415 - slow to load
+    from gemm_tuner.bundle.write import check_place, write_bundle  # noqa: PLC0415 - slow to load
+
+    layout = options.with_groups(w_layout, groups)
+    layers = layers_of(
+        m=None, n=None, k=None, shapes=shapes, dtype=dtype, epilogue=epilogue, w_layout=layout
+    )
+    context = options.execution_context(threads, regime)
+    check_place(folder)
+    repository = Repository(open_database(db, may_create=False, only_reads=True))
+    cpu = detect_cpu()
+    problems = [layer.problem for layer in layers]
+    kernels, missing = collect(repository, problems, cpu=cpu, context=context)
+    for one in missing:
+        print_message(f"No kernel for {one.problem.text}: {one.reason}")
+    if not kernels:
+        print_message(f"Nothing was written to {folder}: no kernel is served for these layers.")
+        raise typer.Exit(1)
+    write_bundle(folder, kernels, missing, cpu=cpu, context=context)
+    size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if as_json:
+        print_json(
+            {
+                "folder": str(folder),
+                "size_bytes": size_bytes,
+                "kernels": {one.problem.text: one.artifact.sha256 for one in kernels},
+                "missing": {one.problem.text: one.reason for one in missing},
+            }
+        )
+    else:
+        names = {kernel.layer_name for kernel in kernels}
+        print_line(
+            f"{folder}: {len(kernels)} kernel{'s' * (len(kernels) != 1)} of {len(names)} "
+            f"layer{'s' * (len(names) != 1)} ({bytes_text(size_bytes)}); README.md says how to "
+            "build it"
+        )

@@ -1,0 +1,316 @@
+"""A bundle: C and C++ programs compute with it what Python computes, bit for bit."""
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+from restricted import full_disk
+from served import CANDIDATE, PROBLEM, Site, keep_trial
+
+from gemm_tuner.build.compile import Build, compile_kernel
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.bundle.collect import collect
+from gemm_tuner.bundle.write import write_bundle
+from gemm_tuner.cli.main import ANSWER_IS_NO, WRONG_USAGE, run
+from gemm_tuner.client.lock import LOCK_FILE, read_lock
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.runtime.load import load_kernel
+from gemm_tuner.space.catalog import family_named
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "bundle"
+LAYER = "f32 *x32x16 nk bias+relu"
+FEW = replace(PROBLEM, m=Rows(low=1, high=12))
+HERE = detect_cpu()
+CONTEXT = ExecutionContext()
+OF_THE_C_LIBRARY = {"libc", "libm", "libdl"}
+# The C++ drivers compile C too when they are told the language.
+AS_C = ("-x", "c", "-std=c11")
+
+
+@pytest.fixture(scope="module")
+def few() -> Build:
+    """Return a kernel for fewer rows, which reads weights in another layout."""
+    candidate = Candidate.parse("scalar_f32_2x8 mc12_nc32_kc16 jc_ic_jr_ir")
+    family = family_named(candidate.micro_kernel.family)
+    return compile_kernel(
+        render(FEW, candidate, family), isa=family.isa, toolchain=find_toolchain()
+    )
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> Path:
+    """Return a file of three layers, of which the last has no kernel."""
+    path = tmp_path / "layers.csv"
+    path.write_text(
+        "name,m,n,k,epilogue\none,8,32,16,bias+relu\nfew,1..12,32,16,bias+relu\nnone,8,7,9,none\n"
+    )
+    return path
+
+
+@pytest.fixture
+def bundle(site: Site, few: Build, layers: Path, tmp_path: Path) -> Path:
+    """Return a bundle of two kernels of one layer."""
+    keep_trial(
+        site.repository,
+        few,
+        cpu=HERE,
+        speed=10,
+        problem=FEW,
+        candidate=Candidate.parse("scalar_f32_2x8 mc12_nc32_kc16 jc_ic_jr_ir"),
+    )
+    folder = tmp_path / "bundle"
+    assert run(["bundle", str(layers), str(folder), "--db", site.settings.database_url]) == 0
+    return folder
+
+
+def object_of(source: Path, bundle: Path, *flags: str) -> Path:
+    """Return a source, compiled as strict C or C++."""
+    made = bundle.parent / f"{source.stem}.o"
+    strict = ["-O2", "-Wall", "-Wextra", "-Werror", f"-I{bundle}", *flags]
+    command = [*find_toolchain().command, *strict, "-c", str(source), "-o", str(made)]
+    subprocess.run(command, check=True)
+    return made
+
+
+def build_program(bundle: Path, source: Path, *flags: str) -> Path:
+    """Return an example, linked with the bundle."""
+    program = bundle.parent / source.stem
+    dispatcher = object_of(bundle / "gemm_tuner_bundle.c", bundle, *AS_C)
+    objects = [str(object_of(source, bundle, *flags)), str(dispatcher)]
+    link = [*find_toolchain().command, *objects, "-pthread", "-ldl", "-o", str(program)]
+    subprocess.run(link, check=True)
+    return program
+
+
+def build_c(bundle: Path) -> Path:
+    """Return the example in C."""
+    return build_program(bundle, EXAMPLES / "call_bundle.c", *AS_C)
+
+
+def call(program: Path, bundle: Path, m: int, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run an example, which writes its result beside the bundle."""
+    sizes = [str(m), str(PROBLEM.n), str(PROBLEM.k)]
+    arguments = [str(bundle / "kernels"), LAYER, *sizes, str(bundle.parent / "y"), *more]
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+
+def numbers(count: int, seed: int) -> np.ndarray:
+    """Return the numbers that the examples make."""
+    values = np.empty(count, np.float32)
+    for i in range(count):
+        seed = (seed * 1664525 + 1013904223) % 2**32
+        values[i] = np.float32(seed >> 8) / np.float32(8388608) - np.float32(1)
+    return values
+
+
+def computed_in_python(build: Build, m: int, threads: int = 1) -> bytes:
+    """Return the bytes of the result of a kernel."""
+    n, k = PROBLEM.n, PROBLEM.k
+    kernel = load_kernel(build.binary, artifact=build.artifact, cpu=HERE)
+    packed = kernel.pack(numbers(n * k, 2).reshape(n, k))
+    x, bias = numbers(m * k, 1).reshape(m, k), numbers(n, 3)
+    y = kernel(x, packed, bias=bias, threads=threads)
+    assert isinstance(y, np.ndarray)
+    return y.tobytes()
+
+
+def test_c_computes_what_python_computes(bundle: Path, build: Build, few: Build) -> None:
+    program = build_c(bundle)
+
+    for m, kernel in ((8, build), (5, few), (12, few)):
+        done = call(program, bundle, m)
+        assert done.returncode == 0, done.stderr
+        assert (bundle.parent / "y").read_bytes() == computed_in_python(kernel, m)
+        assert f'"problem":"{(PROBLEM if kernel is build else FEW).text}"' in done.stdout
+
+
+def test_threads_of_cpp_compute_what_python_computes(bundle: Path, build: Build) -> None:
+    source = EXAMPLES / "call_bundle_threads.cpp"
+    program = build_program(bundle, source, "-std=c++17", "-pthread")
+
+    done = call(program, bundle, 8, "4")
+
+    assert done.returncode == 0, done.stderr
+    assert (bundle.parent / "y").read_bytes() == computed_in_python(build, 8, threads=3)
+
+
+def _run(*command: object, **environment: str) -> str:
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, check=False, env=environment or None
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def needed_by(path: Path) -> set[str]:
+    """Return the libraries that a library or program asks for."""
+    shown = _run("readelf", "--dynamic", path).splitlines()
+    return {line.split("[")[1].split(".")[0] for line in shown if "(NEEDED)" in line}
+
+
+@pytest.mark.skipif(not shutil.which("readelf"), reason="needs readelf")
+def test_kernels_need_nothing_but_the_c_library(bundle: Path) -> None:
+    for path in (bundle / "kernels").glob("*.so"):
+        assert needed_by(path) <= OF_THE_C_LIBRARY
+
+
+def test_rows_without_a_kernel_are_left_to_the_caller(bundle: Path) -> None:
+    done = call(build_c(bundle), bundle, 13)
+
+    assert done.returncode == 1
+    assert "there is no kernel for so many rows" in done.stderr
+    assert not (bundle.parent / "y").exists()
+
+
+def test_a_cpu_without_the_features_has_no_kernel(bundle: Path) -> None:
+    table = bundle / "gemm_tuner_bundle_table.h"
+    text = table.read_text()
+    assert text.count(', "",') == 2  # scalar kernels need no feature
+    table.write_text(text.replace(', "",', ', "fma no_such_feature",'))
+    for library in (bundle / "kernels").glob("*.so"):
+        library.unlink()  # nothing of them is loaded
+
+    done = call(build_c(bundle), bundle, 8)
+
+    assert done.returncode == 1
+    assert "the weights cannot be packed" in done.stderr
+
+
+@pytest.mark.parametrize("damage", ["missing", "swapped", "cut"])
+def test_a_kernel_that_is_not_the_one_bundled_is_refused(bundle: Path, damage: str) -> None:
+    first, second = sorted((bundle / "kernels").glob("*.so"))
+    if damage == "missing":
+        first.unlink()
+    elif damage == "swapped":
+        shutil.copyfile(first, second)
+    else:
+        first.write_bytes(b"\x7fELF")
+
+    done = call(build_c(bundle), bundle, 8)
+
+    assert done.returncode == 1
+    assert "the bundle cannot be used: " in done.stderr
+    if damage == "swapped":
+        assert "is another kernel than was bundled" in done.stderr
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    """Return the files of a folder by their names in it."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def test_the_same_kernels_give_the_same_bytes(
+    bundle: Path, site: Site, layers: Path, tmp_path: Path
+) -> None:
+    rows = layers.read_text().splitlines()
+    layers.write_text("\n".join([rows[0], *reversed(rows[1:]), rows[1], ""]))
+
+    again = tmp_path / "deep" / "again"
+    assert run(["bundle", str(layers), str(again), "--db", site.settings.database_url]) == 0
+
+    assert contents_of(again) == contents_of(bundle)
+    sums = dict(line.split("  ")[::-1] for line in (bundle / "SHA256SUMS").read_text().splitlines())
+    found = contents_of(bundle)
+    assert sums == {name: sha256(found[name]).hexdigest() for name in found if name != "SHA256SUMS"}
+
+
+def test_a_bundle_says_what_it_holds(bundle: Path) -> None:
+    locked = read_lock(bundle / LOCK_FILE)
+    readme = (bundle / "README.md").read_text()
+
+    assert {place[0] for place in locked} == {PROBLEM.text, FEW.text}
+    assert "- `f32 8x7x9 nk none`: nothing was tuned" in readme
+    assert f"| `{LAYER}` | 1..12 |" in readme
+    assert "Apache License" in (bundle / "LICENSE").read_text()
+    assert (bundle.stat().st_mode & 0o777) == 0o755
+
+
+def test_an_older_bundle_is_replaced_and_nothing_else(
+    bundle: Path, site: Site, layers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents_of(bundle)
+    (bundle / "stale").touch()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine").touch()
+    link = tmp_path / "link"
+    link.symlink_to(bundle)
+
+    assert run(["bundle", str(layers), str(bundle), "--db", site.settings.database_url]) == 0
+    assert contents_of(bundle) == before
+    for place in (other, link, other / "mine"):
+        assert (
+            run(["bundle", str(layers), str(place), "--db", site.settings.database_url])
+            == WRONG_USAGE
+        )
+        assert "is not replaced" in capsys.readouterr().err
+    assert (other / "mine").exists()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_without_a_kernel_nothing_is_written(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "none.csv"
+    path.write_text("name,m,n,k\nnone,8,7,9\n")
+
+    code = run(["bundle", str(path), str(tmp_path / "out"), "--db", site.settings.database_url])
+
+    assert code == ANSWER_IS_NO
+    assert "No kernel for f32 8x7x9 nk none: nothing was tuned" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_leaves_the_older_bundle(bundle: Path, site: Site) -> None:
+    before = contents_of(bundle)
+    kernels, missing = collect(site.repository, [PROBLEM], cpu=HERE, context=CONTEXT)
+
+    with full_disk(), pytest.raises(Exception, match="cannot be written"):
+        write_bundle(bundle, kernels, missing, cpu=HERE, context=CONTEXT)
+
+    assert contents_of(bundle) == before
+    assert not [path for path in bundle.parent.iterdir() if path.name.startswith(".bundle-")]
+
+
+@pytest.mark.proof
+@pytest.mark.skipif(
+    not (shutil.which("cmake") and shutil.which("pkg-config") and shutil.which("cc")),
+    reason="needs cmake, pkg-config and cc",
+)
+def test_cmake_installs_what_pkg_config_finds(bundle: Path, build: Build, tmp_path: Path) -> None:
+    first, moved = tmp_path / "first", tmp_path / "moved"
+    _run("cmake", "-S", bundle, "-B", tmp_path / "made", "-DCMAKE_BUILD_TYPE=Release")
+    _run("cmake", "--build", tmp_path / "made")
+    _run("cmake", "--install", tmp_path / "made", "--prefix", first)
+    first.rename(moved)
+    (config,) = moved.rglob("gemm_tuner_bundle.pc")
+
+    def asked(*options: str) -> Sequence[str]:
+        return _run(
+            "pkg-config", *options, "gemm_tuner_bundle", PKG_CONFIG_PATH=str(config.parent)
+        ).split()
+
+    program = tmp_path / "installed"
+    flags = asked("--cflags", "--libs")
+    _run("cc", "-std=c11", EXAMPLES / "call_bundle.c", *flags, "-o", program)
+    (kernels,) = asked("--variable=kernels")
+    sizes = ["8", str(PROBLEM.n), str(PROBLEM.k)]
+    _run(program, kernels, LAYER, *sizes, tmp_path / "y")
+
+    assert (tmp_path / "y").read_bytes() == computed_in_python(build, 8)
+    assert needed_by(program) <= OF_THE_C_LIBRARY
+
+
+def test_the_layer_of_a_problem_has_its_name() -> None:
+    assert Problem.parse(LAYER.replace("*", "8")) == PROBLEM
+    assert CANDIDATE.micro_kernel.family.startswith("scalar")
