@@ -22,6 +22,7 @@ from gemm_tuner.cli.adopt_report import (
 )
 from gemm_tuner.cli.interrupt import StopOnInterrupt, aborting
 from gemm_tuner.cli.layers import Layer, layers_of
+from gemm_tuner.cli.measuring import measuring
 from gemm_tuner.cli.output import print_json, print_message
 from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.cli.sweep_report import LayerFailure, failure_facts
@@ -261,7 +262,10 @@ def _adopt_works(
                     candidates=len({one for each in to_do for one in each.winners.candidates}),
                 )
                 label = f"{layer.name} ({position + 1} of {len(works)})"
-                with ProgressLine(label, later_s=0.0) as progress:
+                with (
+                    measuring(interrupt.is_stopped),
+                    ProgressLine(label, later_s=0.0) as progress,
+                ):
                     adopted = adopt_problem(
                         layer.problem,
                         to_do,

@@ -19,6 +19,7 @@ from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.cli import options
 from gemm_tuner.cli.bench_report import BenchRow, bench_facts, print_rows
 from gemm_tuner.cli.layers import Layer, layers_of
+from gemm_tuner.cli.measuring import measuring
 from gemm_tuner.cli.output import print_json, print_message
 from gemm_tuner.cli.roofline_plot import write_plot
 from gemm_tuner.cli.sweep_report import context_text
@@ -188,7 +189,8 @@ def _time_layer(setting: _Bench, layer: Layer, context: ExecutionContext) -> Ben
         scalar_build=build,  # not used: the baselines are named
         one_thread_build=_one_thread_build(setting, layer, context),
     ) as host:
-        timed = _time(host, build, context)
+        with measuring():
+            timed = _time(host, build, context)
         product_only = host.product_only
         left_out = host.left_out | timed.left_out
     _tell_left_out(setting, layer, context, left_out)

@@ -7,6 +7,7 @@ from typing import Any
 
 from gemm_tuner.cli.interrupt import StopOnInterrupt
 from gemm_tuner.cli.layers import Layer
+from gemm_tuner.cli.measuring import measuring
 from gemm_tuner.cli.output import bytes_text, print_line, print_message, print_table
 from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.cli.sweep_report import context_text, ratio_facts
@@ -98,7 +99,10 @@ def share_layers(
             label = f"sharing {group[0].n}x{group[0].k} ({position} of {len(work)})"
             later_s = sum(len(later) for later, _context in work[position:]) * in_context.budget_s
             try:
-                with ProgressLine(label, later_s=later_s) as progress:
+                with (
+                    measuring(interrupt.is_stopped),
+                    ProgressLine(label, later_s=later_s) as progress,
+                ):
                     sharing = sweep_shared(
                         group,
                         context=context,

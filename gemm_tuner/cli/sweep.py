@@ -10,6 +10,7 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import StopOnInterrupt
 from gemm_tuner.cli.layers import Layer, layers_of
+from gemm_tuner.cli.measuring import measuring
 from gemm_tuner.cli.output import (
     duration_text,
     print_json,
@@ -215,7 +216,10 @@ def sweep_layers(
             label = f"{layer.name} ({position} of {len(layers)})"
             rest_s = (len(layers) - position) * settings.budget_s + later_s
             try:
-                with ProgressLine(label, later_s=rest_s) as progress:
+                with (
+                    measuring(interrupt.is_stopped),
+                    ProgressLine(label, later_s=rest_s) as progress,
+                ):
                     results = sweep_problem(
                         layer.problem,
                         contexts=contexts,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import aborting
+from gemm_tuner.cli.measuring import measuring
 from gemm_tuner.cli.output import (
     duration_text,
     print_json,
@@ -80,7 +81,8 @@ def _tune_models(
             "repeated; what other threads and processes call is not seen, nor what is compiled."
         )
     gains = []
-    with redirect_stdout(sys.stderr):  # what the models print while they are called again
+    # What the models print while they are called again is no part of the report.
+    with measuring(), redirect_stdout(sys.stderr):
         for one in models:
             gain = _tune(one, url, budget_s / len(models))
             if gain is not None:
