@@ -1,6 +1,7 @@
 """From a problem to a callable kernel: memory, service, cache directory, or a library instead."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -61,6 +62,7 @@ from gemm_tuner.trust.payload import VerdictPayload
 
 TIMEOUT_S = 10.0
 NOT_SERVED_S = 10.0
+_LEAST_TUNE_S = 0.5
 MAX_BATCH = 1000
 
 _LOG = logging.getLogger(__name__)
@@ -208,12 +210,22 @@ class Client:
         if how is Tune.BACKGROUND and (pending := self._background.pending(question)):
             return pending
         found = self._kernels.find(question, lambda: self._find_kernel(question, self._begin()))
+        return self._tuned(question, found, how, tune_timeout_s)
+
+    def _tuned(
+        self,
+        question: Question,
+        found: Kernel | FallbackKernel,
+        how: Tune,
+        seconds: float,
+    ) -> Kernel | FallbackKernel | SwappedKernel:
+        """Return what answers a question once it is tuned, or is being tuned, where that can be."""
         if how is Tune.NEVER or not self._is_tunable(question, found):
             return found
         request = self._requests.of_question(question)
         if how is Tune.BACKGROUND:
             return self._background.tune(question, request, found)
-        ended = wait_for_end(Follower(request, seconds=tune_timeout_s), self._session)
+        ended = wait_for_end(Follower(request, seconds=seconds), self._session)
         if ended.is_worth_asking:
             found = self._find_anew(question)
         return found if isinstance(found, Kernel) else found.because(ended.why)
@@ -282,21 +294,48 @@ class Client:
         self._layers.forget_brief()
         self._connections.forget_absence()
 
+    @overload
     def kernels(
         self,
         problems: Iterable[Problem | str],
         *,
         threads: int = 1,
         regime: Regime | str = Regime.HOT,
-    ) -> list[Kernel | FallbackKernel]:
+        tune: Literal["never", "wait"] = "never",
+        tune_timeout_s: float = TUNE_TIMEOUT_S,
+    ) -> list[Kernel | FallbackKernel]: ...
+
+    @overload
+    def kernels(
+        self,
+        problems: Iterable[Problem | str],
+        *,
+        threads: int = 1,
+        regime: Regime | str = Regime.HOT,
+        tune: str,
+        tune_timeout_s: float = TUNE_TIMEOUT_S,
+    ) -> list[Kernel | FallbackKernel | SwappedKernel]: ...
+
+    def kernels(
+        self,
+        problems: Iterable[Problem | str],
+        *,
+        threads: int = 1,
+        regime: Regime | str = Regime.HOT,
+        tune: str = "never",
+        tune_timeout_s: float = TUNE_TIMEOUT_S,
+    ) -> list[Kernel | FallbackKernel] | list[Kernel | FallbackKernel | SwappedKernel]:
         """Return the kernels for many problems, such as all layers of a model, in their order.
 
         They are those that `kernel` returns one by one, but are asked for at once, and downloaded
-        side by side. All of it takes at most `timeout_s`.
+        side by side. All of it takes at most `timeout_s`, and with `wait` `tune_timeout_s` more for
+        all that is tuned.
 
         Raises:
             GemmTunerError: as in `kernel`.
         """
+        how = Tune.parse(tune)
+        check_tune_timeout(tune_timeout_s)
         questions = [ask(problem, threads, regime) for problem in problems]
         missing = [one for one in dict.fromkeys(questions) if self._kernels.known(one) is None]
         look = self._look_in_batch([one for one in missing if self._locked.of(one) is None])
@@ -309,7 +348,20 @@ class Client:
                 found = dict(zip(missing, pool.map(find, missing), strict=True))
         except RuntimeError:  # the interpreter ends, and starts no thread any more
             found = {}
-        return [found.get(one) or find(one) for one in questions]
+        each = {one: found.get(one) or find(one) for one in questions}
+        if how is Tune.NEVER:
+            return [each[one] for one in questions]
+        deadline_s = time.monotonic() + tune_timeout_s
+
+        def tuned(question: Question) -> Kernel | FallbackKernel | SwappedKernel:
+            pending = self._background.pending(question) if how is Tune.BACKGROUND else None
+            # The last of many has its moment too: its job may have come to its end meanwhile.
+            left_s = max(_LEAST_TUNE_S, deadline_s - time.monotonic())
+            return pending or self._tuned(question, each[question], how, left_s)
+
+        with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
+            better = dict(zip(each, pool.map(tuned, each), strict=True))
+        return [better[one] for one in questions]
 
     @property
     def given(self) -> Mapping[Place, LockedKernel]:

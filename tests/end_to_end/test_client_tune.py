@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,41 @@ def test_in_the_background_the_library_computes_until_the_kernel_is_there(shop: 
         _compute(kernel, packed)
         _compute(kernel)
         assert client.kernel(PROBLEM) is kernel.kernel
+
+
+def test_all_layers_of_a_model_are_tuned_in_one_wait(shop: Shop) -> None:
+    other = replace(PROBLEM, n=7)
+
+    def tune_one_of_two() -> None:
+        for job in (shop.claim(), shop.claim()):
+            if job.problem == PROBLEM:
+                keep_trial(shop.site.repository, shop.build, cpu=detect_cpu(), speed=10)
+                shop.finish(job)
+
+    with shop.site.serving() as address, shop.working(tune_one_of_two):
+        client = shop.client(address)
+        first, second, again = client.kernels(
+            [PROBLEM, other, PROBLEM], tune="wait", tune_timeout_s=3
+        )
+
+        assert isinstance(first, Kernel)
+        assert again is first
+        assert isinstance(second, FallbackKernel)
+        assert "3 s" in second.reason
+    assert len(shop.jobs.newest(10)) == 2, "one for each problem"
+
+
+def test_all_layers_of_a_model_are_tuned_in_the_background(shop: Shop) -> None:
+    with shop.site.serving() as address:
+        client = shop.client(address)
+        [kernel, again] = client.kernels([PROBLEM, PROBLEM], tune="background")
+        assert again is kernel
+        assert client.kernel(PROBLEM, tune="background") is kernel
+        assert client.kernels([PROBLEM], tune="background") == [kernel]
+
+        shop.tune()
+
+        assert isinstance(_settled(kernel).kernel, Kernel)
 
 
 def test_calls_of_many_threads_are_right_while_the_kernel_comes(shop: Shop) -> None:
