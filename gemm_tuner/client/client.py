@@ -356,7 +356,7 @@ class Client:
         def tuned(question: Question) -> Kernel | FallbackKernel | SwappedKernel:
             pending = self._background.pending(question) if how is Tune.BACKGROUND else None
             # The last of many has its moment too: its job may have come to its end meanwhile.
-            left_s = max(_LEAST_TUNE_S, deadline_s - time.monotonic())
+            left_s = max(_LEAST_TUNE_S, round(deadline_s - time.monotonic(), 1))
             return pending or self._tuned(question, each[question], how, left_s)
 
         with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
