@@ -1,8 +1,8 @@
 """Databases to load the service with: many verdicts, or many trials of one problem."""
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from datetime import timedelta
 from functools import cache
 from hashlib import sha256
@@ -24,9 +24,9 @@ from gemm_tuner.store.deriving import statement
 from gemm_tuner.store.exchange import shipped_records
 from gemm_tuner.store.integrity import content_of
 from gemm_tuner.store.problems import problem_id
-from gemm_tuner.store.ready import sealed_answer
+from gemm_tuner.store.ready import HeldArtifact, sealed_answer
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import problems, trials, verdict_state, verdicts
+from gemm_tuner.store.tables import artifacts, problems, trials, verdict_state, verdicts
 from gemm_tuner.store.verdict_document import dump_verdict
 from gemm_tuner.store.wire import dump_record
 from gemm_tuner.trust.attestation import MeasuringKeys, Statement
@@ -49,7 +49,12 @@ def fill(url: str, count: int) -> float:
         repository.add_build(sample.artifact, binary=binary_of(number), source_text=SOURCE)
     known = set[str]()
     with writing(engine).begin() as connection:
-        rows = (verdict_row(keys, verdict, cpu) for verdict, cpu in each_verdict(samples, count))
+        columns = (getattr(artifacts.c, field.name) for field in fields(HeldArtifact))
+        builds = [HeldArtifact(**row) for row in connection.execute(select(*columns)).mappings()]
+        held = {build.sha256: build for build in builds}
+        rows = (
+            verdict_row(keys, verdict, cpu, held) for verdict, cpu in each_verdict(samples, count)
+        )
         while some := list(islice(rows, ROWS_AT_ONCE)):
             new = {row["problem_id"]: problem for row, problem in some}
             fresh = [problem_row(each) for key, each in new.items() if key not in known]
@@ -181,7 +186,9 @@ def problem_row(problem: Problem) -> dict[str, Any]:
     }
 
 
-def verdict_row(keys: MeasuringKeys, verdict: Verdict, cpu: Cpu) -> tuple[dict[str, Any], Problem]:
+def verdict_row(
+    keys: MeasuringKeys, verdict: Verdict, cpu: Cpu, held: Mapping[str, HeldArtifact]
+) -> tuple[dict[str, Any], Problem]:
     """Return a row as the store writes it, attested by the user's measuring key."""
     here = replace(verdict, cpu_key=cpu.exact_key)
     problem, document = verdict.problem, dump_verdict(verdict)
@@ -206,7 +213,11 @@ def verdict_row(keys: MeasuringKeys, verdict: Verdict, cpu: Cpu) -> tuple[dict[s
         "attested_by": signed.public_key,
         "attestation": content_of(signed),
         "answer": sealed_answer(
-            keys, here, rests_on=(), held={verdict.artifact.sha256: signed.public_key}
+            keys,
+            here,
+            attestation=content_of(signed),
+            rests_on=(),
+            held=held[verdict.artifact.sha256],
         ),
     }
     return row, problem

@@ -50,7 +50,7 @@ from gemm_tuner.select.choose import choose
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 
-ROWS = 3  # raised when what a row holds changes: databases are kept
+ROWS = 4  # raised when what a row holds changes: databases are kept
 CONNECTIONS = 16
 BATCH = 1000
 BATCHES = 5

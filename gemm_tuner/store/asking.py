@@ -10,6 +10,7 @@ from sqlalchemy import (
     Connection,
     Dialect,
     Integer,
+    LargeBinary,
     Row,
     ScalarSelect,
     Select,
@@ -18,7 +19,6 @@ from sqlalchemy import (
     bindparam,
     case,
     column,
-    exists,
     func,
     literal_column,
     or_,
@@ -26,6 +26,7 @@ from sqlalchemy import (
     true,
     values,
 )
+from sqlalchemy import cast as cast_to
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from sqlalchemy.types import TypeEngine
 
@@ -39,6 +40,9 @@ from gemm_tuner.store.tables import artifacts, revocations, verdicts
 
 MAX_TOGETHER = 16  # of many more, PostgreSQL reads the whole table where it has no statistics
 
+_MAX_ANSWER_BYTES = 2**16
+_ONE: ColumnElement[int] = literal_column("1")
+_SEALING_KEY = bindparam("sealing_key", type_=String())
 _Columns = ReadOnlyColumnCollection[str, Any]
 
 # What is asked: for whom, and where.
@@ -53,11 +57,20 @@ class ReadyAnswer:
     serial: int
 
 
+@dataclass(frozen=True, slots=True)
+class SealedAnswer:
+    """An answer that looks ready, what it is to be about, and its serial."""
+
+    about: bytes
+    sealed: bytes
+    serial: int
+
+
 @dataclass(slots=True)
 class Found:
     """A question, and the rows that may answer it, as they are in the database.
 
-    Where there is an answer that looks ready, its `sealed` bytes are in the place of the rows.
+    Where there is an answer that looks ready, it is in the place of the rows.
     """
 
     problem: Problem
@@ -66,25 +79,38 @@ class Found:
     cpu_key: str
     context: ExecutionContext
     rows: list[Row[Any]] = field(default_factory=list)
-    sealed: bytes | None = None
-    serial: int = 0
+    answer: SealedAnswer | None = None
 
     @classmethod
     def nothing(cls, problem: Problem, cpu: Cpu, context: ExecutionContext) -> Self:
         """Return a question without rows."""
         return cls(problem, problem_id(problem), cpu, cpu.exact_key, context)
 
-    @property
-    def about(self) -> str:
-        """Return what a sealed answer to exactly this question is about."""
-        return sealed_about(self.problem_key, self.cpu_key, self.context)
+    def add(self, row: Row[Any]) -> None:
+        """Add a row of the query."""
+        sealed, serial, attestation, digest, document, signature = tuple(row)[1:7]
+        if sealed is not None:
+            named = None if digest is None else (digest, document, signature)
+            try:
+                about = sealed_about(
+                    self.problem_key,
+                    self.cpu_key,
+                    self.context,
+                    attestation=attestation,
+                    artifact=named,
+                )
+                self.answer = SealedAnswer(about, bytes(sealed), max(0, serial))
+            except (TypeError, AttributeError):  # SQLite keeps a value of any type in any column
+                self.answer = SealedAnswer(b"", b"", 0)
+        elif row.problem_id is not None:
+            self.rows.append(row)
 
 
 def add_rows(connection: Connection, asked: Sequence[Found], sealing_key: str) -> None:
     """Add what answers at most `MAX_TOGETHER` questions to them, in one query.
 
-    An answer looks ready that the user with a measuring key sealed, if the kernel that it names is
-    here, and not revoked. With an empty key, none does.
+    An answer looks ready that the user with a measuring key sealed, if the same user attests the
+    kernel that it names, and it is not revoked. With an empty key, none does.
     """
     if not asked:
         return
@@ -93,12 +119,7 @@ def add_rows(connection: Connection, asked: Sequence[Found], sealing_key: str) -
     parameters = _asked(asked, sealing_key)
     named = parameters if names is None else tuple(parameters[name] for name in names)
     for row in connection.exec_driver_sql(text, named).all():
-        number, sealed, serial = row[:3]
-        if sealed is not None:
-            are_ours = isinstance(sealed, bytes) and isinstance(serial, int)  # SQLite keeps any
-            asked[number].sealed, asked[number].serial = (sealed, serial) if are_ours else (b"", 0)
-        elif row.problem_id is not None:
-            asked[number].rows.append(row)
+        asked[row[0]].add(row)
 
 
 def _is_lifted(artifact: ColumnElement[str]) -> ScalarSelect[bool]:
@@ -170,11 +191,19 @@ def _statement(count: int) -> Select[Any]:
     asked, row = asked_each.c, verdicts.c
     ready, same = verdicts.alias("ready"), verdicts.alias("same")
     own, of_class = artifacts.alias("own"), artifacts.alias("of_class")
+    named = artifacts.alias("named")
     serial = select(func.max(same.c.serial)).where(_answers(same.c, asked)).scalar_subquery()
+    looks_ready = _looks_ready(ready.c, named.c)
+    is_unready = case((looks_ready, literal_column("0")), else_=_ONE) == _ONE
     return select(
         asked.number,
-        ready.c.answer,
-        case((ready.c.answer.is_not(None), serial)).label("ready_serial"),
+        # As bytes, whatever it is: text that is none cannot be read.
+        case((looks_ready, cast_to(ready.c.answer, LargeBinary()))).label("answer"),
+        case((looks_ready, serial)).label("ready_serial"),
+        case((looks_ready, ready.c.attestation)).label("ready_attestation"),
+        case((looks_ready, named.c.sha256)).label("named_sha256"),
+        case((looks_ready, named.c.document)).label("named_document"),
+        case((looks_ready, named.c.attestation)).label("named_attestation"),
         *(each for each in row if each is not row.answer),
         own.c.document.label("own_document"),
         own.c.attested_by.label("own_attested_by"),
@@ -185,9 +214,10 @@ def _statement(count: int) -> Select[Any]:
         of_class.c.attested_by.label("of_class_attested_by"),
         of_class.c.attestation.label("of_class_attestation"),
     ).select_from(
-        asked_each.outerjoin(ready, _looks_ready(ready.c, asked))
+        asked_each.outerjoin(ready, _is_of(ready.c, asked))
+        .outerjoin(named, named.c.sha256 == ready.c.artifact)
         # To read and copy documents takes longer than all else.
-        .outerjoin(verdicts, and_(ready.c.answer.is_(None), _answers(row, asked)))
+        .outerjoin(verdicts, and_(is_unready, _answers(row, asked)))
         .outerjoin(own, own.c.sha256 == row.artifact)
         .outerjoin(of_class, of_class.c.sha256 == row.class_artifact)
     )
@@ -208,17 +238,24 @@ def _answers(row: _Columns, asked: _Columns) -> ColumnElement[bool]:
     return or_(same_problem, range_around, hint)
 
 
-def _looks_ready(row: _Columns, asked: _Columns) -> ColumnElement[bool]:
-    """Return the condition that a row has an answer to exactly what is asked, to be unsealed."""
-    is_here = exists(literal_column("1")).where(artifacts.c.sha256 == row.artifact)
-    is_served = and_(is_here, func.coalesce(_is_lifted(row.artifact), true()))
+def _is_of(row: _Columns, asked: _Columns) -> ColumnElement[bool]:
+    """Return the condition that a row is of exactly what is asked, and sealed by who asks."""
     return and_(
         row.problem_id == asked.problem,
         row.threads == asked.threads,
         row.regime == asked.regime,
         row.model_key == asked.model,
         row.cpu_key == asked.cpu,
-        row.attested_by == bindparam("sealing_key", type_=String()),
+        row.attested_by == _SEALING_KEY,
+        literal_column("''") != _SEALING_KEY,
         row.answer.is_not(None),
-        or_(row.artifact.is_(None), is_served),
+        func.length(row.answer) <= literal_column(str(_MAX_ANSWER_BYTES)),
     )
+
+
+def _looks_ready(row: _Columns, named: _Columns) -> ColumnElement[bool]:
+    """Return the condition that a row has an answer, and that its kernel may be served."""
+    is_served = and_(
+        named.attested_by == _SEALING_KEY, func.coalesce(_is_lifted(row.artifact), true())
+    )
+    return and_(row.answer.is_not(None), or_(row.artifact.is_(None), is_served))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, case, delete, func, select, update
 
 from gemm_tuner.derive import RULES, SweepKey, derive_servable, runnable_trials
 from gemm_tuner.domain.canonical import canonical_json, identity
@@ -20,7 +20,7 @@ from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.store.integrity import attestation_of, content_of
 from gemm_tuner.store.problems import problem_id, read_problem
 from gemm_tuner.store.reading import read_trial, select_trials, who_attests, why_not_believed
-from gemm_tuner.store.ready import sealed_answer
+from gemm_tuner.store.ready import HeldArtifact, sealed_answer
 from gemm_tuner.store.statements import upsert
 from gemm_tuner.store.tables import (
     Origin,
@@ -155,8 +155,9 @@ class Deriving:
     def derive_all(self, tell: Callable[[int, int], None] = lambda _done, _total: None) -> None:
         """Derive all verdicts again; `tell` hears how many problems are done, of how many."""
         total, done = self._connection.scalar(select(func.count()).select_from(problems)) or 0, 0
+        numbers = (select(func.max(trials.c.sequence)), select(func.max(verdicts.c.serial)))
+        serial = max(self._connection.scalar(query) or 0 for query in numbers)
         self._connection.execute(delete(verdicts))
-        serial = self._connection.scalar(select(func.max(trials.c.sequence))) or 0
         after = ""
         while keys := self._connection.scalars(
             select(problems.c.id)
@@ -221,8 +222,11 @@ class Deriving:
         evidence = _Evidence(decisive, rests_on, exhausted_sweeps(self._connection, problem))
         for place, isa in places.items():
             values = self._verdicts_of(problem, place, isa, evidence)
-            changed = {**values, "newest": newest[place.cpu_key], "serial": serial}
-            upsert(self._connection, verdicts, {**_row(problem, place), **changed}, changed)
+            new = {**values, "newest": newest[place.cpu_key], "serial": serial}
+            # A client that kept an answer takes one with a smaller serial for an old one.
+            kept = case((verdicts.c.serial > serial, verdicts.c.serial), else_=serial)
+            changed = {**new, "serial": kept}
+            upsert(self._connection, verdicts, {**_row(problem, place), **new}, changed)
 
     def _verdicts_of(
         self,
@@ -245,11 +249,11 @@ class Deriving:
         columns: dict[str, str | bytes | None] = {
             "artifact": own.artifact.sha256 if own and own.artifact else None,
             **self._attested("", problem, place, text_of(own)),
-            "answer": self._answer(own, evidence.keys),
             "class_artifact": None,
             **self._attested(CLASS, problem, place, None),
             "lacking": " ".join(sorted(lacking)) or None,
         }
+        columns["answer"] = self._answer(own, evidence.keys, columns["attestation"])
         for_class = [
             trial
             for trial in decisive
@@ -287,26 +291,33 @@ class Deriving:
         )
         return verdict, digests - held.keys()
 
-    def _answer(self, verdict: Verdict | None, rests_on: Collection[str]) -> bytes | None:
-        """Return the answer that a verdict gives, ready to be signed, if it can be."""
-        if verdict is None:
+    def _answer(
+        self, verdict: Verdict | None, rests_on: Collection[str], attestation: str | bytes | None
+    ) -> bytes | None:
+        """Return the answer that an attested verdict gives, ready to be signed, if it can be."""
+        if verdict is None or not isinstance(attestation, bytes):
             return None
-        held = self._held({verdict.artifact.sha256}) if verdict.artifact else {}
-        return sealed_answer(self._keys, verdict, rests_on=rests_on, held=held)
+        digest = verdict.artifact.sha256 if verdict.artifact else ""
+        held = self._held({digest}).get(digest)
+        return sealed_answer(
+            self._keys, verdict, attestation=attestation, rests_on=rests_on, held=held
+        )
 
-    def _held(self, digests: Collection[str]) -> dict[str, str]:
+    def _held(self, digests: Collection[str]) -> dict[str, HeldArtifact]:
         """Return those of `digests` whose binaries may be served, each with who attests it."""
         if not digests:
             return {}
         row = artifacts.c
         query = select(row.sha256, row.document, row.attested_by, row.attestation)
-        found: dict[str, str] = {}
+        found: dict[str, HeldArtifact] = {}
         for digest, document, by, signature in self._connection.execute(
             query.where(row.sha256.in_(digests))
         ):
             key, _why = who_attests(self._keys, digest, document, attestation_of(by, signature))
             if key:
-                found[digest] = key
+                found[digest] = HeldArtifact(
+                    sha256=digest, document=document, attested_by=key, attestation=signature
+                )
         return found
 
     def _attested(

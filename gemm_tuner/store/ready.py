@@ -3,8 +3,8 @@
 A user's own service answers with them. Another user cannot check the seal, and reads the verdict.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from gemm_tuner.answer.telling import measured_here, sentences
 from gemm_tuner.domain.context import ExecutionContext
@@ -13,28 +13,70 @@ from gemm_tuner.store.problems import problem_id
 from gemm_tuner.trust.attestation import MeasuringKeys
 from gemm_tuner.trust.key_id import key_id_of
 
+# To be raised when answers say the same in other words or members: those of before are not used.
+FORM = 1
 
-def sealed_about(problem_key: str, cpu_key: str, context: ExecutionContext) -> str:
-    """Return the line of text that a sealed answer is about."""
-    return f"answer {problem_key} {context.threads} {context.regime.value} {cpu_key}"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldArtifact:
+    """What an artifact is served for: who attests its description, and how."""
+
+    sha256: str
+    document: str
+    attested_by: str
+    attestation: bytes
+
+
+def sealed_about(
+    problem_key: str,
+    cpu_key: str,
+    context: ExecutionContext,
+    *,
+    attestation: bytes,
+    artifact: tuple[str, str, bytes] | None,
+) -> bytes:
+    """Return what a sealed answer is about: a question, its verdict, and the kernel that it names.
+
+    The verdict is meant by its attestation, the kernel by its digest, description and attestation.
+    If any of them is another than when the answer was made, then so may be the answer.
+    """
+    asked = f"answer {FORM} {problem_key} {context.threads} {context.regime.value} {cpu_key}"
+    digest, document, signature = artifact or ("-", "", b"")
+    parts = (asked.encode(), attestation, digest.encode(), document.encode(), signature)
+    return b"".join(b"%d %b " % (len(part), part) for part in parts)
 
 
 def sealed_answer(
-    keys: MeasuringKeys, verdict: Verdict, *, rests_on: Collection[str], held: Mapping[str, str]
+    keys: MeasuringKeys,
+    verdict: Verdict,
+    *,
+    attestation: bytes,
+    rests_on: Collection[str],
+    held: HeldArtifact | None,
 ) -> bytes | None:
     """Return the answer to exactly the question of a verdict, sealed; None where it may change.
 
-    `rests_on` are the measuring keys of the trials that it follows from, and `held` those of the
-    binaries that may be served. It may change with what is believed, unless all is the own key's.
+    `attestation` is that of the verdict's document, `rests_on` are the measuring keys of the trials
+    that it follows from, and `held` is the kernel that it names. The answer may change with what is
+    believed, unless all is the own key's.
     """
     # Imported here: it loads models and signatures, and a store is asked more often than written.
     from gemm_tuner.answer.document import Unsigned  # noqa: PLC0415
 
-    own, artifact = keys.own_made(), verdict.artifact
-    if verdict.doubt or {*rests_on} - {own} or (artifact and held.get(artifact.sha256) != own):
+    own, named = keys.own_made(), None
+    if verdict.doubt or {*rests_on} - {own}:
         return None
-    if artifact:
+    if verdict.artifact is not None:
+        if held is None or held.attested_by != own:
+            return None
+        named = (held.sha256, held.document, held.attestation)
         verdict = replace(verdict, attested_by=key_id_of(bytes.fromhex(own)))
     answer = Unsigned.of(verdict, sentences(verdict, measured_here(verdict.cpu_key)))
-    about = sealed_about(problem_id(verdict.problem), verdict.cpu_key, verdict.context)
+    about = sealed_about(
+        problem_id(verdict.problem),
+        verdict.cpu_key,
+        verdict.context,
+        attestation=attestation,
+        artifact=named,
+    )
     return keys.seal(about, answer.packed())

@@ -15,6 +15,7 @@ BUSY_TIMEOUT_MS = 30_000
 # A verdict with its documents and answer is some 4 KiB, and is read with one call of the system.
 _PAGE_BYTES = 2**14
 _CACHE_BYTES = 2**23
+_LOG_BYTES = 2**22  # beside the file, before changes are written into it
 
 _STATE = "state of the files"
 
@@ -107,6 +108,7 @@ def _set_up(connection: Any, _entry: ConnectionPoolEntry) -> None:  # noqa: ANN4
     for pragma in (
         f"page_size = {_PAGE_BYTES}",  # of a new database
         f"cache_size = -{_CACHE_BYTES >> 10}",
+        f"wal_autocheckpoint = {_LOG_BYTES // _PAGE_BYTES}",  # by pages, which could be smaller
         f"busy_timeout = {BUSY_TIMEOUT_MS}",
         "journal_mode = WAL",
         "synchronous = FULL",  # a trial is on the disk when its commit returns

@@ -146,17 +146,15 @@ class Verdicts(Statements):
         found = [Found.nothing(*question) for question in questions]
         with usable_keys():
             self._find(found, self._keys.sealing_key() or "")
-            contents = self._keys.unsealed((one.about, one.sealed) for one in found)
-        changed = [
-            one
-            for one, content in zip(found, contents, strict=True)
-            if one.sealed is not None and content is None
-        ]
-        self._find(changed)
-        return [
-            one if content is None else ReadyAnswer(content, one.serial)
-            for one, content in zip(found, contents, strict=True)
-        ]
+            sealed = [one.answer for one in found if one.answer]
+            contents = iter(self._keys.unsealed((one.about, one.sealed) for one in sealed))
+        answers: list[ReadyAnswer | Found] = []
+        for one in found:
+            content = next(contents) if one.answer else None
+            ready = one.answer and content and ReadyAnswer(content, one.answer.serial)
+            answers.append(ready or one)
+        self._find([one for one in answers if isinstance(one, Found) and one.answer])
+        return answers
 
     def _find(self, asked: Sequence[Found], sealing_key: str = "") -> None:
         """Add what answers questions to them, as `add_rows` does."""

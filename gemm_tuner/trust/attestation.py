@@ -112,8 +112,8 @@ class MeasuringKeys:
             )
         return self._own
 
-    def seal(self, about: str, content: bytes) -> bytes:
-        """Return `content` behind a code that only this user can make, of it and of a line of text.
+    def seal(self, about: bytes, content: bytes) -> bytes:
+        """Return `content` behind a code that only this user can make, of it and what it is about.
 
         Raises:
             StoreFailed: the measuring key cannot be read or made.
@@ -131,8 +131,8 @@ class MeasuringKeys:
         self.believed()
         return next(iter(self._mac_keys), None)
 
-    def unsealed(self, sealed: Iterable[tuple[str, bytes | None]]) -> list[bytes | None]:
-        """Return each content that this user sealed, after the line of text that it is about.
+    def unsealed(self, sealed: Iterable[tuple[bytes, bytes | None]]) -> list[bytes | None]:
+        """Return each content that this user sealed; each comes after what it is to be about.
 
         It is None where there is nothing, another sealed it, or it was changed.
 
@@ -140,8 +140,8 @@ class MeasuringKeys:
             InvalidSetting: a file of keys can be changed by others, or is damaged.
             StoreFailed: it cannot be read.
         """
-        own = self.sealing_key()
-        key = None if own is None else self._mac_keys[own]
+        self.believed()
+        key = next(iter(self._mac_keys.values()), None)
         return [
             None if key is None or content is None else _unsealed(key, about, content)
             for about, content in sealed
@@ -298,11 +298,11 @@ def _message(statement: Statement, document: str) -> bytes:
     return f"gemm-tuner {statement.value} 1\n{digest}".encode()
 
 
-def _sealed_message(about: str, content: bytes) -> bytes:
-    return b"gemm-tuner sealed 1\n%b\n%b" % (about.encode(), content)
+def _sealed_message(about: bytes, content: bytes) -> bytes:
+    return b"gemm-tuner sealed 1\n%d %b\n%b" % (len(about), about, content)
 
 
-def _unsealed(key: bytes, about: str, sealed: bytes) -> bytes | None:
+def _unsealed(key: bytes, about: bytes, sealed: bytes) -> bytes | None:
     code, content = sealed[:MAC_BYTES], sealed[MAC_BYTES:]
     is_it = hmac.compare_digest(code, _mac(key, _sealed_message(about, content)))
     return content if is_it else None

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,20 @@ from samples import (
     make_artifact,
     make_disturbed_trial,
     make_trial,
+    make_trial_beside_mkl,
 )
 from sqlalchemy import Engine, text
 
 from gemm_tuner.answer.document import Unsigned
+from gemm_tuner.answer.telling import measured_here, sentences
+from gemm_tuner.derive import derive_verdict
+from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.record import Outcome, SweepEnd
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.asking import Found, ReadyAnswer
 from gemm_tuner.store.database import open_database
+from gemm_tuner.store.ready import FORM
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.statements import RowsDamaged
 from gemm_tuner.trust.attestation import MeasuringKeys
@@ -93,6 +100,10 @@ def test_a_revoked_kernel_is_not_ready_until_that_is_lifted(repository: Reposito
         "answer = x'00'",
         "answer = zeroblob(4000)",
         "answer = 'text'",
+        "answer = CAST(x'ff80' AS TEXT)",
+        "answer = zeroblob(50000000)",
+        "attestation = substr(attestation, 1, 64)",
+        "attestation = 'text'",
         "answer = CAST(substr(answer, 1, 32) || x'7b' AS BLOB)",
         "answer = substr(answer, 1, length(answer) - 1)",
         "answer = 7",
@@ -175,3 +186,128 @@ def test_what_rests_on_another_key_is_not_ready(
 
     assert verdict.artifact is not None
     assert _ready(repository) is None, "it holds as long as the other key is believed"
+
+
+def _check(repository: Repository) -> None:
+    """Check that an answer, if one is ready, is that which the verdict gives."""
+    best = choose(repository, PROBLEM, cpu=CPU, context=CONTEXT)
+    ready = _ready(repository)
+    expected = ReadyAnswer(Unsigned.of(best.verdict, best.explain).packed(), best.serial)
+    assert ready in {None, expected}
+
+
+def test_the_build_of_another_user_is_not_ready(
+    repository: Repository, engine: Engine, tmp_path: Path
+) -> None:
+    _tune(repository)
+    other = Repository(engine, MeasuringKeys(tmp_path / "other"))
+    other.add_build(make_artifact(BINARY), binary=BINARY, source_text=SOURCE_TEXT)
+    _check(repository)
+
+
+def test_a_build_that_another_user_attests_is_not_ready(
+    repository: Repository, engine: Engine, tmp_path: Path
+) -> None:
+    _tune(repository)
+    assert Repository(engine, MeasuringKeys(tmp_path / "other")).attest_artifacts() == 1
+    _check(repository)
+
+
+def _another_build(repository: Repository, binary: bytes = b"\x7fELF other") -> Artifact:
+    artifact = make_artifact(binary)
+    repository.add_build(artifact, binary=binary, source_text=SOURCE_TEXT)
+    return artifact
+
+
+@pytest.mark.parametrize("other", ["NULL", "(SELECT sha256 FROM artifacts WHERE sha256 <> :own)"])
+def test_a_revoked_kernel_is_not_served_for_another(
+    repository: Repository, engine: Engine, other: str
+) -> None:
+    _tune(repository)
+    own = make_artifact(BINARY).sha256
+    _another_build(repository)
+    repository.revoke(own, reason="wrong", actor="me", now=NOW)
+    with engine.begin() as connection:
+        query = f"UPDATE verdicts SET artifact = {other}"  # noqa: S608 - ours
+        connection.execute(text(query), {"own": own} if ":own" in query else {})
+
+    assert _ready(repository) is None
+
+
+@pytest.mark.parametrize("change", ["attestation = NULL", "document = '{}'", "attested_by = ''"])
+def test_a_kernel_that_nobody_attests_is_not_ready(
+    repository: Repository, engine: Engine, change: str
+) -> None:
+    _tune(repository)
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE artifacts SET {change}"))  # noqa: S608 - ours
+
+    assert _ready(repository) is None
+
+
+def test_the_answer_of_an_earlier_verdict_is_not_ready(
+    repository: Repository, engine: Engine
+) -> None:
+    """An older version, which was open when the database was migrated, leaves such a row."""
+    _tune(repository)
+    slower = _another_build(repository)
+    with engine.begin() as connection:
+        old = connection.execute(text("SELECT answer FROM verdicts")).scalar()
+    repository.add_trial(make_trial(artifact=slower, nr=32, call_ns=900, minute=1))
+    wrong = make_trial(artifact=make_artifact(BINARY), minute=2, outcome=Outcome.WRONG)
+    repository.add_trial(replace(wrong, measurement=None, detail="x"))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE verdicts SET answer = :old"), {"old": old})
+
+    verdict = choose(repository, PROBLEM, cpu=CPU, context=CONTEXT).verdict
+    assert verdict.artifact == slower
+    assert _ready(repository) is None
+
+
+def test_without_a_measuring_key_nothing_is_ready(
+    repository: Repository, engine: Engine, tmp_path: Path
+) -> None:
+    _tune(repository)
+    before = choose(repository, PROBLEM, cpu=CPU, context=CONTEXT)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE verdicts SET attested_by = ''"))
+
+    assert choose(repository, PROBLEM, cpu=CPU, context=CONTEXT).verdict == before.verdict
+    assert _ready(Repository(engine, MeasuringKeys(tmp_path / "none"))) is None
+
+
+def test_a_serial_does_not_go_back(repository: Repository) -> None:
+    _tune(repository)
+    repository.add_trial(make_trial(problem=replace(PROBLEM, n=64), artifact=make_artifact(BINARY)))
+    serials = [repository.known(PROBLEM, cpu=CPU, context=CONTEXT).serial]
+    end = SweepEnd(baseline="onednn 3.2.0", is_exhausted=True, budget_s=1.0)
+
+    for _time in range(2):
+        repository.derive_again()
+        serials.append(repository.known(PROBLEM, cpu=CPU, context=CONTEXT).serial)
+        repository.mark_ended(
+            PROBLEM,
+            CPU.exact_key,
+            CONTEXT,
+            toolchain="gcc 12.2.0 -O3",
+            generator="0.1.0-aaaa",
+            end=end,
+        )
+        serials.append(repository.known(PROBLEM, cpu=CPU, context=CONTEXT).serial)
+
+    assert serials == sorted(serials)
+    assert serials[0] < serials[-1]
+
+
+def test_an_answer_in_another_form_has_another_number() -> None:
+    """Raise `FORM` with whatever changes these bytes: stored answers have the words of before."""
+    verdict = derive_verdict(
+        [make_trial_beside_mkl()],
+        problem=PROBLEM,
+        cpu_key=CPU.exact_key,
+        context=CONTEXT,
+        complete=True,
+    )
+    answer = Unsigned.of(verdict, sentences(verdict, measured_here(CPU.exact_key)))
+
+    assert (FORM, sha256(answer.packed()).hexdigest()[:16]) == (1, "2283f69278f8e8cf")
