@@ -193,7 +193,16 @@ def _statement(count: int) -> Select[Any]:
     own, of_class = artifacts.alias("own"), artifacts.alias("of_class")
     named = artifacts.alias("named")
     serial = select(func.max(same.c.serial)).where(_answers(same.c, asked)).scalar_subquery()
-    looks_ready = _looks_ready(ready.c, named.c)
+    # The kernel that the answer names, if who asks attests it and nobody revoked it.
+    is_named = and_(
+        named.c.sha256 == ready.c.artifact,
+        named.c.attested_by == _SEALING_KEY,
+        func.coalesce(_is_lifted(ready.c.artifact), true()),
+    )
+    looks_ready = and_(
+        ready.c.answer.is_not(None),
+        or_(ready.c.artifact.is_(None), named.c.sha256.is_not(None)),
+    )
     is_unready = case((looks_ready, literal_column("0")), else_=_ONE) == _ONE
     return select(
         asked.number,
@@ -215,7 +224,7 @@ def _statement(count: int) -> Select[Any]:
         of_class.c.attestation.label("of_class_attestation"),
     ).select_from(
         asked_each.outerjoin(ready, _is_of(ready.c, asked))
-        .outerjoin(named, named.c.sha256 == ready.c.artifact)
+        .outerjoin(named, is_named)
         # To read and copy documents takes longer than all else.
         .outerjoin(verdicts, and_(is_unready, _answers(row, asked)))
         .outerjoin(own, own.c.sha256 == row.artifact)
@@ -251,11 +260,3 @@ def _is_of(row: _Columns, asked: _Columns) -> ColumnElement[bool]:
         row.answer.is_not(None),
         func.length(row.answer) <= literal_column(str(_MAX_ANSWER_BYTES)),
     )
-
-
-def _looks_ready(row: _Columns, named: _Columns) -> ColumnElement[bool]:
-    """Return the condition that a row has an answer, and that its kernel may be served."""
-    is_served = and_(
-        named.attested_by == _SEALING_KEY, func.coalesce(_is_lifted(row.artifact), true())
-    )
-    return and_(row.answer.is_not(None), or_(row.artifact.is_(None), is_served))
