@@ -15,6 +15,12 @@ from gemm_tuner.select.choose import choose
 from gemm_tuner.store.repository import Repository
 
 
+def layer_name(problem: Problem) -> str:
+    """Return the text of a problem, with `*` for its rows."""
+    sizes = f"*x{problem.n}x{problem.k}"
+    return f"{problem.types.text} {sizes} {problem.layout_text} {problem.epilogue.text}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundledKernel:
     """A kernel with the verdict that names it; `description` is what its library says of itself."""
@@ -35,9 +41,7 @@ class BundledKernel:
     @property
     def layer_name(self) -> str:
         """Return the text of its problem, with `*` for the rows."""
-        problem = self.problem
-        sizes = f"*x{problem.n}x{problem.k}"
-        return f"{problem.types.text} {sizes} {problem.layout_text} {problem.epilogue.text}"
+        return layer_name(self.problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,11 @@ class Missing:
 
     problem: Problem
     reason: str
+
+    @property
+    def layer_name(self) -> str:
+        """Return the text of the problem, with `*` for the rows."""
+        return layer_name(self.problem)
 
 
 def collect(
@@ -92,6 +101,10 @@ def _kernel_of(repository: Repository, verdict: Verdict, cpu: Cpu) -> BundledKer
 
 
 def _why_not(verdict: Verdict) -> str:
+    if verdict.artifact is not None:
+        return 'its source or binary is not in the database; "gemm-tuner sweep" makes it again.'
+    if verdict.doubt is not None:
+        return f'its measurement decides nothing, {verdict.doubt}; run "gemm-tuner sweep" again.'
     return reason_for(
         verdict.problem.text,
         verdict.cpu_key,

@@ -1,8 +1,8 @@
-"""Writing a bundle: its files follow from the kernels alone, byte by byte."""
+"""Writing a bundle: its files follow from what is collected, byte by byte."""
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import groupby
@@ -15,6 +15,8 @@ from gemm_tuner.bundle.collect import BundledKernel, Missing
 from gemm_tuner.client.lock import LOCK_FILE, LockedKernel, write_lock
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.printable import quoted
+from gemm_tuner.domain.problem import Rows
 from gemm_tuner.domain.reason import speed_text
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.resources import templates_dir
@@ -25,38 +27,56 @@ _FILES = Path(__file__).parent / "files"
 _LICENCE = "The kernels, and what calls them, are generated or copied from gemm-tuner.\n"
 _SUMS = "SHA256SUMS"
 _NAME_CHARACTERS = 16
+_PREFIX = ".bundle-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """A kernel as the table has it: `layout` counts the formats of packed weights of its layer."""
+    """What is called for some rows of a layer: a kernel, or none where a library was faster.
 
-    kernel: BundledKernel
-    layout: int
+    `layout` counts the formats of packed weights of the layer.
+    """
+
+    layer_name: str
+    low: int
+    high: int
+    kernel: BundledKernel | None = None
+    layout: int = 0
 
     def facts(self) -> dict[str, object]:
         """Return what the files say of it."""
-        kernel, problem = self.kernel, self.kernel.problem
-        name = kernel.artifact.sha256[:_NAME_CHARACTERS]
-        measured = kernel.verdict.measurement
+        facts: dict[str, object] = {
+            "file": None,
+            "layer": self.layer_name,
+            "rows": Rows(low=self.low, high=self.high).text,
+            "m_low": self.low,
+            "m_high": self.high,
+            "layout": self.layout,
+            "features": "",
+            "description": '""',
+        }
+        if self.kernel is None:
+            return facts
+        name, verdict = _name_of(self.kernel), self.kernel.verdict
+        measured = verdict.measurement
         speed = (
             speed_text(measured.ratio, measured.baseline)
             if measured
             else "its speed is not known for these rows"
         )
-        return {
+        told = f"{verdict.decision.value}, basis {verdict.basis.value}: {speed}"
+        return facts | {
             "file": f"{name}.so",
             "source_file": f"{name}.cpp",
-            "layer": kernel.layer_name,
-            "rows": problem.m.text,
-            "m_low": problem.m.low,
-            "m_high": problem.m.high,
-            "layout": self.layout,
-            "features": " ".join(sorted(kernel.artifact.required_isa)),
-            "description": json.dumps(kernel.description),
-            "candidate": kernel.candidate.text,
-            "verdict": f"{kernel.verdict.decision.value}, {speed}",
+            "features": " ".join(sorted(self.kernel.artifact.required_isa)),
+            "description": json.dumps(self.kernel.description),
+            "candidate": self.kernel.candidate.text,
+            "verdict": quoted(told).replace("|", "\\|"),
         }
+
+
+def _name_of(kernel: BundledKernel) -> str:
+    return kernel.artifact.sha256[:_NAME_CHARACTERS]
 
 
 def write_bundle(
@@ -66,8 +86,8 @@ def write_bundle(
     *,
     cpu: Cpu,
     context: ExecutionContext,
-) -> None:
-    """Write a bundle, whole or not at all, in the place of an older one if there is one.
+) -> int:
+    """Write a bundle, whole or not at all, in the place of an older one; return its size in bytes.
 
     Raises:
         InvalidSetting: there is no kernel, the folder holds something else than a bundle, or it
@@ -78,34 +98,71 @@ def write_bundle(
     check_place(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        made = Path(mkdtemp(prefix=_PREFIX, dir=folder.parent))
     except OSError as error:
         raise _not_written(folder, error) from None
     try:
         _write_files(made, kernels, missing, cpu=cpu, context=context)
-        made.chmod(0o755)
+        size_bytes = _open_to_all(made)
         _put_in_place(made, folder)
     except OSError as error:
         raise _not_written(folder, error) from None
     finally:
         shutil.rmtree(made, ignore_errors=True)
+    return size_bytes
+
+
+def _open_to_all(made: Path) -> int:
+    """Let others read a bundle, whatever the umask, and nobody write; return its size in bytes."""
+    size_bytes = 0
+    for path in (made, *made.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        size_bytes += 0 if path.is_dir() else path.stat().st_size
+    return size_bytes
 
 
 def check_place(folder: Path) -> None:
-    """Check that a folder is new, empty, or an older bundle.
+    """Check that a folder is new, empty, or an older bundle with nothing else in it.
+
+    What was built in `build`, as the bundle's README says, may be in it too.
 
     Raises:
-        InvalidSetting: it is something else.
+        InvalidSetting: it is something else, or holds something else.
     """
     try:
-        is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-        is_bundle = folder.is_dir() and (folder / "gemm_tuner_bundle.h").is_file()
+        if not folder.exists() and not folder.is_symlink():
+            return
+        other = _what_else(folder)
     except OSError as error:
         raise _not_written(folder, error) from None
-    if folder.is_symlink() or not (is_new or is_bundle):
+    if other is not None:
         raise InvalidSetting(
-            f"{folder} is no bundle, and is not replaced by one; name a new or an empty folder."
+            f"{folder} is not replaced by a bundle: {other}; name a new or an empty folder."
         )
+
+
+def _what_else(folder: Path) -> str | None:
+    """Return what keeps a folder from being replaced, None if nothing does."""
+    if folder.is_symlink() or not folder.is_dir():
+        return "it is no folder"
+    if not any(folder.iterdir()):
+        return None
+    sums = folder / _SUMS
+    lines = sums.read_text(errors="replace").splitlines() if sums.is_file() else []
+    ours = {_SUMS, "kernels", *(line.partition("  ")[2] for line in lines)}
+    if "gemm_tuner_bundle_table.h" not in ours:
+        return "it is no bundle"
+    if (folder / "build" / "CMakeCache.txt").is_file():
+        ours.add("build")
+    device = folder.stat().st_dev
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.lstat().st_dev != device:
+            return f"{name!r} in it is mounted"
+        is_built = name.startswith("build/") and "build" in ours
+        if not is_built and (name not in ours or path.is_symlink()):
+            return f"{name!r} in it is of something else"
+    return None
 
 
 def _not_written(folder: Path, error: OSError) -> InvalidSetting:
@@ -115,9 +172,9 @@ def _not_written(folder: Path, error: OSError) -> InvalidSetting:
 
 
 def _put_in_place(made: Path, folder: Path) -> None:
-    """Move a new bundle to its place; what was there is there until then."""
+    """Move a new bundle to its place. For a moment between two renames, there is none."""
     if folder.exists():
-        former = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        former = Path(mkdtemp(prefix=_PREFIX, dir=folder.parent))
         try:
             folder.rename(former / "bundle")
             made.rename(folder)
@@ -137,7 +194,7 @@ def _write_files(
     cpu: Cpu,
     context: ExecutionContext,
 ) -> None:
-    rows = tuple(_rows(kernels))
+    rows = tuple(_rows(kernels, missing))
     environment = Environment(
         loader=FileSystemLoader(_FILES),
         undefined=StrictUndefined,
@@ -149,7 +206,7 @@ def _write_files(
     facts = {
         "kernels": [row.facts() for row in rows],
         "layers": _layers(rows),
-        "missing": [(one.problem.text, one.reason) for one in missing],
+        "missing": sorted((one.problem.text, quoted(one.reason)) for one in missing),
         "version": generator_version(),
         "cpu": cpu.exact_key,
         "context": f"threads {context.threads}, {context.regime.value}",
@@ -163,33 +220,45 @@ def _write_files(
     shutil.copyfile(templates_dir() / "abi" / "gemm_tuner.h", made / "gemm_tuner.h")
     (made / "LICENSE").write_text(_licence())
     (made / "kernels").mkdir()
-    for row in rows:
-        name = row.kernel.artifact.sha256[:_NAME_CHARACTERS]
-        (made / "kernels" / f"{name}.so").write_bytes(row.kernel.binary)
-        (made / "kernels" / f"{name}.cpp").write_text(row.kernel.source_text)
+    for kernel in kernels:
+        name = made / "kernels" / _name_of(kernel)
+        name.with_suffix(".so").write_bytes(kernel.binary)
+        name.with_suffix(".cpp").write_text(kernel.source_text)
     write_lock(made / LOCK_FILE, [_locked(kernel) for kernel in kernels])
     sums = _sums(made)
     (made / _SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
 
 
-def _rows(kernels: Iterable[BundledKernel]) -> Iterable[_Row]:
-    """Yield kernels layer by layer, those for the fewest numbers of rows first."""
+def _rows(kernels: Sequence[BundledKernel], missing: Sequence[Missing]) -> Iterator[_Row]:
+    """Yield what is called, layer by layer, for the fewest numbers of rows first.
 
-    def place(kernel: BundledKernel) -> tuple[str, int, int]:
-        rows = kernel.problem.m
-        return kernel.layer_name, rows.high - rows.low, rows.low
+    A kernel for a range says nothing of a number of rows in it at which a library was faster. What
+    a range without a kernel was timed at is its greatest number.
+    """
+    formats: dict[str, list[str]] = {}
+    rows = []
+    for kernel in sorted(kernels, key=lambda one: one.problem.text):
+        m, known = kernel.problem.m, formats.setdefault(kernel.layer_name, [])
+        if kernel.packed_format not in known:
+            known.append(kernel.packed_format)
+        layout = known.index(kernel.packed_format)
+        name = kernel.layer_name
+        rows.append(_Row(layer_name=name, low=m.low, high=m.high, kernel=kernel, layout=layout))
+    for one in missing:
+        if one.layer_name in formats:
+            high = one.problem.m.high
+            rows.append(_Row(layer_name=one.layer_name, low=high, high=high))
 
-    for _layer, each in groupby(sorted(kernels, key=place), key=lambda one: one.layer_name):
-        of_layer = list(each)
-        formats = list(dict.fromkeys(kernel.packed_format for kernel in of_layer))
-        for kernel in of_layer:
-            yield _Row(kernel=kernel, layout=formats.index(kernel.packed_format))
+    def place(row: _Row) -> tuple[str, int, int, bool]:
+        return row.layer_name, row.high - row.low, row.low, row.kernel is None
+
+    yield from sorted(rows, key=place)
 
 
 def _layers(rows: Sequence[_Row]) -> list[dict[str, object]]:
     layers: list[dict[str, object]] = []
     first = 0
-    for name, each in groupby(rows, key=lambda row: row.kernel.layer_name):
+    for name, each in groupby(rows, key=lambda row: row.layer_name):
         of_layer = list(each)
         layouts = 1 + max(row.layout for row in of_layer)
         layers.append(

@@ -50,8 +50,7 @@ def bundle(
     if not kernels:
         print_message(f"Nothing was written to {folder}: no kernel is served for these layers.")
         raise typer.Exit(1)
-    write_bundle(folder, kernels, missing, cpu=cpu, context=context)
-    size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    size_bytes = write_bundle(folder, kernels, missing, cpu=cpu, context=context)
     if as_json:
         print_json(
             {

@@ -30,27 +30,35 @@ _CANCELLED = "cancelled before the best was confirmed; what was tried is kept"
 class JobQueue(Workers):
     """The jobs that wait or run. Times are those of the caller, and have a zone."""
 
-    def next_threads(self, class_keys: Collection[str], now: datetime) -> int | None:
+    def next_threads(
+        self, class_keys: Collection[str], now: datetime, but: Collection[str] = ()
+    ) -> int | None:
         """Return how many threads the job needs that `claim` would take now; None if none waits.
 
         Nothing is changed.
         """
         is_ready = IS_WAITING | (_is_abandoned(now) & ~jobs.c.is_cancel_asked)
-        row = self._first(_first_of(class_keys, is_ready))
+        row = self._first(_first_of(class_keys, is_ready, but))
         return None if row is None else row.threads
 
     def claim(
-        self, worker: str, *, class_keys: Collection[str], now: datetime, lease_s: float
+        self,
+        worker: str,
+        *,
+        class_keys: Collection[str],
+        now: datetime,
+        lease_s: float,
+        but: Collection[str] = (),
     ) -> Job | None:
         """Give a worker the job of the highest priority, the oldest of these; None if none waits.
 
-        It may be one whose worker was lost. A job that lost `MAX_ATTEMPTS` workers has failed, and
-        so has one whose row was damaged.
+        `but` are the ids of jobs that it does not want now. It may be one whose worker was lost. A
+        job that lost `MAX_ATTEMPTS` workers has failed, and so has one whose row was damaged.
         """
         with self._writing() as connection:
             take_back_abandoned(connection, now)
             while (
-                found := connection.execute(_first_of(class_keys, IS_WAITING)).first()
+                found := connection.execute(_first_of(class_keys, IS_WAITING, but)).first()
             ) is not None:
                 is_it = jobs.c.id == found.id
                 try:
@@ -177,11 +185,13 @@ def _again_or_over(why: str, *, has_limit: bool = False) -> dict[str, Any]:
     }
 
 
-def _first_of(class_keys: Collection[str], which: ColumnElement[bool]) -> Select[Any]:
+def _first_of(
+    class_keys: Collection[str], which: ColumnElement[bool], but: Collection[str]
+) -> Select[Any]:
     """Return the query for the job of the highest priority, the oldest of these."""
     return (
         select_jobs()
-        .where(which, jobs.c.class_key.in_(sorted(class_keys)))
+        .where(which, jobs.c.class_key.in_(sorted(class_keys)), jobs.c.id.not_in(sorted(but)))
         .order_by(jobs.c.priority.desc(), jobs.c.sequence)
         .limit(1)
     )

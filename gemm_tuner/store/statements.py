@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, Select, Table
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, StoreFailed
 from gemm_tuner.store.database import asking_once, reason_of, writing
@@ -14,8 +14,8 @@ from gemm_tuner.trust.attestation import MeasuringKeys
 
 _NO_TEXT = "Could not decode to UTF-8"  # what SQLite says of a text that is none
 _DAMAGE = (
-    'it was damaged; "gemm-tuner db check" tells of the rows. Restore it from a backup, or start a '
-    "new one with --db."
+    'it was damaged; "gemm-tuner db check" tells of the rows, and "gemm-tuner db derive" makes '
+    "verdicts anew. Else restore it from a backup, or start a new one with --db."
 )
 
 
@@ -89,8 +89,7 @@ def _insert(connection: Connection, table: Table) -> Any:  # noqa: ANN401 - each
 
 def may_pass(error: StoreFailed) -> bool:
     """Return whether what failed may be done later: a disk or a server refused it, not a row."""
-    refused = isinstance(error.__cause__, OSError | SQLAlchemyError)
-    return refused and not isinstance(error, RowsDamaged)
+    return isinstance(error.__cause__, OSError | OperationalError | InterfaceError)
 
 
 @contextmanager

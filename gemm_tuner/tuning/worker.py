@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
@@ -35,6 +35,7 @@ _BUSY_AT_MOST = timedelta(minutes=10)
 _MAY_BE_MISSING = 0.3  # of a core, for what every machine does now and then
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
+_MOST_TRIES = 120  # of a job that the store cuts off: an hour
 
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 _Answer = TypeVar("_Answer")
@@ -47,6 +48,17 @@ def new_worker_name() -> str:
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class _CutOff:
+    """How often in a row the store cut a job off here, and until when other jobs come first."""
+
+    tries: int
+    until: datetime
+
+
+_FIRST_TIME = _CutOff(0, _LONG_AGO)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,7 +83,7 @@ class Worker:
     _forgot_at: datetime = field(default=_LONG_AGO, init=False)
     _busy_since: datetime | None = field(default=None, init=False)
     _is_cut_off: bool = field(default=False, init=False)
-    _pause_s: float = field(default=_FIRST_PAUSE_S, init=False)  # after a job that was cut off
+    _cut_off: dict[str, _CutOff] = field(default_factory=dict, init=False)  # by the id of a job
 
     def work(self) -> None:
         """Run jobs until the worker is stopped; then its job, if it has one, waits for another."""
@@ -99,11 +111,14 @@ class Worker:
         now = self.now()
         self._show(now)
         class_keys = (self.cpu.class_key,)
-        threads = self.jobs.next_threads(class_keys, now)
+        cut_off = [key for key, one in self._cut_off.items() if now < one.until]
+        threads = self.jobs.next_threads(class_keys, now, cut_off)
         if threads is None:
             self._busy_since = None
         elif self.lock.acquire() and self._is_calm(threads):
-            return self.jobs.claim(self.name, class_keys=class_keys, now=now, lease_s=LEASE_S)
+            return self.jobs.claim(
+                self.name, class_keys=class_keys, now=now, lease_s=LEASE_S, but=cut_off
+            )
         return None
 
     def _show(self, now: datetime, job: Job | None = None) -> None:
@@ -139,7 +154,8 @@ class Worker:
     def _run(self, job: Job) -> None:
         regime, called = job.context.regime.value, job.id[:8]
         asked = f"{job.problem.text}, threads {job.context.threads}, {regime}"
-        self.tell(f"Job {called}: {asked}; at most {job.budget_s:g} s of search.")
+        if job.id not in self._cut_off:
+            self.tell(f"Job {called}: {asked}; at most {job.budget_s:g} s of search.")
         held = HeldJob(
             job,
             self.jobs,
@@ -154,16 +170,27 @@ class Worker:
             with suppress(StoreFailed):
                 self.jobs.release(job.id, self.name, self.now())
             raise
+        if ending is not None and not ending.counts:
+            ending = self._note_cut_off(job, ending)
+        else:
+            self._cut_off.pop(job.id, None)
         ended = self._insist(lambda: self._end(held, ending))
+        if self._cut_off.get(job.id, _FIRST_TIME).tries > 1:
+            return  # it was said already
         if ended is None:
             self.tell(f"Job {called} is not run by this worker any more.")
         else:
             self.tell(f"Job {called} {ended.state.value}: {ended.detail or 'for another worker'}")
-        if ending is None or ending.counts:
-            self._pause_s = _FIRST_PAUSE_S
-        else:
-            self._pause(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _note_cut_off(self, job: Job, ending: Ending) -> Ending:
+        """Note that the store cut a job off, and return how it ends: it waits, but not for ever."""
+        tries = self._cut_off.get(job.id, _FIRST_TIME).tries + 1
+        if tries > _MOST_TRIES:
+            del self._cut_off[job.id]
+            return replace(ending, state=JobState.FAILED, counts=True)
+        pause_s = min(_FIRST_PAUSE_S * 2 ** (tries - 1), _LONGEST_PAUSE_S)
+        self._cut_off[job.id] = _CutOff(tries, self.now() + timedelta(seconds=pause_s))
+        return ending
 
     def _ending_of(self, held: HeldJob) -> Ending | None:
         """Return how a job ends that is run now, None if it was stopped or lost before."""

@@ -51,7 +51,7 @@ def layers(tmp_path: Path) -> Path:
     """Return a file of three layers, of which the last has no kernel."""
     path = tmp_path / "layers.csv"
     path.write_text(
-        "name,m,n,k,epilogue\none,8,32,16,bias+relu\nfew,1..12,32,16,bias+relu\nnone,8,7,9,none\n"
+        "name,m,n,k,epilogue\none,8,32,16,bias+relu\nfew,1..12,32,16,bias+relu\nnone,8,7,9,none\nneither,2,7,9,none\n"
     )
     return path
 
@@ -235,27 +235,82 @@ def test_a_bundle_says_what_it_holds(bundle: Path) -> None:
     assert (bundle.stat().st_mode & 0o777) == 0o755
 
 
-def test_an_older_bundle_is_replaced_and_nothing_else(
-    bundle: Path, site: Site, layers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_older_bundle_is_replaced_with_what_was_built_in_it(
+    bundle: Path, site: Site, layers: Path, tmp_path: Path
 ) -> None:
     before = contents_of(bundle)
-    (bundle / "stale").touch()
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "mine").touch()
-    link = tmp_path / "link"
-    link.symlink_to(bundle)
+    (bundle / "build").mkdir()
+    (bundle / "build" / "CMakeCache.txt").touch()
 
     assert run(["bundle", str(layers), str(bundle), "--db", site.settings.database_url]) == 0
+
     assert contents_of(bundle) == before
-    for place in (other, link, other / "mine"):
-        assert (
-            run(["bundle", str(layers), str(place), "--db", site.settings.database_url])
-            == WRONG_USAGE
-        )
-        assert "is not replaced" in capsys.readouterr().err
-    assert (other / "mine").exists()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("mine.h", "'mine.h' in it is of something else"),
+        ("kernels/mine.so", "'kernels/mine.so' in it is of something else"),
+        ("build/mine", "'build' in it is of something else"),
+        ("SHA256SUMS", "it is no bundle"),
+    ],
+)
+def test_a_folder_with_something_else_is_not_replaced(
+    bundle: Path,
+    site: Site,
+    layers: Path,
+    case: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name, why = case
+    (bundle / name).parent.mkdir(exist_ok=True)
+    (bundle / name).write_text("mine")
+    words = ["bundle", str(layers), str(bundle), "--db", site.settings.database_url]
+
+    assert run(words) == WRONG_USAGE
+
+    assert why in capsys.readouterr().err
+    assert (bundle / name).read_text() == "mine"
+
+
+def test_links_and_files_are_not_replaced(
+    bundle: Path, site: Site, layers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link").symlink_to(bundle)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+
+    for name in ("link", "dangling", "file"):
+        place = str(tmp_path / name)
+        words = ["bundle", str(layers), place, "--db", site.settings.database_url]
+        assert run(words) == WRONG_USAGE
+        assert "it is no folder" in capsys.readouterr().err
+
+
+def test_rows_at_which_a_library_is_faster_are_left_to_it(
+    bundle: Path, site: Site, build: Build, few: Build, layers: Path
+) -> None:
+    slow = replace(PROBLEM, m=Rows(low=10, high=10))
+    keep_trial(site.repository, build, cpu=HERE, speed=0.5, problem=slow)
+    with layers.open("a") as file:
+        file.write("slow,10,32,16,bias+relu\n")
+    assert run(["bundle", str(layers), str(bundle), "--db", site.settings.database_url]) == 0
+
+    program = build_c(bundle)
+
+    assert "there is no kernel for so many rows" in call(program, bundle, 10).stderr
+    assert call(program, bundle, 9).returncode == 0
+    assert (bundle.parent / "y").read_bytes() == computed_in_python(few, 9)
+    assert f"- `{slow.text}`: the baseline is to be used" in (bundle / "README.md").read_text()
+
+
+def test_others_can_read_a_bundle_and_not_write_it(bundle: Path) -> None:
+    modes = {path.stat().st_mode & 0o777 for path in bundle.rglob("*") if path.is_file()}
+
+    assert modes == {0o644}
+    assert (bundle / "kernels").stat().st_mode & 0o777 == 0o755
 
 
 def test_without_a_kernel_nothing_is_written(

@@ -5,8 +5,8 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,14 @@ from working import PROBLEM, ask_for, job_now, run_job, wait_until, work
 
 from gemm_tuner.domain.job import JobState
 from gemm_tuner.domain.verdict import Basis
+from gemm_tuner.errors import StoreFailed
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.machine.measuring_lock import MeasuringLock
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.jobs import Jobs
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.job import Ending, JobRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,24 +122,65 @@ def test_a_job_goes_on_after_an_outage(outage: Outage, monkeypatch: pytest.Monke
 def test_a_disk_that_takes_no_trial_costs_no_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Meanwhile jobs that need less are run, and others measure."""
     plant_speeds(monkeypatch, itertools.repeat(2.0))
     engine = open_database(f"sqlite:///{tmp_path}/store.sqlite3")
     jobs, repository = Jobs(engine), Repository(engine)
     job = ask_for(jobs)
     monkeypatch.setenv("GEMM_TUNER_CACHE", str(tmp_path / "cache" / "kernels"))
     (tmp_path / "cache").write_text("in the way")
-    pauses: list[float] = []
+    start, passed_s = datetime.now(UTC), 0.0
 
     def sleep(seconds: float) -> None:
-        pauses.append(seconds)
+        nonlocal passed_s
+        passed_s += seconds
         assert job_now(jobs, job).detail.startswith("the cache directory")
-        if len(pauses) == 20:
-            (tmp_path / "cache").unlink()
+        other = MeasuringLock()
+        assert other.acquire(), "it is free between the tries"
+        other.release()
+        if passed_s > 20:
+            (tmp_path / "cache").unlink(missing_ok=True)
 
-    told = run_job(jobs, repository, job, sleep=sleep)
+    told = run_job(
+        jobs, repository, job, sleep=sleep, now=lambda: start + timedelta(seconds=passed_s)
+    )
 
     over = job_now(jobs, job)
     assert (over.state, over.attempts) == (JobState.DONE, 1)
-    waits = [line for line in told if " waiting: " in line]
-    assert len(waits) == 4, "the pauses are of 1, 2, 4 and 8 s"
+    assert 30 < passed_s < 35, "the pauses are of 1, 2, 4, 8 and 16 s"
+    assert [line.split()[2] for line in told[1:]] == ["waiting:", "done:"], "it is said once"
+    engine.dispose()
+
+
+def test_a_job_that_can_never_be_written_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_speeds(monkeypatch, itertools.repeat(2.0))
+    engine = open_database(f"sqlite:///{tmp_path}/store.sqlite3")
+    jobs, repository = Jobs(engine), Repository(engine)
+    first, second = ask_for(jobs), ask_for(jobs, replace(PROBLEM, n=24))
+    start, passed_s, tries = datetime.now(UTC), 0.0, 0
+    run = JobRun.run
+
+    def run_unless_first(self: JobRun) -> Ending | None:
+        nonlocal tries
+        if self.held.job.id != first.id:
+            return run(self)
+        tries += 1
+        raise StoreFailed("the database is locked; wait.") from OSError("locked")
+
+    monkeypatch.setattr(JobRun, "run", run_unless_first)
+
+    def sleep(seconds: float) -> None:
+        nonlocal passed_s
+        passed_s += max(seconds, 15.0)
+
+    now = {"now": lambda: start + timedelta(seconds=passed_s)}
+    run_job(jobs, repository, second, sleep=sleep, **now)
+    assert (job_now(jobs, second).state, tries) == (JobState.DONE, 1)
+    run_job(jobs, repository, first, sleep=sleep, **now)
+
+    over = job_now(jobs, first)
+    assert (over.state, over.detail) == (JobState.FAILED, "the database is locked; wait.")
+    assert passed_s > 3000, "after an hour or so"
     engine.dispose()

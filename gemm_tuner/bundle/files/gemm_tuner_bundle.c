@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* A kernel: its file, the rows that it computes, the place of its layout among those of its layer,
+/* A kernel: its file, NULL where a library is faster for these rows; the rows that it computes, the place of its layout among those of its layer,
  * the features that it needs, by their names in /proc/cpuinfo, and what it says of itself. */
 typedef struct {
     const char *file;
@@ -54,7 +54,7 @@ struct gemm_tuner_bundle {
 };
 
 struct gemm_tuner_packed {
-    const gemm_tuner_layer *layer;
+    const bundled_layer *bundled; /* lives as long as the program, unlike the layer */
     uint64_t size_bytes;
     void *of_layout[];
 };
@@ -98,7 +98,7 @@ static int has_word(const char *words, const char *word, size_t length) {
     return 0;
 }
 
-/* `features` are words between blanks, with a blank at the end. */
+/* `features` are words between blanks. */
 static int can_run(const char *features, const char *flags) {
     char word[64];
     for (const char *at = features; *at;) {
@@ -107,7 +107,9 @@ static int can_run(const char *features, const char *flags) {
         memcpy(word, at, length);
         word[length] = '\0';
         if (!has_word(flags, word, length)) return 0;
+#ifdef SYS_arch_prctl /* not on other machines, whose flags have none of these words */
         if (strcmp(word, "amx_tile") == 0 && syscall(SYS_arch_prctl, 0x1023, 18) != 0) return 0;
+#endif
         at += length + (at[length] == ' ');
     }
     return 1;
@@ -160,7 +162,7 @@ gemm_tuner_bundle *gemm_tuner_bundle_open(const char *folder, char *message, siz
     char *flags = read_flags();
     if (bundle == NULL) tell(message, message_bytes, "memory is short");
     for (size_t i = 0; bundle != NULL && i < KERNELS; ++i)
-        if (can_run(bundled_kernels[i].features, flags) &&
+        if (bundled_kernels[i].file != NULL && can_run(bundled_kernels[i].features, flags) &&
             !load(&bundle->kernels[i], &bundled_kernels[i], folder, message, message_bytes)) {
             gemm_tuner_bundle_close(bundle);
             bundle = NULL;
@@ -189,7 +191,7 @@ const char *gemm_tuner_bundle_name(const gemm_tuner_bundle *bundle, size_t numbe
 }
 
 const gemm_tuner_layer *gemm_tuner_bundle_find(const gemm_tuner_bundle *bundle, const char *name) {
-    for (size_t i = 0; i < LAYERS; ++i)
+    for (size_t i = 0; bundle != NULL && i < LAYERS; ++i)
         if (strcmp(bundled_layers[i].name, name) == 0) return &bundle->layers[i];
     return NULL;
 }
@@ -197,11 +199,13 @@ const gemm_tuner_layer *gemm_tuner_bundle_find(const gemm_tuner_bundle *bundle, 
 /* The kernel for m rows, and which one of the layer it is; NULL if there is none. */
 static const loaded_kernel *kernel_for(const gemm_tuner_layer *layer, int64_t m, size_t *number) {
     const bundled_kernel *bundled = &bundled_kernels[layer->bundled->first_kernel];
-    for (size_t i = 0; i < layer->bundled->kernels; ++i)
-        if (layer->kernels[i].handle != NULL && bundled[i].m_low <= m && m <= bundled[i].m_high) {
-            if (number != NULL) *number = i;
-            return &layer->kernels[i];
-        }
+    for (size_t i = 0; i < layer->bundled->kernels; ++i) {
+        if (m < bundled[i].m_low || bundled[i].m_high < m) continue;
+        if (bundled[i].file == NULL) return NULL;
+        if (layer->kernels[i].handle == NULL) continue;
+        if (number != NULL) *number = i;
+        return &layer->kernels[i];
+    }
     return NULL;
 }
 
@@ -218,7 +222,7 @@ gemm_tuner_packed *gemm_tuner_layer_pack(const gemm_tuner_layer *layer,
         calloc(1, sizeof *packed + bundled->layouts * sizeof *packed->of_layout);
     size_t count = 0;
     if (packed == NULL) return NULL;
-    packed->layer = layer;
+    packed->bundled = bundled;
     for (size_t i = 0; i < bundled->kernels; ++i) {
         const loaded_kernel *kernel = &layer->kernels[i];
         void **place = &packed->of_layout[kernels[i].layout];
@@ -241,7 +245,7 @@ uint64_t gemm_tuner_packed_bytes(const gemm_tuner_packed *packed) {
 }
 
 void gemm_tuner_packed_free(gemm_tuner_packed *packed) {
-    for (size_t i = 0; packed != NULL && i < packed->layer->bundled->layouts; ++i)
+    for (size_t i = 0; packed != NULL && i < packed->bundled->layouts; ++i)
         free(packed->of_layout[i]);
     free(packed);
 }
@@ -284,7 +288,7 @@ int32_t gemm_tuner_layer_run(const gemm_tuner_layer *layer, const gemm_tuner_pac
     if (args == NULL || args->size_bytes < sizeof own || parts < 0) return GEMM_TUNER_BAD_ARGS;
     kernel = kernel_for(layer, args->m, &number);
     if (kernel == NULL) return GEMM_TUNER_NO_KERNEL;
-    if (packed == NULL || packed->layer != layer) return GEMM_TUNER_BAD_ARGS;
+    if (packed == NULL || packed->bundled != layer->bundled) return GEMM_TUNER_BAD_ARGS;
     if (parts == 0) parts = kernel->preferred_parts();
     own = *args;
     own.size_bytes = sizeof own;

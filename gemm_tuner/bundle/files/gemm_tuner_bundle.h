@@ -5,9 +5,10 @@
  *     gemm_tuner_packed *packed = gemm_tuner_layer_pack(layer, &weights);    once
  *     gemm_tuner_layer_run(layer, packed, &args, 0, NULL, NULL);             for each call
  *
- * A layer has kernels for some numbers of rows: exactly so many, or a range. For all others, and
- * on a CPU that lacks what a kernel needs, GEMM_TUNER_NO_KERNEL says so, and nothing is computed:
- * call the library that you have. Any number of threads may use a bundle, a layer and packed
+ * A layer has kernels for some numbers of rows: exactly so many, or a range. For all others, where
+ * a library was faster, and on a CPU that lacks what a kernel needs, GEMM_TUNER_NO_KERNEL says so,
+ * and nothing is computed: call the library that you have. A program uses one bundle: its types
+ * and threads are those of the command that made it. Any number of threads may use a bundle, a layer and packed
  * weights at once. This needs libc and, in older systems, libdl; POSIX and C11.
  */
 #ifndef GEMM_TUNER_BUNDLE_H
@@ -28,7 +29,7 @@ typedef struct gemm_tuner_layer gemm_tuner_layer;
 typedef struct gemm_tuner_packed gemm_tuner_packed;
 
 /* Calls task(data, part) for each part from 0 to parts - 1, on any threads and in any order, and
- * returns when all of them have returned. `pool` is what the caller gave gemm_tuner_layer_run. */
+ * returns when all of them have returned; it must not throw. `pool` is what the caller gave gemm_tuner_layer_run. */
 typedef void (*gemm_tuner_runner)(void *pool, int32_t parts, void (*task)(void *data, int32_t part),
                                   void *data);
 
@@ -37,14 +38,14 @@ typedef void (*gemm_tuner_runner)(void *pool, int32_t parts, void (*task)(void *
  * CPU cannot run are left out. `message` may be NULL. */
 gemm_tuner_bundle *gemm_tuner_bundle_open(const char *folder, char *message, size_t message_bytes);
 
-/* Free a bundle, whose layers and packed weights are not used any more; NULL is allowed. */
+/* Free a bundle, whose layers are not used any more; NULL is allowed. */
 void gemm_tuner_bundle_close(gemm_tuner_bundle *bundle);
 
 /* The number of layers, and the name of one: the text of its problems with * for their rows. */
 size_t gemm_tuner_bundle_layers(const gemm_tuner_bundle *bundle);
 const char *gemm_tuner_bundle_name(const gemm_tuner_bundle *bundle, size_t number);
 
-/* The layer with a name, NULL if there is none. */
+/* The layer with a name, NULL if there is none, or no bundle. */
 const gemm_tuner_layer *gemm_tuner_bundle_find(const gemm_tuner_bundle *bundle, const char *name);
 
 /* What the kernel for m rows says of itself, as JSON, NULL if there is no kernel for so many. */
