@@ -63,17 +63,17 @@ class _Scenario:
 
 
 # Arrays touch a guard page with either end while the call is cut into one part and into the
-# preferred number; small calls also into three and four. The first row of a kind says how w lies.
+# preferred number; small calls also into 3, 4, 7 and 16. The first row of a kind says how w lies.
 # fmt: off
 _SCENARIOS = (
     _Scenario(kind=InputKind.EXACT,   flush=Flush.END,   padding=0, orders=_FORWARDS,
               parts={_Extent.FULL: (1, _PREFERRED), _Extent.LARGE: (1,), _Extent.TAIL: (1,)}),
     _Scenario(kind=InputKind.EXACT,   flush=Flush.START, padding=3, orders=_FORWARDS, batch=3,
-              parts={_Extent.FULL: (3, 4), _Extent.TAIL: (_PREFERRED,)}),
+              parts={_Extent.FULL: (3, 16), _Extent.TAIL: (_PREFERRED,)}),
     _Scenario(kind=InputKind.NORMAL,  flush=Flush.START, padding=3, orders=_BACKWARDS,
               parts={_Extent.FULL: (1, _PREFERRED), _Extent.LARGE: (_PREFERRED,)}),
     _Scenario(kind=InputKind.SPECIAL, flush=Flush.END,   padding=5, orders=_BOTH_ORDERS,
-              parts={_Extent.FULL: (3, 4), _Extent.LARGE: (_PREFERRED,)}),
+              parts={_Extent.FULL: (4, 7), _Extent.LARGE: (_PREFERRED,)}),
     _Scenario(kind=InputKind.SPECIAL, flush=Flush.START, padding=0, orders=_FORWARDS,
               parts={_Extent.LARGE: (1,)}),
 )

@@ -677,22 +677,154 @@ inline void run_part(const Call &call, const Part &part, X *workspace)
     run_blocks(call, call.ldx, part, workspace);
 }
 
-// Cut m into whole tiles and n into whole panels, as evenly as they go.
-inline Part part_of_call(const Call &call, int32_t part, int32_t parts)
+// How y is cut among the parts of a call: into a grid, or tile after tile, down one panel and then
+// the next. Tiles stay whole.
+struct Cut
 {
-    const int64_t column_parts = parts % grid_n == 0 ? grid_n : 1;
-    const int64_t row_parts = parts / column_parts;
-    const int64_t row_part = part / column_parts;
-    const int64_t column_part = part % column_parts;
-    const int64_t tiles = (call.m + mr - 1) / mr;
-    constexpr int64_t all_panels = (n + nr - 1) / nr;
-    const auto at_most = [](int64_t value, int64_t bound) { return value < bound ? value : bound; };
-    return {
-        at_most(tiles * row_part / row_parts * mr, call.m),
-        at_most(tiles * (row_part + 1) / row_parts * mr, call.m),
-        at_most(all_panels * column_part / column_parts * nr, n),
-        at_most(all_panels * (column_part + 1) / column_parts * nr, n),
-    };
+    int64_t rows, columns; // of parts in the grid; no columns: tile after tile
+    int64_t cost;          // of the largest part
+};
+
+struct Place
+{
+    int64_t panel, tile;
+};
+
+// What falls to one part of a call.
+struct Share
+{
+    int64_t first, own; // these products of the batch, whole
+    int64_t shared;     // and of so many at its end, these pieces of y:
+    Part pieces[3];
+    int32_t piece_count;
+};
+
+constexpr int64_t panels_of_y = n > 0 ? (n + nr - 1) / nr : 1;
+
+inline int64_t tiles_of(int64_t m) { return (m + mr - 1) / mr; }
+
+inline int64_t smaller(int64_t one, int64_t other) { return one < other ? one : other; }
+
+// What a part costs for each step of k, in multiplications: a core makes about four while it reads
+// one element of x or w.
+inline int64_t cost_of(int64_t products, int64_t rows, int64_t columns) { return products + 4 * (rows + columns); }
+
+inline Cut grid_of(int64_t m, int64_t rows, int64_t columns)
+{
+    const int64_t most_rows = smaller((tiles_of(m) + rows - 1) / rows * mr, m);
+    const int64_t most_columns = smaller((panels_of_y + columns - 1) / columns * nr, n);
+    return {rows, columns, cost_of(most_rows * most_columns, most_rows, most_columns)};
+}
+
+inline Cut tile_after_tile(int64_t m, int64_t parts)
+{
+    const int64_t tiles = tiles_of(m);
+    const int64_t most_tiles = (tiles * n + parts * nr - 1) / (parts * nr);
+    const int64_t panels = most_tiles / tiles;
+    const int64_t rest_rows = smaller(most_tiles % tiles * mr, m);
+    const int64_t products = (panels * m + rest_rows) * nr;
+    return {0, 0, cost_of(products, panels > 0 ? m + rest_rows : rest_rows, (panels + 2) * nr)};
+}
+
+// The cut whose largest part costs least. A grid may leave parts idle, so that more of them never
+// take longer. For 64 parts, 15 grids are compared.
+inline Cut best_cut(int64_t m, int64_t parts)
+{
+    Cut best = grid_of(m, 1, 1);
+    const int64_t most_rows = smaller(parts, tiles_of(m));
+    for (int64_t rows = 1; rows <= most_rows; ++rows)
+    {
+        const int64_t columns = smaller(parts / rows, panels_of_y);
+        rows = smaller(parts / columns, most_rows);
+        const Cut grid = grid_of(m, rows, columns);
+        if (grid.cost < best.cost)
+            best = grid;
+    }
+    if (m == 0 || n == 0)
+        return best;
+    const Cut in_order = tile_after_tile(m, parts);
+    return in_order.cost < best.cost ? in_order : best;
+}
+
+// Add the rows of some tiles, in some panels, to the pieces of a share.
+inline void add_piece(Share &share, int64_t m, int64_t tile, int64_t end_tile, int64_t panel, int64_t end_panel)
+{
+    if (tile < end_tile && panel < end_panel)
+        share.pieces[share.piece_count++] = {
+            smaller(tile * mr, m),
+            smaller(end_tile * mr, m),
+            smaller(panel * nr, n),
+            smaller(end_panel * nr, n),
+        };
+}
+
+// Where a part begins that has tile after tile. The last panel may be narrow: its tiles count less.
+inline Place place_in_order(int64_t tiles, int64_t part, int64_t parts)
+{
+    if (part == parts)
+        return {panels_of_y, 0};
+    const int64_t columns = tiles * n * part / parts; // each of one tile
+    const int64_t panel = columns / (tiles * nr);
+    const int64_t width = smaller(nr, n - panel * nr);
+    return {panel, (columns - panel * tiles * nr + width / 2) / width};
+}
+
+// Add the pieces of y that fall to one part: none if the grid has no place for it.
+inline void add_pieces(Share &share, const Cut &cut, int64_t m, int64_t part, int64_t parts)
+{
+    const int64_t tiles = tiles_of(m);
+    if (cut.columns > 0)
+    {
+        const int64_t row = part / cut.columns;
+        const int64_t column = part % cut.columns;
+        if (row < cut.rows)
+            add_piece(share, m, tiles * row / cut.rows, tiles * (row + 1) / cut.rows,
+                      panels_of_y * column / cut.columns, panels_of_y * (column + 1) / cut.columns);
+        return;
+    }
+    const auto [panel, tile] = place_in_order(tiles, part, parts);
+    const auto [end_panel, end_tile] = place_in_order(tiles, part + 1, parts);
+    if (panel == end_panel)
+        return add_piece(share, m, tile, end_tile, panel, panel + 1);
+    const int64_t whole_panel = tile > 0 ? panel + 1 : panel;
+    add_piece(share, m, tile, tiles, panel, whole_panel);
+    add_piece(share, m, 0, tiles, whole_panel, end_panel);
+    add_piece(share, m, 0, end_tile, end_panel, end_panel + 1);
+}
+
+// What falls to one of several parts. Each computes whole products as long as there is one for
+// every part. The others are cut, or fall to some of the parts where that takes less.
+[[gnu::cold, gnu::noinline]] Share share_of_many(int64_t m, int64_t batch, int64_t part, int64_t parts)
+{
+    Share share{};
+    int64_t parts_of_y = parts;
+    const bool is_tuned = parts == grid_m * grid_n && tiles_of(m) >= grid_m;
+    const Cut cut = is_tuned ? grid_of(m, grid_m, grid_n) : best_cut(m, parts);
+    share.shared = batch % parts;
+    if (share.shared * cut.cost < grid_of(m, 1, 1).cost)
+    {
+        share.own = batch / parts;
+        share.first = share.own * part;
+        if (part < parts_of_y)
+            add_pieces(share, cut, m, part, parts_of_y);
+        return share;
+    }
+    share.shared = 0;
+    share.first = batch * part / parts;
+    share.own = batch * (part + 1) / parts - share.first;
+    return share;
+}
+
+// One part needs no division, which takes as long as the smallest of products.
+inline Share share_of(int64_t m, int64_t batch, int64_t part, int64_t parts)
+{
+    if (parts > 1)
+        return share_of_many(m, batch, part, parts);
+    Share share; // pieces are read where products are shared
+    share.first = 0;
+    share.own = batch;
+    share.shared = 0;
+    return share;
 }
 
 } // namespace
@@ -729,16 +861,22 @@ int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part,
         args->operand_count != 1 || phase < 0 || phase >= phases || part < 0 || part >= parts)
         return GEMM_TUNER_BAD_ARGS;
     X *workspace = nullptr;
-    // A large batch is dealt out whole products at a time; otherwise every product is cut.
-    const bool deals_products = parts == 1 || args->batch >= parts;
-    // A division takes as long as the smallest of products: none where there is one part.
-    const bool shares_batch = deals_products && parts > 1;
-    const int64_t first = shares_batch ? args->batch * part / parts : 0;
-    const int64_t last = shares_batch ? args->batch * (part + 1) / parts : args->batch;
-    for (int64_t item = first; item < last; ++item)
+    const Share share = share_of(args->m, args->batch, part, parts);
+    const Part whole{0, args->m, 0, n};
+    const Part *pieces = &whole;
+    int32_t piece_count = 1;
+    int64_t item = share.first;
+    for (int64_t left = share.own + share.shared; left > 0; --left, ++item)
     {
+        if (left == share.shared)
+        {
+            item = args->batch - share.shared;
+            pieces = share.pieces;
+            piece_count = share.piece_count;
+        }
         const Call call = read_args(*args, item);
-        run_part(call, deals_products ? Part{0, call.m, 0, n} : part_of_call(call, part, parts), workspace);
+        for (int32_t piece = 0; piece < piece_count; ++piece)
+            run_part(call, pieces[piece], workspace);
     }
     return GEMM_TUNER_OK;
 }

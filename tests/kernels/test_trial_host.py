@@ -106,7 +106,7 @@ PLANTED = {
         "nan",
     ),
     "order of parts": (
-        RIGHT + "static int last; if (row == 0 && column == 0) y[0] += last == 31 ? 1e-7f : 0;"
+        RIGHT + "static int last; if (row == 0 && column == 0) y[0] += last == 71 ? 1e-7f : 0;"
         " last = 10 * parts + part;",
         Outcome.WRONG,
         "order",

@@ -1,0 +1,147 @@
+"""A call in any number of parts: each element of y is of one part, and no part has much more."""
+
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gemm_tuner.abi import OK, ArrayView, make_args
+from gemm_tuner.build.compile import compile_kernel
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.machine.memory import address_of, allocate_aligned
+from gemm_tuner.runtime.load import Kernel, load_kernel
+from gemm_tuner.space.catalog import family_named
+
+PARTS = (1, 2, 3, 4, 7, 8, 13, 16, 32, 64, 128)
+
+# Kernels that were tuned for one thread. k is short: the cut does not depend on it.
+SQUARE = ("f32 1024x1024x16", "avx2_f32_6x16 mc1020_nc1024_kc16 jc_ic_jr_ir")
+UP = ("f32 128x3072x16", "avx2_f32_6x16 mc132_nc3072_kc16 jc_ic_jr_ir")
+FEW_ROWS = ("f32 16x4096x16", "avx2_f32_4x16 mc16_nc4096_kc16 jc_ic_jr_ir")
+ONE_ROW = ("f32 1x4096x16", "avx2_f32_1x32 mc1_nc4096_kc16 jc_ic_jr_ir")
+RANGE = ("f32 1..300x200x40 nk bias", "avx2_f32_6x16 mc60_nc208_kc20 ic_jc_ir_jr pack_x u2")
+SCALAR = ("f32 40x30x10", "scalar_f32_2x2 mc40_nc30_kc10 jc_ic_jr_ir")
+SLICED = ("f32 1..40x100x2048 nk bias", "avx2_f32_4x16 mc40_nc112_kc512 jc_ic_jr_ir grid1x2x4")
+
+
+@cache
+def kernel_of(problem: str, candidate: str) -> Kernel:
+    parsed = Candidate.parse(candidate)
+    family = family_named(parsed.micro_kernel.family)
+    source = render(Problem.parse(problem), parsed, family)
+    build = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
+    return load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
+
+
+def normal(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(len(shape)).standard_normal(shape, np.float32)
+
+
+def runner(kernel: Kernel, m: int) -> Callable[[int, int], NDArray[np.float32]]:
+    """Return a function that runs one part of the first phase, and returns y: NaN, or computed."""
+    problem = kernel.problem
+    x, bias = normal(m, problem.k), normal(problem.n)
+    packed = kernel.pack(normal(problem.n, problem.k))
+
+    def run(part: int, parts: int) -> NDArray[np.float32]:
+        y = np.full((m, problem.n), np.nan, np.float32)
+        workspace = allocate_aligned(kernel.native.workspace_bytes(parts))
+        args = make_args(
+            m=m,
+            x=ArrayView(address_of(x), problem.k),
+            packed_w=address_of(packed.memory),
+            y=ArrayView(address_of(y), problem.n),
+            operands=[ArrayView(address_of(bias), 0) for _one in problem.epilogue.operands],
+            workspace=address_of(workspace),
+        )
+        assert kernel.native.run(args, 0, part, parts) == OK
+        return y
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("problem", "candidate", "m"),
+    [
+        (*SQUARE, 1024),
+        (*UP, 128),
+        (*FEW_ROWS, 16),
+        (*ONE_ROW, 1),
+        (*RANGE, 1),
+        (*RANGE, 7),
+        (*RANGE, 299),
+        (*SCALAR, 40),
+    ],
+)
+def test_each_element_is_computed_by_one_part(problem: str, candidate: str, m: int) -> None:
+    kernel = kernel_of(problem, candidate)
+    run = runner(kernel, m)
+    whole = run(0, 1)
+    largest = []
+    for parts in PARTS:
+        written = np.zeros(whole.shape, np.int64)
+        sizes = []
+        for part in range(parts):
+            y = run(part, parts)
+            is_computed = ~np.isnan(y)
+            np.testing.assert_array_equal(y[is_computed], whole[is_computed])
+            written += is_computed
+            sizes.append(int(is_computed.sum()))
+        assert (written == 1).all(), f"{parts} parts"
+        largest.append(max(sizes))
+
+    for fewer, more in pairwise(largest):
+        assert more <= fewer, "more parts take longer"
+    tile, n = kernel.candidate.micro_kernel, kernel.problem.n
+    tiles = -(-m // tile.mr) * -(-n // tile.nr)
+    for parts, most in zip(PARTS, largest, strict=True):
+        if tiles >= 4 * parts:
+            assert m * n / most >= (0.85 if parts <= 16 else 0.75) * parts, f"{parts} parts"
+
+
+@pytest.mark.parametrize(
+    ("m", "batch"), [(1, 1), (40, 1), (13, 2), (3, 3), (40, 7), (1, 16), (2, 17), (1, 0)]
+)
+@pytest.mark.parametrize("chosen", [RANGE, SLICED], ids=["one phase", "slices of k"])
+def test_products_of_a_batch_are_right_in_any_parts(
+    chosen: tuple[str, str], m: int, batch: int
+) -> None:
+    kernel = kernel_of(*chosen)
+    problem = kernel.problem
+    x, w, bias = normal(batch, m, problem.k), normal(problem.n, problem.k), normal(problem.n)
+    packed = kernel.pack(w)
+    expected = x.astype(np.float64) @ w.T + bias
+
+    seen = set()
+    for parts in PARTS:
+        y = np.full((batch, m, kernel.problem.n), np.nan, np.float32)
+        kernel.batch(x, packed, out=y, threads=parts, bias=bias)
+        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-3)
+        seen.add(y.tobytes())
+    # Slices of k are added in another order, and in one other.
+    assert len(seen) == 1 or (chosen is SLICED and batch == 1 and len(seen) == 2)
+
+
+@pytest.mark.parametrize(
+    ("m", "parts", "is_sliced"),
+    [
+        (40, 8, True),  # as tuned
+        (40, 2, False),  # fewer than slices
+        (40, 14, False),  # half of the rows of a panel for each part
+        (1, 7, False),  # a panel for each part
+        (1, 28, True),  # a slice of a panel for each part
+        (1, 31, True),
+    ],
+)
+def test_k_is_sliced_where_that_takes_less(m: int, parts: int, *, is_sliced: bool) -> None:
+    run = runner(kernel_of(*SLICED), m)
+
+    # Sums of slices are not in y before the second phase.
+    assert all(np.isnan(run(part, parts)).all() for part in range(parts)) == is_sliced
