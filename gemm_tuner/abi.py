@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count
 
-from gemm_tuner.domain.artifact import ABI_VERSION
-from gemm_tuner.errors import AbiMismatch, KernelRejected
+from gemm_tuner.domain.artifact import check_abi_version
+from gemm_tuner.errors import KernelRejected
 
 ALIGNMENT_BYTES = 64
 OK = 0
@@ -71,18 +71,22 @@ class ArgsStruct(ctypes.Structure):
     )
 
 
-# Functions of the library, their results and their arguments.
+_PACKS_IN_PARTS = 3
+
+# Functions of the library: the version of the ABI that has them first, results and arguments.
 # fmt: off
-_SIGNATURES: tuple[tuple[str, type | None, Sequence[type]], ...] = (
-    ("gemm_tuner_abi_version",         ctypes.c_uint32, ()),
-    ("gemm_tuner_describe",            ctypes.c_char_p, ()),
-    ("gemm_tuner_packed_weight_bytes", ctypes.c_uint64, ()),
-    ("gemm_tuner_pack_weights",        ctypes.c_int32,
+_SIGNATURES: tuple[tuple[int, str, type | None, Sequence[type]], ...] = (
+    (1, "gemm_tuner_abi_version",         ctypes.c_uint32, ()),
+    (1, "gemm_tuner_describe",            ctypes.c_char_p, ()),
+    (1, "gemm_tuner_packed_weight_bytes", ctypes.c_uint64, ()),
+    (1, "gemm_tuner_pack_weights",        ctypes.c_int32,
      (ctypes.POINTER(WeightsStruct), ctypes.c_void_p)),
-    ("gemm_tuner_workspace_bytes",     ctypes.c_uint64, (ctypes.c_int32,)),
-    ("gemm_tuner_preferred_parts",     ctypes.c_int32,  ()),
-    ("gemm_tuner_phases",              ctypes.c_int32,  ()),
-    ("gemm_tuner_run",                 ctypes.c_int32,
+    (_PACKS_IN_PARTS, "gemm_tuner_pack_weights_part", ctypes.c_int32,
+     (ctypes.POINTER(WeightsStruct), ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)),
+    (1, "gemm_tuner_workspace_bytes",     ctypes.c_uint64, (ctypes.c_int32,)),
+    (1, "gemm_tuner_preferred_parts",     ctypes.c_int32,  ()),
+    (1, "gemm_tuner_phases",              ctypes.c_int32,  ()),
+    (1, "gemm_tuner_run",                 ctypes.c_int32,
      (ctypes.POINTER(ArgsStruct), ctypes.c_int32, ctypes.c_int32, ctypes.c_int32)),
 )
 # fmt: on
@@ -99,36 +103,35 @@ class KernelLibrary:
 
         Raises:
             KernelRejected: the system cannot load it, or a function is missing.
-            AbiMismatch: it was built for another version of the ABI.
+            AbiMismatch: it was built for a version of the ABI that this package does not call.
         """
         self.binary = binary
         try:
             self._library = _load(binary)
-            for name, result, arguments in _SIGNATURES:
-                function = getattr(self._library, name)
-                function.restype = result
-                function.argtypes = tuple(arguments)
+            version: int = self._library.gemm_tuner_abi_version()
+            for since, name, result, arguments in _SIGNATURES:
+                if since <= version:
+                    function = getattr(self._library, name)
+                    function.restype = result
+                    function.argtypes = tuple(arguments)
         except (OSError, AttributeError) as error:
             raise KernelRejected(
                 f"the kernel library cannot be loaded: {error}; build or fetch it again."
             ) from error
-        version = self._library.gemm_tuner_abi_version()
-        if version != ABI_VERSION:
-            raise AbiMismatch(
-                f"the kernel library says version {version} of the kernel ABI, but this package "
-                f"calls version {ABI_VERSION}; tune or resolve the problem again."
-            )
+        check_abi_version("the kernel library", version)
         self.phases: int = self._library.gemm_tuner_phases()
         self.preferred_parts: int = self._library.gemm_tuner_preferred_parts()
         self.packed_weight_bytes: int = self._library.gemm_tuner_packed_weight_bytes()
         # For callers in C.
         self.run_address = _address(self._library.gemm_tuner_run)
         self.workspace_bytes_address = _address(self._library.gemm_tuner_workspace_bytes)
-
-    @property
-    def pack_address(self) -> int:
-        """Return the address of `gemm_tuner_pack_weights`, for callers in C."""
-        return ctypes.cast(self._library.gemm_tuner_pack_weights, ctypes.c_void_p).value or 0
+        self.pack_address = _address(self._library.gemm_tuner_pack_weights)
+        # 0 where the library is too old to pack in parts.
+        self.pack_part_address = (
+            _address(self._library.gemm_tuner_pack_weights_part)
+            if version >= _PACKS_IN_PARTS
+            else 0
+        )
 
     def describe(self) -> str:
         """Return the library's description of itself, as JSON."""
@@ -140,22 +143,43 @@ class KernelLibrary:
         size: int = self._library.gemm_tuner_workspace_bytes(parts)
         return size
 
-    def pack_weights(self, weights: WeightsStruct, packed_w: int) -> None:
-        """Pack weights into the memory at address `packed_w`.
+    def pack_weights(
+        self, weights: WeightsStruct, packed_w: int, *, part: int = 0, parts: int = 1
+    ) -> None:
+        """Pack one part of the weights into the memory at address `packed_w`.
+
+        A library that cannot pack in parts packs them all in the first.
 
         Raises:
             KernelRejected: the kernel is made for weights of another kind.
         """
-        if self._library.gemm_tuner_pack_weights(ctypes.byref(weights), packed_w) != OK:
-            raise KernelRejected(
-                "the kernel refused the weights: their scales and zero points are not those of its "
-                "problem; build or fetch it again."
+        if self.pack_part_address:
+            status = self._library.gemm_tuner_pack_weights_part(
+                ctypes.byref(weights), packed_w, part, parts
             )
+        elif part == 0:
+            status = self._library.gemm_tuner_pack_weights(ctypes.byref(weights), packed_w)
+        else:
+            return
+        check_packing(status)
 
     def run(self, args: ArgsStruct, phase: int, part: int, parts: int) -> int:
         """Compute one part of one phase and return the status."""
         status: int = self._library.gemm_tuner_run(ctypes.byref(args), phase, part, parts)
         return status
+
+
+def check_packing(status: int) -> None:
+    """Check what a kernel returned that was to pack weights.
+
+    Raises:
+        KernelRejected: it is made for weights of another kind.
+    """
+    if status != OK:
+        raise KernelRejected(
+            "the kernel refused the weights: their scales and zero points are not those of its "
+            "problem; build or fetch it again."
+        )
 
 
 def _address(function: object) -> int:

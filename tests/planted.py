@@ -28,6 +28,10 @@ EXPORT int32_t gemm_tuner_pack_weights(const gemm_tuner_weights *weights, void *
                 w[column * weights->leading_dimension + p];
     return GEMM_TUNER_OK;
 }
+EXPORT int32_t gemm_tuner_pack_weights_part(const gemm_tuner_weights *weights, void *packed_w,
+                                            int32_t part, int32_t) {
+    return part == 0 ? gemm_tuner_pack_weights(weights, packed_w) : GEMM_TUNER_OK;
+}
 EXPORT uint64_t gemm_tuner_workspace_bytes(int32_t) { return 0; }
 EXPORT int32_t gemm_tuner_preferred_parts() { return 2; }
 EXPORT int32_t gemm_tuner_phases() { return 1; }

@@ -60,7 +60,8 @@ int main(int argc, char **argv) {
     weights.size_bytes = sizeof weights;
     weights.elements = w.data();
     weights.leading_dimension = k;
-    gemm_tuner_packed *packed = gemm_tuner_layer_pack(layer, &weights);
+    gemm_tuner_packed *packed =
+        gemm_tuner_layer_pack_in_parts(layer, &weights, 3, run_in_threads, &threads);
     if (!packed) return fail("the weights cannot be packed");
 
     std::vector<std::vector<float>> results(static_cast<size_t>(threads), numbers(m * n, 4));

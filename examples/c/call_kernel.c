@@ -45,7 +45,8 @@ static kernel_library load(const char *path) {
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) fail("the library does not load", dlerror());
     find(handle, "gemm_tuner_abi_version", (void **)&kernel.abi_version);
-    if (kernel.abi_version() != GEMM_TUNER_ABI_VERSION)
+    if (kernel.abi_version() < GEMM_TUNER_LEAST_ABI_VERSION ||
+        kernel.abi_version() > GEMM_TUNER_ABI_VERSION)
         fail("the library has another version of the ABI", path);
     find(handle, "gemm_tuner_describe", (void **)&kernel.describe);
     find(handle, "gemm_tuner_packed_weight_bytes", (void **)&kernel.packed_weight_bytes);

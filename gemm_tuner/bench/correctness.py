@@ -51,7 +51,7 @@ class _Scenario:
 
     `parts` says for each extent into how many parts the calls are cut. `orders` says for
     each run of a call whether the parts run from the last to the first. A `batch` has this many
-    products, each of the same rows in another order.
+    products, each of the same rows in another order. Weights are packed in `pack_parts` parts.
     """
 
     kind: InputKind
@@ -59,21 +59,23 @@ class _Scenario:
     padding: int
     orders: tuple[bool, ...]
     batch: int = 1
+    pack_parts: int = 1
     parts: dict[_Extent, tuple[int, ...]]
 
 
 # Arrays touch a guard page with either end while the call is cut into one part and into the
-# preferred number; small calls also into 3, 4, 7 and 16. The first row of a kind says how w lies.
+# preferred number; small calls also into 2, 3, 7, 16 and 64. The first row of a kind says how w
+# lies.
 # fmt: off
 _SCENARIOS = (
     _Scenario(kind=InputKind.EXACT,   flush=Flush.END,   padding=0, orders=_FORWARDS,
               parts={_Extent.FULL: (1, _PREFERRED), _Extent.LARGE: (1,), _Extent.TAIL: (1,)}),
     _Scenario(kind=InputKind.EXACT,   flush=Flush.START, padding=3, orders=_FORWARDS, batch=3,
-              parts={_Extent.FULL: (3, 16), _Extent.TAIL: (_PREFERRED,)}),
+              pack_parts=16, parts={_Extent.FULL: (3, 16, 64), _Extent.TAIL: (_PREFERRED,)}),
     _Scenario(kind=InputKind.NORMAL,  flush=Flush.START, padding=3, orders=_BACKWARDS,
-              parts={_Extent.FULL: (1, _PREFERRED), _Extent.LARGE: (_PREFERRED,)}),
+              pack_parts=2, parts={_Extent.FULL: (1, _PREFERRED), _Extent.LARGE: (_PREFERRED,)}),
     _Scenario(kind=InputKind.SPECIAL, flush=Flush.END,   padding=5, orders=_BOTH_ORDERS,
-              parts={_Extent.FULL: (4, 7), _Extent.LARGE: (_PREFERRED,)}),
+              pack_parts=7, parts={_Extent.FULL: (2, 7), _Extent.LARGE: (_PREFERRED,)}),
     _Scenario(kind=InputKind.SPECIAL, flush=Flush.START, padding=0, orders=_FORWARDS,
               parts={_Extent.LARGE: (1,)}),
 )
@@ -182,7 +184,8 @@ def _pack(
     packed_w = _guard_block("packed w", library.packed_weight_bytes, scenario)
     report.watch_regions([*w.regions, *packed_w.regions])
     report.step()
-    library.pack_weights(w.struct, packed_w.address)
+    for part in reversed(range(scenario.pack_parts)):
+        library.pack_weights(w.struct, packed_w.address, part=part, parts=scenario.pack_parts)
     packed_w.forbid_writing()
     return packed_w
 

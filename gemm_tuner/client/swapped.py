@@ -165,16 +165,17 @@ class SwappedKernel:
         *,
         out: AnyArray | None = None,
         threads: int | None = None,
+        parts: int | None = None,
         **operands: object,
     ) -> AnyArray:
         """Return `epilogue(x @ w)`; the arguments are those of `Kernel`.
 
         Raises:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
-            InvalidSetting: `threads` is out of range.
+            InvalidSetting: `threads` or `parts` is out of range.
         """
         kernel, weights = self._newest(packed)
-        return kernel(x, weights, out=out, threads=threads, **operands)
+        return kernel(x, weights, out=out, threads=threads, parts=parts, **operands)
 
     def batch(
         self,
@@ -183,16 +184,17 @@ class SwappedKernel:
         *,
         out: AnyArray | None = None,
         threads: int | None = None,
+        parts: int | None = None,
         **operands: object,
     ) -> AnyArray:
         """Return `epilogue(x @ w)` for each product; the arguments are those of `Kernel.batch`.
 
         Raises:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
-            InvalidSetting: `threads` is out of range.
+            InvalidSetting: `threads` or `parts` is out of range.
         """
         kernel, weights = self._newest(packed)
-        return kernel.batch(x, weights, out=out, threads=threads, **operands)
+        return kernel.batch(x, weights, out=out, threads=threads, parts=parts, **operands)
 
     def _packed(
         self,

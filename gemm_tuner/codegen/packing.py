@@ -1,7 +1,7 @@
 """How packing moves weights: as blocks of units, shuffled in registers."""
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, lcm
 
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem, WeightLayout
@@ -132,6 +132,16 @@ def packing_block(problem: Problem, family: MicroKernelFamily, width: int) -> Pa
         unit_bytes=element_bytes,
         stretch=_ROW_GROUPS * family.k_step,
     )
+
+
+def panels_packed_together(problem: Problem, block: PackingBlock, nr: int) -> int:
+    """Return how many panels of `nr` columns begin and end where blocks do.
+
+    From `kn`, the columns of a block may be of several panels; a block is packed in one part.
+    """
+    if problem.w_layout is WeightLayout.NK:
+        return 1
+    return lcm(block.side, nr) // nr
 
 
 def _scalar_block(element_bytes: int, width: int, *, is_nk: bool) -> PackingBlock:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from gemm_tuner.codegen.environment import environment
-from gemm_tuner.codegen.packing import packing_block
+from gemm_tuner.codegen.packing import packing_block, panels_packed_together
 from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.candidate import Candidate
@@ -64,6 +64,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
     k_blocks = ceil(problem.k / blocking.kc)
     # What becomes floats once takes its scales there; integers in bf16 stay exact without.
     converts_to_floats = blocking.convert_once and family.k_step == 1
+    packing = packing_block(problem, family, candidate.packed_columns)
     text = (
         environment()
         .get_template("gemm.cpp.j2")
@@ -72,7 +73,10 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             candidate=candidate,
             family=family,
             blocking=blocking,
-            packing=packing_block(problem, family, candidate.packed_columns),
+            packing=packing,
+            panels_packed_together=panels_packed_together(
+                problem, packing, candidate.micro_kernel.nr
+            ),
             steps=steps,
             operands=operands,
             offsets=[operand for operand in operands if operand.is_offset],

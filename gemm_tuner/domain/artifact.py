@@ -7,7 +7,10 @@ from gemm_tuner.domain.cpu import IsaFeature, isa_text
 from gemm_tuner.domain.recipe import Recipe
 from gemm_tuner.errors import AbiMismatch, DigestMismatch, IsaNotUsable
 
-ABI_VERSION = 2
+# The version of new kernels, and those that this package calls: kernels of version 2 cannot pack
+# their weights in parts.
+ABI_VERSION = 3
+CALLED_ABI_VERSIONS = (2, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,7 @@ class Artifact:
         Raises:
             DigestMismatch: the bytes are not those that the artifact is named after.
             IsaNotUsable: the kernel needs features that are not usable.
-            AbiMismatch: the kernel has another version of the ABI than this package.
+            AbiMismatch: the kernel has a version of the ABI that this package does not call.
         """
         self.check_digest(binary)
         missing = self.required_isa - usable
@@ -46,11 +49,7 @@ class Artifact:
                 f"kernel {self.sha256[:12]} needs {isa_text(missing)}, which this CPU lacks; "
                 'run "gemm-tuner cpu" to see what it has.'
             )
-        if self.abi_version != ABI_VERSION:
-            raise AbiMismatch(
-                f"kernel {self.sha256[:12]} has version {self.abi_version} of the kernel ABI, "
-                f"but this package calls version {ABI_VERSION}; tune or resolve the problem again."
-            )
+        check_abi_version(f"kernel {self.sha256[:12]}", self.abi_version)
 
     def check_digest(self, binary: bytes) -> None:
         """Check that `binary` is this artifact.
@@ -64,3 +63,17 @@ class Artifact:
                 f"the artifact has the sha256 {digest}, not {self.sha256}; "
                 "nothing was loaded: delete the copy and fetch it again."
             )
+
+
+def check_abi_version(kernel: str, version: int) -> None:
+    """Check that this package calls a kernel, named in words, of a version of the ABI.
+
+    Raises:
+        AbiMismatch: it does not.
+    """
+    if version not in CALLED_ABI_VERSIONS:
+        called = " and ".join(map(str, CALLED_ABI_VERSIONS))
+        raise AbiMismatch(
+            f"{kernel} has version {version} of the kernel ABI, but this package calls versions "
+            f"{called}; tune or resolve the problem again."
+        )

@@ -44,8 +44,8 @@ class Regime(StrEnum):
         return regimes[0]
 
 
-def check_threads(threads: int) -> int:
-    """Return a number of threads as it was given, once it is known to be usable.
+def check_threads(threads: int, name: str = "threads") -> int:
+    """Return a number of threads, or of parts, as it was given, once it is known to be usable.
 
     Raises:
         InvalidSetting: it is not a whole number from 1 to MAX_THREADS.
@@ -55,7 +55,7 @@ def check_threads(threads: int) -> int:
     except TypeError:
         number = 0
     if not 1 <= number <= MAX_THREADS:
-        raise InvalidSetting(f"threads = {threads!r} is out of range; use 1 to {MAX_THREADS}.")
+        raise InvalidSetting(f"{name} = {threads!r} is out of range; use 1 to {MAX_THREADS}.")
     return number
 
 

@@ -127,16 +127,19 @@ class FallbackKernel:
         *,
         out: AnyArray | None = None,
         threads: int | None = None,
+        parts: int | None = None,
         **operands: object,
     ) -> AnyArray:
         """Return `epilogue(x @ w)`; the arguments are those of `Kernel`.
 
+        A library cuts its calls itself, whatever `parts` says.
+
         Raises:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
-            InvalidSetting: `threads` is out of range.
+            InvalidSetting: `threads` or `parts` is out of range.
         """
         check_packed(packed, self.packed_format)
-        wanted = self._wanted_threads(threads)
+        wanted = self._wanted_threads(threads, parts)
         arrays = check_call(self.problem, x, out, operands)
         read = list(arrays.operands.arrays.values())
         self._layer.compute(arrays.x, packed.memory, arrays.y, read, wanted)
@@ -164,13 +167,14 @@ class FallbackKernel:
         *,
         out: AnyArray | None = None,
         threads: int | None = None,
+        parts: int | None = None,
         **operands: object,
     ) -> AnyArray:
         """Return `epilogue(x @ w)` for each product; the arguments are those of `Kernel.batch`.
 
         Raises:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
-            InvalidSetting: `threads` is out of range.
+            InvalidSetting: `threads` or `parts` is out of range.
         """
         given, y, result = check_batch_call(self.problem, x, out)
         count = len(given)
@@ -186,7 +190,7 @@ class FallbackKernel:
             check_batch_overlap(y, given, batched_operands(epilogue.operands, operands, count))
         products = products_of(epilogue.operands, operands, count)
         for one_x, one_w, one_y, its_operands in zip(given, weights, y, products, strict=True):
-            self(one_x, one_w, out=one_y, threads=threads, **its_operands)
+            self(one_x, one_w, out=one_y, threads=threads, parts=parts, **its_operands)
         return result
 
     @property
@@ -195,7 +199,9 @@ class FallbackKernel:
         threads = "" if self.threads is None else f" in {self.threads} threads"
         return f"{self._layer.layout} for {self.problem.text}{threads}"
 
-    def _wanted_threads(self, threads: int | None) -> int | None:
+    def _wanted_threads(self, threads: int | None, parts: int | None) -> int | None:
+        if parts is not None:
+            check_threads(parts, "parts")
         return self.threads if threads is None else check_threads(threads)
 
 

@@ -100,6 +100,7 @@ class Layer:
         *,
         out: AnyArray | None = None,
         threads: int | None = None,
+        parts: int | None = None,
         **operands: object,
     ) -> AnyArray:
         """Return `epilogue(x @ w)`; the arguments are those of `Kernel`, but for `packed`.
@@ -107,12 +108,14 @@ class Layer:
         Raises:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used; or
                 there is no kernel for so many rows, nor for some to make them up.
-            InvalidSetting: `threads` is out of range.
+            InvalidSetting: `threads` or `parts` is out of range.
         """
         pieces = self._pieces_of(x)
         if len(pieces) == 1:
             kernel = pieces[0].kernel
-            return kernel(x, _copy_for(kernel, packed), out=out, threads=threads, **operands)
+            return kernel(
+                x, _copy_for(kernel, packed), out=out, threads=threads, parts=parts, **operands
+            )
         given = _with_rows("x", x, pieces)
         shape = (len(given), self.problem.n)
         result = new_result(x, shape, NUMPY_TYPES[self.problem.types.y]) if out is None else out
@@ -130,6 +133,7 @@ class Layer:
                 _copy_for(piece.kernel, packed),
                 out=y[piece.rows],
                 threads=threads,
+                parts=parts,
                 **{**operands, **{name: array[piece.rows] for name, array in cut.items()}},
             )
         return result

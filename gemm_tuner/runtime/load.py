@@ -1,7 +1,7 @@
 """Load a kernel and call it on arrays."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from threading import local
@@ -27,7 +27,7 @@ from gemm_tuner.arrays.call import check_batch_call, check_call, view_operands
 from gemm_tuner.arrays.dlpack import AnyArray, element_type, new_result
 from gemm_tuner.arrays.packed import PackedWeights, check_packed
 from gemm_tuner.arrays.views import NUMPY_TYPES, count_rows, view_matrix, view_output
-from gemm_tuner.arrays.weights import check_weights
+from gemm_tuner.arrays.weights import StoredWeights, check_weights
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import check_threads
@@ -38,7 +38,7 @@ from gemm_tuner.errors import InvalidSetting, KernelRejected
 from gemm_tuner.machine.amx import ask_for_amx
 from gemm_tuner.machine.memory import address_of, allocate_aligned
 from gemm_tuner.runtime.direct import DirectCall, sealed
-from gemm_tuner.runtime.pool import configure_pool, run_parts
+from gemm_tuner.runtime.pool import configure_pool, pack_parts, run_parts
 
 _LIBRARY = f"gemm-tuner {version('gemm-tuner')}"
 
@@ -114,6 +114,9 @@ class Kernel(DirectCall):
     ) -> PackedWeights:
         """Return the weights packed for this kernel; the arrays given are not needed afterwards.
 
+        Each of the kernel's usual threads packs the part that it will read, so that it lies in
+        memory near it.
+
         Args:
             w: (n, k) or (k, n), as the problem's layout says; rows at any distance. Elements of 4
                 bits lie two in a byte, as `gemm_tuner.quantise_weights` returns them.
@@ -125,14 +128,20 @@ class Kernel(DirectCall):
                 be used.
         """
         memory = allocate_aligned(self.native.packed_weight_bytes)
-        self._pack_into(memory, w, scales, zero_points)
+        self._pack_into(memory, [check_weights(self.problem, w, scales, zero_points)])
         return PackedWeights(owner=self.packed_format, memory=memory)
 
     def _pack_into(
-        self, memory: NDArray[np.uint8], w: object, scales: object, zero_points: object
+        self, memory: NDArray[np.uint8], products: Sequence[StoredWeights], stride_bytes: int = 0
     ) -> None:
-        weights = check_weights(self.problem, w, scales, zero_points)
-        self.native.pack_weights(weights.struct, address_of(memory))
+        pack_parts(
+            self.native,
+            [one.struct for one in products],
+            address_of(memory),
+            stride_bytes,
+            parts=self._parts(self.threads),
+            threads=self.threads,
+        )
 
     def compute(
         self,
@@ -141,6 +150,7 @@ class Kernel(DirectCall):
         *,
         out: AnyArray | None = None,
         threads: int | None = None,
+        parts: int | None = None,
         **operands: object,
     ) -> AnyArray:
         """Return `epilogue(x @ w)`.
@@ -155,16 +165,19 @@ class Kernel(DirectCall):
                 library of x. It shares no memory with an input: between blocks of k it holds
                 unfinished sums.
             threads: how many threads compute; by default as many as the kernel was chosen for, and
-                in the parts that were timed. The result may depend on this number in the last
-                bits, but never on their order.
+                in the parts that were timed.
+            parts: in how many parts; by default one for each thread. More of them balance cores
+                that are not alike. The result may depend on this number in the last bits, but
+                never on threads or order.
             **operands: what the epilogue reads, by the names in `problem.epilogue.operands`.
 
         Raises:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
-            InvalidSetting: `threads` is out of range.
+            InvalidSetting: `threads` or `parts` is out of range.
         """
         check_packed(packed, self.packed_format)
-        parts = self._parts(self.threads if threads is None else threads)
+        threads = check_threads(self.threads if threads is None else threads)
+        parts = self._parts(threads, parts)
         arrays = check_call(self.problem, x, out, operands)
         workspace_bytes = self.native.workspace_bytes(parts)
         args = make_args(
@@ -175,7 +188,7 @@ class Kernel(DirectCall):
             operands=arrays.operands.views,
             workspace=self._memory.workspace(workspace_bytes) if workspace_bytes else 0,
         )
-        self._run(args, parts)
+        self._run(args, parts, threads)
         return arrays.result
 
     def pack_batch(
@@ -194,12 +207,14 @@ class Kernel(DirectCall):
         """
         size_bytes = self.native.packed_weight_bytes
         stride_bytes = -(-max(1, size_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        products = batch_of_weights(w, scales, zero_points)
+        products = [
+            check_weights(self.problem, *one) for one in batch_of_weights(w, scales, zero_points)
+        ]
         memory = allocate_aligned(len(products) * stride_bytes)
-        memory = memory.reshape(len(products), stride_bytes)
-        for product, row in zip(products, memory, strict=True):
-            self._pack_into(row, *product)
-        return PackedBatch(packer=self.packed_format, products=memory)
+        self._pack_into(memory, products, stride_bytes)
+        return PackedBatch(
+            packer=self.packed_format, products=memory.reshape(len(products), stride_bytes)
+        )
 
     def batch(
         self,
@@ -208,6 +223,7 @@ class Kernel(DirectCall):
         *,
         out: AnyArray | None = None,
         threads: int | None = None,
+        parts: int | None = None,
         **operands: object,
     ) -> AnyArray:
         """Return `epilogue(x @ w)` for each product of a batch.
@@ -217,11 +233,12 @@ class Kernel(DirectCall):
             packed: what `pack` returned, for all products, or what `pack_batch` returned.
             out: (batch, m, n), as in a call for one product.
             threads: as in a call for one product.
+            parts: as in a call for one product.
             **operands: each as for one product, shared by all, or with a leading batch dimension.
 
         Raises:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
-            InvalidSetting: `threads` is out of range.
+            InvalidSetting: `threads` or `parts` is out of range.
         """
         given, y, result = check_batch_call(self.problem, x, out)
         count = len(given)
@@ -231,7 +248,8 @@ class Kernel(DirectCall):
         else:
             check_packed(packed, self.packed_format)
             weights, stride_bytes = packed.memory, 0
-        parts = self._parts(self.threads if threads is None else threads)
+        threads = check_threads(self.threads if threads is None else threads)
+        parts = self._parts(threads, parts)
         types, n, k = self.problem.types, self.problem.n, self.problem.k
         if count == 0:
             return result
@@ -249,11 +267,11 @@ class Kernel(DirectCall):
             operands=views,
             workspace=self._memory.workspace(workspace_bytes) if workspace_bytes else 0,
         )
-        self._run(args, parts)
+        self._run(args, parts, threads)
         return result
 
-    def _run(self, args: ArgsStruct, parts: int) -> None:
-        if not run_parts(self.native, args, parts):
+    def _run(self, args: ArgsStruct, parts: int, threads: int) -> None:
+        if not run_parts(self.native, args, parts, threads):
             raise KernelRejected(
                 f"kernel {self.artifact.sha256[:12]} refused its arguments "
                 f"(m = {args.m}, {parts} parts); build or fetch it again."
@@ -285,10 +303,11 @@ class Kernel(DirectCall):
             ),
         )
 
-    def _parts(self, threads: int) -> int:
-        """Return the number of parts: as timed for the usual threads, else one for each thread."""
-        number = check_threads(threads)
-        return number if number != self.threads else min(number, self.native.preferred_parts)
+    def _parts(self, threads: int, parts: int | None = None) -> int:
+        """Return how many are asked for, or as timed for the usual threads, or one for each."""
+        if parts is not None:
+            return check_threads(parts, "parts")
+        return threads if threads != self.threads else min(threads, self.native.preferred_parts)
 
     def _view_batch_operands(
         self, operands: Mapping[str, object], shape: tuple[int, int, int]

@@ -2,15 +2,19 @@
 
 import ctypes
 import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import TypeVar
 
-from gemm_tuner.abi import OK, ArgsStruct, KernelLibrary
+from gemm_tuner.abi import OK, ArgsStruct, KernelLibrary, WeightsStruct, check_packing
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.cpus import usable_cpus
 from gemm_tuner.runtime.direct import NATIVE
 
 PIN_VARIABLE = "GEMM_TUNER_PIN"
+
+_Result = TypeVar("_Result")
 
 
 @cache
@@ -31,21 +35,72 @@ def configure_pool() -> None:
         NATIVE.configure_pool(usable_cpus(), cpus)
 
 
-def run_parts(library: KernelLibrary, args: ArgsStruct, parts: int) -> bool:
-    """Compute all parts of all phases, and return whether the kernel took its arguments."""
+def run_parts(library: KernelLibrary, args: ArgsStruct, parts: int, threads: int) -> bool:
+    """Compute all parts of all phases in up to `threads` threads.
+
+    Returns whether the kernel took its arguments.
+    """
     if NATIVE is not None and library.run_address:
         address = ctypes.addressof(args)
-        status = NATIVE.run_parts(library.run_address, address, library.phases, parts)
+        status = NATIVE.run_parts(library.run_address, address, library.phases, parts, threads)
         return bool(status == OK)
-    return all(_run_phase(library, args, phase, parts) for phase in range(library.phases))
+    return all(
+        status == OK
+        for phase in range(library.phases)
+        for status in _each_part(
+            lambda part, phase=phase: library.run(args, phase, part, parts), parts, threads
+        )
+    )
 
 
-def _run_phase(library: KernelLibrary, args: ArgsStruct, phase: int, parts: int) -> bool:
-    if parts == 1:
-        return library.run(args, phase, 0, 1) == OK
-    pool = _threads(parts)
-    statuses = list(pool.map(lambda part: library.run(args, phase, part, parts), range(parts)))
-    return all(status == OK for status in statuses)
+def pack_parts(
+    library: KernelLibrary,
+    products: Sequence[WeightsStruct],
+    packed_w: int,
+    stride_bytes: int,
+    *,
+    parts: int,
+    threads: int,
+) -> None:
+    """Pack the weights of products to addresses `stride_bytes` apart, in parts as calls have them.
+
+    Each thread packs what it will read, so that the memory is near it. A library that cannot pack
+    in parts does it in this thread.
+
+    Raises:
+        KernelRejected: the kernel is made for weights of another kind.
+    """
+    if parts == 1 or not library.pack_part_address:
+        for place, weights in enumerate(products):
+            library.pack_weights(weights, packed_w + place * stride_bytes)
+    elif NATIVE is not None:
+        table = (WeightsStruct * len(products))(*products)
+        status = NATIVE.pack(
+            library.pack_part_address,
+            ctypes.addressof(table),
+            packed_w,
+            stride_bytes,
+            len(products),
+            parts,
+            threads,
+        )
+        check_packing(status)
+    else:
+        for place, weights in enumerate(products):
+            to = packed_w + place * stride_bytes
+            _each_part(
+                lambda part, weights=weights, to=to: library.pack_weights(
+                    weights, to, part=part, parts=parts
+                ),
+                parts,
+                threads,
+            )
+
+
+def _each_part(do: Callable[[int], _Result], parts: int, threads: int) -> list[_Result]:
+    if parts == 1 or threads == 1:
+        return [do(part) for part in range(parts)]
+    return list(_threads(min(parts, threads)).map(do, range(parts)))
 
 
 @cache

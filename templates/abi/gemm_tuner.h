@@ -3,7 +3,8 @@
  * One library holds one kernel: y = epilogue(x @ w), with n and k fixed when it was built.
  * It needs no other library, starts no threads and allocates nothing. To call it:
  *
- *   1. check gemm_tuner_abi_version() == GEMM_TUNER_ABI_VERSION;
+ *   1. check that gemm_tuner_abi_version() is from GEMM_TUNER_LEAST_ABI_VERSION to
+ *      GEMM_TUNER_ABI_VERSION;
  *   2. pack the weights once: allocate gemm_tuner_packed_weight_bytes() bytes, aligned to
  *      GEMM_TUNER_ALIGNMENT, and call gemm_tuner_pack_weights();
  *   3. allocate gemm_tuner_workspace_bytes(parts) bytes with the same alignment (may be 0);
@@ -11,6 +12,14 @@
  *      parts) for every part from 0 to parts - 1, on any threads, and wait for all of them.
  *
  * The result depends on `parts` alone, never on the order or the threads in which they ran.
+ *
+ *   - A part that is not run leaves its piece of y, or of the sums that the next phase adds up, as it
+ *     was; the other pieces of y are right.
+ *   - A part may be run again after it has returned, before the next phase: it writes the same again.
+ *     One part must not run twice at once: between blocks of k, sums lie in y or in the workspace.
+ *   - Another process may run parts if both share the memory of x, packed_w, y, the operands and the
+ *     workspace; its own `args` say where they lie in it.
+ *
  * Lengths, strides and leading dimensions are in elements unless their names say otherwise; a
  * leading dimension is the distance between the starts of two rows.
  */
@@ -23,7 +32,8 @@
 extern "C" {
 #endif
 
-#define GEMM_TUNER_ABI_VERSION 2
+#define GEMM_TUNER_ABI_VERSION 3
+#define GEMM_TUNER_LEAST_ABI_VERSION 2 /* has all but gemm_tuner_pack_weights_part */
 #define GEMM_TUNER_ALIGNMENT 64
 
 /* What a call returns. */
@@ -85,8 +95,15 @@ const char *gemm_tuner_describe(void);
 uint64_t gemm_tuner_packed_weight_bytes(void);
 
 /* Pack the weights of one product. Returns GEMM_TUNER_OK, or GEMM_TUNER_BAD_ARGS and does nothing:
- * size_bytes, or scales and zero points unlike those of the problem. */
+ * size_bytes, part or parts, or scales and zero points unlike those of the problem. */
 int32_t gemm_tuner_pack_weights(const gemm_tuner_weights *weights, void *packed_w);
+
+/* Pack what one of several parts reads. All parts from 0 to parts - 1, on any threads and in any
+ * order, write what gemm_tuner_pack_weights writes, each byte once. Memory that nobody has touched
+ * comes to lie where it is touched first: run each part on the thread that will run this part of
+ * the calls, in as many parts. What several parts read, each packs a piece of. Since version 3. */
+int32_t gemm_tuner_pack_weights_part(const gemm_tuner_weights *weights, void *packed_w,
+                                     int32_t part, int32_t parts);
 
 /* The size of the workspace for a call in this many parts, in bytes. */
 uint64_t gemm_tuner_workspace_bytes(int32_t parts);

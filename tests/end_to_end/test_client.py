@@ -280,7 +280,7 @@ def test_a_cached_kernel_of_another_abi_is_as_good_as_none(
 ) -> None:
     with site.serving() as address:
         Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
-        monkeypatch.setattr("gemm_tuner.domain.artifact.ABI_VERSION", 99)
+        monkeypatch.setattr("gemm_tuner.domain.artifact.CALLED_ABI_VERSIONS", (99,))
         with pytest.raises(AbiMismatch):
             Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
 

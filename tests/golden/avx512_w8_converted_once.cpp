@@ -10,7 +10,8 @@
  * One library holds one kernel: y = epilogue(x @ w), with n and k fixed when it was built.
  * It needs no other library, starts no threads and allocates nothing. To call it:
  *
- *   1. check gemm_tuner_abi_version() == GEMM_TUNER_ABI_VERSION;
+ *   1. check that gemm_tuner_abi_version() is from GEMM_TUNER_LEAST_ABI_VERSION to
+ *      GEMM_TUNER_ABI_VERSION;
  *   2. pack the weights once: allocate gemm_tuner_packed_weight_bytes() bytes, aligned to
  *      GEMM_TUNER_ALIGNMENT, and call gemm_tuner_pack_weights();
  *   3. allocate gemm_tuner_workspace_bytes(parts) bytes with the same alignment (may be 0);
@@ -18,6 +19,14 @@
  *      parts) for every part from 0 to parts - 1, on any threads, and wait for all of them.
  *
  * The result depends on `parts` alone, never on the order or the threads in which they ran.
+ *
+ *   - A part that is not run leaves its piece of y, or of the sums that the next phase adds up, as it
+ *     was; the other pieces of y are right.
+ *   - A part may be run again after it has returned, before the next phase: it writes the same again.
+ *     One part must not run twice at once: between blocks of k, sums lie in y or in the workspace.
+ *   - Another process may run parts if both share the memory of x, packed_w, y, the operands and the
+ *     workspace; its own `args` say where they lie in it.
+ *
  * Lengths, strides and leading dimensions are in elements unless their names say otherwise; a
  * leading dimension is the distance between the starts of two rows.
  */
@@ -30,7 +39,8 @@
 extern "C" {
 #endif
 
-#define GEMM_TUNER_ABI_VERSION 2
+#define GEMM_TUNER_ABI_VERSION 3
+#define GEMM_TUNER_LEAST_ABI_VERSION 2 /* has all but gemm_tuner_pack_weights_part */
 #define GEMM_TUNER_ALIGNMENT 64
 
 /* What a call returns. */
@@ -92,8 +102,15 @@ const char *gemm_tuner_describe(void);
 uint64_t gemm_tuner_packed_weight_bytes(void);
 
 /* Pack the weights of one product. Returns GEMM_TUNER_OK, or GEMM_TUNER_BAD_ARGS and does nothing:
- * size_bytes, or scales and zero points unlike those of the problem. */
+ * size_bytes, part or parts, or scales and zero points unlike those of the problem. */
 int32_t gemm_tuner_pack_weights(const gemm_tuner_weights *weights, void *packed_w);
+
+/* Pack what one of several parts reads. All parts from 0 to parts - 1, on any threads and in any
+ * order, write what gemm_tuner_pack_weights writes, each byte once. Memory that nobody has touched
+ * comes to lie where it is touched first: run each part on the thread that will run this part of
+ * the calls, in as many parts. What several parts read, each packs a piece of. Since version 3. */
+int32_t gemm_tuner_pack_weights_part(const gemm_tuner_weights *weights, void *packed_w,
+                                     int32_t part, int32_t parts);
 
 /* The size of the workspace for a call in this many parts, in bytes. */
 uint64_t gemm_tuner_workspace_bytes(int32_t parts);
@@ -433,15 +450,15 @@ inline void store_chunk(W *packed, int64_t column, int64_t p, Row columns)
 }
 
 // Both sides are walked in whole cache lines: a panel a few vectors of k at a time.
-inline void pack_weights(const gemm_tuner_weights &weights, W *packed)
+inline void pack_weights(const gemm_tuner_weights &weights, int64_t begin, int64_t end, W *packed)
 {
     const W *w = static_cast<const W *>(weights.elements);
     const int64_t row_bytes = weights.leading_dimension / byte_elements;
-    for (int64_t column = 0; column < packed_n; column += lanes)
+    for (int64_t column = begin; column < end; column += lanes)
         pack_headers(weights, column, 0, groups, packed);
-    for (int64_t begin = 0; begin < n; begin += nr)
+    for (int64_t panel = begin; panel < end; panel += nr)
         for (int64_t p = 0; p < k; p += stretch)
-            for (int64_t column = begin; column < begin + nr && column < n; column += side)
+            for (int64_t column = panel; column < panel + nr && column < n; column += side)
                 for (int64_t q = p; q < p + stretch && q < k; q += side * chunk_k)
                     pack_block(w, row_bytes, column, q, packed);
     finish_stores();
@@ -742,7 +759,7 @@ constexpr int64_t panels_of_y = n > 0 ? (n + nr - 1) / nr : 1;
 
 inline int64_t tiles_of(int64_t m) { return (m + mr - 1) / mr; }
 
-inline int64_t smaller(int64_t one, int64_t other) { return one < other ? one : other; }
+constexpr int64_t smaller(int64_t one, int64_t other) { return one < other ? one : other; }
 
 // What a part costs for each step of k, in multiplications: a core makes about four while it reads
 // one element of x or w.
@@ -762,7 +779,7 @@ inline Cut tile_after_tile(int64_t m, int64_t parts)
     const int64_t panels = most_tiles / tiles;
     const int64_t rest_rows = smaller(most_tiles % tiles * mr, m);
     const int64_t products = (panels * m + rest_rows) * nr;
-    return {0, 0, cost_of(products, panels > 0 ? m + rest_rows : rest_rows, (panels + 2) * nr)};
+    return {0, 0, cost_of(products, panels > 0 ? m : rest_rows, (panels + 2) * nr)};
 }
 
 // The cut whose largest part costs least. A grid may leave parts idle, so that more of them never
@@ -783,6 +800,13 @@ inline Cut best_cut(int64_t m, int64_t parts)
         return best;
     const Cut in_order = tile_after_tile(m, parts);
     return in_order.cost < best.cost ? in_order : best;
+}
+
+// The cut of one product. In as many parts as the kernel was tuned for, it is the one that was timed.
+inline Cut cut_of(int64_t m, int64_t parts)
+{
+    const bool is_tuned = parts == grid_m * grid_n && tiles_of(m) >= grid_m;
+    return is_tuned ? grid_of(m, grid_m, grid_n) : best_cut(m, parts);
 }
 
 // Add the rows of some tiles, in some panels, to the pieces of a share.
@@ -836,16 +860,13 @@ inline void add_pieces(Share &share, const Cut &cut, int64_t m, int64_t part, in
 [[gnu::cold, gnu::noinline]] Share share_of_many(int64_t m, int64_t batch, int64_t part, int64_t parts)
 {
     Share share{};
-    int64_t parts_of_y = parts;
-    const bool is_tuned = parts == grid_m * grid_n && tiles_of(m) >= grid_m;
-    const Cut cut = is_tuned ? grid_of(m, grid_m, grid_n) : best_cut(m, parts);
+    const Cut cut = cut_of(m, parts);
     share.shared = batch % parts;
     if (share.shared * cut.cost < grid_of(m, 1, 1).cost)
     {
         share.own = batch / parts;
         share.first = share.own * part;
-        if (part < parts_of_y)
-            add_pieces(share, cut, m, part, parts_of_y);
+        add_pieces(share, cut, m, part, parts);
         return share;
     }
     share.shared = 0;
@@ -866,22 +887,72 @@ inline Share share_of(int64_t m, int64_t batch, int64_t part, int64_t parts)
     return share;
 }
 
+// Columns of w.
+struct ColumnRange
+{
+    int64_t begin, end;
+};
+
+// Where packing is divided before a panel: those that are packed together stay together.
+inline int64_t column_at(int64_t panel)
+{
+    return smaller(panel * nr, n);
+}
+
+// What one of several parts packs: some of the columns that it reads in a call of the fewest rows, whose time is
+// that of reading w. Parts that read the same columns share them out; those that read none pack none.
+inline ColumnRange columns_to_pack(int64_t part, int64_t parts)
+{
+    constexpr int64_t m = m_low > 0 ? m_low : smaller(m_high, 1);
+    const Cut cut = cut_of(m, parts);
+    int64_t first, last, reader = 0, readers = 1;
+    if (cut.columns > 0)
+    {
+        const int64_t column = part % cut.columns;
+        reader = part / cut.columns;
+        readers = cut.rows;
+        if (reader >= readers)
+            return {n, n};
+        first = panels_of_y * column / cut.columns;
+        last = panels_of_y * (column + 1) / cut.columns;
+    }
+    else
+    {
+        // A panel that several parts read is packed by the one that begins it.
+        const Place begin = place_in_order(tiles_of(m), part, parts);
+        const Place end = place_in_order(tiles_of(m), part + 1, parts);
+        first = begin.panel + (begin.tile > 0);
+        last = end.panel + (end.tile > 0);
+    }
+    return {
+        column_at(first + (last - first) * reader / readers),
+        column_at(first + (last - first) * (reader + 1) / readers),
+    };
+}
+
 } // namespace
 
 extern "C" {
 
 uint32_t gemm_tuner_abi_version() { return GEMM_TUNER_ABI_VERSION; }
 
-const char *gemm_tuner_describe() { return "{\"abi_version\":2,\"candidate\":\"avx512_w8_8x48 mc256_nc4128_kc512 jc_ic_jr_ir convert_once pf_next\",\"packed_format\":\"s8 4096x4096 groups nr48 g128 lanes16\",\"problem\":\"f32_s8_f32_f32 256x4096x4096 nk:g128 none\",\"required_isa\":[\"avx2\",\"avx512bw\",\"avx512dq\",\"avx512f\",\"avx512vl\",\"fma\"]}"; }
+const char *gemm_tuner_describe() { return "{\"abi_version\":3,\"candidate\":\"avx512_w8_8x48 mc256_nc4128_kc512 jc_ic_jr_ir convert_once pf_next\",\"packed_format\":\"s8 4096x4096 groups nr48 g128 lanes16\",\"problem\":\"f32_s8_f32_f32 256x4096x4096 nk:g128 none\",\"required_isa\":[\"avx2\",\"avx512bw\",\"avx512dq\",\"avx512f\",\"avx512vl\",\"fma\"]}"; }
 
 uint64_t gemm_tuner_packed_weight_bytes() { return packed_weight_bytes; }
 
 int32_t gemm_tuner_pack_weights(const gemm_tuner_weights *weights, void *packed_w)
 {
+    return gemm_tuner_pack_weights_part(weights, packed_w, 0, 1);
+}
+
+int32_t gemm_tuner_pack_weights_part(const gemm_tuner_weights *weights, void *packed_w, int32_t part, int32_t parts)
+{
     if (weights->size_bytes < sizeof(gemm_tuner_weights) || !weights->scales ||
-        weights->zero_points)
+        weights->zero_points || part < 0 || part >= parts)
         return GEMM_TUNER_BAD_ARGS;
-    pack_weights(*weights, static_cast<W *>(packed_w));
+    const auto [begin, end] = parts > 1 ? columns_to_pack(part, parts) : ColumnRange{0, n};
+    if (begin < end)
+        pack_weights(*weights, begin, end, static_cast<W *>(packed_w));
     return GEMM_TUNER_OK;
 }
 

@@ -27,6 +27,7 @@ UP = ("f32 128x3072x16", "avx2_f32_6x16 mc132_nc3072_kc16 jc_ic_jr_ir")
 FEW_ROWS = ("f32 16x4096x16", "avx2_f32_4x16 mc16_nc4096_kc16 jc_ic_jr_ir")
 ONE_ROW = ("f32 1x4096x16", "avx2_f32_1x32 mc1_nc4096_kc16 jc_ic_jr_ir")
 RANGE = ("f32 1..300x200x40 nk bias", "avx2_f32_6x16 mc60_nc208_kc20 ic_jc_ir_jr pack_x u2")
+# Such a tile reads as many numbers as it multiplies: less to read counts more than an even cut.
 SCALAR = ("f32 40x30x10", "scalar_f32_2x2 mc40_nc30_kc10 jc_ic_jr_ir")
 SLICED = ("f32 1..40x100x2048 nk bias", "avx2_f32_4x16 mc40_nc112_kc512 jc_ic_jr_ir grid1x2x4")
 
@@ -102,8 +103,10 @@ def test_each_element_is_computed_by_one_part(problem: str, candidate: str, m: i
     tile, n = kernel.candidate.micro_kernel, kernel.problem.n
     tiles = -(-m // tile.mr) * -(-n // tile.nr)
     for parts, most in zip(PARTS, largest, strict=True):
-        if tiles >= 4 * parts:
-            assert m * n / most >= (0.85 if parts <= 16 else 0.75) * parts, f"{parts} parts"
+        if tiles >= 4 * parts and problem != SCALAR[0]:
+            even = m * n / parts / (0.95 if parts <= 16 else 0.85)
+            as_tiles_allow = -(-tiles // parts) * tile.mr * tile.nr
+            assert most <= max(even, as_tiles_allow), f"{parts} parts"
 
 
 @pytest.mark.parametrize(
@@ -134,8 +137,8 @@ def test_products_of_a_batch_are_right_in_any_parts(
     [
         (40, 8, True),  # as tuned
         (40, 2, False),  # fewer than slices
-        (40, 14, False),  # half of the rows of a panel for each part
-        (1, 7, False),  # a panel for each part
+        (40, 7, False),  # a panel for each part
+        (1, 7, False),  # the same of one row
         (1, 28, True),  # a slice of a panel for each part
         (1, 31, True),
     ],

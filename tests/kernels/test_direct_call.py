@@ -73,18 +73,22 @@ def _arguments() -> dict[str, Any]:
 
 @needs_native
 @pytest.mark.parametrize("with_out", [False, True])
-@pytest.mark.parametrize("threads", [None, 1, 2, 3, 9])
+@pytest.mark.parametrize(
+    ("threads", "parts"),
+    [(None, None), (1, None), (2, None), (3, None), (9, None), (None, 3), (1, 2), (2, 5)],
+)
 def test_a_direct_call_computes_what_a_checked_one_does(
-    *, with_out: bool, threads: int | None
+    *, with_out: bool, threads: int | None, parts: int | None
 ) -> None:
     direct, checked = _kernel(direct_only=True), _kernel()
     x, packed, operands = _random(M, K), checked.pack(_random(N, K)), _arguments()
     out = np.full((M, N + 3), np.nan, np.float32)[:, :N] if with_out else None
 
-    y = direct(x, packed, out=out, threads=threads, **operands)
+    y = direct(x, packed, out=out, threads=threads, parts=parts, **operands)
 
     assert (y is out) == with_out
-    assert np.array_equal(y, checked.compute(x, packed, threads=threads, **operands))
+    expected = checked.compute(x, packed, threads=threads, parts=parts, **operands)
+    assert np.array_equal(y, expected)
 
 
 @needs_native

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from other_encoding import needed_here, spelled_for_this_cpu
 from rows import ROWS, ROWS_WITH_TAILS, Row, around, candidate_text, small_tile
 from template_parts import render_in_parts
+from written import check_parts
 
 from gemm_tuner.abi import KernelLibrary
 from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.weights import check_weights
 from gemm_tuner.build.compile import Build, compile_kernel, compile_kernels
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
@@ -80,11 +82,14 @@ def test_packed_bytes_are_those_of_the_layout(row: Row, layout: str) -> None:
     for problem, candidate, build in zip(problems, candidates, builds, strict=True):
         assert isinstance(build, Build), build
         stored = _grouped_weights(problem) if has_groups else {"w": _weights(problem)}
-        packed = _load(build).pack(**stored).memory.tobytes()
+        kernel = _load(build)
+        packed = kernel.pack(**stored).memory.tobytes()
         expected = (_expected_groups if has_groups else _expected)(problem, candidate, **stored)
         assert packed[: len(expected)] == expected, (problem.text, candidate.text)
         # Groups are followed by room for a prefetch.
         assert has_groups or len(packed) == len(expected), (problem.text, candidate.text)
+        for parts in (2, 7, 64):
+            check_parts(kernel.native, check_weights(problem, **stored), parts)
 
 
 @pytest.mark.parametrize(("row", "layout"), PACKED)

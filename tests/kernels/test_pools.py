@@ -70,7 +70,7 @@ extern "C" int32_t run_parts(run_function run, const gemm_tuner_args *args, int3
 }
 """
 
-Run = Callable[[KernelLibrary, ArgsStruct, int], bool]
+Run = Callable[[KernelLibrary, ArgsStruct, int, int], bool]
 
 
 @pytest.fixture(scope="module", params=CANDIDATES, ids=["one phase", "two phases"])
@@ -109,7 +109,7 @@ def _compile(source: str, folder: Path, *flags: str) -> ctypes.CDLL:
 
 
 def _run_with(pool: ctypes.CDLL) -> Run:
-    def run(library: KernelLibrary, args: ArgsStruct, parts: int) -> bool:
+    def run(library: KernelLibrary, args: ArgsStruct, parts: int, _threads: int) -> bool:
         status = pool.run_parts(
             ctypes.c_void_p(library.run_address),
             ctypes.byref(args),
@@ -122,7 +122,7 @@ def _run_with(pool: ctypes.CDLL) -> Run:
     return run
 
 
-def _in_order(library: KernelLibrary, args: ArgsStruct, parts: int) -> bool:
+def _in_order(library: KernelLibrary, args: ArgsStruct, parts: int, _threads: int) -> bool:
     return all(
         library.run(args, phase, part, parts) == OK
         for phase in range(library.phases)
@@ -130,7 +130,7 @@ def _in_order(library: KernelLibrary, args: ArgsStruct, parts: int) -> bool:
     )
 
 
-def _backwards(library: KernelLibrary, args: ArgsStruct, parts: int) -> bool:
+def _backwards(library: KernelLibrary, args: ArgsStruct, parts: int, _threads: int) -> bool:
     return all(
         library.run(args, phase, part, parts) == OK
         for phase in range(library.phases)

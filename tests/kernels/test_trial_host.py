@@ -60,10 +60,10 @@ PLANTED = {
         Outcome.OUT_OF_BOUNDS,
         "after packed w",
     ),
-    "wrong in four parts": (
-        RIGHT + "if (parts == 4) y[row * ldy + column] += 0.5f;",
+    "wrong in 64 parts": (
+        RIGHT + "if (parts == 64) y[row * ldy + column] += 0.5f;",
         Outcome.WRONG,
-        "4 parts",
+        "64 parts",
     ),
     "write between rows": (
         RIGHT + "if (row + 1 < m && ldy > N) y[row * ldy + N] = 0;",

@@ -43,6 +43,25 @@ def test_packed_weights_may_lie_anywhere() -> None:
         del room, packed
 
 
+@pytest.mark.parametrize("threads", [2, 3, 16])
+def test_threads_of_pytorch_pack_the_bytes_of_one(threads: int) -> None:
+    n, k = 400, 50
+    layer = add_layer([kernel_of(Problem.parse(f"f32 {m}x{n}x{k} nk"), 1) for m in (1, 40)])
+    w, before = sample_x(n, k), torch.get_num_threads()
+    packed = []
+    for count in (1, threads):
+        torch.set_num_threads(count)
+        try:
+            packed.append(torch.ops.gemm_tuner.pack(w, layer.packed_bytes, layer.number))
+        finally:
+            torch.set_num_threads(before)
+
+    for placed in layer.kernels:
+        end = placed.packed_offset + placed.kernel.native.packed_weight_bytes
+        one, shared = (memory[placed.packed_offset : end] for memory in packed)
+        assert torch.equal(one, shared)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

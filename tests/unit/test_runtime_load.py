@@ -26,6 +26,7 @@ class _Library:
     """The interface of a kernel library that computes nothing, and notes how it is called."""
 
     packed_weight_bytes = 64
+    pack_part_address = 0
     phases = 1
     run_address = 0  # nothing that C could call
 

@@ -16,7 +16,8 @@ static int32_t call(kernel_calls *calls, bench_weights *weights, int64_t count) 
     for (int64_t i = 0; i < count; i++) {
         calls->args.packed_w = bench_next_weights(weights);
         if (calls->parts > 1) {
-            status |= pool_run(calls->run, &calls->args, calls->phases, calls->parts);
+            status |= pool_run(calls->run, &calls->args, calls->phases, calls->parts,
+                               calls->threads);
             continue;
         }
         for (int32_t phase = 0; phase < calls->phases; phase++) {

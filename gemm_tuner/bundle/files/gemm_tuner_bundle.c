@@ -37,6 +37,7 @@ typedef struct {
     const char *(*describe)(void);
     uint64_t (*packed_weight_bytes)(void);
     int32_t (*pack_weights)(const gemm_tuner_weights *, void *);
+    int32_t (*pack_weights_part)(const gemm_tuner_weights *, void *, int32_t, int32_t); /* or NULL */
     uint64_t (*workspace_bytes)(int32_t);
     int32_t (*preferred_parts)(void);
     int32_t (*phases)(void);
@@ -149,11 +150,13 @@ static int load(loaded_kernel *kernel, const bundled_kernel *bundled, const char
         return 0;
     }
     *(void **)&abi_version = dlsym(kernel->handle, "gemm_tuner_abi_version");
-    if (abi_version == NULL || abi_version() != GEMM_TUNER_ABI_VERSION || !find_all(kernel) ||
+    if (abi_version == NULL || abi_version() < GEMM_TUNER_LEAST_ABI_VERSION ||
+        abi_version() > GEMM_TUNER_ABI_VERSION || !find_all(kernel) ||
         strcmp(kernel->describe(), bundled->description) != 0) {
         tell(message, message_bytes, "%s is another kernel than was bundled", path);
         return 0;
     }
+    *(void **)&kernel->pack_weights_part = dlsym(kernel->handle, "gemm_tuner_pack_weights_part");
     return 1;
 }
 
@@ -214,8 +217,32 @@ const char *gemm_tuner_layer_describe(const gemm_tuner_layer *layer, int64_t m) 
     return kernel == NULL ? NULL : kernel->describe();
 }
 
-gemm_tuner_packed *gemm_tuner_layer_pack(const gemm_tuner_layer *layer,
-                                         const gemm_tuner_weights *weights) {
+static void run_here(void *pool, int32_t parts, void (*task)(void *, int32_t), void *data) {
+    (void)pool;
+    for (int32_t part = 0; part < parts; ++part) task(data, part);
+}
+
+typedef struct {
+    const loaded_kernel *kernel;
+    const gemm_tuner_weights *weights;
+    void *packed;
+    int32_t parts, status;
+} packing;
+
+static void pack_part(void *data, int32_t part) {
+    packing *job = data;
+    int32_t status = GEMM_TUNER_OK;
+    if (job->kernel->pack_weights_part != NULL)
+        status = job->kernel->pack_weights_part(job->weights, job->packed, part, job->parts);
+    else if (part == 0)
+        status = job->kernel->pack_weights(job->weights, job->packed);
+    if (status != GEMM_TUNER_OK) __atomic_store_n(&job->status, status, __ATOMIC_RELAXED);
+}
+
+gemm_tuner_packed *gemm_tuner_layer_pack_in_parts(const gemm_tuner_layer *layer,
+                                                  const gemm_tuner_weights *weights,
+                                                  int32_t parts, gemm_tuner_runner runner,
+                                                  void *pool) {
     const bundled_layer *bundled = layer->bundled;
     const bundled_kernel *kernels = &bundled_kernels[bundled->first_kernel];
     gemm_tuner_packed *packed =
@@ -228,7 +255,10 @@ gemm_tuner_packed *gemm_tuner_layer_pack(const gemm_tuner_layer *layer,
         void **place = &packed->of_layout[kernels[i].layout];
         if (kernel->handle == NULL || *place != NULL) continue;
         *place = allocate(kernel->packed_weight_bytes());
-        if (*place == NULL || kernel->pack_weights(weights, *place) != GEMM_TUNER_OK) {
+        packing job = {kernel, weights, *place, parts > 0 ? parts : kernel->preferred_parts(),
+                       GEMM_TUNER_OK};
+        if (*place != NULL) (runner == NULL ? run_here : runner)(pool, job.parts, pack_part, &job);
+        if (*place == NULL || job.status != GEMM_TUNER_OK) {
             gemm_tuner_packed_free(packed);
             return NULL;
         }
@@ -238,6 +268,11 @@ gemm_tuner_packed *gemm_tuner_layer_pack(const gemm_tuner_layer *layer,
     if (count > 0) return packed;
     gemm_tuner_packed_free(packed);
     return NULL;
+}
+
+gemm_tuner_packed *gemm_tuner_layer_pack(const gemm_tuner_layer *layer,
+                                         const gemm_tuner_weights *weights) {
+    return gemm_tuner_layer_pack_in_parts(layer, weights, 1, NULL, NULL);
 }
 
 uint64_t gemm_tuner_packed_bytes(const gemm_tuner_packed *packed) {
@@ -271,11 +306,6 @@ static void run_part(void *data, int32_t part) {
     int32_t status = call->kernel->run(call->args, call->phase, part, call->parts);
     /* All parts refuse the same arguments: whoever writes last writes the same. */
     if (status != GEMM_TUNER_OK) __atomic_store_n(&call->status, status, __ATOMIC_RELAXED);
-}
-
-static void run_here(void *pool, int32_t parts, void (*task)(void *, int32_t), void *data) {
-    (void)pool;
-    for (int32_t part = 0; part < parts; ++part) task(data, part);
 }
 
 int32_t gemm_tuner_layer_run(const gemm_tuner_layer *layer, const gemm_tuner_packed *packed,

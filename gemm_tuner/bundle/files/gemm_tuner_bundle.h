@@ -29,7 +29,7 @@ typedef struct gemm_tuner_layer gemm_tuner_layer;
 typedef struct gemm_tuner_packed gemm_tuner_packed;
 
 /* Calls task(data, part) for each part from 0 to parts - 1, on any threads and in any order, and
- * returns when all of them have returned; it must not throw. `pool` is what the caller gave gemm_tuner_layer_run. */
+ * returns when all of them have returned; it must not throw. `pool` is what the caller gave with it. */
 typedef void (*gemm_tuner_runner)(void *pool, int32_t parts, void (*task)(void *data, int32_t part),
                                   void *data);
 
@@ -55,6 +55,14 @@ const char *gemm_tuner_layer_describe(const gemm_tuner_layer *layer, int64_t m);
  * the layer has no kernel here, or scales and zero points are unlike those of the problem. */
 gemm_tuner_packed *gemm_tuner_layer_pack(const gemm_tuner_layer *layer,
                                          const gemm_tuner_weights *weights);
+
+/* The same in parts, in the threads of a runner. Where it gives a part of each call to the same
+ * thread, and packs in as many parts as it calls, memory that is new lies near who reads it. With
+ * `parts` 0, there are as many as were tuned for. */
+gemm_tuner_packed *gemm_tuner_layer_pack_in_parts(const gemm_tuner_layer *layer,
+                                                  const gemm_tuner_weights *weights,
+                                                  int32_t parts, gemm_tuner_runner runner,
+                                                  void *pool);
 
 /* The size of packed weights in bytes, and their end; NULL is allowed. */
 uint64_t gemm_tuner_packed_bytes(const gemm_tuner_packed *packed);

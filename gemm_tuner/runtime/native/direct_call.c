@@ -14,7 +14,7 @@ typedef struct direct_call {
 } direct_call;
 
 static PyTypeObject *direct_call_type;
-static PyObject *compute_name, *out_name, *threads_name;
+static PyObject *compute_name, *out_name, *threads_name, *parts_name;
 
 static PyObject **find_place(const kernel_facts *kernel, PyObject *name, call_values *values) {
     if (name == out_name) {
@@ -22,6 +22,9 @@ static PyObject **find_place(const kernel_facts *kernel, PyObject *name, call_va
     }
     if (name == threads_name) {
         return &values->threads;
+    }
+    if (name == parts_name) {
+        return &values->parts;
     }
     for (int32_t i = 0; i < kernel->operand_count; i++) {
         if (name == kernel->operands[i].name) {
@@ -199,7 +202,8 @@ PyObject *make_direct_call(void) {
     compute_name = PyUnicode_InternFromString("compute");
     out_name = PyUnicode_InternFromString("out");
     threads_name = PyUnicode_InternFromString("threads");
-    if (!compute_name || !out_name || !threads_name || kernel_call_init() != 0) {
+    parts_name = PyUnicode_InternFromString("parts");
+    if (!compute_name || !out_name || !threads_name || !parts_name || kernel_call_init() != 0) {
         return NULL;
     }
     direct_call_type = (PyTypeObject *)PyType_FromSpec(&direct_call_spec);

@@ -189,14 +189,24 @@ static bool read_y(const kernel_facts *kernel, PyObject *out, PyObject *x, prepa
     return true;
 }
 
-static bool read_parts(const kernel_facts *kernel, PyObject *threads, int32_t *parts) {
-    if (!threads || threads == Py_None) {
-        *parts = kernel->parts;
+/* A number from 1 to MAX_PARTS, which nobody need give. */
+static bool read_number(PyObject *given, int32_t otherwise, int32_t *number) {
+    if (!given || given == Py_None) {
+        *number = otherwise;
         return true;
     }
-    const long number = PyLong_CheckExact(threads) ? PyLong_AsLong(threads) : -1;
-    *parts = number == kernel->threads ? kernel->parts : (int32_t)number;
-    return number >= 1 && number <= MAX_PARTS;
+    const long value = PyLong_CheckExact(given) ? PyLong_AsLong(given) : -1;
+    *number = (int32_t)value;
+    return value >= 1 && value <= MAX_PARTS;
+}
+
+static bool read_parts(const kernel_facts *kernel, const call_values *values, int32_t *threads,
+                       int32_t *parts) {
+    if (!read_number(values->threads, kernel->threads, threads)) {
+        return false;
+    }
+    const int32_t usual = *threads == kernel->threads ? kernel->parts : *threads;
+    return read_number(values->parts, usual, parts);
 }
 
 static bool read_workspace(const kernel_facts *kernel, int32_t parts, prepared_call *call) {
@@ -223,25 +233,26 @@ static bool prepare(const kernel_facts *kernel, const call_values *values, prepa
     return read_y(kernel, values->out, values->x, call);
 }
 
-static int32_t run(const kernel_facts *kernel, const prepared_call *call, int32_t parts) {
+static int32_t run(const kernel_facts *kernel, const prepared_call *call, int32_t parts,
+                   int32_t threads) {
     const double flop = 2.0 * (double)call->args.m * (double)kernel->n * (double)kernel->k;
     if (parts == 1 && kernel->phases == 1 && flop < FLOP_WORTH_UNLOCKING) {
         return kernel->run(&call->args, 0, 0, 1);
     }
     int32_t status;
     Py_BEGIN_ALLOW_THREADS
-    status = pool_run(kernel->run, &call->args, kernel->phases, parts);
+    status = pool_run(kernel->run, &call->args, kernel->phases, parts, threads);
     Py_END_ALLOW_THREADS
     return status;
 }
 
 PyObject *call_kernel(const kernel_facts *kernel, const call_values *values) {
     prepared_call call;
-    int32_t parts;
+    int32_t threads, parts;
     call.y = NULL;
-    const bool is_done = read_parts(kernel, values->threads, &parts) &&
+    const bool is_done = read_parts(kernel, values, &threads, &parts) &&
                          prepare(kernel, values, &call) && read_workspace(kernel, parts, &call) &&
-                         run(kernel, &call, parts) == GEMM_TUNER_OK;
+                         run(kernel, &call, parts, threads) == GEMM_TUNER_OK;
     if (is_done) {
         return call.y;
     }

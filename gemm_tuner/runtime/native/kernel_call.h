@@ -33,7 +33,7 @@ typedef struct kernel_facts {
 
 /* The arguments of a call, which its caller holds. */
 typedef struct call_values {
-    PyObject *x, *packed, *out, *threads;
+    PyObject *x, *packed, *out, *threads, *parts;
     PyObject *operands[MAX_OPERANDS];
 } call_values;
 

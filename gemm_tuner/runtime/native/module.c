@@ -5,20 +5,42 @@
 #include "pool.h"
 
 PyDoc_STRVAR(run_parts_doc,
-             "Compute all parts of all phases of a call in the threads of the pool, and return the "
-             "status.");
+             "Compute all parts of all phases of a call in up to so many threads of the pool, and "
+             "return the status.");
 
 static PyObject *run_parts(PyObject *module, PyObject *arguments) {
     (void)module;
     unsigned long long run, args;
-    int phases, parts;
-    if (!PyArg_ParseTuple(arguments, "KKii", &run, &args, &phases, &parts)) {
+    int phases, parts, threads;
+    if (!PyArg_ParseTuple(arguments, "KKiii", &run, &args, &phases, &parts, &threads)) {
         return NULL;
     }
     int32_t status;
     Py_BEGIN_ALLOW_THREADS
     status = pool_run((run_function)(uintptr_t)run, (const gemm_tuner_args *)(uintptr_t)args,
-                      phases, parts);
+                      phases, parts, threads);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(status);
+}
+
+PyDoc_STRVAR(pack_doc,
+             "Pack the weights of so many products, of which the packed ones lie so many bytes "
+             "apart, in parts in up to so many threads of the pool, and return the status.");
+
+static PyObject *pack(PyObject *module, PyObject *arguments) {
+    (void)module;
+    unsigned long long pack, weights, packed;
+    long long stride_bytes, count;
+    int parts, threads;
+    if (!PyArg_ParseTuple(arguments, "KKKLLii", &pack, &weights, &packed, &stride_bytes, &count,
+                          &parts, &threads)) {
+        return NULL;
+    }
+    int32_t status;
+    Py_BEGIN_ALLOW_THREADS
+    status = pool_pack((pack_function)(uintptr_t)pack,
+                       (const gemm_tuner_weights *)(uintptr_t)weights, (void *)(uintptr_t)packed,
+                       stride_bytes, count, parts, threads);
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(status);
 }
@@ -81,6 +103,7 @@ PyDoc_STRVAR(seal_doc,
 
 static PyMethodDef functions[] = {
     {"run_parts", run_parts, METH_VARARGS, run_parts_doc},
+    {"pack", pack, METH_VARARGS, pack_doc},
     {"configure_pool", configure_pool, METH_VARARGS, configure_pool_doc},
     {"locate", locate, METH_VARARGS, locate_doc},
     {"seal", seal, METH_VARARGS, seal_doc},

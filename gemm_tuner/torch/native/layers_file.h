@@ -67,9 +67,14 @@ inline void open_kernel(const std::string &path, const LayerFacts &layer, Kernel
     decltype(&gemm_tuner_packed_weight_bytes) packed_bytes;
     decltype(&gemm_tuner_describe) describe;
     find(library, "gemm_tuner_abi_version", version);
-    TORCH_CHECK(version() == GEMM_TUNER_ABI_VERSION, path, " has version ", version(),
-                " of the kernels' interface, and this library calls version ",
-                GEMM_TUNER_ABI_VERSION, "; export both again.");
+    TORCH_CHECK(version() >= GEMM_TUNER_LEAST_ABI_VERSION && version() <= GEMM_TUNER_ABI_VERSION,
+                path, " has version ", version(),
+                " of the kernels' interface, and this library calls versions ",
+                GEMM_TUNER_LEAST_ABI_VERSION, " to ", GEMM_TUNER_ABI_VERSION,
+                "; export both again.");
+    if (version() >= 3) {
+        find(library, "gemm_tuner_pack_weights_part", kernel.pack_part);
+    }
     find(library, "gemm_tuner_phases", phases);
     find(library, "gemm_tuner_preferred_parts", parts);
     find(library, "gemm_tuner_run", kernel.run);

@@ -13,7 +13,7 @@
  * that nobody has told of is looked for in the folder of this library. Kernels and layers are never
  * removed, so a call takes no lock.
  *
- * The parts of a kernel run in PyTorch's own threads. */
+ * The parts of a kernel run in PyTorch's own threads, and its weights are packed there. */
 #include "gemm_tuner.h"
 
 #include <ATen/EmptyTensor.h>
@@ -61,6 +61,7 @@ struct KernelEntry {
     const char *name; /* of its problem */
     decltype(&gemm_tuner_run) run;
     decltype(&gemm_tuner_pack_weights) pack;
+    decltype(&gemm_tuner_pack_weights_part) pack_part; /* NULL before version 3 of the interface */
     decltype(&gemm_tuner_workspace_bytes) workspace_bytes;
     int64_t m_low, m_high;
     int64_t packed_offset; /* of its format in the packed tensor, in bytes */
@@ -437,6 +438,37 @@ Tensor linear(const Tensor &x, const Tensor &packed, const std::optional<Tensor>
     return y;
 }
 
+struct Packing {
+    const KernelEntry *kernel;
+    const gemm_tuner_weights *weights;
+    char *packed;
+    int32_t parts;
+    std::atomic<int32_t> status;
+};
+
+void pack_parts(int64_t begin, int64_t end, void *context) {
+    Packing &job = *static_cast<Packing *>(context);
+    for (int64_t part = begin; part < end; part++) {
+        const int32_t status = job.kernel->pack_part(job.weights, job.packed,
+                                                     static_cast<int32_t>(part), job.parts);
+        if (status != GEMM_TUNER_OK) {
+            job.status = status;
+        }
+    }
+}
+
+/* Pack the weights in the threads that will read them, so that new memory lies near each. */
+int32_t pack_kernel(const KernelEntry &kernel, const gemm_tuner_weights &weights, char *packed) {
+    const int32_t parts = count_parts(kernel);
+    if (parts == 1 || !kernel.pack_part) {
+        return kernel.pack(&weights, packed);
+    }
+    Packing job{&kernel, &weights, packed, parts, GEMM_TUNER_OK};
+    TORCH_CHECK(torch_parallel_for(0, parts, 1, pack_parts, &job) == 0,
+                "gemm-tuner: PyTorch could not pack weights in its threads.");
+    return job.status;
+}
+
 Tensor pack(const Tensor &w, int64_t size_bytes, int64_t number) {
     const LayerEntry &layer = layer_numbered(number);
     TORCH_CHECK(w.dim() == 2 && w.size(0) == layer.n, "w has the shape ", w.sizes(),
@@ -452,7 +484,8 @@ Tensor pack(const Tensor &w, int64_t size_bytes, int64_t number) {
     char *memory = static_cast<char *>(packed.mutable_data_ptr());
     for (const KernelEntry &kernel : layer.kernels) {
         if (kernel.is_packer) {
-            TORCH_CHECK(kernel.pack(&weights, memory + kernel.packed_offset) == GEMM_TUNER_OK,
+            TORCH_CHECK(pack_kernel(kernel, weights, memory + kernel.packed_offset) ==
+                            GEMM_TUNER_OK,
                         "a kernel of layer ", number, " refused the weights; tune it again.");
         }
     }
