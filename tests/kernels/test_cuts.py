@@ -6,13 +6,18 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from needs import each_executed
 from numpy.typing import NDArray
+from proof import Subject, prove_all
+from rows import FEW_ROWS as ROWS
+from rows import KC, Row, candidate_text, small_tile
 
 from gemm_tuner.abi import OK, ArrayView, make_args
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.micro_kernel import PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.machine.memory import address_of, allocate_aligned
@@ -148,3 +153,28 @@ def test_k_is_sliced_where_that_takes_less(m: int, parts: int, *, is_sliced: boo
 
     # Sums of slices are not in y before the second phase.
     assert all(np.isnan(run(part, parts)).all() for part in range(parts)) == is_sliced
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("row", each_executed(ROWS))
+def test_every_family_has_enough_tiles_for_many_parts(row: Row) -> None:
+    """The proof cuts calls, and packing, in up to 64 parts; other tests have few tiles."""
+    mr, nr = small_tile(row.family)
+    kc = max(KC, row.family.k_multiple)
+    cases = [
+        (f"{9 * mr + 1}x{8 * nr + 3}x{kc + 3}", "nk", ""),
+        (f"1..{5 * mr}x{13 * nr}x{kc}", "kn", ""),
+    ]
+    if row.family.layout is PackedLayout.PANELS:
+        cases.append((f"{3 * mr}x{9 * nr - 1}x{4 * kc}", "kn", " grid1x2x2"))
+    subjects = [
+        Subject(
+            problem=row.problem(sizes, layout, "x_zero_point+row_scale+bias+add"),
+            candidate=candidate_text(row, int(sizes.rpartition("x")[2]), extras=extras),
+        )
+        for sizes, layout, extras in cases
+    ]
+
+    wrong = prove_all(subjects, find_toolchain())
+
+    assert not wrong
