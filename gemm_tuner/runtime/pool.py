@@ -4,7 +4,7 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import TypeVar
 
 from gemm_tuner.abi import OK, ArgsStruct, KernelLibrary, WeightsStruct, check_packing
@@ -44,13 +44,16 @@ def run_parts(library: KernelLibrary, args: ArgsStruct, parts: int, threads: int
         address = ctypes.addressof(args)
         status = NATIVE.run_parts(library.run_address, address, library.phases, parts, threads)
         return bool(status == OK)
-    return all(
-        status == OK
-        for phase in range(library.phases)
-        for status in _each_part(
-            lambda part, phase=phase: library.run(args, phase, part, parts), parts, threads
-        )
-    )
+    return all(_run_phase(library, args, phase, parts, threads) for phase in range(library.phases))
+
+
+def _run_phase(
+    library: KernelLibrary, args: ArgsStruct, phase: int, parts: int, threads: int
+) -> bool:
+    def run(part: int) -> int:
+        return library.run(args, phase, part, parts)
+
+    return all(status == OK for status in _each_part(run, parts, threads))
 
 
 def pack_parts(
@@ -87,14 +90,14 @@ def pack_parts(
         check_packing(status)
     else:
         for place, weights in enumerate(products):
-            to = packed_w + place * stride_bytes
-            _each_part(
-                lambda part, weights=weights, to=to: library.pack_weights(
-                    weights, to, part=part, parts=parts
-                ),
-                parts,
-                threads,
-            )
+            pack = partial(_pack_part, library, weights, packed_w + place * stride_bytes, parts)
+            _each_part(pack, parts, threads)
+
+
+def _pack_part(
+    library: KernelLibrary, weights: WeightsStruct, packed_w: int, parts: int, part: int
+) -> None:
+    library.pack_weights(weights, packed_w, part=part, parts=parts)
 
 
 def _each_part(do: Callable[[int], _Result], parts: int, threads: int) -> list[_Result]:

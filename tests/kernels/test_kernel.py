@@ -109,7 +109,7 @@ def test_missing_or_unknown_operands_are_refused(
     reason: str,
 ) -> None:
     with pytest.raises(InvalidArray, match=reason):
-        kernel(x, kernel.pack(w), out=None, threads=1, **operands)
+        kernel(x, kernel.pack(w), out=None, threads=1, parts=None, **operands)
 
 
 def test_other_number_of_rows_is_refused(kernel: Kernel, w: NDArray[np.float32]) -> None:
