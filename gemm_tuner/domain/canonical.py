@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
+_ENCODER = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+)
+
 
 def canonical_json(value: Any) -> str:  # noqa: ANN401 - JSON values have no narrower type
     """Return the one JSON text of `value`: sorted keys, no spaces, ASCII, finite numbers."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    )
+    return _ENCODER.encode(value)
 
 
 def identity(value: Any) -> str:  # noqa: ANN401 - JSON values have no narrower type

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 from gemm_tuner.domain.dtype import F32, DType, OperandTypes
 from gemm_tuner.domain.epilogue import NO_EPILOGUE, Epilogue, EpilogueOperand
@@ -220,10 +221,10 @@ class Problem:
             m=Rows.parse(str(m)),
             n=n,
             k=k,
-            types=OperandTypes.parse(dtype),
+            types=_parse_types(dtype),
             w_layout=layout,
             w_group=group,
-            epilogue=Epilogue.parse(epilogue),
+            epilogue=_parse_epilogue(epilogue),
         )
 
     @classmethod
@@ -249,6 +250,11 @@ class Problem:
             w_layout=words[2] if len(words) > 2 else WeightLayout.NK.value,
             epilogue=words[3] if len(words) > 3 else "none",
         )
+
+
+# The same few are asked for again and again, with other sizes.
+_parse_types = lru_cache(maxsize=256)(OperandTypes.parse)
+_parse_epilogue = lru_cache(maxsize=256)(Epilogue.parse)
 
 
 def _parse_layout(text: str, k: int) -> tuple[WeightLayout, int | None]:

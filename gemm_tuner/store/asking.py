@@ -3,12 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
+from operator import index, itemgetter
 from typing import Any, Self, cast
 
 from sqlalchemy import (
+    ARRAY,
     ColumnElement,
     Connection,
     Dialect,
+    FromClause,
     Integer,
     LargeBinary,
     Row,
@@ -21,6 +25,7 @@ from sqlalchemy import (
     column,
     func,
     literal_column,
+    null,
     or_,
     select,
     true,
@@ -41,7 +46,6 @@ from gemm_tuner.store.tables import artifacts, revocations, verdicts
 MAX_TOGETHER = 16  # of many more, PostgreSQL reads the whole table where it has no statistics
 
 _MAX_ANSWER_BYTES = 2**16
-_ONE: ColumnElement[int] = literal_column("1")
 _SEALING_KEY = bindparam("sealing_key", type_=String())
 _Columns = ReadOnlyColumnCollection[str, Any]
 
@@ -99,7 +103,7 @@ class Found:
                     attestation=attestation,
                     artifact=named,
                 )
-                self.answer = SealedAnswer(about, bytes(sealed), max(0, serial))
+                self.answer = SealedAnswer(about, bytes(sealed), max(0, index(serial)))
             except (TypeError, AttributeError):  # SQLite keeps a value of any type in any column
                 self.answer = SealedAnswer(b"", b"", 0)
         elif row.problem_id is not None:
@@ -112,14 +116,18 @@ def add_rows(connection: Connection, asked: Sequence[Found], sealing_key: str) -
     An answer looks ready that the user with a measuring key sealed, if the same user attests the
     kernel that it names, and it is not revoked. With an empty key, none does.
     """
-    if not asked:
-        return
     dialect = cast("Callable[[], Dialect]", type(connection.dialect))
-    text, names = _query(dialect, len(asked))
-    parameters = _asked(asked, sealing_key)
-    named = parameters if names is None else tuple(parameters[name] for name in names)
-    for row in connection.exec_driver_sql(text, named).all():
-        asked[row[0]].add(row)
+    facts = [_facts(one) for one in asked]
+    parameters: dict[str, Any] | tuple[Any, ...]
+    if connection.dialect.name == "postgresql":
+        text = _array_query(dialect)
+        columns = map(list, zip(*facts, strict=True))
+        parameters = {_SEALING_KEY.key: sealing_key, **dict(zip(_ASKED, columns, strict=True))}
+    else:
+        text, in_order = _row_query(dialect, len(facts))
+        parameters = in_order((sealing_key, *chain.from_iterable(facts)))
+    for row in connection.exec_driver_sql(text, parameters).all():
+        asked[row[0] - 1].add(row)
 
 
 def _is_lifted(artifact: ColumnElement[str]) -> ScalarSelect[bool]:
@@ -146,53 +154,69 @@ _ASKED: dict[str, TypeEngine[Any]] = {
 }
 
 
-def _asked(each: Sequence[Found], sealing_key: str) -> dict[str, str | int]:
-    """Return the parameters of `_query`."""
-    asked: dict[str, str | int] = {"sealing_key": sealing_key}
-    for number, one in enumerate(each):
-        problem, context = one.problem, one.context
-        asked |= {
-            f"problem{number}": one.problem_key,
-            f"layer{number}": layer_id(problem),
-            f"model{number}": one.cpu.model_key,
-            f"cpu{number}": one.cpu_key,
-            f"threads{number}": context.threads,
-            f"regime{number}": context.regime.value,
-            f"low{number}": problem.m.low,
-            f"high{number}": problem.m.high,
-        }
-    return asked
+def _facts(one: Found) -> tuple[str | int, ...]:
+    """Return what is asked, in the order of `_ASKED`."""
+    problem, context = one.problem, one.context
+    return (
+        one.problem_key,
+        layer_id(problem),
+        one.cpu.model_key,
+        one.cpu_key,
+        context.threads,
+        context.regime.value,
+        problem.m.low,
+        problem.m.high,
+    )
+
+
+# Queries are text in the form of the driver, as what SQLAlchemy does around such a query takes
+# longer than the query.
 
 
 @lru_cache
-def _query(dialect: Callable[[], Dialect], count: int) -> tuple[str, tuple[str, ...] | None]:
-    """Return the query for that many questions, which gives the rows of each with its number.
+def _array_query(dialect: Callable[[], Dialect]) -> str:
+    """Return the query of PostgreSQL for any number of questions: an array for each fact.
 
-    It is text in the form of the driver, as what SQLAlchemy does around such a query takes longer
-    than the query. Its parameters are named, or come in the order of the names.
+    One text, since to plan a query takes longer than to run it, and the server keeps few plans.
     """
-    compiled = _statement(count).compile(dialect=dialect())
-    names = compiled.positiontup
-    return str(compiled), None if names is None else tuple(names)
+    each = (bindparam(name, type_=ARRAY(kind)) for name, kind in _ASKED.items())
+    columns = (column(name, kind) for name, kind in _ASKED.items())
+    asked = func.unnest(*each).table_valued(*columns, with_ordinality="number")
+    return str(_statement(asked.render_derived(name="asked")).compile(dialect=dialect()))
 
 
-def _statement(count: int) -> Select[Any]:
+@lru_cache
+def _row_query(
+    dialect: Callable[[], Dialect], count: int
+) -> tuple[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]]:
+    """Return the query for that many questions, and what puts their facts into its order.
+
+    It takes the sealing key and then the facts of each question.
+    """
     columns = [column(name, kind) for name, kind in _ASKED.items()]
     questions = [
         (
             literal_column(str(number), Integer()),
             *(bindparam(f"{name}{number}", type_=kind) for name, kind in _ASKED.items()),
         )
-        for number in range(count)
+        for number in range(1, count + 1)
     ]
-    asked_each = (
-        values(column("number", Integer()), *columns, name="asked").data(questions).cte("asked")
-    )
+    asked = values(column("number", Integer()), *columns, name="asked").data(questions).cte("asked")
+    compiled = _statement(asked).compile(dialect=dialect())
+    given = [_SEALING_KEY.key]
+    given += [f"{name}{number}" for number in range(1, count + 1) for name in _ASKED]
+    assert compiled.positiontup is not None
+    return str(compiled), itemgetter(*map(given.index, compiled.positiontup))
+
+
+def _statement(asked_each: FromClause) -> Select[Any]:
+    """Return the query for the rows of each question, which come with its number, from 1 on."""
     asked, row = asked_each.c, verdicts.c
     ready, same = verdicts.alias("ready"), verdicts.alias("same")
     own, of_class = artifacts.alias("own"), artifacts.alias("of_class")
     named = artifacts.alias("named")
-    serial = select(func.max(same.c.serial)).where(_answers(same.c, asked)).scalar_subquery()
+    is_same = _answers(same.c, asked, problem=asked.problem, layer=asked.layer)
+    serial = select(func.max(same.c.serial)).where(is_same).scalar_subquery()
     # The kernel that the answer names, if who asks attests it and nobody revoked it.
     is_named = and_(
         named.c.sha256 == ready.c.artifact,
@@ -203,7 +227,12 @@ def _statement(count: int) -> Select[Any]:
         ready.c.answer.is_not(None),
         or_(ready.c.artifact.is_(None), named.c.sha256.is_not(None)),
     )
-    is_unready = case((looks_ready, literal_column("0")), else_=_ONE) == _ONE
+    # Where it does, no other row is looked for: to read and copy documents takes longer than all
+    # else. No row has the key NULL, which spares both databases the search.
+    problem, layer = (
+        case((looks_ready, null()), else_=key) for key in (asked.problem, asked.layer)
+    )
+    may_answer = _answers(row, asked, problem=problem, layer=layer)
     return select(
         asked.number,
         # As bytes, whatever it is: text that is none cannot be read.
@@ -225,25 +254,26 @@ def _statement(count: int) -> Select[Any]:
     ).select_from(
         asked_each.outerjoin(ready, _is_of(ready.c, asked))
         .outerjoin(named, is_named)
-        # To read and copy documents takes longer than all else.
-        .outerjoin(verdicts, and_(is_unready, _answers(row, asked)))
+        .outerjoin(verdicts, may_answer)
         .outerjoin(own, own.c.sha256 == row.artifact)
         .outerjoin(of_class, of_class.c.sha256 == row.class_artifact)
     )
 
 
-def _answers(row: _Columns, asked: _Columns) -> ColumnElement[bool]:
-    """Return the condition that a row may tell something of what is asked."""
+def _answers(
+    row: _Columns, asked: _Columns, *, problem: ColumnElement[str], layer: ColumnElement[str]
+) -> ColumnElement[bool]:
+    """Return the condition that a row may tell something of what is asked, by these keys of it."""
     same_context = and_(row.threads == asked.threads, row.regime == asked.regime)
-    same_problem = and_(row.problem_id == asked.problem, same_context, row.model_key == asked.model)
+    same_problem = and_(row.problem_id == problem, same_context, row.model_key == asked.model)
     range_around = and_(
-        row.range_of == asked.layer,
+        row.range_of == layer,
         row.cpu_key == asked.cpu,
         same_context,
         row.m_low <= asked.low,
         row.m_high >= asked.high,
     )
-    hint = row.hint_of == asked.problem
+    hint = row.hint_of == problem
     return or_(same_problem, range_around, hint)
 
 

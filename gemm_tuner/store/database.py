@@ -124,7 +124,7 @@ def asking_once(engine: Engine) -> Engine:
     """Return `engine` for a single query, without what begins and ends a transaction around it."""
     if engine.dialect.name == "sqlite":
         return engine.execution_options(asks_once=True)
-    return engine.execution_options(isolation_level="AUTOCOMMIT")
+    return engine.execution_options(asks_once=True, isolation_level="AUTOCOMMIT")
 
 
 def is_current(engine: Engine) -> bool:

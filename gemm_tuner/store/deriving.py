@@ -6,6 +6,7 @@ It happens in the transaction of the change, so a reader sees both or neither.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, case, delete, func, select, update
@@ -21,7 +22,7 @@ from gemm_tuner.store.integrity import attestation_of, content_of
 from gemm_tuner.store.problems import problem_id, read_problem
 from gemm_tuner.store.reading import read_trial, select_trials, who_attests, why_not_believed
 from gemm_tuner.store.ready import HeldArtifact, sealed_answer
-from gemm_tuner.store.statements import upsert
+from gemm_tuner.store.statements import note_change, upsert
 from gemm_tuner.store.tables import (
     Origin,
     artifacts,
@@ -71,7 +72,11 @@ def is_decisive(trial: Trial) -> bool:
 def layer_id(problem: Problem) -> str:
     """Return a key that problems share which differ in m alone."""
     words = (problem.n, problem.k, problem.types.text, problem.layout_text, problem.epilogue.text)
-    return identity(words)
+    return _identity_of(words)
+
+
+# A model asks for one layer with many m.
+_identity_of = lru_cache(maxsize=1024)(identity)
 
 
 def statement(
@@ -108,7 +113,7 @@ class Deriving:
         values: dict[str, Any] = _row(trial.problem, place)
         hints = {"is_predicted": True, "hint_of": values["problem_id"]} if is_predicted else {}
         if upsert(self._connection, verdicts, {**values, **hints}, hints):
-            self._tell_of_change()
+            note_change(self._connection)
         # Without a verdict, an answer tells of trials: a later one has the greater serial.
         self._connection.execute(
             update(verdicts)
@@ -130,7 +135,7 @@ class Deriving:
                 {**hint, "imported": verdicts.c.imported + count},
             )
         if counts:
-            self._tell_of_change()
+            note_change(self._connection)
 
     def follow_build(self, sha256: str) -> None:
         """Derive verdicts again that could name a binary if it were here, now that it is."""
@@ -150,7 +155,7 @@ class Deriving:
         """Derive the verdicts of a problem on the CPUs of a class."""
         self._lock(problem_id(problem))
         self._derive(problem, class_key)
-        self._tell_of_change()
+        note_change(self._connection)
 
     def derive_all(self, tell: Callable[[int, int], None] = lambda _done, _total: None) -> None:
         """Derive all verdicts again; `tell` hears how many problems are done, of how many."""
@@ -170,7 +175,7 @@ class Deriving:
             after, done = keys[-1], done + len(keys)
             tell(done, total)
         self._connection.execute(update(verdict_state).values(rules=RULES))
-        self._tell_of_change()
+        note_change(self._connection)
 
     def _derive_problem(self, problem: Problem, serial: int) -> None:
         """Derive the verdicts of a problem on all CPUs, with what was imported and predicted."""
@@ -336,9 +341,6 @@ class Deriving:
             select(problems.c.id, problems.c.document).where(problems.c.id == key)
         ).one()
         return read_problem(row[0], row[1])
-
-    def _tell_of_change(self) -> None:
-        self._connection.execute(update(verdict_state).values(changes=verdict_state.c.changes + 1))
 
 
 def exhausted_sweeps(connection: Connection, problem: Problem) -> frozenset[SweepKey]:

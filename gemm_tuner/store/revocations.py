@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, Select, func, insert, select, update
+from sqlalchemy import Connection, Select, func, insert, select
 
 from gemm_tuner.domain.access import AuditEntry
 from gemm_tuner.domain.revocation import (
@@ -15,8 +15,8 @@ from gemm_tuner.domain.revocation import (
 )
 from gemm_tuner.errors import InvalidSetting, StoreFailed
 from gemm_tuner.store.audit import append_audit
-from gemm_tuner.store.statements import Statements
-from gemm_tuner.store.tables import revocations, verdict_state
+from gemm_tuner.store.statements import Statements, note_change
+from gemm_tuner.store.tables import revocations
 
 
 class RevocationLog(Statements):
@@ -125,7 +125,7 @@ def append_revocation(
         )
     )
     # What was answered before is not to be answered again.
-    connection.execute(update(verdict_state).values(changes=verdict_state.c.changes + 1))
+    note_change(connection)
     action = "revocation lifted" if is_lifted else "revoked"
     append_audit(
         connection, AuditEntry(at=now, actor=actor, action=action, subject=subject, detail=reason)

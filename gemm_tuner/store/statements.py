@@ -1,15 +1,17 @@
 """Transactions that read or write, and the statements that all tables share."""
 
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, Select, Table
+from sqlalchemy import Connection, Engine, Row, Select, Table, update
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, StoreFailed
 from gemm_tuner.store.database import asking_once, reason_of, writing
+from gemm_tuner.store.tables import verdict_state
 from gemm_tuner.trust.attestation import MeasuringKeys
 
 _NO_TEXT = "Could not decode to UTF-8"  # what SQLite says of a text that is none
@@ -56,6 +58,16 @@ class Statements:
     def _first(self, query: Select[*tuple[Any, ...]]) -> Row[*tuple[Any, ...]] | None:
         with self._asking_once() as connection:
             return connection.execute(query).first()
+
+
+def note_change(connection: Connection) -> None:
+    """Let who keeps answers see that verdicts changed, or what is revoked.
+
+    The count grows by a random number: one that was put back from a backup, and changed anew, does
+    not come to a number that it had before.
+    """
+    grown = verdict_state.c.changes + 1 + secrets.randbelow(2**32)
+    connection.execute(update(verdict_state).values(changes=grown))
 
 
 def insert_new(connection: Connection, table: Table, **values: str | float | bytes | None) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any
 
 from sqlalchemy import (
@@ -158,8 +159,10 @@ class Verdicts(Statements):
 
     def _find(self, asked: Sequence[Found], sealing_key: str = "") -> None:
         """Add what answers questions to them, as `add_rows` does."""
-        for begin in range(0, len(asked), MAX_TOGETHER):
-            with self._asking_once() as connection:
+        if not asked:
+            return
+        with self._asking_once() as connection:
+            for begin in range(0, len(asked), MAX_TOGETHER):
                 add_rows(connection, asked[begin : begin + MAX_TOGETHER], sealing_key)
 
     def verdict_of(
@@ -249,7 +252,7 @@ def _sort(found: Found) -> Known:
     has_trials = has_same_model = has_predictions = False
     imported = serial = 0
     for row in found.rows:
-        serial = max(serial, row.serial)
+        serial = max(serial, index(row.serial))
         is_problem, cpu_key = row.problem_id == key, row.cpu_key
         if is_problem:
             has_trials = True

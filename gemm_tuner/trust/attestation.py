@@ -72,6 +72,7 @@ class MeasuringKeys:
         self.own_path = folder / "measuring-key.pem"
         self.accepted_path = folder / "measuring-keys.txt"
         self._own: KeyPair | None = None
+        self._own_state: tuple[int, ...] | None = None
         self._state: tuple[object, ...] | None = None
         self._believed: frozenset[str] = frozenset()
         self._mac_keys: dict[str, bytes] = {}  # that of the own public key, if there is one
@@ -104,12 +105,13 @@ class MeasuringKeys:
         """Return the key pair of this user, made if there is none."""
         from gemm_tuner.trust.keys import KeyPair  # noqa: PLC0415 - as in _is_valid
 
-        if self._own is None:
+        if self._own is None or self._own_state != _state_of(self.own_path):
             self._own = KeyPair.load_or_create(
                 self.own_path,
                 name="measuring key",
                 remedy="make the folder writable, or name another by XDG_DATA_HOME.",
             )
+            self._own_state = _state_of(self.own_path)
         return self._own
 
     def seal(self, about: bytes, content: bytes) -> bytes:

@@ -1,37 +1,55 @@
 """Questions that come while others are answered are answered together.
 
-For all of them there is one query, and one change to a thread and back.
+For all of them there is one query, and one change to a thread and back. What takes long has few
+threads: each more takes from the time of all others, since one at a time runs Python.
 """
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.select.lookup import TrialsNeeded
 from gemm_tuner.store.asking import MAX_TOGETHER
 from gemm_tuner_service.answers import Answer, Asked
 from gemm_tuner_service.resolver import Answered
 
+_Result = TypeVar("_Result")
+
 _MAX_GROUPS = 2  # at a time: one may wait for the database
+_MAX_SLOW = 2  # as well
 _LONGEST_WAIT_S = 10.0  # for a group
 
 
 class Answering(Protocol):
     """What answers questions, in a thread: a `Resolver`."""
 
-    def answer(self, asked: Asked, now: datetime, /) -> Answer:
-        """Return the answer to a question, however long it takes."""
-        ...
-
     def answer_each(
         self, asked: list[Asked], now: datetime, /, *, may_read_trials: bool
     ) -> list[Answered]:
         """Return the answers to some questions, or what is wrong with them."""
+        ...
+
+    def answer_texts(
+        self,
+        texts: Sequence[str],
+        /,
+        *,
+        cpu: Cpu,
+        context: ExecutionContext,
+        now: datetime,
+        may_read_trials: bool,
+    ) -> list[Answered]:
+        """Return the answers to some problems, or what is wrong with them."""
         ...
 
 
@@ -46,11 +64,14 @@ class Gathering:
     """Answers the questions of one event loop, in groups.
 
     A question that comes alone is answered at once. One for which trials must be read takes much
-    longer than others, and is answered in a thread of its own.
+    longer than others, and takes turns with such questions of all callers.
     """
 
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
+        # Threads of their own: whatever else runs in threads may take all that there are.
+        self._quick = CapacityLimiter(_MAX_GROUPS)
+        self._slow = CapacityLimiter(_MAX_SLOW)
         self._waiting: deque[_Waiting] = deque()
         self._in_progress = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -65,7 +86,43 @@ class Gathering:
         try:
             return await self._in_group(asked)
         except TrialsNeeded:
-            return await to_thread.run_sync(self._answering.answer, asked, datetime.now(UTC))
+            answered = await self._answer_slowly(asked)
+        if isinstance(answered, Exception):
+            raise answered
+        return answered
+
+    async def answer_texts(
+        self, texts: Sequence[str], *, cpu: Cpu, context: ExecutionContext
+    ) -> list[Answered]:
+        """Return the answer to each problem of a batch, or what is wrong with it.
+
+        Raises:
+            StoreFailed: the database does not answer.
+        """
+        quickly = partial(
+            self._answering.answer_texts,
+            texts,
+            cpu=cpu,
+            context=context,
+            now=datetime.now(UTC),
+            may_read_trials=False,
+        )
+        answered = await to_thread.run_sync(quickly)
+        return [
+            await self._answer_slowly(Asked.of(Problem.parse(text), cpu, context))
+            if isinstance(one, TrialsNeeded)
+            else one
+            for text, one in zip(texts, answered, strict=True)
+        ]
+
+    async def run_slowly(self, work: Callable[[], _Result]) -> _Result:
+        """Return the result of what reads trials, in turn with other such work."""
+        return await to_thread.run_sync(work, limiter=self._slow)
+
+    async def _answer_slowly(self, asked: Asked) -> Answered:
+        answer_each, now = self._answering.answer_each, datetime.now(UTC)
+        [answered] = await self.run_slowly(partial(answer_each, [asked], now, may_read_trials=True))
+        return answered
 
     async def _in_group(self, asked: Asked) -> Answer:
         loop = asyncio.get_running_loop()
@@ -99,7 +156,8 @@ class Gathering:
 
     async def _answer_group(self, group: list[_Waiting]) -> None:
         try:
-            results = await to_thread.run_sync(self._answer_quickly, [one.asked for one in group])
+            asked = [one.asked for one in group]
+            results = await to_thread.run_sync(self._answer_quickly, asked, limiter=self._quick)
         except Exception as error:  # noqa: BLE001 - whoever waits hears of it
             results = [error] * len(group)
         for one, result in zip(group, results, strict=True):

@@ -16,7 +16,7 @@ from gemm_tuner.errors import InvalidInput
 from gemm_tuner.select.choose import match
 from gemm_tuner.select.lookup import Question
 from gemm_tuner.select.shared_weights import share
-from gemm_tuner.store.asking import MAX_TOGETHER, Found, ReadyAnswer
+from gemm_tuner.store.asking import Found, ReadyAnswer
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.statements import RowsDamaged
 from gemm_tuner.trust.keys import KeyPair
@@ -70,8 +70,8 @@ class Resolver:
     ) -> list[Answered]:
         """Return the answers to some questions, or what is wrong with them.
 
-        The store is asked once for all of `MAX_TOGETHER` that are not in memory. A question for
-        which trials must be read, and may not be, is answered with `TrialsNeeded`.
+        The store is asked for all together that are not in memory. A question for which trials must
+        be read, and may not be, is answered with `TrialsNeeded`.
 
         Raises:
             StoreFailed: the database does not answer.
@@ -81,15 +81,13 @@ class Resolver:
 
         def make(missing: Sequence[Key]) -> dict[Key, Answer]:
             made: dict[Key, Answer] = {}
-            for begin in range(0, len(missing), MAX_TOGETHER):
-                keys = missing[begin : begin + MAX_TOGETHER]
-                each = [by_key[key] for key in keys]
-                answered = self._each_anew(each, now, may_read_trials=may_read_trials)
-                for key, one in zip(keys, answered, strict=True):
-                    if isinstance(one, Answer):
-                        made[key] = one
-                    else:
-                        wrong[key] = one
+            each = [by_key[key] for key in missing]
+            answered = self._each_anew(each, now, may_read_trials=may_read_trials)
+            for key, one in zip(missing, answered, strict=True):
+                if isinstance(one, Answer):
+                    made[key] = one
+                else:
+                    wrong[key] = one
             return made
 
         answers = self.answers.get_each(by_key, now.astimezone(UTC).date(), make)
@@ -97,21 +95,25 @@ class Resolver:
             self._count(one, answers.get(one.key))
         return [answers.get(one.key) or wrong[one.key] for one in asked]
 
-    def resolve_each(
-        self, texts: Sequence[str], *, cpu: Cpu, context: ExecutionContext, now: datetime
-    ) -> Iterator[bytes]:
-        """Yield a `BatchItem` in JSON for each problem: its answer, or what is wrong with it."""
+    def answer_texts(
+        self,
+        texts: Sequence[str],
+        *,
+        cpu: Cpu,
+        context: ExecutionContext,
+        now: datetime,
+        may_read_trials: bool = True,
+    ) -> list[Answered]:
+        """Return the answer to each problem, or what is wrong with it, as `answer_each` does.
+
+        Raises:
+            StoreFailed: the database does not answer.
+        """
         parsed = [_parsed(text) for text in texts]
         problems = [one for one in parsed if isinstance(one, Problem)]
-        answered = iter(self.answer_each(list(Asked.each(problems, cpu, context)), now))
-        for text, one in zip(texts, parsed, strict=True):
-            result = next(answered) if isinstance(one, Problem) else one
-            if isinstance(result, InvalidInput):
-                yield BatchItem(problem=text, error=describe(result)).model_dump_json().encode()
-            elif isinstance(result, Exception):
-                raise result
-            else:
-                yield batch_item(text, result.content)
+        asked = list(Asked.each(problems, cpu, context))
+        answered = iter(self.answer_each(asked, now, may_read_trials=may_read_trials))
+        return [next(answered) if isinstance(one, Problem) else one for one in parsed]
 
     def resolve_layer(
         self,
@@ -134,7 +136,7 @@ class Resolver:
             if not _is_measured(verdict):
                 self.count_miss(Asked.of(verdict.problem, cpu, context))
             content = signing.document(Unsigned.of(verdict, one.explain), sharing.serial)
-            yield batch_item(text, content)
+            yield batch_item(text, Answer.of(content))
 
     def _count(self, asked: Asked, answer: Answer | None) -> None:
         """Count a question for which nothing was measured."""
@@ -151,10 +153,11 @@ class Resolver:
             if len(each) == 1:
                 return [error]
             # A text that is none: it spoils the query of those who asked with it.
+            middle = len(each) // 2
             return [
                 answered
-                for one in each
-                for answered in self._each_anew([one], now, may_read_trials=may_read_trials)
+                for half in (each[:middle], each[middle:])
+                for answered in self._each_anew(half, now, may_read_trials=may_read_trials)
             ]
         signing = self._signing(now)
         return [
@@ -196,9 +199,17 @@ def _parsed(text: str) -> Problem | InvalidInput:
         return error
 
 
-def batch_item(text: str, resolution: bytes) -> bytes:
-    """Return the `BatchItem` of a problem that has a resolution."""
-    return b'{"problem":%b,"resolution":%b,"error":null}' % (to_json(text), resolution)
+def batch_item(text: str, answered: Answered) -> bytes:
+    """Return the `BatchItem` in JSON of a problem: its answer, or what is wrong with it.
+
+    Raises:
+        StoreFailed: the answer is that, or another fault which is not of the problem.
+    """
+    if isinstance(answered, InvalidInput):
+        return BatchItem(problem=text, error=describe(answered)).model_dump_json().encode()
+    if isinstance(answered, Exception):
+        raise answered
+    return b'{"problem":%b,"resolution":%b,"error":null}' % (to_json(text), answered.content)
 
 
 def _of_ready(ready: ReadyAnswer, signing: Signing) -> Answer:

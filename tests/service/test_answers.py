@@ -10,7 +10,7 @@ from gemm_tuner_service import answers as module
 from gemm_tuner_service.answers import Answer, Answers
 from gemm_tuner_service.settings import Settings
 from samples import PROBLEM, add_build, make_trial
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, text
 
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
@@ -144,6 +144,24 @@ def test_a_change_is_not_told_before_it_is_read(
 
     assert watched.state_at_once() is None
     assert watched.state_at_once() is None
+
+
+def test_what_was_restored_and_changed_anew_is_not_taken_for_what_it_was(
+    engine: Engine,
+    repository: Repository,
+    watched: ChangeWatch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gemm_tuner.store.watching.LOOK_EVERY_S", 0)
+    backup = repository.changes()
+    repository.add_trial(make_trial(minute=1))
+    before = watched.state()
+
+    with engine.begin() as connection:  # as a backup that is put back does
+        connection.execute(text("UPDATE verdict_state SET changes = :number"), {"number": backup})
+    repository.add_trial(make_trial(minute=2))
+
+    assert watched.state() != before
 
 
 def test_a_known_answer_needs_no_look_at_the_store(

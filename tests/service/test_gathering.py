@@ -15,6 +15,8 @@ from gemm_tuner_service.settings import Settings
 from samples import CONTEXT, CPU, PROBLEM, make_trial
 from sqlalchemy import Engine, event, text
 
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.record import Stage
 from gemm_tuner.errors import InvalidProblem, StoreFailed
@@ -47,18 +49,26 @@ class Desk:
     def answer_each(
         self, asked: list[Asked], _now: datetime, *, may_read_trials: bool
     ) -> list[Answered]:
-        """Return an answer to each."""
-        assert not may_read_trials
-        self.sizes.append(len(asked))
+        """Return an answer to each; one that takes long comes alone."""
+        if not may_read_trials:
+            self.sizes.append(len(asked))
         self._begun.release()
-        assert self.go.acquire(timeout=30)
-        return [self._answered(one) for one in asked]
+        assert (self.slow if may_read_trials else self.go).acquire(timeout=30)
+        return [answer_of(one) if may_read_trials else self._answered(one) for one in asked]
 
-    def answer(self, asked: Asked, _now: datetime) -> Answer:
-        """Return an answer that takes long."""
-        self._begun.release()
-        assert self.slow.acquire(timeout=30)
-        return answer_of(asked)
+    def answer_texts(
+        self,
+        texts: Sequence[str],
+        *,
+        cpu: Cpu,
+        context: ExecutionContext,
+        now: datetime,
+        may_read_trials: bool,
+    ) -> list[Answered]:
+        """Return an answer to each problem of a batch."""
+        assert (cpu, context, may_read_trials) == (CPU, CONTEXT, False)
+        asked = [Asked.of(Problem.parse(text), cpu, context) for text in texts]
+        return self.answer_each(asked, now, may_read_trials=may_read_trials)
 
     async def begins(self) -> None:
         """Wait until one more group, or slow question, is being answered."""
@@ -174,6 +184,34 @@ def test_slow_questions_hold_up_no_others() -> None:
     asyncio.run(ask())
 
 
+def test_however_many_questions_are_slow_others_are_answered() -> None:
+    def answered(asked: Asked) -> Answered:
+        return TrialsNeeded() if asked.problem.n <= 64 else answer_of(asked)
+
+    async def ask() -> None:
+        desk = Desk(answered)
+        desk.go = threading.Semaphore(1000)
+        gathering = Gathering(desk)
+        slow = [asyncio.create_task(gathering.answer(asked_of(n))) for n in range(1, 65)]
+        texts = [asked_of(n).problem.text for n in range(1, 20)]
+        batch = asyncio.create_task(gathering.answer_texts(texts, cpu=CPU, context=CONTEXT))
+        await asyncio.sleep(0)
+
+        try:
+            async with asyncio.timeout(10):
+                answer = await gathering.answer(asked_of(100))
+        finally:
+            for _one in range(64 + 19):
+                desk.slow.release()
+        assert answer == answer_of(asked_of(100))
+        assert [one.content for one in await asyncio.gather(*slow)] == [
+            answer_of(asked_of(n)).content for n in range(1, 65)
+        ]
+        assert await batch == [answer_of(asked_of(n)) for n in range(1, 20)]
+
+    asyncio.run(ask())
+
+
 def test_one_who_leaves_spoils_no_answer_of_others_and_is_not_asked_for() -> None:
     async def ask() -> None:
         desk = Desk()
@@ -245,7 +283,7 @@ def test_answers_of_a_group_are_those_of_each_question_alone(
     asked = [Asked.of(PROBLEM, CPU, CONTEXT), asked_of(8), nothing, asked_of(8)]
 
     together = resolver.answer_each(asked, NOW, may_read_trials=False)
-    assert len([one for one in statements if one.startswith("WITH asked")]) == 1
+    assert len([one for one in statements if " asked" in one]) == 1
 
     alone = [resolver._each_anew([one], NOW, may_read_trials=True)[0] for one in asked]
     assert contents(together) == contents(alone)
@@ -309,7 +347,7 @@ def test_a_database_that_fails_is_asked_once_for_a_batch(
     texts = [replace(PROBLEM, n=8 * n).text for n in range(1, 1000)]
 
     with pytest.raises(StoreFailed, match="does not answer"):
-        list(resolver.resolve_each(texts, cpu=CPU, context=CONTEXT, now=NOW))
+        resolver.answer_texts(texts, cpu=CPU, context=CONTEXT, now=NOW)
 
     assert asks == 1
 

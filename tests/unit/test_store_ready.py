@@ -121,12 +121,13 @@ def test_what_was_changed_is_not_ready(tmp_path: Path, change: str) -> None:
     engine.dispose()
 
 
-def test_a_damaged_row_is_told_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize("serial", ["'text'", "1.5", "9e999", "x'01'"])
+def test_a_damaged_row_is_told_of(tmp_path: Path, serial: str) -> None:
     engine = open_database(f"sqlite:///{tmp_path}/store.sqlite3")
     repository = Repository(engine)
     _tune(repository)
     with engine.begin() as connection:
-        connection.execute(text("UPDATE verdicts SET serial = 'text'"))
+        connection.execute(text(f"UPDATE verdicts SET serial = {serial}"))  # noqa: S608 - ours
 
     [found] = repository.ready_each([(PROBLEM, CPU, CONTEXT)])
 

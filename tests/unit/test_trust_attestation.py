@@ -109,6 +109,18 @@ def test_the_mac_of_a_key_that_was_replaced_is_not_believed(keys: MeasuringKeys)
     assert keys.why_not_believed(Statement.VERDICT, "a verdict", attestation) is not None
 
 
+def test_a_process_that_runs_attests_with_the_key_that_there_is(keys: MeasuringKeys) -> None:
+    old = keys.attest(Statement.VERDICT, "{}")
+    keys.own_path.unlink()
+
+    new = keys.attest(Statement.VERDICT, "{}")
+
+    assert new.public_key != old.public_key
+    assert keys.believed() == {new.public_key}
+    assert keys.why_not_believed(Statement.VERDICT, "{}", new) is None
+    assert keys.unsealed([(b"a", keys.seal(b"a", b"content"))]) == [b"content"]
+
+
 def test_without_attestation_the_command_that_attests_is_named(keys: MeasuringKeys) -> None:
     reason = keys.why_not_believed(Statement.TRIAL, "a trial", None)
 

@@ -1,8 +1,8 @@
 """`GET /v1/kernels`: the form of the question for people and curl."""
 
-from datetime import UTC, datetime
 from typing import Annotated
 
+from anyio import to_thread
 from fastapi import APIRouter, Header, Query, Response
 
 from gemm_tuner.domain.context import ExecutionContext
@@ -15,18 +15,13 @@ router = APIRouter(tags=["kernels"])
 
 
 @router.get("/v1/kernels", response_model=Resolution, responses={304: {"description": "Unchanged"}})
-def find_kernel(
+async def find_kernel(
     query: Annotated[KernelQuery, Query()],
     service: Service,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Say which kernel should run a problem."""
-    answer = service.resolver.answer(
-        Asked.of(
-            query.to_problem(),
-            service.cpus.named(query.cpu, query.isa),
-            ExecutionContext(threads=query.threads, regime=query.regime),
-        ),
-        datetime.now(UTC),
-    )
+    cpu = await to_thread.run_sync(service.cpus.named, query.cpu, query.isa)
+    context = ExecutionContext(threads=query.threads, regime=query.regime)
+    answer = await service.gathering.answer(Asked.of(query.to_problem(), cpu, context))
     return tagged(answer, if_none_match)

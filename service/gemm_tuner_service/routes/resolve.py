@@ -58,7 +58,7 @@ async def resolve(
     asked = Asked.of(
         question.to_problem(), service.cpus.described(question.cpu), question.to_context()
     )
-    answer = await to_thread.run_sync(service.resolver.answer, asked, datetime.now(UTC))
+    answer = await service.gathering.answer(asked)
     if answer.is_measured or (tune is None and wait is None):
         return tagged(answer, if_none_match)
     job = await to_thread.run_sync(_job_for, service, asked, caller, tune)
