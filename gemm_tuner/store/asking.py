@@ -43,8 +43,8 @@ from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.ready import sealed_about
 from gemm_tuner.store.tables import artifacts, revocations, verdicts
 
-MAX_TOGETHER = 16  # of many more, PostgreSQL reads the whole table where it has no statistics
-
+MAX_TOGETHER = 16
+_MOST_IN_ARRAYS = 256
 _MAX_ANSWER_BYTES = 2**16
 _SEALING_KEY = bindparam("sealing_key", type_=String())
 _Columns = ReadOnlyColumnCollection[str, Any]
@@ -111,15 +111,24 @@ class Found:
 
 
 def add_rows(connection: Connection, asked: Sequence[Found], sealing_key: str) -> None:
-    """Add what answers at most `MAX_TOGETHER` questions to them, in one query.
+    """Add what answers questions to them: one query for `MAX_TOGETHER`, or for more at once.
 
     An answer looks ready that the user with a measuring key sealed, if the same user attests the
     kernel that it names, and it is not revoked. With an empty key, none does.
     """
+    has_arrays = connection.dialect.name == "postgresql"
+    count = _MOST_IN_ARRAYS if has_arrays else MAX_TOGETHER
+    for begin in range(0, len(asked), count):
+        _add_rows(connection, asked[begin : begin + count], sealing_key, has_arrays=has_arrays)
+
+
+def _add_rows(
+    connection: Connection, asked: Sequence[Found], sealing_key: str, *, has_arrays: bool
+) -> None:
     dialect = cast("Callable[[], Dialect]", type(connection.dialect))
     facts = [_facts(one) for one in asked]
     parameters: dict[str, Any] | tuple[Any, ...]
-    if connection.dialect.name == "postgresql":
+    if has_arrays:
         text = _array_query(dialect)
         columns = map(list, zip(*facts, strict=True))
         parameters = {_SEALING_KEY.key: sealing_key, **dict(zip(_ASKED, columns, strict=True))}
@@ -177,9 +186,12 @@ def _facts(one: Found) -> tuple[str | int, ...]:
 def _array_query(dialect: Callable[[], Dialect]) -> str:
     """Return the query of PostgreSQL for any number of questions: an array for each fact.
 
-    One text, since to plan a query takes longer than to run it, and the server keeps few plans.
+    One text, since to plan a query takes longer than to run it, and the server keeps few plans. It
+    does not look into an array that is selected, and so keeps one plan for any length: by keys. Of
+    many questions, it would read the whole table where it has no statistics.
     """
-    each = (bindparam(name, type_=ARRAY(kind)) for name, kind in _ASKED.items())
+    arrays = (bindparam(name, type_=ARRAY(kind)) for name, kind in _ASKED.items())
+    each = (select(array).scalar_subquery() for array in arrays)
     columns = (column(name, kind) for name, kind in _ASKED.items())
     asked = func.unnest(*each).table_valued(*columns, with_ordinality="number")
     return str(_statement(asked.render_derived(name="asked")).compile(dialect=dialect()))

@@ -17,7 +17,7 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.errors import InvalidProblem
-from gemm_tuner.store.asking import MAX_TOGETHER, Asking, Found, ReadyAnswer, add_rows
+from gemm_tuner.store.asking import Asking, Found, ReadyAnswer, add_rows
 from gemm_tuner.store.deriving import (
     CLASS,
     NO_VERDICT,
@@ -162,8 +162,7 @@ class Verdicts(Statements):
         if not asked:
             return
         with self._asking_once() as connection:
-            for begin in range(0, len(asked), MAX_TOGETHER):
-                add_rows(connection, asked[begin : begin + MAX_TOGETHER], sealing_key)
+            add_rows(connection, asked, sealing_key)
 
     def verdict_of(
         self,
