@@ -8,6 +8,7 @@ from statistics import median, quantiles
 from gemm_tuner.domain.measurement import Timing
 from gemm_tuner.domain.record import Conditions
 from gemm_tuner.machine.detect import read_cpu_fields
+from gemm_tuner.machine.topology import detect_topology
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _UNKNOWN = "unknown"
@@ -21,6 +22,7 @@ def gather_conditions(*, peak_flop_per_s: float, baseline: Timing) -> Conditions
         huge_pages=_huge_pages(),
         kernel_release=platform.release(),
         microcode=_microcode(),
+        topology=detect_topology().text,
     )
 
 

@@ -44,6 +44,8 @@ def conditions_lines(trial: Trial | None) -> tuple[str, ...]:
         f"microcode {conditions.microcode}, {conditions.peak_flop_per_s / 1e9:.0f} Gflop/s in one "
         "core beside it."
     )
+    if conditions.topology:
+        lines.append(f"usable there: {conditions.topology}.")
     return tuple(lines)
 
 
@@ -60,6 +62,7 @@ def conditions_facts(trial: Trial | None) -> dict[str, Any] | None:
         "huge_pages": conditions.huge_pages,
         "kernel_release": conditions.kernel_release,
         "microcode": conditions.microcode,
+        "topology": conditions.topology or None,
         "peak_flop_per_s": conditions.peak_flop_per_s,
     }
 

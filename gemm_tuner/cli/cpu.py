@@ -1,12 +1,19 @@
-"""`gemm-tuner cpu`: the features of this machine, and why others cannot be used."""
+"""`gemm-tuner cpu`: the features of this machine, why others cannot be used, where threads run."""
 
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line, print_table
+from gemm_tuner.cli.thread_plan import cut_facts, first_cut, plan_facts, print_cut, print_plan
+from gemm_tuner.domain.context import check_threads
 from gemm_tuner.domain.cpu import Cpu, IsaFeature, isa_text
-from gemm_tuner.machine.cpus import usable_cpus
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.topology import Level, Topology
+from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.detect import detect_cpu, why_not_usable
+from gemm_tuner.machine.topology import detect_topology
 from gemm_tuner.runtime.direct import NATIVE
 from gemm_tuner.space.catalog import CATALOG
 
@@ -19,17 +26,35 @@ _EXTENSIONS = {
 }
 
 
-def cpu(*, as_json: options.AsJson = False) -> None:
-    """Print the detected CPU, and which kernel families can run on it."""
-    detected = detect_cpu()
+def cpu(
+    *,
+    threads: Annotated[
+        int | None, typer.Option(help="Print which CPUs so many threads take, and what they share")
+    ] = None,
+    problem: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="And how a call is cut among them, such as 'f32 16x4096x4096 nk bias'",
+        ),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Print the detected CPU, and which kernel families can run on it; or where threads run."""
+    if threads is not None:
+        _print_threads(check_threads(threads), problem, as_json=as_json)
+        return
+    if problem is not None:
+        raise InvalidSetting("how a call is cut depends on its threads; give --threads too.")
+    detected, topology = detect_cpu(), detect_topology()
     if as_json:
-        print_json(_facts(detected))
+        print_json(_facts(detected, topology))
         return
     caches = detected.caches
     print_line(detected.brand)
     print_line(f"key: {detected.exact_key}")
-    print_line(f"cores this process may use: {detected.physical_cores}")
-    print_line(f"threads that can share a call: {usable_cpus()}")
+    print_line(f"usable here: {topology.text}")
+    print_line(f"threads that can share a call: {topology.usable_cpus}")
     print_line(f"calls from Python go {'straight, in C' if NATIVE else 'through ctypes'}")
     print_line(
         f"caches: L1d {caches.l1d_bytes >> 10} KiB, L2 {caches.l2_bytes >> 10} KiB, "
@@ -56,7 +81,26 @@ def _usability(needed: frozenset[IsaFeature], detected: Cpu) -> tuple[str, str]:
     return ("no", f"{isa_text(missing)}: {why_not_usable(missing)}")
 
 
-def _facts(detected: Cpu) -> dict[str, Any]:
+def _print_threads(threads: int, text: str | None, *, as_json: bool) -> None:
+    detected, topology = detect_cpu(), detect_topology()
+    plan = topology.plan(threads)
+    problem = Problem.parse(text) if text else None
+    if problem:
+        problem.check_work()
+    cut = (problem, *first_cut(problem, detected, threads)) if problem else None
+    if as_json:
+        print_json(
+            {"plan": plan_facts(plan, detected), **({"cut": cut_facts(*cut)} if cut else {})}
+        )
+        return
+    print_line(f"{detected.brand}: {topology.text}\n")
+    print_plan(plan, detected)
+    if cut:
+        print_line("")
+        print_cut(*cut)
+
+
+def _facts(detected: Cpu, topology: Topology) -> dict[str, Any]:
     return {
         "vendor": detected.vendor,
         "brand": detected.brand,
@@ -69,7 +113,15 @@ def _facts(detected: Cpu) -> dict[str, Any]:
         "l2_bytes": detected.caches.l2_bytes,
         "l3_bytes": detected.caches.l3_bytes,
         "physical_cores": detected.physical_cores,
-        "usable_cpus": usable_cpus(),
+        "usable_cpus": topology.usable_cpus,
+        "topology": {
+            "sockets": topology.count(Level.SOCKET),
+            "numa_nodes": topology.count(Level.NODE),
+            "l3_groups": topology.count(Level.L3_GROUP),
+            "cores": topology.count(Level.CORE),
+            "cpus": len(topology.processors),
+            "quota_cpus": topology.quota_cpus,
+        },
         "calls_in_c": NATIVE is not None,
         "families": [
             {"name": family.name, "missing": sorted(family.isa - detected.isa)}

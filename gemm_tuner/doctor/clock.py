@@ -7,9 +7,9 @@ from math import ceil
 from statistics import median
 from time import monotonic
 
-from gemm_tuner.doctor.system import SystemFiles
 from gemm_tuner.domain.check import Check, Figure, Level
 from gemm_tuner.machine.detect import read_cpu_fields
+from gemm_tuner.machine.system import SystemFiles
 
 WATCH_S = 1.0
 _LEAST_SAMPLES = 20

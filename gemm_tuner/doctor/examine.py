@@ -18,12 +18,12 @@ from gemm_tuner.doctor.loops import (
     compiled_loops,
     plain_loops,
 )
-from gemm_tuner.doctor.system import SystemFiles
 from gemm_tuner.domain.check import Check, Level
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.machine.available_memory import available_memory_bytes
 from gemm_tuner.machine.measuring_lock import MeasuringLock
+from gemm_tuner.machine.system import SystemFiles
 from gemm_tuner.store.database import database_file
 from gemm_tuner.store.examining import shown_url
 

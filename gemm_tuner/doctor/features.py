@@ -3,11 +3,11 @@
 import os
 import re
 
-from gemm_tuner.doctor.system import SystemFiles
 from gemm_tuner.domain.check import Check, Level
 from gemm_tuner.domain.cpu import Cpu, IsaFeature, isa_text, parse_isa
 from gemm_tuner.machine.amx import ask_for_amx
 from gemm_tuner.machine.detect import ISA_VARIABLE, read_cpu_fields
+from gemm_tuner.machine.system import SystemFiles
 from gemm_tuner.space.cores import CORES
 
 _LEAST_KERNEL = (5, 16)  # Linux, which asks for AMX by arch_prctl from there on

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gemm_tuner.doctor.noise import Watch
-from gemm_tuner.doctor.system import SystemFiles
 from gemm_tuner.domain.check import Check, Figure, Level
 from gemm_tuner.domain.doubt import why_interfered
 from gemm_tuner.domain.measurement import Interference
 from gemm_tuner.machine.processors import read_processor_times
+from gemm_tuner.machine.system import SystemFiles
 
 _SOME = 0.01
 _BUSY_CORES = 0.3  # as tuning/patience.py: what every machine does now and then

@@ -7,7 +7,6 @@ from statistics import median
 from time import monotonic
 
 from gemm_tuner.doctor.loops import Loop
-from gemm_tuner.doctor.system import SystemFiles
 from gemm_tuner.domain.check import Check, Figure, Level, worst
 from gemm_tuner.machine.processors import (
     ProcessorUse,
@@ -15,6 +14,7 @@ from gemm_tuner.machine.processors import (
     read_processor_times,
     thread_wait_ns,
 )
+from gemm_tuner.machine.system import SystemFiles
 
 WATCH_S = 2.0
 _LEAST_SAMPLES = 20

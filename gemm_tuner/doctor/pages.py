@@ -2,9 +2,9 @@
 
 import os
 
-from gemm_tuner.doctor.system import SystemFiles
 from gemm_tuner.domain.check import Check, Figure, Level
 from gemm_tuner.machine.memory import HUGE_PAGE_BYTES
+from gemm_tuner.machine.system import SystemFiles
 
 _MODE = "sys/kernel/mm/transparent_hugepage/enabled"
 _FEW = 64  # 128 MiB: the packed weights of a large layer

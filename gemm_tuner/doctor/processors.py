@@ -1,8 +1,8 @@
 """Checks of the CPUs that may be used: which there are, which share a core, and the quota."""
 
-from gemm_tuner.doctor.system import SystemFiles, cpus_text
 from gemm_tuner.domain.check import Check, Level
 from gemm_tuner.machine.cpus import quota_cpus
+from gemm_tuner.machine.system import SystemFiles, cpus_text
 
 _CPUS = "sys/devices/system/cpu"
 _CGROUPS = "sys/fs/cgroup"

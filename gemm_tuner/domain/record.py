@@ -40,6 +40,7 @@ class Conditions:
 
     `peak_flop_per_s` was measured beside the trial by a loop of independent multiply-adds on one
     core. `noise` is the relative spread of the baseline's samples: interquartile range over median.
+    `topology` counts in words what was usable, empty in old records.
     """
 
     peak_flop_per_s: float
@@ -47,6 +48,7 @@ class Conditions:
     huge_pages: str
     kernel_release: str
     microcode: str
+    topology: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,11 @@ without having one (`gemm-tuner sweep --target NAME`). Sizes and clocks are thos
 `source` names; instructions are from the vendor's guide and from measurements that it names. What
 is read from L2, L3 and memory is rounded from published measurements of one core: it ranks, and
 claims no more.
+
+What cores share (`Shared`) is in the unit of its sources. A socket reads 8 of 10 parts of what its
+channels of memory could carry, as STREAM does on such servers. Where nothing else is said, L3 gives
+a group as many times what it gives one core: it has a slice for each. `shared_source` names the
+part.
 """
 
 import csv
@@ -48,10 +53,31 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What the cores of a server share, in GB/s (1e9 bytes) and ns.
+
+    `group_cores` have one L3, and read `l3_gb_s` from it and `group_gb_s` from memory together;
+    a socket reads `socket_gb_s` from its memory, and `link_gb_s` from another socket, 0 where there
+    is none. A line of the cache takes `group_ns` from one core to another of its group, `socket_ns`
+    to another of its socket and `link_ns` to another socket.
+    """
+
+    group_cores: int
+    l3_gb_s: float
+    group_gb_s: float
+    socket_gb_s: float
+    link_gb_s: float
+    group_ns: float
+    socket_ns: float
+    link_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Core:
     """One row: a CPU as large as a common part, its clock under vector load, and its rates.
 
-    `models` are the CPU models that have this core; `source` says where the figures are from.
+    `models` are the CPU models that have this core; `source` and `shared_source` say where the
+    figures are from.
     """
 
     cpu: Cpu
@@ -59,11 +85,16 @@ class Core:
     clock_hz: float
     rates: Rates
     source: str
+    shared: Shared
+    shared_source: str
 
     def is_of(self, cpu: Cpu) -> bool:
         """Return whether `cpu` has this core."""
         mine = self.cpu.vendor, self.cpu.family
         return mine == (cpu.vendor, cpu.family) and cpu.model in self.models
+
+
+_SHARED_RATES = [field.name for field in fields(Shared) if field.name != "group_cores"]
 
 
 def _core(row: Mapping[str, str]) -> Core:
@@ -89,6 +120,11 @@ def _core(row: Mapping[str, str]) -> Core:
         clock_hz=float(row["clock_ghz"]) * 1e9,
         rates=Rates(**{field.name: float(row[field.name]) for field in fields(Rates)}),
         source=row["source"],
+        shared=Shared(
+            group_cores=int(row["group_cores"]),
+            **{name: float(row[name]) for name in _SHARED_RATES},
+        ),
+        shared_source=row["shared_source"],
     )
 
 

@@ -339,6 +339,8 @@ class WireConditions(WireModel):
     huge_pages: Line
     kernel_release: Line
     microcode: Line
+    # Left out where it is empty, so that records without it stay what they are.
+    topology: Annotated[Line, Field(exclude_if=lambda text: not text)] = ""
 
     @classmethod
     def of(cls, conditions: Conditions) -> Self:
@@ -349,6 +351,7 @@ class WireConditions(WireModel):
             huge_pages=conditions.huge_pages,
             kernel_release=conditions.kernel_release,
             microcode=conditions.microcode,
+            topology=conditions.topology,
         )
 
     def to_domain(self) -> Conditions:
@@ -359,6 +362,7 @@ class WireConditions(WireModel):
             huge_pages=self.huge_pages,
             kernel_release=self.kernel_release,
             microcode=self.microcode,
+            topology=self.topology,
         )
 
 

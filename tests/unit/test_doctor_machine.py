@@ -9,11 +9,11 @@ from samples import CPU
 
 from gemm_tuner.doctor import clock, features, load, pages, processors
 from gemm_tuner.doctor.noise import Samples, Watch
-from gemm_tuner.doctor.system import SystemFiles, cpus_text
 from gemm_tuner.domain.check import Level
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.machine.measuring_lock import MeasuringLock
 from gemm_tuner.machine.processors import ProcessorUse
+from gemm_tuner.machine.system import SystemFiles, cpus_text
 
 FOUR = frozenset(range(4))
 CPUS = "sys/devices/system/cpu"

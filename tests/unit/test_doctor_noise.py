@@ -10,8 +10,8 @@ from samples import CPU
 from gemm_tuner.doctor.fastest import over_fastest
 from gemm_tuner.doctor.loops import Loop, block_bytes, plain_loops
 from gemm_tuner.doctor.noise import LIMITS, Samples, Watch, check_noise, watch
-from gemm_tuner.doctor.system import SystemFiles
 from gemm_tuner.domain.check import Level
+from gemm_tuner.machine.system import SystemFiles
 
 CALM = (100,) * 100
 

@@ -1,0 +1,230 @@
+"""What falls to each part of a call: the same cut as templates/macrokernel/cut.cpp.j2 makes.
+
+Names are those of the template. A batch has one product here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.space.catalog import family_named
+
+# As in the template: a core makes about so many multiplications while it reads one element.
+_PRODUCTS_PER_READ = 4
+# As in reduce.cpp.j2.
+_SLICES_COST = 1.03
+_STEPS_PER_SUM = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Rows and columns of y, from the first to before the end."""
+
+    row_begin: int
+    row_end: int
+    column_begin: int
+    column_end: int
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows."""
+        return self.row_end - self.row_begin
+
+    @property
+    def columns(self) -> int:
+        """Return the number of columns."""
+        return self.column_end - self.column_begin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The pieces of y that one part computes, over columns `k_begin` to before `k_end` of x."""
+
+    pieces: tuple[Piece, ...]
+    k_begin: int
+    k_end: int
+
+    @property
+    def products(self) -> int:
+        """Return the number of multiplications."""
+        depth = self.k_end - self.k_begin
+        return sum(piece.rows * piece.columns for piece in self.pieces) * depth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """How a call is cut: into a grid of parts, or tile after tile, and in slices of k or not."""
+
+    grid: tuple[int, int] | None
+    slices: int
+    parts: tuple[Share, ...]
+
+    @property
+    def largest_over_mean(self) -> float:
+        """Return the products of the largest part over the mean, 1 where nothing is computed."""
+        products = [part.products for part in self.parts]
+        return max(products) * len(products) / sum(products) if sum(products) else 1.0
+
+    @property
+    def text(self) -> str:
+        """Return the cut in words: `4 x 2`, `tile after tile`, each of them `in 4 slices of k`."""
+        cut = "{} x {}".format(*self.grid) if self.grid else "tile after tile"
+        return f"{cut} in {self.slices} slices of k" if self.slices > 1 else cut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cut:
+    rows: int
+    columns: int  # 0: tile after tile
+    cost: int
+
+
+def shares_of(problem: Problem, candidate: Candidate, *, m: int, parts: int) -> Shares:
+    """Return what each of `parts` parts computes when a kernel is called with `m` rows."""
+    cutter = _Cutter(problem=problem, candidate=candidate, m=m)
+    if parts == 1:
+        whole = Piece(row_begin=0, row_end=m, column_begin=0, column_end=problem.n)
+        only = Share(pieces=(whole,), k_begin=0, k_end=problem.k)
+        return Shares(grid=(1, 1), slices=1, parts=(only,))
+    cut, slices = cutter.chosen(parts)
+    of_slice = parts // slices
+    return Shares(
+        grid=(cut.rows, cut.columns) if cut.columns else None,
+        slices=slices,
+        parts=tuple(
+            Share(
+                pieces=tuple(cutter.pieces(cut, part // slices, of_slice))
+                if part // slices < of_slice
+                else (),
+                k_begin=cutter.slice_begin(part % slices, slices),
+                k_end=cutter.slice_begin(part % slices + 1, slices),
+            )
+            for part in range(parts)
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cutter:
+    problem: Problem
+    candidate: Candidate
+    m: int
+
+    @property
+    def _tiles(self) -> int:
+        return ceil(self.m / self.candidate.micro_kernel.mr)
+
+    @property
+    def _panels(self) -> int:
+        return ceil(self.problem.n / self.candidate.micro_kernel.nr) or 1
+
+    def chosen(self, parts: int) -> tuple[_Cut, int]:
+        """Return the cut of a call in several parts, and the slices of k."""
+        blocking = self.candidate.blocking
+        is_tuned = parts == self.candidate.parts and self._tiles >= blocking.grid_m
+        own = self._grid(blocking.grid_m, blocking.grid_n)
+        if blocking.grid_k == 1:
+            return (own if is_tuned else self._best(parts)), 1
+        cut = self._best(parts)
+        if parts >= blocking.grid_k:
+            of_slice = own if is_tuned else self._best(parts // blocking.grid_k)
+            if is_tuned or of_slice.cost * self._slice_cost() < cut.cost:
+                return of_slice, blocking.grid_k
+        return cut, 1
+
+    def slice_begin(self, part: int, slices: int) -> int:
+        """Return where a slice of k begins, or the last ends."""
+        if slices == 1:
+            return part * self.problem.k
+        kc = self.candidate.blocking.kc
+        return min(self._blocks_of_k() * part // slices * kc, self.problem.k)
+
+    def pieces(self, cut: _Cut, part: int, parts: int) -> Iterator[Piece]:
+        """Yield the pieces of one of so many parts, those that are not empty."""
+        if cut.columns:
+            row, column = divmod(part, cut.columns)
+            if row < cut.rows:
+                yield from self._piece(
+                    (self._tiles * row // cut.rows, self._tiles * (row + 1) // cut.rows),
+                    (
+                        self._panels * column // cut.columns,
+                        self._panels * (column + 1) // cut.columns,
+                    ),
+                )
+            return
+        panel, tile = self._place(part, parts)
+        end_panel, end_tile = self._place(part + 1, parts)
+        if panel == end_panel:
+            yield from self._piece((tile, end_tile), (panel, panel + 1))
+            return
+        whole_panel = panel + 1 if tile else panel
+        yield from self._piece((tile, self._tiles), (panel, whole_panel))
+        yield from self._piece((0, self._tiles), (whole_panel, end_panel))
+        yield from self._piece((0, end_tile), (end_panel, end_panel + 1))
+
+    def _blocks_of_k(self) -> int:
+        return ceil(self.problem.k / self.candidate.blocking.kc)
+
+    def _slice_cost(self) -> float:
+        family = family_named(self.candidate.micro_kernel.family)
+        blocking = self.candidate.blocking
+        steps = ceil(self._blocks_of_k() / blocking.grid_k) * blocking.kc
+        return _SLICES_COST * (steps + _STEPS_PER_SUM * family.k_step) / self.problem.k
+
+    def _grid(self, rows: int, columns: int) -> _Cut:
+        tile = self.candidate.micro_kernel
+        most_rows = min(ceil(self._tiles / rows) * tile.mr, self.m)
+        most_columns = min(ceil(self._panels / columns) * tile.nr, self.problem.n)
+        cost = _cost(most_rows * most_columns, most_rows, most_columns)
+        return _Cut(rows=rows, columns=columns, cost=cost)
+
+    def _in_order(self, parts: int) -> _Cut:
+        tile, n = self.candidate.micro_kernel, self.problem.n
+        most_tiles = ceil(self._tiles * n / (parts * tile.nr))
+        panels, rest = divmod(most_tiles, self._tiles)
+        rest_rows = min(rest * tile.mr, self.m)
+        products = (panels * self.m + rest_rows) * tile.nr
+        rows = self.m + rest_rows if panels else rest_rows
+        return _Cut(rows=0, columns=0, cost=_cost(products, rows, (panels + 2) * tile.nr))
+
+    def _best(self, parts: int) -> _Cut:
+        best = self._grid(1, 1)
+        most_rows = min(parts, self._tiles)
+        rows = 1
+        while rows <= most_rows:
+            columns = min(parts // rows, self._panels)
+            rows = min(parts // columns, most_rows)
+            grid = self._grid(rows, columns)
+            if grid.cost < best.cost:
+                best = grid
+            rows += 1
+        if self.m == 0 or self.problem.n == 0:
+            return best
+        in_order = self._in_order(parts)
+        return in_order if in_order.cost < best.cost else best
+
+    def _place(self, part: int, parts: int) -> tuple[int, int]:
+        """Return the panel and the tile at which a part begins that has tile after tile."""
+        if part == parts:
+            return self._panels, 0
+        nr, n, tiles = self.candidate.micro_kernel.nr, self.problem.n, self._tiles
+        columns = tiles * n * part // parts
+        panel = columns // (tiles * nr)
+        width = min(nr, n - panel * nr)
+        return panel, (columns - panel * tiles * nr + width // 2) // width
+
+    def _piece(self, tiles: tuple[int, int], panels: tuple[int, int]) -> Iterator[Piece]:
+        if tiles[0] < tiles[1] and panels[0] < panels[1]:
+            tile = self.candidate.micro_kernel
+            yield Piece(
+                row_begin=min(tiles[0] * tile.mr, self.m),
+                row_end=min(tiles[1] * tile.mr, self.m),
+                column_begin=min(panels[0] * tile.nr, self.problem.n),
+                column_end=min(panels[1] * tile.nr, self.problem.n),
+            )
+
+
+def _cost(products: int, rows: int, columns: int) -> int:
+    return products + _PRODUCTS_PER_READ * (rows + columns)
