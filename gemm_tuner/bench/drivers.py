@@ -69,7 +69,7 @@ def build_drivers(toolchain: Toolchain, cpu: Cpu, *, baselines: Sequence[str] = 
     """
     return Drivers(
         crash=build_driver("crash", toolchain),
-        timer=_build_timer(toolchain),
+        timer=build_timer(toolchain),
         onednn=build_driver("onednn", toolchain, "sample.h"),
         openblas=build_driver("openblas", toolchain, "sample.h"),
         mkl=build_driver("mkl", toolchain, "sample.h"),
@@ -113,7 +113,7 @@ def build_driver(
     )
 
 
-def _build_timer(toolchain: Toolchain) -> Path:
+def build_timer(toolchain: Toolchain) -> Path:
     """Build native/timer.c with the pool of threads that calls from Python have."""
     pool = "\n".join((call_native_dir() / name).read_text() for name in ("pool.h", "pool.c"))
     texts = (

@@ -1,11 +1,13 @@
 """A kernel library as a runner: bench/native/timer.c calls it in a loop."""
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 
 from gemm_tuner.abi import ArgsStruct, ArrayView, KernelLibrary, make_args
 from gemm_tuner.arrays.weights import check_weights
 from gemm_tuner.bench.c_runner import CRunner
+from gemm_tuner.bench.drivers import WeightsStruct
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.errors import KernelRejected
@@ -27,14 +29,18 @@ class _KernelCallsStruct(ctypes.Structure):
 
 
 class KernelRunner(CRunner):
-    """A kernel that runs in the parts it prefers, on at most the threads of the workload.
+    """A kernel that runs in some parts, on at most the threads of the workload.
 
-    It was proved in these parts, and is called in them.
+    They are those it prefers, in which it was proved, if nothing else is said.
     """
 
-    def __init__(self, library: KernelLibrary, workload: Workload, timer: Path) -> None:
+    def __init__(
+        self, library: KernelLibrary, workload: Workload, timer: Path, *, parts: int | None = None
+    ) -> None:
         """Prepare the arguments of all calls."""
-        parts = library.preferred_parts
+        parts = parts or library.preferred_parts
+        self.parts = parts
+        self.phases = library.phases
         self._library = library
         self._workload = workload
         self._workspace = workload.placement.allocate(library.workspace_bytes(parts))
@@ -45,7 +51,9 @@ class KernelRunner(CRunner):
             parts,
             workload.threads,
         )
-        super().__init__(ctypes.CDLL(str(timer)).bench_time_kernel, ctypes.byref(calls))
+        driver = ctypes.CDLL(str(timer))
+        super().__init__(driver.bench_time_kernel, ctypes.byref(calls))
+        self._time_parts = driver.bench_time_parts
 
     @property
     def packed_weight_bytes(self) -> int:
@@ -57,6 +65,23 @@ class KernelRunner(CRunner):
         workload = self._workload
         weights = check_weights(workload.problem, workload.w, workload.scales, workload.zero_points)
         self._library.pack_weights(weights.struct, address)
+
+    def time_parts(
+        self, weights: WeightsStruct, parts: Sequence[int], *, phase: int, calls: int
+    ) -> list[float]:
+        """Return the ns of each of some parts of one phase, which run in turn on this core."""
+        elapsed = (ctypes.c_int64 * len(parts))()
+        status = self._time_parts(
+            self._layer,
+            ctypes.byref(weights),
+            ctypes.c_int32(phase),
+            (ctypes.c_int32 * len(parts))(*parts),
+            ctypes.c_int64(len(parts)),
+            ctypes.c_int64(calls),
+            elapsed,
+        )
+        self._check_calls(status)
+        return [elapsed_ns / calls for elapsed_ns in elapsed]
 
     def _check_calls(self, status: int) -> None:
         if status == _REFUSED:

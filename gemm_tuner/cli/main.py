@@ -75,6 +75,7 @@ COMMANDS = {
                       "to others",
     "records":        "Export, import and attest records",
     "model":          "Check the model that ranks candidates",
+    "simulate":       "Predict how a call scales with its threads, also beyond those here",
 }
 # fmt: on
 

@@ -1,6 +1,5 @@
 """`gemm-tuner report`: what a database holds, as a page to put before others."""
 
-import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -14,10 +13,11 @@ from sqlalchemy import make_url
 from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import aborting
 from gemm_tuner.cli.output import bytes_text, print_json, print_line
+from gemm_tuner.cli.plotting import check_plots
 from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.cli.sweep_report import ratio_facts
 from gemm_tuner.domain.printable import quoted
-from gemm_tuner.errors import GemmTunerError, InvalidSetting, MissingCapability
+from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.store.database import database_file, default_database_url, open_database
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.progress import Progress
@@ -41,7 +41,7 @@ def report(
     """Write what a database holds, or how two differ, as one HTML file to show to others."""
     urls = [db or default_database_url(), *([compare] if compare is not None else [])]
     _check_place(out, urls)
-    _check_plots()
+    check_plots("a report")
     from gemm_tuner.cli.page.content import counted  # noqa: PLC0415 - beside the next
     from gemm_tuner.cli.page.html import write_comparison, write_page  # noqa: PLC0415 - has plots
 
@@ -90,18 +90,6 @@ def _check_place(out: Path, urls: Sequence[str]) -> None:
 
 def _cannot_be_written(out: Path, why: str) -> InvalidSetting:
     return InvalidSetting(f"file {out} cannot be written: {why}; give another one by --out.")
-
-
-def _check_plots() -> None:
-    # It tells at length where it keeps its cache, if not in a home that can be written.
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    try:
-        import matplotlib.figure  # noqa: F401, PLC0415 - optional
-    except ImportError as error:
-        raise MissingCapability(
-            f"the plots of a report need matplotlib, which cannot be loaded: {error}; "
-            'run: pip install "gemm-tuner[report]".'
-        ) from error
 
 
 def _read(url: str) -> "Contents":

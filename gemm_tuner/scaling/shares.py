@@ -18,6 +18,10 @@ _SLICES_COST = 1.03
 _STEPS_PER_SUM = 8
 
 
+# Rows, columns and depth of each piece of a part.
+Shape = tuple[tuple[int, int, int], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """Rows and columns of y, from the first to before the end."""
@@ -45,6 +49,12 @@ class Share:
     pieces: tuple[Piece, ...]
     k_begin: int
     k_end: int
+
+    @property
+    def shape(self) -> Shape:
+        """Return the sizes of the pieces: parts of the same take as long."""
+        depth = self.k_end - self.k_begin
+        return tuple((piece.rows, piece.columns, depth) for piece in self.pieces)
 
     @property
     def products(self) -> int:

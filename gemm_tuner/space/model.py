@@ -59,10 +59,10 @@ def predict_cycles(
 ) -> float:
     """Return the predicted time of one call on one core, in cycles, for the largest m."""
     rows, rates, parts = problem.m.high, core_of(cpu).rates, candidate.parts
-    compute = _compute_cycles(problem, candidate, family, rates)
+    compute = compute_cycles(problem, candidate, family, rates)
     compute += _conversion_cycles(problem, candidate, family)
     compute += _unfinished_cycles(problem, candidate, family, cpu)
-    compute += _summed_cycles(problem, candidate, family)
+    compute += summed_cycles(problem, candidate, family)
     memory = _memory_cycles(problem, candidate, cpu, rates)
     row_tiles = 1
     if 0 < rows <= _FEW_ROWS and problem.w_bytes > cpu.caches.l2_bytes:
@@ -105,9 +105,10 @@ def _unevenness(problem: Problem, candidate: Candidate) -> float:
     return uneven
 
 
-def _compute_cycles(
+def compute_cycles(
     problem: Problem, candidate: Candidate, family: MicroKernelFamily, rates: Rates
 ) -> float:
+    """Return the cycles of the products and of the epilogue, with all operands at hand."""
     tile = candidate.micro_kernel
     whole_tiles, rest_rows = divmod(problem.m.high, tile.mr)
     whole_panels, rest_columns = divmod(problem.n, tile.nr)
@@ -196,7 +197,7 @@ def _unfinished_cycles(
     return vectors * (blocks - 1) * _UNFINISHED_CYCLES
 
 
-def _summed_cycles(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> float:
+def summed_cycles(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> float:
     """Return the cycles to bring the sums of slices of k together, if k is cut."""
     slices = candidate.blocking.grid_k
     vectors = problem.m.high * ceil(problem.n / family.lanes)
@@ -222,7 +223,7 @@ def _overlapped(one: float, other: float) -> float:
 
 
 def _memory_cycles(problem: Problem, candidate: Candidate, cpu: Cpu, rates: Rates) -> float:
-    blocking, rows = candidate.blocking, problem.m.high
+    rows = problem.m.high
     x_bytes = rows * problem.k * problem.types.x.size_bytes
     y_bytes = rows * problem.n * problem.types.y.size_bytes
     total = x_bytes + problem.w_bytes + y_bytes
@@ -235,6 +236,14 @@ def _memory_cycles(problem: Problem, candidate: Candidate, cpu: Cpu, rates: Rate
         if total <= cpu.caches.l3_bytes
         else rates.memory_bytes
     )
+    return moved_bytes(problem, candidate, cpu) / rate
+
+
+def moved_bytes(problem: Problem, candidate: Candidate, cpu: Cpu) -> float:
+    """Return what a call on one core reads and writes beyond what stays in its L2."""
+    blocking, rows = candidate.blocking, problem.m.high
+    x_bytes = rows * problem.k * problem.types.x.size_bytes
+    y_bytes = rows * problem.n * problem.types.y.size_bytes
     x_passes = 1 if x_bytes <= cpu.caches.l2_bytes // 2 else ceil(problem.n / blocking.nc)
     w_passes = 1 if problem.w_bytes <= cpu.caches.l2_bytes // 2 else ceil(rows / blocking.mc)
     if blocking.loop_order.is_ir_outer and (
@@ -243,5 +252,4 @@ def _memory_cycles(problem: Problem, candidate: Candidate, cpu: Cpu, rates: Rate
         # A block of w that does not fit L2 is read again for each tile of rows.
         w_passes *= ceil(min(rows, blocking.mc) / candidate.micro_kernel.mr)
     y_passes = 2 * ceil(problem.k / blocking.kc) - 1 if problem.k else 1
-    moved = x_bytes * x_passes + problem.w_bytes * w_passes + y_bytes * y_passes
-    return moved / rate
+    return x_bytes * x_passes + problem.w_bytes * w_passes + y_bytes * y_passes

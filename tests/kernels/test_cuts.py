@@ -22,6 +22,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.machine.memory import address_of, allocate_aligned
 from gemm_tuner.runtime.load import Kernel, load_kernel
+from gemm_tuner.scaling.shares import shares_of
 from gemm_tuner.space.catalog import family_named
 
 PARTS = (1, 2, 3, 4, 7, 8, 13, 16, 32, 64, 128)
@@ -94,10 +95,16 @@ def test_each_element_is_computed_by_one_part(problem: str, candidate: str, m: i
     for parts in PARTS:
         written = np.zeros(whole.shape, np.int64)
         sizes = []
+        shares = shares_of(kernel.problem, kernel.candidate, m=m, parts=parts)
         for part in range(parts):
             y = run(part, parts)
             is_computed = ~np.isnan(y)
             np.testing.assert_array_equal(y[is_computed], whole[is_computed])
+            is_told = np.zeros_like(is_computed)
+            for piece in shares.parts[part].pieces:
+                rows = slice(piece.row_begin, piece.row_end)
+                is_told[rows, piece.column_begin : piece.column_end] = True
+            np.testing.assert_array_equal(is_computed, is_told)
             written += is_computed
             sizes.append(int(is_computed.sum()))
         assert (written == 1).all(), f"{parts} parts"
@@ -149,10 +156,14 @@ def test_products_of_a_batch_are_right_in_any_parts(
     ],
 )
 def test_k_is_sliced_where_that_takes_less(m: int, parts: int, *, is_sliced: bool) -> None:
-    run = runner(kernel_of(*SLICED), m)
+    kernel = kernel_of(*SLICED)
+    run = runner(kernel, m)
+    shares = shares_of(kernel.problem, kernel.candidate, m=m, parts=parts)
 
     # Sums of slices are not in y before the second phase.
     assert all(np.isnan(run(part, parts)).all() for part in range(parts)) == is_sliced
+    assert (shares.slices > 1) == is_sliced
+    assert sum(part.products for part in shares.parts) == m * kernel.problem.n * kernel.problem.k
 
 
 @pytest.mark.proof

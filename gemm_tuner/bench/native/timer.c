@@ -38,3 +38,24 @@ int32_t bench_time_kernel(kernel_calls *calls, bench_weights *weights, int64_t w
     *sample = bench_end(begin);
     return status == GEMM_TUNER_OK ? 0 : -2;
 }
+
+/* Run some parts of one phase after each other on this core, call after call, and add the time of
+ * each to `elapsed_ns`. A single part is timed as a whole, so that it may be short. */
+int32_t bench_time_parts(kernel_calls *calls, bench_weights *weights, int32_t phase,
+                         const int32_t *parts, int64_t count, int64_t timed_calls,
+                         int64_t *elapsed_ns) {
+    int32_t status = GEMM_TUNER_OK;
+    int64_t before_ns = bench_now_ns();
+    for (int64_t i = 0; i < timed_calls; i++) {
+        calls->args.packed_w = bench_next_weights(weights);
+        for (int64_t j = 0; j < count; j++) {
+            status |= calls->run(&calls->args, phase, parts[j], calls->parts);
+            if (count > 1 || i + 1 == timed_calls) {
+                int64_t now_ns = bench_now_ns();
+                elapsed_ns[j] += now_ns - before_ns;
+                before_ns = now_ns;
+            }
+        }
+    }
+    return status == GEMM_TUNER_OK ? 0 : -2;
+}

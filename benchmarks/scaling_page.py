@@ -1,0 +1,90 @@
+"""The layers whose scaling is measured, their kernels, and the sections of docs/scaling.md."""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from gemm_tuner.bench.parts import PartsTimer, build_parts_timer
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.machine.topology import detect_topology
+from gemm_tuner.select.recorded import recorded_winners, shipped_records_of
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.catalog import family_named
+from gemm_tuner.space.model import predict_cycles
+
+PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
+LAYERS = Path(__file__).with_name("layers.csv")
+_LEAST_FLOP = 10_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A problem, its name and the kernel that computes it."""
+
+    name: str
+    problem: Problem
+    candidate: Candidate
+
+    def timer(self) -> PartsTimer:
+        """Return a timer of the kernel's parts and calls."""
+        return build_parts_timer(
+            self.problem, self.candidate, cpu=detect_cpu(), toolchain=find_toolchain()
+        )
+
+
+def problems_of(path: Path, dtype: str) -> Iterator[tuple[str, Problem]]:
+    """Yield the layers of a file that are large enough to be shared, each with its name."""
+    with path.open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            sizes = f"{row['m']}x{row['n']}x{row['k']}"
+            problem = Problem.parse(f"{dtype} {sizes} nk {row['epilogue']}")
+            if problem.flop(problem.m.high) >= _LEAST_FLOP:
+                yield row["name"], problem
+
+
+def layers_of(path: Path, dtype: str) -> Iterator[Layer]:
+    """Yield the same with the kernels that `best` names."""
+    for name, problem in problems_of(path, dtype):
+        yield Layer(name=name, problem=problem, candidate=best(problem))
+
+
+def best(problem: Problem) -> Candidate:
+    """Return the winner that is recorded for one thread, or what is tried first."""
+    cpu = detect_cpu()
+    space = Space(problem=problem, cpu=cpu)
+    records = shipped_records_of(problem, cpu)
+    winners = recorded_winners(records, space, ExecutionContext()).candidates
+    return winners[0] if winners else min(space.defaults(), key=partial(_cycles, problem))
+
+
+def _cycles(problem: Problem, candidate: Candidate) -> float:
+    family = family_named(candidate.micro_kernel.family)
+    return predict_cycles(problem, candidate, family, detect_cpu())
+
+
+def machine_text() -> str:
+    """Return where and when something was measured."""
+    cpu, topology = detect_cpu(), detect_topology()
+    today = datetime.now(UTC).date().isoformat()
+    return f"{cpu.brand}, family {cpu.family}, model {cpu.model}, {topology.text}, {today}"
+
+
+def write_section(name: str, text: str, page: Path = PAGE) -> None:
+    """Put text between the marks of a section of the page.
+
+    Raises:
+        ValueError: the page has no such section.
+    """
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+    before, found, rest = page.read_text().partition(begin)
+    _old, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"{page} has no section {name!r}; add its two marks.")
+    page.write_text(f"{before}{begin}\n{text.strip()}\n\n{end}{after}")

@@ -1,0 +1,158 @@
+"""A call in many threads, predicted from its parts and from what they share."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import Regime
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.topology import regular_topology
+from gemm_tuner.errors import NotEnoughCpus
+from gemm_tuner.scaling.ranking import ranked_for_threads
+from gemm_tuner.scaling.server import Server, server_like
+from gemm_tuner.scaling.shares import shares_of
+from gemm_tuner.scaling.simulate import Bound, predicted_part_ns, simulated, traffic_of
+from gemm_tuner.scaling.traffic import Traffic
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.cores import CORES, Core, core_named
+
+ZEN5 = core_named("zen5")
+# 64 MiB of weights in 64 panels; the k of the other is cut in 4 slices.
+SKINNY = Problem.parse("f32 16x4096x4096")
+PANELS = Candidate.parse("avx512_f32_8x64 mc16_nc4096_kc2048 jc_ic_jr_ir")
+SLICED = Candidate.parse("avx512_f32_8x64 mc16_nc4096_kc1024 jc_ic_jr_ir grid1x16x4")
+W_BYTES = 4096 * 4096 * 4
+
+
+def call(
+    threads: int,
+    regime: Regime = Regime.HOT,
+    *,
+    sockets: int = 1,
+    candidate: Candidate = PANELS,
+    problem: Problem = SKINNY,
+) -> Traffic:
+    server = server_like(ZEN5, sockets=sockets)
+    rows = problem.m.high
+    return traffic_of(problem, candidate, server, threads=threads, m=rows, regime=regime)
+
+
+def test_equal_parts_that_share_nothing_scarce_take_as_long_as_one_and_a_barrier() -> None:
+    # 16 groups, 4 threads in each: a line to 3 others and to 15 other groups, and back.
+    barrier_ns = 2 * (3 * 18 + 15 * 80)
+
+    one = simulated(call(64), [[40_000.0] * 64])
+
+    assert one.time_ns == pytest.approx(40_000 + barrier_ns)
+    assert (one.uneven_ns, one.waiting_ns, one.barrier_ns) == (0, 0, barrier_ns)
+    assert one.bound is Bound.COMPUTE
+    assert one.memory_bytes == 0
+
+
+def test_the_slowest_part_is_waited_for() -> None:
+    one = simulated(call(64), [[10_000.0] * 63 + [20_000.0]])
+
+    assert one.work_ns + one.uneven_ns == pytest.approx(20_000)
+    assert one.bound is Bound.UNEVEN
+
+
+def test_weights_from_memory_pass_the_memory_of_the_socket_once() -> None:
+    one = simulated(call(64, Regime.COLD_WEIGHTS), [[10_000.0] * 64])
+
+    assert one.memory_bytes == W_BYTES
+    assert one.work_ns + one.waiting_ns == pytest.approx(W_BYTES / ZEN5.shared.socket_gb_s)
+    assert one.bound is Bound.MEMORY
+
+
+def test_one_l3_group_has_its_own_way_to_memory() -> None:
+    server = Server(core=ZEN5, cpu=ZEN5.cpu, topology=regular_topology(cores=8))
+    traffic = traffic_of(SKINNY, PANELS, server, threads=8, m=16, regime=Regime.COLD_WEIGHTS)
+
+    one = simulated(traffic, [[10_000.0] * 8])
+
+    assert one.work_ns + one.waiting_ns == pytest.approx(W_BYTES / ZEN5.shared.group_gb_s)
+
+
+def test_what_l3_cannot_hold_comes_from_memory_and_parts_push_out_each_other() -> None:
+    few, many = call(2), call(64)
+
+    assert not few.fits_l3  # 32 MiB of weights for each of two groups, and x and y
+    assert few.turns == ((0,), (1,))
+    assert many.fits_l3
+    assert many.turns == tuple((part,) for part in range(64))
+    assert call(8, Regime.COLD_WEIGHTS).turns == (tuple(range(8)),)
+
+
+def test_rows_of_x_from_another_socket_pass_the_link() -> None:
+    one = simulated(call(256, sockets=2), [[1_000.0] * 256])
+    alone = simulated(call(128), [[1_000.0] * 128])
+
+    assert one.link_bytes == 16 * 4096 * 4 / 2
+    assert alone.link_bytes == 0
+
+
+def test_a_column_of_weights_lies_in_one_socket() -> None:
+    # Both sockets read all of w, because the grid has two rows of parts.
+    square = Problem.parse("f32 4096x256x4096")
+    tall = Candidate.parse("avx512_f32_8x64 mc128_nc256_kc1024 ic_jc_jr_ir grid64x4")
+    traffic = call(256, Regime.COLD_WEIGHTS, sockets=2, problem=square, candidate=tall)
+
+    assert traffic.shares.grid == (64, 4)
+    assert traffic.link_bytes == 256 * 4096 * 4 + 2048 * 4096 * 4 / 2
+
+
+def test_slices_of_k_read_each_weight_once_and_have_two_barriers() -> None:
+    traffic = call(64, Regime.COLD_WEIGHTS, candidate=SLICED)
+
+    one = simulated(traffic, predicted_part_ns(traffic))
+
+    assert traffic.shares.slices == 4
+    assert one.memory_bytes == W_BYTES
+    assert one.barrier_ns == 2 * traffic.server.barrier_ns(traffic.plan)
+
+
+@pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+def test_predicted_calls_of_each_core_gain_by_threads(core: Core) -> None:
+    problem = Problem.parse("f32 1024x1024x1024")
+    candidate = Space(problem=problem, cpu=core.cpu).defaults()[0]
+    server = server_like(core)
+
+    times = []
+    for threads in (1, 2, 4, 8):
+        traffic = traffic_of(problem, candidate, server, threads=threads, m=1024, regime=Regime.HOT)
+        times.append(simulated(traffic, predicted_part_ns(traffic)).time_ns)
+
+    for fewer, more in pairwise(times):
+        assert 1.6 < fewer / more < 2.6
+
+
+def test_kernels_are_ranked_for_threads_that_are_not_here() -> None:
+    problem = Problem.parse("f32 128x768x768")
+    server = server_like(ZEN5)
+    candidates = Space(problem=problem, cpu=ZEN5.cpu).defaults()
+
+    ranked = ranked_for_threads(candidates, problem, server, threads=64, m=128, regime=Regime.HOT)
+
+    times = [one.time_ns for _candidate, one in ranked]
+    assert times == sorted(times)
+    assert {candidate for candidate, _one in ranked} == set(candidates)
+    # A tile that one core likes best may leave too few for 64.
+    first = ranked[0][0]
+    tiles = -(-128 // first.micro_kernel.mr) * -(-768 // first.micro_kernel.nr)
+    assert tiles >= 64
+
+
+def test_a_server_has_no_more_threads_than_cores() -> None:
+    with pytest.raises(NotEnoughCpus, match="129 threads"):
+        call(129)
+
+
+def test_more_parts_than_tiles_are_idle() -> None:
+    problem = replace(SKINNY, n=64)
+
+    shares = shares_of(problem, PANELS, m=16, parts=8)
+
+    assert [bool(part.pieces) for part in shares.parts].count(True) == 2
+    assert shares.largest_over_mean == 4
