@@ -84,11 +84,14 @@ def shortlisted(
         and trial.artifact
         and trial.artifact.required_isa <= cpu.isa
     ]
-    from gemm_tuner.space.ranking import ranked  # noqa: PLC0415 - the space takes long to load
+    from gemm_tuner.scaling.ranking import (  # noqa: PLC0415 - the space takes long to load
+        ranked_on_server,
+    )
 
     newest = {trial.candidate: trial for trial in usable if trial.generator == usable[-1].generator}
     try:
-        return [newest[candidate] for candidate in ranked(newest, problem, cpu)]
+        order = ranked_on_server(newest, problem, cpu, threads)
+        return [newest[candidate] for candidate in order]
     except InvalidCandidate:
         return []  # of a catalog that this version does not have
 

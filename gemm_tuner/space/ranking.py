@@ -1,6 +1,6 @@
 """The model's favourites among the candidates of a space."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import log
 
 from gemm_tuner.domain.candidate import Candidate
@@ -13,18 +13,23 @@ from gemm_tuner.space.model import loads_per_multiplication, predict_cycles
 _EQUALLY_FAST = 0.01
 
 
-def ranked(candidates: Iterable[Candidate], problem: Problem, cpu: Cpu) -> list[Candidate]:
+def ranked(
+    candidates: Iterable[Candidate],
+    problem: Problem,
+    cpu: Cpu,
+    cost: Callable[[Candidate], float] | None = None,
+) -> list[Candidate]:
     """Return the candidates in the order in which the model expects them to be fast.
 
     Of those within a percent, the sturdier first: a tile that loads fewer registers for each
-    multiplication.
+    multiplication. `cost` is in the place of the predicted time of one core.
     """
 
     def predicted(candidate: Candidate) -> tuple[int, float, str]:
         family = family_named(candidate.micro_kernel.family)
-        cycles = predict_cycles(problem, candidate, family, cpu)
+        taken = cost(candidate) if cost else predict_cycles(problem, candidate, family, cpu)
         loads = loads_per_multiplication(problem, candidate, family)
-        return round(log(cycles) / _EQUALLY_FAST), loads, candidate.text
+        return round(log(taken) / _EQUALLY_FAST), loads, candidate.text
 
     return sorted(candidates, key=predicted)
 

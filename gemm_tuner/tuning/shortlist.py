@@ -13,9 +13,9 @@ from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.errors import IsaNotUsable
 from gemm_tuner.machine.cpus import usable_cpus
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.scaling.ranking import ranked_on_server
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
-from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts, build_candidate
 from gemm_tuner.tuning.budget import Budget
@@ -59,7 +59,8 @@ def predict(
         NotEnoughMemory: the operands do not fit.
     """
     space = Space(problem=problem, cpu=cpu, threads=context.threads)
-    candidates = _provable(shortlist(space, SHORTLIST), cpu)
+    order = ranked_on_server(space.defaults(), problem, cpu, space.threads)
+    candidates = _provable(order[:SHORTLIST], cpu)
     budget = Budget(seconds=settings.budget_s)
     known = {
         trial.candidate: trial

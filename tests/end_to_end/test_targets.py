@@ -76,6 +76,27 @@ def test_a_kernel_for_amx_is_chosen_proved_and_served_to_a_cpu_that_has_it(
     assert "proving" not in capsys.readouterr().err
 
 
+@pytest.mark.isa("avx512f", "avx512vl", "avx512bw", "avx512dq", "fma")
+def test_for_threads_that_are_not_here_a_kernel_is_predicted_without_a_ratio(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gemm_tuner.machine.cpus.usable_cpus", lambda: 2)
+    command = ["sweep", "16", "256", "32", "--target", "zen5", "--threads", "64", "--budget", "1ms"]
+
+    assert run([*command, "--db", url]) == 0
+
+    repository = Repository(open_database(url))
+    problem, context = Problem.parse("f32 16x256x32"), ExecutionContext(threads=64)
+    trials = repository.trials(problem=problem)
+    match = choose(repository, problem, cpu=core_named("zen5").cpu, context=context)
+    assert trials
+    assert all(trial.measurement is None for trial in trials)
+    assert match.verdict.basis is Basis.PREDICTED
+    assert match.verdict.artifact is not None
+    assert match.verdict.comparison is None
+    assert "ratio" not in capsys.readouterr().out
+
+
 def test_a_stopped_target_keeps_what_was_proved_and_resumes(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,13 +10,14 @@ from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.topology import regular_topology
 from gemm_tuner.errors import NotEnoughCpus
-from gemm_tuner.scaling.ranking import ranked_for_threads
+from gemm_tuner.scaling.ranking import ranked_for_threads, ranked_on_server
 from gemm_tuner.scaling.server import Server, server_like
 from gemm_tuner.scaling.shares import shares_of
 from gemm_tuner.scaling.simulate import Bound, predicted_part_ns, simulated, traffic_of
 from gemm_tuner.scaling.traffic import Traffic
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.cores import CORES, Core, core_named
+from gemm_tuner.space.ranking import ranked
 
 ZEN5 = core_named("zen5")
 # 64 MiB of weights in 64 panels; the k of the other is cut in 4 slices.
@@ -41,7 +42,7 @@ def call(
 
 def test_equal_parts_that_share_nothing_scarce_take_as_long_as_one_and_a_barrier() -> None:
     # 16 groups, 4 threads in each: a line to 3 others and to 15 other groups, and back.
-    barrier_ns = 2 * (3 * 18 + 15 * 80)
+    barrier_ns = 400 + 2 * (3 * 18 + 15 * 80)
 
     one = simulated(call(64), [[40_000.0] * 64])
 
@@ -142,6 +143,25 @@ def test_kernels_are_ranked_for_threads_that_are_not_here() -> None:
     first = ranked[0][0]
     tiles = -(-128 // first.micro_kernel.mr) * -(-768 // first.micro_kernel.nr)
     assert tiles >= 64
+
+
+def test_the_order_for_one_thread_is_that_of_the_model() -> None:
+    problem = Problem.parse("f32 16x4096x4096")
+    candidates = Space(problem=problem, cpu=ZEN5.cpu).defaults()
+
+    assert ranked_on_server(candidates, problem, ZEN5.cpu, 1) == ranked(
+        candidates, problem, ZEN5.cpu
+    )
+
+
+def test_a_kernel_with_too_few_tiles_for_the_threads_comes_later() -> None:
+    problem = Problem.parse("f32 128x768x768")
+    few = Candidate.parse("avx512_f32_8x128 mc128_nc768_kc768 jc_ic_jr_ir")  # 96 tiles
+    many = Candidate.parse("avx512_f32_8x48 mc128_nc768_kc768 jc_ic_jr_ir")  # 256
+
+    order = ranked_on_server([few, many], problem, ZEN5.cpu, 128)
+
+    assert order == [many, few]
 
 
 def test_a_server_has_no_more_threads_than_cores() -> None:
