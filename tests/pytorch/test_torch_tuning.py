@@ -192,6 +192,20 @@ def test_the_time_goes_to_the_layers_that_take_the_longest(
     assert not any(one.is_taken for one in gain.layers)
 
 
+def test_layers_are_not_timed_with_more_threads_than_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemm_tuner.machine.cpus.usable_cpus", lambda: 1)
+    monkeypatch.setattr("gemm_tuner.torch.model_layers.torch.get_num_threads", lambda: 2)
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    open_database(url).dispose()
+
+    gain = gt.tune_model(sample_model(), sample_x(), source=url, budget_s=4)
+
+    assert not any(one.is_taken for one in gain.layers)
+    assert all("2 threads cannot be timed here" in one.reason for one in gain.layers)
+
+
 def test_a_model_that_fails_is_as_before() -> None:
     class Fails(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
         def __init__(self) -> None:
