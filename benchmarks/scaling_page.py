@@ -76,15 +76,15 @@ def machine_text() -> str:
     return f"{cpu.brand}, family {cpu.family}, model {cpu.model}, {topology.text}, {today}"
 
 
-def write_section(name: str, text: str, page: Path = PAGE) -> None:
+def write_section(name: str, text: str) -> None:
     """Put text between the marks of a section of the page.
 
     Raises:
         ValueError: the page has no such section.
     """
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
-    before, found, rest = page.read_text().partition(begin)
+    before, found, rest = PAGE.read_text().partition(begin)
     _old, ended, after = rest.partition(end)
     if not found or not ended:
-        raise ValueError(f"{page} has no section {name!r}; add its two marks.")
-    page.write_text(f"{before}{begin}\n{text.strip()}\n\n{end}{after}")
+        raise ValueError(f"{PAGE} has no section {name!r}; add its two marks.")
+    PAGE.write_text(f"{before}{begin}\n{text.strip()}\n\n{end}{after}")

@@ -21,7 +21,8 @@ class Server:
     @property
     def text(self) -> str:
         """Return the core and the topology in words."""
-        return f"{self.core.cpu.brand}: {self.topology.text}"
+        stands = "" if self.core.is_of(self.cpu) else ", which stands for this CPU"
+        return f"{self.core.cpu.brand}{stands}: {self.topology.text}"
 
     def barrier_ns(self, plan: Plan) -> float:
         """Return the time until all threads have begun a phase, and all have seen its end.
