@@ -22,7 +22,7 @@ from gemm_tuner.machine.available_memory import check_memory
 from gemm_tuner.space.limits import check_covers
 
 _SAMPLE_NS = 100_000
-_CALL_ROUNDS = 3
+_SAMPLES = 3
 _SEED = 1
 _BYTES_PER_BYTE = 10  # inputs in float32 and float64, the copy that is timed, packed weights
 
@@ -94,7 +94,7 @@ class PartsTimer:
         calls = max(2, _SAMPLE_NS // max(1, once.elapsed_ns))
         least = min(
             runner.sample(weights.struct, warm_up_calls=1, timed_calls=calls).elapsed_ns
-            for _round in range(_CALL_ROUNDS)
+            for _sample in range(_SAMPLES)
         )
         return float(least / calls)
 
@@ -116,7 +116,11 @@ class PartsTimer:
 def _times_of_turn(
     runner: KernelRunner, weights: WeightCopies, turn: Sequence[int], phase: int
 ) -> list[float]:
-    """Return the ns of the parts of a turn, after one round that does not count."""
+    """Return the least ns of each part of a turn, after one round that does not count."""
     once = runner.time_parts(weights.struct, turn, phase=phase, calls=1)
     calls = max(1, int(_SAMPLE_NS // max(1.0, sum(once))))
-    return runner.time_parts(weights.struct, turn, phase=phase, calls=calls)
+    samples = [
+        runner.time_parts(weights.struct, turn, phase=phase, calls=calls)
+        for _sample in range(_SAMPLES)
+    ]
+    return [min(times) for times in zip(*samples, strict=True)]

@@ -62,7 +62,7 @@ def write_scaling_plot(
         axes.grid(color="#e5e7eb", linewidth=0.6)
         axes.set_xlabel("threads")
         axes.set_ylabel("speed over one thread")
-        axes.set_title(title, fontsize=9, loc="left")
+        axes.set_title(title, fontsize=8, loc="left")
         axes.legend(fontsize=8)
         try:
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

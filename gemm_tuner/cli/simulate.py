@@ -126,7 +126,7 @@ def simulate(
     if plot is not None:
         from gemm_tuner.cli.scaling_plot import write_scaling_plot  # noqa: PLC0415 - see plotting
 
-        title = f"{problem.text}: {asked.candidate.text}\n{server.text}"
+        title = f"{problem.text}\n{asked.candidate.text}\n{server.text}"
         write_scaling_plot(plot, title, {one.regime.value: one.points for one in curves})
     if as_json:
         print_json(simulation_facts(asked, curves))
