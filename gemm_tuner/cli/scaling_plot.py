@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -20,7 +21,7 @@ _MARKS = {
     Bound.BARRIER: "X",
 }
 _STYLES = (("#2563eb", "-"), ("#b45309", "--"))
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "gemm-tuner",
     "text.parse_math": False,
