@@ -1,6 +1,6 @@
 """Time the parts of a kernel's calls, each on this core while no other part runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +19,13 @@ from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.machine.available_memory import check_memory
+from gemm_tuner.machine.processors import thread_wait_ns
 from gemm_tuner.space.limits import check_covers
 
 _SAMPLE_NS = 100_000
 _SAMPLES = 3
+_TRIES = 12
+_WAITED_NS = 10_000  # to be woken takes less
 _SEED = 1
 _BYTES_PER_BYTE = 10  # inputs in float32 and float64, the copy that is timed, packed weights
 
@@ -91,12 +94,13 @@ class PartsTimer:
         """Return the time of a call in as many parts, in threads of the package's pool."""
         runner, weights = self._runner(threads), self._copies(regime)
         once = runner.sample(weights.struct, warm_up_calls=1, timed_calls=1)
-        calls = max(2, _SAMPLE_NS // max(1, once.elapsed_ns))
-        least = min(
-            runner.sample(weights.struct, warm_up_calls=1, timed_calls=calls).elapsed_ns
-            for _sample in range(_SAMPLES)
-        )
-        return float(least / calls)
+        calls = max(1, _SAMPLE_NS // max(1, once.elapsed_ns))
+
+        def sample() -> list[float]:
+            found = runner.sample(weights.struct, warm_up_calls=1, timed_calls=calls)
+            return [found.elapsed_ns / calls]
+
+        return _least_of_calm(sample)[0]
 
     def _runner(self, parts: int) -> KernelRunner:
         if parts not in self._runners:
@@ -119,8 +123,21 @@ def _times_of_turn(
     """Return the least ns of each part of a turn, after one round that does not count."""
     once = runner.time_parts(weights.struct, turn, phase=phase, calls=1)
     calls = max(1, int(_SAMPLE_NS // max(1.0, sum(once))))
-    samples = [
-        runner.time_parts(weights.struct, turn, phase=phase, calls=calls)
-        for _sample in range(_SAMPLES)
-    ]
+    return _least_of_calm(lambda: runner.time_parts(weights.struct, turn, phase=phase, calls=calls))
+
+
+def _least_of_calm(sample: Callable[[], list[float]]) -> list[float]:
+    """Return the least of some samples during which no thread waited for a core, if there are any.
+
+    On a busy machine there are more tries.
+    """
+    samples = []
+    calm = 0
+    for _try in range(_TRIES):
+        waited_ns = -thread_wait_ns()
+        samples.append(sample())
+        waited_ns += thread_wait_ns()
+        calm += waited_ns <= _WAITED_NS
+        if calm == _SAMPLES:
+            break
     return [min(times) for times in zip(*samples, strict=True)]
