@@ -27,6 +27,22 @@ def test_a_row_is_of_one_piece(core: Core) -> None:
     assert core.source
 
 
+@pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+def test_what_cores_share_is_less_than_all_of_them_could_use(core: Core) -> None:
+    shared, rates, clock_ghz = core.shared, core.rates, core.clock_hz / 1e9
+    cores = core.cpu.physical_cores
+
+    assert cores % shared.group_cores == 0
+    # Rounded to 10 GB/s: L3 has a slice for each core.
+    assert shared.l3_gb_s == pytest.approx(shared.group_cores * rates.l3_bytes * clock_ghz, abs=10)
+    assert rates.memory_bytes * clock_ghz <= shared.group_gb_s <= shared.socket_gb_s
+    assert shared.socket_gb_s < cores * rates.memory_bytes * clock_ghz
+    assert 0 < shared.group_ns <= shared.socket_ns
+    assert (shared.link_gb_s == 0) == (shared.link_ns == 0)
+    assert shared.link_ns == 0 or shared.link_ns > shared.socket_ns
+    assert core.shared_source
+
+
 def test_a_core_is_shared_by_models_but_not_by_vendors() -> None:
     zen5 = CORES["zen5"].cpu
 
