@@ -196,7 +196,7 @@ class _Cutter:
         panels, rest = divmod(most_tiles, self._tiles)
         rest_rows = min(rest * tile.mr, self.m)
         products = (panels * self.m + rest_rows) * tile.nr
-        rows = self.m + rest_rows if panels else rest_rows
+        rows = self.m if panels else rest_rows
         return _Cut(rows=0, columns=0, cost=_cost(products, rows, (panels + 2) * tile.nr))
 
     def _best(self, parts: int) -> _Cut:
