@@ -1,5 +1,7 @@
 """A bundle: C and C++ programs compute with it what Python computes, bit for bit."""
 
+import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from served import CANDIDATE, PROBLEM, Site, keep_trial
 
 from gemm_tuner.build.compile import Build, compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.bundle.collect import collect
+from gemm_tuner.bundle.collect import BundledKernel, collect
 from gemm_tuner.bundle.write import write_bundle
 from gemm_tuner.cli.main import ANSWER_IS_NO, WRONG_USAGE, run
 from gemm_tuner.client.lock import LOCK_FILE, read_lock
@@ -343,27 +345,120 @@ def test_a_full_disk_leaves_the_older_bundle(bundle: Path, site: Site) -> None:
     reason="needs cmake, pkg-config and cc",
 )
 def test_cmake_installs_what_pkg_config_finds(bundle: Path, build: Build, tmp_path: Path) -> None:
-    first, moved = tmp_path / "first", tmp_path / "moved"
+    """Staged by DESTDIR, as packages are built, and moved to a place with a blank in its name."""
+    staged, moved = tmp_path / "staged", tmp_path / "moved to here"
     _run("cmake", "-S", bundle, "-B", tmp_path / "made", "-DCMAKE_BUILD_TYPE=Release")
     _run("cmake", "--build", tmp_path / "made")
-    _run("cmake", "--install", tmp_path / "made", "--prefix", first)
-    first.rename(moved)
+    install = ("cmake", "--install", tmp_path / "made", "--prefix", "/usr")
+    _run(*install, **os.environ, DESTDIR=str(staged))
+    (staged / "usr").rename(moved)
     (config,) = moved.rglob("gemm_tuner_bundle.pc")
 
     def asked(*options: str) -> Sequence[str]:
-        return _run(
-            "pkg-config", *options, "gemm_tuner_bundle", PKG_CONFIG_PATH=str(config.parent)
-        ).split()
+        return shlex.split(
+            _run("pkg-config", *options, "gemm_tuner_bundle", PKG_CONFIG_PATH=str(config.parent))
+        )
 
     program = tmp_path / "installed"
     flags = asked("--cflags", "--libs")
     _run("cc", "-std=c11", EXAMPLES / "call_bundle.c", *flags, "-o", program)
-    (kernels,) = asked("--variable=kernels")
+    kernels = " ".join(asked("--variable=kernels"))
     sizes = ["8", str(PROBLEM.n), str(PROBLEM.k)]
     _run(program, kernels, LAYER, *sizes, tmp_path / "y")
 
     assert (tmp_path / "y").read_bytes() == computed_in_python(build, 8)
     assert needed_by(program) <= OF_THE_C_LIBRARY
+
+
+_PLUGIN = """
+#include "gemm_tuner_bundle.h"
+#include <string.h>
+/* Open the bundle, and return how many of its layers are found by their names. */
+__attribute__((visibility("default"))) int count(const char *folder) {
+    gemm_tuner_bundle *bundle = gemm_tuner_bundle_open(folder, NULL, 0);
+    int found = 0;
+    if (bundle == NULL) return -1;
+    for (size_t i = 0; i < gemm_tuner_bundle_layers(bundle); ++i)
+        found += gemm_tuner_bundle_find(bundle, gemm_tuner_bundle_name(bundle, i)) != NULL;
+    found += gemm_tuner_bundle_find(bundle, "no such layer") != NULL;
+    found += gemm_tuner_layer_describe(NULL, 8) != NULL;
+    found += gemm_tuner_layer_pack(NULL, NULL) != NULL;
+    found += gemm_tuner_layer_parts(gemm_tuner_bundle_find(bundle, "x"), -1) != 0;
+    gemm_tuner_bundle_close(bundle);
+    return found;
+}
+"""
+_MANY = """
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+static int (*counts[2])(const char *);
+static char **arguments;
+static void *open_often(void *unused) {
+    (void)unused;
+    for (int i = 0; i < 20; ++i)
+        for (int plugin = 0; plugin < 2; ++plugin)
+            if (counts[plugin](arguments[2 + 2 * plugin]) != atoi(arguments[5 + plugin])) abort();
+    return NULL;
+}
+int main(int argc, char **argv) {
+    pthread_t threads[16];
+    if (argc != 7) return 2;
+    arguments = argv;
+    for (int i = 0; i < 2; ++i) {
+        void *plugin = dlopen(argv[1 + 2 * i], RTLD_NOW | RTLD_GLOBAL);
+        if (plugin == NULL) return puts(dlerror()), 1;
+        *(void **)&counts[i] = dlsym(plugin, "count");
+    }
+    for (int i = 0; i < 16; ++i) pthread_create(&threads[i], NULL, open_often, NULL);
+    for (int i = 0; i < 16; ++i) pthread_join(threads[i], NULL);
+    return 0;
+}
+"""
+
+
+@pytest.mark.proof
+@pytest.mark.skipif(not (shutil.which("cmake") and shutil.which("cc")), reason="needs cmake and cc")
+def test_two_plugins_with_a_bundle_each_are_opened_by_many_threads(
+    bundle: Path, site: Site, tmp_path: Path
+) -> None:
+    """By `find_package`, the installed tree somewhere else, and all symbols of plugins global."""
+    kernels, missing = collect(site.repository, [PROBLEM], cpu=HERE, context=CONTEXT)
+    other = tmp_path / "other bundle"
+    write_bundle(other, [replace_layer(kernels[0])], missing, cpu=HERE, context=CONTEXT)
+    plugins = [plugin_of(one, tmp_path / f"plugin {one.name}") for one in (bundle, other)]
+    (tmp_path / "many.c").write_text(_MANY)
+    _run("cc", tmp_path / "many.c", "-pthread", "-ldl", "-o", tmp_path / "many")
+
+    arguments = [word for plugin in plugins for word in plugin]
+    _run(tmp_path / "many", *arguments, 1, 1)
+
+
+def replace_layer(kernel: BundledKernel) -> BundledKernel:
+    """Return a kernel under the name of a layer that the other bundle does not have."""
+    problem = Problem.parse("f32 8x32x16 nk bias")
+    return replace(kernel, verdict=replace(kernel.verdict, problem=problem))
+
+
+def plugin_of(bundle: Path, made: Path) -> tuple[Path, Path]:
+    """Return a library with a bundle in it, built with CMake, and the folder of its kernels."""
+    _run("cmake", "-S", bundle, "-B", made / "bundle")
+    _run("cmake", "--build", made / "bundle")
+    _run("cmake", "--install", made / "bundle", "--prefix", made / "installed")
+    (made / "plugin.c").write_text(_PLUGIN)
+    (made / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.16)\n"
+        "project(plugin LANGUAGES C)\n"
+        "find_package(gemm_tuner_bundle 1 REQUIRED CONFIG)\n"
+        "add_library(plugin SHARED plugin.c)\n"
+        "target_link_libraries(plugin PRIVATE gemm_tuner_bundle)\n"
+    )
+    prefix = f"-DCMAKE_PREFIX_PATH={made / 'installed'}"
+    _run("cmake", "-S", made, "-B", made / "built", prefix)
+    _run("cmake", "--build", made / "built")
+    (folder,) = (made / "installed").rglob("kernels")
+    return made / "built" / "libplugin.so", folder
 
 
 def test_the_layer_of_a_problem_has_its_name() -> None:

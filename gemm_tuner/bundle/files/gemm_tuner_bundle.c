@@ -10,8 +10,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* A kernel: its file, NULL where a library is faster for these rows; the rows that it computes, the place of its layout among those of its layer,
- * the features that it needs, by their names in /proc/cpuinfo, and what it says of itself. */
+/* A kernel: its file, NULL where a library is faster for these rows; the rows that it computes, the
+ * place of its layout among those of its layer, the features that it needs, by their names in
+ * /proc/cpuinfo, and what it says of itself. */
 typedef struct {
     const char *file;
     int64_t m_low, m_high;
@@ -201,6 +202,7 @@ const gemm_tuner_layer *gemm_tuner_bundle_find(const gemm_tuner_bundle *bundle, 
 
 /* The kernel for m rows, and which one of the layer it is; NULL if there is none. */
 static const loaded_kernel *kernel_for(const gemm_tuner_layer *layer, int64_t m, size_t *number) {
+    if (layer == NULL) return NULL;
     const bundled_kernel *bundled = &bundled_kernels[layer->bundled->first_kernel];
     for (size_t i = 0; i < layer->bundled->kernels; ++i) {
         if (m < bundled[i].m_low || bundled[i].m_high < m) continue;
@@ -243,6 +245,7 @@ gemm_tuner_packed *gemm_tuner_layer_pack_in_parts(const gemm_tuner_layer *layer,
                                                   const gemm_tuner_weights *weights,
                                                   int32_t parts, gemm_tuner_runner runner,
                                                   void *pool) {
+    if (layer == NULL || weights == NULL) return NULL;
     const bundled_layer *bundled = layer->bundled;
     const bundled_kernel *kernels = &bundled_kernels[bundled->first_kernel];
     gemm_tuner_packed *packed =

@@ -8,8 +8,9 @@
  * A layer has kernels for some numbers of rows: exactly so many, or a range. For all others, where
  * a library was faster, and on a CPU that lacks what a kernel needs, GEMM_TUNER_NO_KERNEL says so,
  * and nothing is computed: call the library that you have. A program uses one bundle: its types
- * and threads are those of the command that made it. Any number of threads may use a bundle, a layer and packed
- * weights at once. This needs libc and, in older systems, libdl; POSIX and C11.
+ * and threads are those of the command that made it. Plugins may have one each. Any number of
+ * threads may use a bundle, a layer and packed weights at once, and open bundles. A layer that is
+ * NULL has no kernels. This needs libc and, in older systems, libdl; POSIX and C11.
  */
 #ifndef GEMM_TUNER_BUNDLE_H
 #define GEMM_TUNER_BUNDLE_H
@@ -29,7 +30,8 @@ typedef struct gemm_tuner_layer gemm_tuner_layer;
 typedef struct gemm_tuner_packed gemm_tuner_packed;
 
 /* Calls task(data, part) for each part from 0 to parts - 1, on any threads and in any order, and
- * returns when all of them have returned; it must not throw. `pool` is what the caller gave with it. */
+ * returns when all of them have returned; it must not throw. `pool` is what the caller gave with
+ * it. */
 typedef void (*gemm_tuner_runner)(void *pool, int32_t parts, void (*task)(void *data, int32_t part),
                                   void *data);
 
