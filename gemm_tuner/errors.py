@@ -17,7 +17,8 @@ candidate that does not compile, crashes or is wrong) is an `Outcome` in a recor
     │   ├── IsaNotUsable
     │   ├── NoKernelFamily
     │   ├── NotEnoughCpus
-    │   └── NotEnoughMemory
+    │   ├── NotEnoughMemory
+    │   └── SandboxMissing
     ├── CompilationFailed
     ├── CompilationInterrupted
     ├── KernelRejected                  an artifact that must not be called
@@ -104,6 +105,10 @@ class NotEnoughCpus(MissingCapability):
 
 class NotEnoughMemory(MissingCapability):
     """The operands of a problem do not fit into this machine."""
+
+
+class SandboxMissing(MissingCapability):
+    """Kernels were to be tuned only where they are shut off, and cannot be here."""
 
 
 class CompilationFailed(GemmTunerError):

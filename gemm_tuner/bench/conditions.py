@@ -7,6 +7,7 @@ from statistics import median, quantiles
 
 from gemm_tuner.domain.measurement import Timing
 from gemm_tuner.domain.record import Conditions
+from gemm_tuner.domain.sandbox import Sandbox
 from gemm_tuner.machine.detect import read_cpu_fields
 from gemm_tuner.machine.topology import detect_topology
 
@@ -14,7 +15,7 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _UNKNOWN = "unknown"
 
 
-def gather_conditions(*, peak_flop_per_s: float, baseline: Timing) -> Conditions:
+def gather_conditions(*, peak_flop_per_s: float, baseline: Timing, sandbox: Sandbox) -> Conditions:
     """Return the conditions of a measurement whose baseline was timed as given."""
     return Conditions(
         peak_flop_per_s=peak_flop_per_s,
@@ -23,6 +24,7 @@ def gather_conditions(*, peak_flop_per_s: float, baseline: Timing) -> Conditions
         kernel_release=platform.release(),
         microcode=_microcode(),
         topology=detect_topology().text,
+        sandbox=sandbox.level,
     )
 
 

@@ -22,6 +22,7 @@ class _CrashStruct(ctypes.Structure):
     _fields_ = (
         ("signal", ctypes.c_int32),
         ("in_region", ctypes.c_int32),
+        ("system_call", ctypes.c_int32),
         ("offset", ctypes.c_int64),
         ("region", ctypes.c_char * 64),
     )
@@ -90,10 +91,13 @@ class Report:
         """Return why the child ended with the exit code `status` (negative for a signal)."""
         crash = self._report.crash
         if crash.in_region:
-            name = crash.region.decode()
+            name = crash.region.decode(errors="replace")
             return Outcome.OUT_OF_BOUNDS, f"touched {name}, {crash.offset} bytes into it"
         if self._report.refusal:
-            return Outcome.CRASHED, self._report.refusal.decode()
+            return Outcome.CRASHED, self._report.refusal.decode(errors="replace")
+        if -status == signal.SIGSYS:
+            number = f" {crash.system_call - 1}" if crash.system_call else ""
+            return Outcome.CRASHED, f"made system call{number}, which no kernel has a use for"
         if -status in _BY_THE_SYSTEM:
             name = signal.Signals(-status).name
             return Outcome.HUNG, f"ended by {name}, as when memory runs out; it is tried again"

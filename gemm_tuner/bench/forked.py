@@ -1,23 +1,43 @@
-"""Run a task in a forked child that may crash or hang."""
+"""Run a task in a forked child that may crash, hang, or do harm."""
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
 from typing import TypeVar
 
 from gemm_tuner.bench.crash import Report
+from gemm_tuner.bench.messages import receive
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.errors import GemmTunerError, TrialFailed
+from gemm_tuner.machine.available_memory import available_memory_bytes
+from gemm_tuner.sandbox.system_calls import Answer, refuse_system_calls
 
 Result = TypeVar("Result")
 
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
+_CPU_LIMIT_S = 3600
+_SPARE_BYTES = 1 << 30  # addresses that libraries reserve and do not use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """What a child may not do: start threads or programs, and none of what a kernel has no use for.
+
+    `answer` is what a refused system call gets. An error leaves a library that tries in vain alone.
+    """
+
+    answer: Answer
+    threads: bool
+    programs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +50,19 @@ class Death:
 
 
 def run_in_child(
-    task: Callable[[], Result], *, report: Report, stall_timeout_s: float, owner: Connection
+    task: Callable[[], Result],
+    wanted: type[Result],
+    *,
+    report: Report,
+    stall_timeout_s: float,
+    owner: Connection,
+    guard: Guard | None,
 ) -> Result | Death:
-    """Return the result of `task`, or how the child that ran it died.
+    """Return the result of `task`, which is `wanted`, or how the child that ran it died.
 
     The child is ended when it does not call `report.step` for `stall_timeout_s`. When `owner` is
-    closed at its other end, nobody waits for the answer: this process ends.
+    closed at its other end, nobody waits for the answer: this process ends. Without a `guard`, the
+    child may do what this process may.
 
     Raises:
         GemmTunerError: what `task` raised.
@@ -44,30 +71,78 @@ def run_in_child(
     reader, writer = Pipe(duplex=False)
     child = os.fork()
     if child == 0:
-        _live(task, report, writer)
+        owner.close()
+        _live(task, report, writer, guard)
     writer.close()
     with reader:
         if not _wait_for_result(reader, child, report, stall_timeout_s, owner):
             detail = f"did nothing for {stall_timeout_s:g} s"
             return Death(outcome=Outcome.HUNG, detail=detail, running=report.running)
         try:
-            result: Result | GemmTunerError = reader.recv()
+            with _deadline(child, stall_timeout_s):
+                result = receive(reader)
         except EOFError:
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             outcome, detail = report.explain_death(status)
             return Death(outcome=outcome, detail=detail, running=report.running)
+        except TrialFailed as failure:
+            result = failure
+            is_ours = False
+        else:
+            is_ours = isinstance(result, wanted | GemmTunerError)
+    os.kill(child, signal.SIGKILL)  # it has nothing left to do
     os.waitpid(child, 0)
+    if not is_ours:
+        detail = f"sent what is no answer: {result!r:.200}"
+        return Death(outcome=Outcome.CRASHED, detail=detail, running=report.running)
     if isinstance(result, GemmTunerError):
         raise result
+    assert isinstance(result, wanted)
     return result
 
 
-def _live(task: Callable[[], object], report: Report, writer: Connection) -> None:
+@contextmanager
+def _deadline(child: int, seconds: float) -> Iterator[None]:
+    """End a child that begins to answer and does not go on."""
+
+    def end(_number: int, _frame: object) -> None:
+        os.kill(child, signal.SIGKILL)
+
+    handler = signal.signal(signal.SIGALRM, end)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def _take_rights_away(guard: Guard) -> None:
+    """Limit this process.
+
+    Raises:
+        TrialFailed: Linux does not.
+    """
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + available_memory_bytes() + _SPARE_BYTES
+    for limit, value in ((resource.RLIMIT_AS, most), (resource.RLIMIT_CPU, _CPU_LIMIT_S)):
+        highest = resource.getrlimit(limit)[1]
+        chosen = value if highest == resource.RLIM_INFINITY else min(value, highest)
+        resource.setrlimit(limit, (chosen, chosen))
+    if not refuse_system_calls(guard.answer, threads=guard.threads, programs=guard.programs):
+        raise TrialFailed("Linux does not filter system calls here; set GEMM_TUNER_SANDBOX=off.")
+
+
+def _live(
+    task: Callable[[], object], report: Report, writer: Connection, guard: Guard | None
+) -> None:
     """Do the task and end the process, without the exit handlers that belong to its parent."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         report.watch()
         try:
+            if guard is not None:
+                _take_rights_away(guard)
             result = task()
         except GemmTunerError as error:
             writer.send(error)

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
@@ -16,19 +17,29 @@ from gemm_tuner.bench.baselines.choose import AUTO, Race
 from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.emulator import plan_emulation
 from gemm_tuner.bench.finding import Finding, TimedFinding
+from gemm_tuner.bench.messages import receive
 from gemm_tuner.bench.requests import Opening, Setup, TimeRequest, VerifyRequest
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.sandbox import SandboxLevel
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, TrialFailed
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.sandbox.confine import confined, needed_sandbox
 
 Answer = TypeVar("Answer")
 
 _STALL_TIMEOUT_S = 5.0
-# How the names of libraries' settings begin.
-_TUNED_BY = ("OPENBLAS_", "MKL_", "OMP_", "GOMP_", "KMP_", "ONEDNN_", "DNNL_")
+# What the server is told of the environment. The rest may hold passwords, and settings of libraries
+# would keep these from choosing the best for this machine.
+_TOLD = (
+    *("PATH", "LANG", "TZ", "USER", "LOGNAME", "MKLROOT", "CXX", "VIRTUAL_ENV", "GLIBC_TUNABLES"),
+    *("GEMM_TUNER_ISA", "GEMM_TUNER_PIN"),
+)
+_TOLD_FAMILIES = ("LC_", "LD_", "PYTHON", "MALLOC_")
+_LIMITS = {"CORE": 0, "FSIZE": 1 << 30, "NPROC": 4096}
+_FOLDERS_OF_LIBRARIES = "LD_LIBRARY_PATH"
 
 
 class TrialHost:
@@ -82,6 +93,7 @@ class TrialHost:
         """
         self._threads = threads
         self._toolchain = toolchain
+        sandbox = needed_sandbox()
         names = (baseline,) if isinstance(baseline, str) else tuple(baseline)
         setup = Setup(
             problem_text=problem.text,
@@ -94,7 +106,11 @@ class TrialHost:
             stall_timeout_s=stall_timeout_s,
             provers=provers,
             race=race or Race(),
+            sandbox=sandbox,
         )
+        # In namespaces, /tmp is a folder of the server's own anyway.
+        self._folder = tempfile.TemporaryDirectory(prefix="gemm-tuner-trials-")
+        own = "/tmp" if sandbox.level is SandboxLevel.NAMESPACES else self._folder.name  # noqa: S108
         self._connections: list[Connection] = []
         descriptors: list[int] = []
         with ExitStack() as stack:
@@ -102,18 +118,21 @@ class TrialHost:
                 ours, theirs = socket.socketpair()
                 self._connections.append(Connection(ours.detach()))
                 descriptors.append(stack.enter_context(theirs).fileno())
+            server = [sys.executable, "-P", "-m", "gemm_tuner.bench.trial_server"]
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "gemm_tuner.bench.trial_server",
-                    *map(str, descriptors),
-                ],
+                confined(
+                    [*server, *map(str, descriptors)],
+                    limits=_LIMITS,
+                    visible=[
+                        setup.drivers.crash.parent,
+                        *os.environ.get(_FOLDERS_OF_LIBRARIES, "").split(os.pathsep),
+                    ],
+                    writable=[] if sandbox.level is SandboxLevel.NAMESPACES else [own],
+                ),
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=_environment(threads),
+                env=_environment(threads, own),
                 start_new_session=True,  # Ctrl-C is for the host alone
             )
         self._idle: SimpleQueue[Connection] = SimpleQueue()
@@ -232,6 +251,7 @@ class TrialHost:
         self._process.wait()
         for connection in self._connections:
             connection.close()
+        self._folder.cleanup()
 
     def __enter__(self) -> Self:
         return self
@@ -248,7 +268,7 @@ class TrialHost:
         connection = self._idle.get()
         try:
             connection.send(request)
-            answer = connection.recv()
+            answer = receive(connection)
         except (EOFError, OSError, TypeError) as error:  # TypeError: closed by another thread
             raise TrialFailed(
                 f"the trial server ended with status {self._process.poll()}; start it again."
@@ -262,13 +282,16 @@ class TrialHost:
         return answer
 
 
-def _environment(threads: int) -> dict[str, str]:
-    # Settings in the environment would keep a library from choosing the best for this machine.
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith(_TUNED_BY)
+def _environment(threads: int, folder: str) -> dict[str, str]:
+    told = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _TOLD or name.startswith(_TOLD_FAMILIES)
     }
     return {
-        **inherited,
+        **told,
+        "HOME": folder,
+        "TMPDIR": folder,
         "OMP_NUM_THREADS": str(threads),
         # NumPy in the server must start no threads: they would not survive a fork.
         "OPENBLAS_NUM_THREADS": "1",

@@ -24,6 +24,7 @@ class PlainBaseline:
         self.most_weight_copies = baseline.most_weight_copies
         self.is_of_openmp = baseline.is_of_openmp
         self.preparation_s = baseline.preparation_s
+        self.starts_programs = baseline.starts_programs
 
     @property
     def text(self) -> str:

@@ -8,6 +8,7 @@ from gemm_tuner.bench.emulator import Emulation
 from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.measurement import Raced
+from gemm_tuner.domain.sandbox import Sandbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class Setup:
     stall_timeout_s: float  # besides what the time of the baseline allows
     provers: int = 1  # builds that are verified at the same time, if memory suffices
     race: Race = field(default_factory=Race)
+    sandbox: Sandbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

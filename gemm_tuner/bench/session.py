@@ -23,7 +23,7 @@ from gemm_tuner.bench.correctness import Case, verify
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.emulator import load_for_proof
 from gemm_tuner.bench.finding import Finding, TimedFinding
-from gemm_tuner.bench.forked import Death, Result, run_in_child
+from gemm_tuner.bench.forked import Death, Guard, Result, run_in_child
 from gemm_tuner.bench.inputs import InputKind
 from gemm_tuner.bench.plain import PlainBaseline
 from gemm_tuner.bench.requests import Opening, Setup, TimeRequest, VerifyRequest
@@ -31,6 +31,7 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.measurement import Raced
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.sandbox import Sandbox, SandboxLevel
 from gemm_tuner.errors import (
     BaselineMissing,
     GemmTunerError,
@@ -42,6 +43,7 @@ from gemm_tuner.errors import (
 from gemm_tuner.libraries.plain import plain_weights
 from gemm_tuner.machine.available_memory import available_memory_bytes, check_memory
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.sandbox.system_calls import Answer
 
 # Bytes for each element of an input and of the result: three kinds of inputs in float32, their
 # exact results and bounds in float64, and temporaries.
@@ -55,6 +57,7 @@ _SLOWEST_OVER_BASELINE = 50
 _SLOWEST_BASELINE_FLOP_PER_S = 2e8
 # A signal for each vector of 64 operations in f16, on a busy machine.
 _SLOWEST_EMULATED_FLOP_PER_S = 1e6
+_OF_A_PROOF = Guard(answer=Answer.SIGNAL, threads=False)
 
 
 class Session:
@@ -127,7 +130,7 @@ class Session:
         flop = self._problem.flop(self._problem.m.high)
         extra_s = flop / _SLOWEST_EMULATED_FLOP_PER_S if emulation else 0.0
         try:
-            result = self._run(task, extra_s)
+            result = self._run(task, Finding, _OF_A_PROOF, extra_s)
         except (IsaNotUsable, KernelRejected) as refusal:
             return Finding(outcome=Outcome.LOAD_FAILED, detail=str(refusal), emulated=emulated)
         if isinstance(result, Death):
@@ -175,6 +178,8 @@ class Session:
             try:
                 result = self._run(
                     partial(self._measure, replace(request, builds=builds), baselines),
+                    BuildRound,
+                    _guard_beside(*(checked.baseline for checked in baselines)),
                     _preparation_s(baselines),
                 )
             except (IsaNotUsable, KernelRejected) as refusal:
@@ -186,10 +191,12 @@ class Session:
                 left_out |= _leave_out(baselines, turn, failure)
                 continue
             if isinstance(result, BuildRound):
-                timed = _timed_findings(baselines, result, left_out, self._raced)
+                timed = _timed_findings(
+                    baselines, result, left_out, self._raced, self._setup.sandbox
+                )
                 found |= zip(living, timed, strict=True)
             elif result.running < len(builds):
-                turn = living[result.running]
+                turn = living[max(0, result.running)]  # whoever dies may have changed the number
                 if len(builds) > 1:  # another may have spoiled its memory
                     (found[turn],) = self._time_together(
                         replace(request, builds=(request.builds[turn],))
@@ -232,17 +239,36 @@ class Session:
         # In a child: a library may crash, and one that has started threads must not be forked.
         result = self._run(
             lambda: learn_of_baseline(baseline, self._problem, case, threads=self._setup.threads),
+            Checked,
+            _guard_beside(baseline),
             baseline.preparation_s,
         )
         return result.detail if isinstance(result, Death) else result
 
-    def _run(self, task: Callable[[], Result], extra_s: float = 0.0) -> Result | Death:
+    def _run(
+        self,
+        task: Callable[[], Result],
+        wanted: type[Result],
+        guard: Guard,
+        extra_s: float = 0.0,
+    ) -> Result | Death:
         return run_in_child(
             task,
+            wanted,
             report=self._report,
             stall_timeout_s=self.stall_timeout_s + extra_s,
             owner=self._owner,
+            guard=None if self._setup.sandbox.level is SandboxLevel.NONE else guard,
         )
+
+
+def _guard_beside(*baselines: Baseline) -> Guard:
+    """Return what kernels may not do that run in one process with libraries."""
+    return Guard(
+        answer=Answer.ERROR,
+        threads=True,
+        programs=any(baseline.starts_programs for baseline in baselines),
+    )
 
 
 def _timed_findings(
@@ -250,11 +276,13 @@ def _timed_findings(
     timed: BuildRound,
     left_out: dict[str, str],
     raced: tuple[Raced, ...],
+    sandbox: Sandbox,
 ) -> list[TimedFinding]:
     """Return the ratios of each build to each baseline, in the rounds that both took part in."""
     conditions = gather_conditions(
         peak_flop_per_s=timed.peak_flop_per_s,
         baseline=timed.rounds.timings[timed.baselines[0]],
+        sandbox=sandbox,
     )
     return [
         TimedFinding(

@@ -4,6 +4,7 @@ It answers the requests of one `TrialHost` over a socket, until the other end is
 are several sockets, it forks itself for each of the others once everything is prepared.
 """
 
+import ctypes
 import os
 import resource
 import sys
@@ -14,10 +15,14 @@ from gemm_tuner.bench.requests import Setup, TimeRequest, VerifyRequest
 from gemm_tuner.bench.session import Session
 from gemm_tuner.errors import GemmTunerError
 
+_PR_SET_DUMPABLE = 4  # Linux, include/uapi/linux/prctl.h
+
 
 def main(descriptors: list[int]) -> None:
     """Serve one host over inherited sockets."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # crashes are expected here
+    # No child reads or changes its parent's memory, where the other candidates' results are.
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     owner, *others = [Connection(descriptor) for descriptor in descriptors]
     with suppress(EOFError):  # the host is gone
         setup = owner.recv()

@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import resource
 import signal
 import subprocess
 import tempfile
@@ -20,9 +19,16 @@ from gemm_tuner.domain.canonical import identity
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.source import Source
 from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
+from gemm_tuner.sandbox.confine import confined, why_refused
 
 COMPILE_TIMEOUT_S = 120
-_MEMORY_LIMIT_BYTES = 8 << 30
+_LIMITS = {
+    "AS": 8 << 30,
+    "CORE": 0,
+    "CPU": 2 * COMPILE_TIMEOUT_S,
+    "FSIZE": 1 << 30,
+    "NPROC": 256,
+}
 
 # Features are named one by one: -march=native would tie the binary to what one compiler version
 # believes of one machine.
@@ -234,9 +240,13 @@ def _build(text: str, file_name: str, commands: list[list[str]], toolchain: Tool
 
 def _run(command: list[str], work: Path, toolchain: Toolchain) -> subprocess.CompletedProcess[str]:
     """Run a compiler, out of reach of a Ctrl-C at the terminal."""
+    zig_cache = build_cache_dir() / "zig"
+    if toolchain.name == "zig":
+        zig_cache.mkdir(exist_ok=True)
+    writable = [work, zig_cache] if toolchain.name == "zig" else [work]
     try:
         process = subprocess.Popen(
-            command,
+            confined(command, limits=_LIMITS, visible=_in_path(), writable=writable),
             cwd=work,
             env=_scrubbed_environment(work),
             stdin=subprocess.DEVNULL,
@@ -251,7 +261,6 @@ def _run(command: list[str], work: Path, toolchain: Toolchain) -> subprocess.Com
         ) from error
     with process:
         try:
-            resource.prlimit(process.pid, resource.RLIMIT_AS, (_MEMORY_LIMIT_BYTES,) * 2)
             output, diagnostics = process.communicate(timeout=COMPILE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
@@ -259,6 +268,11 @@ def _run(command: list[str], work: Path, toolchain: Toolchain) -> subprocess.Com
                 f"{toolchain.text} did not finish within {COMPILE_TIMEOUT_S} s; "
                 "try another compiler."
             ) from None
+    refusal = why_refused(process.returncode, diagnostics)
+    if refusal is not None:
+        raise CompilationInterrupted(
+            f"{toolchain.text} could not be run: {refusal}; try another compiler."
+        )
     # A driver says so when the compiler proper was ended by a signal.
     if process.returncode < 0 or _ENDED_BY_SIGNAL in diagnostics:
         raise CompilationInterrupted(
@@ -269,8 +283,18 @@ def _run(command: list[str], work: Path, toolchain: Toolchain) -> subprocess.Com
     return subprocess.CompletedProcess(command, process.returncode, output, diagnostics)
 
 
+def _in_path() -> list[str]:
+    """Return where a compiler looks for its assembler and linker."""
+    return [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if folder]
+
+
 def _scrubbed_environment(work: Path) -> dict[str, str]:
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TMPDIR": str(work)}
+    environment = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "LC_ALL": "C",
+        "TMPDIR": str(work),
+        "HOME": str(work),
+    }
     zig_cache = str(build_cache_dir() / "zig")
     environment["ZIG_GLOBAL_CACHE_DIR"] = zig_cache
     environment["ZIG_LOCAL_CACHE_DIR"] = str(work / "zig")

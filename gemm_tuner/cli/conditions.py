@@ -46,6 +46,8 @@ def conditions_lines(trial: Trial | None) -> tuple[str, ...]:
     )
     if conditions.topology:
         lines.append(f"usable there: {conditions.topology}.")
+    if conditions.sandbox:
+        lines.append(f"sandbox: {conditions.sandbox.value}.")
     return tuple(lines)
 
 
@@ -64,6 +66,7 @@ def conditions_facts(trial: Trial | None) -> dict[str, Any] | None:
         "microcode": conditions.microcode,
         "topology": conditions.topology or None,
         "peak_flop_per_s": conditions.peak_flop_per_s,
+        "sandbox": conditions.sandbox.value if conditions.sandbox else None,
     }
 
 

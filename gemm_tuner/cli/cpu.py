@@ -15,6 +15,7 @@ from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.detect import detect_cpu, why_not_usable
 from gemm_tuner.machine.topology import detect_topology
 from gemm_tuner.runtime.direct import NATIVE
+from gemm_tuner.sandbox.confine import look_at_sandbox
 from gemm_tuner.space.catalog import CATALOG
 
 _EXTENSIONS = {
@@ -60,6 +61,7 @@ def cpu(
         f"caches: L1d {caches.l1d_bytes >> 10} KiB, L2 {caches.l2_bytes >> 10} KiB, "
         f"L3 {caches.l3_bytes >> 10} KiB"
     )
+    print_line(f"kernels are tried in a sandbox of level {look_at_sandbox().text}")
     print_line(f"usable features: {isa_text(detected.isa)}\n")
     print_table(
         "Vector extensions",
@@ -101,6 +103,7 @@ def _print_threads(threads: int, text: str | None, *, as_json: bool) -> None:
 
 
 def _facts(detected: Cpu, topology: Topology) -> dict[str, Any]:
+    sandbox = look_at_sandbox()
     return {
         "vendor": detected.vendor,
         "brand": detected.brand,
@@ -123,6 +126,7 @@ def _facts(detected: Cpu, topology: Topology) -> dict[str, Any]:
             "quota_cpus": topology.quota_cpus,
         },
         "calls_in_c": NATIVE is not None,
+        "sandbox": {"level": sandbox.level.value, "why": sandbox.why or None},
         "families": [
             {"name": family.name, "missing": sorted(family.isa - detected.isa)}
             for family in CATALOG.values()

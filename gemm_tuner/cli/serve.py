@@ -24,8 +24,9 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_message
 from gemm_tuner.cli.worker_processes import WorkerProcesses
-from gemm_tuner.errors import InvalidSetting, ToolchainMissing
+from gemm_tuner.errors import InvalidSetting, SandboxMissing, ToolchainMissing
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.sandbox.confine import needed_sandbox
 from gemm_tuner.store.database import (
     database_file,
     default_database_url,
@@ -212,7 +213,8 @@ def _workers_here(wanted: int, engine: Engine) -> int:
     try:
         if wanted:
             find_toolchain()
-    except ToolchainMissing as error:
+            needed_sandbox()
+    except (ToolchainMissing, SandboxMissing) as error:
         print_message(f"Warning: no worker runs, so what is asked for waits for another: {error}")
         return 0
     return wanted

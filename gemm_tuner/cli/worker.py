@@ -13,6 +13,7 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import StopOnInterrupt
 from gemm_tuner.cli.output import print_message
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.sandbox.confine import needed_sandbox
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.jobs import Jobs
 from gemm_tuner.store.repository import Repository
@@ -34,6 +35,7 @@ def worker(
     if parent is not None and not _ends_with(parent):
         return
     toolchain = find_toolchain(compiler)
+    sandbox = needed_sandbox()
     cpu = detect_cpu()
     engine = open_database(db)
     os.nice(_NICENESS)
@@ -47,7 +49,7 @@ def worker(
             tell=_tell,
             is_stopped=interrupt.is_stopped,
         )
-        _tell(f"Worker {here.name} waits for jobs for {cpu.class_key}.")
+        _tell(f"Worker {here.name} waits for jobs for {cpu.class_key}; sandbox: {sandbox.text}.")
         here.work()
     engine.dispose()
 

@@ -24,6 +24,7 @@ from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.machine.available_memory import available_memory_bytes
 from gemm_tuner.machine.measuring_lock import MeasuringLock
 from gemm_tuner.machine.system import SystemFiles
+from gemm_tuner.sandbox.confine import look_at_sandbox
 from gemm_tuner.store.database import database_file
 from gemm_tuner.store.examining import shown_url
 
@@ -65,6 +66,7 @@ def examine(here: Surroundings, tell: Tell) -> Iterator[Check]:
         yield from _in_motion(here, tell, is_disturbing=load.is_held(lock))
     yield from _made("compiler", lambda: [tools.check_compiler(cpu)])
     yield from _made("baselines", lambda: [tools.check_baselines()])
+    yield from _made("sandbox", lambda: [tools.check_sandbox(look_at_sandbox())])
     yield from _made("database", lambda: _check_database(here))
     yield from _made("keys", lambda: [kept.check_keys(here.data)])
     yield from _made("space", lambda: [_check_space(here)])

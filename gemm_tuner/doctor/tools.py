@@ -7,6 +7,7 @@ from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.check import Check, Level
 from gemm_tuner.domain.cpu import Cpu, IsaFeature, isa_text
+from gemm_tuner.domain.sandbox import Sandbox, SandboxLevel
 from gemm_tuner.domain.source import Source
 from gemm_tuner.errors import (
     BaselineMissing,
@@ -82,6 +83,24 @@ def _compiles(isa: frozenset[IsaFeature], toolchain: Toolchain) -> bool:
     except CompilationFailed:
         return False
     return True
+
+
+def check_sandbox(sandbox: Sandbox) -> Check:
+    """Say how far compilers and trials are shut off from the rest of this machine."""
+    figures = {"sandbox": sandbox.level.value, "why": sandbox.why or None}
+    seen = f"compilers and trials run with level {sandbox.level.value}"
+    if sandbox.level is SandboxLevel.NAMESPACES:
+        return Check(name="sandbox", level=Level.OK, seen=seen, figures=figures)
+    return Check(
+        name="sandbox",
+        level=Level.OK if sandbox.level.hides_files else Level.NOTE,
+        seen=f"{seen}, not namespaces: {sandbox.why}",
+        advice=""
+        if sandbox.level.hides_files
+        else "permit user namespaces, or use Linux 6.7 or "
+        "newer with Landlock; until then, tune with a user who has no secrets here",
+        figures=figures,
+    )
 
 
 def check_baselines() -> Check:

@@ -11,6 +11,7 @@ from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.recipe import Recipe
+from gemm_tuner.domain.sandbox import SandboxLevel
 
 
 class Outcome(StrEnum):
@@ -41,6 +42,7 @@ class Conditions:
     `peak_flop_per_s` was measured beside the trial by a loop of independent multiply-adds on one
     core. `noise` is the relative spread of the baseline's samples: interquartile range over median.
     `topology` counts in words what was usable, empty in old records.
+    `sandbox` is how far the trial was shut off, None in older records.
     """
 
     peak_flop_per_s: float
@@ -49,6 +51,7 @@ class Conditions:
     kernel_release: str
     microcode: str
     topology: str = ""
+    sandbox: SandboxLevel | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from gemm_tuner.domain.measurement import (
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.recipe import Recipe
 from gemm_tuner.domain.record import Conditions, Outcome, Stage, Trial
+from gemm_tuner.domain.sandbox import SandboxLevel
 from gemm_tuner.errors import InvalidInput, InvalidRecord
 
 MAX_SAMPLES = 100_000
@@ -341,6 +342,7 @@ class WireConditions(WireModel):
     microcode: Line
     # Left out where it is empty, so that records without it stay what they are.
     topology: Annotated[Line, Field(exclude_if=lambda text: not text)] = ""
+    sandbox: Annotated[SandboxLevel | None, Field(exclude_if=lambda level: level is None)] = None
 
     @classmethod
     def of(cls, conditions: Conditions) -> Self:
@@ -352,6 +354,7 @@ class WireConditions(WireModel):
             kernel_release=conditions.kernel_release,
             microcode=conditions.microcode,
             topology=conditions.topology,
+            sandbox=conditions.sandbox,
         )
 
     def to_domain(self) -> Conditions:
@@ -363,6 +366,7 @@ class WireConditions(WireModel):
             kernel_release=self.kernel_release,
             microcode=self.microcode,
             topology=self.topology,
+            sandbox=self.sandbox,
         )
 
 

@@ -8,6 +8,7 @@ from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, parse_isa
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.revocation import MAX_REASON
+from gemm_tuner.domain.sandbox import SandboxLevel
 from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.store.contributions import Contribution, Kind
 from gemm_tuner.store.wire import WireRecord
@@ -327,3 +328,4 @@ class Version(BaseModel):
     gemm_tuner: str
     api: str
     abi_version: int
+    sandbox: SandboxLevel

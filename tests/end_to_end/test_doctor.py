@@ -21,7 +21,8 @@ from gemm_tuner.select.choose import choose
 
 CHECKS = [
     "instructions", "amx", "cpus", "smt", "quota", "huge pages", "measuring lock", "clock",
-    "noise", "load", "steal", "compiler", "baselines", "database", "time", "keys", "space",
+    "noise", "load", "steal", "compiler", "baselines", "sandbox", "database", "time", "keys",
+    "space",
 ]  # fmt: skip
 GEMM_TUNER = [sys.executable, "-m", "gemm_tuner"]
 

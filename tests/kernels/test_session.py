@@ -24,6 +24,7 @@ from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.doubt import why_implausible
 from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.sandbox import Sandbox, SandboxLevel
 from gemm_tuner.errors import BaselineMissing, NotEnoughMemory
 from gemm_tuner.machine.detect import detect_cpu
 
@@ -52,6 +53,7 @@ def _session(
             seed=3,
             scalar_build=build_planted(toolchain, statement),
             stall_timeout_s=5.0,
+            sandbox=Sandbox(level=SandboxLevel.LIMITS),
         ),
         owner,
     )

@@ -21,6 +21,7 @@ from gemm_tuner.domain.problem import Rows
 from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.resources import templates_dir
+from gemm_tuner.sandbox.confine import look_at_sandbox
 from gemm_tuner.store import mirror
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.wire import WireCpu, parse_record
@@ -294,7 +295,9 @@ def test_records_come_in_pages(own_client: httpx.Client, repository: Repository)
 def test_health_is_told(client: httpx.Client) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ok"}
-    assert client.get("/version").json()["abi_version"] == ABI_VERSION
+    version = client.get("/version").json()
+    assert version["abi_version"] == ABI_VERSION
+    assert version["sandbox"] == look_at_sandbox().level
 
 
 def test_an_old_schema_is_not_ready(own_client: httpx.Client, engine: Engine) -> None:

@@ -39,6 +39,10 @@ class Baseline(Protocol):
     def preparation_s(self) -> float:
         """Return how long `prepare` may take, in seconds, besides what any call may take."""
 
+    @property
+    def starts_programs(self) -> bool:
+        """Say whether it runs a compiler."""
+
     def prepare(self, workload: Workload) -> Runner:
         """Return a runner that works on `workload`.
 
@@ -68,6 +72,7 @@ class AnyBaseline:
     most_weight_copies: int | None = None
     is_of_openmp: bool = False
     preparation_s: float = 0.0
+    starts_programs: bool = False
 
     def computed(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         """Return what is asked of it."""

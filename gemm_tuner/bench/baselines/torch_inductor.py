@@ -45,6 +45,7 @@ class TorchInductor(AnyBaseline):
     is_of_openmp = False  # its own threads are set when it starts
     most_weight_copies = 1
     preparation_s = 600.0
+    starts_programs = True  # the compiler
 
     def __init__(self) -> None:
         """Find the wheel.

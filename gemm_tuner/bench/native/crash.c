@@ -10,6 +10,7 @@ enum { REGIONS = 128, REGION_NAME_BYTES = 64, SIGNAL_STACK_BYTES = 1 << 16 };
 typedef struct crash_report {
     int32_t signal;
     int32_t in_region;
+    int32_t system_call; /* one more than the number of the refused call, 0 for none */
     int64_t offset; /* of the address in the region */
     char region[REGION_NAME_BYTES];
 } crash_report;
@@ -37,6 +38,10 @@ static void on_signal(int signal_number, siginfo_t *information, void *context) 
         }
     }
     signal(signal_number, SIG_DFL); /* the instruction runs again and ends the process */
+    if (signal_number == SIGSYS) {  /* but a call does not */
+        report->system_call = information->si_syscall + 1;
+        raise(SIGSYS);
+    }
 }
 
 /* Write into `destination` when a memory access or an instruction is refused. */
@@ -45,7 +50,7 @@ void crash_watch(crash_report *destination) {
     stack_t stack = {.ss_sp = malloc(SIGNAL_STACK_BYTES), .ss_size = SIGNAL_STACK_BYTES};
     sigaltstack(&stack, NULL);
     struct sigaction action = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO | SA_ONSTACK};
-    int numbers[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE};
+    int numbers[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGSYS};
     for (unsigned i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         sigaction(numbers[i], &action, NULL);
     }

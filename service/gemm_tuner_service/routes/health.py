@@ -7,6 +7,7 @@ from importlib.metadata import version
 from fastapi import APIRouter, Response
 
 from gemm_tuner.domain.artifact import ABI_VERSION
+from gemm_tuner.sandbox.confine import look_at_sandbox
 from gemm_tuner.trust.succession import unrevoked
 from gemm_tuner_service.dependencies import Service
 from gemm_tuner_service.schemas import Health, PublicKeys, PublicKeyView, Version
@@ -35,8 +36,16 @@ def read_readiness(service: Service, response: Response) -> Health:
 
 @router.get("/version")
 def read_version() -> Version:
-    """Return the versions of the package, of this interface and of the kernel ABI."""
-    return Version(gemm_tuner=version("gemm-tuner"), api="v1", abi_version=ABI_VERSION)
+    """Return the versions of the package, of this interface and of the kernel ABI.
+
+    `sandbox` is how far workers beside this service shut off what they compile and try.
+    """
+    return Version(
+        gemm_tuner=version("gemm-tuner"),
+        api="v1",
+        abi_version=ABI_VERSION,
+        sandbox=look_at_sandbox().level,
+    )
 
 
 @router.get("/v1/keys")

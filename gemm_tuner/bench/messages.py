@@ -1,0 +1,53 @@
+"""Messages from processes that a kernel may have taken over: data, and never code.
+
+A pickle may name any function for its reader to call. Here it may name what answers are made of:
+the frozen dataclasses, enums and errors of this package.
+"""
+
+import io
+import pickle
+import sys
+from dataclasses import is_dataclass
+from enum import Enum
+from multiprocessing.connection import Connection
+
+from gemm_tuner.errors import GemmTunerError, TrialFailed
+
+_MOST_BYTES = 256 << 20
+_PACKAGE = "gemm_tuner."
+_PLAIN = frozenset({("builtins", "frozenset"), ("builtins", "set")})
+
+
+def receive(connection: Connection) -> object:
+    """Return the next message.
+
+    Raises:
+        EOFError: the other end is closed.
+        TrialFailed: the message is none of ours.
+    """
+    try:
+        content = connection.recv_bytes(_MOST_BYTES)
+    except EOFError:
+        raise
+    except OSError as error:
+        raise EOFError(f"the message cannot be read: {error}") from error
+    try:
+        return _Reader(io.BytesIO(content)).load()
+    except Exception as error:
+        raise TrialFailed(f"a trial sent what is no answer: {error!r:.200}") from error
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str, /) -> object:
+        """Return a class that an answer may be made of."""
+        if (module_name, global_name) in _PLAIN:
+            return super().find_class(module_name, global_name)
+        module = sys.modules.get(module_name)
+        if module_name.startswith(_PACKAGE) and module is not None:
+            found = getattr(module, global_name, None)
+            is_data = isinstance(found, type) and (
+                is_dataclass(found) or issubclass(found, Enum | GemmTunerError)
+            )
+            if is_data and found.__module__ == module_name:
+                return found
+        raise pickle.UnpicklingError(f"{module_name}.{global_name} is not part of an answer")

@@ -1,0 +1,1 @@
+"""Shut compilers and trials off from the machine that they run on."""

@@ -1,0 +1,222 @@
+"""Candidates that mean harm: none succeeds, and each is an outcome of its own."""
+
+import os
+import pickle
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from planted import PROBLEM, RIGHT, build_planted
+from platformdirs import user_data_path
+
+from gemm_tuner.bench.isolate import TrialHost
+from gemm_tuner.build.toolchain import Toolchain, find_toolchain
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.sandbox import SandboxLevel
+from gemm_tuner.errors import SandboxMissing
+from gemm_tuner.sandbox import confine
+
+CALL = """
+auto call = [](long number, long a = 0, long b = 0, long c = 0, long d = 0, long e = 0) {
+    long result = number;
+    register long r10 __asm__("r10") = d;
+    register long r8 __asm__("r8") = e;
+    register long r9 __asm__("r9") = 0;
+    __asm__ volatile("syscall" : "+a"(result) : "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
+    return result;
+};
+"""
+REFUSED = "return GEMM_TUNER_BAD_ARGS;"  # the outcome is then `wrong`
+PARENT = "call(110)"
+
+
+def opens(path: str, flags: int = os.O_RDONLY) -> str:
+    """Return a kernel that is right if it can open a file."""
+    return f'{CALL} if (call(2, (long)"{path}", {flags}, 0600) < 0) {REFUSED} {RIGHT}'
+
+
+# Each with its outcome and a word of the detail.
+ATTACKS = {
+    "socket": ("call(41, 2, 1);", Outcome.CRASHED, "system call 41"),
+    "fork without end": ("for (;;) call(57);", Outcome.CRASHED, "system call 57"),
+    "clone without end": ("for (;;) call(56, 17);", Outcome.CRASHED, "system call 56"),
+    "threads without end": ("for (;;) call(56, 0x10f00);", Outcome.CRASHED, "system call 56"),
+    "clone3": (f"if (call(435) == -38) {REFUSED}", Outcome.WRONG, "returned 1"),
+    "program": ('call(59, (long)"/bin/sh");', Outcome.CRASHED, "system call 59"),
+    "trace the parent": (f"call(101, 16, {PARENT});", Outcome.CRASHED, "system call 101"),
+    "write to the parent": (f"call(311, {PARENT});", Outcome.CRASHED, "system call 311"),
+    "kill the parent": (f"call(62, {PARENT}, 9);", Outcome.CRASHED, "system call 62"),
+    "kill everyone": ("call(62, -1, 9);", Outcome.CRASHED, "system call 62"),
+    "namespace": ("call(272, 0x10000000);", Outcome.CRASHED, "system call 272"),
+    "ring of calls": ("call(425, 8);", Outcome.CRASHED, "system call 425"),
+    "huge file": (
+        'call(77, call(2, (long)"/tmp/huge", 0x42, 0600), 1L << 40);',
+        Outcome.CRASHED,
+        "SIGXFSZ",
+    ),
+    # 16 GiB at a time, of which nothing is touched.
+    "memory without end": (
+        f"for (int i = 0; i < 4096; i++) if (call(9, 0, 1L << 34, 3, 0x4022, -1) < 0) {REFUSED}",
+        Outcome.WRONG,
+        "returned 1",
+    ),
+    "shared memory without end": (
+        f"for (int i = 0; i < 4096; i++) if (call(9, 0, 1L << 34, 3, 0x4021, -1) < 0) {REFUSED}",
+        Outcome.WRONG,
+        "returned 1",
+    ),
+}
+
+
+FORGED = Path(tempfile.gettempdir()) / "forged-by-a-kernel"
+
+
+class Forged:
+    """Its pickle calls a function where it is read."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(FORGED),)
+
+
+def _message(content: bytes) -> str:
+    """Return what sends a message to whoever reads from this process, in C."""
+    sent = len(content).to_bytes(4, "big") + content
+    text = "".join(f"\\x{byte:02x}" for byte in sent)
+    return f'for (long fd = 3; fd < 64; fd++) call(1, fd, (long)"{text}", {len(sent)});'
+
+
+@pytest.fixture(scope="module")
+def toolchain() -> Toolchain:
+    return find_toolchain()
+
+
+@pytest.fixture(scope="module")
+def host(toolchain: Toolchain) -> Iterator[TrialHost]:
+    with _host(toolchain) as host:
+        yield host
+
+
+def _host(toolchain: Toolchain) -> TrialHost:
+    return TrialHost(
+        PROBLEM,
+        threads=1,
+        baseline="scalar",
+        toolchain=toolchain,
+        seed=3,
+        scalar_build=build_planted(toolchain),
+        stall_timeout_s=4.0,
+    )
+
+
+def _only(level: SandboxLevel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the sandbox have this level, where it can be had."""
+    monkeypatch.setattr(confine, "_BEST_FIRST", (level,))
+    confine._best.cache_clear()
+    if confine.look_at_sandbox().level is not level:
+        pytest.skip(f"not reached here: {confine.look_at_sandbox().why}")
+
+
+@pytest.fixture
+def forgets_level() -> Iterator[None]:
+    yield
+    confine._best.cache_clear()
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_an_outcome_and_the_host_goes_on(
+    host: TrialHost, toolchain: Toolchain, name: str
+) -> None:
+    statement, outcome, word = ATTACKS[name]
+
+    finding = host.verify(build_planted(toolchain, f"{CALL} {statement} {RIGHT}"))
+
+    assert (finding.outcome, word in finding.detail) == (outcome, True), finding
+    assert host.verify(build_planted(toolchain)).outcome is Outcome.CORRECT
+
+
+@pytest.mark.parametrize(
+    "content", [b"no pickle", pickle.dumps(Forged()), pickle.dumps("no finding")]
+)
+def test_a_forged_answer_is_an_outcome_of_who_forged_it(
+    host: TrialHost, toolchain: Toolchain, content: bytes
+) -> None:
+    forged = build_planted(toolchain, f"{CALL} {_message(content)} __builtin_trap();")
+
+    finding = host.verify(forged)
+
+    assert finding.outcome is Outcome.CRASHED
+    assert "no answer" in finding.detail
+    assert not FORGED.exists()
+    assert host.verify(build_planted(toolchain)).outcome is Outcome.CORRECT
+
+
+def test_half_an_answer_keeps_nobody_waiting(host: TrialHost, toolchain: Toolchain) -> None:
+    half = 'for (long fd = 3; fd < 64; fd++) call(1, fd, (long)"\\0\\0\\1", 3); for (;;) call(34);'
+
+    finding = host.verify(build_planted(toolchain, f"{CALL} {half}"))
+
+    assert finding.outcome is Outcome.HUNG
+    assert host.verify(build_planted(toolchain)).outcome is Outcome.CORRECT
+
+
+@pytest.mark.parametrize(
+    ("level", "is_refused"),
+    [
+        (SandboxLevel.NAMESPACES, True),
+        (SandboxLevel.LANDLOCK, True),
+        (SandboxLevel.LIMITS, False),
+        (None, False),
+    ],
+)
+@pytest.mark.usefixtures("forgets_level")
+def test_keys_and_home_are_out_of_reach(
+    level: SandboxLevel | None,
+    toolchain: Toolchain,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *,
+    is_refused: bool,
+) -> None:
+    """Where it is not, the same kernels read and write: the level says so."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    key = user_data_path("gemm-tuner") / "measuring-key.pem"
+    key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key.touch(0o600)
+    written = tmp_path / ".profile"
+    attacks = [
+        opens(str(key)),
+        opens(str(written), os.O_CREAT | os.O_WRONLY),
+        opens(f"/proc/{os.getpid()}/mem", os.O_RDWR),
+        opens(f"/proc/{os.getpid()}/environ"),
+    ]
+    if level is None:
+        monkeypatch.setenv("GEMM_TUNER_SANDBOX", "off")
+    else:
+        _only(level, monkeypatch)
+
+    with _host(toolchain) as host:
+        found = [host.verify(build_planted(toolchain, attack)).outcome for attack in attacks]
+        timed = host.time(
+            build_planted(toolchain), context=ExecutionContext(), pairs=2, sample_ns=20_000
+        )
+
+    expected = Outcome.WRONG if is_refused else Outcome.CORRECT
+    assert found == [expected] * len(attacks)
+    assert written.exists() != is_refused
+    assert timed.conditions is not None
+    assert timed.conditions.sandbox is (level or SandboxLevel.NONE)
+
+
+@pytest.mark.usefixtures("forgets_level")
+def test_what_is_required_and_not_there_is_an_error(
+    toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confine, "_BEST_FIRST", (SandboxLevel.LIMITS,))
+    confine._best.cache_clear()
+    monkeypatch.setenv("GEMM_TUNER_SANDBOX", "require")
+
+    with pytest.raises(SandboxMissing, match="only limits"):
+        _host(toolchain)

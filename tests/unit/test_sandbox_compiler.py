@@ -1,0 +1,89 @@
+"""What a compiler can reach: its own folder, and what is installed."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gemm_tuner.build.compile import compile_kernel
+from gemm_tuner.build.toolchain import Toolchain, find_toolchain
+from gemm_tuner.domain.sandbox import SandboxLevel
+from gemm_tuner.domain.source import Source
+from gemm_tuner.errors import CompilationFailed, InvalidSetting
+from gemm_tuner.sandbox import confine
+
+NAMESPACES = confine.look_at_sandbox().level is SandboxLevel.NAMESPACES
+
+needs_namespaces = pytest.mark.skipif(
+    not NAMESPACES, reason=f"not reached here: {confine.look_at_sandbox().why}"
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMM_TUNER_CACHE", str(tmp_path / "cache"))
+
+
+def output_of(script: str) -> str:
+    """Return what a script prints that is run as a compiler is."""
+    command = ("/bin/sh", "-c", f"({script}) > kernel.so 2>&1", "sh")
+    compiler = Toolchain(name="gcc", version=script, command=command)
+    built = compile_kernel(Source(text=script), isa=frozenset(), toolchain=compiler)
+    return built.binary.decode()
+
+
+@pytest.mark.parametrize(("choice", "is_refused"), [("auto", True), ("off", False)])
+@needs_namespaces
+def test_a_source_cannot_take_a_file_of_the_user_into_the_kernel(
+    choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_refused: bool
+) -> None:
+    monkeypatch.setenv("GEMM_TUNER_SANDBOX", choice)
+    secret = tmp_path / "key.pem"
+    secret.write_text("of the user")
+    source = Source(text=f'__asm__(".data\\n.incbin \\"{secret}\\"");\n')
+
+    if is_refused:
+        with pytest.raises(CompilationFailed):
+            compile_kernel(source, isa=frozenset(), toolchain=find_toolchain())
+    else:
+        built = compile_kernel(source, isa=frozenset(), toolchain=find_toolchain())
+        assert b"of the user" in built.binary
+
+
+@needs_namespaces
+def test_a_compiler_sees_no_network_no_process_and_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GEMM_TUNER_TOKEN", "gt_secret")
+
+    devices = output_of("sed 1,2d /proc/net/dev").split()
+    processes = output_of("ls /proc | grep '^[0-9]'").split()
+
+    assert [word for word in devices if word.endswith(":")] == ["lo:"]
+    assert str(os.getpid()) not in processes
+    assert len(processes) < 8
+    assert "gt_secret" not in output_of("env")
+
+
+@needs_namespaces
+@pytest.mark.parametrize("folder", ["/usr", "/etc", "/sys", "/proc/sys/kernel", "$HOME_HERE"])
+def test_a_compiler_writes_nowhere_but_in_its_folder(folder: str, tmp_path: Path) -> None:
+    where = folder.replace("$HOME_HERE", str(tmp_path))
+
+    told = output_of(f"echo x > {where}/planted || true; echo y > here; cat here")
+
+    assert told.splitlines()[-1] == "y"
+    assert not Path(where, "planted").exists()
+
+
+def test_a_file_without_end_and_processes_without_end_are_ended() -> None:
+    endless = output_of("head -c 2G /dev/zero > large || true; ls -s large | cut -d' ' -f1")
+
+    assert int(endless.split()[-1]) <= 1 << 20
+
+
+def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMM_TUNER_SANDBOX", "yes")
+
+    with pytest.raises(InvalidSetting, match="auto, require, off"):
+        confine.look_at_sandbox()
