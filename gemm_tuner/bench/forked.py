@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.messages import receive
@@ -51,18 +51,19 @@ class Death:
 
 def run_in_child(
     task: Callable[[], Result],
-    wanted: type[Result],
     *,
     report: Report,
     stall_timeout_s: float,
     owner: Connection,
-    guard: Guard | None,
+    wanted: tuple[type, ...] | None = None,
+    guard: Guard | None = None,
 ) -> Result | Death:
-    """Return the result of `task`, which is `wanted`, or how the child that ran it died.
+    """Return the result of `task`, or how the child that ran it died.
 
     The child is ended when it does not call `report.step` for `stall_timeout_s`. When `owner` is
-    closed at its other end, nobody waits for the answer: this process ends. Without a `guard`, the
-    child may do what this process may.
+    closed at its other end, nobody waits for the answer: this process ends. An answer that is of
+    none of the `wanted` types counts as a death; None for a child that is trusted to answer with
+    anything. Without a `guard`, the child may do what this process may.
 
     Raises:
         GemmTunerError: what `task` raised.
@@ -80,7 +81,7 @@ def run_in_child(
             return Death(outcome=Outcome.HUNG, detail=detail, running=report.running)
         try:
             with _deadline(child, stall_timeout_s):
-                result = receive(reader)
+                result = reader.recv() if wanted is None else receive(reader)
         except EOFError:
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             outcome, detail = report.explain_death(status)
@@ -89,7 +90,7 @@ def run_in_child(
             result = failure
             is_ours = False
         else:
-            is_ours = isinstance(result, wanted | GemmTunerError)
+            is_ours = wanted is None or isinstance(result, (*wanted, GemmTunerError))
     os.kill(child, signal.SIGKILL)  # it has nothing left to do
     os.waitpid(child, 0)
     if not is_ours:
@@ -97,8 +98,7 @@ def run_in_child(
         return Death(outcome=Outcome.CRASHED, detail=detail, running=report.running)
     if isinstance(result, GemmTunerError):
         raise result
-    assert isinstance(result, wanted)
-    return result
+    return cast("Result", result)
 
 
 @contextmanager

@@ -130,7 +130,7 @@ class Session:
         flop = self._problem.flop(self._problem.m.high)
         extra_s = flop / _SLOWEST_EMULATED_FLOP_PER_S if emulation else 0.0
         try:
-            result = self._run(task, Finding, _OF_A_PROOF, extra_s)
+            result = self._run(task, (Finding,), _OF_A_PROOF, extra_s)
         except (IsaNotUsable, KernelRejected) as refusal:
             return Finding(outcome=Outcome.LOAD_FAILED, detail=str(refusal), emulated=emulated)
         if isinstance(result, Death):
@@ -178,7 +178,7 @@ class Session:
             try:
                 result = self._run(
                     partial(self._measure, replace(request, builds=builds), baselines),
-                    BuildRound,
+                    (BuildRound,),
                     _guard_beside(*(checked.baseline for checked in baselines)),
                     _preparation_s(baselines),
                 )
@@ -239,7 +239,7 @@ class Session:
         # In a child: a library may crash, and one that has started threads must not be forked.
         result = self._run(
             lambda: learn_of_baseline(baseline, self._problem, case, threads=self._setup.threads),
-            Checked,
+            (Checked, str),
             _guard_beside(baseline),
             baseline.preparation_s,
         )
@@ -248,13 +248,13 @@ class Session:
     def _run(
         self,
         task: Callable[[], Result],
-        wanted: type[Result],
+        wanted: tuple[type, ...],
         guard: Guard,
         extra_s: float = 0.0,
     ) -> Result | Death:
         return run_in_child(
             task,
-            wanted,
+            wanted=wanted,
             report=self._report,
             stall_timeout_s=self.stall_timeout_s + extra_s,
             owner=self._owner,

@@ -121,7 +121,13 @@ def _in_sandbox(
     writable: Iterable[Path | str] = (),
 ) -> list[str]:
     paths, links = _paths(
-        [*_SYSTEM, _ADDED, *_of_python(), *_of_program(command[0]), *filter(None, visible)]
+        [
+            *_SYSTEM,
+            _ADDED,
+            *_of_python(),
+            *_of_program(command[0]),
+            *(one for one in visible if one),
+        ]
     )
     policy = {
         "level": level.value,
