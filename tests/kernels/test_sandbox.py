@@ -184,6 +184,7 @@ def test_keys_and_home_are_out_of_reach(
     """Where it is not, the same kernels read and write: the level says so."""
     monkeypatch.setenv("GEMM_TUNER_CACHE", str(build_cache_dir().parent))
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     key = user_data_path("gemm-tuner") / "measuring-key.pem"
     key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     key.touch(0o600)
