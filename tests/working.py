@@ -50,19 +50,16 @@ def work(
 ) -> list[str]:
     """Let a worker run jobs until something is so, and return what it told."""
     told: list[str] = []
-    fields: dict[str, Any] = {
-        "idle_cores": lambda: None,
-        "is_stopped": until,
-        "tell": told.append,
-    }
-    Worker(
-        jobs=jobs,
-        repository=repository,
-        cpu=detect_cpu(),
-        toolchain=find_toolchain(),
-        **(fields | changes),
-    ).work()
+    new_worker(jobs, repository, **{"is_stopped": until, "tell": told.append, **changes}).work()
     return told
+
+
+def new_worker(jobs: Jobs, repository: Repository, **fields: Any) -> Worker:  # noqa: ANN401 - by name
+    """Return a worker that takes this machine for idle."""
+    given: dict[str, Any] = {"idle_cores": lambda: None, **fields}
+    return Worker(
+        jobs=jobs, repository=repository, cpu=detect_cpu(), toolchain=find_toolchain(), **given
+    )
 
 
 def run_job(jobs: Jobs, repository: Repository, job: Job, **changes: Any) -> list[str]:  # noqa: ANN401 - fields by name

@@ -63,7 +63,7 @@ def submit_command(
         now=now,
     )
     if as_json:
-        print_json({**_facts(job), "is_new": is_new})
+        print_json({**job_facts(job), "is_new": is_new})
     else:
         print_line(f"job {job.id}: {job.problem.text}, {'new' if is_new else 'asked for before'}")
     if not store.has_worker(cpu.class_key, now):
@@ -83,7 +83,7 @@ def list_command(
     store = Jobs(open_database(db, may_create=False))
     found = store.newest(limit, state=_parse_state(state))
     if as_json:
-        print_json([_facts(job) for job in found])
+        print_json([job_facts(job) for job in found])
         return
     print_table(
         f"{len(found)} jobs, the newest first",
@@ -110,7 +110,7 @@ def show_command(
     """Print one job; exit with 1 if there is none."""
     job = _found(Jobs(open_database(db, may_create=False)), job_id)
     if as_json:
-        print_json(_facts(job))
+        print_json(job_facts(job))
         return
     print_line(f"job {job.id}: {job.problem.text}")
     print_line(
@@ -170,7 +170,8 @@ def _progress_text(job: Job) -> str:
     return ", ".join(parts)
 
 
-def _facts(job: Job) -> dict[str, object]:
+def job_facts(job: Job) -> dict[str, object]:
+    """Return what JSON says of a job."""
     progress = job.progress
     return {
         "id": job.id,

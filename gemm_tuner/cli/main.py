@@ -62,6 +62,7 @@ COMMANDS = {
     "serve":          "Serve verdicts and kernels until stopped by Ctrl-C",
     "worker":         "Tune what is asked of a service, one job after the other, until stopped by "
                       "Ctrl-C",
+    "dispatch":       "Place the jobs that wait on the workers of a fleet until stopped by Ctrl-C",
     "jobs":           "Say what is to be tuned, and print what came out",
     "lock":           "Write which kernel each layer gets, for a project's version control",
     "keys":           "Say whose answers and measurements to believe",

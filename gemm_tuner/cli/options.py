@@ -50,6 +50,17 @@ Compiler = Annotated[
     str | None, typer.Option("--compiler", help="gcc, clang or zig; by default the first found")]
 Again = Annotated[
     bool, typer.Option("--again", help="Measure anew what was tuned before")]
+SchedulerAddress = Annotated[
+    str | None, typer.Option("--scheduler", metavar="URL", help="Scheduler of a fleet: "
+                             "tls://HOST:PORT, or tcp:// on this machine")]
+TlsAuthority = Annotated[
+    Path | None, typer.Option("--tls-ca", metavar="FILE", help="Whose certificates to believe in "
+                              "the fleet, in PEM")]
+TlsCertificate = Annotated[
+    Path | None, typer.Option("--tls-cert", metavar="FILE", help="Own certificate for the fleet, "
+                              "in PEM")]
+TlsKey = Annotated[
+    Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, in PEM")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the same facts as JSON")]
 # fmt: on
 

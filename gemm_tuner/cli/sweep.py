@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from gemm_tuner.cli.output import (
     print_table,
 )
 from gemm_tuner.cli.progress_line import ProgressLine
+from gemm_tuner.cli.scheduler import fleet_of
 from gemm_tuner.cli.sharing_report import (
     SharedLayers,
     print_shared,
@@ -98,11 +99,26 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say how many candidates and seconds it would take")
     ] = False,
+    scheduler: options.SchedulerAddress = None,
+    cpu_classes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cpu",
+            metavar="CLASS",
+            help="With --scheduler: tune for this class of CPUs; by default for each that a "
+            "worker has; may be given several times",
+        ),
+    ] = None,
+    tls_ca: options.TlsAuthority = None,
+    tls_cert: options.TlsCertificate = None,
+    tls_key: options.TlsKey = None,
 ) -> None:
     """Tune a layer, or those of a file, and print the autotuning table.
 
     What was tried is kept as it happens: Ctrl-C loses nothing, and a second run resumes. A layer of
     several that cannot be swept is reported, and the others are swept.
+
+    With --scheduler, the workers of a fleet tune, on CPUs of several classes at once.
     """
     layers = layers_of(
         m=m,
@@ -115,6 +131,28 @@ def sweep(
     )
     contexts = options.execution_contexts(threads, regime)
     budget_s = options.parse_duration_s(budget)
+    fleet = fleet_of(scheduler, tls_ca, tls_cert, tls_key)
+    if fleet is not None:
+        _refuse_what_is_local(
+            {
+                "--again": again,
+                "--share-weights": share_weights,
+                "--dry-run": dry_run,
+                "--target": target is not None,
+                "--compiler": compiler is not None,
+            }
+        )
+        _sweep_in_fleet(
+            layers,
+            contexts=contexts,
+            wanted=tuple(cpu_classes or ()),
+            fleet=fleet,
+            db=db,
+            budget_s=budget_s,
+            as_json=as_json,
+        )
+        return
+    _refuse_without_fleet(cpu_classes)
     settings = SweepSettings(budget_s=budget_s, toolchain=find_toolchain(compiler), again=again)
     loss = options.parse_percent("--max-loss", max_loss)
     alike = sharing_groups(layers, loss) if share_weights else []
@@ -180,6 +218,23 @@ def sweep(
         print_message("Stopped; what was found is kept: run the same command again to resume.")
     if shared.is_stopped or swept.failures or not shared.is_complete:
         raise typer.Exit(1)
+
+
+def _sweep_in_fleet(layers: tuple[Layer, ...], **named: Any) -> None:  # noqa: ANN401 - passed on
+    from gemm_tuner.cli.fleet_sweep import sweep_in_fleet  # noqa: PLC0415 - seldom needed
+
+    sweep_in_fleet(layers, **named)
+
+
+def _refuse_without_fleet(cpu_classes: list[str] | None) -> None:
+    if cpu_classes:
+        raise InvalidSetting("--cpu says for which CPUs a fleet tunes; add --scheduler.")
+
+
+def _refuse_what_is_local(options_given: Mapping[str, bool]) -> None:
+    for name, is_given in options_given.items():
+        if is_given:
+            raise InvalidSetting(f"{name} is for a sweep on this machine; leave out --scheduler.")
 
 
 def _refuse_what_times(target: str, options_given: Mapping[str, bool]) -> None:

@@ -12,11 +12,14 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import StopOnInterrupt
 from gemm_tuner.cli.output import print_message
+from gemm_tuner.cli.scheduler import fleet_of
+from gemm_tuner.fleet.scheduler import Scheduler
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.sandbox.confine import needed_sandbox
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.jobs import Jobs
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.trust.attestation import MeasuringKeys
 from gemm_tuner.tuning.worker import Worker
 
 # Compiling and proving take a core: what answers on this machine, or works, goes first. A core that
@@ -29,11 +32,20 @@ _NOTICE = b"Stopping after what is in flight; a job goes back, for another worke
 def worker(
     db: options.DatabaseUrl = None,
     compiler: options.Compiler = None,
+    *,
+    scheduler: options.SchedulerAddress = None,
+    tls_ca: options.TlsAuthority = None,
+    tls_cert: options.TlsCertificate = None,
+    tls_key: options.TlsKey = None,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
 ) -> None:
-    """Tune what is asked of a service, one job after the other, until stopped by Ctrl-C."""
+    """Tune what is asked of a service, one job after the other, until stopped by Ctrl-C.
+
+    With --scheduler, it runs the jobs that the fleet places on it, instead of looking for them.
+    """
     if parent is not None and not _ends_with(parent):
         return
+    fleet = fleet_of(scheduler, tls_ca, tls_cert, tls_key)
     toolchain = find_toolchain(compiler)
     sandbox = needed_sandbox()
     cpu = detect_cpu()
@@ -50,8 +62,18 @@ def worker(
             is_stopped=interrupt.is_stopped,
         )
         _tell(f"Worker {here.name} waits for jobs for {cpu.class_key}; sandbox: {sandbox.text}.")
-        here.work()
+        if fleet is None:
+            here.work()
+        else:
+            _work_in_fleet(here, fleet)
     engine.dispose()
+
+
+def _work_in_fleet(here: Worker, fleet: Scheduler) -> None:
+    from gemm_tuner.fleet.member import FleetWorker  # noqa: PLC0415 - its library is optional
+
+    _tell(f"It attests what it measures with the key {MeasuringKeys().own_made()}.")
+    FleetWorker(worker=here, scheduler=fleet).work()
 
 
 def _tell(line: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, case, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, case, select, true, update
 
 from gemm_tuner.domain.job import Job, JobProgress, JobState
 from gemm_tuner.errors import GemmTunerError
@@ -31,15 +31,29 @@ class JobQueue(Workers):
     """The jobs that wait or run. Times are those of the caller, and have a zone."""
 
     def next_threads(
-        self, class_keys: Collection[str], now: datetime, but: Collection[str] = ()
+        self,
+        class_keys: Collection[str],
+        now: datetime,
+        but: Collection[str] = (),
+        only: str | None = None,
     ) -> int | None:
         """Return how many threads the job needs that `claim` would take now; None if none waits.
 
         Nothing is changed.
         """
-        is_ready = IS_WAITING | (_is_abandoned(now) & ~jobs.c.is_cancel_asked)
-        row = self._first(_first_of(class_keys, is_ready, but))
+        row = self._first(_first_of(class_keys, _is_ready(now), but, only))
         return None if row is None else row.threads
+
+    def ready(
+        self, class_key: str, now: datetime, *, limit: int, but: Collection[str] = ()
+    ) -> tuple[str, ...]:
+        """Return the ids of the jobs that could be claimed now for a class, the first ones first.
+
+        Nothing is changed.
+        """
+        query = _first_of([class_key], _is_ready(now), but).limit(limit)
+        with self._reading() as connection:
+            return tuple(row.id for row in connection.execute(query))
 
     def claim(
         self,
@@ -49,16 +63,18 @@ class JobQueue(Workers):
         now: datetime,
         lease_s: float,
         but: Collection[str] = (),
+        only: str | None = None,
     ) -> Job | None:
         """Give a worker the job of the highest priority, the oldest of these; None if none waits.
 
-        `but` are the ids of jobs that it does not want now. It may be one whose worker was lost. A
-        job that lost `MAX_ATTEMPTS` workers has failed, and so has one whose row was damaged.
+        `but` are the ids of jobs that it does not want now, and `only` that of the one it wants. It
+        may be one whose worker was lost. A job that lost `MAX_ATTEMPTS` workers has failed, and so
+        has one whose row was damaged.
         """
         with self._writing() as connection:
             take_back_abandoned(connection, now)
             while (
-                found := connection.execute(_first_of(class_keys, IS_WAITING, but)).first()
+                found := connection.execute(_first_of(class_keys, IS_WAITING, but, only)).first()
             ) is not None:
                 is_it = jobs.c.id == found.id
                 try:
@@ -186,12 +202,17 @@ def _again_or_over(why: str, *, has_limit: bool = False) -> dict[str, Any]:
 
 
 def _first_of(
-    class_keys: Collection[str], which: ColumnElement[bool], but: Collection[str]
+    class_keys: Collection[str],
+    which: ColumnElement[bool],
+    but: Collection[str],
+    only: str | None = None,
 ) -> Select[Any]:
     """Return the query for the job of the highest priority, the oldest of these."""
+    wanted = true() if only is None else jobs.c.id == only
     return (
         select_jobs()
-        .where(which, jobs.c.class_key.in_(sorted(class_keys)), jobs.c.id.not_in(sorted(but)))
+        .where(which, wanted)
+        .where(jobs.c.class_key.in_(sorted(class_keys)), jobs.c.id.not_in(sorted(but)))
         .order_by(jobs.c.priority.desc(), jobs.c.sequence)
         .limit(1)
     )
@@ -199,6 +220,10 @@ def _first_of(
 
 def _is_held(job_id: str, worker: str) -> ColumnElement[bool]:
     return (jobs.c.id == job_id) & IS_RUNNING & (jobs.c.worker == worker)
+
+
+def _is_ready(now: datetime) -> ColumnElement[bool]:
+    return IS_WAITING | (_is_abandoned(now) & ~jobs.c.is_cancel_asked)
 
 
 def _is_abandoned(now: datetime) -> ColumnElement[bool]:

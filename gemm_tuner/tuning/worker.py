@@ -91,35 +91,60 @@ class Worker:
             while not self.is_stopped():
                 self._work_once()
         finally:
-            self.lock.release()
-            with suppress(StoreFailed):
-                self.jobs.forget_worker(self.name)
+            self.leave()
 
-    def _work_once(self) -> None:
+    def run_one(self, job_id: str) -> None:
+        """Run a job as soon as it can be begun here, unless another does or it is over."""
+        while not self.is_stopped() and self._insist(lambda: self._is_ready(job_id)):
+            if self._work_once(job_id):
+                return
+
+    def show(self) -> None:
+        """Let the database know that this worker lives, if that is due and it answers."""
+        with suppress(StoreFailed):
+            self._show(self.now())
+
+    def leave(self) -> None:
+        """Let another process measure, and the database know that this worker ended."""
+        self.lock.release()
+        with suppress(StoreFailed):
+            self.jobs.forget_worker(self.name)
+
+    def _work_once(self, only: str | None = None) -> bool:
         """Run a job if there is one that can be begun now, or wait for a moment."""
         try:
-            job = self._insist(self._take)
+            job = self._insist(lambda: self._take(only))
             if job is None:
                 self._pause(_POLL_S)
-            else:
-                self._run(job)
+                return False
+            self._run(job)
+            return True
         finally:
             self.lock.release()
 
-    def _take(self) -> Job | None:
+    def _take(self, only: str | None) -> Job | None:
         """Claim the next job, None if there is none or this is no moment to measure."""
         now = self.now()
         self._show(now)
-        class_keys = (self.cpu.class_key,)
-        cut_off = [key for key, one in self._cut_off.items() if now < one.until]
-        threads = self.jobs.next_threads(class_keys, now, cut_off)
+        class_keys, cut_off = self._wanted(now)
+        threads = self.jobs.next_threads(class_keys, now, cut_off, only)
         if threads is None:
             self._busy_since = None
         elif self.lock.acquire() and self._is_calm(threads):
             return self.jobs.claim(
-                self.name, class_keys=class_keys, now=now, lease_s=LEASE_S, but=cut_off
+                self.name, class_keys=class_keys, now=now, lease_s=LEASE_S, but=cut_off, only=only
             )
         return None
+
+    def _is_ready(self, job_id: str) -> bool:
+        now = self.now()
+        class_keys, cut_off = self._wanted(now)
+        return self.jobs.next_threads(class_keys, now, cut_off, job_id) is not None
+
+    def _wanted(self, now: datetime) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the classes of the jobs that this worker runs, and the ids of those it lets be."""
+        cut_off = tuple(key for key, one in self._cut_off.items() if now < one.until)
+        return (self.cpu.class_key,), cut_off
 
     def _show(self, now: datetime, job: Job | None = None) -> None:
         """Let the database know that this worker lives, and from time to time forget old jobs."""

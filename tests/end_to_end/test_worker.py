@@ -16,7 +16,16 @@ from typing import Any
 import pytest
 from planted_times import plant_speeds
 from sqlalchemy import Engine
-from working import PATIENCE_S, PROBLEM, ask_for, job_now, run_job, wait_until, work
+from working import (
+    PATIENCE_S,
+    PROBLEM,
+    ask_for,
+    job_now,
+    new_worker,
+    run_job,
+    wait_until,
+    work,
+)
 
 from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.domain.measurement import Interference
@@ -322,6 +331,25 @@ def test_a_worker_waits_for_a_database_that_is_locked(
     assert len(told) == 4
     assert sum(pauses) >= 3.0, "the second pause is longer"
     assert job_now(jobs, job).state is JobState.DONE
+
+
+def test_a_worker_runs_the_one_job_that_it_is_told_to(
+    jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_speeds(monkeypatch, repeat(2.0))
+    first, second = ask_for(jobs), ask_for(jobs, replace(PROBLEM, n=24))
+    told: list[str] = []
+    worker = new_worker(jobs, repository, is_stopped=lambda: False, tell=told.append)
+
+    worker.run_one(second.id)
+
+    assert job_now(jobs, second).state is JobState.DONE
+    assert job_now(jobs, first).state is JobState.WAITING
+    jobs.claim("other", class_keys=[first.class_key], now=datetime.now(UTC), lease_s=60)
+    for job_id in (first.id, second.id, "0" * 32):
+        worker.run_one(job_id)  # another's, over, and none: there is nothing to do
+    assert job_now(jobs, first).worker == "other"
+    assert len(told) == 2
 
 
 @contextmanager

@@ -70,6 +70,11 @@ def test_no_model_is_built_before_it_is_used(model: str) -> None:
     assert done.stdout == b"False\n"
 
 
+@pytest.mark.parametrize("command", ["worker", "sweep", "dispatch"])
+def test_a_command_for_a_fleet_loads_dask_only_for_one(command: str) -> None:
+    assert not _modules_after(command, "--help") & {"dask", "distributed"}
+
+
 def test_importing_the_package_loads_nothing() -> None:
     program = "import sys, gemm_tuner; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
