@@ -9,14 +9,16 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
+from tenacity import RetryCallState, Retrying, retry_if_exception_type
 
 from gemm_tuner.client.connection import Deadline
 from gemm_tuner.errors import ServiceUnreachable
 
 ATTEMPTS = 3
+INVITED_ATTEMPTS = 100  # where the service says when to come back: many start at once
 
 _FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0  # unless the service asked for more
 
 Answer = TypeVar("Answer")
 
@@ -40,9 +42,10 @@ class Dropped(NoAnswer, Passing):
 def ask_again(ask: Callable[[], Answer], deadline: Deadline) -> Answer:
     """Return what `ask` returns, which is called again when it raises `Passing`.
 
-    It is called at most `ATTEMPTS` times. The pauses double, or are what the service asked for, and
-    grow by a random part, so that callers who failed together do not come back together. A pause
-    that would end after the deadline is not begun.
+    It is called at most `ATTEMPTS` times, or `INVITED_ATTEMPTS` times while the service says when
+    to come back. The pauses double, or are what the service asked for, and grow by a random part,
+    so that callers who failed together do not come back together. A pause that would end after the
+    deadline is not begun.
 
     Raises:
         Passing: it was raised each time.
@@ -59,14 +62,19 @@ def ask_again(ask: Callable[[], Answer], deadline: Deadline) -> Answer:
     )(ask)
 
 
-_is_last = stop_after_attempt(ATTEMPTS)
+def _is_last(state: RetryCallState) -> bool:
+    return state.attempt_number >= (ATTEMPTS if _asked_s(state) is None else INVITED_ATTEMPTS)
+
+
+def _asked_s(state: RetryCallState) -> float | None:
+    """Return how long the service asked to be left alone, None if it did not say."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    return error.after_s if isinstance(error, Passing) else None
 
 
 def _pause_s(state: RetryCallState) -> float:
-    error = state.outcome.exception() if state.outcome is not None else None
-    pause_s = _FIRST_PAUSE_S * 2.0 ** (state.attempt_number - 1)
-    if isinstance(error, Passing) and error.after_s is not None:
-        pause_s = max(pause_s, error.after_s)
+    pause_s = min(_FIRST_PAUSE_S * 2.0 ** (state.attempt_number - 1), _LONGEST_PAUSE_S)
+    pause_s = max(pause_s, _asked_s(state) or 0.0)
     return pause_s + random.uniform(0, max(_FIRST_PAUSE_S, pause_s / 4))  # noqa: S311 - no secret
 
 

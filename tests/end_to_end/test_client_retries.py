@@ -102,6 +102,15 @@ def test_a_busy_service_is_left_alone_for_as_long_as_it_says(site: Site, tmp_pat
     assert time.monotonic() - begin_s >= 1
 
 
+def test_who_is_told_when_to_come_back_comes_back_as_often(site: Site, tmp_path: Path) -> None:
+    busy = Instead("/v1/resolve", *[429] * (ATTEMPTS + 2), headers=((b"retry-after", b"0"),))
+    with site.serving(around=busy) as address:
+        kernel = Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM)
+
+    assert isinstance(kernel, Kernel)
+    assert busy.asked == ATTEMPTS + 3
+
+
 def test_who_is_told_to_come_after_the_deadline_does_not_wait(site: Site, tmp_path: Path) -> None:
     busy = Instead("/v1/resolve", 429, headers=((b"retry-after", b"3600"),))
     with site.serving(around=busy) as address:
