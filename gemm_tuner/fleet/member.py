@@ -7,10 +7,11 @@ are. While the scheduler is away, a job goes on, and the worker joins again when
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
-from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Self
+
+from platformdirs import user_cache_path
 
 from gemm_tuner.fleet.engine import resources_of
 from gemm_tuner.fleet.library import load_distributed, security_of
@@ -93,25 +94,24 @@ class Membership:
         self._thread.join(3 * _LEAVE_TIMEOUT_S)
 
     def _keep(self) -> None:
-        with TemporaryDirectory(prefix="gemm-tuner-fleet-") as folder:
-            pause_s, is_told = _FIRST_PAUSE_S, False
-            while not self._is_over.is_set():
-                why = asyncio.run(self._belong(folder))
-                self.is_joined, was_joined = False, self.is_joined
-                if self._is_over.is_set():
-                    return
-                pause_s = _FIRST_PAUSE_S if was_joined else min(2 * pause_s, _LONGEST_PAUSE_S)
-                if was_joined or not is_told:
-                    address = self._scheduler.address
-                    self._worker.tell(f"Waiting for the scheduler {address}: {why}")
-                is_told = True
-                self._is_over.wait(pause_s)
-                self.is_free.wait()
+        pause_s, is_told = _FIRST_PAUSE_S, False
+        while not self._is_over.is_set():
+            why = asyncio.run(self._belong())
+            self.is_joined, was_joined = False, self.is_joined
+            if self._is_over.is_set():
+                return
+            pause_s = _FIRST_PAUSE_S if was_joined else min(2 * pause_s, _LONGEST_PAUSE_S)
+            if was_joined or not is_told:
+                address = self._scheduler.address
+                self._worker.tell(f"Waiting for the scheduler {address}: {why}")
+            is_told = True
+            self._is_over.wait(pause_s)
+            self.is_free.wait()
 
-    async def _belong(self, folder: str) -> str:
+    async def _belong(self) -> str:
         """Belong to the fleet until that ends, and say why it did."""
         try:
-            member = self._new_member(folder)
+            member = self._new_member()
             try:
                 await member
                 self.is_joined = True
@@ -125,7 +125,7 @@ class Membership:
             return str(error) or type(error).__name__
         return "the connection was lost"
 
-    def _new_member(self, folder: str) -> Any:  # noqa: ANN401 - a type of the library
+    def _new_member(self) -> Any:  # noqa: ANN401 - a type of the library
         return load_distributed().Worker(
             self._scheduler.address,
             nthreads=1,
@@ -135,7 +135,8 @@ class Membership:
             extensions={EXTENSION: lambda _member: self._inbox},
             host="127.0.0.1" if self._scheduler.is_local else None,
             dashboard_address="127.0.0.1:0",  # it has no pages, but would listen everywhere
-            local_directory=folder,
+            # It keeps next to nothing there, and removes what a killed one has left.
+            local_directory=str(user_cache_path("gemm-tuner") / "fleet"),
             memory_limit=0,
             death_timeout=_JOIN_TIMEOUT_S,
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from certificates import make_identity
 from fleet_parts import FleetParts, Part
+from postgres import find_programs
 from working import PROBLEM, ask_for, job_now, wait_until
 
 from gemm_tuner.domain.cpu import Cpu, parse_isa
@@ -147,6 +148,26 @@ def test_a_sweep_spreads_layers_over_classes_and_is_resumed(fleet: Fleet, tmp_pa
     assert {(job.problem.m.high, job.class_key) for job in done} == {
         (m, cpu.class_key) for m in (8, 4) for cpu in (detect_cpu(), with_less())
     }
+
+
+def test_the_example_shows_it_in_one_command(tmp_path: Path) -> None:
+    if find_programs() is None:
+        pytest.skip("no PostgreSQL server is installed: apt install postgresql")
+    FleetParts(folder=tmp_path, database_url="")  # what calms the workers
+    example = Path(__file__).parents[2] / "examples" / "fleet.py"
+
+    done = subprocess.run(
+        [sys.executable, str(example)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "it was run by: second worker" in done.stdout
+    assert "every element is within its error bound" in done.stdout
 
 
 def test_who_shows_no_certificate_is_not_spoken_to(fleet: Fleet, tmp_path: Path) -> None:
