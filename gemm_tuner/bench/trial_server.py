@@ -24,7 +24,9 @@ def main(descriptors: list[int]) -> None:
     # No child reads or changes its parent's memory, where the other candidates' results are.
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     owner, *others = [Connection(descriptor) for descriptor in descriptors]
-    with suppress(EOFError):  # the host is gone
+    with suppress(
+        EOFError, ConnectionError
+    ):  # the host is gone, perhaps in the middle of a request
         setup = owner.recv()
         assert isinstance(setup, Setup)
         try:
