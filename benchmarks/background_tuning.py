@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -45,13 +46,15 @@ def call(connection: Connection, cpu: int) -> None:
     x = generator.standard_normal((CALLED.m.high, CALLED.k)).astype(np.float32)
     w = generator.standard_normal((CALLED.n, CALLED.k)).astype(np.float32)
     packed, y = kernel.pack(w), np.empty((CALLED.m.high, CALLED.n), np.float32)
-    while (seconds := connection.recv()) is not None:
-        calls, begin_s = 0, time.perf_counter()
-        while (spent_s := time.perf_counter() - begin_s) < seconds:
-            for _call in range(50):
-                kernel(x, packed, out=y)
-            calls += 50
-        connection.send(calls / spent_s)
+    with suppress(EOFError):  # nobody asks any more
+        while True:
+            seconds = connection.recv()
+            calls, begin_s = 0, time.perf_counter()
+            while (spent_s := time.perf_counter() - begin_s) < seconds:
+                for _call in range(50):
+                    kernel(x, packed, out=y)
+                calls += 50
+            connection.send(calls / spent_s)
 
 
 class Beside:
@@ -113,6 +116,7 @@ def main() -> int:
     ours, theirs = get_context("spawn").Pipe()
     program = get_context("spawn").Process(target=call, args=(theirs, of_program), daemon=True)
     program.start()
+    theirs.close()  # so that the program notices when this process ends
     with TemporaryDirectory(prefix="gemm-tuner-beside-") as folder:
         url = f"sqlite:///{Path(folder) / 'store.sqlite3'}"
         jobs = Jobs(open_database(url))
@@ -138,7 +142,7 @@ def main() -> int:
         finally:
             worker.terminate()
             worker.wait()
-    ours.send(None)
+    ours.close()
     program.join()
     where = "on other CPUs" if arguments.pin_worker else "wherever it is scheduled"
     print(f"worker {where}: {100 * median(slower):+.1f} % slower (median of rounds)")
