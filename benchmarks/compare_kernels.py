@@ -24,7 +24,7 @@ from gemm_tuner.bench.finding import TimedFinding
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
-from gemm_tuner.cli.output import duration_text, print_message
+from gemm_tuner.cli.output import print_message
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
@@ -32,6 +32,7 @@ from gemm_tuner.domain.dtype import OperandTypes
 from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.units import duration_text
 from gemm_tuner.errors import GemmTunerError, TrialFailed
 from gemm_tuner.tuning.attempt import build_candidate
 

@@ -30,10 +30,10 @@ from disturber import Disturber
 from random_problems import draw_problem
 
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.cli.output import duration_text
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.units import duration_text
 from gemm_tuner.domain.verdict import Decision, Verdict
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.machine.cpus import usable_cpus

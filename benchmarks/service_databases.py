@@ -20,8 +20,9 @@ from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.store.database import open_database, writing
-from gemm_tuner.store.deriving import statement
+from gemm_tuner.store.deriving import layer_id, statement
 from gemm_tuner.store.exchange import shipped_records
+from gemm_tuner.store.figures import figure_columns, shape_columns
 from gemm_tuner.store.integrity import content_of
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.ready import HeldArtifact, sealed_answer
@@ -187,18 +188,23 @@ def problem_row(problem: Problem) -> dict[str, Any]:
 
 
 def verdict_row(
-    keys: MeasuringKeys, verdict: Verdict, cpu: Cpu, held: Mapping[str, HeldArtifact]
+    keys: MeasuringKeys,
+    verdict: Verdict,
+    cpu: Cpu,
+    held: Mapping[str, HeldArtifact],
+    trials_of: Sequence[Trial] = (),
 ) -> tuple[dict[str, Any], Problem]:
     """Return a row as the store writes it, attested by the user's measuring key."""
     here = replace(verdict, cpu_key=cpu.exact_key)
     problem, document = verdict.problem, dump_verdict(verdict)
     key = problem_id(problem)
-    signed = keys.attest(Statement.VERDICT, statement("", key, cpu.exact_key, CONTEXT, document))
+    context = verdict.context
+    signed = keys.attest(Statement.VERDICT, statement("", key, cpu.exact_key, context, document))
     assert verdict.artifact is not None
     row = {
         "problem_id": key,
-        "threads": CONTEXT.threads,
-        "regime": CONTEXT.regime.value,
+        "threads": context.threads,
+        "regime": context.regime.value,
         "model_key": cpu.model_key,
         "cpu_key": cpu.exact_key,
         "class_key": cpu.class_key,
@@ -209,6 +215,8 @@ def verdict_row(
         "newest": 1,
         "serial": 1,
         "artifact": verdict.artifact.sha256,
+        **shape_columns(problem, layer_id(problem)),
+        **figure_columns(here, trials_of),
         "document": document,
         "attested_by": signed.public_key,
         "attestation": content_of(signed),

@@ -50,12 +50,13 @@ from gemm_tuner.select.choose import choose
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 
-ROWS = 4  # raised when what a row holds changes: databases are kept
+ROWS = 5  # raised when what a row holds changes: databases are kept
 CONNECTIONS = 16
 BATCH = 1000
 BATCHES = 5
 LOOKS = 500
 ROOT = Path(__file__).parent.parent
+PAGES = "\n## Pages\n"  # of dashboard_load.py
 REPORT = ROOT / "docs" / "service-performance.md"
 
 
@@ -101,9 +102,11 @@ def main() -> None:
     text = "\n".join(tables)
     sys.stdout.write(f"{text}\n{conditions()}\n")
     if asked.write:
+        # What others wrote into it stays.
+        _own, _mark, pages = (REPORT.read_text() if REPORT.exists() else "").partition(PAGES)
         REPORT.write_text(
             "# Speed of the service\n\nOne process on one core, asked over loopback from another, "
-            f"by `python {' '.join(sys.argv)}`.\n\n{text}\n{conditions()}\n"
+            f"by `python {' '.join(sys.argv)}`.\n\n{text}\n{conditions()}\n{_mark}{pages}"
         )
 
 

@@ -19,7 +19,7 @@ from gemm_tuner.domain.verdict import Basis, Decision, Verdict, decide
 
 # To be raised when other verdicts follow from the same trials, or they are stored in another form:
 # then all are derived again.
-RULES = 2
+RULES = 3
 SCALAR = "scalar"  # how the name begins of the baseline for want of a library
 
 # A sweep that came to the end of its search: CPU, context, toolchain, generator and baseline.

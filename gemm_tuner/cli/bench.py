@@ -22,7 +22,6 @@ from gemm_tuner.cli.layers import Layer, layers_of
 from gemm_tuner.cli.measuring import measuring
 from gemm_tuner.cli.output import print_json, print_message
 from gemm_tuner.cli.roofline_plot import write_plot
-from gemm_tuner.cli.sweep_report import context_text
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
@@ -30,6 +29,7 @@ from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
+from gemm_tuner.domain.units import context_text
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, TrialFailed
 from gemm_tuner.machine.cpus import check_cpus

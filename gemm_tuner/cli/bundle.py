@@ -7,7 +7,8 @@ import typer
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.layers import layers_of
-from gemm_tuner.cli.output import bytes_text, print_json, print_line, print_message
+from gemm_tuner.cli.output import print_json, print_line, print_message
+from gemm_tuner.domain.units import bytes_text
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from gemm_tuner.cli import options
-from gemm_tuner.cli.output import bytes_text, print_json, print_line, print_table
+from gemm_tuner.cli.output import print_json, print_line, print_table
 from gemm_tuner.cli.tokens import actor_here
+from gemm_tuner.domain.units import bytes_text
 from gemm_tuner.store.contributions import Contributions
 from gemm_tuner.store.database import open_database
 

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from gemm_tuner.cli import options
-from gemm_tuner.cli.output import bytes_text, print_json, print_line, print_message
+from gemm_tuner.cli.output import print_json, print_line, print_message
 from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.domain.record import Trial
+from gemm_tuner.domain.units import bytes_text
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.select.same_model import nameable_with_fewer_features
 from gemm_tuner.store.checking import check_database

@@ -8,16 +8,10 @@ from typing import Annotated
 import typer
 
 from gemm_tuner.cli import options
-from gemm_tuner.cli.output import (
-    duration_text,
-    print_json,
-    print_line,
-    print_message,
-    print_table,
-    time_text,
-)
+from gemm_tuner.cli.output import print_json, print_line, print_message, print_table
 from gemm_tuner.domain.job import DEFAULT_BUDGET_S, Job, JobState
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.units import duration_text, time_text
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import open_database

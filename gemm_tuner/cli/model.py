@@ -6,7 +6,7 @@ import typer
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line, print_table
-from gemm_tuner.cli.sweep_report import context_text
+from gemm_tuner.domain.units import context_text
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.model_quality import TOP, RankedProblem, model_quality

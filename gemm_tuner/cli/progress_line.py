@@ -7,7 +7,8 @@ from typing import Self
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from gemm_tuner.cli.output import duration_text, messages, print_message
+from gemm_tuner.cli.output import messages, print_message
+from gemm_tuner.domain.units import duration_text
 from gemm_tuner.tuning.progress import Progress
 
 _PLAIN_INTERVAL_S = 10.0

@@ -20,12 +20,13 @@ from gemm_tuner.bench.tolerance import find_error
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli import options
 from gemm_tuner.cli.layers import Layer
-from gemm_tuner.cli.output import print_line, print_message, time_text
+from gemm_tuner.cli.output import print_line, print_message
 from gemm_tuner.cli.sweep import sweep_layers
 from gemm_tuner.client.client import Client
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import isa_text
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.units import time_text
 from gemm_tuner.errors import ServiceUnreachable
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu

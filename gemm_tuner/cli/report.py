@@ -12,11 +12,12 @@ from sqlalchemy import make_url
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import aborting
-from gemm_tuner.cli.output import bytes_text, print_json, print_line
+from gemm_tuner.cli.output import print_json, print_line
 from gemm_tuner.cli.plotting import check_plots
 from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.cli.sweep_report import ratio_facts
 from gemm_tuner.domain.printable import quoted
+from gemm_tuner.domain.units import bytes_text
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.store.database import database_file, default_database_url, open_database
 from gemm_tuner.tuning.generator import generator_version

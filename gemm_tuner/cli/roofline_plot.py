@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from gemm_tuner.cli.bench_report import BenchRow
-from gemm_tuner.cli.sweep_report import context_text
+from gemm_tuner.domain.units import context_text
 from gemm_tuner.errors import InvalidSetting
 
 KERNEL = "kernel"

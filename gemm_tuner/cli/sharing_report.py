@@ -8,12 +8,13 @@ from typing import Any
 from gemm_tuner.cli.interrupt import StopOnInterrupt
 from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.measuring import measuring
-from gemm_tuner.cli.output import bytes_text, print_line, print_message, print_table
+from gemm_tuner.cli.output import print_line, print_message, print_table
 from gemm_tuner.cli.progress_line import ProgressLine
-from gemm_tuner.cli.sweep_report import context_text, ratio_facts
+from gemm_tuner.cli.sweep_report import ratio_facts
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.units import bytes_text, context_text
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.select.shared_weights import Option, Sharing, check_sharing, speed_of_library

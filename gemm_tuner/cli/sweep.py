@@ -11,13 +11,7 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import StopOnInterrupt
 from gemm_tuner.cli.layers import Layer, layers_of
 from gemm_tuner.cli.measuring import measuring
-from gemm_tuner.cli.output import (
-    duration_text,
-    print_json,
-    print_line,
-    print_message,
-    print_table,
-)
+from gemm_tuner.cli.output import print_json, print_line, print_message, print_table
 from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.cli.scheduler import fleet_of
 from gemm_tuner.cli.sharing_report import (
@@ -40,6 +34,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.units import duration_text
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.machine.cpus import check_cpus
 from gemm_tuner.machine.detect import detect_cpu

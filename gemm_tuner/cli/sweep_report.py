@@ -6,14 +6,14 @@ from typing import Any
 
 from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.means import Mean, geometric_means
-from gemm_tuner.cli.output import duration_text, print_line, print_table, time_text
+from gemm_tuner.cli.output import print_line, print_table
 from gemm_tuner.cli.verdict_text import decision_text
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.comparison import Comparison
-from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.measurement import Ratio
 from gemm_tuner.domain.record import Trial
+from gemm_tuner.domain.units import context_text, duration_text, time_text
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.tuning.result import Recalled, SweepResult
@@ -36,12 +36,6 @@ class _FinalistRow:
     name: str
     median_ns: float
     role: str
-
-
-def context_text(context: ExecutionContext) -> str:
-    """Return a context as words: `hot, 1 thread`."""
-    plural = "" if context.threads == 1 else "s"
-    return f"{context.regime.value}, {context.threads} thread{plural}"
 
 
 def recalled_text(recalled: Recalled) -> str:

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import aborting
 from gemm_tuner.cli.measuring import measuring
-from gemm_tuner.cli.output import (
-    duration_text,
-    print_json,
-    print_line,
-    print_message,
-    print_table,
-    time_text,
-)
+from gemm_tuner.cli.output import print_json, print_line, print_message, print_table
 from gemm_tuner.cli.script import (
     Arguments,
     Script,
@@ -25,6 +18,7 @@ from gemm_tuner.cli.script import (
     load_pytorch,
     run_script,
 )
+from gemm_tuner.domain.units import duration_text, time_text
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.store.database import default_database_url, open_database
 

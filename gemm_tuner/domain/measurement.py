@@ -49,6 +49,13 @@ class Timing:
         """Return the time of one call in the median sample, in ns."""
         return median(self.samples_ns) / self.calls_per_sample
 
+    @property
+    def interval_ns(self) -> tuple[float, float]:
+        """Return the interval of the median, in ns, as that of a ratio is made."""
+        ordered, outer = sorted(self.samples_ns), _order_of_interval(len(self.samples_ns))
+        calls = self.calls_per_sample
+        return ordered[outer] / calls, ordered[-1 - outer] / calls
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:

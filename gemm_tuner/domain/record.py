@@ -13,6 +13,8 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.recipe import Recipe
 from gemm_tuner.domain.sandbox import SandboxLevel
 
+_MOST_OF_PEAK = 100.0  # the best instruction does 16 times as much as that of the loop
+
 
 class Outcome(StrEnum):
     """What came of one trial. A failure is a record like any other."""
@@ -52,6 +54,12 @@ class Conditions:
     microcode: str
     topology: str = ""
     sandbox: SandboxLevel | None = None
+
+    def share_of_peak(self, flop: int, call_ns: float, threads: int) -> float | None:
+        """Return the speed of a call over that peak, None where what was recorded is no peak."""
+        cores_flop_per_s = self.peak_flop_per_s * threads
+        share = 1e9 * flop / call_ns / cores_flop_per_s if cores_flop_per_s > 0 else 0.0
+        return share if 0 < share < _MOST_OF_PEAK else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

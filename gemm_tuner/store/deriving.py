@@ -18,6 +18,7 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
+from gemm_tuner.store.figures import figure_columns, shape_columns
 from gemm_tuner.store.integrity import attestation_of, content_of
 from gemm_tuner.store.problems import problem_id, read_problem
 from gemm_tuner.store.reading import read_trial, select_trials, who_attests, why_not_believed
@@ -239,7 +240,7 @@ class Deriving:
         place: _Place,
         isa: frozenset[IsaFeature],
         evidence: _Evidence,
-    ) -> dict[str, str | bytes | None]:
+    ) -> dict[str, Any]:
         """Return the columns of the verdicts that trials allow: for the CPU, and for its class.
 
         A kernel that failed on one CPU of the class is not trusted on another.
@@ -251,9 +252,10 @@ class Deriving:
         decisive, exhausted = evidence.trials, evidence.exhausted
         here = [trial for trial in decisive if trial.cpu.exact_key == place.cpu_key]
         own, lacking = self._verdict_of(problem, place, isa, here, exhausted)
-        columns: dict[str, str | bytes | None] = {
+        columns: dict[str, Any] = {
             "artifact": own.artifact.sha256 if own and own.artifact else None,
             **self._attested("", problem, place, text_of(own)),
+            **figure_columns(own, here),
             "class_artifact": None,
             **self._attested(CLASS, problem, place, None),
             "lacking": " ".join(sorted(lacking)) or None,
@@ -357,6 +359,7 @@ def exhausted_sweeps(connection: Connection, problem: Problem) -> frozenset[Swee
 
 def _row(problem: Problem, place: _Place) -> dict[str, Any]:
     """Return a row that knows no verdict."""
+    layer = layer_id(problem)
     return {
         "problem_id": problem_id(problem),
         "threads": place.context.threads,
@@ -366,12 +369,13 @@ def _row(problem: Problem, place: _Place) -> dict[str, Any]:
         "class_key": place.class_key,
         "m_low": problem.m.low,
         "m_high": problem.m.high,
-        "range_of": layer_id(problem) if problem.m.exact is None else None,
+        "range_of": layer if problem.m.exact is None else None,
         "hint_of": None,
         "imported": 0,
         "is_predicted": False,
         "newest": 0,
         "serial": 0,
+        **shape_columns(problem, layer),
     }
 
 

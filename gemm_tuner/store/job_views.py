@@ -33,13 +33,22 @@ class JobViews(Statements):
             return None if row is None else read_job(row)
 
     def newest(
-        self, limit: int, *, owner: str | None = None, state: JobState | None = None
+        self,
+        limit: int,
+        *,
+        owner: str | None = None,
+        state: JobState | None = None,
+        before: str | None = None,
     ) -> tuple[Job, ...]:
         """Return the jobs that were asked for last, the newest first.
 
-        With an owner, only those that this owner asked for, also where they were there already.
+        With an owner, only those that this owner asked for, also where they were there already;
+        `before` is the id of a job, and only those that were asked for before it are returned.
         """
         query = select_jobs().order_by(jobs.c.sequence.desc()).limit(limit)
+        if before is not None:
+            which = select(jobs.c.sequence).where(jobs.c.id == before).scalar_subquery()
+            query = query.where(jobs.c.sequence < which)
         if state is not None:
             query = query.where(jobs.c.state == state.value)
         if owner is not None:

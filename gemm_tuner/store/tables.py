@@ -89,7 +89,7 @@ trials = Table(
     Column("stage", String(16), nullable=False),
     Column("outcome", String(32), nullable=False),
     *_attestation_columns(),
-    Index(None, "problem_id", "cpu_id", "threads", "regime"),
+    Index(None, "problem_id", "cpu_id", "threads", "regime", "origin", "sequence"),
     sqlite_autoincrement=True,
 )
 
@@ -251,7 +251,9 @@ misses = Table(
 )
 
 # What follows from the trials of a problem, CPU and context: the document of the verdict, for this
-# CPU and, where a failure elsewhere makes it another one, for other CPUs of its class.
+# CPU and, where a failure elsewhere makes it another one, for other CPUs of its class. From `layer`
+# to `call_ns` are figures of the verdict for this CPU, for pages that tell of many: no answer goes
+# by them.
 verdicts = Table(
     "verdicts",
     METADATA,
@@ -279,9 +281,24 @@ verdicts = Table(
     Column("class_attested_by", _SHA256),
     Column("class_attestation", LargeBinary),
     Column("lacking", Text),  # binaries that could be named if they were in the store
+    Column("layer", _SHA256),  # of all problems that differ in m alone
+    Column("types", String(64)),
+    Column("weights", BigInteger),  # n times k
+    Column("standing", String(16)),
+    Column("log_ratio", Double),  # of the speed over that of the baseline
+    Column("peak_share", Double),  # of the peak of arithmetic, where that is known
+    Column("call_ns", Double),
     Index("ix_verdicts_range_of", "range_of", "cpu_key", "threads", "regime"),
     Index("ix_verdicts_hint_of", "hint_of"),
     Index("ix_verdicts_lacking", "lacking"),
+    Index("ix_verdicts_layer", "layer", "cpu_key", "threads", "regime", "m_high"),
+    Index("ix_verdicts_of_cpu", "cpu_key", "log_ratio", "problem_id", "threads", "regime"),
+    # All that an overview adds up, so that it reads no row.
+    Index(
+        "ix_verdicts_figures",
+        *("cpu_key", "types", "threads", "regime", "standing", "attested_by"),
+        *("m_high", "weights", "log_ratio", "peak_share"),
+    ),
 )
 
 # One row: by which rules verdicts were derived, and how often they changed.

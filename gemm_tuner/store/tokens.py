@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, Select, insert, select, update
+from sqlalchemy import ColumnElement, Row, Select, insert, select, update
 
 from gemm_tuner.domain.access import AuditEntry, Scope, Token, TokenSecret
 from gemm_tuner.errors import InvalidSetting
@@ -92,7 +92,14 @@ class Tokens(Statements):
 
     def with_secret(self, digest: str) -> Token | None:
         """Return the token whose secret has this sha256, valid or not."""
-        row = self._first(_query().where(tokens.c.secret_sha256 == digest))
+        return self._one(tokens.c.secret_sha256 == digest)
+
+    def with_id(self, token_id: str) -> Token | None:
+        """Return the token with this id, valid or not."""
+        return self._one(tokens.c.id == token_id)
+
+    def _one(self, which: ColumnElement[bool]) -> Token | None:
+        row = self._first(_query().where(which))
         with translated_errors():
             return None if row is None else _token_of(row)
 

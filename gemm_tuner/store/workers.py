@@ -1,5 +1,6 @@
 """Which processes run jobs, for CPUs of which class; one that was not heard of for long is gone."""
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import delete, insert, select
@@ -9,7 +10,17 @@ from gemm_tuner.store.statements import Statements
 from gemm_tuner.store.tables import workers
 
 ALIVE = timedelta(minutes=1)
+MAX_SHOWN = 200
 _FORGOTTEN = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A process that runs jobs for CPUs of a class, and the job that it runs, if any."""
+
+    name: str
+    class_key: str
+    job_id: str | None
 
 
 class Workers(Statements):
@@ -29,6 +40,20 @@ class Workers(Statements):
         """Note that a worker ended."""
         with self._writing() as connection:
             connection.execute(delete(workers).where(workers.c.name == name))
+
+    def alive(self, now: datetime) -> tuple[Worker, ...]:
+        """Return the workers that were heard of within the last minute, at most `MAX_SHOWN`."""
+        query = (
+            select(workers)
+            .where(workers.c.seen_at > time_text(now - ALIVE))
+            .order_by(workers.c.name)
+            .limit(MAX_SHOWN)
+        )
+        with self._reading() as connection:
+            return tuple(
+                Worker(name=row.name, class_key=row.class_key, job_id=row.job_id)
+                for row in connection.execute(query)
+            )
 
     def has_worker(self, class_key: str, now: datetime) -> bool:
         """Return whether a worker for this class of CPUs was heard of within the last minute."""

@@ -76,7 +76,8 @@ async def _refusal_of(scope: Scope) -> Response | None:
             state[CALLER] = Caller(key=peer.key, name=peer.name, scopes=frozenset())
         return None
     try:
-        caller = await service.callers.identify(scope, peer)
+        is_page = rule is not None and rule.is_page
+        caller = await service.callers.identify(scope, peer, is_page=is_page)
     except NotAuthenticated:
         TOKENS_REFUSED.inc()
         return problem_response(

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from gemm_tuner_service.access import AccessControl, ClientWork
+from gemm_tuner_service.dashboard.shell import PageShell
 from gemm_tuner_service.dependencies import RunningService
 from gemm_tuner_service.head import HeadAsGet
 from gemm_tuner_service.limits import FramingControl, RequestLimits
@@ -17,14 +18,15 @@ from gemm_tuner_service.routes import (
     batch,
     contributions,
     health,
-    home,
     jobs,
     kernels,
     metrics,
     misses,
+    pages,
     records,
     resolve,
     revocations,
+    sign_in,
 )
 from gemm_tuner_service.routing import show_in_openapi
 from gemm_tuner_service.settings import Settings
@@ -61,6 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(ClientWork)
     app.add_middleware(RequestLimits)
     app.add_middleware(AccessControl)
+    app.add_middleware(PageShell)
     app.add_middleware(HeadAsGet)
     app.add_middleware(FramingControl)
     app.add_middleware(Observation)
@@ -77,7 +80,8 @@ def create_app(settings: Settings) -> FastAPI:
         misses,
         health,
         metrics,
-        home,
+        pages,
+        sign_in,
     ):
         app.include_router(routes.router)
     describe = app.openapi

@@ -15,6 +15,7 @@ from gemm_tuner.store.tokens import Tokens
 from gemm_tuner_service.client_limits import ClientLimits
 from gemm_tuner_service.peers import Peer, Proxies
 from gemm_tuner_service.routing import SCOPES_OF_LOOPBACK, SCOPES_OF_SOCKET
+from gemm_tuner_service.sessions import Sessions, session_in
 
 TOKEN_KNOWN_S = 5.0  # a revoked token counts for so long in a service that just saw it
 MAX_KNOWN_TOKENS = 1024
@@ -53,6 +54,7 @@ class Callers:
         tokens: Tokens,
         proxies: Proxies,
         limits: ClientLimits,
+        sessions: Sessions,
         *,
         now_s: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -60,6 +62,7 @@ class Callers:
         self._tokens = tokens
         self._proxies = proxies
         self._limits = limits
+        self._sessions = sessions
         self._now_s = now_s
         self._now = now
         self._known = OrderedDict[str, _Known]()
@@ -68,8 +71,8 @@ class Callers:
         """Return where a request comes from."""
         return self._proxies.peer_of(scope)
 
-    async def identify(self, scope: AsgiScope, peer: Peer) -> Caller:
-        """Return who sent a request.
+    async def identify(self, scope: AsgiScope, peer: Peer, *, is_page: bool = False) -> Caller:
+        """Return who sent a request. For a page, a session stands for the token it was made with.
 
         Raises:
             NotAuthenticated: it has no token and needs one, or one that does not count.
@@ -78,36 +81,63 @@ class Callers:
             StoreFailed: the database does not answer.
         """
         sent = [value for name, value in scope["headers"] if name == b"authorization"]
-        if not sent:
-            return _without_token(peer)
+        if sent:
+            return _caller_with(await self.token_of(_bearer_in(sent), peer))
+        token = await self._token_of_session(scope, peer) if is_page else None
+        return _without_token(peer) if token is None else _caller_with(token)
+
+    async def token_of(self, text: str, peer: Peer) -> Token:
+        """Return the token whose secret a caller sent.
+
+        Raises:
+            NotAuthenticated: it does not count.
+            SentInClearText: others could read it on the way.
+            TooManyRequests: this address tried too many.
+            StoreFailed: the database does not answer.
+        """
         if not peer.is_private:
             raise SentInClearText
-        secret = _secret_in(sent)
-        token = self._remembered(secret.digest)
+        try:
+            digest = TokenSecret.parse(text).digest
+        except InvalidSetting:
+            raise NotAuthenticated from None
+        token = self._remembered(digest)
         if token is None:
             self._limits.charge(peer.key, _GUESS_COST)
-            token = await to_thread.run_sync(self._tokens.with_secret, secret.digest)
+            token = await to_thread.run_sync(self._tokens.with_secret, digest)
             if token is None or not token.is_valid(self._now()):
                 raise NotAuthenticated
-            self._remember(secret.digest, token)
-        return Caller(
-            key=f"token {token.id}",
-            name=f"token {token.id} ({token.name})",
-            scopes=token.scopes,
-            token_id=token.id,
-        )
+            self._remember(digest, token)
+        return token
 
-    def _remembered(self, digest: str) -> Token | None:
-        known = self._known.get(digest)
+    async def _token_of_session(self, scope: AsgiScope, peer: Peer) -> Token | None:
+        """Return the token that the session of a browser was made with, None if none counts."""
+        session = session_in(scope["headers"])
+        token_id = None if session is None else self._sessions.token_id_of(session, self._now())
+        if token_id is None:
+            return None
+        if not peer.is_private:
+            raise SentInClearText
+        key = f"session of {token_id}"
+        token = self._remembered(key)
+        if token is None:
+            token = await to_thread.run_sync(self._tokens.with_id, token_id)
+            if token is None or not token.is_valid(self._now()):
+                return None
+            self._remember(key, token)
+        return token
+
+    def _remembered(self, key: str) -> Token | None:
+        known = self._known.get(key)
         if known is None:
             return None
         if self._now_s() >= known.until_s or not known.token.is_valid(self._now()):
-            del self._known[digest]
+            del self._known[key]
             return None
         return known.token
 
-    def _remember(self, digest: str, token: Token) -> None:
-        self._known[digest] = _Known(token=token, until_s=self._now_s() + TOKEN_KNOWN_S)
+    def _remember(self, key: str, token: Token) -> None:
+        self._known[key] = _Known(token=token, until_s=self._now_s() + TOKEN_KNOWN_S)
         if len(self._known) > MAX_KNOWN_TOKENS:
             self._known.popitem(last=False)
 
@@ -126,12 +156,16 @@ def _without_token(peer: Peer) -> Caller:
     raise NotAuthenticated
 
 
-def _secret_in(sent: list[bytes]) -> TokenSecret:
-    """Return the token in the header Authorization."""
+def _caller_with(token: Token) -> Caller:
+    return Caller(
+        key=f"token {token.id}",
+        name=f"token {token.id} ({token.name})",
+        scopes=token.scopes,
+        token_id=token.id,
+    )
+
+
+def _bearer_in(sent: list[bytes]) -> str:
+    """Return what stands for a token in the header Authorization, empty if nothing does."""
     scheme, _space, text = sent[0].decode("latin-1").partition(" ")
-    if len(sent) != 1 or scheme.lower() != "bearer":
-        raise NotAuthenticated
-    try:
-        return TokenSecret.parse(text.strip())
-    except InvalidSetting:
-        raise NotAuthenticated from None
+    return text.strip() if len(sent) == 1 and scheme.lower() == "bearer" else ""

@@ -9,8 +9,10 @@ from sqlalchemy import Engine
 from gemm_tuner.domain.estimate import Estimator
 from gemm_tuner.store.contributions import Contributions
 from gemm_tuner.store.database import open_database
+from gemm_tuner.store.listing import Listing
 from gemm_tuner.store.misses import Misses
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.tallies import Counting
 from gemm_tuner.store.tokens import Tokens
 from gemm_tuner.store.watching import ChangeWatch
 from gemm_tuner.trust.keys import KeyPair
@@ -28,7 +30,9 @@ from gemm_tuner_service.observing import CALLER
 from gemm_tuner_service.questions import Questions
 from gemm_tuner_service.readiness import Readiness
 from gemm_tuner_service.resolver import Resolver
+from gemm_tuner_service.sessions import Sessions
 from gemm_tuner_service.settings import Settings
+from gemm_tuner_service.tally_keeper import TallyKeeper
 from gemm_tuner_service.turn import OncePerTurn
 
 
@@ -47,11 +51,14 @@ class RunningService:
     gathering: Gathering
     lists: Answers
     callers: Callers
+    sessions: Sessions
     limits: ClientLimits
     readiness: Readiness
     contributions: Contributions
     desk: JobDesk
     misses: Misses
+    listing: Listing
+    tallies: TallyKeeper
     counter: MissCounter
     estimate: Estimator | None
 
@@ -67,6 +74,7 @@ class RunningService:
         repository = Repository(engine)
         key_pair = KeyPair.load_or_create(settings.signing_key_path)
         limits = ClientLimits(settings.client_rate)
+        sessions = Sessions(key_pair)
         watch = ChangeWatch(engine, repository)
         cpus = Cpus(repository=repository, default=settings.default_cpu)
         misses = Misses(engine)
@@ -89,12 +97,15 @@ class RunningService:
             resolver=resolver,
             gathering=Gathering(resolver),
             lists=Answers(watch.state, longest_bytes=MAX_UPLOAD_BYTES),
-            callers=Callers(Tokens(engine), settings.proxies, limits),
+            callers=Callers(Tokens(engine), settings.proxies, limits, sessions),
+            sessions=sessions,
             limits=limits,
             readiness=Readiness(engine, repository),
             contributions=Contributions(engine),
             desk=JobDesk.of(engine),
             misses=misses,
+            listing=Listing(engine),
+            tallies=TallyKeeper(Counting(engine)),
             counter=counter,
             estimate=settings.estimate,
         )

@@ -127,10 +127,12 @@ class JobDesk:
         is_own = job.owner == caller.owner or Scope.ADMIN in caller.scopes
         return is_own or self.views.is_shared(job.id, caller.owner)
 
-    def newest(self, caller: Caller, *, state: JobState | None, limit: int) -> list[JobView]:
-        """Return the newest jobs that a caller may see."""
+    def newest(
+        self, caller: Caller, *, state: JobState | None, limit: int, before: str | None = None
+    ) -> list[JobView]:
+        """Return the newest jobs that a caller may see, or those before one of them."""
         owner = None if Scope.ADMIN in caller.scopes else caller.owner
-        found = self.views.newest(limit, owner=owner, state=state)
+        found = self.views.newest(limit, owner=owner, state=state, before=before)
         now = datetime.now(UTC)
         classes = {job.class_key for job in found}
         has_worker = {one: self.jobs.has_worker(one, now) for one in classes}

@@ -56,14 +56,15 @@ class Resolver:
         """
         return _only(self.answer_each([asked], now))
 
-    def answer_anew(self, asked: Asked, now: datetime) -> Answer:
+    def answer_anew(self, asked: Asked, now: datetime, *, may_read_trials: bool = True) -> Answer:
         """Return the bytes of the answer to a question, whatever is in memory, and count nothing.
 
         Raises:
             InvalidProblem: the problem multiplies nothing.
             StoreFailed: the database does not answer, or a row of it is damaged.
+            TrialsNeeded: trials must be read, and may not be.
         """
-        return _only(self._each_anew([asked], now, may_read_trials=True))
+        return _only(self._each_anew([asked], now, may_read_trials=may_read_trials))
 
     def answer_each(
         self, asked: Sequence[Asked], now: datetime, *, may_read_trials: bool = True

@@ -22,16 +22,19 @@ SCOPES_OF_LOOPBACK = frozenset({Scope.RESOLVE, Scope.METRICS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A route, and the scope that it needs; None is for everyone."""
+    """A route, and the scope that it needs; None is for everyone.
+
+    A page for people takes a session in the place of a token, and tells errors as a page.
+    """
 
     method: str
     path: str
     scope: Scope | None
+    is_page: bool = False
 
 
 # fmt: off
 _TABLE: tuple[tuple[str, str, Scope | None], ...] = (
-    ("GET",  "/",                                   None),
     ("GET",  "/docs",                               None),
     ("GET",  "/docs/oauth2-redirect",               None),
     ("GET",  "/redoc",                              None),
@@ -62,9 +65,33 @@ _TABLE: tuple[tuple[str, str, Scope | None], ...] = (
     ("PUT",  "/v1/revocations/{subject}",           Scope.ADMIN),
     ("DELETE", "/v1/revocations/{subject}",         Scope.ADMIN),
 )
+
+STYLE = "/style.css"
+SIGN_IN = "/sign-in"
+SIGN_OUT = "/sign-out"
+
+_PAGES: tuple[tuple[str, str, Scope | None], ...] = (
+    ("GET",  "/",                                   Scope.RESOLVE),
+    ("GET",  "/cpus",                               Scope.RESOLVE),
+    ("GET",  "/cpus/{cpu_key}",                     Scope.RESOLVE),
+    ("GET",  "/problems",                           Scope.RESOLVE),
+    ("GET",  "/problems/{key}",                     Scope.RESOLVE),
+    ("GET",  "/kernels/{sha256}",                   Scope.RESOLVE),
+    ("GET",  "/jobs",                               Scope.TUNE),
+    ("GET",  "/jobs/{job_id}",                      Scope.TUNE),
+    ("GET",  "/wanted",                             Scope.ADMIN),
+    ("GET",  STYLE,                                 None),
+    ("GET",  SIGN_IN,                               None),
+    ("POST", SIGN_IN,                               None),
+    ("POST", SIGN_OUT,                              None),
+)
 # fmt: on
 
-RULES = tuple(Rule(method=method, path=path, scope=scope) for method, path, scope in _TABLE)
+RULES = tuple(
+    Rule(method=method, path=path, scope=scope, is_page=table is _PAGES)
+    for table in (_TABLE, _PAGES)
+    for method, path, scope in table
+)
 
 _EXACT = {(rule.method, rule.path): rule for rule in RULES if "{" not in rule.path}
 _WITH_PARAMETERS = tuple(

@@ -7,8 +7,9 @@ import pytest
 from gemm_tuner.cli.layers import layers_of
 from gemm_tuner.cli.main import run
 from gemm_tuner.cli.options import execution_contexts, parse_duration_s
-from gemm_tuner.cli.output import duration_text, print_table, time_text
+from gemm_tuner.cli.output import print_table
 from gemm_tuner.domain.context import Regime
+from gemm_tuner.domain.units import duration_text, time_text
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.tuning.generator import generator_version
 

@@ -26,7 +26,6 @@ from gemm_tuner.store.tables import Origin
 SETTLED_WITHIN = 1.02
 # Between two records of a search; after a longer time, another search began.
 BREAK_S = 60.0
-_MOST_OF_PEAK = 100.0  # the best instruction does 16 times as much as that of the loop
 
 
 class Standing(StrEnum):
@@ -118,9 +117,11 @@ class Answer:
 
         So it is where nothing is multiplied, or what was recorded is not a peak.
         """
-        peak = self.conditions.peak_flop_per_s if self.conditions else 0.0
-        share = 1e9 * self.gflop_per_s / (peak * self.context.threads) if peak > 0 else 0.0
-        return share if 0 < share < _MOST_OF_PEAK else None
+        if self.conditions is None:
+            return None
+        flop = self.problem.flop(self.problem.m.high)
+        call_ns = self.measured.candidate_median_ns
+        return self.conditions.share_of_peak(flop, call_ns, self.context.threads)
 
 
 @dataclass(slots=True, kw_only=True)

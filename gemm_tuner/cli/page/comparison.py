@@ -4,16 +4,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import log
 
-from gemm_tuner.cli.output import time_text
 from gemm_tuner.cli.page.answers import Answer, Contents
 from gemm_tuner.cli.page.content import Block, Section, Table, counted
 from gemm_tuner.cli.page.groups import MOST_ROWS, interval_cell, short_text
-from gemm_tuner.cli.page.ratio_plot import RatioRow, draw_ratios
 from gemm_tuner.cli.page.summary import mark_of
-from gemm_tuner.cli.page.theme import PAIR
-from gemm_tuner.cli.sweep_report import context_text
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.units import context_text, time_text
+from gemm_tuner.plots.ratios import RatioRow, draw_ratios
+from gemm_tuner.plots.theme import PAIR
 
 _Key = tuple[Problem, ExecutionContext]
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from gemm_tuner.cli.page.answers import Answer
 from gemm_tuner.cli.page.content import Block, Section, Table
-from gemm_tuner.cli.page.plots import draw_bars
 from gemm_tuner.cli.page.summary import mark_of
+from gemm_tuner.plots.draw import draw_bars
 
 
 def coverage_section(answers: Sequence[Answer]) -> Section:

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-from gemm_tuner.cli.output import time_text
 from gemm_tuner.cli.page.answers import Answer
 from gemm_tuner.cli.page.content import Block, Section, Table, counted, evenly
-from gemm_tuner.cli.page.plots import Line, Panel, draw_panels
-from gemm_tuner.cli.sweep_report import context_text
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.units import context_text, time_text
+from gemm_tuner.plots.draw import Line, Panel, draw_panels
 
 LEAST_POINTS = 3
 MOST_LAYERS = 12

@@ -5,18 +5,17 @@ from collections.abc import Callable, Sequence
 
 from gemm_tuner.bench.roofline import footprint_bytes
 from gemm_tuner.cli.means import geometric_means
-from gemm_tuner.cli.output import time_text
 from gemm_tuner.cli.page.answers import Answer
 from gemm_tuner.cli.page.content import Block, Section, Table, counted, evenly
-from gemm_tuner.cli.page.plots import draw_shares
-from gemm_tuner.cli.page.ratio_plot import RatioRow, draw_ratios
 from gemm_tuner.cli.page.searches import search_block
 from gemm_tuner.cli.page.summary import mark_of
-from gemm_tuner.cli.sweep_report import context_text
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.measurement import Ratio
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.units import context_text, time_text
+from gemm_tuner.plots.draw import draw_shares
+from gemm_tuner.plots.ratios import RatioRow, draw_ratios
 
 MOST_ROWS = 150  # of a plot: names can be read, and the file stays small
 _MOST_POINTS = 500

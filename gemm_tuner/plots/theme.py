@@ -6,7 +6,6 @@ serves light and dark pages.
 
 import re
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from hashlib import sha256
@@ -131,24 +130,20 @@ def svg_of(figure: Figure, says: str) -> str:
         kept = _COMMON.sub("", kept)
         return _LONG_FRACTION.sub(r"\1", kept)
 
-    text = _share_styles(_TAG.sub(tidy, text))
+    text = _styles_as_classes(_TAG.sub(tidy, text))
     text = re.sub(r">\s+<", ">\n<", text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(plain(says))}" ', 1)
 
 
-def _share_styles(text: str) -> str:
-    """Say each style once that several elements have; its class is the same in all pictures."""
-    counts = Counter(style for tag in _TAG.findall(text) for style in _STYLE.findall(tag))
-    classes = {
-        style: f"s{sha256(style.encode()).hexdigest()[:8]}"
-        for style, count in counts.items()
-        if count > 1
-    }
+def _styles_as_classes(text: str) -> str:
+    """Say each style once, as a class that is the same in all pictures.
 
-    def shared(found: re.Match[str]) -> str:
-        name = classes.get(found[1])
-        return f' class="{name}"' if name else found[0]
-
-    text = _TAG.sub(lambda tag: _STYLE.sub(shared, tag[0]), text)
+    No element has a style of its own, so a page may forbid these.
+    """
+    found = {style: None for tag in _TAG.findall(text) for style in _STYLE.findall(tag)}
+    classes = {style: f"s{sha256(style.encode()).hexdigest()[:8]}" for style in found}
+    text = _TAG.sub(
+        lambda tag: _STYLE.sub(lambda style: f' class="{classes[style[1]]}"', tag[0]), text
+    )
     rules = "".join(f".{name}{{{style}}}" for style, name in classes.items())
     return text.replace("</style>", f"{rules}</style>", 1)

@@ -8,7 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from gemm_tuner.cli.page.theme import (
+from gemm_tuner.domain.measurement import Ratio
+from gemm_tuner.domain.verdict import BASELINE_BELOW, TUNED_ABOVE
+from gemm_tuner.plots.theme import (
     BAND,
     INK,
     MARKS,
@@ -19,8 +21,6 @@ from gemm_tuner.cli.page.theme import (
     settings,
     svg_of,
 )
-from gemm_tuner.domain.measurement import Ratio
-from gemm_tuner.domain.verdict import BASELINE_BELOW, TUNED_ABOVE
 
 _ROW_POINTS = 13.0
 _NAME_POINTS = 205.0

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from gemm_tuner.cli.page.theme import (
+from gemm_tuner.plots.theme import (
     BASELINE,
     FIRST,
     FONT_POINTS,
@@ -28,6 +28,7 @@ from gemm_tuner.cli.page.theme import (
 )
 
 _NAME_CHARACTERS = 36
+_FACTORS = (0.25, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +96,15 @@ def draw_panels(panels: Sequence[Panel], says: str) -> str:
 
     Panels have up to two lines.
     """
-    rows = ceil(len(panels) / 2)
+    across = min(2, len(panels))
+    rows = ceil(len(panels) / across)
     with settings():
         figure = Figure(
             figsize=(WIDTH_POINTS * POINT_IN, rows * 175 * POINT_IN),
             dpi=72,
             layout=ConstrainedLayoutEngine(h_pad=8 * POINT_IN),
         )
-        grid = figure.subplots(rows, 2, squeeze=False).ravel()
+        grid = figure.subplots(rows, across, squeeze=False).ravel()
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
         for axes, panel in zip(grid, panels, strict=False):
@@ -125,6 +127,66 @@ def draw_panels(panels: Sequence[Panel], says: str) -> str:
             axes.set_xlabel("m, rows of x")
             axes.set_ylabel("GFLOP/s")
             axes.legend(loc="best")
+        return svg_of(figure, says)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A bar of a histogram: from `low` to `high`, so many of a mark."""
+
+    mark: str
+    low: float
+    high: float
+    count: int
+
+
+def draw_histogram(
+    columns: Sequence[Column],
+    axis: str,
+    says: str,
+    *,
+    is_logarithmic: bool = False,
+) -> str:
+    """Return bars over a figure, those of each mark on top of the others; 1 has a line.
+
+    Figures are shares, or factors on a logarithmic axis.
+    """
+    with settings():
+        figure, axes = _one_plot(190)
+        tops: dict[float, float] = {}
+        marks = [mark for mark in MARKS if any(one.mark == mark for one in columns)]
+        for mark in marks:
+            of_mark = [one for one in columns if one.mark == mark]
+            colour = MARKS[mark][0]
+            axes.bar(
+                [one.low for one in of_mark],
+                [one.count for one in of_mark],
+                [one.high - one.low for one in of_mark],
+                bottom=[tops.get(one.low, 0.0) for one in of_mark],
+                align="edge",
+                facecolor="none" if colour == MUTED else colour,
+                edgecolor=colour,
+                linewidth=0.5,
+                hatch="////" if colour == MUTED else None,
+                label=mark,
+            )
+            tops |= {one.low: tops.get(one.low, 0.0) + one.count for one in of_mark}
+        low, high = min(one.low for one in columns), max(one.high for one in columns)
+        if is_logarithmic:
+            axes.set_xscale("log")
+            axes.set_xlim(min(low, 0.9), max(high, 1.1))
+            ticks = [tick for tick in _FACTORS if min(low, 0.9) <= tick <= max(high, 1.1)]
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        else:
+            axes.set_xlim(0, max(high, 1.0))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _position: f"{x:.0%}"))
+        axes.axvline(1, color=INK, lw=1)
+        axes.grid(visible=True, axis="y")
+        axes.set_axisbelow(True)
+        axes.set_xlabel(axis)
+        axes.set_ylabel("answers")
+        _legend_above(axes, len(marks))
         return svg_of(figure, says)
 
 

@@ -1,0 +1,1 @@
+"""Pages for people: what the service knows and does, made of what its other routes tell."""

@@ -1,0 +1,215 @@
+"""What is counted of all verdicts, as pages show it: rows of tables, and pictures of them."""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from math import exp
+from typing import TypeVar
+
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.store.figures import Standing, ratio_of
+from gemm_tuner.store.tallies import ROWS_UP_TO, WEIGHTS_UP_TO, ShapeTally, Step, Tallies, Tally
+from gemm_tuner_service.dashboard.pictures import PICTURES
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+MARKS = tuple(Standing)
+MAX_DRAWN = 24  # bars of a picture
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many verdicts there are of each standing, and of none that is believed."""
+
+    of: dict[Standing | None, int]
+    log_sum: float
+
+    @classmethod
+    def sum_of(cls, tallies: Iterable[Tally]) -> "Counts":
+        """Return all that some tallies count together."""
+        of: dict[Standing | None, int] = {}
+        log_sum = 0.0
+        for tally in tallies:
+            of[tally.standing] = of.get(tally.standing, 0) + tally.count
+            if tally.standing not in {None, Standing.DOUBTED}:
+                log_sum += tally.log_sum
+        return cls(of, log_sum)
+
+    @property
+    def each(self) -> tuple[int, ...]:
+        """Return how many there are of each standing, in the order of `MARKS`."""
+        return tuple(self.of.get(mark, 0) for mark in MARKS)
+
+    @property
+    def total(self) -> int:
+        """Return how many are believed to be measured."""
+        return sum(self.each)
+
+    @property
+    def unattested(self) -> int:
+        """Return how many are attested with keys that are not believed here."""
+        return self.of.get(None, 0)
+
+    @property
+    def mean(self) -> float | None:
+        """Return the geometric mean of the ratios that decide something, None without any."""
+        count = self.total - self.of.get(Standing.DOUBTED, 0)
+        return ratio_of(self.log_sum / count) if count else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The counts of one thing: its name, and for CPUs the key."""
+
+    name: str
+    counts: Counts
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Rows of a histogram, with a count of each standing, and its picture."""
+
+    rows: Sequence[tuple[str, tuple[int, ...]]]
+    picture: str
+
+
+def of_cpus(tallies: Tallies, name_of: Callable[[str], str]) -> list[Row]:
+    """Return the counts of each CPU, that with the most first."""
+    found = _grouped((tally.cpu_key, tally) for tally in tallies.groups)
+    rows = [Row(name=name_of(key), key=key, counts=counts) for key, counts in found.items()]
+    return sorted(rows, key=lambda row: (-row.counts.total, row.key))
+
+
+def of_kinds(tallies: Tallies) -> list[tuple[str, ExecutionContext, Counts]]:
+    """Return the counts of each type of elements in each context."""
+    found = _grouped(((tally.types, tally.context), tally) for tally in tallies.groups)
+    order = sorted(found, key=lambda kind: (kind[0], kind[1].threads, kind[1].regime))
+    return [(types, context, found[types, context]) for types, context in order]
+
+
+def of_shapes(tallies: Tallies) -> list[tuple[str, str, str, Counts]]:
+    """Return the counts of each type, class of m and class of the elements of w."""
+    found = _grouped(
+        ((tally.types, tally.rows_class, tally.weights_class), tally) for tally in tallies.shapes
+    )
+    return [
+        (types, _rows_text(of_rows), _weights_text(of_weights), counts)
+        for (types, of_rows, of_weights), counts in sorted(found.items())
+    ]
+
+
+def cpus_picture(rows: Sequence[Row]) -> str:
+    """Return bars of the counts of CPUs."""
+    return _bars(rows, "Answers of each CPU; the table below has the figures.")
+
+
+def shapes_picture(tallies: Tallies) -> str:
+    """Return bars of the counts of each type of elements and class of m."""
+
+    def name_of(tally: ShapeTally) -> tuple[str, int]:
+        return tally.types, tally.rows_class
+
+    found = _grouped((name_of(tally), tally) for tally in tallies.shapes)
+    rows = [
+        Row(name=f"{types}, m {_rows_text(of_rows)}", counts=counts)
+        for (types, of_rows), counts in sorted(found.items())
+    ]
+    return _bars(
+        rows, "Answers of each type of elements and class of m; the table below has the figures."
+    )
+
+
+def ratio_steps(tallies: Tallies) -> Steps:
+    """Return how many verdicts have which speed over the baseline."""
+    steps = [
+        Step(standing=one.standing, low=exp(one.low), high=exp(one.high), count=one.count)
+        for one in tallies.ratios
+    ]
+    return _steps(
+        steps,
+        lambda low, high: f"{low:.2f} to {high:.2f}",
+        "times the speed of the baseline (logarithmic)",
+        is_logarithmic=True,
+    )
+
+
+def share_steps(tallies: Tallies) -> Steps:
+    """Return how many verdicts have which share of the peak of arithmetic."""
+    return _steps(
+        tallies.shares,
+        lambda low, high: f"{low:.0%} to {high:.0%}",
+        "of the peak of arithmetic, measured beside the kernel",
+        is_logarithmic=False,
+    )
+
+
+def _steps(
+    steps: Sequence[Step],
+    name_of: Callable[[float, float], str],
+    axis: str,
+    *,
+    is_logarithmic: bool,
+) -> Steps:
+    counts: dict[tuple[float, float], dict[Standing, int]] = {}
+    for step in steps:
+        counts.setdefault((step.low, step.high), {})[step.standing] = step.count
+    rows = [
+        (name_of(low, high), tuple(of_step.get(mark, 0) for mark in MARKS))
+        for (low, high), of_step in sorted(counts.items())
+    ]
+
+    def draw() -> str:
+        from gemm_tuner.plots.draw import Column, draw_histogram  # noqa: PLC0415 - optional
+
+        columns = [
+            Column(mark=one.standing, low=one.low, high=one.high, count=one.count) for one in steps
+        ]
+        says = f"Answers by their speed, {axis}; the table below has the figures."
+        return draw_histogram(columns, axis, says, is_logarithmic=is_logarithmic)
+
+    key = ("histogram", axis, tuple(steps))
+    return Steps(rows=rows, picture=PICTURES.get(key, draw) if steps else "")
+
+
+def _bars(rows: Sequence[Row], says: str) -> str:
+    drawn = [row for row in rows if row.counts.total][:MAX_DRAWN]
+    if not drawn:
+        return ""
+
+    def draw() -> str:
+        from gemm_tuner.plots.draw import draw_bars  # noqa: PLC0415 - optional
+
+        bars = {
+            row.name: {
+                mark.value: float(count)
+                for mark, count in zip(MARKS, row.counts.each, strict=True)
+                if count
+            }
+            for row in drawn
+        }
+        return draw_bars(bars, "answers", says)
+
+    return PICTURES.get(("bars", says, tuple((row.name, row.counts.each) for row in drawn)), draw)
+
+
+def _grouped(tallies: Iterable[tuple[_Key, Tally]]) -> dict[_Key, Counts]:
+    found: dict[_Key, list[Tally]] = {}
+    for key, tally in tallies:
+        found.setdefault(key, []).append(tally)
+    return {key: Counts.sum_of(each) for key, each in found.items()}
+
+
+def _rows_text(of_rows: int) -> str:
+    """Return a class of m as words: `9 to 64`."""
+    if of_rows == len(ROWS_UP_TO):
+        return f"above {ROWS_UP_TO[-1]}"
+    low = ROWS_UP_TO[of_rows - 1] + 1 if of_rows else 0
+    return f"{low} to {ROWS_UP_TO[of_rows]}"
+
+
+def _weights_text(of_weights: int) -> str:
+    """Return a class of the elements of w as words: `to 2^20`."""
+    powers = [most.bit_length() - 1 for most in WEIGHTS_UP_TO]
+    if of_weights == len(powers):
+        return f"above 2^{powers[-1]}"
+    return f"to 2^{powers[of_weights]}"

@@ -1,0 +1,176 @@
+"""What the page of a problem shows: its places, what was tried in one, and its speed over m."""
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from gemm_tuner.domain.doubt import why_doubted
+from gemm_tuner.domain.measurement import Ratio
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Trial
+from gemm_tuner.domain.verdict import decide
+from gemm_tuner.errors import InvalidProblem
+from gemm_tuner.select.lookup import TrialsNeeded
+from gemm_tuner.store.figures import Standing
+from gemm_tuner.store.listing import Listed
+from gemm_tuner_service.answers import Asked
+from gemm_tuner_service.dashboard.pictures import PICTURES
+from gemm_tuner_service.dependencies import RunningService
+
+TRIED_AT_ONCE = 25
+_LEAST_POINTS = 2
+
+_TOO_LONG = (
+    "The answer follows from trials that have to be read for it, which takes longer than a page "
+    'may: ask /v1/kernels, or run "gemm-tuner explain".'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A trial as the page shows it; what was not timed has no times."""
+
+    trial: Trial
+    call_ns: float | None
+    interval_ns: tuple[float, float] | None
+    ratio: Ratio | None
+    standing: Standing | None
+    baseline: str
+    detail: str
+    source: str | None  # the digest of the kernel whose source can be shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A value of m with its speed, and that of the baseline by the ratio."""
+
+    listed: Listed
+    gflop_per_s: float
+    baseline_gflop_per_s: float
+
+
+def chosen_place(places: Sequence[Listed], cpu: str, threads: str, regime: str) -> Listed | None:
+    """Return the place that was asked for; without a question the first with a verdict, if any."""
+    if cpu or threads or regime:
+        return next(
+            (
+                place
+                for place in places
+                if (cpu in {"", place.cpu_key})
+                and (threads in {"", str(place.context.threads)})
+                and (regime in {"", place.context.regime.value})
+            ),
+            None,
+        )
+    known = [place for place in places if place.standing is not None]
+    return next(iter(known or places), None)
+
+
+def attempts_of(service: RunningService, trials: Sequence[Trial]) -> list[Attempt]:
+    """Return trials as the page shows them."""
+    digests = {trial.artifact.sha256 for trial in trials if trial.artifact}
+    held = service.repository.held_artifacts(digests)
+    return [_attempt(trial, held) for trial in trials]
+
+
+def _attempt(trial: Trial, held: Collection[str]) -> Attempt:
+    measured = trial.measurement
+    digest = trial.artifact.sha256 if trial.artifact else ""
+    doubt = why_doubted(measured) if measured else None
+    ratio = measured.ratio if measured else None
+    standing = None
+    if ratio is not None:
+        standing = Standing.DOUBTED if doubt else Standing(decide(ratio).value)
+    return Attempt(
+        trial=trial,
+        call_ns=measured.candidate.median_ns if measured else None,
+        interval_ns=measured.candidate.interval_ns if measured else None,
+        ratio=ratio,
+        standing=standing,
+        baseline=measured.baseline if measured else "",
+        detail=trial.detail or doubt or "",
+        source=digest if digest in held else None,
+    )
+
+
+def attempts_picture(attempts: Sequence[Attempt], problem: Problem) -> str:
+    """Return a plot of the ratios of what was timed."""
+    timed = [one for one in attempts if one.ratio is not None and one.standing is not None]
+    if not timed:
+        return ""
+
+    def draw() -> str:
+        from gemm_tuner.plots.ratios import RatioRow, draw_ratios  # noqa: PLC0415 - optional
+
+        rows = [
+            RatioRow(
+                name=one.trial.candidate.text,
+                ratios={one.standing.value: (one.ratio, one.baseline)},
+            )
+            for one in timed
+            if one.ratio is not None and one.standing is not None
+        ]
+        return draw_ratios(
+            rows,
+            f"Speed of candidates over the baseline, {problem.text}; "
+            "the table below has the figures.",
+        )
+
+    key = tuple((one.trial.candidate.text, one.standing, one.ratio, one.baseline) for one in timed)
+    return PICTURES.get(("attempts", problem.text, key), draw)
+
+
+def curve_of(listed: Sequence[Listed]) -> list[Point]:
+    """Return the points of a curve over m, for exact m alone, and none for a single one."""
+    points = [
+        Point(
+            listed=one,
+            gflop_per_s=one.problem.flop(one.problem.m.high) / one.call_ns,
+            baseline_gflop_per_s=one.problem.flop(one.problem.m.high) / one.call_ns / one.ratio,
+        )
+        for one in listed
+        if one.problem.m.exact and one.call_ns and one.ratio
+    ]
+    return points if len(points) >= _LEAST_POINTS else []
+
+
+def curve_picture(points: Sequence[Point], problem: Problem) -> str:
+    """Return the plot of speed over m."""
+    if not points:
+        return ""
+    drawn = [
+        (one.listed.problem.m.high, one.gflop_per_s, one.baseline_gflop_per_s) for one in points
+    ]
+
+    def draw() -> str:
+        from gemm_tuner.plots.draw import Line, Panel, draw_panels  # noqa: PLC0415 - optional
+
+        lines = (
+            Line(name="kernel", points=[(m, speed) for m, speed, _baseline in drawn]),
+            Line(name="baseline, by the ratio", points=[(m, speed) for m, _own, speed in drawn]),
+        )
+        title = f"n = {problem.n}, k = {problem.k}, {problem.types.text}"
+        return draw_panels(
+            [Panel(title=title, lines=lines)],
+            "Speed of kernels and baselines over m; the table below has the figures.",
+        )
+
+    key = ("curve", problem.n, problem.k, problem.types.text, tuple(drawn))
+    return PICTURES.get(key, draw)
+
+
+def explain(service: RunningService, place: Listed) -> list[str]:
+    """Return the sentences that tell why the answer for a place is what it is."""
+    cpu = service.repository.cpu(place.cpu_key)
+    if cpu is None:
+        return []
+    asked = Asked.of(place.problem, cpu, place.context)
+    try:
+        answer = service.resolver.answer_anew(asked, datetime.now(UTC), may_read_trials=False)
+    except TrialsNeeded:
+        return [_TOO_LONG]
+    except InvalidProblem as error:
+        return [str(error)]
+    told: list[str] = json.loads(answer.content)["explain"]
+    return told

@@ -1,0 +1,70 @@
+"""Reading the pages of the service as tests do: their texts, tables, links, and what they load."""
+
+from collections import Counter
+from html.parser import HTMLParser
+from urllib.parse import urljoin
+
+import httpx
+
+_LOADING = {"src", "href", "xlink:href", "action", "poster", "data", "srcset"}
+
+
+class Page(HTMLParser):
+    """A page: its elements, links, rows of tables, and all text."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        super().__init__()
+        self.answer = answer
+        self.elements: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str, str]] = []
+        self.rows: list[list[str]] = []
+        self.texts: list[str] = []
+        self.feed(answer.text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in {"td", "th"} and self.rows:
+            self.rows[-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+        if self.lasttag in {"td", "th", "a", "span", "progress"} and self.rows and self.rows[-1]:
+            self.rows[-1][-1] += data.strip("\n")
+
+    @property
+    def text(self) -> str:
+        """Return all words of the page, without gaps."""
+        return " ".join(" ".join(self.texts).split())
+
+    @property
+    def links(self) -> list[str]:
+        """Return where links go."""
+        return [value for tag, name, value in self.attributes if (tag, name) == ("a", "href")]
+
+    @property
+    def loaded(self) -> list[tuple[str, str]]:
+        """Return what elements but links load or send to."""
+        return [(tag, value) for tag, name, value in self.attributes if name in _LOADING]
+
+
+def follow_all(client: httpx.Client, start: str, most: int = 200) -> dict[str, Page]:
+    """Return every page of the service that links lead to from one, by its address."""
+    found: dict[str, Page] = {}
+    waiting = [start]
+    while waiting:
+        place = waiting.pop()
+        if place in found:
+            continue
+        assert len(found) < most, "the pages do not end"
+        answer = client.get(place, follow_redirects=True)
+        found[place] = page = Page(answer)
+        if not answer.headers["Content-Type"].startswith("text/html"):
+            continue
+        for link in page.links:
+            target = urljoin(place, link).partition("#")[0]
+            assert target.startswith("/"), f"{place} has a link to {link}"
+            waiting.append(target)
+    return found

@@ -1,0 +1,498 @@
+"""The pages for people: what they show to whom, that links lead somewhere, and what they load."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+from gemm_tuner_service.settings import Settings
+from job_site import JobSite
+from pages import Page, follow_all
+from samples import CPU, FAST_CONDITIONS, PROBLEM, make_artifact, make_failed_trial, make_trial
+from serving import served
+from sqlalchemy import Engine, text
+
+from gemm_tuner.domain.access import Scope
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.job import JobState
+from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.record import Trial
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.misses import Miss, Misses
+from gemm_tuner.store.problems import problem_id
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.tokens import Tokens
+
+HOSTILE = "<script>alert(1)</script> \x1b[31m \u202e {{ 7*7 }} \"' &lt;"
+KEY = problem_id(PROBLEM)
+
+
+def _of_m(m: int, **changes: object) -> Trial:
+    problem = replace(PROBLEM, m=Rows(low=m, high=m))
+    return make_trial(problem=problem, conditions=FAST_CONDITIONS, **changes)
+
+
+@pytest.fixture
+def site(own_client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> JobSite:
+    """Return a service whose counts are always new."""
+    monkeypatch.setattr("gemm_tuner_service.tally_keeper.KEPT_S", 0.0)
+    return JobSite(own_client, engine)
+
+
+def _read(client: httpx.Client, path: str, **asked: object) -> Page:
+    answer = client.get(path, **asked)  # type: ignore[arg-type]  # of a request
+    assert answer.status_code == 200, answer.text
+    return Page(answer)
+
+
+def test_the_overview_counts_what_is_known(site: JobSite) -> None:
+    repository = Repository(site.engine)
+    repository.add_trial(_of_m(1, call_ns=500))
+    repository.add_trial(_of_m(64, call_ns=1300))
+
+    page = _read(site.client, "/")
+
+    assert [CPU.brand, CPU.exact_key, "2", "0", "1", "0", "1.242"] in page.rows
+    assert ["f32", "1 to 1", "above 2^20", "1", "0", "0", "0", "2.000"] not in page.rows
+    assert ["f32", "1 to 1", "to 2^24", "1", "0", "0", "0", "2.000"] in page.rows
+    assert ["f32", "9 to 64", "to 2^24", "0", "0", "1", "0", "0.769"] in page.rows
+    assert page.elements["svg"] >= 3
+    assert "readiness" in page.text.lower()
+    assert page.answer.headers["Cache-Control"] == "no-store"
+
+
+def test_an_empty_database_has_pages_too(tmp_path: Path, database_url: str) -> None:
+    settings = Settings(database_url=database_url, signing_key_path=tmp_path / "k" / "s.pem")
+    with served(settings) as client:
+        page = _read(client, "/")
+        assert "Nothing was measured here yet" in page.text
+        assert "Nothing was measured here yet" in _read(client, "/cpus").text
+        assert client.get(f"/problems/{KEY}").status_code == 404
+        assert client.get(f"/cpus/{CPU.exact_key}").status_code == 404
+
+
+def test_a_problem_shows_what_was_tried_and_why_it_is_answered_so(site: JobSite) -> None:
+    repository = Repository(site.engine)
+    repository.add_trial(make_failed_trial(minute=2))
+    repository.add_trial(_of_m(1, call_ns=500))
+
+    page = _read(site.client, f"/problems/{KEY}")
+
+    by_outcome = {row[2].split()[0]: row for row in page.rows if "avx512_f32" in row[0]}
+    tuned = by_outcome["tuned"]
+    assert tuned[3:8] == ["800 ns", "800 ns to 800 ns", "1.250", "1.250 to 1.250", "onednn 3.2.0"]
+    assert "crashed" in by_outcome["crashed"][2]
+    assert "SIGILL" in page.text
+    assert f"exact: measured on {CPU.exact_key}." in page.text
+    assert ["1", "tuned", "500 ns"] in [row[:3] for row in page.rows]  # of the curve over m
+
+
+def test_a_kernel_shows_its_source_while_it_may_be_served(site: JobSite) -> None:
+    digest = make_artifact().sha256
+
+    assert f"/kernels/{digest}" in _read(site.client, f"/problems/{KEY}").links
+    assert "// a kernel" in _read(site.client, f"/kernels/{digest}").text
+
+    now = datetime.now(UTC)
+    Repository(site.engine).revoke(digest, reason="wrong", actor="t", now=now)
+    assert site.client.get(f"/kernels/{digest}").status_code == 404
+    assert "1 kernel, 0 signing keys" in _read(site.client, "/").text
+
+
+def test_jobs_are_shown_to_who_asked_for_them_in_each_state(site: JobSite) -> None:
+    site.submit(problem="f32 1x64x32 nk none")
+    first = site.claim()
+    site.report(first, tried=7, failed=2, best_ns=1500.0, over_baseline=1.25, seconds_left=15.0)
+    for state in (JobState.DONE, JobState.FAILED, JobState.CANCELLED):
+        site.submit(problem=f"f32 {2 + list(JobState).index(state)}x64x32 nk none")
+        site.finish(site.claim(), state, detail=HOSTILE)
+    waiting = site.submit(problem="f32 9x64x32 nk none")
+
+    page = _read(site.client, "/jobs", headers=site.tuner)
+
+    states = {row[2].split()[0] for row in page.rows[1:]}
+    assert states == {state.value for state in JobState}
+    running = next(row for row in page.rows if row[2].startswith("running"))
+    assert running[4:8] == ["7", "2", "1.5 µs", "1.250"]
+    assert page.elements["progress"] == 1
+    for link in page.links:
+        if link.startswith("/jobs/"):
+            of_job = _read(site.client, link, headers=site.tuner)
+            assert "\x1b" not in of_job.answer.text
+            assert not of_job.elements["script"]
+    assert waiting["id"] in _read(site.client, f"/jobs/{waiting['id']}", headers=site.tuner).text
+    live = _read(site.client, "/", headers=site.tuner)
+    assert f"/jobs/{first.id}" in live.links
+
+    other = site.headers(Scope.TUNE, Scope.RESOLVE)
+    assert site.client.get(f"/jobs/{first.id}", headers=other).status_code == 404
+    assert "There is no such job" in _read(site.client, "/jobs", headers=other).text
+    assert f"/jobs/{first.id}" not in _read(site.client, "/", headers=other).links
+    everything = site.headers(Scope.TUNE, Scope.ADMIN)
+    assert f"/jobs/{first.id}" in _read(site.client, "/jobs", headers=everything).links
+
+
+def test_jobs_come_page_by_page(site: JobSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemm_tuner_service.routes.pages.JOBS_AT_ONCE", 2)
+    ids = [site.submit(problem=f"f32 {m}x64x32 nk none")["id"] for m in range(1, 6)]
+
+    shown, place = [], "/jobs"
+    while place:
+        page = _read(site.client, place, headers=site.tuner)
+        shown += [link[6:] for link in page.links if re.fullmatch("/jobs/[0-9a-f]{32}", link)]
+        place = next((link for link in page.links if "before=" in link), "")
+
+    assert shown == ids[::-1]
+
+
+def test_what_all_ask_for_is_shown_to_admin_alone(site: JobSite) -> None:
+    miss = Miss(
+        problem=Problem.parse("f32 3x5x7 nk none"),
+        class_key=HOSTILE.replace("\x1b", ""),
+        context=ExecutionContext(),
+    )
+    Misses(site.engine).add({miss: 12}, datetime.now(UTC))
+
+    admin = site.headers(Scope.ADMIN, Scope.RESOLVE)
+    page = _read(site.client, "/wanted", headers=admin)
+
+    assert ["f32 3x5x7 nk none", "12"] in [row[:2] for row in page.rows]
+    assert "f32 3x5x7" in _read(site.client, "/", headers=admin).text
+    assert "f32 3x5x7" not in _read(site.client, "/", headers=site.tuner).text
+    assert site.client.get("/wanted", headers=site.tuner).status_code == 403
+    assert site.client.get("/wanted").status_code == 403
+
+
+def test_answers_of_a_cpu_come_page_by_page_in_order(
+    site: JobSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemm_tuner_service.routes.pages.LISTED_AT_ONCE", 3)
+    repository = Repository(site.engine)
+    for m in range(1, 8):
+        repository.add_trial(_of_m(m, call_ns=600 + 10 * (m % 4)))
+
+    ratios, place = [], f"/cpus/{CPU.exact_key}"
+    while place:
+        page = _read(site.client, place)
+        ratios += [row[3] for row in page.rows if "3072x768" in row[0]]
+        place = next((link for link in page.links if "cursor=" in link), "")
+
+    assert len(ratios) == 8
+    assert ratios == sorted(ratios, reverse=True)
+    assert (
+        "There is no such answer"
+        in _read(site.client, f"/cpus/{CPU.exact_key}?standing=baseline").text
+    )
+
+
+def test_trials_come_page_by_page_the_newest_first(
+    site: JobSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemm_tuner_service.dashboard.problem.TRIED_AT_ONCE", 2)
+    for minute in range(1, 5):
+        Repository(site.engine).add_trial(make_trial(minute=minute, call_ns=800 + minute))
+
+    times, place = [], f"/problems/{KEY}"
+    while place:
+        page = _read(site.client, place)
+        times += [row[3] for row in page.rows if len(row) == 10 and "avx512_f32" in row[0]]
+        place = next((link for link in page.links if "before=" in link), "")
+
+    assert times == ["804 ns", "803 ns", "802 ns", "801 ns", "800 ns"]
+
+
+def test_what_was_imported_is_not_shown(site: JobSite) -> None:
+    elsewhere = make_trial(problem=Problem.parse("f32 7x7x7 nk none"))
+    Repository(site.engine).add_imported([elsewhere])
+
+    assert site.client.get(f"/problems/{problem_id(elsewhere.problem)}").status_code == 404
+    found = site.client.get("/problems", params={"text": elsewhere.problem.text})
+    assert found.status_code == 404
+    assert "Nothing was tried here" in found.text
+
+
+def test_what_others_wrote_is_text_and_nothing_else(site: JobSite) -> None:
+    cpu = replace(CPU, brand=HOSTILE, stepping=9)
+    measured = make_trial().measurement
+    assert measured is not None
+    hostile = make_trial(
+        cpu=cpu,
+        toolchain=HOSTILE,
+        generator="0.1-b",
+        measurement=replace(measured, baseline=HOSTILE),
+    )
+    repository = Repository(site.engine)
+    repository.add_trial(hostile)
+    repository.add_trial(replace(make_failed_trial(minute=9), cpu=cpu, detail=HOSTILE))
+
+    for path in ("/", "/cpus", f"/cpus/{cpu.exact_key}", f"/problems/{KEY}?cpu={cpu.exact_key}"):
+        page = _read(site.client, path)
+        assert not page.elements["script"], path
+        assert not {"\x1b", "\u202e"} & set(page.answer.text), path
+        assert "49" not in re.findall(r"alert\(1\).{0,80}", page.text), path
+    assert "<script>alert(1)</script> \\x1b[31m" in page.text
+
+
+def test_links_lead_somewhere_and_nothing_is_loaded_from_elsewhere(site: JobSite) -> None:
+    repository = Repository(site.engine)
+    repository.add_trial(_of_m(1, call_ns=500))
+    site.submit()
+    admin = site.headers(*Scope)
+
+    with httpx.Client(base_url=site.client.base_url, headers=admin) as everything:
+        pages = follow_all(everything, "/")
+
+    assert len(pages) > 12
+    for place, page in pages.items():
+        assert page.answer.status_code == 200, place
+        assert not page.elements["script"]
+        assert not any(name == "style" or name.startswith("on") for _t, name, _v in page.attributes)
+        for tag, value in page.loaded:
+            assert value.startswith(("/", "#")), (place, tag, value)
+            assert not value.startswith("//"), (place, tag, value)
+        if page.answer.headers["Content-Type"].startswith("text/html"):
+            policy = page.answer.headers["Content-Security-Policy"]
+            nonces = {value for _tag, name, value in page.attributes if name == "nonce"}
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert all(f"'nonce-{nonce}'" in policy for nonce in nonces)
+            assert page.elements["style"] == sum(
+                name == "nonce" for _tag, name, _value in page.attributes
+            )
+            assert page.answer.headers["X-Frame-Options"] == "DENY"
+            assert page.answer.headers["X-Content-Type-Options"] == "nosniff"
+            assert page.elements["h1"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/cpus/unknown", 404),
+        ("/cpus/%00", 404),
+        (f"/cpus/{CPU.exact_key}?cursor=%ff", 422),
+        (f"/cpus/{CPU.exact_key}?cursor=bm8", 422),
+        (f"/cpus/{CPU.exact_key}?cursor=W1tdXQ", 422),
+        (f"/cpus/{CPU.exact_key}?cursor=" + "x" * 300, 422),
+        (f"/cpus/{CPU.exact_key}?standing=<b>", 422),
+        ("/problems/unknown", 404),
+        ("/problems/" + "0" * 64, 404),
+        (f"/problems/{KEY}?cpu=unknown", 404),
+        (f"/problems/{KEY}?threads=2", 404),
+        (f"/problems/{KEY}?threads=0", 422),
+        (f"/problems/{KEY}?threads=" + "9" * 100, 422),
+        (f"/problems/{KEY}?threads=%D9%A3", 422),
+        (f"/problems/{KEY}?regime=both", 422),
+        (f"/problems/{KEY}?regime=%1b", 422),
+        (f"/problems/{KEY}?before=-1", 422),
+        (f"/problems/{KEY}?before=0", 200),
+        (f"/problems/{KEY}?before=999999999", 200),
+        ("/problems?text=nonsense", 422),
+        ("/problems?text=" + "x" * 2000, 422),
+        ("/problems?text=f32+1x1x1&text=f32+2x2x2", 404),
+        ("/problems?text=%ff%fe", 422),
+        ("/kernels/unknown", 404),
+        ("/kernels/" + "0" * 64, 404),
+        ("/?" + "x" * 5000, 200),
+        ("/?cursor=1&standing=%00", 200),
+        ("/jobs", 403),
+        ("/jobs/" + "0" * 32, 403),
+    ],
+)
+def test_odd_questions_get_a_clear_page(client: httpx.Client, path: str, status: int) -> None:
+    answer = client.get(path)
+
+    assert answer.status_code == status
+    assert answer.headers["Content-Type"].startswith("text/html")
+    assert "Content-Security-Policy" in answer.headers
+    assert Page(answer).elements["h1"] == 1
+
+
+def test_odd_questions_on_jobs_get_a_clear_page(site: JobSite) -> None:
+    for path, status in (
+        ("/jobs?state=odd", 422),
+        ("/jobs?before=unknown", 200),
+        ("/jobs/unknown", 404),
+        ("/jobs/%00", 404),
+    ):
+        answer = site.client.get(path, headers=site.tuner)
+        assert (answer.status_code, path) == (status, path)
+        assert Page(answer).elements["h1"] == 1
+
+
+def test_a_database_that_is_away_is_said(settings: Settings) -> None:
+    with served(settings) as client:
+        engine = open_database(settings.database_url)
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE verdicts RENAME TO hidden"))
+        engine.dispose()
+
+        answer = client.get("/")
+
+    assert answer.status_code == 503
+    assert "the database did not do what was asked" in answer.text
+    assert answer.headers["Content-Type"].startswith("text/html")
+
+
+def test_damaged_figures_are_no_error_of_the_service(site: JobSite) -> None:
+    with site.engine.begin() as connection:
+        connection.execute(text("UPDATE verdicts SET log_ratio = 1e300, call_ns = 1e-300"))
+
+    for path in ("/", f"/cpus/{CPU.exact_key}", f"/problems/{KEY}"):
+        assert site.client.get(path).status_code in {200, 503}
+
+
+def test_a_page_costs_its_caller_as_much_as_answers_do(settings: Settings) -> None:
+    with served(replace(settings, client_rate=1.0)) as client:
+        answers = [client.get("/") for _turn in range(8)]
+
+    assert answers[0].status_code == 200
+    assert answers[-1].status_code == 429
+    assert answers[-1].headers["Content-Type"].startswith("text/html")
+    assert int(answers[-1].headers["Retry-After"]) > 0
+
+
+def test_without_matplotlib_pages_have_their_tables(
+    site: JobSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemm_tuner_service.dashboard.pictures.can_draw", lambda: False)
+
+    page = _read(site.client, "/")
+
+    assert not page.elements["svg"]
+    assert page.elements["table"] >= 3
+
+
+@pytest.fixture
+def signing_in(settings: Settings, engine: Engine) -> Iterator[tuple[httpx.Client, Tokens]]:
+    """Yield a client from another machine, behind a proxy that speaks https."""
+    from gemm_tuner_service.peers import Proxies  # noqa: PLC0415 - of these tests alone
+
+    with served(replace(settings, proxies=Proxies.parse(["127.0.0.1"]))) as client:
+        client.headers.update({"X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "https"})
+        yield client, Tokens(engine)
+
+
+def _token(tokens: Tokens, *scopes: Scope) -> tuple[str, str]:
+    token, secret = tokens.create("ci", scopes, actor="t", now=datetime.now(UTC))
+    return token.id, secret.text
+
+
+def test_a_person_signs_in_with_a_token_and_out_again(
+    signing_in: tuple[httpx.Client, Tokens],
+) -> None:
+    client, tokens = signing_in
+    token_id, secret = _token(tokens, Scope.RESOLVE)
+
+    refused = client.get(f"/problems/{KEY}?threads=1")
+    form = Page(refused)
+    hidden = re.findall(r'name="wanted" value="([^"]*)"', refused.text)
+    answer = client.post("/sign-in", data={"token": secret, "wanted": hidden[0]})
+    cookie = answer.headers["Set-Cookie"]
+    session = {"Cookie": cookie.partition(";")[0]}
+
+    assert refused.status_code == 401
+    assert form.elements["form"] == 1
+    assert answer.status_code == 303
+    assert answer.headers["Location"] == f"/problems/{KEY}?threads=1"
+    assert {"HttpOnly", "SameSite=Strict", "Secure", "Path=/"} <= set(cookie.split("; "))
+    assert cookie.startswith("__Host-")
+    assert secret not in cookie
+    assert client.get(answer.headers["Location"], headers=session).status_code == 200
+    assert token_id in client.get("/", headers=session).text
+    # A session is good for pages alone.
+    assert client.get("/v1/records", headers=session).status_code == 401
+    assert client.get("/jobs", headers=session).status_code == 403
+
+    out = client.post("/sign-out", headers=session)
+    assert out.status_code == 303
+    assert all("Max-Age=0" in each for each in out.headers.get_list("set-cookie"))
+
+
+def test_a_session_ends_with_its_token(
+    signing_in: tuple[httpx.Client, Tokens], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemm_tuner_service.callers.TOKEN_KNOWN_S", 0.0)
+    client, tokens = signing_in
+    token_id, secret = _token(tokens, Scope.RESOLVE)
+    cookie = client.post("/sign-in", data={"token": secret}).headers["Set-Cookie"].partition(";")[0]
+
+    before = client.get("/", headers={"Cookie": cookie})
+    tokens.revoke(token_id, actor="t", now=datetime.now(UTC))
+    after = client.get("/", headers={"Cookie": cookie})
+
+    assert (before.status_code, after.status_code) == (200, 401)
+
+
+@pytest.mark.parametrize("change", ["x", "0.9999999999", "longer", "none"])
+def test_a_session_that_others_made_is_none(
+    signing_in: tuple[httpx.Client, Tokens], change: str
+) -> None:
+    client, tokens = signing_in
+    secret = _token(tokens, Scope.RESOLVE)[1]
+    cookie = client.post("/sign-in", data={"token": secret}).headers["Set-Cookie"].partition(";")[0]
+    name, _is, session = cookie.partition("=")
+    token_id, ends_at, code = session.split(".")
+    forged = {
+        "x": f"{token_id}.{ends_at}.{code[:-1]}x",
+        "0.9999999999": f"{token_id}.9999999999.{code}",
+        "longer": session * 200,
+        "none": "",
+    }[change]
+
+    assert client.get("/", headers={"Cookie": f"{name}={forged}"}).status_code == 401
+
+
+def test_a_wrong_token_and_another_site_sign_in_nobody(
+    signing_in: tuple[httpx.Client, Tokens],
+) -> None:
+    client, tokens = signing_in
+    secret = _token(tokens, Scope.RESOLVE)[1]
+
+    for fields in ({}, {"token": "gt_x"}, {"token": "<b>"}, {"token": secret + "x"}):
+        answer = client.post("/sign-in", data=fields)
+        assert answer.status_code == 401
+        assert "Set-Cookie" not in answer.headers
+        assert 'name="token"' in answer.text
+    for headers in ({"Origin": "https://elsewhere.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        answer = client.post("/sign-in", data={"token": secret}, headers=headers)
+        assert answer.status_code == 403
+        assert "Set-Cookie" not in answer.headers
+    assert client.post("/sign-in", content=b"\xff" * 10).status_code == 422
+    assert client.post("/sign-in", content=b"a=1&" * 99).status_code == 422
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "https://elsewhere.example/",
+        "//elsewhere.example",
+        "/\\elsewhere",
+        "///cpus/x",
+        "/healthz",
+        "",
+    ],
+)
+def test_signing_in_leads_to_no_other_place(
+    signing_in: tuple[httpx.Client, Tokens], wanted: str
+) -> None:
+    client, tokens = signing_in
+    secret = _token(tokens, Scope.RESOLVE)[1]
+
+    answer = client.post("/sign-in", data={"token": secret, "wanted": wanted})
+
+    assert answer.headers["Location"] == "/"
+
+
+def test_a_session_in_clear_text_is_refused(signing_in: tuple[httpx.Client, Tokens]) -> None:
+    client, tokens = signing_in
+    secret = _token(tokens, Scope.RESOLVE)[1]
+    cookie = client.post("/sign-in", data={"token": secret}).headers["Set-Cookie"].partition(";")[0]
+    clear = {"X-Forwarded-Proto": "http"}
+
+    assert client.get("/", headers={"Cookie": cookie, **clear}).status_code == 403
+    answer = client.post("/sign-in", data={"token": secret}, headers=clear)
+    assert answer.status_code == 403
+    assert "revoke it" in answer.text
