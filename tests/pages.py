@@ -26,12 +26,18 @@ class Page(HTMLParser):
         self.attributes += [(tag, name, value or "") for name, value in attrs]
         if tag == "tr":
             self.rows.append([])
+        if tag == "br" and self.rows and self.rows[-1]:
+            self.rows[-1][-1] += " "
         if tag in {"td", "th"} and self.rows:
             self.rows[-1].append("")
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
-        if self.lasttag in {"td", "th", "a", "span", "progress"} and self.rows and self.rows[-1]:
+        if (
+            self.lasttag in {"td", "th", "a", "span", "progress", "br"}
+            and self.rows
+            and self.rows[-1]
+        ):
             self.rows[-1][-1] += data.strip("\n")
 
     @property

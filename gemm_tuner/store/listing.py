@@ -23,6 +23,7 @@ from gemm_tuner.store.tables import Origin, cpus, problems, trials, verdicts
 MAX_PLACES = 200  # of one problem: CPUs, threads and regimes
 MAX_CURVE_SIDE = 20  # other m that are smaller, and that are greater
 _MAX_CURSOR = 400
+_IS_OWN = (verdicts.c.imported == 0) | (verdicts.c.newest > 0)  # not of imports alone
 _MAX_CPU_ROWS = 50  # a CPU has one for each brand and number of cores
 
 
@@ -136,12 +137,18 @@ class Listing(Statements):
         row = self._first(select(problems.c.id, problems.c.document).where(problems.c.id == key))
         return None if row is None else read_problem(row[0], row[1])
 
+    def has_cpu(self, cpu_key: str) -> bool:
+        """Return whether something was tried on a CPU, here and not elsewhere."""
+        row = verdicts.c
+        query = select(row.problem_id).where(row.cpu_key == cpu_key, _IS_OWN)
+        return self._first(query.limit(1)) is not None
+
     def of_problem(self, key: str) -> tuple[Listed, ...]:
         """Return what was tried of a problem, for each CPU and context, at most `MAX_PLACES`."""
         row = verdicts.c
         query = (
             _select_listed()
-            .where(row.problem_id == key, (row.imported == 0) | (row.newest > 0))
+            .where(row.problem_id == key, _IS_OWN)
             .order_by(row.cpu_key, row.threads, row.regime)
             .limit(MAX_PLACES)
         )

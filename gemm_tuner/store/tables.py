@@ -292,7 +292,10 @@ verdicts = Table(
     Index("ix_verdicts_hint_of", "hint_of"),
     Index("ix_verdicts_lacking", "lacking"),
     Index("ix_verdicts_layer", "layer", "cpu_key", "threads", "regime", "m_high"),
-    Index("ix_verdicts_of_cpu", "cpu_key", "log_ratio", "problem_id", "threads", "regime"),
+    Index(
+        "ix_verdicts_of_cpu",
+        *("cpu_key", "log_ratio", "problem_id", "threads", "regime", "standing"),
+    ),
     # All that an overview adds up, so that it reads no row.
     Index(
         "ix_verdicts_figures",

@@ -92,7 +92,8 @@ class Counting(Statements):
             believed = sorted(self._keys.believed())
         row, dialect = verdicts.c, self._engine.dialect.name
         standing = case((row.attested_by.in_(believed), row.standing), else_=None)
-        counted = [standing.label("standing"), func.count(), func.sum(row.log_ratio)]
+        # Another name than that of the column, which PostgreSQL would take it for.
+        counted = [standing.label("counted_as"), func.count(), func.sum(row.log_ratio)]
         of_whom: list[ColumnElement[bool]] = [row.standing.is_not(None)]
         of_whom += [] if cpu_key is None else [row.cpu_key == cpu_key]
         rows_class, weights_class = (

@@ -201,15 +201,16 @@ def _grouped(tallies: Iterable[tuple[_Key, Tally]]) -> dict[_Key, Counts]:
 
 def _rows_text(of_rows: int) -> str:
     """Return a class of m as words: `9 to 64`."""
+    if not of_rows:
+        return f"up to {ROWS_UP_TO[0]}"
     if of_rows == len(ROWS_UP_TO):
         return f"above {ROWS_UP_TO[-1]}"
-    low = ROWS_UP_TO[of_rows - 1] + 1 if of_rows else 0
-    return f"{low} to {ROWS_UP_TO[of_rows]}"
+    return f"{ROWS_UP_TO[of_rows - 1] + 1} to {ROWS_UP_TO[of_rows]}"
 
 
 def _weights_text(of_weights: int) -> str:
-    """Return a class of the elements of w as words: `to 2^20`."""
+    """Return a class of the elements of w as words: `up to 2^20`."""
     powers = [most.bit_length() - 1 for most in WEIGHTS_UP_TO]
     if of_weights == len(powers):
         return f"above 2^{powers[-1]}"
-    return f"to 2^{powers[of_weights]}"
+    return f"up to 2^{powers[of_weights]}"

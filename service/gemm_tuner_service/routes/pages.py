@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
+from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.context import ExecutionContext, Regime, check_threads
 from gemm_tuner.domain.job import JobState
 from gemm_tuner.domain.problem import Problem
@@ -26,6 +27,7 @@ WANTED_AT_ONCE = 200
 
 _MAX_DIGITS = 9
 _DIGEST_LETTERS = 64
+_JOB_LETTERS = 32
 
 _ALL_MARKS = tuple(mark.value for mark in counted.MARKS)
 _Text = Annotated[str, Query(max_length=1000)]
@@ -92,10 +94,13 @@ def read_cpu(
 ) -> Response:
     """Show what is tuned on a CPU, the greatest ratio first, and its features."""
     work.charge(PAGE_COST)
+    if "\0" in cpu_key:  # PostgreSQL cannot even be asked
+        raise _not_found(f"there is no CPU with the key {cpu_key}")
     tallies = service.tallies.tallies(cpu_key)
-    cpu = service.repository.cpu(cpu_key) if tallies.groups else None
+    is_known = bool(tallies.groups) or service.listing.has_cpu(cpu_key)
+    cpu = service.repository.cpu(cpu_key) if is_known else None
     if cpu is None:
-        raise _not_found(f"nothing was measured on a CPU with the key {cpu_key}")
+        raise _not_found(f"nothing was tried here on a CPU with the key {cpu_key}")
     if standing and standing not in _ALL_MARKS:
         raise HTTPException(
             HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -157,7 +162,7 @@ def read_problem(
 ) -> Response:
     """Show what was tried of a problem, in one place: a CPU, number of threads and regime."""
     work.charge(PAGE_COST)
-    problem = service.listing.problem(key) if _is_digest(key) else None
+    problem = service.listing.problem(key) if _is_hex(key, _DIGEST_LETTERS) else None
     places = service.listing.of_problem(key) if problem else ()
     if problem is None or not places:
         raise _not_found("nothing was tried here of a problem with this key")
@@ -199,7 +204,9 @@ def read_problem(
 def read_kernel(request: Request, sha256: str, service: Service, work: RequestWork) -> Response:
     """Show the source that a kernel was compiled from."""
     work.charge(PAGE_COST)
-    is_served = _is_digest(sha256) and sha256 in service.repository.held_artifacts([sha256])
+    is_served = _is_hex(sha256, _DIGEST_LETTERS) and sha256 in service.repository.held_artifacts(
+        [sha256]
+    )
     source = service.repository.source_text(sha256) if is_served else None
     if source is None:
         raise _not_found("no kernel with this sha256 may be served from this store")
@@ -223,6 +230,10 @@ def list_jobs(
         raise HTTPException(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             f"state {state!r} is not known; use one of: {', '.join(states)}.",
+        )
+    if before and not _is_hex(before, _JOB_LETTERS):
+        raise HTTPException(
+            HTTPStatus.UNPROCESSABLE_ENTITY, f"{before!r} is no id of a job; begin at /jobs."
         )
     jobs = service.desk.newest(
         caller,
@@ -250,8 +261,13 @@ def read_job(
 ) -> Response:
     """Show a job, and how far it is."""
     work.charge(PAGE_COST)
+    if not _is_hex(job_id, _JOB_LETTERS):
+        raise _not_found(f"{job_id} is no id of a job")
     job = service.desk.find(job_id, caller)
-    return _page(request, "job.html.j2", job=service.desk.view(job), key=problem_id(job.problem))
+    key = problem_id(job.problem)
+    may_see = Scope.RESOLVE in caller.scopes and bool(service.listing.of_problem(key))
+    view = service.desk.view(job)
+    return _page(request, "job.html.j2", job=view, key=key if may_see else "")
 
 
 @router.get("/wanted")
@@ -313,8 +329,8 @@ def _number(text: str) -> int | None:
     return int(text)
 
 
-def _is_digest(text: str) -> bool:
-    return len(text) == _DIGEST_LETTERS and not set(text) - set("0123456789abcdef")
+def _is_hex(text: str, letters: int) -> bool:
+    return len(text) == letters and not set(text) - set("0123456789abcdef")
 
 
 def _not_found(what: str) -> HTTPException:

@@ -19,7 +19,14 @@ _COLUMNS: tuple[tuple[str, sa.types.TypeEngine[Any]], ...] = (
 )
 _INDEXES = {
     "ix_verdicts_layer": ["layer", "cpu_key", "threads", "regime", "m_high"],
-    "ix_verdicts_of_cpu": ["cpu_key", "log_ratio", "problem_id", "threads", "regime"],
+    "ix_verdicts_of_cpu": [
+        "cpu_key",
+        "log_ratio",
+        "problem_id",
+        "threads",
+        "regime",
+        "standing",
+    ],
     "ix_verdicts_figures": [
         "cpu_key",
         "types",
