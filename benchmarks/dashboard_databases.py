@@ -54,6 +54,7 @@ from gemm_tuner.trust.attestation import MeasuringKeys, Statement
 CPUS = 20
 MOST_OF_ONE = 100_000  # trials of one problem, at most a tenth of all
 JOBS = 100_000
+ROWS_APART = 4096  # more than the m of any record, so that no two copies are of one problem
 MISSES = 9_000
 BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -132,7 +133,7 @@ def _add_copies(
             if done >= wanted:
                 break
             cpu = replace(group[0].cpu, model=1 + turn % CPUS)
-            m = group[0].problem.m.low + turn // CPUS
+            m = group[0].problem.m.low + ROWS_APART * (turn // CPUS)
             problem = replace(group[0].problem, m=Rows(low=m, high=m))
             cpu_key = _add_cpu(connection, cpu, known)
             key = problem_id(problem)

@@ -129,6 +129,11 @@ def admin_of(url: str) -> str:
     return secret.text
 
 
+def place_of(problem_key: str, cpu_key: str, threads: int, regime: str) -> str:
+    """Return the page of a problem in a place."""
+    return f"/problems/{problem_key}?cpu={cpu_key}&threads={threads}&regime={regime}"
+
+
 def pages_of(url: str) -> tuple[dict[str, list[str]], str]:
     """Return the pages to ask for, and in words what the database holds."""
     engine = open_database(url)
@@ -136,7 +141,12 @@ def pages_of(url: str) -> tuple[dict[str, list[str]], str]:
         known = connection.scalar(select(func.count()).select_from(trials))
         decided = connection.scalar(select(func.count()).select_from(verdicts))
         keys = connection.scalars(select(cpus.c.exact_key).order_by(cpus.c.id)).all()
-        of_most = connection.scalar(select(trials.c.problem_id).order_by(trials.c.sequence.desc()))
+        most = connection.execute(
+            select(trials.c.problem_id, cpus.c.exact_key, trials.c.threads, trials.c.regime)
+            .join(cpus, cpus.c.id == trials.c.cpu_id)
+            .order_by(trials.c.sequence.desc())
+            .limit(1)
+        ).one()
         some = connection.execute(
             select(verdicts.c.problem_id, verdicts.c.cpu_key, verdicts.c.threads, verdicts.c.regime)
             .order_by(verdicts.c.problem_id)
@@ -144,16 +154,12 @@ def pages_of(url: str) -> tuple[dict[str, list[str]], str]:
         ).all()
         artifact = connection.scalar(select(verdicts.c.artifact).limit(1))
     engine.dispose()
-    problems = [
-        f"/problems/{row.problem_id}?cpu={row.cpu_key}&threads={row.threads}&regime={row.regime}"
-        for row in some
-    ]
+    problems = [place_of(*row) for row in some]
+    of_most = place_of(*most)
     with service(url) as (host, port, _pid):
         place = f"http://{host}:{port}"
         second = re.search(r'href="([^"]*cursor=[^"]*)"', httpx.get(f"{place}/cpus/{keys[0]}").text)
-        older = re.search(
-            r'href="([^"]*before=[^"]*)"', httpx.get(f"{place}/problems/{of_most}").text
-        )
+        older = re.search(r'href="([^"]*before=[^"]*)"', httpx.get(f"{place}{of_most}").text)
     assert second is not None
     assert older is not None
     return {
@@ -163,7 +169,7 @@ def pages_of(url: str) -> tuple[dict[str, list[str]], str]:
         "its ties": [f"/cpus/{key}?standing=tie" for key in keys[:TIMES]],
         "its second page": [second[1].replace("&amp;", "&")],
         "a problem": problems,
-        "one with a tenth of all trials": [f"/problems/{of_most}"],
+        "one with a tenth of all trials": [of_most],
         "its second page of trials": [older[1].replace("&amp;", "&")],
         "a kernel": [f"/kernels/{artifact}"],
         f"jobs, of {JOBS:,}": ["/jobs", "/jobs?state=failed"],

@@ -48,6 +48,7 @@ MARKS: Mapping[str, tuple[str, str]] = {
     "tuned":        (TUNED, "o"),
     "tie":          (TIE, "s"),
     "baseline":     (BASELINE, "D"),
+    "no library":   (INK, "^"),
     "not believed": (MUTED, "x"),
 }
 PAIR: Mapping[str, tuple[str, str]] = {

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from enum import StrEnum
 from math import exp, log
-from typing import Any
+from typing import Any, Self
 
+from gemm_tuner.derive import SCALAR
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Decision, Verdict
@@ -16,7 +17,20 @@ class Standing(StrEnum):
     TUNED = Decision.TUNED.value
     TIE = Decision.TIE.value
     BASELINE = Decision.BASELINE.value
+    ALONE = "no library"  # the baseline is a plain loop: there is nothing to claim
     DOUBTED = "not believed"  # the measurement decides nothing
+
+    @classmethod
+    def of(cls, decision: Decision, *, baseline: str, doubt: str | None) -> Self:
+        """Return how a kernel stands by its decision, beside which baseline, with what doubt."""
+        if doubt:
+            return cls(cls.DOUBTED)
+        return cls(cls.ALONE if baseline.startswith(SCALAR) else decision.value)
+
+    @property
+    def counts(self) -> bool:
+        """Say whether the ratio is in means."""
+        return self not in {Standing.ALONE, Standing.DOUBTED}
 
 
 _MOST_LOG = 700.0  # of what can be raised to e; a damaged row may hold more
@@ -51,7 +65,9 @@ def figure_columns(verdict: Verdict | None, trials: Iterable[Trial]) -> dict[str
         and trial.created_at == verdict.tried_at
     )
     return {
-        "standing": Standing.DOUBTED if verdict.doubt else Standing(verdict.decision.value),
+        "standing": Standing.of(
+            verdict.decision, baseline=measured.baseline, doubt=verdict.doubt
+        ).value,
         "log_ratio": log(measured.ratio.median),
         "peak_share": next(shares, None),
         "call_ns": call_ns,

@@ -30,7 +30,7 @@ class Counts:
         log_sum = 0.0
         for tally in tallies:
             of[tally.standing] = of.get(tally.standing, 0) + tally.count
-            if tally.standing not in {None, Standing.DOUBTED}:
+            if tally.standing is not None and tally.standing.counts:
                 log_sum += tally.log_sum
         return cls(of, log_sum)
 
@@ -52,7 +52,7 @@ class Counts:
     @property
     def mean(self) -> float | None:
         """Return the geometric mean of the ratios that decide something, None without any."""
-        count = self.total - self.of.get(Standing.DOUBTED, 0)
+        count = sum(self.of.get(mark, 0) for mark in MARKS if mark.counts)
         return ratio_of(self.log_sum / count) if count else None
 
 

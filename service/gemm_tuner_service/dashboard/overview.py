@@ -13,7 +13,7 @@ from gemm_tuner_service.callers import Caller
 from gemm_tuner_service.dependencies import RunningService
 from gemm_tuner_service.job_schemas import JobView
 
-LIVE_JOBS = 10  # of those that run, and of those that wait
+LIVE_JOBS = 5  # of those that run, and of those that wait
 WANTED = 10
 
 
@@ -31,13 +31,13 @@ class Health:
 
 
 def names_of(service: RunningService, keys: Iterable[str]) -> Callable[[str], str]:
-    """Return what names CPUs: their brand, or their key where several have the same."""
+    """Return what names CPUs: their brand, or their key where several have the same brand."""
     brands: dict[str, str] = {}
     for key in dict.fromkeys(keys):
         cpu = service.repository.cpu(key)
         brands[key] = cpu.brand if cpu and cpu.brand else key
     counts = Counter(brands.values())
-    return lambda key: brands[key] if counts[brands[key]] == 1 else f"{brands[key]}, {key}"
+    return lambda key: brands[key] if counts[brands[key]] == 1 else key
 
 
 def live_jobs(service: RunningService, caller: Caller) -> list[JobView] | None:

@@ -80,8 +80,8 @@ def _attempt(trial: Trial, held: Collection[str]) -> Attempt:
     doubt = why_doubted(measured) if measured else None
     ratio = measured.ratio if measured else None
     standing = None
-    if ratio is not None:
-        standing = Standing.DOUBTED if doubt else Standing(decide(ratio).value)
+    if measured is not None and ratio is not None:
+        standing = Standing.of(decide(ratio), baseline=measured.baseline, doubt=doubt)
     return Attempt(
         trial=trial,
         call_ns=measured.candidate.median_ns if measured else None,

@@ -63,7 +63,7 @@ def _environment() -> Environment:
         "context": context_text,
         "ratio": lambda ratio: "" if ratio is None else f"{ratio:.3f}",
         "share": lambda share: "" if share is None else f"{share:.1%}",
-        "moment": lambda at: f"{at:%Y-%m-%d %H:%M:%S} UTC",
+        "moment": lambda at: f"{at:%Y-%m-%d}\N{NO-BREAK SPACE}{at:%H:%M} UTC",
         "figure_column": lambda name: f">{name}",
         "thousands": lambda number: f"{number:,}",
     }
