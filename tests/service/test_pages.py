@@ -35,6 +35,11 @@ def _of_m(m: int, **changes: object) -> Trial:
     return make_trial(problem=problem, conditions=FAST_CONDITIONS, **changes)
 
 
+@pytest.fixture(autouse=True)
+def _wait_for_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemm_tuner_service.dashboard.pictures.WAIT_S", 60.0)
+
+
 @pytest.fixture
 def site(own_client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> JobSite:
     """Return a service whose counts are always new."""
@@ -353,6 +358,35 @@ def test_a_page_costs_its_caller_as_much_as_answers_do(settings: Settings) -> No
     assert answers[-1].status_code == 429
     assert answers[-1].headers["Content-Type"].startswith("text/html")
     assert int(answers[-1].headers["Retry-After"]) > 0
+
+
+def test_a_page_does_not_wait_long_for_its_pictures(
+    site: JobSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu = replace(CPU, stepping=11)
+    Repository(site.engine).add_trial(make_trial(cpu=cpu))
+    place = f"/cpus/{cpu.exact_key}"
+    with monkeypatch.context() as impatient:
+        impatient.setattr("gemm_tuner_service.dashboard.pictures.WAIT_S", 0.0)
+        early = _read(site.client, place)
+    later = _read(site.client, place)
+
+    assert "A picture is being drawn: look again" in early.text
+    assert later.elements["svg"] == 1
+
+
+def test_what_cannot_be_drawn_is_left_out(site: JobSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_figures: object, **_how: object) -> str:
+        raise ValueError("not today")
+
+    monkeypatch.setattr("gemm_tuner.plots.draw.draw_histogram", fail)
+    cpu = replace(CPU, stepping=12)
+    Repository(site.engine).add_trial(make_trial(cpu=cpu))
+
+    page = _read(site.client, f"/cpus/{cpu.exact_key}")
+
+    assert not page.elements["svg"]
+    assert page.elements["table"] >= 3
 
 
 def test_without_matplotlib_pages_have_their_tables(

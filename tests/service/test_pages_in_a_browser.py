@@ -53,6 +53,11 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
+@pytest.fixture(autouse=True)
+def _wait_for_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gemm_tuner_service.dashboard.pictures.WAIT_S", 60.0)
+
+
 @pytest.fixture
 def site(settings: Settings, engine: Engine) -> Iterator[JobSite]:
     """Yield a service that has something to show on each page."""

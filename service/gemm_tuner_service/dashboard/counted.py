@@ -119,8 +119,8 @@ def shapes_picture(tallies: Tallies) -> str:
     )
 
 
-def ratio_steps(tallies: Tallies) -> Steps:
-    """Return how many verdicts have which speed over the baseline."""
+def ratio_steps(tallies: Tallies, whose: str = "all") -> Steps:
+    """Return how many verdicts of a CPU, or of all, have which speed over the baseline."""
     steps = [
         Step(standing=one.standing, low=exp(one.low), high=exp(one.high), count=one.count)
         for one in tallies.ratios
@@ -129,16 +129,18 @@ def ratio_steps(tallies: Tallies) -> Steps:
         steps,
         lambda low, high: f"{low:.2f} to {high:.2f}",
         "times the speed of the baseline (logarithmic)",
+        whose,
         is_logarithmic=True,
     )
 
 
-def share_steps(tallies: Tallies) -> Steps:
-    """Return how many verdicts have which share of the peak of arithmetic."""
+def share_steps(tallies: Tallies, whose: str = "all") -> Steps:
+    """Return how many verdicts of a CPU, or of all, have which share of the peak."""
     return _steps(
         tallies.shares,
         lambda low, high: f"{low:.0%} to {high:.0%}",
         "of the peak of arithmetic, measured beside the kernel",
+        whose,
         is_logarithmic=False,
     )
 
@@ -147,6 +149,7 @@ def _steps(
     steps: Sequence[Step],
     name_of: Callable[[float, float], str],
     axis: str,
+    whose: str,
     *,
     is_logarithmic: bool,
 ) -> Steps:
@@ -167,8 +170,8 @@ def _steps(
         says = f"Answers by their speed, {axis}; the table below has the figures."
         return draw_histogram(columns, axis, says, is_logarithmic=is_logarithmic)
 
-    key = ("histogram", axis, tuple(steps))
-    return Steps(rows=rows, picture=PICTURES.get(key, draw) if steps else "")
+    kind = f"histogram of {whose}, {axis}"
+    return Steps(rows=rows, picture=PICTURES.get(kind, tuple(steps), draw) if steps else "")
 
 
 def _bars(rows: Sequence[Row], says: str) -> str:
@@ -189,7 +192,7 @@ def _bars(rows: Sequence[Row], says: str) -> str:
         }
         return draw_bars(bars, "answers", says)
 
-    return PICTURES.get(("bars", says, tuple((row.name, row.counts.each) for row in drawn)), draw)
+    return PICTURES.get(f"bars: {says}", tuple((row.name, row.counts.each) for row in drawn), draw)
 
 
 def _grouped(tallies: Iterable[tuple[_Key, Tally]]) -> dict[_Key, Counts]:

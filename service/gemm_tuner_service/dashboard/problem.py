@@ -118,7 +118,7 @@ def attempts_picture(attempts: Sequence[Attempt], problem: Problem) -> str:
         )
 
     key = tuple((one.trial.candidate.text, one.standing, one.ratio, one.baseline) for one in timed)
-    return PICTURES.get(("attempts", problem.text, key), draw)
+    return PICTURES.get(f"attempts, {problem.text}", key, draw)
 
 
 def curve_of(listed: Sequence[Listed]) -> list[Point]:
@@ -156,8 +156,7 @@ def curve_picture(points: Sequence[Point], problem: Problem) -> str:
             "Speed of kernels and baselines over m; the table below has the figures.",
         )
 
-    key = ("curve", problem.n, problem.k, problem.types.text, tuple(drawn))
-    return PICTURES.get(key, draw)
+    return PICTURES.get(f"curve, {problem.text}", tuple(drawn), draw)
 
 
 def explain(service: RunningService, place: Listed) -> list[str]:

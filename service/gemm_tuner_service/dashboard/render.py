@@ -13,6 +13,7 @@ from gemm_tuner.domain.access import Scope as Right
 from gemm_tuner.domain.printable import harmless
 from gemm_tuner.domain.units import context_text, duration_text, time_text
 from gemm_tuner_service.callers import Caller
+from gemm_tuner_service.dashboard.pictures import BEING_DRAWN
 from gemm_tuner_service.observing import CALLER
 
 NONCE = "nonce"  # the member of the state of a request: what a style needs to be used
@@ -33,6 +34,7 @@ def render(scope: Scope, template: str, **values: Any) -> bytes:  # noqa: ANN401
             path=scope["path"],
             rights={right.name.lower() for right in rights},
             signed_in=None if caller is None or caller.token_id is None else caller.name,
+            being_drawn=BEING_DRAWN,
             version=version("gemm-tuner"),
             picture=lambda svg: _picture(svg, nonce),
             **values,
