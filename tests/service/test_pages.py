@@ -1,7 +1,6 @@
 """The pages for people: what they show to whom, that links lead somewhere, and what they load."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,18 +12,16 @@ from job_site import JobSite
 from pages import Page, follow_all
 from samples import CPU, FAST_CONDITIONS, PROBLEM, make_artifact, make_failed_trial, make_trial
 from serving import served
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.job import JobState
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.record import Trial
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.misses import Miss, Misses
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tokens import Tokens
 
 HOSTILE = "<script>alert(1)</script> \x1b[31m \u202e {{ 7*7 }} \"' &lt;"
 KEY = problem_id(PROBLEM)
@@ -272,84 +269,6 @@ def test_links_lead_somewhere_and_nothing_is_loaded_from_elsewhere(site: JobSite
             assert page.elements["h1"] == 1
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        ("/cpus/unknown", 404),
-        ("/cpus/%00", 404),
-        (f"/cpus/{CPU.exact_key}?cursor=%ff", 422),
-        (f"/cpus/{CPU.exact_key}?cursor=bm8", 422),
-        (f"/cpus/{CPU.exact_key}?cursor=W1tdXQ", 422),
-        (f"/cpus/{CPU.exact_key}?cursor=" + "x" * 300, 422),
-        (f"/cpus/{CPU.exact_key}?standing=<b>", 422),
-        ("/problems/unknown", 404),
-        ("/problems/" + "0" * 64, 404),
-        (f"/problems/{KEY}?cpu=unknown", 404),
-        (f"/problems/{KEY}?threads=2", 404),
-        (f"/problems/{KEY}?threads=0", 422),
-        (f"/problems/{KEY}?threads=" + "9" * 100, 422),
-        (f"/problems/{KEY}?threads=%D9%A3", 422),
-        (f"/problems/{KEY}?regime=both", 422),
-        (f"/problems/{KEY}?regime=%1b", 422),
-        (f"/problems/{KEY}?before=-1", 422),
-        (f"/problems/{KEY}?before=0", 200),
-        (f"/problems/{KEY}?before=999999999", 200),
-        ("/problems?text=nonsense", 422),
-        ("/problems?text=" + "x" * 2000, 422),
-        ("/problems?text=f32+1x1x1&text=f32+2x2x2", 404),
-        ("/problems?text=%ff%fe", 422),
-        ("/kernels/unknown", 404),
-        ("/kernels/" + "0" * 64, 404),
-        ("/?" + "x" * 5000, 200),
-        ("/?cursor=1&standing=%00", 200),
-        ("/jobs", 403),
-        ("/jobs/" + "0" * 32, 403),
-    ],
-)
-def test_odd_questions_get_a_clear_page(client: httpx.Client, path: str, status: int) -> None:
-    answer = client.get(path)
-
-    assert answer.status_code == status
-    assert answer.headers["Content-Type"].startswith("text/html")
-    assert "Content-Security-Policy" in answer.headers
-    assert Page(answer).elements["h1"] == 1
-
-
-def test_odd_questions_on_jobs_get_a_clear_page(site: JobSite) -> None:
-    for path, status in (
-        ("/jobs?state=odd", 422),
-        ("/jobs?before=unknown", 422),
-        ("/jobs?before=" + "0" * 32, 200),
-        ("/jobs/unknown", 404),
-        ("/jobs/%00", 404),
-    ):
-        answer = site.client.get(path, headers=site.tuner)
-        assert (answer.status_code, path) == (status, path)
-        assert Page(answer).elements["h1"] == 1
-
-
-def test_a_database_that_is_away_is_said(settings: Settings) -> None:
-    with served(settings) as client:
-        engine = open_database(settings.database_url)
-        with engine.begin() as connection:
-            connection.execute(text("ALTER TABLE verdicts RENAME TO hidden"))
-        engine.dispose()
-
-        answer = client.get("/")
-
-    assert answer.status_code == 503
-    assert "the database did not do what was asked" in answer.text
-    assert answer.headers["Content-Type"].startswith("text/html")
-
-
-def test_damaged_figures_are_no_error_of_the_service(site: JobSite) -> None:
-    with site.engine.begin() as connection:
-        connection.execute(text("UPDATE verdicts SET log_ratio = 1e300, call_ns = 1e-300"))
-
-    for path in ("/", f"/cpus/{CPU.exact_key}", f"/problems/{KEY}"):
-        assert site.client.get(path).status_code in {200, 503}
-
-
 def test_a_page_costs_its_caller_as_much_as_answers_do(settings: Settings) -> None:
     with served(replace(settings, client_rate=1.0)) as client:
         answers = [client.get("/") for _turn in range(8)]
@@ -398,136 +317,3 @@ def test_without_matplotlib_pages_have_their_tables(
 
     assert not page.elements["svg"]
     assert page.elements["table"] >= 3
-
-
-@pytest.fixture
-def signing_in(settings: Settings, engine: Engine) -> Iterator[tuple[httpx.Client, Tokens]]:
-    """Yield a client from another machine, behind a proxy that speaks https."""
-    from gemm_tuner_service.peers import Proxies  # noqa: PLC0415 - of these tests alone
-
-    with served(replace(settings, proxies=Proxies.parse(["127.0.0.1"]))) as client:
-        client.headers.update({"X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "https"})
-        yield client, Tokens(engine)
-
-
-def _token(tokens: Tokens, *scopes: Scope) -> tuple[str, str]:
-    token, secret = tokens.create("ci", scopes, actor="t", now=datetime.now(UTC))
-    return token.id, secret.text
-
-
-def test_a_person_signs_in_with_a_token_and_out_again(
-    signing_in: tuple[httpx.Client, Tokens],
-) -> None:
-    client, tokens = signing_in
-    token_id, secret = _token(tokens, Scope.RESOLVE)
-
-    refused = client.get(f"/problems/{KEY}?threads=1")
-    form = Page(refused)
-    hidden = re.findall(r'name="wanted" value="([^"]*)"', refused.text)
-    answer = client.post("/sign-in", data={"token": secret, "wanted": hidden[0]})
-    cookie = answer.headers["Set-Cookie"]
-    session = {"Cookie": cookie.partition(";")[0]}
-
-    assert refused.status_code == 401
-    assert form.elements["form"] == 1
-    assert answer.status_code == 303
-    assert answer.headers["Location"] == f"/problems/{KEY}?threads=1"
-    assert {"HttpOnly", "SameSite=Strict", "Secure", "Path=/"} <= set(cookie.split("; "))
-    assert cookie.startswith("__Host-")
-    assert secret not in cookie
-    assert client.get(answer.headers["Location"], headers=session).status_code == 200
-    assert token_id in client.get("/", headers=session).text
-    # A session is good for pages alone.
-    assert client.get("/v1/records", headers=session).status_code == 401
-    assert client.get("/jobs", headers=session).status_code == 403
-
-    out = client.post("/sign-out", headers=session)
-    assert out.status_code == 303
-    assert all("Max-Age=0" in each for each in out.headers.get_list("set-cookie"))
-
-
-def test_a_session_ends_with_its_token(
-    signing_in: tuple[httpx.Client, Tokens], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gemm_tuner_service.callers.TOKEN_KNOWN_S", 0.0)
-    client, tokens = signing_in
-    token_id, secret = _token(tokens, Scope.RESOLVE)
-    cookie = client.post("/sign-in", data={"token": secret}).headers["Set-Cookie"].partition(";")[0]
-
-    before = client.get("/", headers={"Cookie": cookie})
-    tokens.revoke(token_id, actor="t", now=datetime.now(UTC))
-    after = client.get("/", headers={"Cookie": cookie})
-
-    assert (before.status_code, after.status_code) == (200, 401)
-
-
-@pytest.mark.parametrize("change", ["x", "0.9999999999", "longer", "none"])
-def test_a_session_that_others_made_is_none(
-    signing_in: tuple[httpx.Client, Tokens], change: str
-) -> None:
-    client, tokens = signing_in
-    secret = _token(tokens, Scope.RESOLVE)[1]
-    cookie = client.post("/sign-in", data={"token": secret}).headers["Set-Cookie"].partition(";")[0]
-    name, _is, session = cookie.partition("=")
-    token_id, ends_at, code = session.split(".")
-    forged = {
-        "x": f"{token_id}.{ends_at}.{code[:-1]}x",
-        "0.9999999999": f"{token_id}.9999999999.{code}",
-        "longer": session * 200,
-        "none": "",
-    }[change]
-
-    assert client.get("/", headers={"Cookie": f"{name}={forged}"}).status_code == 401
-
-
-def test_a_wrong_token_and_another_site_sign_in_nobody(
-    signing_in: tuple[httpx.Client, Tokens],
-) -> None:
-    client, tokens = signing_in
-    secret = _token(tokens, Scope.RESOLVE)[1]
-
-    for fields in ({}, {"token": "gt_x"}, {"token": "<b>"}, {"token": secret + "x"}):
-        answer = client.post("/sign-in", data=fields)
-        assert answer.status_code == 401
-        assert "Set-Cookie" not in answer.headers
-        assert 'name="token"' in answer.text
-    for headers in ({"Origin": "https://elsewhere.example"}, {"Sec-Fetch-Site": "cross-site"}):
-        answer = client.post("/sign-in", data={"token": secret}, headers=headers)
-        assert answer.status_code == 403
-        assert "Set-Cookie" not in answer.headers
-    assert client.post("/sign-in", content=b"\xff" * 10).status_code == 422
-    assert client.post("/sign-in", content=b"a=1&" * 99).status_code == 422
-
-
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        "https://elsewhere.example/",
-        "//elsewhere.example",
-        "/\\elsewhere",
-        "///cpus/x",
-        "/healthz",
-        "",
-    ],
-)
-def test_signing_in_leads_to_no_other_place(
-    signing_in: tuple[httpx.Client, Tokens], wanted: str
-) -> None:
-    client, tokens = signing_in
-    secret = _token(tokens, Scope.RESOLVE)[1]
-
-    answer = client.post("/sign-in", data={"token": secret, "wanted": wanted})
-
-    assert answer.headers["Location"] == "/"
-
-
-def test_a_session_in_clear_text_is_refused(signing_in: tuple[httpx.Client, Tokens]) -> None:
-    client, tokens = signing_in
-    secret = _token(tokens, Scope.RESOLVE)[1]
-    cookie = client.post("/sign-in", data={"token": secret}).headers["Set-Cookie"].partition(";")[0]
-    clear = {"X-Forwarded-Proto": "http"}
-
-    assert client.get("/", headers={"Cookie": cookie, **clear}).status_code == 403
-    answer = client.post("/sign-in", data={"token": secret}, headers=clear)
-    assert answer.status_code == 403
-    assert "revoke it" in answer.text

@@ -60,7 +60,6 @@ def read_overview(
         jobs=overview.live_jobs(service, caller),
         wanted=overview.wanted(service, caller, overview.WANTED),
         health=overview.health_of(service, caller),
-        key_of=problem_id,
     )
 
 
@@ -279,7 +278,6 @@ def list_wanted(request: Request, service: Service, caller: Asking, work: Reques
         "wanted.html.j2",
         wanted=overview.wanted(service, caller, WANTED_AT_ONCE),
         most=WANTED_AT_ONCE,
-        key_of=problem_id,
     )
 
 

@@ -1,0 +1,100 @@
+"""Odd questions, damaged rows and a database that is away: a clear page with the right status."""
+
+import httpx
+import pytest
+from gemm_tuner_service.settings import Settings
+from job_site import JobSite
+from pages import Page
+from samples import CPU, PROBLEM
+from serving import served
+from sqlalchemy import Engine, text
+
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.problems import problem_id
+
+KEY = problem_id(PROBLEM)
+
+
+@pytest.fixture
+def site(own_client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> JobSite:
+    """Return a service whose counts are always new."""
+    monkeypatch.setattr("gemm_tuner_service.tally_keeper.KEPT_S", 0.0)
+    return JobSite(own_client, engine)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/cpus/unknown", 404),
+        ("/cpus/%00", 404),
+        (f"/cpus/{CPU.exact_key}?cursor=%ff", 422),
+        (f"/cpus/{CPU.exact_key}?cursor=bm8", 422),
+        (f"/cpus/{CPU.exact_key}?cursor=W1tdXQ", 422),
+        (f"/cpus/{CPU.exact_key}?cursor=" + "x" * 300, 422),
+        (f"/cpus/{CPU.exact_key}?standing=<b>", 422),
+        ("/problems/unknown", 404),
+        ("/problems/" + "0" * 64, 404),
+        (f"/problems/{KEY}?cpu=unknown", 404),
+        (f"/problems/{KEY}?threads=2", 404),
+        (f"/problems/{KEY}?threads=0", 422),
+        (f"/problems/{KEY}?threads=" + "9" * 100, 422),
+        (f"/problems/{KEY}?threads=%D9%A3", 422),
+        (f"/problems/{KEY}?regime=both", 422),
+        (f"/problems/{KEY}?regime=%1b", 422),
+        (f"/problems/{KEY}?before=-1", 422),
+        (f"/problems/{KEY}?before=0", 200),
+        (f"/problems/{KEY}?before=999999999", 200),
+        ("/problems?text=nonsense", 422),
+        ("/problems?text=" + "x" * 2000, 422),
+        ("/problems?text=f32+1x1x1&text=f32+2x2x2", 404),
+        ("/problems?text=%ff%fe", 422),
+        ("/kernels/unknown", 404),
+        ("/kernels/" + "0" * 64, 404),
+        ("/?" + "x" * 5000, 200),
+        ("/?cursor=1&standing=%00", 200),
+        ("/jobs", 403),
+        ("/jobs/" + "0" * 32, 403),
+    ],
+)
+def test_odd_questions_get_a_clear_page(client: httpx.Client, path: str, status: int) -> None:
+    answer = client.get(path)
+
+    assert answer.status_code == status
+    assert answer.headers["Content-Type"].startswith("text/html")
+    assert "Content-Security-Policy" in answer.headers
+    assert Page(answer).elements["h1"] == 1
+
+
+def test_odd_questions_on_jobs_get_a_clear_page(site: JobSite) -> None:
+    for path, status in (
+        ("/jobs?state=odd", 422),
+        ("/jobs?before=unknown", 422),
+        ("/jobs?before=" + "0" * 32, 200),
+        ("/jobs/unknown", 404),
+        ("/jobs/%00", 404),
+    ):
+        answer = site.client.get(path, headers=site.tuner)
+        assert (answer.status_code, path) == (status, path)
+        assert Page(answer).elements["h1"] == 1
+
+
+def test_a_database_that_is_away_is_said(settings: Settings) -> None:
+    with served(settings) as client:
+        engine = open_database(settings.database_url)
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE verdicts RENAME TO hidden"))
+        engine.dispose()
+
+        answer = client.get("/")
+
+    assert answer.status_code == 503
+    assert "the database did not do what was asked" in answer.text
+    assert answer.headers["Content-Type"].startswith("text/html")
+
+
+def test_damaged_figures_are_no_error_of_the_service(site: JobSite) -> None:
+    with site.engine.begin() as connection:
+        connection.execute(text("UPDATE verdicts SET log_ratio = 1e300, call_ns = 1e-300"))
+
+    for path in ("/", f"/cpus/{CPU.exact_key}", f"/problems/{KEY}"):
+        assert site.client.get(path).status_code in {200, 503}
