@@ -27,9 +27,9 @@ HOSTILE = "<script>alert(1)</script> \x1b[31m \u202e {{ 7*7 }} \"' &lt;"
 KEY = problem_id(PROBLEM)
 
 
-def _of_m(m: int, **changes: object) -> Trial:
+def _of_m(m: int, call_ns: int) -> Trial:
     problem = replace(PROBLEM, m=Rows(low=m, high=m))
-    return make_trial(problem=problem, conditions=FAST_CONDITIONS, **changes)
+    return make_trial(problem=problem, conditions=FAST_CONDITIONS, call_ns=call_ns)
 
 
 @pytest.fixture(autouse=True)

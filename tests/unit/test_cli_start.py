@@ -13,6 +13,7 @@ import typer
 
 from gemm_tuner.cli import output
 from gemm_tuner.cli.main import COMMANDS, module_of
+from gemm_tuner.domain.units import time_text
 from gemm_tuner.store.database import open_database
 
 # Each takes longer to load than `--help` may take in all.
@@ -115,7 +116,7 @@ def test_the_help_is_printed_in_any_encoding(encoding: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (output.time_text(1500), b"1.5 us"),
+        (time_text(1500), b"1.5 us"),
         ("2 \xd7 3 ≥ 1, ±5 % …", b"2 x 3 >= 1, +-5 % ..."),
         ("layer 你好 \udcff", rb"layer \u4f60\u597d \udcff"),
     ],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from samples import (
+    CONDITIONS,
     CONTEXT,
     CPU,
     FAST_CONDITIONS,
@@ -21,7 +22,7 @@ from gemm_tuner.domain.problem import Rows
 from gemm_tuner.domain.record import Conditions, Trial
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.store.figures import Standing
-from gemm_tuner.store.listing import MAX_CURVE_SIDE, Cursor, Listing
+from gemm_tuner.store.listing import MAX_CURVE_SIDE, Cursor, Listed, Listing
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.tables import verdicts
@@ -31,9 +32,9 @@ from gemm_tuner.trust.attestation import MeasuringKeys
 KEY = problem_id(PROBLEM)
 
 
-def _of_m(m: int, call_ns: int, **changes: object) -> Trial:
+def _of_m(m: int, call_ns: int, conditions: Conditions = CONDITIONS) -> Trial:
     problem = replace(PROBLEM, m=Rows(low=m, high=m))
-    return make_trial(problem=problem, call_ns=call_ns, **changes)
+    return make_trial(problem=problem, call_ns=call_ns, conditions=conditions)
 
 
 def _fill(engine: Engine) -> list[Trial]:
@@ -125,7 +126,8 @@ def test_what_is_no_peak_gives_no_share(peak: float) -> None:
 def test_answers_of_a_cpu_come_in_order(engine: Engine, limit: int) -> None:
     trials = _fill(engine)
 
-    found, after = [], None
+    found: list[Listed] = []
+    after = None
     while True:
         page = Listing(engine).of_cpu(CPU.exact_key, limit=limit, after=after)
         found += page.rows
@@ -165,7 +167,8 @@ def test_trials_come_in_order_without_those_from_elsewhere(engine: Engine, limit
         repository.add_trial(trial)
     repository.add_imported([make_trial(minute=9)])
 
-    found, before = [], None
+    found: list[Trial] = []
+    before = None
     while True:
         page = Listing(engine).tried(KEY, CPU.exact_key, CONTEXT, limit=limit, before=before)
         found += page.trials
