@@ -113,6 +113,7 @@ class RunningService:
     def close(self) -> None:
         """End what runs beside answers, and give the database back."""
         self.counter.close()
+        self.tallies.close()
         self.watch.close()
         self.engine.dispose()
 

@@ -34,13 +34,16 @@ def _of_m(m: int, call_ns: int) -> Trial:
 
 @pytest.fixture(autouse=True)
 def _wait_for_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gemm_tuner_service.dashboard.pictures.WAIT_S", 60.0)
+    for name in ("WAIT_S", "COLD_WAIT_S"):
+        monkeypatch.setattr(f"gemm_tuner_service.dashboard.pictures.{name}", 60.0)
 
 
 @pytest.fixture
 def site(own_client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> JobSite:
     """Return a service whose counts are always new."""
-    monkeypatch.setattr("gemm_tuner_service.tally_keeper.KEPT_S", 0.0)
+    for name in ("KEPT_S", "LONGEST_S"):
+        monkeypatch.setattr(f"gemm_tuner_service.tally_keeper.{name}", 0.0)
+    own_client.get("/")  # what it counted when it began is of before
     return JobSite(own_client, engine)
 
 

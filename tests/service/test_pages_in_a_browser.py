@@ -55,7 +55,8 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _wait_for_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gemm_tuner_service.dashboard.pictures.WAIT_S", 60.0)
+    for name in ("WAIT_S", "COLD_WAIT_S"):
+        monkeypatch.setattr(f"gemm_tuner_service.dashboard.pictures.{name}", 60.0)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from threading import Lock
 MAX_KEPT = 256
 MAX_WAITING = 16  # to be drawn; a page asks again
 WAIT_S = 0.05  # of a page, for each picture
+COLD_WAIT_S = 0.0  # the same before the first was drawn: to load matplotlib takes longer
 BEING_DRAWN = "being drawn"
 
 _LOGGER = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class Pictures:
         if drawing is None:
             return last
         try:
-            return drawing.result(WAIT_S)
+            return drawing.result(WAIT_S if self._last else COLD_WAIT_S)
         except TimeoutError:
             return last
 
