@@ -13,9 +13,9 @@ from math import ceil
 from markdown_tables import table_head, table_row
 from scaling_page import write_section
 
-from gemm_tuner.cli.output import time_text
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.units import time_text
 from gemm_tuner.scaling.ranking import ranked_for_threads
 from gemm_tuner.scaling.server import server_like
 from gemm_tuner.scaling.simulate import predicted_part_ns, simulated, traffic_of

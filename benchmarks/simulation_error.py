@@ -21,9 +21,9 @@ from markdown_tables import table_head, table_row
 from scaling_page import LAYERS, Layer, layers_of, machine_text, write_section
 
 from gemm_tuner.bench.parts import PartsTimer
-from gemm_tuner.cli.output import time_text
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.topology import Level
+from gemm_tuner.domain.units import time_text
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.machine.topology import detect_topology
 from gemm_tuner.scaling.server import server_here

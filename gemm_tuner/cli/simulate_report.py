@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemm_tuner.cli.output import bytes_text, print_line, print_table, time_text
+from gemm_tuner.cli.output import print_line, print_table
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.units import bytes_text, time_text
 from gemm_tuner.scaling.server import Server
 from gemm_tuner.scaling.simulate import Simulated
 

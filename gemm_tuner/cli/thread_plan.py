@@ -3,11 +3,12 @@
 from functools import partial
 from typing import Any
 
-from gemm_tuner.cli.output import bytes_text, print_line, print_table
+from gemm_tuner.cli.output import print_line, print_table
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.topology import Level, Plan
+from gemm_tuner.domain.units import bytes_text
 from gemm_tuner.machine.system import cpus_text
 from gemm_tuner.scaling.shares import Shares, shares_of
 from gemm_tuner.space.candidates import Space
