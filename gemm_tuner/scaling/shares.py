@@ -94,11 +94,15 @@ class _Cut:
 def shares_of(problem: Problem, candidate: Candidate, *, m: int, parts: int) -> Shares:
     """Return what each of `parts` parts computes when a kernel is called with `m` rows."""
     cutter = _Cutter(problem=problem, candidate=candidate, m=m)
+    whole = Piece(row_begin=0, row_end=m, column_begin=0, column_end=problem.n)
+    only = Share(pieces=(whole,), k_begin=0, k_end=problem.k)
     if parts == 1:
-        whole = Piece(row_begin=0, row_end=m, column_begin=0, column_end=problem.n)
-        only = Share(pieces=(whole,), k_begin=0, k_end=problem.k)
         return Shares(grid=(1, 1), slices=1, parts=(only,))
     cut, slices = cutter.chosen(parts)
+    if slices == 1 and not cutter.gains_by(cut):
+        # As whole products of a batch are shared out, a single one falls to the last part.
+        idle = Share(pieces=(), k_begin=0, k_end=problem.k)
+        return Shares(grid=(1, 1), slices=1, parts=(idle,) * (parts - 1) + (only,))
     of_slice = parts // slices
     return Shares(
         grid=(cut.rows, cut.columns) if cut.columns else None,
@@ -143,6 +147,10 @@ class _Cutter:
             if is_tuned or of_slice.cost * self._slice_cost() < cut.cost:
                 return of_slice, blocking.grid_k
         return cut, 1
+
+    def gains_by(self, cut: _Cut) -> bool:
+        """Return whether the largest part of a cut costs less than the whole product."""
+        return cut.cost < self._grid(1, 1).cost
 
     def slice_begin(self, part: int, slices: int) -> int:
         """Return where a slice of k begins, or the last ends."""

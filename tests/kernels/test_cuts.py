@@ -35,6 +35,7 @@ ONE_ROW = ("f32 1x4096x16", "avx2_f32_1x32 mc1_nc4096_kc16 jc_ic_jr_ir")
 RANGE = ("f32 1..300x200x40 nk bias", "avx2_f32_6x16 mc60_nc208_kc20 ic_jc_ir_jr pack_x u2")
 # Such a tile reads as many numbers as it multiplies: less to read counts more than an even cut.
 SCALAR = ("f32 40x30x10", "scalar_f32_2x2 mc40_nc30_kc10 jc_ic_jr_ir")
+ONE_TILE = ("f32 2x2x5", "scalar_f32_2x2 mc2_nc2_kc5 jc_ic_jr_ir")
 SLICED = ("f32 1..40x100x2048 nk bias", "avx2_f32_4x16 mc40_nc112_kc512 jc_ic_jr_ir grid1x2x4")
 
 
@@ -85,6 +86,7 @@ def runner(kernel: Kernel, m: int) -> Callable[[int, int], NDArray[np.float32]]:
         (*RANGE, 7),
         (*RANGE, 299),
         (*SCALAR, 40),
+        (*ONE_TILE, 2),
     ],
 )
 def test_each_element_is_computed_by_one_part(problem: str, candidate: str, m: int) -> None:
