@@ -117,8 +117,13 @@ def predicted_part_ns(traffic: Traffic) -> list[list[float]]:
     def cycles_of(shape: Shape, sharers: int) -> float:
         own = replace(caches, l3_bytes=caches.l3_bytes // sharers)
         cpu = replace(traffic.server.cpu, caches=own)
-        pieces = problems_of_shape(problem, shape)
-        return sum(predict_cycles(piece, whole, family, cpu) for piece in pieces)
+        is_cold = traffic.regime is Regime.COLD_WEIGHTS
+        return sum(
+            predict_cycles(
+                piece, whole, family, cpu, memory_bytes=piece.w_bytes if is_cold else 0.0
+            )
+            for piece in problems_of_shape(problem, shape)
+        )
 
     ones = [0.0] * len(traffic.shares.parts)
     for group in traffic.groups.values():

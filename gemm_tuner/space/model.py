@@ -55,15 +55,24 @@ NOMINAL_CLOCK_HZ = 4e9
 
 
 def predict_cycles(
-    problem: Problem, candidate: Candidate, family: MicroKernelFamily, cpu: Cpu
+    problem: Problem,
+    candidate: Candidate,
+    family: MicroKernelFamily,
+    cpu: Cpu,
+    *,
+    memory_bytes: float = 0.0,
 ) -> float:
-    """Return the predicted time of one call on one core, in cycles, for the largest m."""
+    """Return the predicted time of one call on one core, in cycles, for the largest m.
+
+    At least `memory_bytes` come from memory, whatever the caches have room for.
+    """
     rows, rates, parts = problem.m.high, core_of(cpu).rates, candidate.parts
     compute = compute_cycles(problem, candidate, family, rates)
     compute += _conversion_cycles(problem, candidate, family)
     compute += _unfinished_cycles(problem, candidate, family, cpu)
     compute += summed_cycles(problem, candidate, family)
     memory = _memory_cycles(problem, candidate, cpu, rates)
+    memory = max(memory, memory_bytes / rates.memory_bytes)
     row_tiles = 1
     if 0 < rows <= _FEW_ROWS and problem.w_bytes > cpu.caches.l2_bytes:
         # A panel of w arrives while the first tile of rows meets it; the others find it in L2.

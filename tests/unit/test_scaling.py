@@ -67,6 +67,16 @@ def test_weights_from_memory_pass_the_memory_of_the_socket_once() -> None:
     assert one.bound is Bound.MEMORY
 
 
+def test_cold_weights_take_as_long_to_read_where_l3_has_room_for_them() -> None:
+    # Of one thread they do not fit L3, of four they do: they come from memory all the same.
+    one, four = (
+        simulated(traffic, predicted_part_ns(traffic))
+        for traffic in (call(1, Regime.COLD_WEIGHTS), call(4, Regime.COLD_WEIGHTS))
+    )
+
+    assert one.time_ns <= 4 * four.time_ns * 1.01
+
+
 def test_one_l3_group_has_its_own_way_to_memory() -> None:
     server = Server(core=ZEN5, cpu=ZEN5.cpu, topology=regular_topology(cores=8))
     traffic = traffic_of(SKINNY, PANELS, server, threads=8, m=16, regime=Regime.COLD_WEIGHTS)
