@@ -53,10 +53,11 @@ def _processor(files: SystemFiles, number: int, nodes: dict[int, int]) -> Proces
 
 def _nodes(files: SystemFiles) -> dict[int, int]:
     """Return the NUMA node of each CPU that the system tells of."""
-    found = {}
+    found: dict[int, int] = {}
     for folder in sorted(files.path(_NODES).glob("node[0-9]*")):
-        for cpu in files.cpus(f"{_NODES}/{folder.name}/cpulist") or ():
-            found[cpu] = int(folder.name.removeprefix("node"))
+        node = folder.name.removeprefix("node")
+        if node.isdecimal():
+            found |= dict.fromkeys(files.cpus(f"{_NODES}/{folder.name}/cpulist") or (), int(node))
     return found
 
 

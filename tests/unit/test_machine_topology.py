@@ -140,6 +140,7 @@ def test_a_quota_bounds_the_threads(quota: str, usable: int, told: str, tmp_path
     [
         {},
         {f"{CPUS}/online": "", f"{NODES}/node0/cpulist": "rubbish"},
+        {f"{NODES}/node0-of-old/cpulist": "0-2"},
         {f"{CPUS}/cpu{cpu}/topology/physical_package_id": "-1" for cpu in range(3)},
         {f"{CPUS}/cpu{cpu}/cache/index3/level": "3" for cpu in range(3)},
         {f"{CPUS}/cpu{cpu}/topology/thread_siblings_list": "\0" for cpu in range(3)},
