@@ -86,7 +86,7 @@ def _usability(needed: frozenset[IsaFeature], detected: Cpu) -> tuple[str, str]:
 def _print_threads(threads: int, text: str | None, *, as_json: bool) -> None:
     detected, topology = detect_cpu(), detect_topology()
     plan = topology.plan(threads)
-    problem = Problem.parse(text) if text else None
+    problem = None if text is None else Problem.parse(text)
     if problem:
         problem.check_work()
     cut = (problem, *first_cut(problem, detected, threads)) if problem else None

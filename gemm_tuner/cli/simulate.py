@@ -50,6 +50,7 @@ from gemm_tuner.tuning.prove import prove
 _RANGE = re.compile(r"(\d{1,6})\.\.(\d{1,6})")
 _NUMBERS = re.compile(r"\d{1,6}(,\d{1,6})*")
 _PICTURES = (".svg", ".png")
+_MOST_SOCKETS = 8  # that servers have, whose CPUs reach each other without a switch
 
 
 def simulate(
@@ -100,6 +101,11 @@ def simulate(
     rows = _rows_of_call(problem, m_of_call)
     regimes = Regime.parse_choice(regime)
     _check_plot(plot)
+    if rank is not None and (plot or candidate or db or compiler):
+        raise InvalidSetting(
+            "--rank compares kernels by the model; leave out --candidate, --plot, --db and "
+            "--compiler."
+        )
     server = _server(target, sockets, max(counts))
     if rank is not None:
         _print_ranking(
@@ -121,8 +127,9 @@ def simulate(
         server=server,
         is_timed=target is None,
     )
-    timer = _timer(asked, compiler) if asked.is_timed else None
-    curves = _curves(asked, counts=counts, regimes=regimes, timer=timer)
+    with aborting():
+        timer = _timer(asked, compiler) if asked.is_timed else None
+        curves = _curves(asked, counts=counts, regimes=regimes, timer=timer)
     if plot is not None:
         from gemm_tuner.cli.scaling_plot import write_scaling_plot  # noqa: PLC0415 - see plotting
 
@@ -168,6 +175,11 @@ def _check_plot(plot: Path | None) -> None:
             f"file {str(plot)!r} is no picture that can be drawn; end its name in "
             f"{' or '.join(_PICTURES)}."
         )
+    if not plot.parent.is_dir():
+        # Said at once, not after the parts are timed.
+        raise InvalidSetting(
+            f"file {plot} cannot be written: there is no folder {plot.parent}; give another one."
+        )
     check_plots("a simulation")
 
 
@@ -181,6 +193,13 @@ def _server(target: str | None, sockets: int | None, threads: int) -> Server:
     core = core_named(target) if target else core_of(cpu)
     cores = core.cpu.physical_cores
     needed = ceil(threads / cores)
+    if sockets is not None and not 1 <= sockets <= _MOST_SOCKETS:
+        raise InvalidSetting(f"--sockets {sockets} is out of range; use 1 to {_MOST_SOCKETS}.")
+    if needed > _MOST_SOCKETS:
+        raise InvalidSetting(
+            f"{threads} threads need {needed} sockets of {core.cpu.brand}, of which a server has "
+            f"{_MOST_SOCKETS} at most; use at most --threads {_MOST_SOCKETS * cores}."
+        )
     if sockets is not None and sockets < needed:
         raise InvalidSetting(
             f"--sockets {sockets} of {cores} cores each are too few for {threads} threads; give "
@@ -256,7 +275,7 @@ def _curves(
     wanted = [(regime, threads) for regime in regimes for threads in sorted({1, *counts})]
     calls: dict[Regime, list[Simulated]] = {regime: [] for regime in regimes}
     started_s = monotonic()
-    with aborting(), ProgressLine(asked.problem.sizes_text, later_s=0.0) as line:
+    with ProgressLine(asked.problem.sizes_text, later_s=0.0) as line:
         for done, (regime, threads) in enumerate(wanted):
             if timer is not None and done > 0:
                 left_s = (monotonic() - started_s) * (len(wanted) - done) / done
@@ -313,6 +332,6 @@ def _print_ranking(
         for regime in regimes
     }
     if as_json:
-        print_json(ranking_facts(problem, server, rankings, count))
+        print_json(ranking_facts(problem, rows, server, rankings, count))
         return
-    print_ranking(problem, server, rankings, count)
+    print_ranking(problem, rows, server, rankings, count)

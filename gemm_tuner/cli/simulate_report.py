@@ -49,9 +49,9 @@ class Curve:
 def print_curves(asked: Simulation, curves: Sequence[Curve]) -> None:
     """Print a table for each regime."""
     how = "timed alone here" if asked.is_timed else "predicted by the model"
-    rows = "" if asked.problem.m.high == asked.rows else f" with m = {asked.rows}"
     print_line(
-        f"{asked.problem.text}{rows}: {asked.candidate.text}, {asked.reason}; its parts are {how}."
+        f"{_call_text(asked.problem, asked.rows)}: {asked.candidate.text}, {asked.reason}; its "
+        f"parts are {how}."
     )
     print_line(f"{asked.server.text}\n")
     for curve in curves:
@@ -63,7 +63,7 @@ def print_curves(asked: Simulation, curves: Sequence[Curve]) -> None:
         print_line("")
     print_line(
         "Uneven parts, waiting for what cores share, and barriers are shares of the time; bytes "
-        "are those of all parts."
+        "are those of all parts. Waiting, barriers and bytes are predicted, by the table of cores."
     )
 
 
@@ -91,10 +91,10 @@ def _curve_facts(curve: Curve) -> dict[str, Any]:
 
 
 def print_ranking(
-    problem: Problem, server: Server, rankings: Mapping[Regime, Ranking], count: int
+    problem: Problem, rows: int, server: Server, rankings: Mapping[Regime, Ranking], count: int
 ) -> None:
-    """Print the fastest kernels for each regime."""
-    print_line(f"{problem.text}: kernels predicted, none is timed.")
+    """Print the kernels whose calls of so many rows are the fastest, for each regime."""
+    print_line(f"{_call_text(problem, rows)}: kernels predicted, none is timed.")
     print_line(server.text)
     for regime, ranking in rankings.items():
         best_ns = ranking[0][1].time_ns
@@ -117,11 +117,12 @@ def print_ranking(
 
 
 def ranking_facts(
-    problem: Problem, server: Server, rankings: Mapping[Regime, Ranking], count: int
+    problem: Problem, rows: int, server: Server, rankings: Mapping[Regime, Ranking], count: int
 ) -> dict[str, Any]:
     """Return rankings as JSON facts."""
     return {
         "problem": problem.text,
+        "m": rows,
         "server": server.text,
         "regimes": [
             {
@@ -134,6 +135,10 @@ def ranking_facts(
             for regime, ranking in rankings.items()
         ],
     }
+
+
+def _call_text(problem: Problem, rows: int) -> str:
+    return problem.text if problem.m.high == rows else f"{problem.text} with m = {rows}"
 
 
 def _where(regime: Regime) -> str:

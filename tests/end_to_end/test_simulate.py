@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from gemm_tuner.cli.main import SOMETHING_IS_MISSING, WRONG_USAGE, run
+from gemm_tuner.cli.main import INTERRUPTED, SOMETHING_IS_MISSING, WRONG_USAGE, run
 from gemm_tuner.machine.cpus import usable_cpus
 
 TARGET = ["simulate", "16", "4096", "4096", "--target", "zen5"]
@@ -91,6 +91,9 @@ def test_a_picture_is_drawn(name: str, tmp_path: Path) -> None:
         (["--threads", "two"], "threads 'two' is not understood; write 1,2,48 or 1..128."),
         (["--threads", "0"], "threads = 0 is out of range"),
         (["--threads", "200", "--sockets", "1"], "too few for 200 threads; give --sockets 2."),
+        (["--sockets", "99"], "--sockets 99 is out of range; use 1 to 8."),
+        (["--target", "cascade_lake", "--threads", "1024"], "use at most --threads 224."),
+        (["--rank", "1", "--candidate", "none"], "leave out --candidate"),
         (["--m-of-call", "17"], "--m-of-call 17 is none of the rows 16"),
         (["--plot", "plot.pdf"], "end its name in .svg or .png"),
         (["--plot", "none/plot.svg"], "file none/plot.svg cannot be written"),
@@ -112,6 +115,30 @@ def test_what_cannot_be_simulated_is_refused(
 
     assert code == WRONG_USAGE
     assert told in capsys.readouterr().err
+
+
+def test_a_ranking_names_the_rows_of_the_call(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["simulate", "1..4", "64", "64", "--m-of-call", "2", "--target", "zen5"]
+    command += ["--threads", "2", "--rank", "1", "--regime", "hot"]
+
+    assert run([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["m"] == 2
+    assert run(command) == 0
+    assert "f32 1..4x64x64 nk none with m = 2: kernels predicted" in capsys.readouterr().out
+
+
+def test_an_interrupt_of_the_proof_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_arguments: object, **_named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gemm_tuner.cli.simulate.prove", interrupted)
+
+    code = run(["simulate", "1", "8", "8", "--threads", "1"])
+
+    assert code == INTERRUPTED
+    assert "Aborted" in capsys.readouterr().err
 
 
 def test_a_target_of_one_socket_has_no_link(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,6 +171,7 @@ def test_the_cpu_has_a_plan_for_its_threads(capsys: pytest.CaptureFixture[str]) 
         (["--threads", "0"], WRONG_USAGE, "threads = 0 is out of range"),
         (["--problem", "f32 1x2x3"], WRONG_USAGE, "give --threads too"),
         (["--threads", "1", "--problem", "f32 1x2"], WRONG_USAGE, "is not understood"),
+        (["--threads", "1", "--problem", ""], WRONG_USAGE, "is not understood"),
         (["--threads", "1", "--problem", "f32 0x2x3"], WRONG_USAGE, "multiplies nothing"),
     ],
 )
