@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Columns; a pipe has no width.
 _UNBOUNDED = 100_000
+_GAP = 3  # between columns
+_FOLDED = 8  # words are not folded into less
 
 # How ASCII spells what the commands print; anything else is spelled by its number.
 _IN_ASCII = {"µ": "u", "\xd7": "x", "…": "...", "≥": ">=", "≤": "<=", "±": "+-", "\u2013": "-"}
@@ -88,14 +90,15 @@ def print_json(facts: Any) -> None:  # noqa: ANN401 - JSON values have no narrow
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; a column whose name starts with `>` is aligned to the right.
 
-    A terminal folds words into its width. Elsewhere no line is folded or cut, however long.
+    A terminal folds words into its width, if the figures leave room for them. Elsewhere no line is
+    folded or cut, however long.
     """
     from rich.console import Console  # noqa: PLC0415 - see above
     from rich.padding import Padding  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for column in columns:
         is_figure = column.startswith(">")
         table.add_column(
@@ -109,7 +112,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     drawn = StringIO()
     paper = Console(
         file=drawn,
-        width=results().width if results().is_terminal else _UNBOUNDED,
+        width=results().width if _has_room(columns, rows) else _UNBOUNDED,
         force_terminal=results().is_terminal,
         highlight=False,
         emoji=False,
@@ -117,3 +120,14 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     paper.print(Padding(table, (0, 0, 0, 2), expand=False))
     print_line(title)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in drawn.getvalue().split("\n")[:-1])
+
+
+def _has_room(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether the output is a terminal as wide as no figure need be cut."""
+    if not results().is_terminal:
+        return False
+    needed = 2 + _GAP * (len(columns) - 1)
+    for column, *cells in zip(columns, *rows, strict=True):
+        longest = max(map(len, (column.lstrip(">"), *cells)))
+        needed += longest if column.startswith(">") else min(longest, _FOLDED)
+    return needed <= results().width

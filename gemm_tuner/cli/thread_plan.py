@@ -57,7 +57,7 @@ def print_cut(problem: Problem, candidate: Candidate, shares: Shares) -> None:
         f"{problem.text} in {_counted(parts, 'part')}, by the kernel to try first, "
         f"{candidate.text}:\ncut {shares.text}; the largest part has "
         f"{shares.largest_over_mean:.2f} times the mean"
-        f"{f', and {idle} are idle' if idle else ''}."
+        f"{f'; idle parts: {idle}' if idle else ''}."
     )
 
 

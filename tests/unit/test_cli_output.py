@@ -38,6 +38,18 @@ def test_a_table_in_a_terminal_is_folded_but_no_figure(
     assert sum(line.count("word") for line in lines) == 60
 
 
+def test_a_terminal_too_narrow_for_the_figures_loses_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = Console(force_terminal=True, width=20, color_system=None)
+    monkeypatch.setattr(output, "results", lambda: terminal)
+
+    print_table("Times", (">threads", ">time", "bound by"), [("64", "1.24 µs", "memory")])
+
+    said = _BOLD.sub("", capsys.readouterr().out)
+    assert all(word in said for word in ("threads", "64", "1.24 µs", "memory"))
+
+
 def test_a_table_without_rows_has_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("Times", COLUMNS, [])
 
