@@ -51,8 +51,9 @@ static struct {
 } pool;
 
 static _Atomic int32_t usable_threads = 1;
-static int32_t worker_cpus[MAX_WORKERS];
-static bool is_pinned;
+
+/* The CPU that each worker stays on, plus one; 0 leaves it anywhere. Workers may start meanwhile. */
+static _Atomic int32_t worker_cpus[MAX_WORKERS];
 
 /* Workers sleep on one word, each under a bit, which those share whose numbers are 32 apart. */
 enum { BITS = 32 };
@@ -146,10 +147,11 @@ static void stay_on(int32_t cpu) {
     sched_setaffinity(0, sizeof only, &only);
 }
 
-static void *serve(void *cpu) {
-    const int32_t thread = (int32_t)((const int32_t *)cpu - worker_cpus) + 1;
-    if (is_pinned) {
-        stay_on(worker_cpus[thread - 1]);
+static void *serve(void *own_cpu) {
+    const int32_t thread = (int32_t)((_Atomic int32_t *)own_cpu - worker_cpus) + 1;
+    const int32_t cpu = atomic_load(&worker_cpus[thread - 1]) - 1;
+    if (cpu >= 0) {
+        stay_on(cpu);
     }
     for (int64_t deadline_ns = 0;;) {
         uint32_t seen = atomic_load(&pool.published_jobs);
@@ -168,7 +170,7 @@ static void *serve(void *cpu) {
     return NULL;
 }
 
-static bool start_worker(int32_t *cpu) {
+static bool start_worker(_Atomic int32_t *cpu) {
     pthread_attr_t attributes;
     pthread_t thread;
     sigset_t all, before;
@@ -178,7 +180,7 @@ static bool start_worker(int32_t *cpu) {
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     sigfillset(&all); /* signals are for the threads of the program */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool is_started = pthread_create(&thread, &attributes, serve, cpu) == 0;
+    bool is_started = pthread_create(&thread, &attributes, serve, (void *)cpu) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     return is_started;
@@ -319,9 +321,8 @@ void pool_configure(int32_t threads, const int32_t *cpus) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_forks);
     int32_t usable = threads < 1 ? 1 : threads > MAX_WORKERS ? MAX_WORKERS : threads;
-    is_pinned = cpus != NULL;
-    for (int32_t i = 1; is_pinned && i < usable; i++) {
-        worker_cpus[i - 1] = cpus[i];
+    for (int32_t i = 1; i < usable; i++) {
+        atomic_store(&worker_cpus[i - 1], cpus ? cpus[i] + 1 : 0);
     }
     atomic_store(&usable_threads, usable);
 }
