@@ -3,7 +3,7 @@
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, partial
 from typing import TypeVar
 
@@ -103,7 +103,15 @@ def _pack_part(
 def _each_part(do: Callable[[int], _Result], parts: int, threads: int) -> list[_Result]:
     if parts == 1 or threads == 1:
         return [do(part) for part in range(parts)]
-    return list(_threads(min(parts, threads)).map(do, range(parts)))
+    pool = _threads(min(parts, threads))
+    begun: list[Future[_Result]] = []
+    try:
+        begun.extend(pool.submit(do, part) for part in range(parts))
+        return [one.result() for one in begun]
+    finally:  # who is interrupted frees the arrays: no part may go on with them
+        for one in begun:
+            one.cancel()
+        wait(begun)
 
 
 @cache

@@ -4,14 +4,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
 from test_cuts import RANGE, SLICED, kernel_of, normal
 
-from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.errors import InvalidSetting, KernelRejected
 from gemm_tuner.runtime import pool
 from gemm_tuner.runtime.direct import NATIVE
+from gemm_tuner.runtime.load import Kernel
 
 needs_native = pytest.mark.skipif(
     NATIVE is None, reason="gemm_tuner.runtime._native is not built; run hatch_build.py"
@@ -46,6 +48,27 @@ def test_no_number_of_parts_is_refused(parts: int) -> None:
 
     with pytest.raises(InvalidSetting, match=f"parts = {parts} is out of range"):
         kernel(x, packed, parts=parts, bias=normal(200))
+
+
+def test_no_part_packs_after_one_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = kernel_of(*RANGE)
+    shared = Kernel(alone.native, alone.artifact, threads=2)
+    has_begun, packed = Event(), []
+
+    def pack_weights(*_arguments: object, part: int, **_parts: int) -> None:
+        if part == 0:
+            assert has_begun.wait(60)
+            raise KernelRejected("refused")
+        has_begun.set()
+        packed.append(sum(range(2_000_000)))  # goes on after the other part
+
+    monkeypatch.setattr(pool, "NATIVE", None)
+    monkeypatch.setattr(alone.native, "preferred_parts", 2)
+    monkeypatch.setattr(alone.native, "pack_weights", pack_weights)
+    with pytest.raises(KernelRejected, match="refused"):
+        shared.pack(normal(200, 40))
+
+    assert packed
 
 
 _SLEEP = """
