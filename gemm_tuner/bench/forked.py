@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from gemm_tuner.bench.crash import Report
-from gemm_tuner.bench.messages import receive
+from gemm_tuner.bench.messages import receive, send
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.errors import GemmTunerError, TrialFailed
 from gemm_tuner.machine.available_memory import available_memory_bytes
@@ -145,11 +145,11 @@ def _live(
                 _take_rights_away(guard)
             result = task()
         except GemmTunerError as error:
-            writer.send(error)
+            send(writer, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
-            writer.send(TrialFailed(f"the trial broke: {error!r}; please report this."))
+            send(writer, TrialFailed(f"the trial broke: {error!r}; please report this."))
         else:
-            writer.send(result)
+            send(writer, result)
     finally:
         os._exit(0)
 

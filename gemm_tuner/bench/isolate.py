@@ -17,7 +17,7 @@ from gemm_tuner.bench.baselines.choose import AUTO, Race
 from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.emulator import plan_emulation
 from gemm_tuner.bench.finding import Finding, TimedFinding
-from gemm_tuner.bench.messages import receive
+from gemm_tuner.bench.messages import receive, send
 from gemm_tuner.bench.requests import Opening, Setup, TimeRequest, VerifyRequest
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain
@@ -267,7 +267,7 @@ class TrialHost:
     def _ask(self, request: object, wanted: type[Answer]) -> Answer:
         connection = self._idle.get()
         try:
-            connection.send(request)
+            send(connection, request)
             answer = receive(connection)
         except (EOFError, OSError, TypeError) as error:  # TypeError: closed by another thread
             raise TrialFailed(

@@ -18,6 +18,19 @@ _PACKAGE = "gemm_tuner."
 _PLAIN = frozenset({("builtins", "frozenset"), ("builtins", "set")})
 
 
+def send(connection: Connection, message: object) -> None:
+    """Send a message by what its class says of itself.
+
+    Libraries may teach `pickle` other ways to write errors, for the whole process; `receive` takes
+    none of these.
+    """
+    content = io.BytesIO()
+    pickler = pickle.Pickler(content)
+    pickler.dispatch_table = {}
+    pickler.dump(message)
+    connection.send_bytes(content.getbuffer())
+
+
 def receive(connection: Connection) -> object:
     """Return the next message.
 

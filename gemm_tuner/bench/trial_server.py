@@ -11,6 +11,7 @@ import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
+from gemm_tuner.bench.messages import send
 from gemm_tuner.bench.requests import Setup, TimeRequest, VerifyRequest
 from gemm_tuner.bench.session import Session
 from gemm_tuner.errors import GemmTunerError
@@ -32,9 +33,9 @@ def main(descriptors: list[int]) -> None:
         try:
             session = Session(setup, owner)
         except GemmTunerError as error:
-            owner.send(error)
+            send(owner, error)
             return
-        owner.send(session.opening)
+        send(owner, session.opening)
         used, spare = others[: session.opening.provers - 1], others[session.opening.provers - 1 :]
         for connection in spare:
             connection.close()
@@ -58,9 +59,9 @@ def _serve(session: Session, owner: Connection) -> None:
     while True:
         request = owner.recv()
         try:
-            owner.send(_answer(session, request))
+            send(owner, _answer(session, request))
         except GemmTunerError as error:
-            owner.send(error)
+            send(owner, error)
 
 
 def _answer(session: Session, request: VerifyRequest | TimeRequest) -> object:

@@ -40,7 +40,8 @@ INTERRUPTED = 130
 COMMANDS = {
     "quickstart":     "Tune three real layers against oneDNN, serve them, fetch a kernel and "
                       "call it",
-    "cpu":            "Print the detected CPU, and which kernel families can run on it",
+    "cpu":            "Print the detected CPU, and which kernel families can run on it; or where "
+                      "threads run",
     "doctor":         "Check that this machine measures well and has what tuning needs; exit 1 if "
                       "not",
     "sweep":          "Tune a layer, or those of a file, and print the autotuning table",
@@ -76,7 +77,7 @@ COMMANDS = {
                       "to others",
     "records":        "Export, import and attest records",
     "model":          "Check the model that ranks candidates",
-    "simulate":       "Predict how a call scales with its threads, also beyond those here",
+    "simulate":       "Predict how long a call takes on many threads, and what bounds it",
 }
 # fmt: on
 

@@ -375,7 +375,6 @@ def test_a_person_gets_a_page_whose_question_works(client: httpx.Client) -> None
         "/healthz",
         "/readyz",
         "/version",
-        "/",
         "/openapi.json",
         "/v1/resolve",
         "/absent",

@@ -272,6 +272,16 @@ def test_links_lead_somewhere_and_nothing_is_loaded_from_elsewhere(site: JobSite
             assert page.elements["h1"] == 1
 
 
+@pytest.mark.parametrize("path", ["/", "/cpus", "/problems", "/absent"])
+def test_head_of_a_page_is_as_get_without_the_body(site: JobSite, path: str) -> None:
+    expected = site.client.get(path)
+
+    answer = site.client.head(path)
+
+    assert (answer.status_code, answer.content) == (expected.status_code, b"")
+    assert answer.headers["Content-Type"] == expected.headers["Content-Type"]
+
+
 def test_a_page_costs_its_caller_as_much_as_answers_do(settings: Settings) -> None:
     with served(replace(settings, client_rate=1.0)) as client:
         answers = [client.get("/") for _turn in range(8)]
