@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from gemm_tuner_service.dashboard.pictures import PICTURES
 from gemm_tuner_service.settings import Settings
 from job_site import JobSite
 from pages import Page, follow_all
@@ -34,6 +35,9 @@ def _of_m(m: int, call_ns: int) -> Trial:
 
 @pytest.fixture(autouse=True)
 def _wait_for_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pages wait for pictures, of which an earlier test has left none."""
+    for kept in (PICTURES._kept, PICTURES._last):
+        kept.clear()
     for name in ("WAIT_S", "COLD_WAIT_S"):
         monkeypatch.setattr(f"gemm_tuner_service.dashboard.pictures.{name}", 60.0)
 
