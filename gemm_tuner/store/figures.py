@@ -27,11 +27,6 @@ class Standing(StrEnum):
             return cls(cls.DOUBTED)
         return cls(cls.ALONE if baseline.startswith(SCALAR) else decision.value)
 
-    @property
-    def counts(self) -> bool:
-        """Say whether the ratio is in means."""
-        return self not in {Standing.ALONE, Standing.DOUBTED}
-
 
 _MOST_LOG = 700.0  # of what can be raised to e; a damaged row may hold more
 

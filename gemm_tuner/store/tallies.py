@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Integer, Select, case, cast, func, literal, select
 
 from gemm_tuner.domain.context import ExecutionContext, Regime
-from gemm_tuner.store.figures import Standing, ratio_of
+from gemm_tuner.store.figures import Standing
 from gemm_tuner.store.reading import usable_keys
 from gemm_tuner.store.statements import Statements
 from gemm_tuner.store.tables import cpus, verdicts
@@ -27,19 +27,13 @@ SHARES = 20  # steps of the share of the peak; what is above 1 is in the last
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """How many verdicts there are of a kind, and the sum of the logarithms of their ratios.
+    """How many verdicts there are of a kind.
 
     Those with no standing are attested with keys that are not believed here.
     """
 
     standing: Standing | None
     count: int
-    log_sum: float
-
-    @property
-    def ratio(self) -> float:
-        """Return the geometric mean of the ratios to the baselines."""
-        return ratio_of(self.log_sum / self.count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +87,7 @@ class Counting(Statements):
         row, dialect = verdicts.c, self._engine.dialect.name
         standing = case((row.attested_by.in_(believed), row.standing), else_=None)
         # Another name than that of the column, which PostgreSQL would take it for.
-        counted = [standing.label("counted_as"), func.count(), func.sum(row.log_ratio)]
+        counted = [standing.label("counted_as"), func.count()]
         of_whom: list[ColumnElement[bool]] = [row.standing.is_not(None)]
         of_whom += [] if cpu_key is None else [row.cpu_key == cpu_key]
         rows_class, weights_class = (
@@ -172,15 +166,14 @@ def _step_of(value: ColumnElement[float], dialect: str) -> ColumnElement[Any]:
     return whole - RATIO_STEPS
 
 
-def _tally(standing: str | None, count: int, log_sum: float) -> dict[str, Any]:
-    known = None if standing is None else Standing(standing)
-    return {"standing": known, "count": count, "log_sum": log_sum}
+def _tally(standing: str | None, count: int) -> dict[str, Any]:
+    return {"standing": None if standing is None else Standing(standing), "count": count}
 
 
 def _steps(rows: Sequence[Any], per_unit: int, first: int, last: int) -> tuple[Step, ...]:
     """Return steps of what is believed; those beyond the first and last are counted to these."""
     counts: dict[tuple[Standing, int], int] = {}
-    for number, standing, count, _log_sum in rows:
+    for number, standing, count in rows:
         if standing is not None:
             key = Standing(standing), min(max(int(number), first), last)
             counts[key] = counts.get(key, 0) + count

@@ -64,9 +64,9 @@ def test_the_overview_counts_what_is_known(site: JobSite) -> None:
 
     page = _read(site.client, "/")
 
-    assert [f"{CPU.exact_key} {CPU.brand}", "2", "0", "1", "0", "0", "1.244"] in page.rows
-    assert ["f32", "up to 1", "up to 2^24", "1", "0", "0", "0", "0", "2.000"] in page.rows
-    assert ["f32", "9 to 64", "up to 2^24", "0", "0", "1", "0", "0", "0.769"] in page.rows
+    assert [f"{CPU.exact_key} {CPU.brand}", "2", "0", "1", "0", "0"] in page.rows
+    assert ["f32", "up to 1", "up to 2^24", "1", "0", "0", "0", "0"] in page.rows
+    assert ["f32", "9 to 64", "up to 2^24", "0", "0", "1", "0", "0"] in page.rows
     assert page.elements["svg"] >= 3
     assert "readiness" in page.text.lower()
     assert page.answer.headers["Cache-Control"] == "no-store"

@@ -6,7 +6,7 @@ from math import exp
 from typing import TypeVar
 
 from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.store.figures import Standing, ratio_of
+from gemm_tuner.store.figures import Standing
 from gemm_tuner.store.tallies import ROWS_UP_TO, WEIGHTS_UP_TO, ShapeTally, Step, Tallies, Tally
 from gemm_tuner_service.dashboard.pictures import PICTURES
 
@@ -21,18 +21,14 @@ class Counts:
     """How many verdicts there are of each standing, and of none that is believed."""
 
     of: dict[Standing | None, int]
-    log_sum: float
 
     @classmethod
     def sum_of(cls, tallies: Iterable[Tally]) -> "Counts":
         """Return all that some tallies count together."""
         of: dict[Standing | None, int] = {}
-        log_sum = 0.0
         for tally in tallies:
             of[tally.standing] = of.get(tally.standing, 0) + tally.count
-            if tally.standing is not None and tally.standing.counts:
-                log_sum += tally.log_sum
-        return cls(of, log_sum)
+        return cls(of)
 
     @property
     def each(self) -> tuple[int, ...]:
@@ -48,12 +44,6 @@ class Counts:
     def unattested(self) -> int:
         """Return how many are attested with keys that are not believed here."""
         return self.of.get(None, 0)
-
-    @property
-    def mean(self) -> float | None:
-        """Return the geometric mean of the ratios that decide something, None without any."""
-        count = sum(self.of.get(mark, 0) for mark in MARKS if mark.counts)
-        return ratio_of(self.log_sum / count) if count else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
