@@ -1,6 +1,5 @@
 """How commands are put into the sandbox, and how good a sandbox there is here."""
 
-import json
 import os
 import pwd
 import subprocess
@@ -21,6 +20,8 @@ SANDBOX_VARIABLE = "GEMM_TUNER_SANDBOX"
 _CHOICES = ("auto", "require", "off")
 _BEST_FIRST = (SandboxLevel.NAMESPACES, SandboxLevel.LANDLOCK, SandboxLevel.LIMITS)
 _ENTER = Path(enter.__file__)
+# Imported, it is compiled once and not at each start.
+_START = f"import sys; sys.path.append({str(_ENTER.parent)!r}); import enter; enter.start()"
 _PACKAGE = _ENTER.parents[1]
 _PROBE_TIMEOUT_S = 30
 _OWN_TMP_BYTES = 2 << 30
@@ -142,7 +143,7 @@ def _in_sandbox(
         "hidden": [str(path) for path in _secret_folders()],
         "own_tmp_bytes": _OWN_TMP_BYTES,
     }
-    return [sys.executable, "-I", "-S", str(_ENTER), json.dumps(policy), *command]
+    return [sys.executable, "-I", "-S", "-c", _START, enter.written(policy), *command]
 
 
 @cache

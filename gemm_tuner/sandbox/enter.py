@@ -1,6 +1,7 @@
 """Run a command in a sandbox: `python -I -S enter.py POLICY COMMAND...`.
 
-Each compiler starts with this, so it is a script of its own that imports little. POLICY is JSON:
+Each compiler starts with this, so it is a script of its own that imports little: what it leaves
+out takes longer to load than all the rest. POLICY is what `written` makes of a dictionary:
 
 - `level`: what shuts the command off, as gemm_tuner.domain.sandbox names it.
 - `limits`: resource limits by their names, without RLIMIT_.
@@ -11,14 +12,18 @@ Each compiler starts with this, so it is a script of its own that imports little
 It ends as the command ends. What keeps it from starting is told in a line, with status 125.
 """
 
+from __future__ import annotations
+
 import ctypes
-import json
+import marshal
 import os
 import resource
-import signal
 import struct
 import sys
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 REFUSED = 125
 PREFIX = "gemm-tuner sandbox: "
@@ -40,11 +45,17 @@ _LANDLOCK_READS_FILE = 0b0101
 _LANDLOCK_WRITES_FILE = 1 << 1 | 1 << 14  # write, truncate
 _LANDLOCK_RIGHTS = {4: 15, 5: 16}  # how many there are in each version, and in later ones
 _LANDLOCK_SCOPES_FROM = 6
+_SIGKILL, _SIGSTOP = 9, 19
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _OWN = ("/tmp", "/dev/shm")  # private folders
 _OLD, _NEW = "/old", "/new"
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def written(policy: dict[str, Any]) -> str:
+    """Return a policy as an argument of the script."""
+    return marshal.dumps(policy).hex()
 
 
 class Refused(Exception):
@@ -106,7 +117,7 @@ def _run_in_namespaces(policy: dict[str, Any], command: list[str]) -> NoReturn:
     reader, writer = os.pipe()
     first = os.fork()
     if first == 0:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
         try:
             _make_root(policy)
             # Set outside, it would count all processes of the user there.
@@ -143,7 +154,9 @@ def _wait_for(wanted: int) -> int:
 def _end_alike(status: int) -> NoReturn:
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        if -code not in {signal.SIGKILL, signal.SIGSTOP}:
+        if -code not in {_SIGKILL, _SIGSTOP}:
+            import signal  # noqa: PLC0415 - seldom needed, and slow to load
+
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
@@ -298,5 +311,11 @@ def _check(step: str, result: int) -> None:
         raise Refused(f"{step}: {os.strerror(ctypes.get_errno())}")
 
 
+def start() -> NoReturn:
+    """Do what the arguments of the script say."""
+    policy = marshal.loads(bytes.fromhex(sys.argv[1]))  # noqa: S302 - of who starts the script
+    main(policy, sys.argv[2:])
+
+
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), sys.argv[2:])
+    start()

@@ -77,6 +77,7 @@ def test_simulated_calls_are_compared_with_timed_ones(
     assert "| large |" in page.read_text()
 
 
+@pytest.mark.proof
 def test_predictions_of_servers_are_written(
     page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

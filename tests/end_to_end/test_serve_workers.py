@@ -124,6 +124,7 @@ def test_a_service_without_workers_tunes_nothing(tmp_path: Path, url: str, jobs:
     assert not is_any_there(jobs)
 
 
+@pytest.mark.proof
 def test_a_worker_that_dies_is_replaced(tmp_path: Path, url: str, jobs: Jobs) -> None:
     with serving(tmp_path, url) as (process, _address):
         wait_until(lambda: is_any_there(jobs))
@@ -137,6 +138,7 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path, url: str, jobs: Jobs) ->
     assert "A worker ended (SIGKILL); the next one starts in 1 s." in (tmp_path / "log").read_text()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     "way",
     [

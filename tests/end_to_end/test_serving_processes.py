@@ -106,6 +106,7 @@ def test_all_processes_answer_and_their_numbers_are_added_up(service: Service) -
     _wait_until(lambda: service.answered() == 40)
 
 
+@pytest.mark.proof
 def test_a_process_that_was_killed_is_replaced(service: Service) -> None:
     service.ask_each()
     before = service.pids

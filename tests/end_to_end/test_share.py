@@ -193,6 +193,7 @@ def _sweep_like(
     return results[0]
 
 
+@pytest.mark.proof
 def test_a_search_in_a_format_is_resumed_and_not_repeated(tmp_path: Path) -> None:
     problem = Problem.create(8, N, K)
     repository = Repository(open_database(_url(tmp_path)))

@@ -322,6 +322,7 @@ def _tune(
     return results[0]
 
 
+@pytest.mark.proof
 @pytest.mark.baseline("onednn")
 def test_a_sweep_beside_another_baseline_is_another_sweep(database: str) -> None:
     beside_scalar = _tune(database, baseline="scalar")
@@ -346,6 +347,7 @@ def test_a_call_too_small_for_two_threads_stays_with_the_winner_of_one(database:
     assert alone in {trial.candidate for trial in shared.finalists}
 
 
+@pytest.mark.proof
 def test_the_winner_of_one_thread_is_cut_for_two_whatever_the_time(database: str) -> None:
     space = Space(problem=PROBLEM, cpu=detect_cpu())
     for_two = replace(space, threads=2)
@@ -360,6 +362,7 @@ def test_the_winner_of_one_thread_is_cut_for_two_whatever_the_time(database: str
     assert {trial.candidate.parts for trial in timed} == {1, 2}
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.proof)])
 def test_what_won_with_another_generator_is_tried_whatever_the_time(
     database: str, monkeypatch: pytest.MonkeyPatch, threads: int
@@ -380,6 +383,7 @@ def test_what_won_with_another_generator_is_tried_whatever_the_time(
     assert unlikely in {trial.candidate for trial in trials if trial.measurement is not None}
 
 
+@pytest.mark.proof
 def test_what_an_earlier_generator_timed_is_only_confirmed_again(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

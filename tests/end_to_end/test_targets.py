@@ -97,6 +97,7 @@ def test_for_threads_that_are_not_here_a_kernel_is_predicted_without_a_ratio(
     assert "ratio" not in capsys.readouterr().out
 
 
+@pytest.mark.proof
 def test_a_stopped_target_keeps_what_was_proved_and_resumes(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_spent_budget_ends_with_the_proofs_in_flight(
     assert 1 <= len(Repository(open_database(url)).trials(problem=PROBLEM)) <= 2
 
 
+@pytest.mark.proof
 def test_ctrl_c_keeps_what_was_proved(url: str) -> None:
     # On one core, and of a size whose proofs take their time: some are left after the first.
     alone = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]

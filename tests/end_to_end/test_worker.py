@@ -157,6 +157,7 @@ def test_a_cancelled_job_keeps_the_best_so_far(
     assert over.detail.startswith(f"cancelled; tuned: {verdict.ratio.median:.2f} times ")
 
 
+@pytest.mark.proof
 def test_a_worker_that_lost_its_job_leaves_it_to_the_other(
     jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,6 +387,7 @@ def test_when_a_worker_is_killed_the_next_one_finishes_its_job(
     assert set(raced.values()) == {1}, "what was raced is not raced again"
 
 
+@pytest.mark.proof
 def test_a_worker_that_is_terminated_gives_its_job_back_and_says_so(
     jobs: Jobs, repository: Repository, database_url: str
 ) -> None:

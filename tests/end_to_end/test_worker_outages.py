@@ -152,6 +152,7 @@ def test_a_disk_that_takes_no_trial_costs_no_attempt(
     engine.dispose()
 
 
+@pytest.mark.proof
 def test_a_job_that_can_never_be_written_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

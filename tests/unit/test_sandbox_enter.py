@@ -1,6 +1,5 @@
 """The script that enters the sandbox, as this user and as one without rights."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -42,7 +41,7 @@ def as_nobody(level: SandboxLevel, script: str, folder: Path) -> subprocess.Comp
     if level is not SandboxLevel.NAMESPACES:
         policy["limits"] = {"CORE": 0, "FSIZE": 1 << 20}
     assert PYTHON is not None
-    sandbox = [PYTHON, "-I", "-S", str(copy), json.dumps(policy), "/bin/sh", "-c", script]
+    sandbox = [PYTHON, "-I", "-S", str(copy), enter.written(policy), "/bin/sh", "-c", script]
     return subprocess.run(
         [*AS_NOBODY, *sandbox], cwd="/", capture_output=True, text=True, check=False
     )
@@ -114,7 +113,7 @@ def test_it_ends_as_its_command_ends(
 
 @needs_python
 def test_what_cannot_be_run_is_told() -> None:
-    policy = json.dumps({"level": "limits", "limits": {}})
+    policy = enter.written({"level": "limits", "limits": {}})
     command = [str(PYTHON), "-I", "-S", enter.__file__, policy, "/nonexistent/compiler"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 
