@@ -162,6 +162,8 @@ static void *serve(void *own_cpu) {
             if (!spin(&pool.published_jobs, seen, &deadline_ns)) {
                 sleep_until_published(thread, seen);
                 deadline_ns = 0;
+            } else if (atomic_load(&pool.published_jobs) == seen) {
+                sched_yield(); /* a thread of another pool may wait for this core */
             }
         }
     }
