@@ -29,6 +29,23 @@ def full_disk(size_bytes: int = 0) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+# What a kernel, its settings or a container say, and a fault of the sandbox does not.
+_LINUX_SAYS = (
+    "Operation not permitted",
+    "Permission denied",
+    "Function not implemented",
+    "unshare: No space left on device",
+    "Landlock is off",
+)
+
+
+def skip_where_linux_refuses(why: str) -> None:
+    """Skip a test of the sandbox where Linux does not permit it; any other reason is a failure."""
+    if any(said in why for said in _LINUX_SAYS):
+        pytest.skip(f"Linux refuses this sandbox: {why.strip()}")
+    pytest.fail(f"the sandbox is not entered: {why}")
+
+
 class SmallDisk:
     """A file system of its own, in memory, that can be filled."""
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from restricted import skip_where_linux_refuses
 
 from gemm_tuner.domain.sandbox import SandboxLevel
 from gemm_tuner.sandbox import confine, enter
@@ -67,7 +68,7 @@ def test_a_user_without_rights_is_shut_off_too(level: SandboxLevel, folder: Path
     done = as_nobody(level, f"{script} echo y > {folder}/mine; cat {folder}/mine", folder)
 
     if done.returncode == enter.REFUSED:
-        pytest.skip(done.stderr)
+        skip_where_linux_refuses(done.stderr)
     assert done.stdout == "y\n"
     assert not Path("/var/tmp/planted").exists()  # noqa: S108 - where everyone may write
 
@@ -79,7 +80,7 @@ def test_processes_without_end_are_refused(folder: Path) -> None:
     done = as_nobody(SandboxLevel.NAMESPACES, script, folder)
 
     if done.returncode == enter.REFUSED:
-        pytest.skip(done.stderr)
+        skip_where_linux_refuses(done.stderr)
     assert "all" not in done.stdout
     assert "annot fork" in done.stderr
 
@@ -91,7 +92,7 @@ def test_a_private_temporary_folder_has_a_size(folder: Path) -> None:
     done = as_nobody(SandboxLevel.NAMESPACES, script, folder)
 
     if done.returncode == enter.REFUSED:
-        pytest.skip(done.stderr)
+        skip_where_linux_refuses(done.stderr)
     assert int(done.stdout) <= 1 << 20
     assert "No space left" in done.stderr
 
@@ -107,7 +108,7 @@ def test_it_ends_as_its_command_ends(
     done = as_nobody(level, script, folder)
 
     if done.returncode == enter.REFUSED:
-        pytest.skip(done.stderr)
+        skip_where_linux_refuses(done.stderr)
     assert done.returncode == status
 
 
