@@ -32,13 +32,16 @@ from gemm_tuner.domain.problem import Rows
 from gemm_tuner.store.misses import Miss, Misses
 from gemm_tuner.store.repository import Repository
 
-pytestmark = pytest.mark.proof
+pytestmark = [
+    pytest.mark.proof,
+    # What a browser is sent does not depend on the database: test_pages.py compares them.
+    pytest.mark.parametrize("databases", ["sqlite"], indirect=True, scope="session"),
+]
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
 
 SCHEMES = ("light", "dark")
-WIDTHS = (360, 1280)
 
 
 @pytest.fixture(scope="module")
@@ -110,29 +113,33 @@ def _all_pages(site: JobSite) -> list[str]:
     return sorted(html | {"/absent-page", "/problems/unknown", "/problems?text=f32+1x1x1"})
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_axe_finds_nothing_on_any_page(browser: Any, site: JobSite, scheme: str) -> None:  # noqa: ANN401
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
+def test_axe_finds_nothing_on_any_page(
+    browser: Any,  # noqa: ANN401
+    site: JobSite,
+    scheme: str,
+    width: int,
+) -> None:
     places = _all_pages(site)
     assert len(places) > 15
     faults: list[str] = []
     # What axe runs is not of the pages, whose policy forbids it.
     with _opened(browser, site, color_scheme=scheme, bypass_csp=True) as page:
         _sign_in(page, site, *Scope)
+        page.set_viewport_size({"width": width, "height": 800})
         for place in places:
-            for width in WIDTHS:
-                page.set_viewport_size({"width": width, "height": 800})
-                page.goto(place)
-                if not page.locator("main").count():
-                    continue
-                for summary in page.locator("summary").all():
-                    summary.click()
-                found = axe.Axe().run(page)
-                if found.violations_count:
-                    faults.append(f"{place}, {width} wide: {found.generate_report()}")
-                # Only tables and pictures may be wider than the window, and scroll alone.
-                wide = page.evaluate("document.documentElement.scrollWidth")
-                if wide > width:
-                    faults.append(f"{place} is {wide} wide in a window of {width}")
+            page.goto(place)
+            if not page.locator("main").count():
+                continue
+            for summary in page.locator("summary").all():
+                summary.click()
+            found = axe.Axe().run(page)
+            if found.violations_count:
+                faults.append(f"{place}, {width} wide: {found.generate_report()}")
+            # Only tables and pictures may be wider than the window, and scroll alone.
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            if wide > width:
+                faults.append(f"{place} is {wide} wide in a window of {width}")
     assert not faults, "\n".join(faults)
 
 
