@@ -15,11 +15,19 @@ from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
-from gemm_tuner.domain.verdict import Basis, Decision, Verdict, decide
+from gemm_tuner.domain.verdict import (
+    THREADS_WAIT_NS,
+    TUNED_ABOVE,
+    Basis,
+    Decision,
+    Verdict,
+    decide,
+)
+from gemm_tuner.errors import InvalidRecord
 
 # To be raised when other verdicts follow from the same trials, or they are stored in another form:
 # then all are derived again.
-RULES = 3
+RULES = 4
 SCALAR = "scalar"  # how the name begins of the baseline for want of a library
 
 # A sweep that came to the end of its search: CPU, context, toolchain, generator and baseline.
@@ -124,7 +132,7 @@ def derive_verdict(
         problem=problem,
         cpu_key=cpu_key,
         context=context,
-        decision=decide_beside(measurement),
+        decision=decide_by(best),
         basis=basis,
         complete=complete and bool(believed),
         candidate=best.candidate,
@@ -140,16 +148,29 @@ def is_servable(measurement: Measurement) -> bool:
     return Comparison.of(measurement.ratio, measurement.baseline, measurement.raced).is_servable
 
 
-def decide_beside(measurement: Measurement) -> Decision:
-    """Return the decision; to be faster than our own scalar loop is no claim.
+def decide_by(trial: Trial) -> Decision:
+    """Return what a measured trial decides; to be faster than our own scalar loop is no claim.
 
-    Nothing is decided by what gives reason to doubt.
+    Nothing is decided by what gives reason to doubt, or by less than the threads of a call may wait
+    for each other another time. Raises `InvalidRecord` if nothing was measured.
     """
+    measurement = trial.measurement
+    if measurement is None:
+        raise InvalidRecord("a trial without a measurement decides nothing.")
     if why_doubted(measurement) is not None:
         return Decision.TIE
     decision = decide(measurement.ratio)
-    is_library = not measurement.baseline.startswith(SCALAR)
-    return decision if is_library or decision is not Decision.TUNED else Decision.TIE
+    is_claim = not measurement.baseline.startswith(SCALAR) and _is_faster_by_the_wait(trial)
+    return decision if is_claim or decision is not Decision.TUNED else Decision.TIE
+
+
+def _is_faster_by_the_wait(trial: Trial) -> bool:
+    """Return whether a call stays faster if its threads wait for each other as long as they may."""
+    assert trial.measurement is not None
+    ours_ns = trial.measurement.candidate.median_ns
+    theirs_ns = trial.measurement.baseline_timing.median_ns
+    threads = min(trial.candidate.parts, trial.context.threads)
+    return threads == 1 or TUNED_ABOVE * (ours_ns + THREADS_WAIT_NS) < theirs_ns
 
 
 def standing_trials(trials: Iterable[Trial]) -> tuple[Trial, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from gemm_tuner.derive import decide_beside
+from gemm_tuner.derive import decide_by
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.evidence import Evidence
@@ -260,7 +260,7 @@ def _option(best: Verdict, trial: Trial, best_ratio: Ratio) -> Option:
     assert trial.measurement is not None
     verdict = replace(
         best,
-        decision=decide_beside(trial.measurement),
+        decision=decide_by(trial),
         basis=Basis.SHARED if best.basis is Basis.MEASURED else best.basis,
         candidate=trial.candidate,
         artifact=trial.artifact,

@@ -5,11 +5,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from gemm_tuner.derive import decide_by
 from gemm_tuner.domain.doubt import why_doubted
 from gemm_tuner.domain.measurement import Ratio
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
-from gemm_tuner.domain.verdict import decide
 from gemm_tuner.errors import InvalidProblem
 from gemm_tuner.select.lookup import TrialsNeeded
 from gemm_tuner.store.figures import Standing
@@ -81,7 +81,7 @@ def _attempt(trial: Trial, held: Collection[str]) -> Attempt:
     ratio = measured.ratio if measured else None
     standing = None
     if measured is not None and ratio is not None:
-        standing = Standing.of(decide(ratio), baseline=measured.baseline, doubt=doubt)
+        standing = Standing.of(decide_by(trial), baseline=measured.baseline, doubt=doubt)
     return Attempt(
         trial=trial,
         call_ns=measured.candidate.median_ns if measured else None,
