@@ -97,11 +97,11 @@ class Client:
         url: str | None = None,
         *,
         public_keys: Iterable[bytes] | None = None,
-        cache_dir: Path | None = None,
+        cache_dir: str | Path | None = None,
         cpu: Cpu | None = None,
         timeout_s: float = TIMEOUT_S,
         token: str | None = None,
-        lock: Path | None = None,
+        lock: str | Path | None = None,
         frozen: bool | None = None,
         offline: bool | None = None,
     ) -> None:
@@ -110,7 +110,7 @@ class Client:
         self._connections = Connections(self._address)
         self._offline = is_set("GEMM_TUNER_OFFLINE") if offline is None else offline
         self._timeout_s = timeout_s
-        self._cache = Cache(cache_dir or default_cache_dir())
+        self._cache = Cache(Path(cache_dir) if cache_dir else default_cache_dir())
         cpu = cpu or detect_cpu()
         pinned = configured_keys() if public_keys is None else keys_by_id(public_keys)
         revocations = KnownRevocations(self._cache, identity(self._address.url))
@@ -122,7 +122,7 @@ class Client:
         )
         self._loader = Loader(self._cache, revocations, cpu)
         self._locked = Locked.read(
-            lock,
+            Path(lock) if lock else None,
             is_frozen=is_set("GEMM_TUNER_FROZEN") if frozen is None else frozen,
             belief=self._belief,
             cache=self._cache,
