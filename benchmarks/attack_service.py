@@ -9,6 +9,7 @@ honest caller gets no answer, or /healthz takes longer than a second, or memory 
 300 MB and 1 MB.
 """
 
+import argparse
 import os
 import re
 import resource
@@ -76,8 +77,9 @@ class Service:
         return is_well and is_bounded and health_s <= MAX_HEALTH_S
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run each attack, and return the exit code."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args(arguments)
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     names = ("attack", "healthz", "resolve", "memory", "files", "log")

@@ -35,7 +35,7 @@ def render(scope: Scope, template: str, **values: Any) -> bytes:  # noqa: ANN401
             rights={right.name.lower() for right in rights},
             signed_in=None if caller is None or caller.token_id is None else caller.name,
             being_drawn=BEING_DRAWN,
-            version=version("gemm-tuner"),
+            version=_version(),
             picture=lambda svg: _picture(svg, nonce),
             **values,
         )
@@ -44,15 +44,22 @@ def render(scope: Scope, template: str, **values: Any) -> bytes:  # noqa: ANN401
     return text.encode(errors="backslashreplace")
 
 
+@cache
 def style() -> bytes:
     """Return the style of all pages."""
     return (_FOLDER / "style.css").read_bytes()
 
 
 @cache
+def _version() -> str:
+    return version("gemm-tuner")  # reads files for a millisecond
+
+
+@cache
 def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(_FOLDER / "templates"),
+        auto_reload=False,
         undefined=StrictUndefined,
         autoescape=True,
         trim_blocks=True,
