@@ -22,7 +22,7 @@ from statistics import median
 
 import httpx
 from dashboard_databases import JOBS, fill_pages
-from service_load import REPORT, ROOT, conditions, service
+from service_load import REPORT, ROOT, command_text, conditions, service
 from sqlalchemy import func, select
 
 from gemm_tuner.domain.access import Scope
@@ -58,7 +58,7 @@ def main() -> None:
         before = REPORT.read_text().partition(f"\n{HEADING}")[0].rstrip()
         REPORT.write_text(
             f"{before}\n\n{HEADING}\nTimes of a page in ms, from the request to its last byte, by "
-            f"`python {' '.join(sys.argv)}`.\n\n{text}\n{conditions()}\n"
+            f"`{command_text()}`.\n\n{text}\n{conditions()}\n"
         )
 
 

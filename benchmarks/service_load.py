@@ -106,7 +106,7 @@ def main() -> None:
         _own, _mark, pages = (REPORT.read_text() if REPORT.exists() else "").partition(PAGES)
         REPORT.write_text(
             "# Speed of the service\n\nOne process on one core, asked over loopback from another, "
-            f"by `python {' '.join(sys.argv)}`.\n\n{text}\n{conditions()}\n{_mark}{pages}"
+            f"by `{command_text()}`.\n\n{text}\n{conditions()}\n{_mark}{pages}"
         )
 
 
@@ -115,6 +115,14 @@ def table(name: str, rows: Sequence[Sequence[str]]) -> str:
     head = (name, "answers", "p50 ms", "p99 ms", "processor µs each")
     lines = (head, ("---",) * len(head), *rows)
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def command_text() -> str:
+    """Return the command of this process, without the `--folder` of one machine."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--folder")
+    _of_this_machine, given = parser.parse_known_args(sys.argv[1:])
+    return " ".join(("python", f"benchmarks/{Path(sys.argv[0]).name}", *given))
 
 
 def conditions() -> str:
