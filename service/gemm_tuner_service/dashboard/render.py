@@ -34,8 +34,6 @@ def render(scope: Scope, template: str, **values: Any) -> bytes:  # noqa: ANN401
             path=scope["path"],
             rights={right.name.lower() for right in rights},
             signed_in=None if caller is None or caller.token_id is None else caller.name,
-            being_drawn=BEING_DRAWN,
-            version=_version(),
             picture=lambda svg: _picture(svg, nonce),
             **values,
         )
@@ -51,11 +49,6 @@ def style() -> bytes:
 
 
 @cache
-def _version() -> str:
-    return version("gemm-tuner")  # reads files for a millisecond
-
-
-@cache
 def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(_FOLDER / "templates"),
@@ -66,6 +59,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_harmless,
     )
+    environment.globals |= {"being_drawn": BEING_DRAWN, "version": version("gemm-tuner")}
     environment.filters |= {
         "call_time": lambda time_ns: "" if time_ns is None else time_text(time_ns),
         "duration": lambda seconds: "" if seconds is None else duration_text(seconds),
