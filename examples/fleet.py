@@ -40,7 +40,7 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.jobs import Jobs
 
-PROBLEM = Problem.parse("f32 16x64x64 nk bias+relu")
+PROBLEM = Problem.parse("f32 4x16x16 nk bias+relu")
 FEWER = "avx2,fma,f16c"  # the features of the simulated CPU
 ENDING = ("setpriv", "--pdeathsig=INT")  # of processes, with this one
 PATIENCE_S = 60.0

@@ -34,7 +34,7 @@ from gemm_tuner.store.repository import Repository
 
 pytestmark = [
     pytest.mark.proof,
-    # What a browser is sent does not depend on the database: test_pages.py compares them.
+    # tests/service/test_pages.py asks for pages on each kind of database.
     pytest.mark.parametrize("databases", ["sqlite"], indirect=True, scope="session"),
 ]
 
@@ -113,7 +113,8 @@ def _all_pages(site: JobSite) -> list[str]:
     return sorted(html | {"/absent-page", "/problems/unknown", "/problems?text=f32+1x1x1"})
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_axe_finds_nothing_on_any_page(
     browser: Any,  # noqa: ANN401
     site: JobSite,

@@ -24,7 +24,7 @@ from gemm_tuner.domain.access import Scope
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.tokens import Tokens
 
-CASES = 215  # for each of 24 operations on each of 2 databases: 10,320
+CASES = 280  # for each of 24 operations on each of 2 databases: 13,440
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
