@@ -16,12 +16,11 @@ from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.domain.verdict import (
-    THREADS_WAIT_NS,
-    TUNED_ABOVE,
     Basis,
     Decision,
     Verdict,
     decide,
+    is_faster_whatever_threads_wait,
 )
 from gemm_tuner.errors import InvalidRecord
 
@@ -160,17 +159,12 @@ def decide_by(trial: Trial) -> Decision:
     if why_doubted(measurement) is not None:
         return Decision.TIE
     decision = decide(measurement.ratio)
-    is_claim = not measurement.baseline.startswith(SCALAR) and _is_faster_by_the_wait(trial)
+    is_claim = not measurement.baseline.startswith(SCALAR) and is_faster_whatever_threads_wait(
+        trial.candidate.threads_used(trial.context.threads),
+        kernel_ns=measurement.candidate.median_ns,
+        baseline_ns=measurement.baseline_timing.median_ns,
+    )
     return decision if is_claim or decision is not Decision.TUNED else Decision.TIE
-
-
-def _is_faster_by_the_wait(trial: Trial) -> bool:
-    """Return whether a call stays faster if its threads wait for each other as long as they may."""
-    assert trial.measurement is not None
-    ours_ns = trial.measurement.candidate.median_ns
-    theirs_ns = trial.measurement.baseline_timing.median_ns
-    threads = min(trial.candidate.parts, trial.context.threads)
-    return threads == 1 or TUNED_ABOVE * (ours_ns + THREADS_WAIT_NS) < theirs_ns
 
 
 def standing_trials(trials: Iterable[Trial]) -> tuple[Trial, ...]:

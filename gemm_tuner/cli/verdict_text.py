@@ -1,7 +1,7 @@
 """A verdict as a line for people."""
 
 from gemm_tuner.domain.measurement import CONFIDENCE, Ratio
-from gemm_tuner.domain.reason import instead_text, used_instead, why_not_served
+from gemm_tuner.domain.reason import LEAD_OF_WAITING, instead_text, used_instead, why_not_served
 from gemm_tuner.domain.verdict import Verdict
 
 
@@ -23,9 +23,10 @@ def decision_text(verdict: Verdict) -> str:
             f"{interval_text(ratio)}); a further sweep measures it anew"
         )
     unserved = f"; {used_instead(comparison)} is to be used: {why_not_served(comparison)}"
+    waiting = f"; {LEAD_OF_WAITING}" if verdict.is_lead_of_waiting else ""
     line = (
         f"{verdict.decision.value}: {ratio.median:.3f} times the speed of {measurement.baseline} "
-        f"({interval_text(ratio)}), basis {verdict.basis.value}"
+        f"({interval_text(ratio)}{waiting}), basis {verdict.basis.value}"
         f"{instead_text(comparison)}{'' if verdict.artifact else unserved}"
     )
     return line if verdict.complete else f"{line}; the search was cut short"

@@ -33,6 +33,10 @@ class Candidate:
         """Return into how many parts a call can be cut."""
         return self.blocking.parts
 
+    def threads_used(self, threads: int) -> int:
+        """Return how many of `threads` a call keeps busy that is cut as it was tuned."""
+        return min(self.parts, threads)
+
     @property
     def packed_columns(self) -> int:
         """Return the columns of a packed panel of weights."""

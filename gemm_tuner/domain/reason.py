@@ -4,6 +4,8 @@ from gemm_tuner.domain.comparison import SERVED_ABOVE, SERVED_FROM, Comparison, 
 from gemm_tuner.domain.measurement import CONFIDENCE, Ratio
 from gemm_tuner.domain.verdict import Basis, Decision
 
+LEAD_OF_WAITING = "another time its threads may wait longer than it leads by"
+
 
 def speed_text(ratio: Ratio, baseline: str = "the baseline") -> str:
     """Return a speed with its interval: `1.21 times the speed of onednn 3.2 (95 % …)`."""

@@ -13,10 +13,8 @@ from gemm_tuner.domain.measurement import Ratio
 from gemm_tuner.domain.problem import Problem
 
 TUNED_ABOVE = 1.02
-# How much longer the threads of a call may wait for each other an hour later. Three calls of 1 to
-# 10 µs on two threads took 0.7 to 0.9 µs longer when the claims for 300 problems were checked, in
-# all six processes (docs/measuring.md).
-THREADS_WAIT_NS = 1000.0
+# What the threads of a call may lose by waiting for each other another time (decision 60).
+_THREADS_WAIT_NS = 1000.0
 BASELINE_BELOW = 0.98
 
 
@@ -79,6 +77,22 @@ class Verdict:
         )
 
     @property
+    def is_lead_of_waiting(self) -> bool:
+        """Return whether a faster kernel is a tie, since its threads may wait longer next time."""
+        measured = self.measurement
+        return (
+            self.decision is Decision.TIE
+            and measured is not None
+            and self.candidate is not None
+            and decide(measured.ratio) is Decision.TUNED
+            and not is_faster_whatever_threads_wait(
+                self.candidate.threads_used(self.context.threads),
+                kernel_ns=measured.candidate_median_ns,
+                baseline_ns=measured.baseline_median_ns,
+            )
+        )
+
+    @property
     def doubt(self) -> str | None:
         """Return why the measurement decides nothing, None if it does, or if there is none."""
         return self.measurement.doubt if self.measurement else None
@@ -95,3 +109,8 @@ def decide(ratio: Ratio) -> Decision:
     if ratio.high < BASELINE_BELOW:
         return Decision.BASELINE
     return Decision.TIE
+
+
+def is_faster_whatever_threads_wait(threads: int, *, kernel_ns: float, baseline_ns: float) -> bool:
+    """Return whether a call on so many threads stays faster if they wait as long as they may."""
+    return threads == 1 or TUNED_ABOVE * (kernel_ns + _THREADS_WAIT_NS) < baseline_ns

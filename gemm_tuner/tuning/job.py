@@ -7,6 +7,7 @@ from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.job import JobProgress, JobState
+from gemm_tuner.domain.reason import LEAD_OF_WAITING
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.store.repository import Repository
@@ -149,8 +150,13 @@ class JobRun:
 
 
 def _text_of(verdict: Verdict) -> str | None:
-    """Return what was measured, such as `tuned: 1.31 times onednn 3.2.0`; None if nothing was."""
+    """Return what was measured, None if nothing: `tuned: 1.31 (1.29 to 1.33) times onednn 3`."""
     measured = verdict.measurement
     if measured is None:
         return None
-    return f"{verdict.decision.value}: {measured.ratio.median:.2f} times {measured.baseline}"
+    ratio = measured.ratio
+    waiting = f"; {LEAD_OF_WAITING}" if verdict.is_lead_of_waiting else ""
+    return (
+        f"{verdict.decision.value}: {ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f}) "
+        f"times {measured.baseline}{waiting}"
+    )

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 from samples import CONTEXT, CPU, PROBLEM, make_trial
 
+from gemm_tuner.cli.verdict_text import decision_text
 from gemm_tuner.derive import decide_by, derive_verdict
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.measurement import Timing
+from gemm_tuner.domain.reason import LEAD_OF_WAITING
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Decision
 from gemm_tuner.errors import InvalidRecord
@@ -28,7 +30,7 @@ def timed(ours_ns: int, theirs_ns: int, **changes: object) -> Trial:
 @pytest.mark.parametrize(
     ("ours_ns", "theirs_ns", "decision"),
     [
-        (2_300, 2_500, Decision.TIE),  # called tuned once, and 0.81 times an hour later
+        (2_300, 2_500, Decision.TIE),  # called tuned once, and 0.81 times later
         (2_300, 3_300, Decision.TIE),
         (2_300, 3_500, Decision.TUNED),
         (10_000, 11_000, Decision.TIE),
@@ -60,6 +62,20 @@ def test_a_tie_is_served_where_it_was_as_fast() -> None:
 
     assert verdict.decision is Decision.TIE
     assert verdict.artifact is not None
+    assert LEAD_OF_WAITING in decision_text(verdict)
+
+
+def test_another_tie_says_nothing_of_waiting() -> None:
+    verdict = derive_verdict(
+        [timed(2_300, 2_310)],
+        problem=PROBLEM,
+        cpu_key=CPU.exact_key,
+        context=TWO,
+        complete=True,
+    )
+
+    assert verdict.decision is Decision.TIE
+    assert LEAD_OF_WAITING not in decision_text(verdict)
 
 
 def test_a_trial_that_was_not_timed_decides_nothing() -> None:

@@ -5,8 +5,10 @@ from gemm_tuner.domain.verdict import BASELINE_BELOW, TUNED_ABOVE
 
 _ANSWERS = f"""
 Tuned: the whole 95 % interval of the kernel's speed over its baseline lies above {TUNED_ABOVE}, and
-the fastest samples agree. Baseline: it lies below {BASELINE_BELOW}. Tie: neither is shown. The band
-in the plots is from {BASELINE_BELOW} to {TUNED_ABOVE}. A baseline is the fastest library
+the fastest samples agree; a call that is cut for several threads also leads by more than the
+microsecond that these may wait for each other another time. Baseline: it lies below
+{BASELINE_BELOW}. Tie: neither is shown. The band in the plots is from {BASELINE_BELOW} to
+{TUNED_ABOVE}. A baseline is the fastest library
 that the sweep had, or a scalar loop where it had none, and is named beside each ratio. Kernel and
 baseline were timed in alternation, in the same rounds. Ratios over different baselines are never
 averaged.
