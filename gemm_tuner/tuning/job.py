@@ -150,13 +150,13 @@ class JobRun:
 
 
 def _text_of(verdict: Verdict) -> str | None:
-    """Return what was measured, None if nothing: `tuned: 1.31 (1.29 to 1.33) times onednn 3`."""
+    """Return what was measured, None if nothing: `tuned: 1.31 times onednn 3 (1.29 to 1.33)`."""
     measured = verdict.measurement
     if measured is None:
         return None
     ratio = measured.ratio
     waiting = f"; {LEAD_OF_WAITING}" if verdict.is_lead_of_waiting else ""
     return (
-        f"{verdict.decision.value}: {ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f}) "
-        f"times {measured.baseline}{waiting}"
+        f"{verdict.decision.value}: {ratio.median:.2f} times {measured.baseline} "
+        f"({ratio.low:.2f} to {ratio.high:.2f}){waiting}"
     )
