@@ -94,6 +94,12 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def postgres_databases(postgres: PostgresServer) -> PostgresDatabases:
+    """Return what makes databases on the server of this process."""
+    return PostgresDatabases(postgres)
+
+
 @pytest.fixture
 def own_postgres() -> Iterator[PostgresServer]:
     """Yield a server of one test, which may stop, crash and start it."""
@@ -107,10 +113,14 @@ def own_postgres() -> Iterator[PostgresServer]:
 def databases(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Databases:
-    """Return what makes databases: of SQLite, and in the second stage of PostgreSQL too."""
+    """Return what makes databases: of SQLite, and in the second stage of PostgreSQL too.
+
+    Between tests of the two kinds, in whatever order they come, the server's databases stay.
+    """
     if request.param == "sqlite":
         return SqliteDatabases(tmp_path_factory.mktemp("databases"))
-    return PostgresDatabases(request.getfixturevalue("postgres"))
+    databases: PostgresDatabases = request.getfixturevalue("postgres_databases")
+    return databases
 
 
 @pytest.fixture
