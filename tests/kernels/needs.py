@@ -1,6 +1,6 @@
 """What kernels need of this machine: a test is skipped, with the reason, where that is missing."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import pytest
@@ -76,6 +76,22 @@ def each(values: Iterable[Named], *, quick: Iterable[str] | None = None) -> list
             marks=_marks(value, is_quick=chosen is None or value.name in chosen),
         )
         for value in values
+    ]
+
+
+def each_with(values: Iterable[Named], others: Sequence[str]) -> list[ParameterSet]:
+    """Return a parameter for each family with each of `others`.
+
+    In the quick stage are all families, with one of the others each, in turn.
+    """
+    return [
+        pytest.param(
+            *(value, other),
+            id=f"{value.name}-{other}",
+            marks=_marks(value, is_quick=turn % len(others) == others.index(other)),
+        )
+        for turn, value in enumerate(values)
+        for other in others
     ]
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from needs import need_cpu
+from needs import each, need_cpu
 from numpy.typing import NDArray
 from other_encoding import needed_here, spelled_for_this_cpu
 
@@ -58,10 +58,12 @@ def values_to_try() -> NDArray[np.float32]:
 FAMILIES = [
     family for family in CATALOG.values() if not any(types.is_weight_only for types in family.types)
 ]
+# Families of the same vectors compute a step with the same functions.
+QUICK = {family.vectors.name: family.name for family in reversed(FAMILIES)}.values()
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", each(FAMILIES, quick=QUICK))
 def test_step_is_within_its_bound_for_every_value(family: MicroKernelFamily, step: str) -> None:
     need_cpu(needed_here(family.isa))
     types = min(family.types, key=lambda types: types.text)

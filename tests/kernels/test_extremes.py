@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import pytest
-from needs import need_proof
+from needs import each_with, need_proof
 from numpy.typing import NDArray
 from other_encoding import spelled_for_this_cpu
 from proof import run_kernel
@@ -103,8 +103,7 @@ def product(x: Array, w: Array, kernel: Kernel, **operands: Any) -> Array:  # no
     return kernel(x, kernel.pack(w), **operands)
 
 
-@pytest.mark.parametrize("types", DEEPEST)
-@pytest.mark.parametrize("family", OF_BYTES, ids=name_of)
+@pytest.mark.parametrize(("family", "types"), each_with(OF_BYTES, list(DEEPEST)))
 def test_deepest_sums_of_extreme_bytes_are_exact(
     compute: Compute, family: MicroKernelFamily, types: str
 ) -> None:
@@ -124,27 +123,29 @@ def test_deepest_sums_of_extreme_bytes_are_exact(
         assert np.abs(np.asarray(y, np.int64)).max() > 2**29
 
 
-@pytest.mark.parametrize("offset", ["", "+y_zero_point"])
-@pytest.mark.parametrize("y_type", ["u8", "s8"])
-@pytest.mark.parametrize("family", OF_BYTES, ids=name_of)
+@pytest.mark.parametrize(
+    ("family", "y"), each_with(OF_BYTES, ["u8", "s8 y_zero_point", "u8 y_zero_point", "s8"])
+)
 def test_bytes_are_rounded_to_even_and_saturated(
-    compute: Compute, family: MicroKernelFamily, y_type: str, offset: str
+    compute: Compute, family: MicroKernelFamily, y: str
 ) -> None:
+    y_type, *offset = y.split()
     x = np.arange(256, dtype=np.uint8).reshape(-1, 1)
     w = np.array([1, -1, 3, 127, -128, *[0] * 7], np.int8)
     bias = np.zeros(len(w), np.float32)
     bias[5:] = np.nan, np.inf, -np.inf, 3e9, -3e9, 0.5, -0.5
-    problem = Problem.parse(f"u8_s8_s32_{y_type} 256x{len(w)}x1 nk scale+bias{offset}")
+    epilogue = "+".join(["scale", "bias", *offset])
+    problem = Problem.parse(f"u8_s8_s32_{y_type} 256x{len(w)}x1 nk {epilogue}")
     zero: dict[str, Any] = {"y_zero_point": 7} if offset else {}
     operands = {"scale": 0.5, "bias": bias, **zero}
 
-    y = compute(problem.text, family, partial(product, x, w.reshape(-1, 1), **operands))
+    rounded = compute(problem.text, family, partial(product, x, w.reshape(-1, 1), **operands))
 
     # Half of an odd number is a tie.
     limits = np.iinfo(NUMPY_TYPES[problem.types.y])
     halves = np.rint(x.astype(np.float64) * w * 0.5 + bias) + sum(zero.values())
     expected = np.clip(np.where(np.isnan(halves), limits.min, halves), limits.min, limits.max)
-    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(rounded, expected)
 
 
 @pytest.mark.parametrize("family", OF_FLOATS, ids=name_of)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from needs import need_proof
+from needs import each, each_with
 from numpy.typing import NDArray
 from other_encoding import spelled_for_this_cpu
 
@@ -24,15 +24,9 @@ FAMILIES = [family for family in CATALOG.values() if family.is_in_fixed_point]
 N = 20
 # How much of the largest number of a block is lost of another at most; docs/decisions/0021.
 LOST = {"f32": 2.0**-30, "bf16": 2.0**-22}
+FORMATS = [f"{x_type} {group}" for group in ("g32", "g128", "gk") for x_type in LOST]
 
 Floats = NDArray[np.floating]
-
-
-@pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
-def family(request: pytest.FixtureRequest) -> MicroKernelFamily:
-    wanted: MicroKernelFamily = request.param
-    need_proof(wanted.isa)
-    return wanted
 
 
 def product(
@@ -57,11 +51,11 @@ def random_weights(family: MicroKernelFamily, k: int) -> NDArray[np.int16]:
     return np.random.default_rng(3).integers(-most, most + 1, (N, k)).astype(np.int16)
 
 
-@pytest.mark.parametrize("x_type", LOST)
-@pytest.mark.parametrize("group", ["g32", "g128", "gk"])
+@pytest.mark.parametrize(("family", "formats"), each_with(FAMILIES, FORMATS))
 def test_numbers_far_apart_lose_what_is_promised_at_most(
-    family: MicroKernelFamily, x_type: str, group: str
+    family: MicroKernelFamily, formats: str
 ) -> None:
+    x_type, group = formats.split()
     k, block = 300, 32 if group == "g32" else 128
     random = np.random.default_rng(11)
     x = random.standard_normal((4, k)) * 2.0 ** random.integers(-35, 20, (4, k))
@@ -78,6 +72,7 @@ def test_numbers_far_apart_lose_what_is_promised_at_most(
     assert np.all(np.abs(y - x @ w.T) <= bound)
 
 
+@pytest.mark.parametrize("family", each(FAMILIES))
 def test_the_largest_numbers_of_a_block_are_exact(family: MicroKernelFamily) -> None:
     random = np.random.default_rng(5)
     blocks, block = 40, 128
@@ -97,6 +92,7 @@ def test_the_largest_numbers_of_a_block_are_exact(family: MicroKernelFamily) -> 
     np.testing.assert_array_equal(y, expected)
 
 
+@pytest.mark.parametrize("family", each(FAMILIES))
 def test_subnormal_numbers_alone_in_a_block_are_kept(family: MicroKernelFamily) -> None:
     least = 2.0**-149
     x = np.zeros((3, 128), np.float32)
@@ -108,7 +104,7 @@ def test_subnormal_numbers_alone_in_a_block_are_kept(family: MicroKernelFamily) 
     np.testing.assert_array_equal(y, (x.astype(np.float64) @ w.T).astype(np.float32))
 
 
-@pytest.mark.parametrize("x_type", LOST)
+@pytest.mark.parametrize(("family", "x_type"), each_with(FAMILIES, list(LOST)))
 def test_infinity_and_nan_follow_the_rules_and_stay_in_their_rows(
     family: MicroKernelFamily, x_type: str
 ) -> None:
