@@ -143,12 +143,24 @@ class Listing(Statements):
         query = select(row.problem_id).where(row.cpu_key == cpu_key, _IS_OWN)
         return self._first(query.limit(1)) is not None
 
-    def of_problem(self, key: str) -> tuple[Listed, ...]:
-        """Return what was tried of a problem, for each CPU and context, at most `MAX_PLACES`."""
+    def of_problem(
+        self,
+        key: str,
+        *,
+        cpu_key: str | None = None,
+        threads: int | None = None,
+        regime: Regime | None = None,
+    ) -> tuple[Listed, ...]:
+        """Return what was tried of a problem, for each CPU and context, at most `MAX_PLACES`.
+
+        A CPU, a number of threads or a regime leaves out the places with another.
+        """
         row = verdicts.c
+        asked = {row.cpu_key: cpu_key, row.threads: threads, row.regime: regime}
         query = (
             _select_listed()
             .where(row.problem_id == key, _IS_OWN)
+            .where(*(column == value for column, value in asked.items() if value is not None))
             .order_by(row.cpu_key, row.threads, row.regime)
             .limit(MAX_PLACES)
         )

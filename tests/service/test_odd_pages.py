@@ -37,6 +37,8 @@ def site(own_client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPat
         ("/problems/unknown", 404),
         ("/problems/" + "0" * 64, 404),
         (f"/problems/{KEY}?cpu=unknown", 404),
+        (f"/problems/{KEY}?cpu=%00", 404),
+        (f"/problems/{KEY}?cpu=%ed%a0%80", 404),
         (f"/problems/{KEY}?threads=2", 404),
         (f"/problems/{KEY}?threads=0", 422),
         (f"/problems/{KEY}?threads=" + "9" * 100, 422),

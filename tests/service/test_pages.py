@@ -197,6 +197,24 @@ def test_answers_of_a_cpu_come_page_by_page_in_order(
     )
 
 
+def test_a_place_is_found_among_more_than_are_listed(
+    site: JobSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemm_tuner.store.listing.MAX_PLACES", 2)
+    monkeypatch.setattr("gemm_tuner_service.routes.pages.MAX_PLACES", 2)
+    repository = Repository(site.engine)
+    keys = [CPU.exact_key]
+    for stepping in (5, 6, 7):
+        cpu = replace(CPU, stepping=stepping)
+        keys.append(cpu.exact_key)
+        repository.add_trial(make_trial(cpu=cpu))
+
+    for key in keys:
+        page = _read(site.client, f"/problems/{KEY}?cpu={key}&threads=1&regime=hot")
+        assert f"exact: measured on {key}." in page.text
+        assert "These are the first 2" in page.text
+
+
 def test_trials_come_page_by_page_the_newest_first(
     site: JobSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +327,24 @@ def test_a_page_does_not_wait_long_for_its_pictures(
 
     assert "A picture is being drawn: look again" in early.text
     assert later.elements["svg"] == 1
+
+
+def test_a_picture_that_is_not_ready_is_not_that_of_another_place(
+    site: JobSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(CPU, stepping=13)
+    repository = Repository(site.engine)
+    repository.add_trial(_of_m(1, call_ns=500))
+    for m, call_ns in ((1, 500), (128, 1300)):
+        repository.add_trial(replace(_of_m(m, call_ns), cpu=other))
+
+    drawn = _read(site.client, f"/problems/{KEY}?cpu={CPU.exact_key}")
+    with monkeypatch.context() as impatient:
+        impatient.setattr("gemm_tuner_service.dashboard.pictures.WAIT_S", 0.0)
+        early = _read(site.client, f"/problems/{KEY}?cpu={other.exact_key}")
+
+    assert (drawn.elements["svg"], early.elements["svg"]) == (2, 0)
+    assert early.text.count("A picture is being drawn: look again") == 2
 
 
 def test_what_cannot_be_drawn_is_left_out(site: JobSite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from gemm_tuner.derive import decide_by
 from gemm_tuner.domain.doubt import why_doubted
 from gemm_tuner.domain.measurement import Ratio
-from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
+from gemm_tuner.domain.units import context_text
 from gemm_tuner.errors import InvalidProblem
 from gemm_tuner.select.lookup import TrialsNeeded
 from gemm_tuner.store.figures import Standing
@@ -50,19 +50,8 @@ class Point:
     baseline_gflop_per_s: float
 
 
-def chosen_place(places: Sequence[Listed], cpu: str, threads: str, regime: str) -> Listed | None:
-    """Return the place that was asked for; without a question the first with a verdict, if any."""
-    if cpu or threads or regime:
-        return next(
-            (
-                place
-                for place in places
-                if (cpu in {"", place.cpu_key})
-                and (threads in {"", str(place.context.threads)})
-                and (regime in {"", place.context.regime.value})
-            ),
-            None,
-        )
+def chosen_place(places: Sequence[Listed]) -> Listed | None:
+    """Return the place to show of those that fit a question: the first with a verdict, if any."""
     known = [place for place in places if place.standing is not None]
     return next(iter(known or places), None)
 
@@ -94,8 +83,8 @@ def _attempt(trial: Trial, held: Collection[str]) -> Attempt:
     )
 
 
-def attempts_picture(attempts: Sequence[Attempt], problem: Problem) -> str:
-    """Return a plot of the ratios of what was timed."""
+def attempts_picture(attempts: Sequence[Attempt], place: Listed, before: int | None) -> str:
+    """Return a plot of the ratios of what was timed in a place, on its page before a trial."""
     timed = [one for one in attempts if one.ratio is not None and one.standing is not None]
     if not timed:
         return ""
@@ -113,12 +102,12 @@ def attempts_picture(attempts: Sequence[Attempt], problem: Problem) -> str:
         ]
         return draw_ratios(
             rows,
-            f"Speed of candidates over the baseline, {problem.text}; "
+            f"Speed of candidates over the baseline, {place.problem.text}; "
             "the table below has the figures.",
         )
 
     key = tuple((one.trial.candidate.text, one.standing, one.ratio, one.baseline) for one in timed)
-    return PICTURES.get(f"attempts, {problem.text}", key, draw)
+    return PICTURES.get(f"attempts before {before}, {_place_text(place)}", key, draw)
 
 
 def curve_of(listed: Sequence[Listed]) -> list[Point]:
@@ -135,8 +124,8 @@ def curve_of(listed: Sequence[Listed]) -> list[Point]:
     return points if len(points) >= _LEAST_POINTS else []
 
 
-def curve_picture(points: Sequence[Point], problem: Problem) -> str:
-    """Return the plot of speed over m."""
+def curve_picture(points: Sequence[Point], place: Listed) -> str:
+    """Return the plot of speed over m in a place."""
     if not points:
         return ""
     drawn = [
@@ -150,13 +139,19 @@ def curve_picture(points: Sequence[Point], problem: Problem) -> str:
             Line(name="kernel", points=[(m, speed) for m, speed, _baseline in drawn]),
             Line(name="baseline, by the ratio", points=[(m, speed) for m, _own, speed in drawn]),
         )
+        problem = place.problem
         title = f"n = {problem.n}, k = {problem.k}, {problem.types.text}"
         return draw_panels(
             [Panel(title=title, lines=lines)],
             "Speed of kernels and baselines over m; the table below has the figures.",
         )
 
-    return PICTURES.get(f"curve, {problem.text}", tuple(drawn), draw)
+    return PICTURES.get(f"curve, {_place_text(place)}", tuple(drawn), draw)
+
+
+def _place_text(place: Listed) -> str:
+    """Return what tells a place from all others: pictures of one are shown nowhere else."""
+    return f"{place.problem.text}, {place.cpu_key}, {context_text(place.context)}"
 
 
 def explain(service: RunningService, place: Listed) -> list[str]:

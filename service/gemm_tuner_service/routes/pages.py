@@ -12,7 +12,7 @@ from gemm_tuner.domain.context import ExecutionContext, Regime, check_threads
 from gemm_tuner.domain.job import JobState
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.store.figures import Standing
-from gemm_tuner.store.listing import Cursor
+from gemm_tuner.store.listing import MAX_PLACES, Cursor
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner_service.dashboard import counted, overview
 from gemm_tuner_service.dashboard import problem as of_problem
@@ -165,8 +165,8 @@ def read_problem(
     places = service.listing.of_problem(key) if problem else ()
     if problem is None or not places:
         raise _not_found("nothing was tried here of a problem with this key")
-    _check_place(threads, regime)
-    place = of_problem.chosen_place(places, cpu, threads, regime)
+    fitting = service.listing.of_problem(key, **_asked_place(cpu, threads, regime))
+    place = of_problem.chosen_place(fitting)
     if place is None:
         raise _not_found(f"nothing was tried here of {problem.text} in this place")
     tried = service.listing.tried(
@@ -186,12 +186,13 @@ def read_problem(
         "problem.html.j2",
         problem=problem,
         places=places,
+        are_all_places=len(places) < MAX_PLACES,
         place=place,
         query_of=_query_of,
         attempts=attempts,
-        attempts_picture=of_problem.attempts_picture(attempts, problem),
+        attempts_picture=of_problem.attempts_picture(attempts, place, _number(before)),
         curve=curve,
-        curve_picture=of_problem.curve_picture(curve, problem),
+        curve_picture=of_problem.curve_picture(curve, place),
         explain=of_problem.explain(service, place),
         is_first=not before,
         newest=urlencode(asked),
@@ -304,16 +305,18 @@ def _query_of(cpu_key: str, context: ExecutionContext) -> str:
     return urlencode({"cpu": cpu_key, "threads": context.threads, "regime": context.regime.value})
 
 
-def _check_place(threads: str, regime: str) -> None:
-    """Check what a query says of a place.
+def _asked_place(cpu: str, threads: str, regime: str) -> dict[str, Any]:
+    """Return what a query says of a place, for `Listing.of_problem`.
 
     Raises:
         InvalidSetting: it is no number of threads, or no regime.
     """
-    if threads:
-        check_threads(_number(threads) or 0)
-    if regime:
-        Regime.parse_one(regime)
+    return {
+        # PostgreSQL has no text with a NUL, and no CPU a blank key.
+        "cpu_key": cpu.replace("\0", " ") or None,
+        "threads": check_threads(_number(threads) or 0) if threads else None,
+        "regime": Regime.parse_one(regime) if regime else None,
+    }
 
 
 def _number(text: str) -> int | None:
