@@ -1,12 +1,16 @@
 """Tables: plain in a pipe, folded in a terminal."""
 
+import json
 import re
+import sys
+from unicodedata import bidirectional, category
 
 import pytest
 from rich.console import Console
 
 from gemm_tuner.cli import output
 from gemm_tuner.cli.output import print_json, print_table
+from gemm_tuner.domain.printable import harmless
 
 _BOLD = re.compile(r"\x1b\[\d*m")
 COLUMNS = ("layer", ">time", "why")
@@ -66,6 +70,19 @@ def test_what_a_terminal_would_obey_is_spelled_in_tables_and_json(
     assert r"\x1b[31mred\x9b\u202e\u2028" in said
     assert r"\u001b[31mred\u009b\u007f" in said
     assert not {"\x1b", "\x9b", "\x7f", "\u202e", "\u2028"} & set(said)
+
+
+def test_what_nobody_sees_is_spelled() -> None:
+    unseen = [
+        character
+        for character in map(chr, range(sys.maxunicode + 1))
+        # Unlike the others that format, the signs of some scripts are drawn.
+        if category(character) == "Cf" and bidirectional(character) not in {"AN", "AL", "L"}
+    ] + list("\u3164\ufe0f\u034f\u115f")
+
+    assert not [one for one in unseen if one in harmless(f"a{one}b")]
+    assert harmless("a\xad\U000e0041") == r"a\u00ad\udb40\udc41"
+    assert json.loads(f'"{harmless(chr(0xE0041))}"') == "\U000e0041"
 
 
 def test_a_line_break_in_a_cell_makes_no_row(capsys: pytest.CaptureFixture[str]) -> None:
