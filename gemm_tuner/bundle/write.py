@@ -26,6 +26,7 @@ from gemm_tuner.tuning.generator import generator_version
 _FILES = Path(__file__).parent / "files"
 _LICENCE = "The kernels, and what calls them, are generated or copied from gemm-tuner.\n"
 _SUMS = "SHA256SUMS"
+_ENCODING = "utf-8"  # wherever it is made
 _NAME_CHARACTERS = 16
 _PREFIX = ".bundle-"
 
@@ -148,7 +149,7 @@ def _what_else(folder: Path) -> str | None:
     if not any(folder.iterdir()):
         return None
     sums = folder / _SUMS
-    lines = sums.read_text(errors="replace").splitlines() if sums.is_file() else []
+    lines = sums.read_text(_ENCODING, errors="replace").splitlines() if sums.is_file() else []
     ours = {_SUMS, "kernels", *(line.partition("  ")[2] for line in lines)}
     if "gemm_tuner_bundle_table.h" not in ours:
         return "it is no bundle"
@@ -214,19 +215,20 @@ def _write_files(
     for path in sorted(_FILES.iterdir()):
         if path.suffix == ".j2":
             text = environment.get_template(path.name).render(facts)
-            (made / path.stem).write_text(text)
+            (made / path.stem).write_text(text, _ENCODING)
         else:
             shutil.copyfile(path, made / path.name)
     shutil.copyfile(templates_dir() / "abi" / "gemm_tuner.h", made / "gemm_tuner.h")
-    (made / "LICENSE").write_text(_licence())
+    (made / "LICENSE").write_text(_licence(), _ENCODING)
     (made / "kernels").mkdir()
     for kernel in kernels:
         name = made / "kernels" / _name_of(kernel)
         name.with_suffix(".so").write_bytes(kernel.binary)
-        name.with_suffix(".cpp").write_text(kernel.source_text)
+        name.with_suffix(".cpp").write_text(kernel.source_text, _ENCODING)
     write_lock(made / LOCK_FILE, [_locked(kernel) for kernel in kernels])
     sums = _sums(made)
-    (made / _SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
+    (made / _SUMS).write_text(lines, _ENCODING)
 
 
 def _rows(kernels: Sequence[BundledKernel], missing: Sequence[Missing]) -> Iterator[_Row]:
@@ -302,5 +304,5 @@ def _licence() -> str:
     from importlib.metadata import files  # noqa: PLC0415 - looks through the installed package
 
     found = [path for path in files("gemm-tuner") or () if path.name == "LICENSE"]
-    text = found[0].read_text() if found else ""
+    text = found[0].read_text(_ENCODING) if found else ""
     return f"{_LICENCE}\n{text}" if text else _LICENCE

@@ -173,6 +173,34 @@ def test_rows_without_a_kernel_are_left_to_the_caller(bundle: Path) -> None:
     assert not (bundle.parent / "y").exists()
 
 
+_NULLS = """
+#include "gemm_tuner_bundle.h"
+#include <stdio.h>
+#define CHECK(holds) if (!(holds)) return fprintf(stderr, "%s\\n", #holds), 1
+int main(int argc, char **argv) {
+    char message[64];
+    CHECK(argc == 2);
+    gemm_tuner_bundle *bundle = gemm_tuner_bundle_open(argv[1], NULL, 0);
+    CHECK(bundle != NULL);
+    CHECK(gemm_tuner_bundle_open(NULL, message, sizeof message) == NULL);
+    CHECK(message[0] == 't');
+    CHECK(gemm_tuner_bundle_open(NULL, NULL, 0) == NULL);
+    CHECK(gemm_tuner_bundle_find(bundle, NULL) == NULL);
+    CHECK(gemm_tuner_bundle_find(NULL, NULL) == NULL);
+    CHECK(gemm_tuner_bundle_name(bundle, 1) == NULL);
+    gemm_tuner_bundle_close(bundle);
+    return 0;
+}
+"""
+
+
+def test_where_nothing_is_named_nothing_is_found(bundle: Path) -> None:
+    source = bundle.parent / "nulls.c"
+    source.write_text(_NULLS)
+
+    _run(build_program(bundle, source, *AS_C), bundle / "kernels")
+
+
 def test_a_cpu_without_the_features_has_no_kernel(bundle: Path) -> None:
     table = bundle / "gemm_tuner_bundle_table.h"
     text = table.read_text()

@@ -162,6 +162,10 @@ static int load(loaded_kernel *kernel, const bundled_kernel *bundled, const char
 }
 
 gemm_tuner_bundle *gemm_tuner_bundle_open(const char *folder, char *message, size_t message_bytes) {
+    if (folder == NULL) {
+        tell(message, message_bytes, "the folder has no name");
+        return NULL;
+    }
     gemm_tuner_bundle *bundle = calloc(1, sizeof *bundle);
     char *flags = read_flags();
     if (bundle == NULL) tell(message, message_bytes, "memory is short");
@@ -195,7 +199,7 @@ const char *gemm_tuner_bundle_name(const gemm_tuner_bundle *bundle, size_t numbe
 }
 
 const gemm_tuner_layer *gemm_tuner_bundle_find(const gemm_tuner_bundle *bundle, const char *name) {
-    for (size_t i = 0; bundle != NULL && i < LAYERS; ++i)
+    for (size_t i = 0; bundle != NULL && name != NULL && i < LAYERS; ++i)
         if (strcmp(bundled_layers[i].name, name) == 0) return &bundle->layers[i];
     return NULL;
 }

@@ -47,7 +47,7 @@ void gemm_tuner_bundle_close(gemm_tuner_bundle *bundle);
 size_t gemm_tuner_bundle_layers(const gemm_tuner_bundle *bundle);
 const char *gemm_tuner_bundle_name(const gemm_tuner_bundle *bundle, size_t number);
 
-/* The layer with a name, NULL if there is none, or no bundle. */
+/* The layer with a name, NULL if there is none, or no bundle or no name. */
 const gemm_tuner_layer *gemm_tuner_bundle_find(const gemm_tuner_bundle *bundle, const char *name);
 
 /* What the kernel for m rows says of itself, as JSON, NULL if there is no kernel for so many. */
