@@ -26,9 +26,9 @@ from gemm_tuner.plots.theme import (
     settings,
     svg_of,
 )
+from gemm_tuner.plots.ticks import ratio_ticks
 
-_NAME_CHARACTERS = 36
-_FACTORS = (0.25, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+_NAME_CHARACTERS = 56  # the key of a CPU tells it from others by its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +174,9 @@ def draw_histogram(
         low, high = min(one.low for one in columns), max(one.high for one in columns)
         if is_logarithmic:
             axes.set_xscale("log")
-            axes.set_xlim(min(low, 0.9), max(high, 1.1))
-            ticks = [tick for tick in _FACTORS if min(low, 0.9) <= tick <= max(high, 1.1)]
+            low, high = min(low, 0.9), max(high, 1.1)
+            axes.set_xlim(low, high)
+            ticks = ratio_ticks(low, high)
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axes.xaxis.set_minor_formatter(NullFormatter())
         else:

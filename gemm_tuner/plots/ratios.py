@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import log
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,6 +20,7 @@ from gemm_tuner.plots.theme import (
     settings,
     svg_of,
 )
+from gemm_tuner.plots.ticks import ratio_ticks
 
 _ROW_POINTS = 13.0
 _NAME_POINTS = 205.0
@@ -29,9 +29,6 @@ _APART = 0.36  # of a row, between the marks of two databases
 _NAME_CHARACTERS = 36
 _BESIDE_CHARACTERS = 17
 _TOP_POINTS, _BOTTOM_POINTS = 30.0, 34.0
-_TICKS_ABOVE = (1.1, 1.2, 1.3, 1.4, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 20.0, 50.0, 100.0)
-_TICKS_BELOW = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
-_MOST_RATIO_TICKS = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +105,7 @@ def _draw_ratio_axis(axes: Axes, rows: Sequence[RatioRow]) -> None:
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    least_apart = log(high / low) / _MOST_RATIO_TICKS
-    within = [1.0]
-    for ticks in (_TICKS_ABOVE, _TICKS_BELOW):
-        last = 1.0
-        for tick in ticks:
-            if low <= tick <= high and abs(log(tick / last)) >= least_apart:
-                within.append(tick)
-                last = tick
+    within = ratio_ticks(low, high)
     axes.set_xticks(within, [f"{tick:g}" for tick in within])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yticks([])

@@ -1,7 +1,8 @@
 """What is counted of all verdicts, as pages show it: rows of tables, and pictures of them."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import exp
 from typing import TypeVar
 
@@ -63,10 +64,10 @@ class Steps:
     picture: str
 
 
-def of_cpus(tallies: Tallies, name_of: Callable[[str], str]) -> list[Row]:
+def of_cpus(tallies: Tallies, names: Mapping[str, str]) -> list[Row]:
     """Return the counts of each CPU, that with the most first."""
     found = _grouped((tally.cpu_key, tally) for tally in tallies.groups)
-    rows = [Row(name=name_of(key), key=key, counts=counts) for key, counts in found.items()]
+    rows = [Row(name=names[key], key=key, counts=counts) for key, counts in found.items()]
     return sorted(rows, key=lambda row: (-row.counts.total, row.key))
 
 
@@ -89,8 +90,10 @@ def of_shapes(tallies: Tallies) -> list[tuple[str, str, str, Counts]]:
 
 
 def cpus_picture(rows: Sequence[Row]) -> str:
-    """Return bars of the counts of CPUs."""
-    return _bars(rows, "Answers of each CPU; the table below has the figures.")
+    """Return bars of the counts of CPUs, by their keys where several have the same name."""
+    count = Counter(row.name for row in rows)
+    bars = [row if count[row.name] == 1 else replace(row, name=row.key) for row in rows]
+    return _bars(bars, "Answers of each CPU; the table below has the figures.")
 
 
 def shapes_picture(tallies: Tallies) -> str:

@@ -1,7 +1,7 @@
 """What the overview shows beside what is counted: names of CPUs, jobs, and the service's health."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -30,14 +30,10 @@ class Health:
     jobs: dict[JobState, int] | None
 
 
-def names_of(service: RunningService, keys: Iterable[str]) -> Callable[[str], str]:
-    """Return what names CPUs: their brand, or their key where several have the same brand."""
-    brands: dict[str, str] = {}
-    for key in dict.fromkeys(keys):
-        cpu = service.repository.cpu(key)
-        brands[key] = cpu.brand if cpu and cpu.brand else key
-    counts = Counter(brands.values())
-    return lambda key: brands[key] if counts[brands[key]] == 1 else key
+def names_of(service: RunningService, keys: Iterable[str]) -> dict[str, str]:
+    """Return the brands of CPUs by their keys; the key itself where there is no brand."""
+    cpus = {key: service.repository.cpu(key) for key in dict.fromkeys(keys)}
+    return {key: (cpu.brand.strip() if cpu else "") or key for key, cpu in cpus.items()}
 
 
 def live_jobs(service: RunningService, caller: Caller) -> list[JobView] | None:

@@ -11,7 +11,8 @@ from starlette.types import Scope
 
 from gemm_tuner.domain.access import Scope as Right
 from gemm_tuner.domain.printable import harmless
-from gemm_tuner.domain.units import context_text, duration_text, time_text
+from gemm_tuner.domain.units import bytes_text, context_text, duration_text, time_text
+from gemm_tuner.domain.verdict import BASELINE_BELOW, TUNED_ABOVE
 from gemm_tuner_service.callers import Caller
 from gemm_tuner_service.dashboard.pictures import BEING_DRAWN
 from gemm_tuner_service.observing import CALLER
@@ -59,13 +60,19 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_harmless,
     )
-    environment.globals |= {"being_drawn": BEING_DRAWN, "version": version("gemm-tuner")}
+    environment.globals |= {
+        "being_drawn": BEING_DRAWN,
+        "version": version("gemm-tuner"),
+        "tuned_above": TUNED_ABOVE,
+        "baseline_below": BASELINE_BELOW,
+    }
     environment.filters |= {
         "call_time": lambda time_ns: "" if time_ns is None else time_text(time_ns),
         "duration": lambda seconds: "" if seconds is None else duration_text(seconds),
         "context": context_text,
         "ratio": lambda ratio: "" if ratio is None else f"{ratio:.3f}",
         "share": lambda share: "" if share is None else f"{share:.1%}",
+        "cache_size": lambda size_bytes: bytes_text(size_bytes) if size_bytes else "unknown",
         "moment": lambda at: f"{at:%Y-%m-%d}\N{NO-BREAK SPACE}{at:%H:%M} UTC",
         "figure_column": lambda name: f">{name}",
         "thousands": lambda number: f"{number:,}",
