@@ -74,3 +74,10 @@ def follow_all(client: httpx.Client, start: str, most: int = 200) -> dict[str, P
             assert target.startswith("/"), f"{place} has a link to {link}"
             waiting.append(target)
     return found
+
+
+def read_page(client: httpx.Client, path: str, **asked: object) -> Page:
+    """Return a page that must be there."""
+    answer = client.get(path, **asked)  # type: ignore[arg-type]  # of a request
+    assert answer.status_code == 200, answer.text
+    return Page(answer)

@@ -11,7 +11,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature
 from gemm_tuner.domain.measurement import Interference, Measurement, Raced, Timing
-from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.record import Conditions, Outcome, Stage, Trial
 from gemm_tuner.store.repository import Repository
 
@@ -76,6 +76,12 @@ def make_trial(*, call_ns: int = 800, nr: int = 48, minute: int = 0, **changes: 
         conditions=CONDITIONS,
     )
     return replace(trial, **changes)  # type: ignore[arg-type]  # fields by name
+
+
+def make_trial_of(m: int, call_ns: int) -> Trial:
+    """Return a confirming trial of the sample problem with other rows."""
+    problem = replace(PROBLEM, m=Rows(low=m, high=m))
+    return make_trial(problem=problem, conditions=FAST_CONDITIONS, call_ns=call_ns)
 
 
 def make_trial_beside_mkl(*, call_ns: int = 1050) -> Trial:

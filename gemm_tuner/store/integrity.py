@@ -1,8 +1,14 @@
 """What is read from the database is what its key was made from, and no larger than it may be."""
 
 import zlib
+from functools import cache
 from hashlib import sha256
+from math import isfinite
+from typing import Any
 
+from sqlalchemy import Row, Table
+
+from gemm_tuner.domain.printable import quoted
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.trust.attestation import MAC_BYTES, SIGNATURE_BYTES, Attestation
 
@@ -44,6 +50,40 @@ def check_digest(kind: str, key: str, content: bytes) -> None:
             f"the {kind} {key[:12]} has bytes with the sha256 {digest[:12]}: it was damaged; "
             "restore the database from a backup, or start a new one with --db."
         )
+
+
+def check_document(kind: str, key: str, document: str) -> None:
+    """Check that a document is text with the sha256 `key`.
+
+    Raises:
+        StoreFailed: it is not; SQLite keeps a value of any type in any column.
+    """
+    check_digest(kind, key, document.encode() if isinstance(document, str) else b"")
+
+
+def check_types(table: Table, row: Row[*tuple[Any, ...]]) -> None:
+    """Check that the values of a row have the types of the columns of `table` with their names.
+
+    Raises:
+        StoreFailed: one has another, or is no finite number.
+    """
+    types = _types_of(table)
+    for name, value in row._mapping.items():  # noqa: SLF001 - part of its interface
+        kind = types.get(str(name))
+        if kind is None or value is None:
+            continue
+        if not isinstance(value, kind) or (isinstance(value, float) and not isfinite(value)):
+            raise StoreFailed(
+                f"the column {name} of {table.name} holds {quoted(repr(value))}, which gemm-tuner "
+                "did not store: it was damaged; restore the database from a backup, or start a new "
+                "one with --db."
+            )
+
+
+@cache
+def _types_of(table: Table) -> dict[str, tuple[type, ...]]:
+    types = {column.name: column.type.python_type for column in table.columns}
+    return {name: (int, float) if kind is float else (kind,) for name, kind in types.items()}
 
 
 def check_named_source(artifact: str, document: str, source: str) -> None:

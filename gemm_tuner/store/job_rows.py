@@ -3,13 +3,14 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Row, Select, select
+from sqlalchemy import Row, Select, Table, select
 
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.job import Job, JobProgress, JobState
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.store.integrity import check_digest
+from gemm_tuner.errors import InvalidSetting, StoreFailed
+from gemm_tuner.store.integrity import check_document, check_types
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.tables import jobs
 
@@ -32,15 +33,18 @@ def check_question(key: str, problem: str) -> None:
     Raises:
         StoreFailed: it is another.
     """
-    check_digest("problem", key, canonical_json(problem).encode())
+    check_document("problem", key, canonical_json(problem))
 
 
-def read_question(row: Row[*tuple[Any, ...]]) -> tuple[Problem, str, ExecutionContext]:
-    """Return the problem, class and context of a row.
+def read_question(
+    table: Table, row: Row[*tuple[Any, ...]]
+) -> tuple[Problem, str, ExecutionContext]:
+    """Return the problem, class and context of a row of a table.
 
     Raises:
-        StoreFailed: the problem does not match its key.
+        StoreFailed: the problem does not match its key, or a value not the type of its column.
     """
+    check_types(table, row)
     check_question(row.problem_id, row.problem)
     context = ExecutionContext(threads=row.threads, regime=Regime(row.regime))
     return Problem.parse(row.problem), row.class_key, context
@@ -55,9 +59,19 @@ def read_job(row: Row[*tuple[Any, ...]]) -> Job:
     """Return the job of a row.
 
     Raises:
-        StoreFailed: its problem does not match its key.
+        StoreFailed: its problem does not match its key, or nothing of this package stored it so.
     """
-    problem, class_key, context = read_question(row)
+    try:
+        return _job_of(row)
+    except InvalidSetting as error:
+        raise StoreFailed(
+            f"the job {row.id} cannot be read: {error} It was damaged; restore the database from a "
+            "backup, or start a new one with --db."
+        ) from error
+
+
+def _job_of(row: Row[*tuple[Any, ...]]) -> Job:
+    problem, class_key, context = read_question(jobs, row)
     return Job(
         id=row.id,
         problem=problem,

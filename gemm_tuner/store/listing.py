@@ -15,6 +15,7 @@ from gemm_tuner.domain.record import Trial
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.store.deriving import layer_id
 from gemm_tuner.store.figures import Standing, ratio_of
+from gemm_tuner.store.integrity import check_types
 from gemm_tuner.store.problems import problem_id, read_problem
 from gemm_tuner.store.reading import read_trial, select_trials, usable_keys
 from gemm_tuner.store.statements import Statements
@@ -250,6 +251,7 @@ def _select_listed() -> Select[Any]:
 
 
 def _listed_of(row: Row[Any], believed: frozenset[str]) -> Listed:
+    check_types(verdicts, row)
     return Listed(
         problem=read_problem(row.problem_id, row.problem),
         cpu_key=row.cpu_key,

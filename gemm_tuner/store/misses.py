@@ -99,5 +99,5 @@ class Misses(Statements):
                     last_at=datetime.fromisoformat(each.last_at),
                 )
                 for each in found
-                for problem, of_class, context in [read_question(each)]
+                for problem, of_class, context in [read_question(misses, each)]
             )

@@ -4,7 +4,7 @@ from sqlalchemy import ColumnElement, Connection, and_, select
 
 from gemm_tuner.domain.canonical import canonical_json, identity
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.store.integrity import check_digest
+from gemm_tuner.store.integrity import check_document
 from gemm_tuner.store.statements import Statements, insert_new
 from gemm_tuner.store.tables import problems
 
@@ -53,5 +53,5 @@ def insert_problem(connection: Connection, problem: Problem) -> None:
 
 def read_problem(key: str, document: str) -> Problem:
     """Return the problem of a row."""
-    check_digest("problem", key, document.encode())
+    check_document("problem", key, document)
     return Problem.parse(document.strip('"'))

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, delete, func, insert, select
 from gemm_tuner.domain.access import AuditEntry
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.store.audit import append_audit
-from gemm_tuner.store.integrity import check_digest
+from gemm_tuner.store.integrity import check_document
 from gemm_tuner.store.scan import read_chunks
 from gemm_tuner.store.statements import Statements
 from gemm_tuner.store.tables import Origin, artifacts, sources, trials
@@ -117,7 +117,7 @@ class Pruning(Statements):
         for chunk in _chunks([number for number, _digest in losers]):
             query = select(trials.c.id, trials.c.document).where(trials.c.sequence.in_(chunk))
             for key, document in connection.execute(query):
-                check_digest("trial", key, document.encode())
+                check_document("trial", key, document)
                 trial = parse_record(document)
                 place = (trial.problem, trial.cpu.model_key, trial.context)
                 if place not in seen:

@@ -10,7 +10,7 @@ from sqlalchemy import RowMapping, Select, select
 
 from gemm_tuner.domain.record import Outcome, Trial
 from gemm_tuner.errors import InvalidRecord, InvalidSetting, StoreFailed
-from gemm_tuner.store.integrity import attestation_of, check_digest
+from gemm_tuner.store.integrity import attestation_of, check_document
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.tables import cpus, trials
 from gemm_tuner.store.wire import parse_record
@@ -44,7 +44,7 @@ def read_trial(row: RowMapping) -> Trial:
     Raises:
         StoreFailed: the document does not match its key or its columns, or is of a later version.
     """
-    check_digest("trial", row["id"], row["document"].encode())
+    check_document("trial", row["id"], row["document"])
     try:
         trial = parse_record(row["document"])
     except InvalidRecord as error:
@@ -95,7 +95,7 @@ def who_attests(
 ) -> tuple[str | None, str | None]:
     """Return the public key that attests an artifact; or else None, and why it is not served."""
     with usable_keys():
-        reason = keys.why_not_believed(Statement.ARTIFACT, document, attestation)
+        reason = keys.why_not_believed(Statement.ARTIFACT, str(document), attestation)
     if reason is None and not describes(document, sha256):
         reason = "its description is of another binary: the database was changed"
     if reason is not None or attestation is None:

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Column, RowMapping, Table, UniqueConstraint
 
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.store.integrity import check_digest, check_named_source, decompress
+from gemm_tuner.store.integrity import check_document, check_named_source, decompress
 from gemm_tuner.store.job_rows import check_question
 from gemm_tuner.store.reading import check_columns
 from gemm_tuner.store.revocations import check_stored_subject
@@ -79,7 +79,7 @@ def shown_key(table: Table, row: RowMapping) -> str:
 
 
 def _check_trial(row: RowMapping) -> None:
-    check_digest("trial", row["id"], row["document"].encode())
+    check_document("trial", row["id"], row["document"])
     check_columns(parse_record(row["document"]), row)
 
 
@@ -91,8 +91,8 @@ def _check_artifact(row: RowMapping) -> None:
 
 
 _CHECKS: dict[str, Callable[[RowMapping], object]] = {
-    problems.name: lambda row: check_digest("problem", row["id"], row["document"].encode()),
-    cpus.name: lambda row: check_digest("CPU", row["id"], row["document"].encode()),
+    problems.name: lambda row: check_document("problem", row["id"], row["document"]),
+    cpus.name: lambda row: check_document("CPU", row["id"], row["document"]),
     trials.name: _check_trial,
     sources.name: lambda row: decompress("source", row["sha256"], row["compressed_text"]),
     artifacts.name: _check_artifact,

@@ -58,13 +58,14 @@ class ShapeTally(Tally):
 class Step:
     """How many verdicts of a standing have a figure that is at least `low` and below `high`.
 
-    The first and the last step also have what lies beyond.
+    The outermost steps also have what lies below, where `beyond` is -1, or above, where it is 1.
     """
 
     standing: Standing
     low: float
     high: float
     count: int
+    beyond: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +114,8 @@ class Counting(Statements):
                 groups=tuple(
                     GroupTally(
                         **_tally(*tally),
-                        cpu_key=key,
-                        types=types,
+                        cpu_key=str(key),  # a damaged row may hold bytes
+                        types=str(types),
                         context=ExecutionContext(threads=threads, regime=Regime(regime)),
                     )
                     for key, types, threads, regime, *tally in groups
@@ -183,6 +184,7 @@ def _steps(rows: Sequence[Any], per_unit: int, first: int, last: int) -> tuple[S
             low=number / per_unit,
             high=(number + 1) / per_unit,
             count=count,
+            beyond=(number == last) - (number == first < 0),
         )
         for (standing, number), count in sorted(counts.items())
     )

@@ -12,7 +12,7 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.store.deriving import Deriving
-from gemm_tuner.store.integrity import check_digest, digest_of
+from gemm_tuner.store.integrity import check_document, digest_of
 from gemm_tuner.store.problems import insert_problem, problem_id
 from gemm_tuner.store.reading import (
     columns_of,
@@ -175,7 +175,7 @@ class Trials(Statements):
         row = self._first(query)
         if row is None:
             return None
-        check_digest("CPU", row[0], row[1].encode())
+        check_document("CPU", row[0], row[1])
         return WireCpu.model_validate_json(row[1]).to_domain()
 
     def _why_not_believed(self, trial: Trial, row: RowMapping) -> str | None:

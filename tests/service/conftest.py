@@ -6,7 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 from databases import Databases
+from gemm_tuner_service.dashboard.pictures import PICTURES
 from gemm_tuner_service.settings import Settings
+from job_site import JobSite
 from serving import served, tuned_settings
 from sqlalchemy import Engine
 
@@ -50,3 +52,21 @@ def client(
     folder = tmp_path_factory.mktemp("service")
     with databases.current() as url, served(tuned_settings(folder, url)) as client:
         yield client
+
+
+@pytest.fixture
+def site(own_client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> JobSite:
+    """Return a service whose counts are always new."""
+    for name in ("KEPT_S", "LONGEST_S"):
+        monkeypatch.setattr(f"gemm_tuner_service.tally_keeper.{name}", 0.0)
+    own_client.get("/")  # what it counted when it began is of before
+    return JobSite(own_client, engine)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pages wait for pictures, of which an earlier test has left none."""
+    for kept in (PICTURES._kept, PICTURES._last):
+        kept.clear()
+    for name in ("WAIT_S", "COLD_WAIT_S"):
+        monkeypatch.setattr(f"gemm_tuner_service.dashboard.pictures.{name}", 60.0)

@@ -1,27 +1,24 @@
 """Odd questions, damaged rows and a database that is away: a clear page with the right status."""
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
 import httpx
 import pytest
 from gemm_tuner_service.settings import Settings
-from job_site import JobSite
+from job_site import JobSite, now
 from pages import Page
-from samples import CPU, PROBLEM
+from samples import CONTEXT, CPU, PROBLEM, make_artifact
 from serving import served
 from sqlalchemy import Engine, text
 
+from gemm_tuner.domain.access import Scope
 from gemm_tuner.store.database import open_database
+from gemm_tuner.store.misses import Miss, Misses
 from gemm_tuner.store.problems import problem_id
 
 KEY = problem_id(PROBLEM)
-
-
-@pytest.fixture
-def site(own_client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> JobSite:
-    """Return a service whose counts are always new."""
-    for name in ("KEPT_S", "LONGEST_S"):
-        monkeypatch.setattr(f"gemm_tuner_service.tally_keeper.{name}", 0.0)
-    own_client.get("/")  # what it counted when it began is of before
-    return JobSite(own_client, engine)
 
 
 @pytest.mark.parametrize(
@@ -107,3 +104,73 @@ def test_damaged_figures_are_no_error_of_the_service(site: JobSite) -> None:
 
     for path in ("/", f"/cpus/{CPU.exact_key}", f"/problems/{KEY}"):
         assert site.client.get(path).status_code in {200, 503}
+
+
+# Values that SQLite takes, and nothing of gemm-tuner stores.
+DAMAGE: tuple[tuple[str, str, object], ...] = (
+    ("verdicts", "cpu_key", b"\xff"),
+    ("verdicts", "peak_share", "odd"),
+    ("verdicts", "call_ns", "odd"),
+    ("verdicts", "call_ns", float("inf")),
+    ("cpus", "document", b"\xff"),
+    ("problems", "document", b"\xff"),
+    ("trials", "document", b"\xff"),
+    ("artifacts", "document", b"\xff"),
+    ("jobs", "class_key", b"\xff"),
+    ("jobs", "tried", "odd"),
+    ("jobs", "seconds_left", float("inf")),
+    ("jobs", "budget_s", 0.0),
+    ("misses", "class_key", b"\xff"),
+    ("misses", "asked", "odd"),
+)
+
+
+@pytest.fixture
+def unlimited(
+    settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[JobSite]:
+    """Yield a service that draws no pictures, and may be asked as often as one likes."""
+    monkeypatch.setattr("gemm_tuner_service.dashboard.pictures.can_draw", lambda: False)
+    monkeypatch.setattr("gemm_tuner_service.tally_keeper.LONGEST_S", 0.0)
+    monkeypatch.setattr("gemm_tuner_service.tally_keeper.KEPT_S", 0.0)
+    with served(replace(settings, client_rate=1e9)) as client:
+        yield JobSite(client, engine)
+
+
+def _keep(engine: Engine, table: str, column: str, values: Mapping[int, object]) -> dict[int, Any]:
+    """Put values into a column, by the number of the row, 0 for all; return what was there."""
+    former = text(f"SELECT rowid, {column} FROM {table}")  # noqa: S608 - ours
+    change = text(f"UPDATE {table} SET {column} = :value WHERE :row IN (0, rowid)")  # noqa: S608
+    with engine.begin() as connection:
+        found: dict[int, Any] = {row: value for row, value in connection.execute(former)}  # noqa: C416
+        for row, value in values.items():
+            connection.execute(change, {"value": value, "row": row})
+    return found
+
+
+@pytest.mark.parametrize("databases", ["sqlite"], indirect=True, scope="session")
+def test_values_of_other_types_are_damage_and_no_fault_of_service_or_caller(
+    unlimited: JobSite,
+) -> None:
+    site = unlimited
+    site.submit()
+    job = site.claim()
+    site.report(job, seconds_left=5.0)
+    miss = Miss(problem=PROBLEM, class_key="other-1-2-avx2-0", context=CONTEXT)
+    Misses(site.engine).add({miss: 5}, now())
+    admin = site.headers(*Scope)
+    places = [
+        *("/", "/cpus", f"/cpus/{CPU.exact_key}", f"/problems/{KEY}", "/jobs", "/wanted"),
+        *(f"/jobs/{job.id}", f"/kernels/{make_artifact().sha256}"),
+        *("/v1/jobs", "/v1/misses", "/v1/records"),
+    ]
+
+    def statuses() -> set[int]:
+        return {site.client.get(place, headers=admin).status_code for place in places}
+
+    assert statuses() == {200}
+    for table, column, value in DAMAGE:
+        former = _keep(site.engine, table, column, {0: value})
+        assert statuses() <= {200, 404, 503}, (table, column, value)
+        _keep(site.engine, table, column, former)
+    assert statuses() == {200}

@@ -7,19 +7,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-from gemm_tuner_service.dashboard.pictures import PICTURES
 from gemm_tuner_service.settings import Settings
 from job_site import JobSite
-from pages import Page, follow_all
-from samples import CPU, FAST_CONDITIONS, PROBLEM, make_artifact, make_failed_trial, make_trial
+from pages import follow_all, read_page
+from samples import CPU, PROBLEM, make_artifact, make_failed_trial, make_trial, make_trial_of
 from serving import served
-from sqlalchemy import Engine
 
 from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.job import JobState
-from gemm_tuner.domain.problem import Problem, Rows
-from gemm_tuner.domain.record import Trial
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.store.misses import Miss, Misses
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.repository import Repository
@@ -27,42 +24,15 @@ from gemm_tuner.store.repository import Repository
 HOSTILE = "<script>alert(1)</script> \x1b[31m \u202e {{ 7*7 }} \"' &lt;"
 KEY = problem_id(PROBLEM)
 
-
-def _of_m(m: int, call_ns: int) -> Trial:
-    problem = replace(PROBLEM, m=Rows(low=m, high=m))
-    return make_trial(problem=problem, conditions=FAST_CONDITIONS, call_ns=call_ns)
-
-
-@pytest.fixture(autouse=True)
-def _wait_for_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pages wait for pictures, of which an earlier test has left none."""
-    for kept in (PICTURES._kept, PICTURES._last):
-        kept.clear()
-    for name in ("WAIT_S", "COLD_WAIT_S"):
-        monkeypatch.setattr(f"gemm_tuner_service.dashboard.pictures.{name}", 60.0)
-
-
-@pytest.fixture
-def site(own_client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> JobSite:
-    """Return a service whose counts are always new."""
-    for name in ("KEPT_S", "LONGEST_S"):
-        monkeypatch.setattr(f"gemm_tuner_service.tally_keeper.{name}", 0.0)
-    own_client.get("/")  # what it counted when it began is of before
-    return JobSite(own_client, engine)
-
-
-def _read(client: httpx.Client, path: str, **asked: object) -> Page:
-    answer = client.get(path, **asked)  # type: ignore[arg-type]  # of a request
-    assert answer.status_code == 200, answer.text
-    return Page(answer)
+pytestmark = pytest.mark.usefixtures("patient")
 
 
 def test_the_overview_counts_what_is_known(site: JobSite) -> None:
     repository = Repository(site.engine)
-    repository.add_trial(_of_m(1, call_ns=500))
-    repository.add_trial(_of_m(64, call_ns=1300))
+    repository.add_trial(make_trial_of(1, call_ns=500))
+    repository.add_trial(make_trial_of(64, call_ns=1300))
 
-    page = _read(site.client, "/")
+    page = read_page(site.client, "/")
 
     assert [f"{CPU.exact_key} {CPU.brand}", "2", "0", "1", "0", "0"] in page.rows
     assert ["f32", "up to 1", "up to 2^24", "1", "0", "0", "0", "0"] in page.rows
@@ -75,9 +45,9 @@ def test_the_overview_counts_what_is_known(site: JobSite) -> None:
 def test_an_empty_database_has_pages_too(tmp_path: Path, database_url: str) -> None:
     settings = Settings(database_url=database_url, signing_key_path=tmp_path / "k" / "s.pem")
     with served(settings) as client:
-        page = _read(client, "/")
+        page = read_page(client, "/")
         assert "Nothing was measured here yet" in page.text
-        assert "Nothing was measured here yet" in _read(client, "/cpus").text
+        assert "Nothing was measured here yet" in read_page(client, "/cpus").text
         assert client.get(f"/problems/{KEY}").status_code == 404
         assert client.get(f"/cpus/{CPU.exact_key}").status_code == 404
 
@@ -86,9 +56,9 @@ def test_a_problem_shows_what_was_tried_and_why_it_is_answered_so(site: JobSite)
     repository = Repository(site.engine)
     other = make_artifact(b"another")
     repository.add_trial(replace(make_failed_trial(minute=2), artifact=other))
-    repository.add_trial(_of_m(1, call_ns=500))
+    repository.add_trial(make_trial_of(1, call_ns=500))
 
-    page = _read(site.client, f"/problems/{KEY}")
+    page = read_page(site.client, f"/problems/{KEY}")
 
     by_outcome = {row[2].split()[0]: row for row in page.rows if "avx512_f32" in row[0]}
     tuned = by_outcome["tuned"]
@@ -102,13 +72,13 @@ def test_a_problem_shows_what_was_tried_and_why_it_is_answered_so(site: JobSite)
 def test_a_kernel_shows_its_source_while_it_may_be_served(site: JobSite) -> None:
     digest = make_artifact().sha256
 
-    assert f"/kernels/{digest}" in _read(site.client, f"/problems/{KEY}").links
-    assert "// a kernel" in _read(site.client, f"/kernels/{digest}").text
+    assert f"/kernels/{digest}" in read_page(site.client, f"/problems/{KEY}").links
+    assert "// a kernel" in read_page(site.client, f"/kernels/{digest}").text
 
     now = datetime.now(UTC)
     Repository(site.engine).revoke(digest, reason="wrong", actor="t", now=now)
     assert site.client.get(f"/kernels/{digest}").status_code == 404
-    assert "1 kernel, 0 signing keys" in _read(site.client, "/").text
+    assert "1 kernel, 0 signing keys" in read_page(site.client, "/").text
 
 
 def test_jobs_are_shown_to_who_asked_for_them_in_each_state(site: JobSite) -> None:
@@ -120,7 +90,7 @@ def test_jobs_are_shown_to_who_asked_for_them_in_each_state(site: JobSite) -> No
         site.finish(site.claim(), state, detail=HOSTILE)
     waiting = site.submit(problem="f32 9x64x32 nk none")
 
-    page = _read(site.client, "/jobs", headers=site.tuner)
+    page = read_page(site.client, "/jobs", headers=site.tuner)
 
     states = {row[2].split()[0] for row in page.rows[1:]}
     assert states == {state.value for state in JobState}
@@ -129,19 +99,21 @@ def test_jobs_are_shown_to_who_asked_for_them_in_each_state(site: JobSite) -> No
     assert page.elements["progress"] == 1
     for link in page.links:
         if link.startswith("/jobs/"):
-            of_job = _read(site.client, link, headers=site.tuner)
+            of_job = read_page(site.client, link, headers=site.tuner)
             assert "\x1b" not in of_job.answer.text
             assert not of_job.elements["script"]
-    assert waiting["id"] in _read(site.client, f"/jobs/{waiting['id']}", headers=site.tuner).text
-    live = _read(site.client, "/", headers=site.tuner)
+    assert (
+        waiting["id"] in read_page(site.client, f"/jobs/{waiting['id']}", headers=site.tuner).text
+    )
+    live = read_page(site.client, "/", headers=site.tuner)
     assert f"/jobs/{first.id}" in live.links
 
     other = site.headers(Scope.TUNE, Scope.RESOLVE)
     assert site.client.get(f"/jobs/{first.id}", headers=other).status_code == 404
-    assert "There is no such job" in _read(site.client, "/jobs", headers=other).text
-    assert f"/jobs/{first.id}" not in _read(site.client, "/", headers=other).links
+    assert "There is no such job" in read_page(site.client, "/jobs", headers=other).text
+    assert f"/jobs/{first.id}" not in read_page(site.client, "/", headers=other).links
     everything = site.headers(Scope.TUNE, Scope.ADMIN)
-    assert f"/jobs/{first.id}" in _read(site.client, "/jobs", headers=everything).links
+    assert f"/jobs/{first.id}" in read_page(site.client, "/jobs", headers=everything).links
 
 
 def test_jobs_come_page_by_page(site: JobSite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +122,7 @@ def test_jobs_come_page_by_page(site: JobSite, monkeypatch: pytest.MonkeyPatch) 
 
     shown, place = [], "/jobs"
     while place:
-        page = _read(site.client, place, headers=site.tuner)
+        page = read_page(site.client, place, headers=site.tuner)
         shown += [link[6:] for link in page.links if re.fullmatch("/jobs/[0-9a-f]{32}", link)]
         place = next((link for link in page.links if "before=" in link), "")
 
@@ -166,11 +138,11 @@ def test_what_all_ask_for_is_shown_to_admin_alone(site: JobSite) -> None:
     Misses(site.engine).add({miss: 12}, datetime.now(UTC))
 
     admin = site.headers(Scope.ADMIN, Scope.RESOLVE)
-    page = _read(site.client, "/wanted", headers=admin)
+    page = read_page(site.client, "/wanted", headers=admin)
 
     assert ["f32 3x5x7 nk none", "12"] in [row[:2] for row in page.rows]
-    assert "f32 3x5x7" in _read(site.client, "/", headers=admin).text
-    assert "f32 3x5x7" not in _read(site.client, "/", headers=site.tuner).text
+    assert "f32 3x5x7" in read_page(site.client, "/", headers=admin).text
+    assert "f32 3x5x7" not in read_page(site.client, "/", headers=site.tuner).text
     assert site.client.get("/wanted", headers=site.tuner).status_code == 403
     assert site.client.get("/wanted").status_code == 403
 
@@ -181,11 +153,11 @@ def test_answers_of_a_cpu_come_page_by_page_in_order(
     monkeypatch.setattr("gemm_tuner_service.routes.pages.LISTED_AT_ONCE", 3)
     repository = Repository(site.engine)
     for m in range(1, 8):
-        repository.add_trial(_of_m(m, call_ns=600 + 10 * (m % 4)))
+        repository.add_trial(make_trial_of(m, call_ns=600 + 10 * (m % 4)))
 
     ratios, place = [], f"/cpus/{CPU.exact_key}"
     while place:
-        page = _read(site.client, place)
+        page = read_page(site.client, place)
         ratios += [row[3] for row in page.rows if "3072x768" in row[0]]
         place = next((link for link in page.links if "cursor=" in link), "")
 
@@ -193,7 +165,7 @@ def test_answers_of_a_cpu_come_page_by_page_in_order(
     assert ratios == sorted(ratios, reverse=True)
     assert (
         "There is no such answer"
-        in _read(site.client, f"/cpus/{CPU.exact_key}?standing=baseline").text
+        in read_page(site.client, f"/cpus/{CPU.exact_key}?standing=baseline").text
     )
 
 
@@ -210,7 +182,7 @@ def test_a_place_is_found_among_more_than_are_listed(
         repository.add_trial(make_trial(cpu=cpu))
 
     for key in keys:
-        page = _read(site.client, f"/problems/{KEY}?cpu={key}&threads=1&regime=hot")
+        page = read_page(site.client, f"/problems/{KEY}?cpu={key}&threads=1&regime=hot")
         assert f"exact: measured on {key}." in page.text
         assert "These are the first 2" in page.text
 
@@ -224,7 +196,7 @@ def test_trials_come_page_by_page_the_newest_first(
 
     times, place = [], f"/problems/{KEY}"
     while place:
-        page = _read(site.client, place)
+        page = read_page(site.client, place)
         times += [row[3] for row in page.rows if len(row) == 10 and "avx512_f32" in row[0]]
         place = next((link for link in page.links if "before=" in link), "")
 
@@ -256,7 +228,7 @@ def test_what_others_wrote_is_text_and_nothing_else(site: JobSite) -> None:
     repository.add_trial(replace(make_failed_trial(minute=9), cpu=cpu, detail=HOSTILE))
 
     for path in ("/", "/cpus", f"/cpus/{cpu.exact_key}", f"/problems/{KEY}?cpu={cpu.exact_key}"):
-        page = _read(site.client, path)
+        page = read_page(site.client, path)
         assert not page.elements["script"], path
         assert not {"\x1b", "\u202e"} & set(page.answer.text), path
         assert "49" not in re.findall(r"alert\(1\).{0,80}", page.text), path
@@ -265,7 +237,7 @@ def test_what_others_wrote_is_text_and_nothing_else(site: JobSite) -> None:
 
 def test_links_lead_somewhere_and_nothing_is_loaded_from_elsewhere(site: JobSite) -> None:
     repository = Repository(site.engine)
-    repository.add_trial(_of_m(1, call_ns=500))
+    repository.add_trial(make_trial_of(1, call_ns=500))
     site.submit()
     admin = site.headers(*Scope)
 
@@ -312,61 +284,3 @@ def test_a_page_costs_its_caller_as_much_as_answers_do(settings: Settings) -> No
     assert answers[-1].status_code == 429
     assert answers[-1].headers["Content-Type"].startswith("text/html")
     assert int(answers[-1].headers["Retry-After"]) > 0
-
-
-def test_a_page_does_not_wait_long_for_its_pictures(
-    site: JobSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cpu = replace(CPU, stepping=11)
-    Repository(site.engine).add_trial(make_trial(cpu=cpu))
-    place = f"/cpus/{cpu.exact_key}"
-    with monkeypatch.context() as impatient:
-        impatient.setattr("gemm_tuner_service.dashboard.pictures.WAIT_S", 0.0)
-        early = _read(site.client, place)
-    later = _read(site.client, place)
-
-    assert "A picture is being drawn: look again" in early.text
-    assert later.elements["svg"] == 1
-
-
-def test_a_picture_that_is_not_ready_is_not_that_of_another_place(
-    site: JobSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = replace(CPU, stepping=13)
-    repository = Repository(site.engine)
-    repository.add_trial(_of_m(1, call_ns=500))
-    for m, call_ns in ((1, 500), (128, 1300)):
-        repository.add_trial(replace(_of_m(m, call_ns), cpu=other))
-
-    drawn = _read(site.client, f"/problems/{KEY}?cpu={CPU.exact_key}")
-    with monkeypatch.context() as impatient:
-        impatient.setattr("gemm_tuner_service.dashboard.pictures.WAIT_S", 0.0)
-        early = _read(site.client, f"/problems/{KEY}?cpu={other.exact_key}")
-
-    assert (drawn.elements["svg"], early.elements["svg"]) == (2, 0)
-    assert early.text.count("A picture is being drawn: look again") == 2
-
-
-def test_what_cannot_be_drawn_is_left_out(site: JobSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_figures: object, **_how: object) -> str:
-        raise ValueError("not today")
-
-    monkeypatch.setattr("gemm_tuner.plots.draw.draw_histogram", fail)
-    cpu = replace(CPU, stepping=12)
-    Repository(site.engine).add_trial(make_trial(cpu=cpu))
-
-    page = _read(site.client, f"/cpus/{cpu.exact_key}")
-
-    assert not page.elements["svg"]
-    assert page.elements["table"] >= 3
-
-
-def test_without_matplotlib_pages_have_their_tables(
-    site: JobSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gemm_tuner_service.dashboard.pictures.can_draw", lambda: False)
-
-    page = _read(site.client, "/")
-
-    assert not page.elements["svg"]
-    assert page.elements["table"] >= 3
