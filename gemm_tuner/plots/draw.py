@@ -10,7 +10,7 @@ from math import ceil
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from gemm_tuner.plots.theme import (
     BASELINE,
@@ -187,6 +187,7 @@ def draw_histogram(
         axes.set_axisbelow(True)
         axes.set_xlabel(axis)
         axes.set_ylabel("answers")
+        axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True))
         _legend_above(axes, len(marks))
         return svg_of(figure, says)
 
@@ -228,7 +229,9 @@ def draw_bars(bars: Mapping[str, Mapping[str, float]], axis: str, says: str) -> 
         axes.grid(visible=True, axis="x")
         axes.set_axisbelow(True)
         axes.set_xlabel(axis)
-        if len(parts) > 1:
+        if all(width == int(width) for bar in bars.values() for width in bar.values()):
+            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+        if len(parts) > 1 or found.keys() <= MARKS.keys():
             _legend_above(axes, len(parts))
         return svg_of(figure, says)
 

@@ -1,7 +1,7 @@
 """What is counted of all verdicts, as pages show it: rows of tables, and pictures of them."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 from typing import TypeVar
@@ -114,13 +114,10 @@ def shapes_picture(tallies: Tallies) -> str:
 
 def ratio_steps(tallies: Tallies, whose: str = "all") -> Steps:
     """Return how many verdicts of a CPU, or of all, have which speed over the baseline."""
-    steps = [
-        Step(standing=one.standing, low=exp(one.low), high=exp(one.high), count=one.count)
-        for one in tallies.ratios
-    ]
+    steps = [replace(one, low=exp(one.low), high=exp(one.high)) for one in tallies.ratios]
     return _steps(
         steps,
-        lambda low, high: f"{low:.2f} to {high:.2f}",
+        "{:.3f}",
         "times the speed of the baseline (logarithmic)",
         whose,
         is_logarithmic=True,
@@ -131,7 +128,7 @@ def share_steps(tallies: Tallies, whose: str = "all") -> Steps:
     """Return how many verdicts of a CPU, or of all, have which share of the peak."""
     return _steps(
         tallies.shares,
-        lambda low, high: f"{low:.0%} to {high:.0%}",
+        "{:.0%}",
         "of the peak of arithmetic, measured beside the kernel",
         whose,
         is_logarithmic=False,
@@ -140,18 +137,19 @@ def share_steps(tallies: Tallies, whose: str = "all") -> Steps:
 
 def _steps(
     steps: Sequence[Step],
-    name_of: Callable[[float, float], str],
+    form: str,
     axis: str,
     whose: str,
     *,
     is_logarithmic: bool,
 ) -> Steps:
-    counts: dict[tuple[float, float], dict[Standing, int]] = {}
+    names = {one.low: _span_text(one, form) for one in steps}
+    counts: dict[float, dict[Standing, int]] = {}
     for step in steps:
-        counts.setdefault((step.low, step.high), {})[step.standing] = step.count
+        counts.setdefault(step.low, {})[step.standing] = step.count
     rows = [
-        (name_of(low, high), tuple(of_step.get(mark, 0) for mark in MARKS))
-        for (low, high), of_step in sorted(counts.items())
+        (names[low], tuple(of_step.get(mark, 0) for mark in MARKS))
+        for low, of_step in sorted(counts.items())
     ]
 
     def draw() -> str:
@@ -167,10 +165,20 @@ def _steps(
     return Steps(rows=rows, picture=PICTURES.get(kind, tuple(steps), draw) if steps else "")
 
 
+def _span_text(step: Step, form: str) -> str:
+    low, high = form.format(step.low), form.format(step.high)
+    if step.beyond:
+        return f"below {high}" if step.beyond < 0 else f"{low} and more"
+    return f"{low} to {high}"
+
+
 def _bars(rows: Sequence[Row], says: str) -> str:
-    drawn = [row for row in rows if row.counts.total][:MAX_DRAWN]
+    counted = [row for row in rows if row.counts.total]
+    drawn = counted[:MAX_DRAWN]
     if not drawn:
         return ""
+    is_cut = len(counted) > len(drawn)
+    axis = f"answers, of the first {len(drawn)} in the table" if is_cut else "answers"
 
     def draw() -> str:
         from gemm_tuner.plots.draw import draw_bars  # noqa: PLC0415 - optional
@@ -183,9 +191,10 @@ def _bars(rows: Sequence[Row], says: str) -> str:
             }
             for row in drawn
         }
-        return draw_bars(bars, "answers", says)
+        return draw_bars(bars, axis, says)
 
-    return PICTURES.get(f"bars: {says}", tuple((row.name, row.counts.each) for row in drawn), draw)
+    figures = (axis, *((row.name, row.counts.each) for row in drawn))
+    return PICTURES.get(f"bars: {says}", figures, draw)
 
 
 def _grouped(tallies: Iterable[tuple[_Key, Tally]]) -> dict[_Key, Counts]:

@@ -92,12 +92,13 @@ def attempts_picture(attempts: Sequence[Attempt], place: Listed, before: int | N
     def draw() -> str:
         from gemm_tuner.plots.ratios import RatioRow, draw_ratios  # noqa: PLC0415 - optional
 
+        names = _short_names([one.trial.candidate.text for one in timed])
         rows = [
             RatioRow(
-                name=one.trial.candidate.text,
+                name=name,
                 ratios={one.standing.value: (one.ratio, one.baseline)},
             )
-            for one in timed
+            for name, one in zip(names, timed, strict=True)
             if one.ratio is not None and one.standing is not None
         ]
         return draw_ratios(
@@ -108,6 +109,15 @@ def attempts_picture(attempts: Sequence[Attempt], place: Listed, before: int | N
 
     key = tuple((one.trial.candidate.text, one.standing, one.ratio, one.baseline) for one in timed)
     return PICTURES.get(f"attempts before {before}, {_place_text(place)}", key, draw)
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Return names without the words, behind the first, that all of them have."""
+    words = [name.split() for name in names]
+    shared = set(words[0]).intersection(*words[1:]) if len(names) > 1 else set()
+    return [
+        " ".join([first, *(word for word in rest if word not in shared)]) for first, *rest in words
+    ]
 
 
 def curve_of(listed: Sequence[Listed]) -> list[Point]:

@@ -2,6 +2,7 @@
 
 from functools import cache
 from importlib.metadata import version
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gemm_tuner.domain.access import Scope as Right
 from gemm_tuner.domain.printable import harmless
 from gemm_tuner.domain.units import bytes_text, context_text, duration_text, time_text
 from gemm_tuner.domain.verdict import BASELINE_BELOW, TUNED_ABOVE
+from gemm_tuner.store.tallies import RATIO_STEPS, RATIOS_PER_E
 from gemm_tuner_service.callers import Caller
 from gemm_tuner_service.dashboard.pictures import BEING_DRAWN
 from gemm_tuner_service.observing import CALLER
@@ -65,6 +67,7 @@ def _environment() -> Environment:
         "version": version("gemm-tuner"),
         "tuned_above": TUNED_ABOVE,
         "baseline_below": BASELINE_BELOW,
+        "most_ratio": exp(RATIO_STEPS / RATIOS_PER_E),
     }
     environment.filters |= {
         "call_time": lambda time_ns: "" if time_ns is None else time_text(time_ns),
