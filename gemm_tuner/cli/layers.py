@@ -176,7 +176,8 @@ def _layer_of(row: dict[str, str], *, dtype: str, epilogue: str, w_layout: str) 
 
 def _integer(name: str, text: str) -> int:
     try:
-        return int(text)
+        # Python takes 1_000 and digits of other scripts too, which are no number of m.
+        return int(text if text.isascii() and "_" not in text else "")
     except ValueError:
         raise InvalidSetting(
             f"{name} = {text[:_LONGEST_TOLD]!r} is not a whole number; correct it."

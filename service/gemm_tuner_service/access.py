@@ -14,7 +14,7 @@ from gemm_tuner_service.lasting import WORK
 from gemm_tuner_service.metrics import TOKENS_REFUSED
 from gemm_tuner_service.observing import CALLER, FROM
 from gemm_tuner_service.problems import busy_response, error_response, problem_response
-from gemm_tuner_service.routing import LIVENESS, Rule, methods_of, rule_of
+from gemm_tuner_service.routing import LIVENESS, Rule, is_page, methods_of, rule_of
 
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="gemm-tuner"'}
 _LOGGER = logging.getLogger(__name__)
@@ -76,8 +76,7 @@ async def _refusal_of(scope: Scope) -> Response | None:
             state[CALLER] = Caller(key=peer.key, name=peer.name, scopes=frozenset())
         return None
     try:
-        is_page = rule is not None and rule.is_page
-        caller = await service.callers.identify(scope, peer, is_page=is_page)
+        caller = await service.callers.identify(scope, peer, is_page=is_page(scope))
     except NotAuthenticated:
         TOKENS_REFUSED.inc()
         return problem_response(

@@ -4,6 +4,7 @@ A request that fits no row is not passed on: a route without a row cannot be rea
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +115,18 @@ def rule_of(method: str, path: str) -> Rule | None:
         ),
         None,
     )
+
+
+def is_page(request: Mapping[str, Any]) -> bool:
+    """Return whether a request, an ASGI scope, is answered with a page.
+
+    So is what a browser asks for at an address that there is not, such as a mistyped one.
+    """
+    rule = rule_of(request["method"], request["path"])
+    if rule is not None:
+        return rule.is_page
+    accepted = b",".join(value for name, value in request["headers"] if name == b"accept")
+    return not request["path"].startswith("/v1/") and b"text/html" in accepted
 
 
 def methods_of(path: str) -> tuple[str, ...]:

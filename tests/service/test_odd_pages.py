@@ -66,6 +66,25 @@ def test_odd_questions_get_a_clear_page(client: httpx.Client, path: str, status:
     assert Page(answer).elements["h1"] == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "status"), [("/cpus/", 404), ("/index.html", 404), ("//x", 404), ("/sign-out", 405)]
+)
+def test_a_mistyped_address_is_told_to_a_browser_as_a_page(
+    client: httpx.Client, path: str, status: int
+) -> None:
+    url = f"{str(client.base_url).rstrip('/')}{path}"
+    of_browser = client.get(url, headers={"Accept": "text/html,application/xhtml+xml;q=0.9"})
+    of_program = client.get(url)
+    of_interface = client.get("/v1/absent", headers={"Accept": "text/html"})
+
+    assert (of_browser.status_code, of_program.status_code) == (status, status)
+    assert of_browser.headers["Content-Type"].startswith("text/html")
+    assert "default-src 'none'" in of_browser.headers["Content-Security-Policy"]
+    assert "/" in Page(of_browser).links
+    for answer in (of_program, of_interface):
+        assert answer.headers["Content-Type"].startswith("application/problem+json")
+
+
 def test_odd_questions_on_jobs_get_a_clear_page(site: JobSite) -> None:
     for path, status in (
         ("/jobs?state=odd", 422),

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gemm_tuner_service.dashboard.render import NONCE, render
 from gemm_tuner_service.problems import MEDIA_TYPE
-from gemm_tuner_service.routing import SIGN_IN, rule_of
+from gemm_tuner_service.routing import SIGN_IN, is_page
 
 _HTML = "text/html; charset=utf-8"
 _NONCE_BYTES = 16
@@ -34,8 +34,7 @@ class PageShell:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
-        rule = rule_of(scope["method"], scope["path"]) if scope["type"] == "http" else None
-        if rule is None or not rule.is_page:
+        if scope["type"] != "http" or not is_page(scope):
             await self._app(scope, receive, send)
             return
         nonce = scope.setdefault("state", {})[NONCE] = secrets.token_urlsafe(_NONCE_BYTES)
