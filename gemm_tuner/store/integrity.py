@@ -1,6 +1,8 @@
 """What is read from the database is what its key was made from, and no larger than it may be."""
 
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from math import isfinite
@@ -9,7 +11,7 @@ from typing import Any
 from sqlalchemy import Row, Table
 
 from gemm_tuner.domain.printable import quoted
-from gemm_tuner.errors import StoreFailed
+from gemm_tuner.errors import InvalidSetting, StoreFailed
 from gemm_tuner.trust.attestation import MAC_BYTES, SIGNATURE_BYTES, Attestation
 
 MAX_CONTENT_BYTES = 2**26  # of a binary or a source; the largest generated ones have some 2**20
@@ -59,6 +61,21 @@ def check_document(kind: str, key: str, document: str) -> None:
         StoreFailed: it is not; SQLite keeps a value of any type in any column.
     """
     check_digest(kind, key, document.encode() if isinstance(document, str) else b"")
+
+
+@contextmanager
+def as_row(what: str) -> Iterator[None]:
+    """Turn the `InvalidSetting` of a noun into `StoreFailed`: a row made it, no question.
+
+    `what` names the row.
+    """
+    try:
+        yield
+    except InvalidSetting as error:
+        raise StoreFailed(
+            f"the {what} cannot be read: {error} It was damaged; restore the database from a "
+            "backup, or start a new one with --db."
+        ) from error
 
 
 def check_types(table: Table, row: Row[*tuple[Any, ...]]) -> None:

@@ -9,8 +9,7 @@ from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.job import Job, JobProgress, JobState
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import InvalidSetting, StoreFailed
-from gemm_tuner.store.integrity import check_document, check_types
+from gemm_tuner.store.integrity import as_row, check_document, check_types
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.tables import jobs
 
@@ -61,13 +60,8 @@ def read_job(row: Row[*tuple[Any, ...]]) -> Job:
     Raises:
         StoreFailed: its problem does not match its key, or nothing of this package stored it so.
     """
-    try:
+    with as_row(f"job {row.id}"):
         return _job_of(row)
-    except InvalidSetting as error:
-        raise StoreFailed(
-            f"the job {row.id} cannot be read: {error} It was damaged; restore the database from a "
-            "backup, or start a new one with --db."
-        ) from error
 
 
 def _job_of(row: Row[*tuple[Any, ...]]) -> Job:

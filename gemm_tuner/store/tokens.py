@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Row, Select, insert, select, update
 from gemm_tuner.domain.access import AuditEntry, Scope, Token, TokenSecret
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.store.audit import append_audit
+from gemm_tuner.store.integrity import as_row
 from gemm_tuner.store.statements import Statements, translated_errors
 from gemm_tuner.store.tables import tokens
 
@@ -116,13 +117,14 @@ def _query() -> Select[*tuple[Any, ...]]:
 
 
 def _token_of(row: Row[*tuple[Any, ...]]) -> Token:
-    token = Token(
-        id=row.id,
-        name=row.name,
-        scopes=frozenset(Scope(each) for each in row.scopes.split()),
-        created_at=datetime.fromisoformat(row.created_at),
-        expires_at=row.expires_at and datetime.fromisoformat(row.expires_at),
-    )
+    with as_row(f"token {row.id}"):
+        token = Token(
+            id=row.id,
+            name=row.name,
+            scopes=frozenset(Scope(each) for each in row.scopes.split()),
+            created_at=datetime.fromisoformat(row.created_at),
+            expires_at=row.expires_at and datetime.fromisoformat(row.expires_at),
+        )
     revoked_at = row.revoked_at and datetime.fromisoformat(row.revoked_at)
     return replace(token, revoked_at=revoked_at)
 

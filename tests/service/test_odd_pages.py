@@ -125,6 +125,17 @@ def test_damaged_figures_are_no_error_of_the_service(site: JobSite) -> None:
         assert site.client.get(path).status_code in {200, 503}
 
 
+def test_a_damaged_token_is_no_fault_of_who_holds_it(site: JobSite) -> None:
+    held = site.headers(Scope.RESOLVE)
+    with site.engine.begin() as connection:
+        connection.execute(text("UPDATE tokens SET name = '<b>'"))
+
+    answer = site.client.get("/", headers=held)
+
+    assert answer.status_code == 503
+    assert "cannot be read: token name" in Page(answer).text
+
+
 # Values that SQLite takes, and nothing of gemm-tuner stores.
 DAMAGE: tuple[tuple[str, str, object], ...] = (
     ("verdicts", "cpu_key", b"\xff"),
