@@ -27,7 +27,9 @@ def open_plain(path: Path, *, follows_links: bool = True) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
-def read_bounded(path: Path, limit_bytes: int, *, is_private: bool = False) -> bytes:
+def read_bounded(
+    path: Path, limit_bytes: int, *, is_private: bool = False, follows_links: bool = True
+) -> bytes:
     """Return the content of a plain file of at most `limit_bytes`.
 
     With `is_private`, it is no link, and nobody but this user owns, reads or writes it.
@@ -35,7 +37,7 @@ def read_bounded(path: Path, limit_bytes: int, *, is_private: bool = False) -> b
     Raises:
         OSError: there is none, or it is none of these, or it cannot be read.
     """
-    with open_plain(path, follows_links=not is_private) as file:
+    with open_plain(path, follows_links=follows_links and not is_private) as file:
         status = os.fstat(file.fileno())
         if is_private and (status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077):
             raise OSError(f"others can read or write {path}; check it, then run chmod 600 on it")

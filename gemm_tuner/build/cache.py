@@ -17,7 +17,7 @@ from gemm_tuner.files import read_bounded
 CACHE_VARIABLE = "GEMM_TUNER_CACHE"
 
 _DIGEST_BYTES = sha256().digest_size
-_MAX_BUILD_BYTES = 2**26
+MAX_BUILD_BYTES = 2**26
 
 
 def build_cache_dir() -> Path:
@@ -57,7 +57,7 @@ def make_private(folder: Path) -> None:
 def read_build(path: Path) -> bytes | None:
     """Return the binary that `write_build` wrote, or None if it is not there, or was changed."""
     try:
-        content = read_bounded(path, _MAX_BUILD_BYTES)
+        content = read_bounded(path, MAX_BUILD_BYTES)
     except OSError:
         return None
     binary, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]

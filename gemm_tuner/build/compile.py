@@ -11,17 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import BinaryIO
 
-from gemm_tuner.build.cache import build_cache_dir, read_build, write_build
+from gemm_tuner.build.cache import MAX_BUILD_BYTES, build_cache_dir, read_build, write_build
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.artifact import ABI_VERSION, Artifact
 from gemm_tuner.domain.canonical import identity
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.source import Source
 from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
+from gemm_tuner.files import read_bounded
 from gemm_tuner.sandbox.confine import confined, why_refused
 
 COMPILE_TIMEOUT_S = 120
+_MOST_SAID_BYTES = 1 << 18
 _LIMITS = {
     "AS": 8 << 30,
     "CORE": 0,
@@ -227,10 +230,10 @@ def _build(text: str, file_name: str, commands: list[list[str]], toolchain: Tool
             work = Path(folder)
             (work / file_name).write_text(text)
             for command in commands:
-                result = _run(command, work, toolchain)
-                if result.returncode != 0:
-                    raise CompilationFailed(_explain(result.stderr, text, toolchain))
-            return (work / "kernel.so").read_bytes()
+                status, diagnostics = _run(command, work, toolchain)
+                if status != 0:
+                    raise CompilationFailed(_explain(diagnostics, text, toolchain))
+            return _library_in(work, toolchain)
     except OSError as error:
         raise CompilationInterrupted(
             f"{toolchain.text} has no place to work: {error}; free some space, "
@@ -238,36 +241,45 @@ def _build(text: str, file_name: str, commands: list[list[str]], toolchain: Tool
         ) from error
 
 
-def _run(command: list[str], work: Path, toolchain: Toolchain) -> subprocess.CompletedProcess[str]:
-    """Run a compiler, out of reach of a Ctrl-C at the terminal."""
+def _library_in(work: Path, toolchain: Toolchain) -> bytes:
+    """Return what a compiler made. It had the folder for its own, and may have left anything."""
+    try:
+        return read_bounded(work / "kernel.so", MAX_BUILD_BYTES, follows_links=False)
+    except OSError as error:
+        raise CompilationFailed(f"{toolchain.text} left no library: {error}") from error
+
+
+def _run(command: list[str], work: Path, toolchain: Toolchain) -> tuple[int, str]:
+    """Return the status of a compiler and what it said, out of reach of a Ctrl-C."""
     zig_cache = build_cache_dir() / "zig"
     if toolchain.name == "zig":
         zig_cache.mkdir(exist_ok=True)
     writable = [work, zig_cache] if toolchain.name == "zig" else [work]
-    try:
-        process = subprocess.Popen(
-            confined(command, limits=_LIMITS, visible=_in_path(), writable=writable),
-            cwd=work,
-            env=_scrubbed_environment(work),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise CompilationInterrupted(
-            f"{toolchain.text} could not be run: {error}; try another compiler."
-        ) from error
-    with process:
+    with tempfile.TemporaryFile() as said:  # a pipe would have no bound
         try:
-            output, diagnostics = process.communicate(timeout=COMPILE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            process = subprocess.Popen(
+                confined(command, limits=_LIMITS, visible=_in_path(), writable=writable),
+                cwd=work,
+                env=_scrubbed_environment(work),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                start_new_session=True,
+            )
+        except OSError as error:
             raise CompilationInterrupted(
-                f"{toolchain.text} did not finish within {COMPILE_TIMEOUT_S} s; "
-                "try another compiler."
-            ) from None
+                f"{toolchain.text} could not be run: {error}; try another compiler."
+            ) from error
+        with process:
+            try:
+                process.wait(COMPILE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise CompilationInterrupted(
+                    f"{toolchain.text} did not finish within {COMPILE_TIMEOUT_S} s; "
+                    "try another compiler."
+                ) from None
+        diagnostics = _ends_of(said)
     refusal = why_refused(process.returncode, diagnostics)
     if refusal is not None:
         raise CompilationInterrupted(
@@ -280,7 +292,16 @@ def _run(command: list[str], work: Path, toolchain: Toolchain) -> subprocess.Com
         )
     if os.strerror(errno.ENOSPC) in diagnostics:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work))
-    return subprocess.CompletedProcess(command, process.returncode, output, diagnostics)
+    return process.returncode, diagnostics
+
+
+def _ends_of(file: BinaryIO) -> str:
+    """Return what a file begins with and, where it is long, what it ends with."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    content = file.read(_MOST_SAID_BYTES)
+    file.seek(max(len(content), size - _MOST_SAID_BYTES))
+    return (content + file.read(_MOST_SAID_BYTES)).decode(errors="replace")
 
 
 def _in_path() -> list[str]:

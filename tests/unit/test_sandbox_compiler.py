@@ -1,6 +1,7 @@
 """What a compiler can reach: its own folder, and what is installed."""
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,41 @@ def test_a_file_without_end_and_processes_without_end_are_ended() -> None:
     endless = output_of("head -c 2G /dev/zero > large || true; ls -s large | cut -d' ' -f1")
 
     assert int(endless.split()[-1]) <= 1 << 20
+
+
+@pytest.mark.parametrize(
+    "left", ["ln -s {key}", "mkfifo", "ln -s /dev/zero", "mkdir", "truncate -s 65M", ": "]
+)
+def test_what_is_left_in_place_of_a_library_is_not_read(left: str, tmp_path: Path) -> None:
+    """What reads it is outside of the sandbox, and would put a key into a kernel."""
+    key = tmp_path / "key.pem"
+    key.write_text("of the user")
+    script = f"{left.format(key=key)} kernel.so"
+    command = ("/bin/sh", "-c", script, "sh")
+    compiler = Toolchain(name="gcc", version=script, command=command)
+
+    with pytest.raises(CompilationFailed, match="left no library"):
+        compile_kernel(Source(text=script), isa=frozenset(), toolchain=compiler)
+
+
+def test_what_a_compiler_says_without_end_is_cut_off() -> None:
+    script = "head -c 64M /dev/zero >&2; echo the end >&2; exit 1"
+    compiler = Toolchain(name="gcc", version="endless", command=("/bin/sh", "-c", script, "sh"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CompilationFailed, match="the end"):
+            compile_kernel(Source(text=script), isa=frozenset(), toolchain=compiler)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_a_compiler_says_may_be_no_text() -> None:
+    script = "printf 'no \\377 text' >&2; exit 1"
+    compiler = Toolchain(name="gcc", version="bytes", command=("/bin/sh", "-c", script, "sh"))
+
+    with pytest.raises(CompilationFailed, match="no � text"):
+        compile_kernel(Source(text=script), isa=frozenset(), toolchain=compiler)
 
 
 def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
