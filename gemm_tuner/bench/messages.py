@@ -9,6 +9,7 @@ import pickle
 import sys
 from dataclasses import is_dataclass
 from enum import Enum
+from functools import partial
 from multiprocessing.connection import Connection
 
 from gemm_tuner.errors import GemmTunerError, TrialFailed
@@ -51,16 +52,26 @@ def receive(connection: Connection) -> object:
 
 
 class _Reader(pickle.Unpickler):
+    """Makes objects of these classes, and changes no class.
+
+    A pickle may set attributes of whatever it named. A frozen dataclass with slots and an error
+    take these by a method of theirs, which wants an object.
+    """
+
     def find_class(self, module_name: str, global_name: str, /) -> object:
-        """Return a class that an answer may be made of."""
+        """Return what makes objects of a class that an answer may be made of."""
         if (module_name, global_name) in _PLAIN:
             return super().find_class(module_name, global_name)
         module = sys.modules.get(module_name)
         if module_name.startswith(_PACKAGE) and module is not None:
             found = getattr(module, global_name, None)
-            is_data = isinstance(found, type) and (
-                is_dataclass(found) or issubclass(found, Enum | GemmTunerError)
-            )
-            if is_data and found.__module__ == module_name:
-                return found
+            if isinstance(found, type) and found.__module__ == module_name:
+                if issubclass(found, Enum):
+                    return partial(found)
+                if issubclass(found, GemmTunerError) or _is_noun(found):
+                    return found
         raise pickle.UnpicklingError(f"{module_name}.{global_name} is not part of an answer")
+
+
+def _is_noun(found: type) -> bool:
+    return is_dataclass(found) and "__setstate__" in vars(found)

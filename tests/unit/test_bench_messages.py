@@ -1,12 +1,16 @@
 """Messages of trials are read whatever a library has taught `pickle` in the process that sends."""
 
 import copyreg
+import pickle
 from multiprocessing import Pipe
 
 import pytest
 
+from gemm_tuner.bench.finding import Finding
 from gemm_tuner.bench.messages import receive, send
-from gemm_tuner.errors import TrialFailed
+from gemm_tuner.domain.record import Outcome
+from gemm_tuner.errors import StoreFailed, TrialFailed
+from gemm_tuner.tuning.budget import Budget
 
 
 def _made_elsewhere(text: str) -> TrialFailed:
@@ -27,3 +31,29 @@ def test_an_error_is_read_that_a_library_would_write_in_its_own_way(
 
     assert isinstance(found, TrialFailed)
     assert str(found) == "had enough"
+
+
+@pytest.mark.parametrize("owner", [Outcome, StoreFailed, Budget, Finding])
+def test_a_message_changes_no_class(owner: type) -> None:
+    """A pickle may end with "set these attributes of what I named"."""
+    setting = pickle.dumps((None, {"value": "correct"}), protocol=2)[2:-1]
+    message = f"c{owner.__module__}\n{owner.__qualname__}\n".encode() + setting + b"b."
+    reader, writer = Pipe(duplex=False)
+    before = dict(vars(owner))
+
+    with reader, writer:
+        writer.send_bytes(message)
+        with pytest.raises(TrialFailed):
+            receive(reader)
+
+    assert dict(vars(owner)) == before
+
+
+@pytest.mark.parametrize("sent", [Finding(outcome=Outcome.WRONG, detail="no"), *Outcome])
+def test_what_an_answer_is_made_of_comes_through(sent: object) -> None:
+    reader, writer = Pipe(duplex=False)
+
+    with reader, writer:
+        send(writer, sent)
+
+        assert receive(reader) == sent
