@@ -16,7 +16,14 @@ from typing import TypeVar, cast
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.messages import receive, send
 from gemm_tuner.domain.record import Outcome
-from gemm_tuner.errors import GemmTunerError, TrialFailed
+from gemm_tuner.errors import (
+    BaselineMissing,
+    GemmTunerError,
+    IsaNotUsable,
+    KernelRejected,
+    NotEnoughMemory,
+    TrialFailed,
+)
 from gemm_tuner.machine.available_memory import available_memory_bytes
 from gemm_tuner.sandbox.system_calls import Answer, refuse_system_calls
 
@@ -25,6 +32,10 @@ Result = TypeVar("Result")
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 _CPU_LIMIT_S = 3600
+_STANDARD_ERROR = 2
+_LONGEST_S = 2 * _CPU_LIMIT_S  # on a machine that is busy
+# What a trial may say instead of an answer: another error would speak of what it cannot know.
+_ERRORS = (BaselineMissing, IsaNotUsable, KernelRejected, NotEnoughMemory, TrialFailed)
 _SPARE_BYTES = 1 << 30  # addresses that libraries reserve and do not use
 
 
@@ -57,10 +68,12 @@ def run_in_child(
     owner: Connection,
     wanted: tuple[type, ...] | None = None,
     guard: Guard | None = None,
+    longest_s: float = _LONGEST_S,
 ) -> Result | Death:
     """Return the result of `task`, or how the child that ran it died.
 
-    The child is ended when it does not call `report.step` for `stall_timeout_s`. When `owner` is
+    The child is ended when it does not call `report.step` for `stall_timeout_s`, and after
+    `longest_s` also where it does: a kernel could as well. When `owner` is
     closed at its other end, nobody waits for the answer: this process ends. An answer that is of
     none of the `wanted` types counts as a death; None for a child that is trusted to answer with
     anything. Without a `guard`, the child may do what this process may.
@@ -76,8 +89,10 @@ def run_in_child(
         _live(task, report, writer, guard)
     writer.close()
     with reader:
-        if not _wait_for_result(reader, child, report, stall_timeout_s, owner):
-            detail = f"did nothing for {stall_timeout_s:g} s"
+        detail = _wait_for_result(
+            reader, child, report, owner, stall_timeout_s=stall_timeout_s, longest_s=longest_s
+        )
+        if detail is not None:
             return Death(outcome=Outcome.HUNG, detail=detail, running=report.running)
         try:
             with _deadline(child, stall_timeout_s):
@@ -90,11 +105,12 @@ def run_in_child(
             result = failure
             is_ours = False
         else:
-            is_ours = wanted is None or isinstance(result, (*wanted, GemmTunerError))
+            is_ours = wanted is None or isinstance(result, (*wanted, *_ERRORS))
     os.kill(child, signal.SIGKILL)  # it has nothing left to do
     os.waitpid(child, 0)
     if not is_ours:
-        detail = f"sent what is no answer: {result!r:.200}"
+        what = result if isinstance(result, TrialFailed) else type(result).__name__
+        detail = f"sent what is no answer: {what}"
         return Death(outcome=Outcome.CRASHED, detail=detail, running=report.running)
     if isinstance(result, GemmTunerError):
         raise result
@@ -118,11 +134,14 @@ def _deadline(child: int, seconds: float) -> Iterator[None]:
 
 
 def _take_rights_away(guard: Guard) -> None:
-    """Limit this process.
+    """Limit this process, and let it write to no terminal or log.
 
     Raises:
         TrialFailed: Linux does not.
     """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, _STANDARD_ERROR)
+    os.close(nowhere)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + available_memory_bytes() + _SPARE_BYTES
     for limit, value in ((resource.RLIMIT_AS, most), (resource.RLIMIT_CPU, _CPU_LIMIT_S)):
@@ -155,20 +174,33 @@ def _live(
 
 
 def _wait_for_result(
-    reader: Connection, child: int, report: Report, stall_timeout_s: float, owner: Connection
-) -> bool:
-    """Wait until the child has answered or died; end it and return False if it hangs."""
-    steps, last_step_s = report.steps, time.monotonic()
+    reader: Connection,
+    child: int,
+    report: Report,
+    owner: Connection,
+    *,
+    stall_timeout_s: float,
+    longest_s: float,
+) -> str | None:
+    """Wait until the child has answered or died; end it and return how it hangs if it does."""
+    began_s = last_step_s = time.monotonic()
+    steps = report.steps
     while True:
         ready = wait([reader, owner], timeout=_POLL_S)
         if reader in ready:
-            return True
+            return None
         if owner in ready:
             os.kill(child, signal.SIGKILL)
             sys.exit(0)
+        now_s = time.monotonic()
         if report.steps != steps:
-            steps, last_step_s = report.steps, time.monotonic()
-        elif time.monotonic() - last_step_s > stall_timeout_s:
+            steps, last_step_s = report.steps, now_s
+        detail = None
+        if now_s - last_step_s > stall_timeout_s:
+            detail = f"did nothing for {stall_timeout_s:g} s"
+        elif now_s - began_s > longest_s:
+            detail = f"came to no end in {longest_s:g} s"
+        if detail is not None:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            return False
+            return detail

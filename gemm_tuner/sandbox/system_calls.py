@@ -8,6 +8,7 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Collection
 from enum import IntEnum
 
 # Linux on x86-64: include/uapi/linux/{audit,seccomp,filter}.h, arch/x86/entry/syscalls.
@@ -17,14 +18,21 @@ _SET_NO_NEW_PRIVS, _SECCOMP, _SET_FILTER = 38, 317, 1
 _FLAGS = 1 << 0 | 1 << 2
 _ALLOW, _ERRNO, _TRAP = 0x7FFF0000, 0x00050000, 0x00030000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT, _SECOND_ARGUMENT_AT = 0, 4, 16, 24
 _FIRST_X32 = 0x40000000
 _CLONE, _CLONE3, _CLONE_THREAD = 56, 435, 0x10000
-_KILL, _TGKILL, _PRLIMIT = 62, 234, 302
+_KILL, _TGKILL, _PRLIMIT, _FCNTL, _SET_AFFINITY = 62, 234, 302, 72, 203
+_OWNERS = (8, 15)  # F_SETOWN and F_SETOWN_EX: who gets the signals of a descriptor
 
 _NETWORK = (41, 42, 43, 44, 46, 49, 50, 53, 288, 307)  # socket, connect, accept, send, bind, ...
-_PROCESSES = (101, 310, 311, 434, 438, 424, 200, 129, 297, 298, 312)  # ptrace, process_vm_*, ...
-_PROGRAMS = (57, 58, 59, 322)  # fork, vfork, execve, execveat
+_PROCESSES = (
+    *(101, 310, 311, 434, 438, 424, 200, 129, 297, 298, 312),  # ptrace, process_vm_*, ...
+    *(141, 142, 144, 314, 251, 256, 279, 440, 448),  # priorities and memory of others
+    *(29, 30, 31, 67, 64, 65, 66, 220, 68, 69, 70, 71),  # System V: memory, semaphores, queues
+    *(240, 241, 242, 243, 244, 245),  # mq_*
+)
+# fork, vfork, execve, execveat; setpgid and setsid: who leaves its group is not ended with it.
+_PROGRAMS = (57, 58, 59, 322, 109, 112)
 # Namespaces, mounts, modules, BPF, keys, io_uring (calls beside the filter), userfaultfd, files by
 # handle.
 _SYSTEM = (
@@ -70,6 +78,9 @@ def refuse_system_calls(answer: Answer, *, threads: bool, programs: bool = False
     for number in (_KILL, _TGKILL):
         code.check_argument(number, _EQUAL, os.getpid(), answer)
     code.check_argument(_PRLIMIT, _EQUAL, 0, answer)  # 0 is the process itself
+    if not threads:
+        code.check_argument(_SET_AFFINITY, _EQUAL, 0, answer)
+    code.refuse_second(_FCNTL, _OWNERS, answer)
     code.add(_RETURN, _ALLOW)
     return code.install()
 
@@ -99,6 +110,14 @@ class _Program:
         self.add(_EQUAL, number, 0, 4)
         self.add(_LOAD, _FIRST_ARGUMENT_AT)
         self.refuse_unless(comparison, value, answer)
+        self.add(_RETURN, _ALLOW)
+
+    def refuse_second(self, number: int, values: Collection[int], answer: int) -> None:
+        """Refuse a call whose second argument is one of some values."""
+        self.add(_EQUAL, number, 0, 2 + 2 * len(values))
+        self.add(_LOAD, _SECOND_ARGUMENT_AT)
+        for value in values:
+            self.refuse_if(_EQUAL, value, answer)
         self.add(_RETURN, _ALLOW)
 
     def install(self) -> bool:

@@ -17,7 +17,7 @@ from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.sandbox import SandboxLevel
-from gemm_tuner.errors import SandboxMissing
+from gemm_tuner.errors import SandboxMissing, StoreFailed
 from gemm_tuner.sandbox import confine
 
 CALL = """
@@ -54,6 +54,32 @@ ATTACKS = {
     "kill everyone": ("call(62, -1, 9);", Outcome.CRASHED, "system call 62"),
     "namespace": ("call(272, 0x10000000);", Outcome.CRASHED, "system call 272"),
     "ring of calls": ("call(425, 8);", Outcome.CRASHED, "system call 425"),
+    "signal of a pipe to the parent": (
+        f"call(72, 0, 8, {PARENT});",
+        Outcome.CRASHED,
+        "system call 72",
+    ),
+    "group of its own": ("call(109);", Outcome.CRASHED, "system call 109"),
+    "session of its own": ("call(112);", Outcome.CRASHED, "system call 112"),
+    "priority of the parent": (f"call(141, 0, {PARENT}, 19);", Outcome.CRASHED, "system call 141"),
+    "scheduling of the parent": (
+        f"long none = 0; call(144, {PARENT}, 5, (long)&none);",
+        Outcome.CRASHED,
+        "system call 144",
+    ),
+    "cores of the parent": (
+        f"long one = 1; call(203, {PARENT}, 8, (long)&one);",
+        Outcome.CRASHED,
+        "system call 203",
+    ),
+    "System V memory": ("call(29, 0, 4096, 0600);", Outcome.CRASHED, "system call 29"),
+    "message queue": ("call(240);", Outcome.CRASHED, "system call 240"),
+    "endless answers to the terminal": (
+        # It is /dev/null.
+        f"long status[18]; call(5, 2, (long)status); if (status[5] == 0x103) {REFUSED}",
+        Outcome.WRONG,
+        "returned 1",
+    ),
     "huge file": (
         f'if (call(77, call(2, (long)"/tmp/huge", 0x42, 0600), 1L << 40) == -27) {REFUSED}',
         Outcome.WRONG,
@@ -153,6 +179,25 @@ def test_a_forged_answer_is_an_outcome_of_who_forged_it(
     assert "no answer" in finding.detail
     assert not FORGED.exists()
     assert host.verify(build_planted(toolchain)).outcome is Outcome.CORRECT
+
+
+def test_an_answer_that_is_too_deep_to_show_is_an_outcome(
+    host: TrialHost, toolchain: Toolchain
+) -> None:
+    deep = _message(b"]" * 3000 + b"a" * 2999 + b".")
+
+    finding = host.verify(build_planted(toolchain, f"{CALL} {deep} __builtin_trap();"))
+
+    assert (finding.outcome, "no answer" in finding.detail) == (Outcome.CRASHED, True), finding
+    assert host.verify(build_planted(toolchain)).outcome is Outcome.CORRECT
+
+
+def test_an_error_of_the_store_is_none_of_a_trial(host: TrialHost, toolchain: Toolchain) -> None:
+    lie = _message(pickle.dumps(StoreFailed("the disk is full")))
+
+    finding = host.verify(build_planted(toolchain, f"{CALL} {lie} __builtin_trap();"))
+
+    assert (finding.outcome, "StoreFailed" in finding.detail) == (Outcome.CRASHED, True), finding
 
 
 def test_half_an_answer_keeps_nobody_waiting(host: TrialHost, toolchain: Toolchain) -> None:

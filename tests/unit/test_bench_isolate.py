@@ -1,6 +1,15 @@
+import time
+from multiprocessing import Pipe
+from typing import Never
+
 import pytest
 
 from gemm_tuner.bench import isolate
+from gemm_tuner.bench.crash import Report
+from gemm_tuner.bench.drivers import build_driver
+from gemm_tuner.bench.forked import Death, run_in_child
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.domain.record import Outcome
 
 FOLDER = "folder of its own"
 
@@ -25,3 +34,19 @@ def test_secrets_do_not_reach_trials(name: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_library_is_told_how_many_threads_it_may_have() -> None:
     assert isolate._environment(2, FOLDER)["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_child_that_says_it_goes_on_for_ever_is_ended() -> None:
+    report = Report(build_driver("crash", find_toolchain()))
+
+    def task() -> Never:
+        while True:
+            report.step()
+            time.sleep(0.01)
+
+    ours, theirs = Pipe()
+    with ours, theirs:
+        death = run_in_child(task, report=report, stall_timeout_s=20.0, owner=ours, longest_s=0.2)
+
+    assert isinstance(death, Death)
+    assert (death.outcome, death.detail) == (Outcome.HUNG, "came to no end in 0.2 s")
