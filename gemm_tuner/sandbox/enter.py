@@ -6,7 +6,7 @@ out takes longer to load than all the rest. POLICY is what `written` makes of a 
 - `level`: what shuts the command off, as gemm_tuner.domain.sandbox names it.
 - `limits`: resource limits by their names, without RLIMIT_.
 - `visible`: files and folders that can be read; `links` are symbolic links to some of them.
-- `writable`: folders that can be written, too; `hidden` are folders shown empty.
+- `writable`: folders that can be written, too; `hidden` are folders that are not shown.
 - `own_tmp_bytes`: how large the private /tmp may become.
 
 It ends as the command ends. What keeps it from starting is told in a line, with status 125.
@@ -36,7 +36,7 @@ _MNT_DETACH = 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _PIVOT_ROOT, _CAPSET, _MOUNT_SETATTR = 155, 126, 442
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 _CAPABILITY_VERSION = 0x20080522
 _LANDLOCK_VERSION, _LANDLOCK_PATH_BENEATH = 1, 1
 _LEAST_LANDLOCK = 4  # of Linux 6.7: the first that refuses TCP
@@ -45,6 +45,14 @@ _LANDLOCK_READS_FILE = 0b0101
 _LANDLOCK_WRITES_FILE = 1 << 1 | 1 << 14  # write, truncate
 _LANDLOCK_RIGHTS = {4: 15, 5: 16}  # how many there are in each version, and in later ones
 _LANDLOCK_SCOPES_FROM = 6
+# seccomp.h, filter.h, audit.h: what is refused is not permitted, and clone3 is not there.
+_SECCOMP, _SET_FILTER, _WITH_SPECULATION = 317, 1, 1 << 2
+_ALLOWED, _NOT_PERMITTED, _NOT_THERE = 0x7FFF0000, 0x00050001, 0x00050026
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_X86_64, _FIRST_X32 = 0xC000003E, 0x40000000
+_SOCKET, _IO_URING, _UNSHARE, _SETNS, _CLONE, _CLONE3 = 41, 425, 272, 308, 56, 435
+_NEW_USER = 0x10000000
 _SIGKILL, _SIGSTOP = 9, 19
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _OWN = ("/tmp", "/dev/shm")  # private folders
@@ -97,10 +105,33 @@ def _set_limits(limits: dict[str, int]) -> None:
 
 def _execute(command: list[str]) -> NoReturn:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _refuse_calls()
     try:
         os.execvp(command[0], command)  # noqa: S606 - it has no shell
     except OSError as error:
         raise Refused(f"{command[0]}: {error.strerror}") from None
+
+
+def _refuse_calls() -> None:
+    """Refuse sockets, some of which reach the host from any namespace, and more namespaces.
+
+    The flags of clone3 are where no filter sees them; libc calls clone in its place.
+    """
+    refused = (_RETURN, 0, 0, _NOT_PERMITTED)
+    steps = [
+        *((_LOAD, 0, 0, _ARCHITECTURE_AT), (_EQUAL, 1, 0, _X86_64), refused),
+        *((_LOAD, 0, 0, _NUMBER_AT), (_AT_LEAST, 0, 1, _FIRST_X32), refused),
+    ]
+    for number in (_SOCKET, _IO_URING, _UNSHARE, _SETNS):
+        steps += [(_EQUAL, 0, 1, number), refused]
+    steps += [
+        *((_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _NOT_THERE)),
+        *((_EQUAL, 0, 3, _CLONE), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)),
+        *((_ANY_BIT, 0, 1, _NEW_USER), refused, (_RETURN, 0, 0, _ALLOWED)),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    program = struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code))
+    _check("seccomp", _libc.syscall(_SECCOMP, _SET_FILTER, _WITH_SPECULATION, program))
 
 
 def _run_in_namespaces(policy: dict[str, Any], command: list[str]) -> NoReturn:
@@ -123,6 +154,7 @@ def _run_in_namespaces(policy: dict[str, Any], command: list[str]) -> NoReturn:
             # Set outside, it would count all processes of the user there.
             _set_limits({"NPROC": policy["limits"]["NPROC"]} if "NPROC" in policy["limits"] else {})
             _drop_capabilities()
+            _prctl(_PR_SET_DUMPABLE, 0)  # the command traces it not, until it is another program
             second = os.fork()
         except (OSError, Refused) as refusal:
             sys.stderr.write(f"{PREFIX}{refusal}\n")
@@ -266,6 +298,9 @@ def _restrict_by_landlock(policy: dict[str, Any]) -> None:
     size = len(attributes) if scopes else 16
     rules = _libc.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), 0)
     _check("landlock_create_ruleset", rules)
+    for secret in policy["hidden"]:
+        if any(secret == path or secret.startswith(f"{path}/") for path in policy["visible"]):
+            raise Refused(f"Landlock cannot hide {secret} in what is to be read")
     reads = (*policy["visible"], "/sys", "/proc", *(f"/dev/{name}" for name in _DEVICES))
     for path in reads:
         _allow(rules, path, _LANDLOCK_READS, _LANDLOCK_READS_FILE)

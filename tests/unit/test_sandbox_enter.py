@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,64 @@ def test_a_user_without_rights_is_shut_off_too(level: SandboxLevel, folder: Path
         skip_where_linux_refuses(done.stderr)
     assert done.stdout == "y\n"
     assert not Path("/var/tmp/planted").exists()  # noqa: S108 - where everyone may write
+
+
+REACHING = """
+import ctypes, socket
+def succeeds(family):
+    try:
+        socket.socket(family, socket.SOCK_STREAM).close()
+    except PermissionError:
+        return False
+    return True
+families = {family for family in socket.AddressFamily if succeeds(family)}
+libc = ctypes.CDLL(None)
+user_namespace, clone3, io_uring = 0x10000000, 435, 425
+print(families, libc.unshare(user_namespace), libc.syscall(56, user_namespace | 17, 0, 0, 0, 0),
+      libc.syscall(clone3, None, 0), libc.syscall(io_uring, 1, None))
+"""
+
+
+@needs_python
+@pytest.mark.parametrize("level", [one for one in SandboxLevel if one is not SandboxLevel.NONE])
+def test_no_socket_and_no_namespace_is_made(level: SandboxLevel, folder: Path) -> None:
+    """Sockets of a hypervisor know no namespace of networks, and those of files no Landlock."""
+    done = as_nobody(level, f"{PYTHON} -I -S - <<'END'\n{REACHING}\nEND", folder)
+
+    if done.returncode == enter.REFUSED:
+        skip_where_linux_refuses(done.stderr)
+    assert done.stdout == "set() -1 -1 -1 -1\n", done.stderr
+
+
+@needs_python
+def test_the_first_process_of_the_sandbox_cannot_be_traced(folder: Path) -> None:
+    """Who traces it could let it forget to end with the process that waits for it."""
+    seize, first = 0x4206, 1
+    script = f"import ctypes; print(ctypes.CDLL(None).ptrace({seize}, {first}, 0, 0))"
+
+    done = as_nobody(SandboxLevel.NAMESPACES, f"{PYTHON} -I -S -c '{script}'", folder)
+
+    if done.returncode == enter.REFUSED:
+        skip_where_linux_refuses(done.stderr)
+    assert done.stdout == "-1\n", done.stderr
+
+
+def test_landlock_is_not_said_to_hide_what_it_shows() -> None:
+    policy = enter.written(
+        {
+            "level": "landlock",
+            "limits": {},
+            "visible": ["/usr"],
+            "writable": [],
+            "hidden": ["/usr/local/share/gemm-tuner"],
+        }
+    )
+    command = [sys.executable, "-I", "-S", enter.__file__, policy, "/bin/true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    told = confine.why_refused(done.returncode, done.stderr) or ""
+    if "cannot hide" not in told:
+        skip_where_linux_refuses(told)
 
 
 @needs_python
