@@ -3,7 +3,7 @@
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from gemm_tuner.errors import InvalidSetting
 
@@ -33,8 +33,8 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         """Check the address, and that it is a safe one."""
-        parts = urlsplit(self.address)
-        if parts.scheme not in {"tcp", "tls"} or _port_of(self.address) is None:
+        parts = _parts_of(self.address)
+        if parts is None or parts.scheme not in {"tcp", "tls"}:
             raise InvalidSetting(
                 f"scheduler {self.address[:80]!r} is no address; write it as tls://HOST:PORT."
             )
@@ -97,8 +97,10 @@ def _check_readable(file: Path) -> None:
         ) from None
 
 
-def _port_of(address: str) -> int | None:
+def _parts_of(address: str) -> SplitResult | None:
+    """Return the parts of an address that has a port, None if it is none."""
     try:
-        return urlsplit(address).port
+        parts = urlsplit(address)
+        return parts if parts.port is not None else None
     except ValueError:
         return None

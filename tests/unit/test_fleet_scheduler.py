@@ -42,7 +42,8 @@ def test_a_scheduler_elsewhere_needs_them(host: str, files: dict[str, Path]) -> 
 
 
 @pytest.mark.parametrize(
-    "address", ["", "fleet.example", "fleet:8786", "http://x:1", "tls://x", "tls://x:port"]
+    "address",
+    ["", "fleet.example", "fleet:8786", "http://x:1", "tls://x", "tls://x:port", "tcp://[::1"],
 )
 def test_what_is_no_address_is_refused(address: str, files: dict[str, Path]) -> None:
     with pytest.raises(InvalidSetting, match=r"is no address; write it as tls://HOST:PORT"):
