@@ -101,6 +101,7 @@ def _parts_of(address: str) -> SplitResult | None:
     """Return the parts of an address that has a port, None if it is none."""
     try:
         parts = urlsplit(address)
-        return parts if parts.port is not None else None
+        port = parts.port
     except ValueError:
         return None
+    return None if port is None else parts
