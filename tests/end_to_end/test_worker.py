@@ -365,6 +365,7 @@ def started_worker(url: str) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
+@pytest.mark.proof
 def test_when_a_worker_is_killed_the_next_one_finishes_its_job(
     jobs: Jobs, repository: Repository, database_url: str
 ) -> None:

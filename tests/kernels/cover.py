@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 from random import Random
@@ -25,18 +25,19 @@ _SEED = 20_262
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A candidate of the set, and what occurs in it."""
+    """A candidate of the set, and what occurs in it. Proofs have those that are not quick."""
 
     row: Row
     subject: Subject
     traits: frozenset[str]
+    is_quick: bool = True
 
 
 @cache
 def covering_set() -> tuple[Chosen, ...]:
     """Return for each row that can be proved here the candidates with the most new pairs of traits.
 
-    The first row of a family has four candidates, every other one.
+    The first row of a family has four candidates, of which two are quick, every other one.
     """
     pairs: Counter[frozenset[str]] = Counter()
     chosen = []
@@ -44,10 +45,10 @@ def covering_set() -> tuple[Chosen, ...]:
         random = Random(_SEED + number)
         subjects = [_draw(random, row) for _turn in range(DRAWN)]
         drawn = [Chosen(row=row, subject=one, traits=traits_of(one)) for one in subjects]
-        for _turn in range(4 if is_first_of_family(row) else 1):
+        for turn in range(4 if is_first_of_family(row) else 1):
             best = max(drawn, key=lambda one: sum(not pairs[pair] for pair in pairs_of(one)))
             pairs.update(pairs_of(best))
-            chosen.append(best)
+            chosen.append(replace(best, is_quick=turn < 2))
     return tuple(chosen)
 
 

@@ -50,10 +50,10 @@ GROUPED_ROWS = {
     for row in reversed(ROWS)
     if row.types.is_weight_only
 }.values()
-# Something of each layout of packed weights is in the quick stage, from either layout in memory.
+# The quick stage packs for vectors: something of each layout, from either layout in memory.
 QUICK_ROWS = {
-    (row.family.layout, row.types.w.size_bits, row.family.lanes > 1): row
-    for row in (*PACKING_ROWS, *GROUPED_ROWS)
+    (row.family.layout, row.types.w.size_bits): row
+    for row in sorted((*PACKING_ROWS, *GROUPED_ROWS), key=lambda row: row.family.lanes)
 }.values()
 PACKED = [
     pytest.param(

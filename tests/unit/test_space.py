@@ -33,12 +33,11 @@ SHAPES = (
     "5x0x5",
     "5x5x0",
     "1x1x1",
-    "1x4096x4096",
     "17x31x67",
-    "512x13x512",
     "1..64x96x33",
     "8x16x600",
     "5000000x2x1",
+    *(pytest.param(shape, marks=pytest.mark.proof) for shape in ("1x4096x4096", "512x13x512")),
 )
 
 
@@ -76,10 +75,11 @@ def test_every_candidate_runs_on_the_cpu_and_divides_its_blocks(isa: str, shape:
 @pytest.mark.parametrize(
     ("problem", "core", "threads"),
     [
-        ("f32_s8 32x64x512 nk:g128", "zen4", 2),  # a copy of x in fixed point is not copied again
+        # A copy of x in fixed point is not copied again.
+        pytest.param("f32_s8 32x64x512 nk:g128", "zen4", 2, marks=pytest.mark.proof),
         ("f16 64x40x500 nk", "zen3", 4),
         ("int8 3000x64x30 nk", "zen3", 1),
-        ("bf16 33x64x700 nk", "sapphire_rapids", 2),
+        pytest.param("bf16 33x64x700 nk", "sapphire_rapids", 2, marks=pytest.mark.proof),
     ],
 )
 def test_the_size_of_a_space_is_the_number_of_its_candidates(
@@ -157,16 +157,9 @@ def test_k_is_cut_first_where_tiles_cannot_be_dealt_out_evenly(
     assert cuts[0].text.endswith(first)
 
 
-@pytest.mark.parametrize(
-    ("k", "threads"),
-    [
-        (4608, 2),
-        *(
-            pytest.param(k, threads, marks=pytest.mark.proof)
-            for k, threads in ((4700, 2), (16384, 2), (4608, 4), (4700, 4), (16384, 4))
-        ),
-    ],
-)
+@pytest.mark.proof
+@pytest.mark.parametrize("threads", [2, 4])
+@pytest.mark.parametrize("k", [4608, 4700, 16384])
 def test_slices_of_k_have_as_many_blocks_each(k: int, threads: int) -> None:
     space = Space(problem=Problem.parse(f"f32 9x48x{k}"), cpu=cpu("avx512"), threads=threads)
     depths = {one.blocking.kc: one for one in space.all() if one.blocking.grid_k == threads}
