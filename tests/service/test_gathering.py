@@ -311,7 +311,6 @@ def test_a_question_for_which_trials_must_be_read_is_told_apart(
     [
         "update verdicts set serial = 'x'",
         "update verdicts set document = x'00'",
-        "update artifacts set document = x'00'",
         "update verdicts set document = cast(x'ff' as text)",
     ],
 )
@@ -331,6 +330,21 @@ def test_a_damaged_row_spoils_the_answer_of_its_problem_alone(
     assert contents(answered)[1] in {RowsDamaged, TrialsNeeded}
     with pytest.raises(StoreFailed):
         resolver.answer(asked[1], NOW)
+
+
+def test_a_damaged_description_of_an_artifact_is_not_believed(
+    resolver: Resolver, engine: Engine
+) -> None:
+    if engine.dialect.name != "sqlite":
+        pytest.skip("no column of PostgreSQL holds another type than its own")
+    with engine.begin() as connection:
+        connection.execute(text("update verdicts set answer = null"))
+        connection.execute(text("update artifacts set document = x'00'"))
+
+    answer = resolver.answer(Asked.of(PROBLEM, CPU, CONTEXT), NOW)
+
+    assert b'"decision":"baseline"' in answer.content
+    assert b"the database was changed" in answer.content
 
 
 def test_a_database_that_fails_is_asked_once_for_a_batch(
