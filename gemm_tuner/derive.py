@@ -4,7 +4,8 @@ This is the only place where it is done: when trials are added, when the store i
 end of a sweep.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.comparison import Comparison
@@ -14,10 +15,12 @@ from gemm_tuner.domain.doubt import why_doubted
 from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.domain.quorum import Combined, Finding, combine
+from gemm_tuner.domain.record import AttestedTrial, Outcome, Stage, Trial
 from gemm_tuner.domain.verdict import (
     Basis,
     Decision,
+    HostFigure,
     Verdict,
     decide,
     is_faster_whatever_threads_wait,
@@ -26,7 +29,7 @@ from gemm_tuner.errors import InvalidRecord
 
 # To be raised when other verdicts follow from the same trials, or they are stored in another form:
 # then all are derived again.
-RULES = 4
+RULES = 5
 SCALAR = "scalar"  # how the name begins of the baseline for want of a library
 
 # A sweep that came to the end of its search: CPU, context, toolchain, generator and baseline.
@@ -86,6 +89,169 @@ def derive_servable(
     return doubted, ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What trials are to answer: a problem on a CPU in a context, and what is known beside them.
+
+    `held` are the binaries that may be served, and `exhausted` the sweeps of the problem that came
+    to the end of their search.
+    """
+
+    problem: Problem
+    cpu_key: str
+    context: ExecutionContext
+    isa: frozenset[IsaFeature]
+    basis: Basis
+    held: Collection[str]
+    exhausted: Collection[SweepKey]
+
+
+def derive_for_hosts(
+    own: Sequence[AttestedTrial], others: Sequence[AttestedTrial], asked: Asked, *, quorum: int
+) -> tuple[Verdict | None, tuple[Trial, ...]]:
+    """Return the verdict that trials allow, as `derive_servable` does, and what each host found.
+
+    `own` are the trials that the verdict rests on, and `others` those on other CPUs of the class,
+    which count towards a quorum above 1. A kernel is then named only if so many hosts would each
+    serve it by what they measured themselves, one of them in `own`; it has the least speed that one
+    of these measured.
+    """
+    verdict, confirmed = _servable(own, asked)
+    if verdict is None:
+        return None, ()
+    verdict = replace(verdict, quorum=quorum)
+    if verdict.doubt is not None:
+        return verdict, ()
+    here = _by_host(own, asked)
+    elsewhere = _by_host(others, asked) if quorum > 1 else {}
+    findings = {key: _finding(key, trials) for key, trials in (elsewhere | here).items()}
+    combined = combine(findings.values(), quorum)
+    if quorum > 1:
+        verdict = replace(verdict, hosts=_figures(findings, combined))
+        return _agreed(verdict, [one for each in here.values() for one in each], combined)
+    if len(findings) > 1:  # the newest of each kernel counts, whoever measured it
+        of = Combined(kernel=_sha256(verdict), decision=None) if verdict.artifact else combined
+        verdict = replace(verdict, hosts=_figures(findings, of))
+    return verdict, confirmed
+
+
+def _agreed(
+    verdict: Verdict, here: Iterable[Trial], combined: Combined | None
+) -> tuple[Verdict, tuple[Trial, ...]]:
+    """Return a verdict with what enough hosts found, one of them `here`, or else no kernel.
+
+    Of those who found it, it tells the least speed, and of those who do not agree as well.
+    """
+    of_kernel = [
+        (trial, trial.measurement)
+        for trial in here
+        if combined and trial.measurement and _supports(trial, combined)
+    ]
+    if not of_kernel:
+        return replace(verdict, decision=_no_claim(verdict.decision), artifact=None), ()
+    least, measurement = min(of_kernel, key=lambda one: one[1].ratio.median)
+    agreed = combined.decision if combined else None
+    verdict = replace(
+        verdict,
+        decision=agreed or _no_claim(decide_by(least)),
+        candidate=least.candidate,
+        artifact=least.artifact if agreed else None,
+        measurement=Evidence.of(measurement),
+        generator=least.generator,
+        tried_at=least.created_at,
+    )
+    return verdict, (least,) if agreed else ()
+
+
+def _no_claim(decision: Decision) -> Decision:
+    return Decision.TIE if decision is Decision.TUNED else decision
+
+
+def split_by_cpu(
+    decisive: Sequence[AttestedTrial], cpu_key: str, *, of_class: bool = False
+) -> tuple[list[AttestedTrial], list[AttestedTrial]]:
+    """Return the trials that a verdict for a CPU rests on, and the others of its class.
+
+    To the first, what failed on other CPUs belongs too if it is to be a verdict `of_class`. To the
+    others it always does.
+    """
+    own, others = list[AttestedTrial](), list[AttestedTrial]()
+    for one in decisive:
+        is_here, is_failure = (
+            one.trial.cpu.exact_key == cpu_key,
+            one.trial.outcome is not Outcome.CORRECT,
+        )
+        if is_here or (of_class and is_failure):
+            own.append(one)
+        if not is_here or is_failure:
+            others.append(one)
+    return own, others
+
+
+def _servable(
+    attested: Sequence[AttestedTrial], asked: Asked
+) -> tuple[Verdict | None, tuple[Trial, ...]]:
+    return derive_servable(
+        runnable_trials([one.trial for one in attested], asked.context, asked.isa),
+        problem=asked.problem,
+        cpu_key=asked.cpu_key,
+        basis=asked.basis,
+        held=asked.held,
+        exhausted=asked.exhausted,
+    )
+
+
+def _by_host(attested: Sequence[AttestedTrial], asked: Asked) -> dict[str, tuple[Trial, ...]]:
+    """Return what each host confirmed that could be served, by its key; failures are everyone's."""
+    found: dict[str, tuple[Trial, ...]] = {}
+    for key in {one.key for one in attested if one.key and is_believed(one.trial)}:
+        counts = [
+            one for one in attested if one.key == key or one.trial.outcome is not Outcome.CORRECT
+        ]
+        _verdict, confirmed = _servable(counts, asked)
+        if confirmed:
+            found[key] = confirmed
+    return found
+
+
+def _finding(key: str, trials: Sequence[Trial]) -> Finding:
+    figures = {
+        _sha256(one): _figure(key, one, one.measurement) for one in trials if one.measurement
+    }
+    best, _measurement = _fastest([(one, one.measurement) for one in trials if one.measurement])
+    return Finding(figures=figures, best=figures[_sha256(best)])
+
+
+def _figure(key: str, trial: Trial, measurement: Measurement) -> HostFigure:
+    return HostFigure(
+        key=key,
+        kernel=_sha256(trial),
+        candidate=trial.candidate.text,
+        decision=decide_by(trial),
+        would_serve=is_servable(measurement),
+        ratio=measurement.ratio,
+        baseline=measurement.baseline,
+    )
+
+
+def _figures(findings: Mapping[str, Finding], combined: Combined | None) -> tuple[HostFigure, ...]:
+    kernel = combined.kernel if combined else ""
+    return tuple(findings[key].of(kernel) for key in sorted(findings))
+
+
+def _supports(trial: Trial, combined: Combined) -> bool:
+    """Return whether what is decided of a kernel, if anything is, follows from a trial alone."""
+    if _sha256(trial) != combined.kernel or trial.measurement is None:
+        return False
+    if combined.decision is Decision.TUNED:
+        return decide_by(trial) is Decision.TUNED
+    return combined.decision is None or is_servable(trial.measurement)
+
+
+def _sha256(named: Trial | Verdict) -> str:
+    return named.artifact.sha256 if named.artifact else ""
+
+
 def _group(trial: Trial) -> tuple[str, str]:
     """Return the key that comparable trials share: the generator and the baseline."""
     return trial.generator, trial.measurement.baseline if trial.measurement else ""
@@ -123,10 +289,7 @@ def derive_verdict(
         return no_verdict(problem, cpu_key=cpu_key, context=context)
 
     believed = [one for one in confirmed if why_doubted(one[1]) is None]
-    best, measurement = min(
-        believed or confirmed,
-        key=lambda one: (-one[1].comparable_speed, _simplicity(one[0].candidate)),
-    )
+    best, measurement = _fastest(believed or confirmed)
     return Verdict(
         problem=problem,
         cpu_key=cpu_key,
@@ -206,6 +369,10 @@ def no_verdict(problem: Problem, *, cpu_key: str, context: ExecutionContext) -> 
         basis=Basis.NONE,
         complete=False,
     )
+
+
+def _fastest(timed: Iterable[tuple[Trial, Measurement]]) -> tuple[Trial, Measurement]:
+    return min(timed, key=lambda one: (-one[1].comparable_speed, _simplicity(one[0].candidate)))
 
 
 def _simplicity(candidate: Candidate) -> tuple[int, str]:

@@ -1,7 +1,9 @@
 """Sentences on a verdict, for people."""
 
+from gemm_tuner.domain.quorum import disagree
 from gemm_tuner.domain.reason import instead_text, speed_text, why_not_served
-from gemm_tuner.domain.verdict import Basis, Verdict
+from gemm_tuner.domain.verdict import Basis, Decision, Verdict
+from gemm_tuner.trust.key_id import key_id_of
 
 
 def measured_here(cpu_key: str) -> str:
@@ -11,13 +13,37 @@ def measured_here(cpu_key: str) -> str:
 
 def sentences(verdict: Verdict, reason: str) -> tuple[str, ...]:
     """Return all that is told of a verdict which was found, one sentence each, after its reason."""
-    return (f"{reason}{_tell_key(verdict)}", _say(verdict), *_tell_baseline(verdict))
+    told = (_say(verdict), *_tell_hosts(verdict), *_tell_baseline(verdict))
+    return (f"{reason}{_tell_key(verdict)}", *told)
 
 
 def _tell_key(verdict: Verdict) -> str:
     """Return a sentence on who attests the kernel, if one is named."""
     key = verdict.attested_by
     return "" if key is None else f" It is attested with the measuring key {key}."
+
+
+def _tell_hosts(verdict: Verdict) -> tuple[str, ...]:
+    """Return what each host found, where several measured or are to, and whether they disagree."""
+    hosts = verdict.hosts
+    told = [
+        f"host {key_id_of(bytes.fromhex(one.key))}: {one.decision.value}, "
+        f"{speed_text(one.ratio, one.baseline)}, with {one.candidate}."
+        for one in hosts
+    ]
+    if disagree(hosts):
+        told.insert(0, f"the {len(hosts)} hosts disagree; each one's own figure follows.")
+    return tuple(told)
+
+
+def quorum_text(verdict: Verdict) -> str:
+    """Return how many hosts found what, of those that the quorum asks for; as a clause."""
+    tuned = sum(one.decision is Decision.TUNED for one in verdict.hosts)
+    what = "tuned" if tuned else "as fast as what runs instead"
+    count = tuned or sum(one.would_serve for one in verdict.hosts)
+    if count >= verdict.quorum:
+        return f"{what} on {count} hosts, but on none with exactly this CPU"
+    return f"{what} on {count} of {verdict.quorum} hosts that the quorum asks for"
 
 
 def _tell_baseline(verdict: Verdict) -> tuple[str, ...]:
@@ -41,7 +67,8 @@ def _say(verdict: Verdict) -> str:
         return f"{verdict.decision.value}: its speed over the baseline is not known here."
     if comparison is None:
         return f"{verdict.decision.value}: not measured for m = {verdict.problem.m.text}."
-    unserved = f"; no kernel is named, because {why_not_served(comparison)}"
+    why_not = quorum_text(verdict) if verdict.is_withheld else why_not_served(comparison)
+    unserved = f"; no kernel is named, because {why_not}"
     return (
         f"{verdict.decision.value}: {speed_text(comparison.ratio)}{instead_text(comparison)}"
         f"{'' if verdict.artifact else unserved}"

@@ -34,7 +34,10 @@ def why_not_served(comparison: Comparison) -> str:
     """Return why a kernel of this speed is not served."""
     beside = comparison.beside_instead
     if is_as_fast(beside):
-        return 'that was disturbed and decides nothing; run "gemm-tuner sweep" again'
+        return (
+            'that was disturbed and decides nothing, or too few hosts found it: "gemm-tuner '
+            'explain" tells which, and "gemm-tuner sweep" measures again'
+        )
     if beside.median < SERVED_FROM:
         return f"a kernel is served from {SERVED_FROM:.3f} times on"
     return (

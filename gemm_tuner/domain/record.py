@@ -114,3 +114,11 @@ class Trial:
     def recipe(self) -> Recipe | None:
         """Return what the kernel was compiled from, none in an old record without an artifact."""
         return self.artifact.recipe if self.artifact else self.refused
+
+
+@dataclass(frozen=True, slots=True)
+class AttestedTrial:
+    """A trial, and the public measuring key in hex of who attests it; None if nobody does."""
+
+    trial: Trial
+    key: str | None

@@ -42,12 +42,31 @@ class Basis(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostFigure:
+    """What one host decides of a kernel by what it measured itself, and whether it would serve it.
+
+    `key` is the public measuring key of the host in hex, `kernel` the sha256 of the binary, and
+    `candidate` its text. Speeds are over that of `baseline`.
+    """
+
+    key: str
+    kernel: str
+    candidate: str
+    decision: Decision
+    would_serve: bool
+    ratio: Ratio
+    baseline: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """A decision for one problem, CPU and context, with the kernel it names and why.
 
     `complete` is false when the sweep behind it was stopped by its budget or by the user.
     `generator` rendered the kernel, and `tried_at` is when the trial was that the verdict rests on.
-    `attested_by` is the id of the measuring key that attests the artifact.
+    `attested_by` is the id of the measuring key that attests the artifact. So many hosts as the
+    `quorum` says must find the same by themselves before a kernel is named; `hosts` tells what each
+    found, empty where one measured and one is enough.
     """
 
     problem: Problem
@@ -62,6 +81,8 @@ class Verdict:
     generator: str | None = None
     tried_at: datetime | None = None
     attested_by: str | None = None
+    quorum: int = 1
+    hosts: tuple[HostFigure, ...] = ()
 
     @property
     def ratio(self) -> Ratio | None:
@@ -91,6 +112,16 @@ class Verdict:
                 baseline_ns=measured.baseline_median_ns,
             )
         )
+
+    @property
+    def is_withheld(self) -> bool:
+        """Return whether a kernel that a host would serve is not named, as too few others do."""
+        return self.quorum > 1 and self.artifact is None and any(h.would_serve for h in self.hosts)
+
+    @property
+    def lacks_hosts(self) -> bool:
+        """Return whether another host could bring what the quorum asks for."""
+        return self.is_withheld and len(self.hosts) < self.quorum
 
     @property
     def doubt(self) -> str | None:

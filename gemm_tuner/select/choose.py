@@ -16,7 +16,9 @@ from gemm_tuner.select.same_model import same_model
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.key_id import key_id_of
 
-_LADDER = (exact, sibling, bucket, same_model, predicted)
+# What hosts confirmed by themselves, and what a kernel may be guessed from that one of them proved.
+_MEASURED = (exact, sibling, bucket)
+_GUESSED = (same_model, predicted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,8 @@ def match(question: Question) -> Match:
     explain: list[str] = []
     is_lasting = True
     doubted: Verdict | None = None
-    for look in _LADDER:
+    ladder = _MEASURED if question.store.quorum() > 1 else (*_MEASURED, *_GUESSED)
+    for look in ladder:
         lookup = look(question)
         is_lasting &= not lookup.from_trials
         explain.append(lookup.reason)

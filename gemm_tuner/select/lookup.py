@@ -1,13 +1,12 @@
 """The answer of one step of the lookup, and what it may rest on."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemm_tuner.derive import derive_servable, runnable_trials
+from gemm_tuner.derive import Asked, derive_for_hosts, runnable_trials, split_by_cpu
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Outcome, Trial
+from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.verdicts import Known, KnownVerdict
@@ -79,28 +78,22 @@ def servable(
     context: ExecutionContext,
     basis: Basis,
 ) -> tuple[Verdict | None, tuple[Trial, ...]]:
-    """Return what the trials of `source` allow now, as `derive_servable` does."""
-    trials = _trials_of(repository, source, cpu)
-    runnable = runnable_trials(trials, context, cpu.isa)
-    return derive_servable(
-        runnable,
+    """Return what the trials of `source` allow now, as `derive_for_hosts` does."""
+    decisive = repository.attested_trials(
+        problem=source.problem, class_key=cpu.class_key, only_decisive=True
+    )
+    own, others = split_by_cpu(decisive, source.cpu_key, of_class=source.of_class)
+    runnable = runnable_trials([one.trial for one in own], context, cpu.isa)
+    asked = Asked(
         problem=problem,
         cpu_key=cpu.exact_key,
+        context=context,
+        isa=cpu.isa,
         basis=basis,
         held=repository.held_artifacts({t.artifact.sha256 for t in runnable if t.artifact}),
         exhausted=repository.exhausted(source.problem),
     )
-
-
-def _trials_of(repository: Repository, source: Source, cpu: Cpu) -> Sequence[Trial]:
-    if not source.of_class:
-        return repository.trials(problem=source.problem, cpu_key=source.cpu_key, only_decisive=True)
-    trials = repository.trials(problem=source.problem, class_key=cpu.class_key, only_decisive=True)
-    return [
-        trial
-        for trial in trials
-        if trial.cpu.exact_key == source.cpu_key or trial.outcome is not Outcome.CORRECT
-    ]
+    return derive_for_hosts(own, others, asked, quorum=repository.quorum())
 
 
 def stored(
@@ -130,4 +123,5 @@ def stored(
         context=question.context,
         basis=basis,
     )
-    return verdict, True
+    # With a quorum, what another host derived is derived again, and changes as that does.
+    return verdict, question.store.quorum() == 1

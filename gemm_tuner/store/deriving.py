@@ -11,19 +11,26 @@ from typing import Any
 
 from sqlalchemy import Connection, case, delete, func, select, update
 
-from gemm_tuner.derive import RULES, SweepKey, derive_servable, runnable_trials
+from gemm_tuner.derive import (
+    RULES,
+    Asked,
+    SweepKey,
+    derive_for_hosts,
+    runnable_trials,
+    split_by_cpu,
+)
 from gemm_tuner.domain.canonical import canonical_json, identity
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.domain.record import AttestedTrial, Outcome, Stage, Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.store.figures import figure_columns, shape_columns
 from gemm_tuner.store.integrity import attestation_of, content_of
 from gemm_tuner.store.problems import problem_id, read_problem
 from gemm_tuner.store.reading import read_trial, select_trials, who_attests, why_not_believed
 from gemm_tuner.store.ready import HeldArtifact, sealed_answer
-from gemm_tuner.store.statements import note_change, upsert
+from gemm_tuner.store.statements import note_change, read_quorum, upsert
 from gemm_tuner.store.tables import (
     Origin,
     artifacts,
@@ -58,11 +65,18 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """What verdicts of a problem follow from: trials, whose keys attest them, and ended sweeps."""
+    """What verdicts of a problem follow from: the trials of a class, ended sweeps, the quorum."""
 
-    trials: Sequence[Trial]
-    keys: Collection[str]
+    trials: Sequence[AttestedTrial]
     exhausted: Collection[SweepKey]
+    quorum: int
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Return the keys that attest it; a failure counts whoever noted it."""
+        return frozenset(
+            one.key for one in self.trials if one.key and one.trial.outcome is Outcome.CORRECT
+        )
 
 
 def is_decisive(trial: Trial) -> bool:
@@ -214,18 +228,16 @@ class Deriving:
         )
         newest: dict[str, int] = {}
         places: dict[_Place, frozenset[IsaFeature]] = {}
-        decisive: list[Trial] = []
-        rests_on = set[str]()
+        decisive: list[AttestedTrial] = []
         for row in self._connection.execute(query).mappings():
             trial = read_trial(row)
             newest[trial.cpu.exact_key] = row["sequence"]
             serial = max(serial, row["sequence"])
             places[_place_of(trial)] = trial.cpu.isa
             if why_not_believed(self._keys, trial, row) is None:
-                decisive.append(trial)
-                if trial.outcome is Outcome.CORRECT:  # a failure counts whoever noted it
-                    rests_on.add(row["attested_by"])
-        evidence = _Evidence(decisive, rests_on, exhausted_sweeps(self._connection, problem))
+                decisive.append(AttestedTrial(trial, row["attested_by"]))
+        exhausted = exhausted_sweeps(self._connection, problem)
+        evidence = _Evidence(decisive, exhausted, read_quorum(self._connection))
         for place, isa in places.items():
             values = self._verdicts_of(problem, place, isa, evidence)
             new = {**values, "newest": newest[place.cpu_key], "serial": serial}
@@ -249,25 +261,20 @@ class Deriving:
         def text_of(verdict: Verdict | None) -> str | None:
             return dump_verdict(verdict, rests_on=evidence.keys) if verdict else None
 
-        decisive, exhausted = evidence.trials, evidence.exhausted
-        here = [trial for trial in decisive if trial.cpu.exact_key == place.cpu_key]
-        own, lacking = self._verdict_of(problem, place, isa, here, exhausted)
+        here, elsewhere = split_by_cpu(evidence.trials, place.cpu_key)
+        own, lacking = self._verdict_of(problem, place, isa, (here, elsewhere), evidence)
         columns: dict[str, Any] = {
             "artifact": own.artifact.sha256 if own and own.artifact else None,
             **self._attested("", problem, place, text_of(own)),
-            **figure_columns(own, here),
+            **figure_columns(own, [one.trial for one in here]),
             "class_artifact": None,
             **self._attested(CLASS, problem, place, None),
             "lacking": " ".join(sorted(lacking)) or None,
         }
         columns["answer"] = self._answer(own, evidence.keys, columns["attestation"])
-        for_class = [
-            trial
-            for trial in decisive
-            if trial.cpu.exact_key == place.cpu_key or trial.outcome is not Outcome.CORRECT
-        ]
-        if for_class != here:
-            other, _lacking = self._verdict_of(problem, place, isa, for_class, exhausted)
+        for_class = split_by_cpu(evidence.trials, place.cpu_key, of_class=True)
+        if for_class[0] != here:
+            other, _lacking = self._verdict_of(problem, place, isa, for_class, evidence)
             document = text_of(other) or NO_VERDICT
             if document != columns["document"]:
                 columns |= self._attested(CLASS, problem, place, document)
@@ -281,21 +288,24 @@ class Deriving:
         problem: Problem,
         place: _Place,
         isa: frozenset[IsaFeature],
-        decisive: Sequence[Trial],
-        exhausted: Collection[SweepKey],
+        decisive: tuple[Sequence[AttestedTrial], Sequence[AttestedTrial]],
+        evidence: _Evidence,
     ) -> tuple[Verdict | None, frozenset[str]]:
         """Return the verdict that trials allow, and the binaries that are missing for others."""
-        runnable = runnable_trials(decisive, place.context, isa)
+        own, others = decisive
+        runnable = runnable_trials([one.trial for one in own], place.context, isa)
         digests = frozenset(trial.artifact.sha256 for trial in runnable if trial.artifact)
         held = self._held(digests)
-        verdict, _confirmed = derive_servable(
-            runnable,
+        asked = Asked(
             problem=problem,
             cpu_key=place.cpu_key,
+            context=place.context,
+            isa=isa,
             basis=Basis.MEASURED,
             held=held,
-            exhausted=exhausted,
+            exhausted=evidence.exhausted,
         )
+        verdict, _confirmed = derive_for_hosts(own, others, asked, quorum=evidence.quorum)
         return verdict, digests - held.keys()
 
     def _answer(

@@ -58,13 +58,13 @@ def sealed_answer(
 
     `attestation` is that of the verdict's document, `rests_on` are the measuring keys of the trials
     that it follows from, and `held` is the kernel that it names. The answer may change with what is
-    believed, unless all is the own key's.
+    believed, unless all is the own key's, and with the quorum, unless one host is enough.
     """
     # Imported here: it loads models and signatures, and a store is asked more often than written.
     from gemm_tuner.answer.document import Unsigned  # noqa: PLC0415
 
     own, named = keys.own_made(), None
-    if verdict.doubt or {*rests_on} - {own}:
+    if verdict.doubt or verdict.quorum > 1 or {*rests_on} - {own}:
         return None
     if verdict.artifact is not None:
         if held is None or held.attested_by != own:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, Select, Table, update
+from sqlalchemy import Connection, Engine, Row, Select, Table, select, update
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, StoreFailed
@@ -30,11 +30,15 @@ class Statements:
 
     Every method, here and in what follows from it, raises `StoreFailed` when the database does not
     answer or holds a row that does not match its key. What is measured is attested with `keys`, and
-    only what they believe is a reason to serve a kernel; by default they are this user's.
+    only what they believe is a reason to serve a kernel; by default they are this user's. So many
+    hosts as a `quorum` says must have found the same; by default as many as the database says.
     """
 
-    def __init__(self, engine: Engine, keys: MeasuringKeys | None = None) -> None:
+    def __init__(
+        self, engine: Engine, keys: MeasuringKeys | None = None, *, quorum: int | None = None
+    ) -> None:
         self._engine = engine
+        self._quorum = quorum
         self._keys = keys or MeasuringKeys()
         self._writer = writing(engine)
         self._asker = asking_once(engine)
@@ -68,6 +72,11 @@ def note_change(connection: Connection) -> None:
     """
     grown = verdict_state.c.changes + 1 + secrets.randbelow(2**32)
     connection.execute(update(verdict_state).values(changes=grown))
+
+
+def read_quorum(connection: Connection) -> int:
+    """Return how many hosts must find the same before a kernel is named."""
+    return connection.scalar(select(verdict_state.c.quorum)) or 1
 
 
 def insert_new(connection: Connection, table: Table, **values: str | float | bytes | None) -> bool:

@@ -208,6 +208,7 @@ jobs = Table(
     Column("revision", Integer, nullable=False),
     Column("is_cancel_asked", Boolean, nullable=False),
     Column("detail", Text, nullable=False),
+    Column("measured_by", Text),  # keys of hosts that need not measure it again, in hex
     Index(None, "state", "class_key", "priority", "sequence"),
     Index(None, "problem_id", "class_key", "threads", "regime"),
     Index(None, "owner", "state"),
@@ -304,11 +305,13 @@ verdicts = Table(
     ),
 )
 
-# One row: by which rules verdicts were derived, and how often they changed.
+# One row: by which rules verdicts were derived, how many hosts must find the same for one, and how
+# often they changed.
 verdict_state = Table(
     "verdict_state",
     METADATA,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("rules", Integer, nullable=False),
     Column("changes", BigInteger, nullable=False),
+    Column("quorum", Integer, nullable=False, server_default="1"),
 )

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, RowMapping, select, update
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.domain.record import AttestedTrial, Outcome, Stage, Trial
 from gemm_tuner.store.deriving import Deriving
 from gemm_tuner.store.integrity import check_document, digest_of
 from gemm_tuner.store.problems import insert_problem, problem_id
@@ -90,6 +90,29 @@ class Trials(Statements):
         believed: what speaks against a kernel counts, whoever wrote it. With `only_decisive`, those
         are left out that no verdict depends on: what neither confirmed a kernel nor failed.
         """
+        found = self.attested_trials(
+            problem=problem,
+            cpu_key=cpu_key,
+            class_key=class_key,
+            model_key=model_key,
+            generator=generator,
+            only_decisive=only_decisive,
+            origin=origin,
+        )
+        return tuple(one.trial for one in found)
+
+    def attested_trials(
+        self,
+        *,
+        problem: Problem | None = None,
+        cpu_key: str | None = None,
+        class_key: str | None = None,
+        model_key: str | None = None,
+        generator: str | None = None,
+        only_decisive: bool = False,
+        origin: Origin | None = Origin.MEASURED,
+    ) -> tuple[AttestedTrial, ...]:
+        """Return what `trials` does, each with the key of who attests it."""
         query = select_trials()
         if problem is not None:
             query = query.where(trials.c.problem_id == problem_id(problem))
@@ -111,7 +134,7 @@ class Trials(Statements):
         with self._reading() as connection:
             rows = connection.execute(query).mappings().all()
         return tuple(
-            trial
+            AttestedTrial(trial, row["attested_by"])
             for trial, row in [(read_trial(row), row) for row in rows]
             if origin is not Origin.MEASURED or self._why_not_believed(trial, row) is None
         )

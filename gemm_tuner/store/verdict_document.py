@@ -14,7 +14,7 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.measurement import Raced, Ratio
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.verdict import Basis, Decision, Verdict
+from gemm_tuner.domain.verdict import Basis, Decision, HostFigure, Verdict
 from gemm_tuner.errors import InvalidInput, StoreFailed
 
 # Nobody's key: in a database of an older version that can only be read, trials are asked.
@@ -37,6 +37,8 @@ def dump_verdict(verdict: Verdict, *, rests_on: Collection[str] = ()) -> str:
             "generator": verdict.generator,
             "tried_at": verdict.tried_at.isoformat() if verdict.tried_at else None,
             "rests_on": sorted(rests_on),
+            "quorum": verdict.quorum,
+            "hosts": [_host_facts(one) for one in verdict.hosts],
         }
     )
 
@@ -74,6 +76,9 @@ def _load(
         measurement=_evidence(facts["evidence"]) if facts["evidence"] else None,
         generator=facts["generator"],
         tried_at=datetime.fromisoformat(facts["tried_at"]) if facts["tried_at"] else None,
+        # Not in documents of older versions.
+        quorum=facts.get("quorum", 1),
+        hosts=tuple(map(_host, facts.get("hosts", ()))),
     )
     return verdict, frozenset(facts.get("rests_on", _NOT_SAID))
 
@@ -120,6 +125,23 @@ def _evidence(facts: Mapping[str, Any]) -> Evidence:
     )
     own, each = _ratio(facts["ratio"]), tuple(map(_ratio, facts["process_ratios"]))
     return Evidence(**{**facts, "ratio": own, "process_ratios": each, "raced": raced})
+
+
+def _host_facts(host: HostFigure) -> dict[str, Any]:
+    return {
+        "key": host.key,
+        "kernel": host.kernel,
+        "candidate": host.candidate,
+        "decision": host.decision.value,
+        "would_serve": host.would_serve,
+        "ratio": _ratio_facts(host.ratio),
+        "baseline": host.baseline,
+    }
+
+
+def _host(facts: Mapping[str, Any]) -> HostFigure:
+    ratio, decision = _ratio(facts["ratio"]), Decision(facts["decision"])
+    return HostFigure(**{**facts, "ratio": ratio, "decision": decision})
 
 
 def _ratio_facts(ratio: Ratio) -> tuple[float, ...]:

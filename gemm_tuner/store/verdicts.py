@@ -9,6 +9,7 @@ from sqlalchemy import (
     Row,
     func,
     select,
+    update,
 )
 
 from gemm_tuner.derive import SweepKey
@@ -28,7 +29,7 @@ from gemm_tuner.store.deriving import (
 from gemm_tuner.store.integrity import attestation_of
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.reading import usable_keys, who_attests
-from gemm_tuner.store.statements import Statements, translated_errors
+from gemm_tuner.store.statements import Statements, read_quorum, translated_errors
 from gemm_tuner.store.tables import verdict_state, verdicts
 from gemm_tuner.store.verdict_document import load_verdict
 from gemm_tuner.trust.attestation import Attestation, Statement
@@ -146,7 +147,8 @@ class Verdicts(Statements):
         """
         found = [Found.nothing(*question) for question in questions]
         with usable_keys():
-            self._find(found, self._keys.sealing_key() or "")
+            is_ready = self.quorum() == 1  # else stored verdicts are looked at
+            self._find(found, (is_ready and self._keys.sealing_key()) or "")
             sealed = [one.answer for one in found if one.answer]
             contents = iter(self._keys.unsealed((one.about, one.sealed) for one in sealed))
         answers: list[ReadyAnswer | Found] = []
@@ -176,7 +178,8 @@ class Verdicts(Statements):
         """Return a stored verdict as the answer to a question; None if it is not to be believed.
 
         So it is where it is not attested, where a trial that it follows from is not believed any
-        more, or where the kernel that it names is lost, revoked or not attested.
+        more, or where the kernel that it names is lost, revoked or not attested; with a quorum,
+        also where another attests it, and where it was derived for another quorum.
         """
         with translated_errors():
             return self._verdict_of(stored, problem, cpu_key, context, basis)
@@ -189,18 +192,19 @@ class Verdicts(Statements):
         context: ExecutionContext,
         basis: Basis,
     ) -> Verdict | None:
-        attested = statement(*stored.question, stored.text)
+        attested, by = statement(*stored.question, stored.text), stored.attestation
+        quorum = self.quorum()
         with usable_keys():
             believed = self._keys.believed()
-            why_not = self._keys.why_not_believed(Statement.VERDICT, attested, stored.attestation)
-        if why_not:
-            return None
-        if stored.text == NO_VERDICT:
+            why_not = self._keys.why_not_believed(Statement.VERDICT, attested, by)
+            # Another host alone could have written what several are to find.
+            is_own = quorum == 1 or (by and by.public_key == self._keys.sealing_key())
+        if why_not or not is_own or stored.text == NO_VERDICT:
             return None
         verdict, rests_on = load_verdict(
             stored.text, problem=problem, cpu_key=cpu_key, context=context, basis=basis
         )
-        if not rests_on <= believed:
+        if not rests_on <= believed or verdict.quorum != quorum:
             return None
         if verdict.artifact is None:
             return verdict
@@ -225,6 +229,31 @@ class Verdicts(Statements):
         """Return the measuring keys that are believed, in hex; they decide what is served."""
         with usable_keys():
             return self._keys.believed()
+
+    def quorum(self) -> int:
+        """Return how many hosts must have found the same before a kernel is named."""
+        if self._quorum is not None:
+            return self._quorum
+        with self._asking_once() as connection:
+            return read_quorum(connection)
+
+    def require_quorum(
+        self, quorum: int, tell: Callable[[int, int], None] = lambda _done, _total: None
+    ) -> bool:
+        """Let verdicts need so many hosts, and return whether they needed others before.
+
+        Then all are derived again, as `derive_again` does.
+
+        Raises:
+            InvalidSetting: the measuring keys cannot be used.
+        """
+        with self._reading() as connection:
+            if read_quorum(connection) == quorum:
+                return False
+        with self._writing() as connection:
+            connection.execute(update(verdict_state).values(quorum=quorum))
+            Deriving(connection, self._keys).derive_all(tell)
+        return True
 
     def derive_again(self, tell: Callable[[int, int], None] = lambda _done, _total: None) -> int:
         """Derive all verdicts again from trials, and return how many there are.
