@@ -1,7 +1,7 @@
 """`gemm-tuner db`: look after a database as a whole."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ import typer
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line, print_message
-from gemm_tuner.cli.progress_line import ProgressLine
+from gemm_tuner.cli.progress_line import ProgressLine, pace
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.units import bytes_text
@@ -22,7 +22,6 @@ from gemm_tuner.store.database import open_database
 from gemm_tuner.store.mirror import mirror
 from gemm_tuner.store.pruning import Pruning
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.progress import Progress
 
 db = typer.Typer(help="Copy, check, derive, prune and mirror a database", no_args_is_help=False)
 
@@ -37,7 +36,7 @@ def copy_command(
     with_source = open_database(source, may_create=False)
     with_target = open_database(target)
     with ProgressLine("copy", later_s=0) as line:
-        show = _pace(line)
+        show = pace(line)
 
         def tell(step: CopyStep) -> None:
             show(step.table, step.done, step.total)
@@ -67,7 +66,7 @@ def check_command(url: options.DatabaseUrl = None, as_json: options.AsJson = Fal
     """Check each row against its digest; exit with 1 if one is damaged."""
     engine = open_database(url, may_create=False)
     with ProgressLine("check", later_s=0) as line:
-        report = check_database(engine, _pace(line))
+        report = check_database(engine, pace(line))
     engine.dispose()
     for damage in report.damages:
         print_message(f"damaged: {damage}")
@@ -84,7 +83,7 @@ def derive_command(url: options.DatabaseUrl = None, as_json: options.AsJson = Fa
     """Derive all verdicts again from the trials that are believed."""
     engine = open_database(url, may_create=False)
     with ProgressLine("derive", later_s=0) as line:
-        show = _pace(line)
+        show = pace(line)
         count = Repository(engine).derive_again(lambda done, total: show("problems", done, total))
     engine.dispose()
     if as_json:
@@ -149,7 +148,7 @@ def mirror_command(
         raise InvalidSetting("folder '' has no name; give the one that a server has at its root.")
     engine = open_database(url, may_create=False)
     with ProgressLine("mirror", later_s=0) as line:
-        show = _pace(line)
+        show = pace(line)
         report = mirror(
             Repository(engine), Path(folder), lambda done, total: show("kernels", done, total)
         )
@@ -172,22 +171,3 @@ def mirror_command(
         )
     if report.left_out:
         raise typer.Exit(1)
-
-
-def _pace(line: ProgressLine) -> Callable[[str, int, int], None]:
-    """Return what shows how far a task is, with the time left at its pace."""
-    start_s = time.monotonic()
-
-    def show(table: str, done: int, total: int) -> None:
-        spent_s = time.monotonic() - start_s
-        line.show(
-            Progress(
-                stage=table,
-                done=done,
-                total=total,
-                best_ratio=None,
-                remaining_s=spent_s / max(done, 1) * (total - done),
-            )
-        )
-
-    return show

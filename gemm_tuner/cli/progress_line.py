@@ -1,6 +1,7 @@
 """The progress of one task, shown while it runs."""
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -68,3 +69,22 @@ class ProgressLine:
             return
         self._last_stage, self._last_s = step.stage, now_s
         print_message(f"{self._label}: {step.stage} {step.done} of {step.total}, {note}")
+
+
+def pace(line: ProgressLine) -> Callable[[str, int, int], None]:
+    """Return what shows how far a task is, with the time left at its pace."""
+    start_s = time.monotonic()
+
+    def show(table: str, done: int, total: int) -> None:
+        spent_s = time.monotonic() - start_s
+        line.show(
+            Progress(
+                stage=table,
+                done=done,
+                total=total,
+                best_ratio=None,
+                remaining_s=spent_s / max(done, 1) * (total - done),
+            )
+        )
+
+    return show

@@ -23,7 +23,9 @@ from sqlalchemy import Engine
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_message
+from gemm_tuner.cli.progress_line import ProgressLine, pace
 from gemm_tuner.cli.worker_processes import WorkerProcesses
+from gemm_tuner.domain.quorum import MAX_QUORUM
 from gemm_tuner.errors import InvalidSetting, SandboxMissing, ToolchainMissing
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.sandbox.confine import needed_sandbox
@@ -143,6 +145,17 @@ def serve(
             "measures at a time",
         ),
     ] = 1,
+    quorum: Annotated[
+        int,
+        typer.Option(
+            "--quorum",
+            envvar="GEMM_TUNER_QUORUM",
+            min=1,
+            max=MAX_QUORUM,
+            help="Hosts, each with a measuring key of its own, that must find the same before a "
+            "kernel is served",
+        ),
+    ] = 1,
     access_log: Annotated[
         bool,
         typer.Option(
@@ -160,6 +173,7 @@ def serve(
         default_cpu=detect_cpu(),
         proxies=Proxies.parse(behind_proxy or ()),
         client_rate=client_rate,
+        quorum=quorum,
         estimate=estimate_job,
     )
     tls = _tls_of(tls_certificate, tls_key)
@@ -168,7 +182,10 @@ def serve(
         check_owned(database, is_database=True)
     # Failures to open are reported here, in one line; inside the server they would be tracebacks.
     engine = open_database(settings.database_url, only_reads=True)
-    revoked = Repository(engine).revocations().key_ids
+    repository = Repository(engine)
+    revoked = repository.revocations().key_ids
+    if not is_read_only(engine):
+        _require(repository, quorum)
     engine.dispose()
     measuring = MeasuringKeys()
     for file in (
@@ -200,6 +217,15 @@ def serve(
         count = _workers_here(workers, engine)
         with WorkerProcesses(count, settings.database_url, tell=print_message):
             run_service(settings, listener, tls=tls, processes=processes, has_access_log=access_log)
+
+
+def _require(repository: Repository, quorum: int) -> None:
+    """Let verdicts need so many hosts, and say so if they needed others before."""
+    with ProgressLine("quorum", later_s=0) as line:
+        show = pace(line)
+        before = repository.require_quorum(quorum, lambda done, all_: show("verdicts", done, all_))
+    if before != quorum:
+        print_message(f"The quorum is {quorum} now, was {before}: all verdicts were derived again.")
 
 
 def _workers_here(wanted: int, engine: Engine) -> int:

@@ -10,6 +10,8 @@ from itertools import combinations
 from gemm_tuner.domain.measurement import Ratio
 from gemm_tuner.domain.verdict import Decision, HostFigure
 
+MAX_QUORUM = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:

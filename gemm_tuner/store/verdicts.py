@@ -239,21 +239,21 @@ class Verdicts(Statements):
 
     def require_quorum(
         self, quorum: int, tell: Callable[[int, int], None] = lambda _done, _total: None
-    ) -> bool:
-        """Let verdicts need so many hosts, and return whether they needed others before.
+    ) -> int:
+        """Let verdicts need so many hosts, and return how many they needed before.
 
-        Then all are derived again, as `derive_again` does.
+        Where that changes, all are derived again, as `derive_again` does.
 
         Raises:
             InvalidSetting: the measuring keys cannot be used.
         """
         with self._reading() as connection:
-            if read_quorum(connection) == quorum:
-                return False
-        with self._writing() as connection:
-            connection.execute(update(verdict_state).values(quorum=quorum))
-            Deriving(connection, self._keys).derive_all(tell)
-        return True
+            before = read_quorum(connection)
+        if before != quorum:
+            with self._writing() as connection:
+                connection.execute(update(verdict_state).values(quorum=quorum))
+                Deriving(connection, self._keys).derive_all(tell)
+        return before
 
     def derive_again(self, tell: Callable[[int, int], None] = lambda _done, _total: None) -> int:
         """Derive all verdicts again from trials, and return how many there are.

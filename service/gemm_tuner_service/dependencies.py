@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 
 from gemm_tuner.domain.estimate import Estimator
 from gemm_tuner.store.contributions import Contributions
-from gemm_tuner.store.database import open_database
+from gemm_tuner.store.database import is_read_only, open_database
 from gemm_tuner.store.listing import Listing
 from gemm_tuner.store.misses import Misses
 from gemm_tuner.store.repository import Repository
@@ -71,7 +71,9 @@ class RunningService:
             InvalidSetting: the database's URL or the signing key cannot be used.
         """
         engine = open_database(settings.database_url, only_reads=True)
-        repository = Repository(engine)
+        repository = Repository(engine, quorum=settings.quorum)
+        if not is_read_only(engine):
+            repository.require_quorum(settings.quorum)
         key_pair = KeyPair.load_or_create(settings.signing_key_path)
         limits = ClientLimits(settings.client_rate)
         sessions = Sessions(key_pair)

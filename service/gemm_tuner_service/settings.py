@@ -18,7 +18,8 @@ class Settings:
     is issued for the whole day on which it is asked for, so that repeated answers are the same
     bytes, and holds for `verdict_lifetime` from the start of that day. `proxies` are
     believed when they say who asks. One client may ask for `client_rate` problems a second.
-    `estimate` tells how long a job takes; without it, nobody can tell.
+    `estimate` tells how long a job takes; without it, nobody can tell. A kernel is served once
+    so many hosts found the same as the `quorum` says.
     """
 
     database_url: str
@@ -28,3 +29,4 @@ class Settings:
     proxies: Proxies = NO_PROXIES
     client_rate: float = PER_SECOND
     estimate: Estimator | None = None
+    quorum: int = 1

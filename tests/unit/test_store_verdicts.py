@@ -278,9 +278,10 @@ def test_a_question_is_one_query(repository: Repository, engine: Engine) -> None
         engine, "before_cursor_execute", lambda _c, _u, text, *_rest: statements.append(text)
     )
 
-    found = choose(repository, PROBLEM, cpu=CPU, context=CONTEXT)
-    by_sibling = choose(repository, PROBLEM, cpu=SIBLING_CPU, context=CONTEXT)
-    unknown = choose(repository, replace(PROBLEM, n=64), cpu=CPU, context=CONTEXT)
+    service = Repository(engine, quorum=1)
+    found = choose(service, PROBLEM, cpu=CPU, context=CONTEXT)
+    by_sibling = choose(service, PROBLEM, cpu=SIBLING_CPU, context=CONTEXT)
+    unknown = choose(service, replace(PROBLEM, n=64), cpu=CPU, context=CONTEXT)
 
     assert (found.verdict.basis, by_sibling.verdict.basis) == (Basis.MEASURED, Basis.SIBLING)
     assert unknown.verdict.basis is Basis.NONE
@@ -301,7 +302,7 @@ def test_many_questions_are_asked_together_and_answered_in_order(
     )
 
     asked = [(problem, CPU, CONTEXT) for problem in (*others, PROBLEM)]
-    answers = repository.ready_each(asked)
+    answers = Repository(engine, quorum=1).ready_each(asked)
 
     found = [repository.known_of(one) for one in answers if isinstance(one, Found)]
     has_trials = [known.has_trials for known in found]
