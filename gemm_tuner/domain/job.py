@@ -51,7 +51,8 @@ class Job:
     `class_key` is that of `Cpu`, `budget_s` the seconds to spend. Of those that wait, the greatest
     `priority` is run first. `owner` asked for it: the id of a token, or a user. `attempts` counts
     the workers that began it. `revision` grows with each change. Where `is_cancel_asked`, its
-    worker ends it soon. `detail` says what came out, or why it failed. Times have a zone.
+    worker ends it soon. `detail` says what came out, or why it failed. The hosts with the measuring
+    keys in `measured_by` need not run it: another is to find the same. Times have a zone.
     """
 
     id: str
@@ -70,6 +71,7 @@ class Job:
     revision: int = 1
     is_cancel_asked: bool = False
     detail: str = ""
+    measured_by: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Check the budget and the priority."""

@@ -104,7 +104,8 @@ class Dispatcher:
                 continue
             but = self._placed.keys() | {k for k, one in self._resting.items() if now < one.until}
             for job_id in self.jobs.ready(class_key, now, limit=places - busy, but=but):
-                future = engine.executor(class_key).submit(self.task, job_id)
+                names = self.jobs.names_for(job_id, now)
+                future = engine.executor(class_key, names).submit(self.task, job_id)
                 self._placed[job_id] = (class_key, future)
 
     def _collect(self, now: datetime) -> None:

@@ -1,7 +1,7 @@
 """What places tasks on machines: its interface, and Dask behind it."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -31,8 +31,8 @@ class Engine(Protocol):
             SchedulerUnreachable: nobody can say.
         """
 
-    def executor(self, class_key: str) -> Executor:
-        """Return what runs tasks on CPUs of a class."""
+    def executor(self, class_key: str, names: Collection[str] = ()) -> Executor:
+        """Return what runs tasks on CPUs of a class, of the workers with these names if any."""
 
     def close(self) -> None:
         """Let go of all tasks, and of the machines."""
@@ -80,10 +80,14 @@ class DaskEngine:
             if name.startswith(_RESOURCE)
         )
 
-    def executor(self, class_key: str) -> Executor:
-        """Return what runs tasks on CPUs of a class."""
+    def executor(self, class_key: str, names: Collection[str] = ()) -> Executor:
+        """Return what runs tasks on CPUs of a class, of the workers with these names if any."""
+        resources = resources_of(class_key)
+        if names:
+            among = self._client.get_executor(resources=resources, workers=[*names], pure=False)
+            return _DaskExecutor(among, self._unreachable)
         if class_key not in self._executors:
-            placing = self._client.get_executor(resources=resources_of(class_key), pure=False)
+            placing = self._client.get_executor(resources=resources, pure=False)
             self._executors[class_key] = _DaskExecutor(placing, self._unreachable)
         return self._executors[class_key]
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, case, select, true, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, case, or_, select, true, update
 
 from gemm_tuner.domain.job import Job, JobProgress, JobState
 from gemm_tuner.errors import GemmTunerError
@@ -41,7 +41,8 @@ class JobQueue(Workers):
 
         Nothing is changed.
         """
-        row = self._first(_first_of(class_keys, _is_ready(now), but, only))
+        which = _is_ready(now) & self._is_for_this_host()
+        row = self._first(_first_of(class_keys, which, but, only))
         return None if row is None else row.threads
 
     def ready(
@@ -49,11 +50,33 @@ class JobQueue(Workers):
     ) -> tuple[str, ...]:
         """Return the ids of the jobs that could be claimed now for a class, the first ones first.
 
-        Nothing is changed.
+        Those are left out for which there are only workers that measured already. Nothing is
+        changed.
         """
-        query = _first_of([class_key], _is_ready(now), but).limit(limit)
+        keys = {one.key for one in self.alive(now) if one.class_key == class_key and one.key}
+        is_for_one = or_(jobs.c.measured_by.is_(None), *map(_is_for, sorted(keys)))
+        query = _first_of([class_key], _is_ready(now) & is_for_one, but).limit(limit)
         with self._reading() as connection:
             return tuple(row.id for row in connection.execute(query))
+
+    def names_for(self, job_id: str, now: datetime) -> frozenset[str]:
+        """Return the names of the workers that may run a job which others measured already.
+
+        It is empty where all may.
+        """
+        with self._reading() as connection:
+            row = row_of(connection, job_id)
+        if row is None or not row.measured_by:
+            return frozenset()
+        return frozenset(
+            one.name
+            for one in self.alive(now)
+            if one.class_key == row.class_key and one.key and one.key not in row.measured_by
+        )
+
+    def _is_for_this_host(self) -> ColumnElement[bool]:
+        """Return the condition that a job was not measured with the own key already."""
+        return or_(jobs.c.measured_by.is_(None), _is_for(self._keys.own_made()))
 
     def claim(
         self,
@@ -68,14 +91,14 @@ class JobQueue(Workers):
         """Give a worker the job of the highest priority, the oldest of these; None if none waits.
 
         `but` are the ids of jobs that it does not want now, and `only` that of the one it wants. It
-        may be one whose worker was lost. A job that lost `MAX_ATTEMPTS` workers has failed, and so
+        may be one whose worker was lost. One that this host measured already is for others. A job
+        that lost `MAX_ATTEMPTS` workers has failed, and so
         has one whose row was damaged.
         """
+        query = _first_of(class_keys, IS_WAITING & self._is_for_this_host(), but, only)
         with self._writing() as connection:
             take_back_abandoned(connection, now)
-            while (
-                found := connection.execute(_first_of(class_keys, IS_WAITING, but, only)).first()
-            ) is not None:
+            while (found := connection.execute(query).first()) is not None:
                 is_it = jobs.c.id == found.id
                 try:
                     with translated_errors():
@@ -216,6 +239,10 @@ def _first_of(
         .order_by(jobs.c.priority.desc(), jobs.c.sequence)
         .limit(1)
     )
+
+
+def _is_for(key: str) -> ColumnElement[bool]:
+    return jobs.c.measured_by.not_like(f"%{key}%")
 
 
 def _is_held(job_id: str, worker: str) -> ColumnElement[bool]:

@@ -89,6 +89,7 @@ def _job_of(row: Row[*tuple[Any, ...]]) -> Job:
         revision=row.revision,
         is_cancel_asked=row.is_cancel_asked,
         detail=row.detail,
+        measured_by=frozenset((row.measured_by or "").split()),
     )
 
 

@@ -4,6 +4,7 @@ The database holds the truth: jobs outlive the service and its workers.
 """
 
 import secrets
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -26,6 +27,7 @@ from gemm_tuner.store.job_queue import (
 from gemm_tuner.store.job_rows import question_columns, read_job, select_jobs, time_text
 from gemm_tuner.store.statements import translated_errors
 from gemm_tuner.store.tables import job_keys, jobs
+from gemm_tuner.store.withheld import WithheldKernels
 
 MAX_IN_FLIGHT = 10_000
 MAX_IN_FLIGHT_OF_OWNER = 1_000
@@ -41,7 +43,7 @@ class JobsFull(GemmTunerError):
     """So many jobs wait, of everybody or of one owner, that no more are taken."""
 
 
-class Jobs(JobQueue):
+class Jobs(JobQueue, WithheldKernels):
     """The jobs of one database. Times are those of the caller, and have a zone."""
 
     def submit(
@@ -60,7 +62,8 @@ class Jobs(JobQueue):
 
         While one for the same problem, class, threads and regime waits or runs, it is that one,
         with the higher priority of both. An owner who repeats a key gets the job of that key, even
-        if it is over.
+        if it is over. Where hosts measured already and a quorum holds the kernel back, it is a job
+        for others, if it needs more of them or there are any.
 
         Raises:
             InvalidProblem: the problem multiplies nothing.
@@ -82,6 +85,7 @@ class Jobs(JobQueue):
             owner=owner,
             created_at=now,
             changed_at=now,
+            measured_by=self._measured_by(problem, class_key, context, now),
         )
         question = identity([*columns.values(), asked.budget_s, priority])
         same = _IS_IN_FLIGHT & ~jobs.c.is_cancel_asked & _all_equal(columns)
@@ -102,6 +106,37 @@ class Jobs(JobQueue):
             if idempotency_key is not None:
                 _insert_key(connection, owner, idempotency_key, question, row.id)
             return read_job(row), is_new
+
+    def ask_other_hosts(self, job: Job, now: datetime) -> Job | None:
+        """Ask as `job` did for what other hosts are to find too, if this one measured it.
+
+        Return that job, None if there is none to be asked, or no room for another.
+        """
+        if self._keys.own_made() not in self._measured_by(
+            job.problem, job.class_key, job.context, now
+        ):
+            return None
+        with suppress(JobsFull):  # it is asked for again by who needs it
+            asked, _is_new = self.submit(
+                job.problem,
+                class_key=job.class_key,
+                context=job.context,
+                budget_s=job.budget_s,
+                priority=job.priority,
+                owner=job.owner,
+                idempotency_key=None,
+                now=now,
+            )
+            return asked
+        return None
+
+    def _measured_by(
+        self, problem: Problem, class_key: str, context: ExecutionContext, now: datetime
+    ) -> frozenset[str]:
+        """Return the keys of the hosts that need not run a job for a question."""
+        found = self.withheld(problem, class_key=class_key, context=context)
+        has_others = found.lacks_hosts or self.has_worker(class_key, now, measured_by=found.keys)
+        return found.keys if found.keys and has_others else frozenset()
 
     def get(self, job_id: str) -> Job | None:
         """Return a job, None if there is none of this id."""
@@ -190,6 +225,7 @@ def _insert_job(connection: Connection, job: Job, question: dict[str, str | int]
             revision=job.revision,
             is_cancel_asked=False,
             detail="",
+            measured_by=" ".join(sorted(job.measured_by)) or None,
         )
     )
     newest = connection.scalar(select(func.max(jobs.c.sequence))) or 0

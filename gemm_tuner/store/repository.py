@@ -6,9 +6,10 @@ from gemm_tuner.store.revocations import RevocationLog
 from gemm_tuner.store.sweeps import Sweeps
 from gemm_tuner.store.trials import Trials
 from gemm_tuner.store.verdicts import Verdicts
+from gemm_tuner.store.withheld import WithheldKernels
 
 
-class Repository(Verdicts, Trials, Problems, Builds, Sweeps, RevocationLog):
+class Repository(Verdicts, Trials, Problems, Builds, Sweeps, RevocationLog, WithheldKernels):
     """The verdicts, trials, problems, binaries, ends of sweeps and revocations of one database.
 
     Every method raises `StoreFailed` when the database does not answer or holds a row that does

@@ -234,6 +234,7 @@ workers = Table(
     Column("cpu_key", String(128), nullable=False),
     Column("seen_at", String(32), nullable=False),
     Column("job_id", String(32)),
+    Column("key", _SHA256),  # it attests what it measures with; public, in hex
 )
 
 # What was asked for and is not tuned, and how often.

@@ -1,5 +1,6 @@
 """Which processes run jobs, for CPUs of which class; one that was not heard of for long is gone."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -16,11 +17,15 @@ _FORGOTTEN = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A process that runs jobs for CPUs of a class, and the job that it runs, if any."""
+    """A process that runs jobs for CPUs of a class, and the job that it runs, if any.
+
+    `key` is its public measuring key in hex, None of one of an older version.
+    """
 
     name: str
     class_key: str
     job_id: str | None
+    key: str | None = None
 
 
 class Workers(Statements):
@@ -30,7 +35,8 @@ class Workers(Statements):
         self, name: str, *, class_key: str, cpu_key: str, now: datetime, job_id: str | None = None
     ) -> None:
         """Note that a worker lives, and which job it runs; forget those that are long gone."""
-        row = {"class_key": class_key, "cpu_key": cpu_key, "job_id": job_id}
+        key = self._keys.own_made()
+        row = {"class_key": class_key, "cpu_key": cpu_key, "job_id": job_id, "key": key}
         is_old = workers.c.seen_at < time_text(now - _FORGOTTEN)
         with self._writing() as connection:
             connection.execute(delete(workers).where(is_old | (workers.c.name == name)))
@@ -51,13 +57,20 @@ class Workers(Statements):
         )
         with self._reading() as connection:
             return tuple(
-                Worker(name=row.name, class_key=row.class_key, job_id=row.job_id)
+                Worker(name=row.name, class_key=row.class_key, job_id=row.job_id, key=row.key)
                 for row in connection.execute(query)
             )
 
-    def has_worker(self, class_key: str, now: datetime) -> bool:
-        """Return whether a worker for this class of CPUs was heard of within the last minute."""
+    def has_worker(
+        self, class_key: str, now: datetime, *, measured_by: Collection[str] = ()
+    ) -> bool:
+        """Return whether a worker for this class of CPUs was heard of within the last minute.
+
+        One that attests with a key of those that `measured_by` names is none.
+        """
         query = select(workers.c.name).where(
             workers.c.class_key == class_key, workers.c.seen_at > time_text(now - ALIVE)
         )
+        if measured_by:
+            query = query.where(workers.c.key.not_in(sorted(measured_by)))
         return self._first(query.limit(1)) is not None

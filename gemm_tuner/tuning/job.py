@@ -1,6 +1,6 @@
 """Running a job: a sweep within its budget, and what its end means for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gemm_tuner.build.toolchain import Toolchain
@@ -10,7 +10,9 @@ from gemm_tuner.domain.job import JobProgress, JobState
 from gemm_tuner.domain.reason import LEAD_OF_WAITING
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.verdict import Verdict
+from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.withheld import Withheld
 from gemm_tuner.tuning.earlier import earlier_trials
 from gemm_tuner.tuning.holding import HeldJob
 from gemm_tuner.tuning.progress import Progress
@@ -55,13 +57,18 @@ class JobRun:
         Raises:
             GemmTunerError: as `sweep` does.
         """
+        others = self._withheld()
+        is_second = bool(others.hosts) and not self.repository.has_measured(others)
         result = self._sweep(
-            self.held.job.budget_s, lambda: self._is_given_up or self._is_cancelled
+            self.held.job.budget_s,
+            lambda: self._is_given_up or self._is_cancelled,
+            chosen=self._in_space(others.candidates()) if is_second else (),
+            again=is_second,
         )
         if result.is_interrupted and self._is_given_up:
             return None
         if not result.is_interrupted:
-            return self._ending(result)
+            return self._ending(result, is_second=is_second)
         best = self._best_so_far()
         if best is None:
             return Ending(state=JobState.CANCELLED, detail="cancelled before a kernel was timed")
@@ -86,6 +93,7 @@ class JobRun:
         is_stopped: Callable[[], bool],
         *,
         chosen: tuple[Candidate, ...] = (),
+        again: bool = False,
     ) -> SweepResult:
         job = self.held.job
         (result,) = sweep(
@@ -93,7 +101,7 @@ class JobRun:
             contexts=[job.context],
             cpu=self.cpu,
             repository=self.repository,
-            settings=SweepSettings(budget_s=budget_s, toolchain=self.toolchain),
+            settings=SweepSettings(budget_s=budget_s, toolchain=self.toolchain, again=again),
             on_progress=self._note,
             is_stopped=is_stopped,
             chosen=chosen,
@@ -121,6 +129,16 @@ class JobRun:
             )
         )
 
+    def _withheld(self) -> Withheld:
+        job = self.held.job
+        return self.repository.withheld(job.problem, class_key=job.class_key, context=job.context)
+
+    def _in_space(self, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        """Return those that this version can make here: another may know other families."""
+        job = self.held.job
+        space = Space(problem=job.problem, cpu=self.cpu, threads=job.context.threads)
+        return tuple(one for one in candidates if one in space)
+
     def _best_so_far(self) -> Candidate | None:
         """Return the fastest that was timed in this context, None if nothing was."""
         job = self.held.job
@@ -134,8 +152,15 @@ class JobRun:
         }
         return max(speeds, key=lambda one: (speeds[one], one.text), default=None)
 
-    def _ending(self, result: SweepResult) -> Ending:
-        """Return how a job ends whose sweep came to its end."""
+    def _ending(self, result: SweepResult, *, is_second: bool) -> Ending:
+        """Return how a job ends whose sweep came to its end.
+
+        That of a host which is to measure what others did is in vain if it confirmed nothing.
+        """
+        now = self._withheld()
+        if is_second and now.hosts and not self.repository.has_measured(now):
+            why = "this host confirmed nothing of what others found"
+            return Ending(state=JobState.WAITING, detail=why)
         verdict = result.verdict
         found = _text_of(verdict)
         if found is None:
@@ -146,7 +171,9 @@ class JobRun:
             )
         if verdict.doubt is not None:
             return Ending(state=JobState.WAITING, detail=f"nothing is decided: {verdict.doubt}")
-        return Ending(state=JobState.DONE, detail=". ".join(filter(None, (found, result.note))))
+        return Ending(
+            state=JobState.DONE, detail=". ".join(filter(None, (found, now.text, result.note)))
+        )
 
 
 def _text_of(verdict: Verdict) -> str | None:

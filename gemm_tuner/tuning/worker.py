@@ -206,6 +206,8 @@ class Worker:
             self.tell(f"Job {called} is not run by this worker any more.")
         else:
             self.tell(f"Job {called} {ended.state.value}: {ended.detail or 'for another worker'}")
+            if ended.state is JobState.DONE:
+                self._insist(lambda: self.jobs.ask_other_hosts(ended, self.now()))
 
     def _note_cut_off(self, job: Job, ending: Ending) -> Ending:
         """Note that the store cut a job off, and return how it ends: it waits, but not for ever."""

@@ -93,10 +93,18 @@ class JobDesk:
         None where one came to its end a short while ago: another would not find more now.
         """
         last = self.last_of(asked)
-        is_known = last is not None and _has_ended_in_vain(last)
-        if last is not None and is_known and datetime.now(UTC) - last.changed_at < ASK_AGAIN:
-            return None
+        if last is not None and _has_ended_in_vain(last):
+            is_recent = datetime.now(UTC) - last.changed_at < ASK_AGAIN
+            if is_recent and not self._is_for_others(asked, last):
+                return None
         return self.submit(asked, caller)[0]
+
+    def _is_for_others(self, asked: Asked, last: Job) -> bool:
+        """Return whether other hosts may bring what a quorum lacks since the last job."""
+        found = self.jobs.withheld(
+            asked.problem, class_key=asked.cpu.class_key, context=asked.context
+        )
+        return found.lacks_hosts and not found.keys <= last.measured_by
 
     def in_flight(self, asked: Asked) -> Job | None:
         """Return the job for a question that waits or runs, whoever asked for it."""
@@ -134,9 +142,14 @@ class JobDesk:
         owner = None if Scope.ADMIN in caller.scopes else caller.owner
         found = self.views.newest(limit, owner=owner, state=state, before=before)
         now = datetime.now(UTC)
-        classes = {job.class_key for job in found}
-        has_worker = {one: self.jobs.has_worker(one, now) for one in classes}
-        return [JobView.of_job(job, has_worker=has_worker[job.class_key]) for job in found]
+        kinds = {(job.class_key, job.measured_by) for job in found}
+        has_worker = {
+            (one, keys): self.jobs.has_worker(one, now, measured_by=keys) for one, keys in kinds
+        }
+        return [
+            JobView.of_job(job, has_worker=has_worker[job.class_key, job.measured_by])
+            for job in found
+        ]
 
     def cancel(self, job_id: str, caller: Caller) -> Job:
         """Cancel a job of a caller and return it; one that is over stays as it is.
@@ -168,9 +181,10 @@ class JobDesk:
 
     def view(self, job: Job) -> JobView:
         """Return what a caller is told of a job."""
-        return JobView.of_job(
-            job, has_worker=self.jobs.has_worker(job.class_key, datetime.now(UTC))
+        has_worker = self.jobs.has_worker(
+            job.class_key, datetime.now(UTC), measured_by=job.measured_by
         )
+        return JobView.of_job(job, has_worker=has_worker)
 
 
 def _has_ended_in_vain(job: Job) -> bool:

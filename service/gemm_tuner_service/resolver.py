@@ -227,5 +227,8 @@ def _only(answered: Sequence[Answered]) -> Answer:
 
 
 def _is_measured(verdict: Verdict) -> bool:
-    """Return whether a verdict rests on what was measured, and not on a guess or in vain."""
-    return not is_tunable(verdict.basis, verdict.doubt)
+    """Return whether a verdict rests on what was measured, and not on a guess or in vain.
+
+    It does not where another host could bring what the quorum asks for.
+    """
+    return not (is_tunable(verdict.basis, verdict.doubt) or verdict.lacks_hosts)

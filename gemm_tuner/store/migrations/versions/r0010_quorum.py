@@ -1,4 +1,4 @@
-"""Keep how many hosts must find the same, and which of them need not run a job."""
+"""Keep how many hosts must find the same, which of them need not run a job, and who a worker is."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,9 +13,11 @@ def upgrade() -> None:
         "verdict_state", sa.Column("quorum", sa.Integer(), nullable=False, server_default="1")
     )
     op.add_column("jobs", sa.Column("measured_by", sa.Text(), nullable=True))
+    op.add_column("workers", sa.Column("key", sa.String(64), nullable=True))
 
 
 def downgrade() -> None:
     """Drop them."""
+    op.drop_column("workers", "key")
     op.drop_column("jobs", "measured_by")
     op.drop_column("verdict_state", "quorum")

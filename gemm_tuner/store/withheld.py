@@ -1,0 +1,94 @@
+"""Kernels that a quorum holds back: which hosts found them, and so who should measure next.
+
+This decides who is asked, never what is served, so stored verdicts are read as they are.
+"""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select
+
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.verdict import Basis, HostFigure
+from gemm_tuner.store.problems import problem_id
+from gemm_tuner.store.statements import Statements
+from gemm_tuner.store.tables import verdicts
+from gemm_tuner.store.verdict_document import load_verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withheld:
+    """What hosts of a class found of a problem, so many of which are needed as the quorum says.
+
+    There are none where a kernel is named, or where no host would serve one.
+    """
+
+    hosts: tuple[HostFigure, ...] = ()
+    quorum: int = 1
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Return the measuring keys of the hosts, in hex."""
+        return frozenset(one.key for one in self.hosts)
+
+    @property
+    def lacks_hosts(self) -> bool:
+        """Return whether another host could bring what the quorum asks for."""
+        return 0 < len(self.keys) < self.quorum
+
+    @property
+    def text(self) -> str:
+        """Return how many hosts measured, of how many that are needed; empty if that is no matter.
+
+        It is a clause.
+        """
+        count = len(self.keys)
+        return f"measured on {count} of {self.quorum} hosts" if self.lacks_hosts else ""
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Return what hosts would serve: another that finds the same brings the quorum nearer."""
+        texts = dict.fromkeys(one.candidate for one in self.hosts if one.would_serve)
+        return tuple(map(Candidate.parse, texts))
+
+
+class WithheldKernels(Statements):
+    """The kernels of one database that a quorum holds back."""
+
+    def withheld(self, problem: Problem, *, class_key: str, context: ExecutionContext) -> Withheld:
+        """Return what hosts found of a problem on CPUs of a class, if its kernel is held back.
+
+        Raises:
+            StoreFailed: a stored verdict is damaged.
+        """
+        with self._reading() as connection:
+            return _read(connection, problem, class_key, context)
+
+    def has_measured(self, withheld: Withheld) -> bool:
+        """Return whether this host is one of those that found it."""
+        return self._keys.own_made() in withheld.keys
+
+
+def _read(
+    connection: Connection, problem: Problem, class_key: str, context: ExecutionContext
+) -> Withheld:
+    row = verdicts.c
+    query = select(row.cpu_key, row.document).where(
+        row.problem_id == problem_id(problem),
+        row.class_key == class_key,
+        row.threads == context.threads,
+        row.regime == context.regime.value,
+        row.document.is_not(None),
+    )
+    hosts: dict[str, HostFigure] = {}
+    quorum = 1
+    for cpu_key, document in connection.execute(query):
+        verdict, _keys = load_verdict(
+            document, problem=problem, cpu_key=cpu_key, context=context, basis=Basis.MEASURED
+        )
+        if verdict.artifact is not None:
+            return Withheld()
+        if verdict.is_withheld:
+            hosts |= {one.key: one for one in verdict.hosts}
+            quorum = verdict.quorum
+    return Withheld(hosts=tuple(hosts.values()), quorum=quorum)
