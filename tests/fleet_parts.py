@@ -129,10 +129,14 @@ class FleetParts:
 
         Its measuring key is believed here.
         """
-        data = self.folder / f"data-{name}"
+        data = self.data_of(name)
         MeasuringKeys().accept(MeasuringKeys(data / "gemm-tuner").own_made())
         variables = {"XDG_DATA_HOME": str(data), **variables}
         return self._command(name, "worker", *self.joining, **variables)
+
+    def data_of(self, name: str) -> Path:
+        """Return the data directory of a worker."""
+        return self.folder / f"data-{name}"
 
     def dispatcher(self) -> Part:
         """Return the dispatcher."""

@@ -40,6 +40,11 @@ class Hosts:
             if other != name:
                 keys.forget(self.key(name))
 
+    def forget_all(self) -> None:
+        """Let no host believe another."""
+        for name in self._keys:
+            self.forget(name)
+
     def stranger(self) -> Repository:
         """Return the database as somebody writes it whom nobody believes."""
         return Repository(self._engine, MeasuringKeys(self._folder / "stranger"))

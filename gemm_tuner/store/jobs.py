@@ -57,13 +57,14 @@ class Jobs(JobQueue, WithheldKernels):
         owner: str,
         idempotency_key: str | None,
         now: datetime,
+        measured_by: frozenset[str] = frozenset(),
     ) -> tuple[Job, bool]:
         """Return the job for a question, and whether it was made for it.
 
         While one for the same problem, class, threads and regime waits or runs, it is that one,
         with the higher priority of both. An owner who repeats a key gets the job of that key, even
         if it is over. Where hosts measured already and a quorum holds the kernel back, it is a job
-        for others, if it needs more of them or there are any.
+        for others, if it needs more of them or there are any; `measured_by` names further ones.
 
         Raises:
             InvalidProblem: the problem multiplies nothing.
@@ -85,7 +86,7 @@ class Jobs(JobQueue, WithheldKernels):
             owner=owner,
             created_at=now,
             changed_at=now,
-            measured_by=self._measured_by(problem, class_key, context, now),
+            measured_by=self._measured_by(problem, class_key, context, now, measured_by),
         )
         question = identity([*columns.values(), asked.budget_s, priority])
         same = _IS_IN_FLIGHT & ~jobs.c.is_cancel_asked & _all_equal(columns)
@@ -112,9 +113,9 @@ class Jobs(JobQueue, WithheldKernels):
 
         Return that job, None if there is none to be asked, or no room for another.
         """
-        if self._keys.own_made() not in self._measured_by(
-            job.problem, job.class_key, job.context, now
-        ):
+        # Those of `job` too: hosts that do not believe each other would ask in turn for ever.
+        keys = self._measured_by(job.problem, job.class_key, job.context, now, job.measured_by)
+        if self._keys.own_made() not in keys:
             return None
         with suppress(JobsFull):  # it is asked for again by who needs it
             asked, _is_new = self.submit(
@@ -126,17 +127,27 @@ class Jobs(JobQueue, WithheldKernels):
                 owner=job.owner,
                 idempotency_key=None,
                 now=now,
+                measured_by=keys,
             )
             return asked
         return None
 
     def _measured_by(
-        self, problem: Problem, class_key: str, context: ExecutionContext, now: datetime
+        self,
+        problem: Problem,
+        class_key: str,
+        context: ExecutionContext,
+        now: datetime,
+        before: frozenset[str],
     ) -> frozenset[str]:
-        """Return the keys of the hosts that need not run a job for a question."""
+        """Return the keys of the hosts that need not run a job for a question, as `before` ones."""
         found = self.withheld(problem, class_key=class_key, context=context)
-        has_others = found.lacks_hosts or self.has_worker(class_key, now, measured_by=found.keys)
-        return found.keys if found.keys and has_others else frozenset()
+        if not found.hosts:
+            return frozenset()
+        keys = found.keys | before
+        lacks_hosts = len(keys) < found.quorum
+        has_others = lacks_hosts or self.has_worker(class_key, now, measured_by=keys)
+        return keys if has_others else frozenset()
 
     def get(self, job_id: str) -> Job | None:
         """Return a job, None if there is none of this id."""

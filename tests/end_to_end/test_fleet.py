@@ -14,8 +14,10 @@ import pytest
 from certificates import make_identity
 from fleet_parts import FleetParts, Part
 from postgres import find_programs
+from served import keep_trial
 from working import PROBLEM, ask_for, job_now, wait_until
 
+from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.cpu import Cpu, parse_isa
 from gemm_tuner.domain.job import JobState
 from gemm_tuner.domain.problem import Problem
@@ -23,6 +25,7 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.jobs import Jobs
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.trust.attestation import MeasuringKeys
 
 pytestmark = pytest.mark.proof
 pytest.importorskip("distributed", reason='the extra "fleet" is not installed')
@@ -189,3 +192,30 @@ def test_who_shows_no_certificate_is_not_spoken_to(fleet: Fleet, tmp_path: Path)
     assert "does not answer" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert worker.is_running
+
+
+def test_a_quorum_is_reached_on_the_worker_that_did_not_measure(fleet: Fleet, build: Build) -> None:
+    names = ("one", "two")
+    keys = {name: MeasuringKeys(fleet.parts.data_of(name) / "gemm-tuner") for name in names}
+    for name, other in (names, names[::-1]):
+        keys[name].accept(keys[other].own_made())
+        MeasuringKeys().accept(keys[name].own_made())
+    fleet.repository.require_quorum(2)
+    engine = open_database(fleet.parts.database_url)
+    keep_trial(Repository(engine, keys["one"]), build, cpu=detect_cpu(), speed=10)
+    engine.dispose()
+    job = ask_for(fleet.jobs)
+    assert job.measured_by == {keys["one"].own_made()}
+    fleet.started(fleet.parts.scheduler())
+    fleet.started(fleet.parts.dispatcher())
+    one, fresh = fleet.joined("one"), ask_for(fleet.jobs, Problem.parse("f32 4x16x16 nk none"))
+    wait_until(lambda: job_now(fleet.jobs, fresh).state.is_over)
+    assert job_now(fleet.jobs, job).state is JobState.WAITING
+
+    two = fleet.joined("two")
+    wait_until(lambda: job_now(fleet.jobs, job).state.is_over)
+
+    assert f"Job {job.id[:8]} done" in two.said()
+    assert job.id[:8] not in one.said()
+    found = fleet.repository.attested_trials(problem=PROBLEM)
+    assert {trial.key for trial in found} == {key.own_made() for key in keys.values()}

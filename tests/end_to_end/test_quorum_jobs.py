@@ -59,7 +59,8 @@ def test_a_second_host_measures_what_the_first_found(
     assert first.state is JobState.DONE
     assert "measured on 1 of 2 hosts" in first.detail
     [second] = waiting(hosts)
-    assert (second.owner, second.measured_by) == (first.owner, {hosts.key("a")})
+    assert second.owner == first.owner
+    assert second.measured_by == {hosts.key("a")}
     assert next_for(hosts, "a") is None
     assert next_for(hosts, "b") == second.id
     assert ask(hosts).verdict.lacks_hosts
@@ -129,4 +130,18 @@ def test_what_no_host_would_serve_needs_no_other(
     run(hosts, "a", ask_for(hosts.jobs("service")))
 
     assert ask(hosts).verdict.decision is Decision.BASELINE
+    assert waiting(hosts) == []
+
+
+@pytest.mark.proof
+def test_hosts_that_do_not_believe_each_other_do_not_ask_in_turn_for_ever(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts.forget_all()
+    plant_speeds(monkeypatch, repeat(1.3))
+    run(hosts, "a", ask_for(hosts.jobs("service")))
+    [second] = waiting(hosts)
+
+    run(hosts, "b", second)
+
     assert waiting(hosts) == []

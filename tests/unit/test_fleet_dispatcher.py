@@ -1,12 +1,15 @@
 """Rows that wait become tasks, by class of CPUs, and again when a task was lost."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hosts import Hosts
+from samples import CPU, PROBLEM, add_build, make_trial
 from sqlalchemy import Engine as DatabaseEngine
 
 from gemm_tuner.domain.context import ExecutionContext
@@ -42,6 +45,7 @@ class Machines:
     there: dict[str, int]
     is_away: bool = False
     executors: dict[str, ByHand] = field(default_factory=dict)
+    names: list[set[str]] = field(default_factory=list)  # of the workers that were asked for
     closed: int = 0
 
     def places(self) -> Mapping[str, int]:
@@ -49,7 +53,8 @@ class Machines:
             raise SchedulerUnreachable("the scheduler does not answer; start it.")
         return self.there
 
-    def executor(self, class_key: str) -> ByHand:
+    def executor(self, class_key: str, names: Collection[str] = ()) -> ByHand:
+        self.names.append(set(names))
         return self.executors.setdefault(class_key, ByHand())
 
     def close(self) -> None:
@@ -208,3 +213,37 @@ def test_a_database_that_does_not_answer_keeps_the_tasks(
     assert site.machines.closed == 0
     assert site.told == ["Waiting until it can go on: it restarts; wait.", "It goes on."]
     assert site.placed() == [first, second, third], "what runs was not placed anew"
+
+
+def test_what_one_host_measured_goes_to_others(engine: DatabaseEngine, tmp_path: Path) -> None:
+    hosts = Hosts(engine, tmp_path, ["service", "a", "b"])
+    hosts("service").require_quorum(2)
+    add_build(hosts("service"))
+    hosts("a").add_trial(make_trial())
+    class_key = CPU.class_key
+    site = Site(jobs=hosts.jobs("service"), machines=Machines({class_key: 2}))
+
+    def ask(problem: Problem) -> str:
+        job, _is_new = site.jobs.submit(
+            problem,
+            class_key=class_key,
+            context=ExecutionContext(),
+            budget_s=1.0,
+            priority=0,
+            owner="me",
+            idempotency_key=None,
+            now=NOW,
+        )
+        return job.id
+
+    second, fresh = ask(PROBLEM), ask(Problem.parse("f32 8x8x8"))
+    hosts.jobs("a").see_worker("A", class_key=class_key, cpu_key=CPU.exact_key, now=NOW)
+
+    site.step()
+    assert site.placed(class_key) == [fresh], "it holds up no other"
+
+    hosts.jobs("b").see_worker("B", class_key=class_key, cpu_key=CPU.exact_key, now=NOW)
+    site.step()
+
+    assert site.placed(class_key) == [fresh, second]
+    assert [names for names in site.machines.names if names] == [{"B"}]
