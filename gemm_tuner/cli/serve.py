@@ -184,8 +184,7 @@ def serve(
     engine = open_database(settings.database_url, only_reads=True)
     repository = Repository(engine)
     revoked = repository.revocations().key_ids
-    if not is_read_only(engine):
-        _require(repository, quorum)
+    earlier = quorum if is_read_only(engine) else _require(repository, quorum)
     engine.dispose()
     measuring = MeasuringKeys()
     for file in (
@@ -214,18 +213,18 @@ def serve(
         url = url_of(listener, has_tls=tls is not None)
         print_message(f"Serving at {url}; its interface is at /docs.")
         print_message(f"Answers are signed with the key {key_id}.")
+        if quorum != earlier:
+            print_message(f"The quorum was {earlier}, and is {quorum} now: verdicts are new.")
         count = _workers_here(workers, engine)
         with WorkerProcesses(count, settings.database_url, tell=print_message):
             run_service(settings, listener, tls=tls, processes=processes, has_access_log=access_log)
 
 
-def _require(repository: Repository, quorum: int) -> None:
-    """Let verdicts need so many hosts, and say so if they needed others before."""
+def _require(repository: Repository, quorum: int) -> int:
+    """Let verdicts need so many hosts, and return how many they needed before."""
     with ProgressLine("quorum", later_s=0) as line:
         show = pace(line)
-        before = repository.require_quorum(quorum, lambda done, all_: show("verdicts", done, all_))
-    if before != quorum:
-        print_message(f"The quorum is {quorum} now, was {before}: all verdicts were derived again.")
+        return repository.require_quorum(quorum, lambda done, all_: show("verdicts", done, all_))
 
 
 def _workers_here(wanted: int, engine: Engine) -> int:

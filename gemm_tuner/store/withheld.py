@@ -11,6 +11,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.verdict import Basis, HostFigure
+from gemm_tuner.errors import StoreFailed
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.statements import Statements
 from gemm_tuner.store.tables import verdicts
@@ -56,11 +57,7 @@ class WithheldKernels(Statements):
     """The kernels of one database that a quorum holds back."""
 
     def withheld(self, problem: Problem, *, class_key: str, context: ExecutionContext) -> Withheld:
-        """Return what hosts found of a problem on CPUs of a class, if its kernel is held back.
-
-        Raises:
-            StoreFailed: a stored verdict is damaged.
-        """
+        """Return what hosts found of a problem on CPUs of a class, if its kernel is held back."""
         with self._reading() as connection:
             return _read(connection, problem, class_key, context)
 
@@ -83,9 +80,12 @@ def _read(
     hosts: dict[str, HostFigure] = {}
     quorum = 1
     for cpu_key, document in connection.execute(query):
-        verdict, _keys = load_verdict(
-            document, problem=problem, cpu_key=cpu_key, context=context, basis=Basis.MEASURED
-        )
+        try:
+            verdict, _keys = load_verdict(
+                document, problem=problem, cpu_key=cpu_key, context=context, basis=Basis.MEASURED
+            )
+        except StoreFailed:  # damaged: whoever tunes the problem makes another
+            continue
         if verdict.artifact is not None:
             return Withheld()
         if verdict.is_withheld:

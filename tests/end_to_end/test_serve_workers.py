@@ -12,14 +12,17 @@ from pathlib import Path
 
 import httpx
 import pytest
+from served import keep_trial
 from working import PATIENCE_S, PROBLEM, ask_for, job_now, wait_until
 
+from gemm_tuner.build.compile import Build
 from gemm_tuner.cli import worker_processes
 from gemm_tuner.cli.worker_processes import WorkerProcesses
 from gemm_tuner.domain.job import JobState
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.repository import Repository
 
 # Lets workers believe what they time beside other tests.
 _CALM = """
@@ -89,7 +92,7 @@ def serving(
     ):
         try:
             wait_until(lambda: "Answers are signed" in log.read_text())
-            yield process, log.read_text().split()[2].rstrip(";")
+            yield process, log.read_text().partition("Serving at ")[2].partition(";")[0]
         finally:
             process.terminate()
 
@@ -122,6 +125,34 @@ def test_a_service_without_workers_tunes_nothing(tmp_path: Path, url: str, jobs:
 
     assert job_now(jobs, job) == job
     assert not is_any_there(jobs)
+
+
+@pytest.mark.proof
+def test_a_quorum_holds_in_all_processes_from_the_start_on(
+    tmp_path: Path, url: str, build: Build
+) -> None:
+    engine = open_database(url)
+    keep_trial(Repository(engine), build, cpu=detect_cpu(), speed=10)
+    engine.dispose()
+
+    def decisions(*options: str) -> set[str]:
+        with serving(tmp_path, url, "--workers", "0", *options) as (_process, address):
+            answers = [
+                httpx.post(
+                    f"{address}/v1/resolve",
+                    json={"problem": PROBLEM.text},
+                    timeout=60,
+                    trust_env=False,
+                )
+                for _connection in range(16)
+            ]
+        return {one.raise_for_status().json()["verdict"]["decision"] for one in answers}
+
+    several = ("--processes", "2")
+    assert decisions(*several) == {"tuned"}
+    assert decisions("--quorum", "2", *several) == {"tie"}
+    assert "The quorum was 1, and is 2 now" in (tmp_path / "log").read_text()
+    assert decisions(*several) == {"tuned"}
 
 
 @pytest.mark.proof

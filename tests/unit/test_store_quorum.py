@@ -267,3 +267,13 @@ def test_with_one_host_enough_disagreement_is_shown_and_the_newest_counts(
     match = ask(hosts)
     assert match.verdict.decision is Decision.BASELINE
     assert "the 2 hosts disagree" in told(match)
+
+
+def test_a_damaged_verdict_keeps_nobody_from_tuning_anew(hosts: Hosts, engine: Engine) -> None:
+    hosts("a").add_trial(make_trial())
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE verdicts SET document = '{}'")
+
+    found = hosts("b").withheld(PROBLEM, class_key=CPU.class_key, context=CONTEXT)
+
+    assert found.hosts == ()
