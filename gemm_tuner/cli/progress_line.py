@@ -75,11 +75,11 @@ def pace(line: ProgressLine) -> Callable[[str, int, int], None]:
     """Return what shows how far a task is, with the time left at its pace."""
     start_s = time.monotonic()
 
-    def show(table: str, done: int, total: int) -> None:
+    def show(stage: str, done: int, total: int) -> None:
         spent_s = time.monotonic() - start_s
         line.show(
             Progress(
-                stage=table,
+                stage=stage,
                 done=done,
                 total=total,
                 best_ratio=None,

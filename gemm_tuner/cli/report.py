@@ -1,9 +1,9 @@
 """`gemm-tuner report`: what a database holds, as a page to put before others."""
 
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,14 +14,13 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import aborting
 from gemm_tuner.cli.output import print_json, print_line
 from gemm_tuner.cli.plotting import check_plots
-from gemm_tuner.cli.progress_line import ProgressLine
+from gemm_tuner.cli.progress_line import ProgressLine, pace
 from gemm_tuner.cli.sweep_report import ratio_facts
 from gemm_tuner.domain.printable import quoted
 from gemm_tuner.domain.units import bytes_text
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.store.database import database_file, default_database_url, open_database
 from gemm_tuner.tuning.generator import generator_version
-from gemm_tuner.tuning.progress import Progress
 
 if TYPE_CHECKING:
     from gemm_tuner.cli.page.answers import Answer, Contents
@@ -51,7 +50,7 @@ def report(
         now, version = datetime.now(UTC), generator_version()
         with ProgressLine("report", later_s=0) as line:
             page = (
-                write_page(read[0], at=now, by=version, tell=_pace(line, "groups drawn"))
+                write_page(read[0], at=now, by=version, tell=partial(pace(line), "groups drawn"))
                 if compare is None
                 else write_comparison(*read, at=now, by=version)
             )
@@ -100,7 +99,7 @@ def _read(url: str) -> "Contents":
     with ProgressLine("report", later_s=0) as line:
         engine = open_database(url, may_create=False, only_reads=True)
         try:
-            contents = read_contents(engine, name, _pace(line, f"problems of {name}"))
+            contents = read_contents(engine, name, partial(pace(line), f"problems of {name}"))
         finally:
             engine.dispose()
     if not contents.answers:
@@ -116,24 +115,6 @@ def _name_of(url: str) -> str:
     """Return how a page names a database: its file or its own name, without folder and host."""
     file = database_file(url)
     return quoted(file.name if file else (make_url(url).database or "the database"))
-
-
-def _pace(line: ProgressLine, stage: str) -> Callable[[int, int], None]:
-    start_s = time.monotonic()
-
-    def show(done: int, total: int) -> None:
-        spent_s = time.monotonic() - start_s
-        line.show(
-            Progress(
-                stage=stage,
-                done=done,
-                total=total,
-                best_ratio=None,
-                remaining_s=spent_s / max(done, 1) * (total - done),
-            )
-        )
-
-    return show
 
 
 def _facts(contents: "Contents") -> dict[str, Any]:

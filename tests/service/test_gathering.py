@@ -26,6 +26,8 @@ from gemm_tuner.store.statements import RowsDamaged
 from gemm_tuner.trust.keys import KeyPair
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
+# A column of SQLite holds values of any type, and one of PostgreSQL only those of its own.
+of_any_type = pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
 
 
 def asked_of(n: int) -> Asked:
@@ -306,6 +308,7 @@ def test_a_question_for_which_trials_must_be_read_is_told_apart(
     assert b"candidate was tried there" in thoroughly[1].content
 
 
+@of_any_type
 @pytest.mark.parametrize(
     "change",
     [
@@ -317,8 +320,6 @@ def test_a_question_for_which_trials_must_be_read_is_told_apart(
 def test_a_damaged_row_spoils_the_answer_of_its_problem_alone(
     resolver: Resolver, engine: Engine, change: str
 ) -> None:
-    if engine.dialect.name != "sqlite":
-        pytest.skip("no column of PostgreSQL holds another type than its own")
     with engine.begin() as connection:
         connection.execute(text("update verdicts set answer = null"))
         connection.execute(text(change))
@@ -332,11 +333,10 @@ def test_a_damaged_row_spoils_the_answer_of_its_problem_alone(
         resolver.answer(asked[1], NOW)
 
 
+@of_any_type
 def test_a_damaged_description_of_an_artifact_is_not_believed(
     resolver: Resolver, engine: Engine
 ) -> None:
-    if engine.dialect.name != "sqlite":
-        pytest.skip("no column of PostgreSQL holds another type than its own")
     with engine.begin() as connection:
         connection.execute(text("update verdicts set answer = null"))
         connection.execute(text("update artifacts set document = x'00'"))
