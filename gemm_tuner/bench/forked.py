@@ -73,10 +73,10 @@ def run_in_child(
     """Return the result of `task`, or how the child that ran it died.
 
     The child is ended when it does not call `report.step` for `stall_timeout_s`, and after
-    `longest_s` also where it does: a kernel could as well. When `owner` is
-    closed at its other end, nobody waits for the answer: this process ends. An answer that is of
-    none of the `wanted` types counts as a death; None for a child that is trusted to answer with
-    anything. Without a `guard`, the child may do what this process may.
+    `longest_s` even if it does, since a kernel can call it too. When `owner` is closed at its other
+    end, nobody waits for the answer: this process ends. An answer that is of none of the `wanted`
+    types counts as a death; None for a child that is trusted to answer with anything. Without a
+    `guard`, the child may do what this process may.
 
     Raises:
         GemmTunerError: what `task` raised.

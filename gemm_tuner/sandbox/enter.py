@@ -154,7 +154,7 @@ def _run_in_namespaces(policy: dict[str, Any], command: list[str]) -> NoReturn:
             # Set outside, it would count all processes of the user there.
             _set_limits({"NPROC": policy["limits"]["NPROC"]} if "NPROC" in policy["limits"] else {})
             _drop_capabilities()
-            _prctl(_PR_SET_DUMPABLE, 0)  # the command traces it not, until it is another program
+            _prctl(_PR_SET_DUMPABLE, 0)  # so that the command cannot trace it
             second = os.fork()
         except (OSError, Refused) as refusal:
             sys.stderr.write(f"{PREFIX}{refusal}\n")
