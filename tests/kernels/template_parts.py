@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 from jinja2 import BaseLoader, Environment, FileSystemLoader
@@ -20,7 +21,7 @@ _COMMENT_OR_TEXT = re.compile(r'//[^\n]*|"[^"\n]*"')
 _ATTRIBUTE = re.compile(r"\[\[.*?\]\] ?|__attribute__\(\(.*?\)\)\)?|alignas\(.*?\)")
 # A type before a name declares it: a parameter or a local variable.
 _NO_TYPE = r"\b(?!(?:return|else|typename|const|constexpr|inline|static|typedef)\b)"
-_DECLARATION = _NO_TYPE + r"[A-Za-z_]\w*(?:<[^<>]*>)? [*&]*{}\b"
+_DECLARATION = re.compile(_NO_TYPE + r"(?=[A-Za-z_]\w*(?:<[^<>]*>)? [*&]*(\w+))")
 # A definition begins at the margin: a type, a constant, or a function.
 _DEFINITIONS = (
     re.compile(r"^typedef [^;{]*?\b(\w+)\s*;", re.MULTILINE),
@@ -34,19 +35,20 @@ _DEFINITIONS = (
 )
 
 
-def defined_names(text: str) -> set[str]:
+@cache
+def defined_names(text: str) -> frozenset[str]:
     """Return the names that a piece of a kernel defines at the margin."""
     plain = _ATTRIBUTE.sub("", _COMMENT_OR_TEXT.sub("", text))
-    return {name for pattern in _DEFINITIONS for name in pattern.findall(plain)}
+    return frozenset(name for pattern in _DEFINITIONS for name in pattern.findall(plain))
 
 
 def used_names(text: str, known: set[str]) -> set[str]:
     """Return which of the known names a piece of a kernel uses, and does not declare itself."""
     plain = _COMMENT_OR_TEXT.sub("", text)
-    words = set(_WORD.findall(plain)) & known
-    return {name for name in words if not re.search(_DECLARATION.format(name), plain)}
+    return (set(_WORD.findall(plain)) & known) - set(_DECLARATION.findall(plain))
 
 
+@cache
 def header(name: str) -> tuple[list[str], list[str]]:
     """Return what the first line of a part says that it gives, and that it needs."""
     found = _HEADER.match((templates_dir() / name).read_text())
