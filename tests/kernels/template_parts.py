@@ -42,10 +42,10 @@ def defined_names(text: str) -> frozenset[str]:
     return frozenset(name for pattern in _DEFINITIONS for name in pattern.findall(plain))
 
 
-def used_names(text: str, known: set[str]) -> set[str]:
+def used_names(text: str, known: set[str]) -> frozenset[str]:
     """Return which of the known names a piece of a kernel uses, and does not declare itself."""
     plain = _COMMENT_OR_TEXT.sub("", text)
-    return (set(_WORD.findall(plain)) & known) - set(_DECLARATION.findall(plain))
+    return frozenset(_WORD.findall(plain)) & known - frozenset(_DECLARATION.findall(plain))
 
 
 @cache
@@ -59,7 +59,7 @@ def header(name: str) -> tuple[list[str], list[str]]:
     return gives, needs
 
 
-def defined_in_file(name: str) -> set[str]:
+def defined_in_file(name: str) -> frozenset[str]:
     """Return the names that a part may define, whatever it is rendered for."""
     text = (templates_dir() / name).read_text()
     return defined_names(re.sub(r"\{[%#].*?[%#]\}\n?", "", text, flags=re.DOTALL))
