@@ -340,7 +340,10 @@ def test_what_is_imported_revokes_nothing(site: Site) -> None:
 
 def test_the_list_is_signed_tagged_and_grows(site: Site, build: Build) -> None:
     keys = {site.key_pair.key_id: site.key_pair.public_key}
-    with site.serving() as address, httpx.Client(base_url=address, trust_env=False) as http:
+    with (
+        site.serving() as address,
+        httpx.Client(base_url=address, timeout=60, trust_env=False) as http,
+    ):
         empty = http.get("/v1/revocations")
         unchanged = http.get("/v1/revocations", headers={"If-None-Match": empty.headers["ETag"]})
         revoke(site, build)

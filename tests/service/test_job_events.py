@@ -194,7 +194,9 @@ def test_hundreds_of_streams_of_many_clients_leave_room_for_others(site: JobSite
         site.submit(headers)
 
     with ExitStack() as stack:
-        pool = stack.enter_context(httpx.Client(base_url=site.client.base_url, limits=_MANY))
+        pool = stack.enter_context(
+            httpx.Client(base_url=site.client.base_url, limits=_MANY, timeout=60)
+        )
         statuses = [
             stack.enter_context(pool.stream("GET", path, headers=headers)).status_code
             for headers in clients
@@ -272,7 +274,9 @@ def test_a_caller_who_reads_nothing_is_closed_and_blocks_nobody(site: JobSite) -
 def test_streams_end_with_the_service(settings: Settings, engine: Engine) -> None:
     with ExitStack() as stack:
         with served(settings) as client:
-            site = JobSite(stack.enter_context(httpx.Client(base_url=client.base_url)), engine)
+            site = JobSite(
+                stack.enter_context(httpx.Client(base_url=client.base_url, timeout=60)), engine
+            )
             lines = open_stream(stack, site, f"{site.submit()['url']}/events")
             events = read(lines)
             assert next(events).name == "progress"

@@ -241,7 +241,7 @@ def test_links_lead_somewhere_and_nothing_is_loaded_from_elsewhere(site: JobSite
     site.submit()
     admin = site.headers(*Scope)
 
-    with httpx.Client(base_url=site.client.base_url, headers=admin) as everything:
+    with httpx.Client(base_url=site.client.base_url, headers=admin, timeout=60) as everything:
         pages = follow_all(everything, "/")
 
     assert len(pages) > 12

@@ -107,7 +107,9 @@ def _sign_in(page: Any, site: JobSite, *scopes: Scope) -> None:  # noqa: ANN401
 
 
 def _all_pages(site: JobSite) -> list[str]:
-    with httpx.Client(base_url=site.client.base_url, headers=site.headers(*Scope)) as everything:
+    with httpx.Client(
+        base_url=site.client.base_url, timeout=60, headers=site.headers(*Scope)
+    ) as everything:
         found = follow_all(everything, "/")
     html = {place for place, page in found.items() if page.elements["main"]}
     return sorted(html | {"/absent-page", "/problems/unknown", "/problems?text=f32+1x1x1"})
