@@ -260,7 +260,7 @@ def test_model_prefers_dot_products_to_vectors_with_idle_lanes(shape: str) -> No
 
 
 def test_every_loop_order_and_both_blocks_are_in_the_space() -> None:
-    space = Space(problem=Problem.parse("f32 2000x2000x512"), cpu=cpu("avx512"))
+    space = Space(problem=Problem.parse("f32 2000x2000x512"), cpu=cpu("avx2"))
 
     blockings = [candidate.blocking for candidate in space.all()]
 
@@ -647,7 +647,7 @@ def test_weights_that_many_tiles_meet_are_tried_converted_once(
 
 
 def test_blocks_of_k_are_whole_groups_of_weights() -> None:
-    space = Space(problem=Problem.parse("bf16_s4 64x64x5000 nk:g128"), cpu=cpu("avx512"))
+    space = Space(problem=Problem.parse("bf16_s4 64x64x5000 nk:g128"), cpu=cpu("avx2"))
 
     depths = {one.blocking.kc for one in space.all()}
 
