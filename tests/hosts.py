@@ -17,10 +17,7 @@ class Hosts:
         self._engine = engine
         self._folder = folder
         self._keys = {name: MeasuringKeys(folder / name) for name in names}
-        for name in names:
-            for other in names:
-                if other != name:
-                    self._keys[name].accept(self.key(other))
+        self.believe_all()
 
     def __call__(self, name: str, *, quorum: int | None = None) -> Repository:
         """Return the database as a host reads and writes it."""
@@ -39,6 +36,12 @@ class Hosts:
         for other, keys in self._keys.items():
             if other != name:
                 keys.forget(self.key(name))
+
+    def believe_all(self) -> None:
+        """Let each host believe all others."""
+        for name, keys in self._keys.items():
+            for other in self._keys.keys() - {name}:
+                keys.accept(self.key(other))
 
     def forget_all(self) -> None:
         """Let no host believe another."""

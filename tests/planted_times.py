@@ -1,6 +1,6 @@
 """Times that tests plant in place of those that a busy machine would give."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 
 import pytest
@@ -25,6 +25,15 @@ def plant_speeds(
     With it comes the next of what other work took from it; nothing unless some is given. Other
     processes that time the same find the same speed.
     """
+    plant_speeds_of(monkeypatch, lambda _build: next(speeds), interference)
+
+
+def plant_speeds_of(
+    monkeypatch: pytest.MonkeyPatch,
+    speed: Callable[[Build], float],
+    interference: Iterator[Interference | None] | None = None,
+) -> None:
+    """Let timings find what `plant_speeds` does, where the speed is that of a build."""
     in_first: tuple[TimedFinding, ...] = ()
     taken = repeat(None) if interference is None else interference
 
@@ -40,7 +49,7 @@ def plant_speeds(
     ) -> tuple[TimedFinding, ...]:
         nonlocal in_first
         if process == 0:
-            in_first = tuple(_timed(host, next(speeds), pairs, next(taken)) for _build in builds)
+            in_first = tuple(_timed(host, speed(build), pairs, next(taken)) for build in builds)
         return in_first
 
     monkeypatch.setattr(TrialHost, "time_together", time_together)

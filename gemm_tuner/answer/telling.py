@@ -1,6 +1,6 @@
 """Sentences on a verdict, for people."""
 
-from gemm_tuner.domain.quorum import disagree
+from gemm_tuner.domain.quorum import disagree, figures_of_leading
 from gemm_tuner.domain.reason import instead_text, speed_text, why_not_served
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.trust.key_id import key_id_of
@@ -38,9 +38,10 @@ def _tell_hosts(verdict: Verdict) -> tuple[str, ...]:
 
 def quorum_text(verdict: Verdict) -> str:
     """Return how many hosts found what, of those that the quorum asks for; as a clause."""
-    tuned = sum(one.decision is Decision.TUNED for one in verdict.hosts)
+    measured = figures_of_leading(verdict.hosts, verdict.quorum)
+    tuned = sum(one.decision is Decision.TUNED for one in measured)
     what = "tuned" if tuned else "as fast as what runs instead"
-    count = tuned or sum(one.would_serve for one in verdict.hosts)
+    count = tuned or sum(one.would_serve for one in measured)
     if count >= verdict.quorum:
         return f"{what} on {count} hosts, but on none with exactly this CPU"
     return f"{what} on {count} of {verdict.quorum} hosts that the quorum asks for"

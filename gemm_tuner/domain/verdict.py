@@ -119,11 +119,6 @@ class Verdict:
         return self.quorum > 1 and self.artifact is None and any(h.would_serve for h in self.hosts)
 
     @property
-    def lacks_hosts(self) -> bool:
-        """Return whether another host could bring what the quorum asks for."""
-        return self.is_withheld and len(self.hosts) < self.quorum
-
-    @property
     def doubt(self) -> str | None:
         """Return why the measurement decides nothing, None if it does, or if there is none."""
         return self.measurement.doubt if self.measurement else None

@@ -64,7 +64,8 @@ class Jobs(JobQueue, WithheldKernels):
         While one for the same problem, class, threads and regime waits or runs, it is that one,
         with the higher priority of both. An owner who repeats a key gets the job of that key, even
         if it is over. Where hosts measured already and a quorum holds the kernel back, it is a job
-        for others, if it needs more of them or there are any; `measured_by` names further ones.
+        for others, if it needs more of them or there are any; `measured_by` names further ones. One
+        that waits for others is for all hosts again once that is asked for.
 
         Raises:
             InvalidProblem: the problem multiplies nothing.
@@ -101,8 +102,8 @@ class Jobs(JobQueue, WithheldKernels):
                 _check_room(connection, owner)
                 _insert_job(connection, asked, columns)
                 row = row_of(connection, asked.id)
-            elif row.priority < priority:
-                row = change(connection, jobs.c.id == row.id, now, {"priority": priority})
+            elif joined := _changes_by_joining(row, asked):
+                row = change(connection, jobs.c.id == row.id, now, joined)
             assert row is not None
             if idempotency_key is not None:
                 _insert_key(connection, owner, idempotency_key, question, row.id)
@@ -236,11 +237,29 @@ def _insert_job(connection: Connection, job: Job, question: dict[str, str | int]
             revision=job.revision,
             is_cancel_asked=False,
             detail="",
-            measured_by=" ".join(sorted(job.measured_by)) or None,
+            measured_by=_keys_text(job.measured_by),
         )
     )
     newest = connection.scalar(select(func.max(jobs.c.sequence))) or 0
     _delete_over(connection, jobs.c.sequence <= newest - MAX_KEPT)
+
+
+def _changes_by_joining(row: Row[*tuple[Any, ...]], asked: Job) -> dict[str, Any]:
+    """Return what changes in a job that is asked for once more.
+
+    It gets the higher priority, and is for each host that either of both who ask wants it from.
+    """
+    changes: dict[str, Any] = {}
+    if row.priority < asked.priority:
+        changes["priority"] = asked.priority
+    before = frozenset((row.measured_by or "").split())
+    if not before <= asked.measured_by:
+        changes["measured_by"] = _keys_text(before & asked.measured_by)
+    return changes
+
+
+def _keys_text(keys: frozenset[str]) -> str | None:
+    return " ".join(sorted(keys)) or None
 
 
 def _insert_key(connection: Connection, owner: str, key: str, question: str, job_id: str) -> None:

@@ -1,6 +1,6 @@
 """Running a job: a sweep within its budget, and what its end means for it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gemm_tuner.build.toolchain import Toolchain
@@ -10,7 +10,7 @@ from gemm_tuner.domain.job import JobProgress, JobState
 from gemm_tuner.domain.reason import LEAD_OF_WAITING
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.verdict import Verdict
-from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.withheld import Withheld
 from gemm_tuner.tuning.earlier import earlier_trials
@@ -62,7 +62,7 @@ class JobRun:
         result = self._sweep(
             self.held.job.budget_s,
             lambda: self._is_given_up or self._is_cancelled,
-            chosen=self._in_space(others.candidates()) if is_second else (),
+            chosen=self._to_confirm(others) if is_second else (),
             again=is_second,
         )
         if result.is_interrupted and self._is_given_up:
@@ -133,11 +133,10 @@ class JobRun:
         job = self.held.job
         return self.repository.withheld(job.problem, class_key=job.class_key, context=job.context)
 
-    def _in_space(self, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-        """Return those that this version can make here: another may know other families."""
-        job = self.held.job
-        space = Space(problem=job.problem, cpu=self.cpu, threads=job.context.threads)
-        return tuple(one for one in candidates if one in space)
+    def _to_confirm(self, others: Withheld) -> tuple[Candidate, ...]:
+        """Return what others found, and this version can make: another may know other families."""
+        found = self.repository.found_by_others(others)
+        return tuple(one for one in found if one.micro_kernel.family in CATALOG)
 
     def _best_so_far(self) -> Candidate | None:
         """Return the fastest that was timed in this context, None if nothing was."""

@@ -10,6 +10,7 @@ from gemm_tuner.answer.document import Signing, Unsigned
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.quorum import lacks_hosts
 from gemm_tuner.domain.tunable import is_tunable
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import InvalidInput
@@ -231,4 +232,4 @@ def _is_measured(verdict: Verdict) -> bool:
 
     It does not where another host could bring what the quorum asks for.
     """
-    return not (is_tunable(verdict.basis, verdict.doubt) or verdict.lacks_hosts)
+    return not (is_tunable(verdict.basis, verdict.doubt) or lacks_hosts(verdict))

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from hosts import Hosts
-from planted_times import plant_speeds
+from planted_times import plant_speeds, plant_speeds_of
 from sqlalchemy import Engine
 from working import PROBLEM, ask_for, job_now, run_job
 
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.job import Job, JobState
+from gemm_tuner.domain.quorum import lacks_hosts
 from gemm_tuner.domain.record import Stage
 from gemm_tuner.domain.verdict import Decision
 from gemm_tuner.machine.detect import detect_cpu
@@ -63,7 +64,7 @@ def test_a_second_host_measures_what_the_first_found(
     assert second.measured_by == {hosts.key("a")}
     assert next_for(hosts, "a") is None
     assert next_for(hosts, "b") == second.id
-    assert ask(hosts).verdict.lacks_hosts
+    assert lacks_hosts(ask(hosts).verdict)
 
     assert run(hosts, "b", second).state is JobState.DONE
 
@@ -119,6 +120,31 @@ def test_nobody_is_asked_where_two_disagree_and_there_is_no_third(
     again = ask_for(hosts.jobs("service"))
     assert again.measured_by == frozenset(), "nobody could take it"
     assert run(hosts, "a", again).state is JobState.DONE
+
+
+@pytest.mark.proof
+def test_two_hosts_that_searched_before_the_quorum_come_to_agree(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts.forget_all()
+    hosts("service").require_quorum(1)
+    plant_speeds(monkeypatch, repeat(1.3))
+    run(hosts, "a", ask_for(hosts.jobs("a")))
+    [of_a] = {t.artifact for t in hosts("a").trials(problem=PROBLEM) if t.stage is Stage.CONFIRM}
+    plant_speeds_of(monkeypatch, lambda build: 1.1 if build.artifact == of_a else 1.3)
+    run(hosts, "b", ask_for(hosts.jobs("b")))
+    hosts.believe_all()
+    hosts("service").require_quorum(2)
+    assert len({one.kernel for one in ask(hosts).verdict.hosts}) == 2
+    job = ask_for(hosts.jobs("service"))
+    [other] = [name for name in "ab" if hosts.key(name) not in job.measured_by]
+
+    plant_speeds(monkeypatch, repeat(1.3))
+    assert run(hosts, other, job).state is JobState.DONE
+
+    verdict = ask(hosts).verdict
+    assert (verdict.decision, verdict.artifact is not None) == (Decision.TUNED, True)
+    assert waiting(hosts) == []
 
 
 @pytest.mark.proof

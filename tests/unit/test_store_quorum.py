@@ -1,6 +1,7 @@
 """A kernel is named once as many hosts found it by themselves as the quorum asks for."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,14 @@ from samples import (
 )
 from sqlalchemy import Engine
 
+from gemm_tuner.domain.job import Job
+from gemm_tuner.domain.quorum import lacks_hosts
 from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.select.choose import Match, choose
+from gemm_tuner.store.withheld import Withheld
 
+NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 OTHER = b"\x7fELF of another candidate"
 
 
@@ -36,6 +41,30 @@ def hosts(engine: Engine, tmp_path: Path) -> Hosts:
 
 def ask(hosts: Hosts, name: str = "service", *, quorum: int | None = None) -> Match:
     return choose(hosts(name, quorum=quorum), PROBLEM, cpu=CPU, context=CONTEXT)
+
+
+def ask_for(hosts: Hosts) -> Job:
+    job, _is_new = hosts.jobs("service").submit(
+        PROBLEM,
+        class_key=CPU.class_key,
+        context=CONTEXT,
+        budget_s=30.0,
+        priority=0,
+        owner="me",
+        idempotency_key=None,
+        now=NOW,
+    )
+    return job
+
+
+def claim(hosts: Hosts, name: str) -> str | None:
+    """Return the id of the job that a host takes, None if there is none for it."""
+    job = hosts.jobs(name).claim(name, class_keys=[CPU.class_key], now=NOW, lease_s=60.0)
+    return None if job is None else job.id
+
+
+def withheld(hosts: Hosts, name: str) -> Withheld:
+    return hosts(name).withheld(PROBLEM, class_key=CPU.class_key, context=CONTEXT)
 
 
 def told(match: Match) -> str:
@@ -67,7 +96,7 @@ def test_one_host_alone_has_no_kernel_named(hosts: Hosts) -> None:
 
     assert decided(match) == WITHHELD
     assert "tuned on 1 of 2 hosts that the quorum asks for" in told(match)
-    assert match.verdict.lacks_hosts
+    assert lacks_hosts(match.verdict)
 
 
 def test_two_hosts_that_find_the_same_have_it_served(hosts: Hosts) -> None:
@@ -115,7 +144,39 @@ def test_different_kernels_are_not_the_same(hosts: Hosts) -> None:
     match = ask(hosts)
 
     assert decided(match) == WITHHELD
-    assert not match.verdict.lacks_hosts
+    assert "because tuned on 1 of 2 hosts that the quorum asks for" in told(match)
+    assert lacks_hosts(match.verdict), "one did not measure what the other found"
+
+
+def test_who_found_another_kernel_is_asked_for_that_of_the_first(hosts: Hosts) -> None:
+    """So it is where the quorum was raised after both had searched."""
+    hosts("a").add_trial(make_trial(call_ns=500))
+    hosts("b").add_trial(make_trial(minute=1, nr=32, artifact=make_artifact(OTHER)))
+
+    job = ask_for(hosts)
+
+    assert job.measured_by == {hosts.key("a")}
+    assert [claim(hosts, name) for name in "ab"] == [None, job.id]
+    found = withheld(hosts, "b")
+    assert not hosts("b").has_measured(found)
+    assert hosts("b").found_by_others(found) == (make_trial().candidate,)
+
+    hosts("b").add_trial(make_trial(call_ns=510, minute=2))
+
+    assert decided(ask(hosts)) == TUNED
+
+
+def test_hosts_that_measured_what_each_other_found_are_asked_no_more(hosts: Hosts) -> None:
+    for minute, (name, call_ns, nr) in enumerate(
+        [("a", 900, 16), ("b", 1200, 16), ("b", 900, 32), ("a", 1200, 32)]
+    ):
+        binary = make_artifact(OTHER) if nr == 32 else make_artifact()
+        trial = make_trial(minute=minute, call_ns=call_ns, nr=nr, artifact=binary)
+        hosts(name).add_trial(trial)
+
+    assert decided(ask(hosts))[1] is False
+    assert not lacks_hosts(ask(hosts).verdict)
+    assert ask_for(hosts).measured_by == frozenset(), "nobody could take it"
 
 
 def test_the_kernel_on_which_hosts_agree_is_served_not_the_fastest(hosts: Hosts) -> None:
@@ -190,8 +251,22 @@ def test_a_key_that_is_believed_no_more_does_not_count(hosts: Hosts) -> None:
     hosts.forget("b")
 
     assert decided(ask(hosts)) == WITHHELD
+    assert ask_for(hosts).measured_by == {hosts.key("a")}, "another host takes its place"
     hosts("service").derive_again()
     assert decided(ask(hosts)) == WITHHELD
+
+
+def test_a_job_for_others_is_for_all_once_the_quorum_was_lowered(hosts: Hosts) -> None:
+    hosts("a").add_trial(make_trial())
+    job = ask_for(hosts)
+    assert ask_for(hosts) == job
+    assert claim(hosts, "a") is None
+
+    hosts("service").require_quorum(1)
+    again = ask_for(hosts)
+
+    assert (again.id, again.measured_by) == (job.id, frozenset())
+    assert claim(hosts, "a") == job.id
 
 
 def test_the_quorum_is_raised_and_lowered(hosts: Hosts) -> None:
