@@ -290,8 +290,6 @@ class ContextSweep:
         What decides is timed once more if it took longer than before, and then that counts; and
         again while other work disturbs it, as long as there is patience.
         """
-        for candidate in candidates:
-            self._speeds.pop(candidate, None)
         if not candidates:
             return {}
         earlier = tuple(self._trials)
@@ -301,6 +299,8 @@ class ContextSweep:
                 trials = self._time_once([trial.candidate for trial in trials], sampling)
             while self._is_disturbed(trials) and self._wait():
                 trials = self._time_once([trial.candidate for trial in trials], sampling)
+        for candidate in candidates:  # only now: until then, what is told of them is the earlier
+            self._speeds.pop(candidate, None)
         for trial in trials:
             if trial.measurement is not None:
                 self._learn(trial.candidate, trial.measurement)

@@ -35,7 +35,8 @@ class HeldJob:
     ) -> None:
         """Hold `job` for a worker; `on_report` is called in the thread after each report."""
         self.job = job
-        self._progress = JobProgress(seconds_left=job.budget_s)
+        # A worker before may have told more than this one knows at first.
+        self._progress = replace(job.progress, seconds_left=job.budget_s)
         self._noted_at = now()
         self.is_cancelled = False
         self.is_lost = False

@@ -27,7 +27,7 @@ from working import (
     work,
 )
 
-from gemm_tuner.domain.job import Job, JobState
+from gemm_tuner.domain.job import Job, JobProgress, JobState
 from gemm_tuner.domain.measurement import Interference
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Stage
@@ -110,6 +110,8 @@ def test_the_time_left_runs_on_between_two_steps_of_a_sweep(jobs: Jobs) -> None:
     job = jobs.claim("w", class_keys=(detect_cpu().class_key,), now=begin, lease_s=60)
     assert job is not None
     times = [begin, begin + timedelta(seconds=2), begin + timedelta(hours=1)]
+    jobs.report(job.id, "w", JobProgress(tried=7, best_ns=9.0), begin, 60)
+    job = job_now(jobs, job)
     held = HeldJob(job, jobs, worker="w", now=lambda: times[0], on_report=lambda: None)
 
     left = []
@@ -119,6 +121,8 @@ def test_the_time_left_runs_on_between_two_steps_of_a_sweep(jobs: Jobs) -> None:
         times = times[1:] or times
 
     assert left == [30.0, 28.0, 0.0]
+    kept = job_now(jobs, job).progress
+    assert (kept.tried, kept.best_ns) == (7, 9.0), "what a worker told that was lost stands"
 
 
 def test_a_stopped_worker_gives_its_job_back(
@@ -234,6 +238,14 @@ def test_what_is_disturbed_decides_nothing_and_is_tried_three_times(
     plant_speeds(monkeypatch, repeat(2.0), repeat(busy))
     monkeypatch.setattr("gemm_tuner.tuning.patience.idle_cores", lambda: 0.0)
     monkeypatch.setattr("gemm_tuner.tuning.patience._LEAST_S", 0.1)
+    attempts: dict[HeldJob, list[JobProgress]] = {}
+    note = HeldJob.note
+
+    def keep(self: HeldJob, progress: JobProgress) -> None:
+        attempts.setdefault(self, []).append(progress)
+        note(self, progress)
+
+    monkeypatch.setattr(HeldJob, "note", keep)
     job = ask_for(jobs, budget_s=0.1)
 
     told = run_job(jobs, repository, job)
@@ -242,6 +254,10 @@ def test_what_is_disturbed_decides_nothing_and_is_tried_three_times(
     assert (over.state, over.attempts) == (JobState.FAILED, 3)
     assert over.detail.startswith("nothing is decided: disturbed: in 90% of the rounds")
     assert [line.split()[2].rstrip(":") for line in told[1::2]] == ["waiting", "waiting", "failed"]
+    for noted in attempts.values():
+        tried = [one.tried for one in noted]
+        assert tried == sorted(tried), "what is timed once more was tried all the same"
+        assert all(one.best_ns for one in noted if one.tried)
 
 
 def test_a_worker_begins_when_there_are_idle_cores(
