@@ -32,6 +32,7 @@ candidate that does not compile, crashes or is wrong) is an `Outcome` in a recor
     ├── ServiceFailed
     │   └── ServiceUnreachable
     └── TrialFailed                     the machinery around a trial broke, not the candidate
+        └── PreparationStopped
 """
 
 
@@ -165,3 +166,7 @@ class ServiceUnreachable(ServiceFailed):
 
 class TrialFailed(GemmTunerError):
     """The process that runs trials could not be started or broke its protocol."""
+
+
+class PreparationStopped(TrialFailed):
+    """Nobody waits any more for what trials need, which is not prepared yet."""

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -24,13 +24,19 @@ from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.sandbox import SandboxLevel
-from gemm_tuner.errors import GemmTunerError, InvalidSetting, TrialFailed
+from gemm_tuner.errors import (
+    GemmTunerError,
+    InvalidSetting,
+    PreparationStopped,
+    TrialFailed,
+)
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.sandbox.confine import confined, needed_sandbox
 
 Answer = TypeVar("Answer")
 
 _STALL_TIMEOUT_S = 5.0
+_LOOK_S = 0.1
 # What the server is told of the environment. The rest may hold passwords, and settings of libraries
 # would keep these from choosing the best for this machine.
 _TOLD = (
@@ -69,6 +75,7 @@ class TrialHost:
         stall_timeout_s: float = _STALL_TIMEOUT_S,
         provers: int = 1,
         race: Race | None = None,
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start the server and wait until it is ready.
 
@@ -85,10 +92,13 @@ class TrialHost:
                 the time that the baseline takes.
             provers: how many builds can be verified at the same time, fewer where memory is short.
             race: how the baseline `auto` is decided.
+            is_stopped: whether nobody waits any more; asked until the server is ready, which takes
+                long where a call does.
 
         Raises:
             BaselineMissing: no baseline is installed and computes the problem.
             NotEnoughMemory: the operands do not fit into this machine.
+            PreparationStopped: it `is_stopped`.
             TrialFailed: the server could not be started.
         """
         self._threads = threads
@@ -138,7 +148,7 @@ class TrialHost:
         self._idle: SimpleQueue[Connection] = SimpleQueue()
         self._idle.put(self._connections[0])
         try:
-            opening = self._ask(setup, Opening)
+            opening = self._ask(setup, Opening, is_stopped)
         except BaseException:
             self.close()
             raise
@@ -264,10 +274,18 @@ class TrialHost:
     ) -> None:
         self.close()
 
-    def _ask(self, request: object, wanted: type[Answer]) -> Answer:
+    def _ask(
+        self,
+        request: object,
+        wanted: type[Answer],
+        is_stopped: Callable[[], bool] | None = None,
+    ) -> Answer:
         connection = self._idle.get()
         try:
             send(connection, request)
+            while is_stopped is not None and not connection.poll(_LOOK_S):
+                if is_stopped():
+                    raise PreparationStopped("what trials need is prepared no more.")
             answer = receive(connection)
         except (EOFError, OSError, TypeError) as error:  # TypeError: closed by another thread
             raise TrialFailed(

@@ -1,6 +1,6 @@
 """Starting the server in which a sweep proves and times its kernels."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -27,11 +27,15 @@ def start_host(
     *,
     provers: int = 1,
     race: Race | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> TrialHost:
     """Return a server for the trials of a problem, beside the baseline of `settings`.
 
     Up to `provers` builds can be verified at the same time. The `race` decides which baseline
     `auto` is.
+
+    Raises:
+        PreparationStopped: it `is_stopped` before it is ready.
     """
     return TrialHost(
         problem,
@@ -42,15 +46,23 @@ def start_host(
         scalar_build=_build_scalar(problem, space, settings),
         provers=provers,
         race=race,
+        is_stopped=is_stopped,
     )
 
 
 def start_host_while_compiling(
-    space: Space, first: Sequence[Candidate], settings: SweepSettings, race: Race
+    space: Space,
+    first: Sequence[Candidate],
+    settings: SweepSettings,
+    race: Race,
+    is_stopped: Callable[[], bool],
 ) -> TrialHost:
     """Return a server; while it prepares, the first candidates are compiled into the cache.
 
     When it is ready, no more of that begins: what the sweep needs at once goes first.
+
+    Raises:
+        PreparationStopped: it `is_stopped` before it is ready, where the settings heed that.
     """
     cpus = usable_cpus()
     executor = ThreadPoolExecutor(max_workers=cpus)
@@ -63,7 +75,14 @@ def start_host_while_compiling(
                 toolchain=settings.toolchain,
                 render=settings.render,
             )
-        return start_host(space.problem, space, settings, provers=min(BATCH, cpus), race=race)
+        return start_host(
+            space.problem,
+            space,
+            settings,
+            provers=min(BATCH, cpus),
+            race=race,
+            is_stopped=lambda: settings.stops_preparing and is_stopped(),
+        )
     finally:
         executor.shutdown(cancel_futures=True)
 

@@ -10,6 +10,7 @@ from gemm_tuner.domain.job import JobProgress, JobState
 from gemm_tuner.domain.reason import LEAD_OF_WAITING
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.verdict import Verdict
+from gemm_tuner.errors import PreparationStopped
 from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.withheld import Withheld
@@ -65,16 +66,16 @@ class JobRun:
             chosen=self._to_confirm(others) if is_second else (),
             again=is_second,
         )
-        if result.is_interrupted and self._is_given_up:
-            return None
-        if not result.is_interrupted:
+        if result is not None and not result.is_interrupted:
             return self._ending(result, is_second=is_second)
+        if self._is_given_up:
+            return None
         best = self._best_so_far()
         if best is None:
             return Ending(state=JobState.CANCELLED, detail="cancelled before a kernel was timed")
         budget_s = min(_CONFIRMING_S, self.held.job.budget_s)
         result = self._sweep(budget_s, lambda: self._is_given_up, chosen=(best,))
-        if result.is_interrupted:
+        if result is None or result.is_interrupted:
             return None
         found = _text_of(result.verdict) or "the best could not be confirmed"
         return Ending(state=JobState.CANCELLED, detail=f"cancelled; {found}")
@@ -94,18 +95,25 @@ class JobRun:
         *,
         chosen: tuple[Candidate, ...] = (),
         again: bool = False,
-    ) -> SweepResult:
+    ) -> SweepResult | None:
+        """Return what a sweep found, None if it was stopped before it could try anything."""
         job = self.held.job
-        (result,) = sweep(
-            job.problem,
-            contexts=[job.context],
-            cpu=self.cpu,
-            repository=self.repository,
-            settings=SweepSettings(budget_s=budget_s, toolchain=self.toolchain, again=again),
-            on_progress=self._note,
-            is_stopped=is_stopped,
-            chosen=chosen,
+        settings = SweepSettings(
+            budget_s=budget_s, toolchain=self.toolchain, again=again, stops_preparing=True
         )
+        try:
+            (result,) = sweep(
+                job.problem,
+                contexts=[job.context],
+                cpu=self.cpu,
+                repository=self.repository,
+                settings=settings,
+                on_progress=self._note,
+                is_stopped=is_stopped,
+                chosen=chosen,
+            )
+        except PreparationStopped:
+            return None
         measured = result.verdict.measurement
         self.held.note(
             JobProgress(

@@ -16,7 +16,8 @@ class SweepSettings:
     With `again`, everything is timed anew, whatever was timed before. A library that takes longer
     than `race_s` to load is not raced for the baseline; by default, a share of the budget. With
     `tries_all_chosen`, candidates that were chosen are tried whatever the budget, and, if they are
-    no more than finalists, in a final at once.
+    no more than finalists, in a final at once. With `stops_preparing`, a sweep that is stopped
+    before it can try anything ends there, with `PreparationStopped`, and not when it can.
     """
 
     toolchain: Toolchain
@@ -26,6 +27,7 @@ class SweepSettings:
     again: bool = False
     race_s: float | None = None
     tries_all_chosen: bool = False
+    stops_preparing: bool = False
     render: Render = field(default=render)
 
     def __post_init__(self) -> None:

@@ -62,6 +62,7 @@ def sweep(
         NotEnoughMemory: the operands do not fit.
         NotEnoughCpus: there are more threads than this process can run at the same time.
         BaselineMissing: the chosen baseline is not available.
+        PreparationStopped: it `is_stopped` before it could try anything, where that is to end it.
     """
     problem.check_work()
     check_cpus(contexts[0].threads)
@@ -79,7 +80,7 @@ def sweep(
         in_first = replace(space, regime=contexts[0].regime)
         prior = _find_prior(in_first, contexts[0], earlier, former, records)
         first = chosen or first_tried(in_first, prior)
-        with start_host_while_compiling(space, first, settings, race) as host:
+        with start_host_while_compiling(space, first, settings, race, is_stopped) as host:
             attempts = Attempts(
                 problem=problem,
                 cpu=cpu,

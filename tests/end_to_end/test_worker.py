@@ -39,6 +39,7 @@ from gemm_tuner.select.choose import choose
 from gemm_tuner.store.jobs import Jobs
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.holding import HeldJob
+from gemm_tuner.tuning.job import JobRun
 
 # The command, on a machine that looks idle.
 _WORKER = """
@@ -159,6 +160,31 @@ def test_a_cancelled_job_keeps_the_best_so_far(
     assert (verdict.basis, verdict.decision) == (Basis.MEASURED, Decision.TUNED)
     assert verdict.ratio is not None
     assert over.detail.startswith(f"cancelled; tuned: {verdict.ratio.median:.2f} times ")
+
+
+@pytest.mark.parametrize(
+    ("asked", "ending"),
+    [
+        ("_is_cancelled", "cancelled: cancelled before a kernel was timed"),
+        ("_is_given_up", "waiting: for another worker"),
+    ],
+)
+def test_nobody_waits_for_the_preparation_of_a_job_that_is_to_end(
+    jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch, asked: str, ending: str
+) -> None:
+    """To compute what a large problem gives exactly takes minutes, whatever the budget."""
+
+    def prepared(**_named: object) -> None:
+        raise AssertionError("it was prepared to its end")
+
+    monkeypatch.setattr("gemm_tuner.tuning.sweep.Attempts", prepared)
+    monkeypatch.setattr(JobRun, asked, property(lambda _run: True))
+    job = ask_for(jobs)
+    told: list[str] = []
+
+    work(jobs, repository, lambda: len(told) > 1, tell=told.append)
+
+    assert told[1] == f"Job {job.id[:8]} {ending}"
 
 
 @pytest.mark.proof
