@@ -145,6 +145,7 @@ def make_answer(
         standing=Standing.BELIEVED,
         conditions=trial.conditions,
         search=Search(tried=2, failed=0, best_ns=(900.0, verdict.measurement.candidate_median_ns)),
+        hosts=1,
     )
 
 

@@ -120,6 +120,7 @@ def _name_of(url: str) -> str:
 def _facts(contents: "Contents") -> dict[str, Any]:
     return {
         "name": contents.name,
+        "quorum": contents.quorum,
         "answers": [_answer_facts(answer) for answer in contents.answers],
         "unanswered": contents.unanswered,
         "outcomes": {outcome.value: count for outcome, count in contents.outcomes.items()},
@@ -142,6 +143,7 @@ def _answer_facts(answer: "Answer") -> dict[str, Any]:
         "doubt": verdict.doubt,
         "complete": verdict.complete,
         "rests_on": answer.standing.value,
+        "hosts": answer.hosts,
         "baseline": measured.baseline,
         "ratio": ratio_facts(measured.ratio),
         "kernel_ns": measured.candidate_median_ns,

@@ -21,12 +21,13 @@ from gemm_tuner.store.tables import Origin, problems, sweep_ends, trials
 class StoredTrial:
     """A trial, where it was run, and whether it is a reason to serve a kernel if it was run here.
 
-    What was run here and is correct is such a reason where a key that is believed attests it.
+    What was run here and is correct is such a reason where a `key` that is believed attests it.
     """
 
     trial: Trial
     origin: Origin
     is_believed: bool
+    key: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ class History(Statements):
                 origin=origin,
                 is_believed=origin is Origin.MEASURED
                 and why_not_believed(self._keys, trial, row) is None,
+                key=row["attested_by"],
             )
 
 

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from hosts import Hosts
 from samples import (
     CONTEXT,
     CPU,
@@ -18,11 +20,13 @@ from samples import (
 from sqlalchemy import Engine, text
 
 from gemm_tuner.cli.page.answers import BREAK_S, Standing, Step, read_contents
+from gemm_tuner.cli.page.summary import summarise
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.record import Outcome, Stage
 from gemm_tuner.domain.verdict import Decision
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.trust.attestation import MeasuringKeys
 
 
 def test_an_answer_is_the_one_of_the_store(repository: Repository, engine: Engine) -> None:
@@ -39,6 +43,32 @@ def test_an_answer_is_the_one_of_the_store(repository: Repository, engine: Engin
     assert answer.standing is Standing.BELIEVED
     assert answer.gflop_per_s == pytest.approx(2 * 128 * 3072 * 768 / 700)
     assert answer.share_of_peak == pytest.approx(1e9 * answer.gflop_per_s / 1e15)
+
+
+def test_a_page_tells_which_answers_fewer_hosts_confirmed_than_the_quorum_asks_for(
+    engine: Engine, tmp_path: Path
+) -> None:
+    hosts = Hosts(engine, tmp_path, ["a", "b"])
+    for name in "ab":
+        MeasuringKeys().accept(hosts.key(name))
+    hosts("a").add_trial(make_trial())
+    assert not any("host" in words for words in _summary(engine))
+    hosts("a").require_quorum(2)
+
+    held_back, said = read_contents(engine, "some"), _summary(engine)
+    hosts("b").add_trial(make_trial(minute=1))
+    agreed, said_then = read_contents(engine, "some"), _summary(engine)
+
+    assert (held_back.quorum, held_back.answers[0].hosts) == (2, 1)
+    assert any("served once 2 hosts found it" in words for words in said)
+    assert "1 answer of these was confirmed by fewer hosts." in said
+    assert (agreed.quorum, agreed.answers[0].hosts) == (2, 2)
+    assert "0 answers of these were confirmed by fewer hosts." in said_then
+
+
+def _summary(engine: Engine) -> list[str]:
+    section = summarise(read_contents(engine, "some"))
+    return [words for block in section.blocks for words in block.words]
 
 
 def test_imported_records_have_answers_that_say_so(repository: Repository, engine: Engine) -> None:

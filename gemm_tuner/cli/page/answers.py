@@ -20,6 +20,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Conditions, Outcome, Stage, Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.store.history import History, ProblemHistory, StoredTrial
+from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.tables import Origin
 
 # A time within this of the best is as good: less is noise.
@@ -81,7 +82,10 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A verdict with its measurement, and the conditions of that."""
+    """A verdict with its measurement, the conditions of that, and how many `hosts` confirmed it.
+
+    A host is a measuring key that is believed.
+    """
 
     cpu: Cpu
     verdict: Verdict
@@ -90,6 +94,7 @@ class Answer:
     standing: Standing
     conditions: Conditions | None
     search: Search
+    hosts: int
 
     @property
     def problem(self) -> Problem:
@@ -136,10 +141,12 @@ class Spent:
 class Contents:
     """All that a page tells of one database.
 
-    `unanswered` were tried, but no kernel was confirmed. `spent` is told of what was run here.
+    `unanswered` were tried, but no kernel was confirmed. `spent` is told of what was run here. So
+    many hosts as the `quorum` says must find the same before a kernel is served.
     """
 
     name: str
+    quorum: int = 1
     answers: list[Answer] = field(default_factory=list)
     unanswered: int = 0
     outcomes: Counter[Outcome] = field(default_factory=Counter)
@@ -168,7 +175,7 @@ def read_contents(
     Raises:
         StoreFailed: the database does not answer, or is damaged.
     """
-    contents = Contents(name=name)
+    contents = Contents(name=name, quorum=Repository(engine).quorum())
     for history in History(engine).problems(tell):
         by_cpu: dict[str, list[StoredTrial]] = {}
         for one in history.trials:
@@ -201,17 +208,21 @@ def _answer_of(
         Standing.IMPORTED: [one for one in tried if one.origin is Origin.IMPORTED],
     }
     for standing, stored in candidates.items():
-        answer = _derive(history, [one.trial for one in stored], context, standing)
+        answer = _derive(history, stored, context, standing)
         if answer is not None:
             return answer
     return None
 
 
 def _derive(
-    history: ProblemHistory, trials: Sequence[Trial], context: ExecutionContext, standing: Standing
+    history: ProblemHistory,
+    stored: Sequence[StoredTrial],
+    context: ExecutionContext,
+    standing: Standing,
 ) -> Answer | None:
-    if not trials:
+    if not stored:
         return None
+    trials = [one.trial for one in stored]
     cpu = trials[-1].cpu
     runnable = runnable_trials(trials, context, cpu.isa)
     verdict, _confirmed = derive_servable(
@@ -244,6 +255,15 @@ def _derive(
                 if trial.context == context
                 and (trial.generator, trial.toolchain) == (decisive.generator, decisive.toolchain)
             ]
+        ),
+        hosts=len(
+            {
+                one.key
+                for one in stored
+                if one.is_believed
+                and (one.trial.stage, one.trial.context) == (Stage.CONFIRM, context)
+                and one.trial.artifact == decisive.artifact
+            }
         ),
     )
 

@@ -50,6 +50,7 @@ def _words(contents: Contents) -> list[str]:
         "There is an answer for each problem, kind of CPU, number of threads and regime.",
         *_doubts(answers),
         *_standings(answers),
+        *_hosts(contents),
         *_ends(answers),
     ]
     if contents.unanswered:
@@ -92,6 +93,20 @@ def _standings(answers: Sequence[Answer]) -> list[str]:
         "of such records."
         for one in (Standing.UNATTESTED, Standing.IMPORTED)
         if standings[one]
+    ]
+
+
+def _hosts(contents: Contents) -> list[str]:
+    """Return for how many answers the quorum asks for more hosts than measured."""
+    if contents.quorum == 1:
+        return []
+    measured = [one for one in contents.answers if one.standing is Standing.BELIEVED]
+    few = sum(one.hosts < contents.quorum for one in measured)
+    fewer = f"{counted(few, 'answer')} of these {'was' if few == 1 else 'were'} confirmed by fewer"
+    return [
+        f"A kernel is served once {contents.quorum} hosts found it by themselves.",
+        "Each answer here is what the newest confirmation says, whoever measured it.",
+        f"{fewer} hosts.",
     ]
 
 
