@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, case, or_, select, true, update
 
 from gemm_tuner.domain.job import Job, JobProgress, JobState
+from gemm_tuner.domain.printable import harmless
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.store.job_rows import read_job, select_jobs, time_text
 from gemm_tuner.store.statements import translated_errors
@@ -199,7 +200,7 @@ def _ended(state: JobState, detail: str) -> dict[str, Any]:
     """Return what changes in a job that is over."""
     return {
         "state": state.value,
-        "detail": detail[:_MAX_DETAIL],
+        "detail": _kept(detail),
         "seconds_left": 0.0,
         "leased_until": None,
     }
@@ -220,8 +221,13 @@ def _again_or_over(why: str, *, has_limit: bool = False) -> dict[str, Any]:
         "leased_until": None,
         "seconds_left": None,
         "state": case(*cases, else_=JobState.WAITING.value),
-        "detail": case((jobs.c.is_cancel_asked, _CANCELLED), else_=why[:_MAX_DETAIL]),
+        "detail": case((jobs.c.is_cancel_asked, _CANCELLED), else_=_kept(why)),
     }
+
+
+def _kept(text: str) -> str:
+    """Return what is kept of a text that may quote anything, in characters databases take."""
+    return harmless(text).encode(errors="backslashreplace").decode()[:_MAX_DETAIL]
 
 
 def _first_of(

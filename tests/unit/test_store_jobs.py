@@ -316,6 +316,18 @@ def test_what_came_out_is_kept(jobs: Jobs) -> None:
     assert claim_if_any(jobs, seconds=1000) is None
 
 
+def test_what_came_out_is_kept_in_characters_that_a_database_takes(jobs: Jobs) -> None:
+    """An error may quote anything; a worker that cannot tell it could not end its job."""
+    why = "no file \0 nor \udcff, but \x1b[2J"
+    ask(jobs)
+    again = jobs.put_back(claim(jobs).id, "one", why, at(1))
+    ended = jobs.finish(claim(jobs).id, "one", JobState.FAILED, why, at(2))
+
+    for job in (again, ended):
+        assert job is not None
+        assert job.detail == "no file \\x00 nor \\udcff, but \\x1b[2J"
+
+
 def test_a_stopped_worker_gives_its_job_back(jobs: Jobs) -> None:
     job, _new = ask(jobs)
     for _attempt in range(9):
