@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from gemm_tuner.domain.spans import is_within
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.fleet.engine import Engine, SchedulerUnreachable
 from gemm_tuner.fleet.task import run_job
@@ -24,18 +25,25 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class _Pause:
-    """How often in a row something came back, and until when it is let be."""
+    """How often in a row something came back, and for how long it is let be."""
 
     tries: int
-    until: datetime
+    since: datetime
+    pause: timedelta
+
+    def lasts(self, now: datetime) -> bool:
+        return is_within(now, self.since, self.pause)
+
+    def is_remembered(self, now: datetime) -> bool:
+        return is_within(now, self.since, self.pause + _FORGOTTEN)
 
     def next(self, now: datetime) -> "_Pause":
-        tries = self.tries + 1 if now < self.until + _FORGOTTEN else 1
+        tries = self.tries + 1 if self.is_remembered(now) else 1
         pause_s = min(_FIRST_PAUSE_S * 2 ** (tries - 1), _LONGEST_PAUSE_S)
-        return _Pause(tries, now + timedelta(seconds=pause_s))
+        return _Pause(tries, now, timedelta(seconds=pause_s))
 
 
-_NONE = _Pause(0, _LONG_AGO)
+_NONE = _Pause(0, _LONG_AGO, timedelta(0))
 
 
 def _now() -> datetime:
@@ -67,7 +75,7 @@ class Dispatcher:
         While the scheduler or the database does not answer, it does nothing, and says so once.
         """
         now = self.now()
-        if now < self._outage.until:
+        if self._outage.lasts(now):
             return
         try:
             self._place(self._connected(), now)
@@ -102,7 +110,7 @@ class Dispatcher:
             busy = sum(1 for key, _future in self._placed.values() if key == class_key)
             if busy >= places:
                 continue
-            but = self._placed.keys() | {k for k, one in self._resting.items() if now < one.until}
+            but = self._placed.keys() | {k for k, one in self._resting.items() if one.lasts(now)}
             for job_id in self.jobs.ready(class_key, now, limit=places - busy, but=but):
                 names = self.jobs.names_for(job_id, now)
                 future = engine.executor(class_key, names).submit(self.task, job_id)
@@ -114,5 +122,5 @@ class Dispatcher:
             del self._placed[job_id]
             self._resting[job_id] = self._resting.get(job_id, _NONE).next(now)
         for job_id, pause in tuple(self._resting.items()):
-            if now > pause.until + _FORGOTTEN:
+            if not pause.is_remembered(now):
                 del self._resting[job_id]

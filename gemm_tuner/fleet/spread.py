@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.spans import is_within
 from gemm_tuner.store.job_views import JobViews
 from gemm_tuner.store.jobs import Jobs, JobsFull
 
@@ -143,7 +144,7 @@ class Spread:
     def _cancel(self) -> None:
         """Cancel own jobs, again and again: one whose worker was lost ends only so."""
         now = self._now()
-        if now - self._cancelled_at < _CANCEL_EVERY:
+        if is_within(now, self._cancelled_at, _CANCEL_EVERY):
             return
         self._cancelled_at = now
         for job_id in self._own & self._in_flight.keys():

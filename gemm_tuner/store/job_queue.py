@@ -19,6 +19,8 @@ from gemm_tuner.store.tables import jobs
 from gemm_tuner.store.workers import Workers
 
 MAX_ATTEMPTS = 3
+# A later end was written by a clock that was far ahead, and set back since: nobody renews it.
+_LONGEST_LEASE = timedelta(minutes=15)
 _MAX_DETAIL = 1_000
 
 IS_WAITING = jobs.c.state == JobState.WAITING.value
@@ -260,7 +262,8 @@ def _is_ready(now: datetime) -> ColumnElement[bool]:
 
 
 def _is_abandoned(now: datetime) -> ColumnElement[bool]:
-    return IS_RUNNING & (jobs.c.leased_until < time_text(now))
+    is_late = jobs.c.leased_until < time_text(now)
+    return IS_RUNNING & (is_late | (jobs.c.leased_until > time_text(now + _LONGEST_LEASE)))
 
 
 def _lease(now: datetime, lease_s: float) -> str:

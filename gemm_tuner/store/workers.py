@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import ColumnElement, delete, insert, select
 
 from gemm_tuner.store.job_rows import time_text
 from gemm_tuner.store.statements import Statements
@@ -49,12 +49,7 @@ class Workers(Statements):
 
     def alive(self, now: datetime) -> tuple[Worker, ...]:
         """Return the workers that were heard of within the last minute, at most `MAX_SHOWN`."""
-        query = (
-            select(workers)
-            .where(workers.c.seen_at > time_text(now - ALIVE))
-            .order_by(workers.c.name)
-            .limit(MAX_SHOWN)
-        )
+        query = select(workers).where(_is_alive(now)).order_by(workers.c.name).limit(MAX_SHOWN)
         with self._reading() as connection:
             return tuple(
                 Worker(name=row.name, class_key=row.class_key, job_id=row.job_id, key=row.key)
@@ -68,9 +63,12 @@ class Workers(Statements):
 
         One that attests with a key of those that `measured_by` names is none.
         """
-        query = select(workers.c.name).where(
-            workers.c.class_key == class_key, workers.c.seen_at > time_text(now - ALIVE)
-        )
+        query = select(workers.c.name).where(workers.c.class_key == class_key, _is_alive(now))
         if measured_by:
             query = query.where(workers.c.key.not_in(sorted(measured_by)))
         return self._first(query.limit(1)) is not None
+
+
+def _is_alive(now: datetime) -> ColumnElement[bool]:
+    """Return whether a worker was heard of; what a clock wrote that was ahead says nothing."""
+    return workers.c.seen_at.between(time_text(now - ALIVE), time_text(now + ALIVE))

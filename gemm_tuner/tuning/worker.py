@@ -16,6 +16,7 @@ from typing import TypeVar
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.job import Job, JobState
+from gemm_tuner.domain.spans import is_within
 from gemm_tuner.errors import GemmTunerError, StoreFailed
 from gemm_tuner.machine.cpus import usable_cpus
 from gemm_tuner.machine.measuring_lock import MeasuringLock
@@ -52,13 +53,14 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class _CutOff:
-    """How often in a row the store cut a job off here, and until when other jobs come first."""
+    """How often in a row the store cut a job off here, and for how long other jobs come first."""
 
     tries: int
-    until: datetime
+    since: datetime
+    pause: timedelta
 
 
-_FIRST_TIME = _CutOff(0, _LONG_AGO)
+_FIRST_TIME = _CutOff(0, _LONG_AGO, timedelta(0))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,12 +145,14 @@ class Worker:
 
     def _wanted(self, now: datetime) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the classes of the jobs that this worker runs, and the ids of those it lets be."""
-        cut_off = tuple(key for key, one in self._cut_off.items() if now < one.until)
+        cut_off = tuple(
+            key for key, one in self._cut_off.items() if is_within(now, one.since, one.pause)
+        )
         return (self.cpu.class_key,), cut_off
 
     def _show(self, now: datetime, job: Job | None = None) -> None:
         """Let the database know that this worker lives, and from time to time forget old jobs."""
-        if now - self._seen_at >= _SEEN_EVERY:
+        if not is_within(now, self._seen_at, _SEEN_EVERY):
             self.jobs.see_worker(
                 self.name,
                 class_key=self.cpu.class_key,
@@ -157,7 +161,7 @@ class Worker:
                 job_id=job.id if job else None,
             )
             self._seen_at = now
-        if job is None and now - self._forgot_at >= _FORGET_EVERY:
+        if job is None and not is_within(now, self._forgot_at, _FORGET_EVERY):
             self.jobs.forget_over(now - KEPT)
             self._forgot_at = now
 
@@ -171,7 +175,7 @@ class Worker:
         if self._busy_since is None:
             self._busy_since = self.now()
             self.tell(f"A job waits for idle cores: {idle:.1f} are idle, and it needs {threads}.")
-        if self.now() - self._busy_since < _BUSY_AT_MOST:
+        if is_within(self.now(), self._busy_since, _BUSY_AT_MOST):
             return False
         self._busy_since = None
         return True
@@ -216,7 +220,7 @@ class Worker:
             del self._cut_off[job.id]
             return replace(ending, state=JobState.FAILED, counts=True)
         pause_s = min(_FIRST_PAUSE_S * 2 ** (tries - 1), _LONGEST_PAUSE_S)
-        self._cut_off[job.id] = _CutOff(tries, self.now() + timedelta(seconds=pause_s))
+        self._cut_off[job.id] = _CutOff(tries, self.now(), timedelta(seconds=pause_s))
         return ending
 
     def _ending_of(self, held: HeldJob) -> Ending | None:

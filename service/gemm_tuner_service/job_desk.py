@@ -94,7 +94,7 @@ class JobDesk:
         """
         last = self.last_of(asked)
         if last is not None and _has_ended_in_vain(last):
-            is_recent = datetime.now(UTC) - last.changed_at < ASK_AGAIN
+            is_recent = abs(datetime.now(UTC) - last.changed_at) < ASK_AGAIN
             if is_recent and not self._is_for_others(asked, last):
                 return None
         return self.submit(asked, caller)[0]

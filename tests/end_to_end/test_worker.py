@@ -304,6 +304,39 @@ def test_a_worker_begins_when_there_are_idle_cores(
     assert len(told) == 3
 
 
+def test_a_worker_whose_clock_is_set_back_is_heard_of_and_waits_no_longer(
+    jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_speeds(monkeypatch, repeat(2.0))
+    job = ask_for(jobs)
+    begin = datetime.now(UTC)
+    told: list[str] = []
+
+    def now() -> datetime:
+        return begin - timedelta(hours=1) if told else begin
+
+    def is_over() -> bool:
+        return len(told) > 10 or job_now(jobs, job).state.is_over
+
+    worker = new_worker(
+        jobs,
+        repository,
+        is_stopped=is_over,
+        tell=told.append,
+        idle_cores=lambda: 0.0,
+        now=now,
+        sleep=lambda _seconds: told.append("still waiting"),
+    )
+    worker.show()
+    worker.run_one(job.id)
+    worker.show()
+
+    assert told[0] == "A job waits for idle cores: 0.0 are idle, and it needs 1."
+    assert job_now(jobs, job).state is JobState.DONE
+    assert "still waiting" not in told
+    assert jobs.has_worker(job.class_key, now())
+
+
 def test_a_machine_that_is_always_busy_is_tried_at_last(
     jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:

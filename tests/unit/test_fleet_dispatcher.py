@@ -193,6 +193,20 @@ def test_a_scheduler_that_is_lost_costs_no_job(site: Site) -> None:
     assert site.placed() == jobs
 
 
+def test_a_clock_that_is_set_back_ends_no_pause_later(site: Site) -> None:
+    job = site.ask(1)
+    site.machines.is_away = True
+    site.step()
+    site.machines.is_away = False
+
+    site.step(-86_400)
+    assert site.placed() == [job]
+    site.end(job)
+    site.step(1)
+    site.step(-86_400)
+    assert site.placed() == [job, job]
+
+
 def test_a_database_that_does_not_answer_keeps_the_tasks(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -288,6 +288,21 @@ def test_a_job_whose_worker_was_lost_goes_to_another(jobs: Jobs) -> None:
     assert jobs.get(job.id) == again
 
 
+def test_what_a_clock_wrote_that_was_ahead_holds_no_job(jobs: Jobs) -> None:
+    """It was set back, and the worker that would renew the lease is gone."""
+    job, _new = ask(jobs)
+    a_day_s = 86_400.0
+    claim(jobs, seconds=a_day_s)
+    jobs.see_worker("one", class_key=CLASS, cpu_key=CPU.exact_key, now=at(a_day_s))
+
+    assert not jobs.has_worker(CLASS, at(1))
+    assert jobs.alive(at(1)) == ()
+    assert jobs.next_threads([CLASS], at(1)) == 1
+    again = claim(jobs, "two", seconds=1)
+    assert (again.id, again.attempts) == (job.id, 2)
+    assert claim_if_any(jobs, "three", seconds=-30) is None, "clocks differ by seconds"
+
+
 def test_a_job_that_lost_three_workers_has_failed(jobs: Jobs) -> None:
     job, _new = ask(jobs)
     for attempt in range(3):
