@@ -9,7 +9,7 @@ from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.output import print_line, print_table, results
 from gemm_tuner.cli.sweep_report import ratio_facts, result_facts, verdict_facts
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.units import context_text, duration_text
+from gemm_tuner.domain.units import context_text, counted, duration_text
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.select.recorded import Recorded
 from gemm_tuner.tuning.adopt import Adopted, Planned, expected_s
@@ -173,7 +173,7 @@ def _print_changes(adopted: Sequence[AdoptedLayer]) -> None:
             ],
         )
     elif known:
-        print_line(f"none of {len(known)} verdicts that were measured before changed")
+        print_line(f"none of {counted(len(known), 'verdict')} from before changed")
 
 
 def _print_left(left: Sequence[LeftLayer], cpu: Cpu) -> None:

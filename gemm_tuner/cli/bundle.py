@@ -8,7 +8,7 @@ import typer
 from gemm_tuner.cli import options
 from gemm_tuner.cli.layers import layers_of
 from gemm_tuner.cli.output import print_json, print_line, print_message
-from gemm_tuner.domain.units import bytes_text
+from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
@@ -64,7 +64,7 @@ def bundle(
     else:
         names = {kernel.layer_name for kernel in kernels}
         print_line(
-            f"{folder}: {len(kernels)} kernel{'s' * (len(kernels) != 1)} of {len(names)} "
-            f"layer{'s' * (len(names) != 1)} ({bytes_text(size_bytes)}); README.md says how to "
+            f"{folder}: {counted(len(kernels), 'kernel')} of {counted(len(names), 'layer')} "
+            f"({bytes_text(size_bytes)}); README.md says how to "
             "build it"
         )

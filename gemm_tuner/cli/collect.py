@@ -10,6 +10,7 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import aborting
 from gemm_tuner.cli.output import print_line, print_table
 from gemm_tuner.cli.script import Arguments, Script, check_script, load_pytorch, run_script
+from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def collect(
             f"; tune them with: gemm-tuner sweep --shapes {out} --dtype {dtype} "
             "--regime cold_weights"
         )
-        print_line(f"{count} layers of {dtype} are in {out}{told if count else ''}.")
+        print_line(f"{out} holds {counted(count, 'layer')} of {dtype}{told if count else ''}.")
     return code
 
 

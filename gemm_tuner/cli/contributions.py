@@ -8,7 +8,7 @@ import typer
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line, print_table
 from gemm_tuner.cli.tokens import actor_here
-from gemm_tuner.domain.units import bytes_text
+from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.store.contributions import Contributions
 from gemm_tuner.store.database import open_database
 
@@ -37,7 +37,7 @@ def list_command(db: options.DatabaseUrl = None, as_json: options.AsJson = False
         )
         return
     print_table(
-        f"Contributions of {len(found)} owners wait",
+        f"Waiting contributions of {counted(len(found), 'owner')}",
         ("owner", ">records", ">artifacts", ">compressed"),
         [
             (each.owner, f"{each.records}", f"{each.artifacts}", bytes_text(each.size_bytes))
@@ -52,7 +52,7 @@ def accept_command(owner: Owner, db: options.DatabaseUrl = None) -> None:
     store = Contributions(open_database(db, may_create=False))
     added = store.accept(owner, actor=actor_here(), now=datetime.now(UTC))
     print_line(
-        f"{added} records are new. None is served: "
+        f"{counted(added, 'new record')}. None is served: "
         "a sweep of their problems starts from them, builds and measures anew."
     )
 

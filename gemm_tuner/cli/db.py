@@ -13,7 +13,7 @@ from gemm_tuner.cli.output import print_json, print_line, print_message
 from gemm_tuner.cli.progress_line import ProgressLine, pace
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.domain.record import Trial
-from gemm_tuner.domain.units import bytes_text
+from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.select.same_model import nameable_with_fewer_features
 from gemm_tuner.store.checking import check_database
@@ -54,7 +54,7 @@ def copy_command(
         )
     else:
         print_line(
-            f"{report.added} rows copied, {report.known} were there already, "
+            f"{counted(report.added, 'row')} copied, {report.known} already there, "
             f"{len(report.left_out)} left out"
         )
     if report.left_out:
@@ -73,7 +73,9 @@ def check_command(url: options.DatabaseUrl = None, as_json: options.AsJson = Fal
     if as_json:
         print_json({"rows": report.rows, "damages": list(report.damages)})
     else:
-        print_line(f"{report.rows} rows checked, {len(report.damages)} damages")
+        print_line(
+            f"{counted(report.rows, 'row')} checked, {counted(len(report.damages), 'damage')}"
+        )
     if report.damages:
         raise typer.Exit(1)
 
@@ -89,7 +91,7 @@ def derive_command(url: options.DatabaseUrl = None, as_json: options.AsJson = Fa
     if as_json:
         print_json({"verdicts": count})
     else:
-        print_line(f"{count} verdicts derived")
+        print_line(f"{counted(count, 'verdict')} derived")
 
 
 @db.command(
@@ -125,13 +127,14 @@ def prune_command(
     if as_json:
         print_json({"trials": trials, "kernels": kernels, "removed": is_meant})
         return
-    told = f"{trials} trials from before {before:%Y-%m-%d} and {kernels} kernels"
+    told = (
+        f"{counted(trials, 'trial')} from before {before:%Y-%m-%d} and {counted(kernels, 'kernel')}"
+    )
     if is_meant:
-        print_line(f"{told} were removed")
+        print_line(f"{told} removed")
     else:
         print_line(
-            f"{told} ({bytes_text(plan.artifact_bytes)}) are needed by no answer; "
-            "remove them with --delete"
+            f"{told} ({bytes_text(plan.artifact_bytes)}) that no answer needs; remove with --delete"
         )
 
 
@@ -166,7 +169,7 @@ def mirror_command(
         )
     else:
         print_line(
-            f"{report.written} kernels written, {report.known} were there already, "
+            f"{counted(report.written, 'kernel')} written, {report.known} already there, "
             f"{report.removed} removed, {len(report.left_out)} left out"
         )
     if report.left_out:

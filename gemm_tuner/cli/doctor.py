@@ -10,6 +10,7 @@ from gemm_tuner.cli.output import print_json, print_message, print_table
 from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.doctor.examine import Surroundings, examine
 from gemm_tuner.domain.check import Check, Level
+from gemm_tuner.domain.units import counted
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import database_file, default_database_url
 from gemm_tuner.tuning.progress import Progress
@@ -55,7 +56,8 @@ def doctor(*, db: options.DatabaseUrl = None, as_json: options.AsJson = False) -
         )
     else:
         print_table(
-            f"{len(checks)} checks: {_counted(problems, 'problem')}, {_counted(notes, 'note')}",
+            f"{counted(len(checks), 'check')}: {_or_no(problems, 'problem')}, "
+            f"{_or_no(notes, 'note')}",
             ("check", "level", "what was seen, and what to do"),
             [(check.name, check.level.value, _told(check)) for check in checks],
         )
@@ -70,8 +72,8 @@ def _told(check: Check) -> str:
     return f"{check.seen}. To do: {check.advice}." if check.advice else f"{check.seen}."
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+def _or_no(count: int, noun: str) -> str:
+    return counted(count, noun) if count else f"no {noun}s"
 
 
 def _facts(check: Check) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.job import MAX_BUDGET_S, JobState
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import InvalidSetting, MissingCapability, StoreFailed
 from gemm_tuner.fleet.dispatcher import Dispatcher
 from gemm_tuner.fleet.engine import DaskEngine
@@ -124,7 +125,7 @@ def _print(spread: Spread, names: Mapping[Problem, str], *, as_json: bool) -> No
     order = {problem: place for place, problem in enumerate(names)}
     over = sorted(spread.over.items(), key=lambda pair: (order[pair[0].problem], pair[0].class_key))
     print_table(
-        f"{len(over)} of {spread.count} jobs are over",
+        f"{len(over)} of {counted(spread.count, 'job')} over",
         ("layer", "problem", "CPUs", "regime", "state", "what came out"),
         [
             (

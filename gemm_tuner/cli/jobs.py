@@ -11,7 +11,7 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line, print_message, print_table
 from gemm_tuner.domain.job import DEFAULT_BUDGET_S, Job, JobState
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.units import duration_text, time_text
+from gemm_tuner.domain.units import context_text, counted, duration_text, time_text
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import open_database
@@ -80,7 +80,7 @@ def list_command(
         print_json([job_facts(job) for job in found])
         return
     print_table(
-        f"{len(found)} jobs, the newest first",
+        f"{counted(len(found), 'job')}, the newest first",
         ("id", "layer", ">threads", "regime", "state", "asked for", "what came out"),
         [
             (
@@ -108,7 +108,7 @@ def show_command(
         return
     print_line(f"job {job.id}: {job.problem.text}")
     print_line(
-        f"  {job.context.threads} threads, {job.context.regime.value}, for CPUs {job.class_key}, "
+        f"  {context_text(job.context)}, for CPUs {job.class_key}, "
         f"at most {duration_text(job.budget_s)}, priority {job.priority}, asked by {job.owner}"
     )
     print_line(f"  {job.state.value}, {_progress_text(job)}")

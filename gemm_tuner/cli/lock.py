@@ -11,6 +11,7 @@ from gemm_tuner.cli.layers import Layer, layers_of
 from gemm_tuner.cli.output import print_line
 from gemm_tuner.client.client import Client
 from gemm_tuner.client.lock import LOCK_FILE
+from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import ServiceUnreachable
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.runtime.load import Kernel
@@ -61,7 +62,10 @@ def lock(
         client.write_lock(file)
     kernels = sum(isinstance(one, Kernel) for one in found)
     libraries = len(found) - kernels
-    print_line(f"{file}: {kernels} layers with a kernel, {libraries} for which a library computes")
+    print_line(
+        f"{file}: {counted(kernels, 'layer')} with a kernel, {libraries} for which a library "
+        "computes"
+    )
 
 
 def _check_whole(

@@ -7,6 +7,7 @@ from typing import Any
 
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.evidence import Evidence
+from gemm_tuner.domain.units import context_text, counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +27,11 @@ class Mean:
     @property
     def text(self) -> str:
         """Return the mean as a line to read."""
-        threads = self.context.threads
         value = "none" if self.value is None else f"{self.value:.3f} times the speed"
         left_out = f", {self.left_out} left out: not believed" if self.left_out else ""
         return (
-            f"geometric mean, {self.context.regime.value}, "
-            f"{threads} thread{'' if threads == 1 else 's'}: {value} of "
-            f"{self.baseline} ({self.layers} layer{'' if self.layers == 1 else 's'}{left_out})"
+            f"geometric mean, {context_text(self.context)}: {value} of "
+            f"{self.baseline} ({counted(self.layers, 'layer')}{left_out})"
         )
 
     def facts(self) -> dict[str, Any]:

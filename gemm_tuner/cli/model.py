@@ -6,7 +6,7 @@ import typer
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line, print_table
-from gemm_tuner.domain.units import context_text
+from gemm_tuner.domain.units import context_text, counted
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.model_quality import TOP, RankedProblem, model_quality
@@ -57,9 +57,10 @@ def report_command(
     missed = [one for one in worst if not one.is_in_top or one.regret > problems.median_regret]
     print_table("Where the model is furthest off", _HEADERS, [_row(one) for one in missed])
     print_line(
-        f"\n{len(problems.problems)} problems on {cpu.brand} ({cpu.exact_key}): the true best is "
-        f"in the model's top {TOP} of all candidates for {problems.share_in_top:.0%} of them, and "
-        f"the regret of its first choice is {problems.median_regret:.1%} (median). The order is "
+        f"\n{counted(len(problems.problems), 'problem')} on {cpu.brand} ({cpu.exact_key}): the "
+        f"true best is in the model's top {TOP} of all candidates for "
+        f"{problems.share_in_top:.0%} of them, and the regret of its first choice is "
+        f"{problems.median_regret:.1%} (median). The order is "
         "each tile with its first blocking, then all others; one as fast as the best counts as it."
     )
 

@@ -12,6 +12,7 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line, print_message
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.domain.access import AuditEntry
+from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.files import open_plain
 from gemm_tuner.store.audit import AuditLog
@@ -42,7 +43,7 @@ def export_command(
         raise InvalidSetting(
             f"file {file} cannot be written: {error.strerror}; name another."
         ) from None
-    print_message(f"{count} records written to {file}.")
+    print_message(f"{counted(count, 'record')} written to {file}.")
 
 
 @records.command("import", help="Add records from a file; those already known change nothing")
@@ -83,8 +84,8 @@ def import_command(
         print_json({"added": report.added, "known": report.known, "rejected": rejected})
     else:
         print_line(
-            f"{report.added} records added, {report.known} already known, "
-            f"{len(report.rejected)} lines left out"
+            f"{counted(report.added, 'record')} added, {report.known} already known, "
+            f"{counted(len(report.rejected), 'line')} left out"
         )
     if report.rejected:
         raise typer.Exit(1)
@@ -108,12 +109,15 @@ def attest_command(
         )
     trials, artifacts = repository.attest_trials(), repository.attest_artifacts()
     if trials or artifacts:
-        what = f"{trials} trials, {artifacts} kernels"
+        what = f"{counted(trials, 'trial')}, {counted(artifacts, 'kernel')}"
         _note(engine, "records attested", what, "by the measuring key of this user")
     if as_json:
         print_json({"trials": trials, "artifacts": artifacts})
     else:
-        print_line(f"{trials} trials and {artifacts} kernels attested with your measuring key")
+        print_line(
+            f"{counted(trials, 'trial')} and {counted(artifacts, 'kernel')} attested with your "
+            "measuring key"
+        )
 
 
 def _note(engine: Engine, action: str, subject: str, detail: str) -> None:

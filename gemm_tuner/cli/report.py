@@ -17,7 +17,7 @@ from gemm_tuner.cli.plotting import check_plots
 from gemm_tuner.cli.progress_line import ProgressLine, pace
 from gemm_tuner.cli.sweep_report import ratio_facts
 from gemm_tuner.domain.printable import quoted
-from gemm_tuner.domain.units import bytes_text
+from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.store.database import database_file, default_database_url, open_database
 from gemm_tuner.tuning.generator import generator_version
@@ -42,7 +42,6 @@ def report(
     urls = [db or default_database_url(), *([compare] if compare is not None else [])]
     _check_place(out, urls)
     check_plots("a report")
-    from gemm_tuner.cli.page.content import counted  # noqa: PLC0415 - beside the next
     from gemm_tuner.cli.page.html import write_comparison, write_page  # noqa: PLC0415 - has plots
 
     with aborting():

@@ -14,7 +14,7 @@ from gemm_tuner.cli.sweep_report import ratio_facts
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.units import bytes_text, context_text
+from gemm_tuner.domain.units import bytes_text, context_text, counted
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.select.shared_weights import Option, Sharing, check_sharing, speed_of_library
@@ -237,4 +237,4 @@ def _speed_text(option: Option) -> str:
 
 
 def _count(formats: Sequence[str]) -> str:
-    return f"{len(formats)} format{'' if len(formats) == 1 else 's'}"
+    return counted(len(formats), "format")

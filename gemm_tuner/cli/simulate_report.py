@@ -8,7 +8,7 @@ from gemm_tuner.cli.output import print_line, print_table
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.units import bytes_text, time_text
+from gemm_tuner.domain.units import bytes_text, counted, time_text
 from gemm_tuner.scaling.server import Server
 from gemm_tuner.scaling.simulate import Simulated
 
@@ -100,7 +100,7 @@ def print_ranking(
         best_ns = ranking[0][1].time_ns
         print_line("")
         print_table(
-            f"{ranking[0][1].threads} threads, weights {_where(regime)}",
+            f"{counted(ranking[0][1].threads, 'thread')}, weights {_where(regime)}",
             (">rank", "candidate", "cut", ">time", ">of the best", "bound by"),
             [
                 (

@@ -13,7 +13,7 @@ from gemm_tuner.domain.comparison import Comparison
 from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.measurement import Ratio
 from gemm_tuner.domain.record import Trial
-from gemm_tuner.domain.units import context_text, duration_text, time_text
+from gemm_tuner.domain.units import context_text, counted, duration_text, time_text
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.tuning.result import Recalled, SweepResult
@@ -163,7 +163,7 @@ def print_result(result: SweepResult) -> None:
         print_line(decision_text(verdict))
     if result.recalled is not None:
         print_line(recalled_text(result.recalled))
-    print_line(f"{result.tried} candidates tried, {result.failed} failed\n")
+    print_line(f"{counted(result.tried, 'candidate')} tried, {result.failed} failed\n")
 
 
 def failure_facts(failure: LayerFailure) -> dict[str, Any]:

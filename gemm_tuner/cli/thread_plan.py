@@ -8,7 +8,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.topology import Level, Plan
-from gemm_tuner.domain.units import bytes_text
+from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.machine.system import cpus_text
 from gemm_tuner.scaling.shares import Shares, shares_of
 from gemm_tuner.space.candidates import Space
@@ -23,7 +23,7 @@ def print_plan(plan: Plan, cpu: Cpu) -> None:
     """Print the CPUs that threads take, by what they share, and the bandwidth they have."""
     groups = plan.groups(Level.L3_GROUP)
     print_table(
-        f"A plan for {_counted(len(plan.places), 'thread')}",
+        f"A plan for {counted(len(plan.places), 'thread')}",
         _COLUMNS,
         [
             (
@@ -54,7 +54,7 @@ def print_cut(problem: Problem, candidate: Candidate, shares: Shares) -> None:
     parts = len(shares.parts)
     idle = sum(not part.pieces for part in shares.parts)
     print_line(
-        f"{problem.text} in {_counted(parts, 'part')}, by the kernel to try first, "
+        f"{problem.text} in {counted(parts, 'part')}, by the kernel to try first, "
         f"{candidate.text}:\ncut {shares.text}; the largest part has "
         f"{shares.largest_over_mean:.2f} times the mean"
         f"{f'; idle parts: {idle}' if idle else ''}."
@@ -120,7 +120,3 @@ def _bandwidths(plan: Plan, cpu: Cpu) -> dict[str, float | None]:
         "memory_gb_s": min(of_groups, shared.socket_gb_s * len(sockets)),
         "link_gb_s": shared.link_gb_s if len(sockets) > 1 else None,
     }
-
-
-def _counted(count: int, name: str) -> str:
-    return f"{count} {name}{'' if count == 1 else 's'}"

@@ -10,6 +10,7 @@ import typer
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line, print_message, print_table
 from gemm_tuner.domain.access import Scope, Token
+from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.tokens import Tokens
@@ -67,7 +68,7 @@ def list_command(db: options.DatabaseUrl = None, as_json: options.AsJson = False
         return
     now = datetime.now(UTC)
     print_table(
-        f"{len(found)} tokens",
+        counted(len(found), "token"),
         ("id", "name", "scopes", "created", "expires", "state"),
         [
             (

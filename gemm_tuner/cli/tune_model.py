@@ -18,7 +18,7 @@ from gemm_tuner.cli.script import (
     load_pytorch,
     run_script,
 )
-from gemm_tuner.domain.units import duration_text, time_text
+from gemm_tuner.domain.units import counted, duration_text, time_text
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.store.database import default_database_url, open_database
 
@@ -102,8 +102,8 @@ def _tell_of_what_is_not_kept(capturing: "Capturing") -> None:
         )
     if capturing.dropped:
         print_message(
-            f"{capturing.dropped} more models were called, and are left out; give a script that "
-            f"calls no more than {len(capturing.models)}."
+            f"Left out: {counted(capturing.dropped, 'more model')} that the script calls; give one "
+            f"that calls no more than {len(capturing.models)}."
         )
     for one in capturing.models.values():
         reasons = {
@@ -172,14 +172,14 @@ def _print(model: "CalledModel", gain: "ModelGain", url: str | None) -> None:
     name = model.name
     calls = sum(one.count for one in model.calls.values())
     print_table(
-        f"{name}, {calls} calls: times of all calls, in eager mode",
+        f"{name}, {counted(calls, 'call')}: times of all calls, in eager mode",
         (">share", "layers", "problem", ">PyTorch", ">kernel", ">speed", "", "why"),
         [_row(one) for one in gain.layers],
     )
     taken = sum(len(one.names) for one in gain.layers if one.is_taken)
     print_line(
         f"{name}: {time_text(gain.plain_s * 1e9)} before, {time_text(gain.tuned_s * 1e9)} now: "
-        f"{gain.speedup:.3f} times as fast, by the kernels of {taken} layers."
+        f"{gain.speedup:.3f} times as fast, by the kernels of {counted(taken, 'layer')}."
     )
     if taken:
         source = f", source={url!r}" if url else ""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import InvalidRecord, InvalidSetting, NotEnoughCpus
 
 
@@ -69,13 +70,13 @@ class Topology:
     @property
     def text(self) -> str:
         """Return the counts in words: `1 socket, 1 NUMA node, 2 L3 groups, 16 cores, 32 CPUs`."""
-        counts = [_counted(self.count(level), name) for level, name in _NAMES.items()]
+        counts = [counted(self.count(level), name) for level, name in _NAMES.items()]
         quota = (
             ()
             if self.quota_cpus is None or self.quota_cpus >= len(self.processors)
-            else (f"a quota of {_counted(self.quota_cpus, 'CPU')}",)
+            else (f"a quota of {counted(self.quota_cpus, 'CPU')}",)
         )
-        return ", ".join([*counts, _counted(len(self.processors), "CPU"), *quota])
+        return ", ".join([*counts, counted(len(self.processors), "CPU"), *quota])
 
     def plan(self, threads: int) -> "Plan":
         """Return the CPUs of `threads` threads that share calls.
@@ -93,7 +94,7 @@ class Topology:
         if threads > self.usable_cpus:
             raise NotEnoughCpus(
                 f"{threads} threads have no CPU each, because this process may use "
-                f"{_counted(self.usable_cpus, 'CPU')}; use --threads {self.usable_cpus}, or ask "
+                f"{counted(self.usable_cpus, 'CPU')}; use --threads {self.usable_cpus}, or ask "
                 "gemm-tuner simulate."
             )
         chosen = list(self._in_turn(threads))[:threads]
@@ -179,7 +180,3 @@ def _dealt_out(processors: list[Processor]) -> list[Processor]:
         processors,
         key=lambda one: (in_group[one.number], group_in_node[one.l3_group], one.node, one.number),
     )
-
-
-def _counted(count: int, name: str) -> str:
-    return f"{count} {name}{'' if count == 1 else 's'}"

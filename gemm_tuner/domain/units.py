@@ -3,10 +3,14 @@
 from gemm_tuner.domain.context import ExecutionContext
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: `1 problem`, `2 problems`."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def context_text(context: ExecutionContext) -> str:
     """Return a context as words: `hot, 1 thread`."""
-    plural = "" if context.threads == 1 else "s"
-    return f"{context.regime.value}, {context.threads} thread{plural}"
+    return f"{context.regime.value}, {counted(context.threads, 'thread')}"
 
 
 def duration_text(seconds: float) -> str:

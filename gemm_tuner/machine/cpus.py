@@ -4,6 +4,7 @@ import os
 from math import ceil
 from pathlib import Path
 
+from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import NotEnoughCpus
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -26,7 +27,7 @@ def check_cpus(threads: int) -> None:
     if threads > cpus:
         raise NotEnoughCpus(
             f"{threads} threads cannot be timed here, because this process may use "
-            f"{cpus} CPU{'' if cpus == 1 else 's'}; run it on a machine with {threads} or more, "
+            f"{counted(cpus, 'CPU')}; run it on a machine with {threads} or more, "
             f"or use --threads {cpus}."
         )
 

@@ -7,6 +7,7 @@ from gemm_tuner.derive import no_verdict
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.units import counted
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.select.bucket import bucket
 from gemm_tuner.select.lookup import Question, Source
@@ -86,7 +87,8 @@ def match(question: Question) -> Match:
             )
     if known.imported:
         explain.append(
-            f"imported: {known.imported} records from elsewhere are not served before a sweep here."
+            f"imported: {counted(known.imported, 'record')} from elsewhere, not served before a "
+            "sweep here."
         )
     if known.has_trials:
         explain.extend(_unbelieved(question.repository, problem))
@@ -120,7 +122,7 @@ def attested(repository: Repository, verdict: Verdict) -> Verdict:
 def _unbelieved(repository: Repository, problem: Problem) -> list[str]:
     """Return why what the store holds of a problem is not served, one sentence for each reason."""
     told = [
-        f"not served: {count} trial{'s' * (count > 1)} of this problem, since {reason}."
+        f"not served: {counted(count, 'trial')} of this problem, since {reason}."
         for reason, count in repository.unbelieved_trials(problem).items()
     ]
     digests = {

@@ -15,6 +15,7 @@ from sqlalchemy import delete, func, select
 
 from gemm_tuner.domain.access import AuditEntry
 from gemm_tuner.domain.record import Trial
+from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import ContributionsFull, DigestMismatch
 from gemm_tuner.store.audit import AuditLog, append_audit
 from gemm_tuner.store.integrity import decompress
@@ -161,7 +162,7 @@ class Contributions(Statements):
                 actor=actor,
                 action="contributions accepted",
                 subject=owner,
-                detail=f"{accepted} records, {added} of them new",
+                detail=f"{counted(accepted, 'record')}, {added} of them new",
             )
             AuditLog(self._engine).append(entry)
         return added

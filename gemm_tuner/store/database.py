@@ -58,11 +58,13 @@ def open_database(
     except (OSError, SQLAlchemyError) as error:
         if file is not None and _NOT_SQLITE in str(error):
             raise _no_database(shown, f"{file} is no SQLite database") from error
-        if file is not None and (only_reads or not may_create):
+        can_be_read = only_reads or not may_create
+        if file is not None and can_be_read:
             with suppress(OSError, SQLAlchemyError):
                 return _open_to_read(parsed, file)
+        to_write = "" if can_be_read else " for writing"
         raise StoreFailed(
-            f"the database {shown} cannot be opened for writing: {reason_of(error)}; "
+            f"the database {shown} cannot be opened{to_write}: {reason_of(error)}; "
             f"{_CHECK_SERVER if file is None else _CHECK_FILE}, "
             "or name another with --db or GEMM_TUNER_DB."
         ) from error

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, delete, func, insert, select
 
 from gemm_tuner.domain.access import AuditEntry
 from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.domain.units import counted
 from gemm_tuner.store.audit import append_audit
 from gemm_tuner.store.integrity import check_document
 from gemm_tuner.store.scan import read_chunks
@@ -103,7 +104,10 @@ class Pruning(Statements):
             report = PruningReport(
                 trials=removed_trials, artifacts=removed_artifacts, sources=unnamed.rowcount
             )
-            told = f"{report.trials} trials, {report.artifacts} kernels, {report.sources} sources"
+            told = (
+                f"{counted(report.trials, 'trial')}, {counted(report.artifacts, 'kernel')}, "
+                f"{counted(report.sources, 'source')}"
+            )
             entry = AuditEntry(at=now, actor=actor, action="prune", subject="database", detail=told)
             append_audit(connection, entry)
         return report

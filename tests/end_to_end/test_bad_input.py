@@ -250,9 +250,16 @@ def test_what_is_no_database_is_named(
     assert f"{path} {fault}" in captured.err
 
 
-@pytest.mark.parametrize("command", [["serve"], ["records", "import", "--shipped"]])
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        (["serve"], "cannot be opened: "),
+        (["records", "import", "--shipped"], "cannot be opened for writing: "),
+    ],
+    ids=str,
+)
 def test_an_unwritable_database_is_named(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
 
@@ -261,7 +268,18 @@ def test_an_unwritable_database_is_named(
     captured = capsys.readouterr()
     assert code == SOMETHING_IS_MISSING
     assert captured.err.count("\n") == 1
-    assert "cannot be opened for writing" in captured.err
+    assert what in captured.err
+
+
+@pytest.mark.parametrize("command", [["records", "export"], ["tokens", "list"]], ids=str)
+def test_who_only_reads_is_not_told_of_writing(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The port 9 of this machine is nobody's."""
+    code = run([*command, "--db", "postgresql://nobody@127.0.0.1:9/none?connect_timeout=2"])
+
+    assert code == SOMETHING_IS_MISSING
+    assert "none?connect_timeout=2 cannot be opened: " in capsys.readouterr().err
 
 
 def test_an_unwritable_data_directory_is_named(

@@ -198,7 +198,7 @@ def test_the_command_writes_and_checks_a_lock_file(
     )
 
     said = capsys.readouterr()
-    assert "gemm-tuner.lock: 1 layers with a kernel, 1 for which a library computes" in said.out
+    assert "gemm-tuner.lock: 1 layer with a kernel, 1 for which a library computes" in said.out
     assert "names nothing for 'f32 1x2x4 nk none'" in said.err
     assert "nothing was written" in said.err
     assert Path("gemm-tuner.lock").read_text() == locked

@@ -330,7 +330,7 @@ def test_records_move_to_another_store(
 
     captured = capsys.readouterr()
     assert code == ANSWER_IS_NO
-    assert captured.out == "1 records added, 0 already known, 1 lines left out\n"
+    assert captured.out == "1 record added, 0 already known, 1 line left out\n"
     assert "line 2 was left out" in captured.err
     (trial,) = Repository(open_database(other)).trials(origin=None)
     assert trial.problem == PROBLEM

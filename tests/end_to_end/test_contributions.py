@@ -42,7 +42,7 @@ def test_contributions_are_listed_and_accepted(
     assert run(["contributions", "list"]) == 0
     assert "a1b2" in capsys.readouterr().out
     assert run(["contributions", "accept", "a1b2"]) == 0
-    assert "1 records are new. None is served" in capsys.readouterr().out
+    assert "1 new record. None is served" in capsys.readouterr().out
     assert run(["contributions", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
     assert _actions(capsys) == ["record contributed", "contributions accepted"]

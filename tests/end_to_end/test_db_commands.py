@@ -33,7 +33,7 @@ def test_a_copy_says_what_it_did(
 
     assert run(["db", "copy", store, other]) == 0
     told = capsys.readouterr()
-    assert "5 rows copied, 0 were there already, 0 left out" in told.out
+    assert "5 rows copied, 0 already there, 0 left out" in told.out
     assert "copy: trials" in told.err
     assert " left" in told.err
 
@@ -53,7 +53,7 @@ def test_a_check_names_damages_and_exits_with_1(
 
     assert run(["db", "check", "--db", store]) == ANSWER_IS_NO
     told = capsys.readouterr()
-    assert "5 rows checked, 1 damages" in told.out
+    assert "5 rows checked, 1 damage" in told.out
     assert "it was damaged" in told.err
 
 
@@ -68,7 +68,7 @@ def test_verdicts_are_derived_again_from_trials(
 
     assert run(["db", "derive", "--db", store]) == 0
     told = capsys.readouterr()
-    assert "1 verdicts derived" in told.out
+    assert "1 verdict derived" in told.out
     assert "derive: problems" in told.err
     with engine.connect() as connection:
         assert connection.execute(query).all() == before
@@ -90,9 +90,9 @@ def test_pruning_is_told_first_and_done_on_request(
     add_build(Repository(engine), b"a kernel that nothing names")
 
     assert run(["db", "prune", "--db", store]) == 0
-    assert "1 kernels (" in capsys.readouterr().out
+    assert "1 kernel (" in capsys.readouterr().out
     assert run(["db", "prune", "--db", store, "--delete"]) == 0
-    assert "1 kernels were removed" in capsys.readouterr().out
+    assert "1 kernel removed" in capsys.readouterr().out
     assert run(["db", "prune", "--db", store, "--delete", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"trials": 0, "kernels": 0, "removed": True}
 
@@ -117,7 +117,7 @@ def test_a_mirror_has_what_is_served_and_nothing_else(
     place = folder / "v1" / "artifacts" / "sha256"
 
     assert run(["db", "mirror", str(folder), "--db", store]) == 0
-    assert "1 kernels written, 0 were there already, 0 removed" in capsys.readouterr().out
+    assert "1 kernel written, 0 already there, 0 removed" in capsys.readouterr().out
     assert sha256((place / kernel).read_bytes()).hexdigest() == kernel
     assert (place / kernel).stat().st_mode & 0o777 == 0o644
 

@@ -145,7 +145,7 @@ def test_a_sweep_spreads_layers_over_classes_and_is_resumed(fleet: Fleet, tmp_pa
     wait_until(lambda: not sweep.is_running)
 
     said = sweep.said()
-    assert "4 of 4 jobs are over" in said
+    assert "4 of 4 jobs over" in said
     assert "left" in said
     done = [job for job in fleet.jobs.newest(9) if job.state is JobState.DONE]
     assert {(job.problem.m.high, job.class_key) for job in done} == {

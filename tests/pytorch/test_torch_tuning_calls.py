@@ -233,7 +233,7 @@ def test_what_is_not_kept_is_counted(tmp_path: Path, capsys: pytest.CaptureFixtu
     command._tell_of_what_is_not_kept(capturing)
 
     told = capsys.readouterr().err
-    assert "3 more models were called" in told
+    assert "Left out: 3 more models that" in told
     assert "Sequential: calls that are left out, because they differ" in told
     assert "8 kinds that are kept: 4." in told
 

@@ -266,7 +266,7 @@ def test_two_databases_are_compared_by_their_ratios_alone() -> None:
     page = write_comparison(first, second, at=NOW, by="gemm-tuner 0")
 
     assert "2 questions (a problem, number of threads and regime) have an answer in both" in page
-    assert "1 differs, 1 agree. 1 more answers are in old alone, and 1 in new alone." in page
+    assert "1 differs, 1 agree. 1 more answer in old alone, and 1 in new alone." in page
     assert "not set against each other" in page
     rows = {row[0]: row for row in _Reader(page).rows if len(row) == 14}
     assert "1 pair stands beside different baselines" in page
@@ -301,4 +301,4 @@ def test_databases_without_a_common_question_say_so() -> None:
     page = write_comparison(first, second, at=NOW, by="gemm-tuner 0")
 
     assert "0 questions (a problem" in page
-    assert "1 more answers are in some (first) alone" in page
+    assert "1 more answer in some (first) alone" in page

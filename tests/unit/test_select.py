@@ -449,7 +449,7 @@ def test_imported_records_are_mentioned_but_not_served(repository: Repository) -
     match = ask(repository)
 
     assert match.verdict.basis is Basis.NONE
-    assert match.explain[-2].startswith("imported: 1 records")
+    assert match.explain[-2].startswith("imported: 1 record from")
 
 
 def test_each_rung_is_explained(repository: Repository) -> None:

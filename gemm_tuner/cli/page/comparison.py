@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from math import log
 
 from gemm_tuner.cli.page.answers import Answer, Contents
-from gemm_tuner.cli.page.content import Block, Section, Table, counted
+from gemm_tuner.cli.page.content import Block, Section, Table
 from gemm_tuner.cli.page.groups import MOST_ROWS, interval_cell, short_text
 from gemm_tuner.cli.page.summary import mark_of
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.units import context_text, time_text
+from gemm_tuner.domain.units import context_text, counted, time_text
 from gemm_tuner.plots.ratios import RatioRow, draw_ratios
 from gemm_tuner.plots.theme import PAIR
 
@@ -115,7 +115,7 @@ def _words(
             f"{counted(len(pairs), 'question')} (a problem, number of threads and regime) "
             f"{'has' if len(pairs) == 1 else 'have'} an answer in both: "
             f"{differing} differ{'s' if differing == 1 else ''}, {len(pairs) - differing} agree. "
-            f"{alone[0]} more answers are in {names['first']} alone, and {alone[1]} in "
+            f"{counted(alone[0], 'more answer')} in {names['first']} alone, and {alone[1]} in "
             f"{names['second']} alone."
         ),
     ]

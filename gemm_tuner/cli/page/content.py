@@ -34,11 +34,6 @@ class Section:
     blocks: tuple[Block, ...]
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun: `1 problem`, `2 problems`."""
-    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
-
-
 def evenly(items: Sequence[_Item], most: int) -> list[_Item]:
     """Return at most so many of the items, taken evenly, the first and the last among them."""
     if len(items) <= most:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from gemm_tuner.cli.page.answers import Answer
-from gemm_tuner.cli.page.content import Block, Section, Table, counted, evenly
+from gemm_tuner.cli.page.content import Block, Section, Table, evenly
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.units import context_text, time_text
+from gemm_tuner.domain.units import context_text, counted, time_text
 from gemm_tuner.plots.draw import Line, Panel, draw_panels
 
 LEAST_POINTS = 3

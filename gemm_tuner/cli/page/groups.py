@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from gemm_tuner.bench.roofline import footprint_bytes
 from gemm_tuner.cli.means import geometric_means
 from gemm_tuner.cli.page.answers import Answer
-from gemm_tuner.cli.page.content import Block, Section, Table, counted, evenly
+from gemm_tuner.cli.page.content import Block, Section, Table, evenly
 from gemm_tuner.cli.page.searches import search_block
 from gemm_tuner.cli.page.summary import mark_of
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.measurement import Ratio
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.units import context_text, time_text
+from gemm_tuner.domain.units import context_text, counted, time_text
 from gemm_tuner.plots.draw import draw_shares
 from gemm_tuner.plots.ratios import RatioRow, draw_ratios
 

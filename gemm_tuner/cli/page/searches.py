@@ -5,8 +5,8 @@ from itertools import pairwise
 from statistics import median
 
 from gemm_tuner.cli.page.answers import BREAK_S, Answer, Contents, Search, Spent, Step
-from gemm_tuner.cli.page.content import Block, Section, Table, counted, evenly
-from gemm_tuner.domain.units import duration_text
+from gemm_tuner.cli.page.content import Block, Section, Table, evenly
+from gemm_tuner.domain.units import counted, duration_text
 from gemm_tuner.plots.draw import Line, draw_bars, draw_searches
 
 MOST_LINES = 60

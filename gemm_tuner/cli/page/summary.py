@@ -5,11 +5,12 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from gemm_tuner.cli.page.answers import Answer, Contents, Standing
-from gemm_tuner.cli.page.content import Block, Section, Table, counted, listed
+from gemm_tuner.cli.page.content import Block, Section, Table, listed
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.doubt import DISTURBED, IMPLAUSIBLE
 from gemm_tuner.domain.measurement import Raced
 from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.units import counted
 from gemm_tuner.domain.verdict import Decision
 
 NOT_BELIEVED = "not believed"
