@@ -1,6 +1,6 @@
 """Which kernels a bundle holds, and for which problems there is none."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gemm_tuner.domain.artifact import Artifact
@@ -58,9 +58,16 @@ class Missing:
 
 
 def collect(
-    repository: Repository, problems: Sequence[Problem], *, cpu: Cpu, context: ExecutionContext
+    repository: Repository,
+    problems: Sequence[Problem],
+    *,
+    cpu: Cpu,
+    context: ExecutionContext,
+    tell: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[tuple[BundledKernel, ...], tuple[Missing, ...]]:
     """Return the kernels that a store serves for problems on this machine, each loaded once.
+
+    `tell` is called with how many problems were looked at, and how many there are.
 
     Raises:
         InvalidProblem: a problem multiplies nothing.
@@ -69,13 +76,15 @@ def collect(
     """
     kernels: list[BundledKernel] = []
     missing: list[Missing] = []
-    for problem in dict.fromkeys(problems):
+    each = dict.fromkeys(problems)
+    for done, problem in enumerate(each, start=1):
         verdict = choose(repository, problem, cpu=cpu, context=context).verdict
         found = _kernel_of(repository, verdict, cpu)
         if found is None:
             missing.append(Missing(problem=problem, reason=_why_not(verdict)))
         else:
             kernels.append(found)
+        tell(done, len(each))
     return tuple(kernels), tuple(missing)
 
 

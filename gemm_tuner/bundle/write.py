@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
-from tempfile import mkdtemp
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gemm_tuner.bundle.collect import BundledKernel, Missing
+from gemm_tuner.bundle.place import ENCODING, SUMS, replacing
 from gemm_tuner.client.lock import LOCK_FILE, LockedKernel, write_lock
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
@@ -25,10 +25,7 @@ from gemm_tuner.tuning.generator import generator_version
 
 _FILES = Path(__file__).parent / "files"
 _LICENCE = "The kernels, and what calls them, are generated or copied from gemm-tuner.\n"
-_SUMS = "SHA256SUMS"
-_ENCODING = "utf-8"  # wherever it is made
 _NAME_CHARACTERS = 16
-_PREFIX = ".bundle-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,21 +93,9 @@ def write_bundle(
     """
     if not kernels:
         raise InvalidSetting("a bundle needs a kernel, and none is served for these layers.")
-    check_place(folder)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(mkdtemp(prefix=_PREFIX, dir=folder.parent))
-    except OSError as error:
-        raise _not_written(folder, error) from None
-    try:
+    with replacing(folder) as made:
         _write_files(made, kernels, missing, cpu=cpu, context=context)
-        size_bytes = _open_to_all(made)
-        _put_in_place(made, folder)
-    except OSError as error:
-        raise _not_written(folder, error) from None
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-    return size_bytes
+        return _open_to_all(made)
 
 
 def _open_to_all(made: Path) -> int:
@@ -120,71 +105,6 @@ def _open_to_all(made: Path) -> int:
         path.chmod(0o755 if path.is_dir() else 0o644)
         size_bytes += 0 if path.is_dir() else path.stat().st_size
     return size_bytes
-
-
-def check_place(folder: Path) -> None:
-    """Check that a folder is new, empty, or an older bundle with nothing else in it.
-
-    What was built in `build`, as the bundle's README says, may be in it too.
-
-    Raises:
-        InvalidSetting: it is something else, or holds something else.
-    """
-    try:
-        if not folder.exists() and not folder.is_symlink():
-            return
-        other = _what_else(folder)
-    except OSError as error:
-        raise _not_written(folder, error) from None
-    if other is not None:
-        raise InvalidSetting(
-            f"{folder} is not replaced by a bundle: {other}; name a new or an empty folder."
-        )
-
-
-def _what_else(folder: Path) -> str | None:
-    """Return what keeps a folder from being replaced, None if nothing does."""
-    if folder.is_symlink() or not folder.is_dir():
-        return "it is no folder"
-    if not any(folder.iterdir()):
-        return None
-    sums = folder / _SUMS
-    lines = sums.read_text(_ENCODING, errors="replace").splitlines() if sums.is_file() else []
-    ours = {_SUMS, "kernels", *(line.partition("  ")[2] for line in lines)}
-    if "gemm_tuner_bundle_table.h" not in ours:
-        return "it is no bundle"
-    if (folder / "build" / "CMakeCache.txt").is_file():
-        ours.add("build")
-    device = folder.stat().st_dev
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.lstat().st_dev != device:
-            return f"{name!r} in it is mounted"
-        is_built = name.startswith("build/") and "build" in ours
-        if not is_built and (name not in ours or path.is_symlink()):
-            return f"{name!r} in it is of something else"
-    return None
-
-
-def _not_written(folder: Path, error: OSError) -> InvalidSetting:
-    return InvalidSetting(
-        f"the bundle {folder} cannot be written ({error.strerror}); name another folder."
-    )
-
-
-def _put_in_place(made: Path, folder: Path) -> None:
-    """Move a new bundle to its place. For a moment between two renames, there is none."""
-    if folder.exists():
-        former = Path(mkdtemp(prefix=_PREFIX, dir=folder.parent))
-        try:
-            folder.rename(former / "bundle")
-            made.rename(folder)
-        finally:
-            if not folder.exists():
-                (former / "bundle").rename(folder)
-            shutil.rmtree(former, ignore_errors=True)
-    else:
-        made.rename(folder)
 
 
 def _write_files(
@@ -215,20 +135,20 @@ def _write_files(
     for path in sorted(_FILES.iterdir()):
         if path.suffix == ".j2":
             text = environment.get_template(path.name).render(facts)
-            (made / path.stem).write_text(text, _ENCODING)
+            (made / path.stem).write_text(text, ENCODING)
         else:
             shutil.copyfile(path, made / path.name)
     shutil.copyfile(templates_dir() / "abi" / "gemm_tuner.h", made / "gemm_tuner.h")
-    (made / "LICENSE").write_text(_licence(), _ENCODING)
+    (made / "LICENSE").write_text(_licence(), ENCODING)
     (made / "kernels").mkdir()
     for kernel in kernels:
         name = made / "kernels" / _name_of(kernel)
         name.with_suffix(".so").write_bytes(kernel.binary)
-        name.with_suffix(".cpp").write_text(kernel.source_text, _ENCODING)
+        name.with_suffix(".cpp").write_text(kernel.source_text, ENCODING)
     write_lock(made / LOCK_FILE, [_locked(kernel) for kernel in kernels])
     sums = _sums(made)
     lines = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
-    (made / _SUMS).write_text(lines, _ENCODING)
+    (made / SUMS).write_text(lines, ENCODING)
 
 
 def _rows(kernels: Sequence[BundledKernel], missing: Sequence[Missing]) -> Iterator[_Row]:
@@ -304,5 +224,5 @@ def _licence() -> str:
     from importlib.metadata import files  # noqa: PLC0415 - looks through the installed package
 
     found = [path for path in files("gemm-tuner") or () if path.name == "LICENSE"]
-    text = found[0].read_text(_ENCODING) if found else ""
+    text = found[0].read_text(ENCODING) if found else ""
     return f"{_LICENCE}\n{text}" if text else _LICENCE

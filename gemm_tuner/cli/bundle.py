@@ -1,13 +1,17 @@
 """`gemm-tuner bundle`: the kernels of a model's layers, with what C programs need to call them."""
 
+import signal
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gemm_tuner.cli import options
+from gemm_tuner.cli.interrupt import aborting
 from gemm_tuner.cli.layers import layers_of
 from gemm_tuner.cli.output import print_json, print_line, print_message
+from gemm_tuner.cli.progress_line import ProgressLine, pace
 from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import open_database
@@ -34,7 +38,8 @@ def bundle(
 ) -> None:
     """Write the kernels of layers, with a dispatcher in C, to a folder that needs no Python."""
     from gemm_tuner.bundle.collect import collect  # noqa: PLC0415 - slow to load
-    from gemm_tuner.bundle.write import check_place, write_bundle  # noqa: PLC0415 - slow to load
+    from gemm_tuner.bundle.place import check_place  # noqa: PLC0415 - beside the next
+    from gemm_tuner.bundle.write import write_bundle  # noqa: PLC0415 - slow to load
 
     layout = options.with_groups(w_layout, groups)
     layers = layers_of(
@@ -45,13 +50,16 @@ def bundle(
     repository = Repository(open_database(db, may_create=False, only_reads=True))
     cpu = detect_cpu()
     problems = [layer.problem for layer in layers]
-    kernels, missing = collect(repository, problems, cpu=cpu, context=context)
-    for one in missing:
-        print_message(f"No kernel for {one.problem.text}: {one.reason}")
-    if not kernels:
-        print_message(f"Nothing was written to {folder}: no kernel is served for these layers.")
-        raise typer.Exit(1)
-    size_bytes = write_bundle(folder, kernels, missing, cpu=cpu, context=context)
+    with aborting(signal.SIGTERM):
+        with ProgressLine("bundle", later_s=0) as line:
+            tell = partial(pace(line), "layers looked up")
+            kernels, missing = collect(repository, problems, cpu=cpu, context=context, tell=tell)
+        for one in missing:
+            print_message(f"No kernel for {one.problem.text}: {one.reason}")
+        if not kernels:
+            print_message(f"Nothing was written to {folder}: no kernel is served for these layers.")
+            raise typer.Exit(1)
+        size_bytes = write_bundle(folder, kernels, missing, cpu=cpu, context=context)
     if as_json:
         print_json(
             {

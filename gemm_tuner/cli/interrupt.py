@@ -14,16 +14,22 @@ _NOTICE = b"Stopping after the trial in flight; press Ctrl-C again to abort it.\
 
 
 @contextmanager
-def aborting() -> Iterator[None]:
+def aborting(*signals: signal.Signals) -> Iterator[None]:
     """Let Ctrl-C end a command with a line; of KeyboardInterrupt, typer makes a silent end.
 
+    So do `signals`, which would else end it with nothing cleaned up.
+
     Raises:
-        Abort: Ctrl-C was pressed.
+        Abort: Ctrl-C was pressed, or one of the signals came.
     """
+    before = [(one, signal.signal(one, signal.default_int_handler)) for one in signals]
     try:
         yield
     except KeyboardInterrupt:
         raise typer.Abort from None
+    finally:
+        for one, handler in before:
+            signal.signal(one, handler)
 
 
 class StopOnInterrupt:
