@@ -9,6 +9,7 @@ import numpy as np
 from gemm_tuner.arrays.batch import PackedBatch
 from gemm_tuner.arrays.dlpack import AnyArray, as_array
 from gemm_tuner.arrays.packed import PackedWeights
+from gemm_tuner.client.forks import tell_of_forks
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray, InvalidSetting
 from gemm_tuner.libraries.fallback import FallbackKernel
@@ -25,7 +26,7 @@ class SwappedWeights:
     Until then they are in memory twice: packed, and a copy as they were given.
     """
 
-    __slots__ = ("_again", "_lock", "_made", "owner")
+    __slots__ = ("__weakref__", "_again", "_lock", "_made", "owner")
 
     def __init__(
         self, owner: object, kernel: AnyKernel, packed: _Packed, again: _Pack | None
@@ -33,6 +34,11 @@ class SwappedWeights:
         self.owner = owner
         self._made = (kernel, packed)
         self._again = again
+        self._lock = Lock()
+        tell_of_forks(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew: a thread that packs again does so in another process."""
         self._lock = Lock()
 
     def __reduce__(self) -> Never:
@@ -62,7 +68,8 @@ class SwappedWeights:
         if not self._lock.acquire(blocking=False):
             return made
         try:
-            if self._made[0] is not kernel:
+            # For good, another thread may have been faster, and this one's `kernel` be older.
+            if self._again is not None and self._made[0] is not kernel:
                 self._made = (kernel, again(kernel))
             if is_last:
                 self._again = None

@@ -1,6 +1,7 @@
 """A kernel swapped in under threads: no call mixes two layouts, and nothing is packed twice."""
 
 import copy
+import os
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -170,6 +171,51 @@ def test_others_go_on_while_one_thread_packs_again(
         y = swapped(x, packed, bias=bias)
         may_go_on.set()
         np.testing.assert_allclose(packing.result(20), y, rtol=1e-4, atol=1e-5)
+
+
+def test_a_thread_that_is_late_does_not_bring_the_library_back(
+    swapped: SwappedKernel,
+    tuned: Kernel,
+    library: FallbackKernel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It read what computes before the swap, and gets to the weights while another packs them."""
+    packed = swapped.pack(_inputs()[1])
+    swapped.settle(tuned)
+
+    class OthersAreFaster:
+        def acquire(self, *, blocking: bool) -> bool:
+            packed._again = None
+            return not blocking
+
+        def release(self) -> None:
+            """Let others go on."""
+
+    packed.newest(tuned, is_last=False)
+    monkeypatch.setattr(packed, "_lock", OthersAreFaster())
+
+    assert packed.newest(library, is_last=False)[0] is tuned
+    assert packed.newest(tuned, is_last=True)[0] is tuned
+
+
+def test_a_child_that_is_forked_while_weights_are_packed_gets_the_kernel(
+    swapped: SwappedKernel, tuned: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = swapped.pack(_inputs()[1])
+    swapped.settle(tuned)
+    children: list[int] = []
+
+    def fork(*given: Any) -> object:  # noqa: ANN401 - handed on
+        monkeypatch.undo()
+        children.append(os.fork())
+        if children == [0]:  # without the thread that packs
+            os._exit(packed.newest(tuned, is_last=True)[0] is not tuned)
+        return check_weights(*given)
+
+    monkeypatch.setattr(PACKED_IN, fork)
+    assert packed.newest(tuned, is_last=True)[0] is tuned
+
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
 
 
 def test_many_threads_get_right_results_through_a_swap(
