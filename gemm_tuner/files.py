@@ -1,11 +1,14 @@
 """Read files that someone else named or put there, without waiting, up to a bounded size.
 
 A pipe would make a reader wait, and a device would not end. Every file of a user or of a shared
-place is read through here.
+place is read through here. What processes change in turn is locked here.
 """
 
+import fcntl
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -47,3 +50,23 @@ def read_bounded(
         if len(content) > limit_bytes:
             raise OSError(f"{path} is longer than {limit_bytes} bytes")
         return content
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock among processes of this user, which is an empty file; others wait for it.
+
+    A child that is forked meanwhile does not hold it.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    lock = os.open(path, flags, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a forked child has the file open, too
+        os.close(lock)

@@ -8,14 +8,17 @@ from threading import Event, Lock, Thread
 from typing import Any
 from weakref import WeakMethod, finalize, ref
 
+from gemm_tuner.client.connection import Deadline
 from gemm_tuner.client.forks import tell_of_forks
 from gemm_tuner.client.question import Question
 from gemm_tuner.client.swapped import AnyKernel, SwappedKernel
-from gemm_tuner.client.tuning import LONGEST_TUNE_S, Begin, Follower, pauses
+from gemm_tuner.client.tuning import LONGEST_TUNE_S, Begin, Ended, Follower, pauses
+from gemm_tuner.errors import ServiceUnreachable
 from gemm_tuner.runtime.load import Kernel
 
 MAX_PENDING = 1000
 LONGEST_PAUSE_S = 5.0
+FIRST_ANSWER_S = 60.0  # a service that restarts is back by then
 AGAIN_S = 600.0  # a problem whose tuning brought no kernel is not asked for again for so long
 
 _CLIENT_LOOK_S = 1.0  # between two looks whether there is a client still
@@ -26,23 +29,29 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class _Pending:
-    """A kernel that may be swapped, who follows its job, and when to look again."""
+    """A kernel that may be swapped, who follows its job, how that ended, and when to look again."""
 
     kernel: SwappedKernel
     follower: Follower
+    ended: Ended | None = None
     pauses: Iterator[float] = field(default_factory=lambda: pauses(LONGEST_PAUSE_S))
     at_s: float = 0.0
+
+    def wait(self) -> None:
+        """Look again after the next pause."""
+        self.at_s = time.monotonic() + next(self.pauses)
 
 
 class Background:
     """The problems that one client has tuned in the background.
 
-    `begin` begins an ask of the service, and `fetch` returns what it now has for a question: both
-    are methods of the client, which is not kept alive by them. The thread runs while something is
-    pending, and ends with the client. Each problem is given up after `LONGEST_TUNE_S`.
+    `begin` begins an ask of the service, and `fetch` returns what it now has for a question, in the
+    place of what it had: both are methods of the client, which is not kept alive by them. The
+    thread runs while something is pending, and ends with the client. Each problem is given up after
+    `LONGEST_TUNE_S`, or when the service did not answer at all for `FIRST_ANSWER_S`.
     """
 
-    def __init__(self, begin: Begin, fetch: Callable[[Question], AnyKernel]) -> None:
+    def __init__(self, begin: Begin, fetch: Callable[[Question, AnyKernel], AnyKernel]) -> None:
         self._begin = WeakMethod(begin)
         self._fetch = WeakMethod(fetch)
         self._pending: dict[Question, _Pending] = {}
@@ -61,8 +70,13 @@ class Background:
 
     def pending(self, question: Question) -> SwappedKernel | None:
         """Return the kernel for a question that is being tuned, None if it is not."""
-        one = self._pending.get(question)
-        return None if one is None else one.kernel
+        with self._lock:
+            one = self._pending.get(question)
+            if one is None:
+                return None
+            if self._thread is None:  # this is a forked child
+                self._start()
+            return one.kernel
 
     def tune(
         self, question: Question, request: dict[str, Any], kernel: AnyKernel
@@ -81,7 +95,7 @@ class Background:
                 _LOG.warning("%s is not tuned: %d are already.", question.problem, MAX_PENDING)
                 return kernel
             swapped = SwappedKernel(kernel, _BEING_TUNED)
-            follower = Follower(request, seconds=LONGEST_TUNE_S)
+            follower = Follower(request, Deadline(LONGEST_TUNE_S), first=Deadline(FIRST_ANSWER_S))
             self._pending[question] = _Pending(kernel=swapped, follower=follower)
             self._woken.set()
             if self._thread is None and not self._start():
@@ -107,12 +121,9 @@ class Background:
             if time.monotonic() < one.at_s:
                 continue
             try:
-                ended = one.follower.look(begin)
-                if ended is None:
-                    one.at_s = time.monotonic() + next(one.pauses)
+                if not _is_over(one, question, begin, fetch):
+                    one.wait()
                     continue
-                found = fetch(question) if ended.is_worth_asking else one.kernel.kernel
-                _swap(one.kernel, found, ended.why)
             except Exception as error:  # noqa: BLE001 - or nothing would be looked at any more
                 _LOG.warning("%s was not tuned", question.problem.text, exc_info=True)
                 one.kernel.settle(one.kernel.kernel, f"It was not tuned: {error}")
@@ -136,6 +147,27 @@ class Background:
             if len(self._ended) >= MAX_PENDING:
                 del self._ended[next(iter(self._ended))]  # the oldest
             self._ended[question] = time.monotonic() + AGAIN_S
+
+
+def _is_over(
+    one: _Pending,
+    question: Question,
+    begin: Begin,
+    fetch: Callable[[Question, AnyKernel], AnyKernel],
+) -> bool:
+    """Look at a job; once it ended, swap in what the service then has, as soon as it tells that."""
+    one.ended = one.ended or one.follower.look(begin)
+    if one.ended is None:
+        return False
+    known, why = one.kernel.kernel, one.ended.why
+    try:
+        found = fetch(question, known) if one.ended.is_worth_asking else known
+    except ServiceUnreachable as error:
+        if one.follower.rest_s > 0:
+            return False
+        found, why = known, f"{why} {error}"
+    _swap(one.kernel, found, why)
+    return True
 
 
 def _swap(swapped: SwappedKernel, found: AnyKernel, why: str) -> None:

@@ -1,25 +1,26 @@
 """From a problem to a callable kernel: memory, service, cache directory, or a library instead."""
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import MappingProxyType
 from typing import Literal, overload
 
-from gemm_tuner.client.answer import Answer, parse_answer, parse_answers
+from gemm_tuner.client.answer import Answer, parse_answer
 from gemm_tuner.client.background import Background
 from gemm_tuner.client.belief import Belief
 from gemm_tuner.client.believed import BelievedKeys
 from gemm_tuner.client.cache import Cache, default_cache_dir
+from gemm_tuner.client.connection import Deadline
 from gemm_tuner.client.keys import configured_keys, keys_by_id
 from gemm_tuner.client.layers import Layers
 from gemm_tuner.client.loading import Loader
 from gemm_tuner.client.lock import LOCK_FILE, LockedKernel, Place, write_lock
 from gemm_tuner.client.locked import Locked
 from gemm_tuner.client.once import Once
+from gemm_tuner.client.parallel import each_at_once
 from gemm_tuner.client.question import (
     LayerQuestion,
     NotFetched,
@@ -33,7 +34,6 @@ from gemm_tuner.client.requests import Requests
 from gemm_tuner.client.revocations import KnownRevocations
 from gemm_tuner.client.swapped import SwappedKernel
 from gemm_tuner.client.transport import (
-    MAX_CONNECTIONS,
     UNIX,
     Address,
     Asking,
@@ -62,8 +62,6 @@ from gemm_tuner.trust.payload import VerdictPayload
 
 TIMEOUT_S = 10.0
 NOT_SERVED_S = 10.0
-_LEAST_TUNE_S = 0.5
-MAX_BATCH = 1000
 
 _LOG = logging.getLogger(__name__)
 
@@ -136,7 +134,7 @@ class Client:
             loader=self._loader,
             locked=self._locked,
         )
-        self._background = Background(self._session, self._find_anew)
+        self._background = Background(self._session, self._find_tuned)
         self._kernels = Once[Question, Kernel | FallbackKernel](
             lambda kernel: isinstance(kernel, Kernel),
             holds=lambda kernel: self._still_hold([kernel]),
@@ -195,8 +193,8 @@ class Client:
             threads: how many threads will share a call; the kernel then uses as many.
             regime: the state of the caches when it is called, `hot` or `cold_weights`.
             tune: whether it may be tuned: `never`, `background` or `wait`.
-            tune_timeout_s: how long `wait` waits after the first answer, up to 3600 s; that which
-                is tuned is tuned to its end.
+            tune_timeout_s: how long `wait` waits after the first answer, up to 3600 s, before it
+                fetches what came out; that which is tuned is tuned to its end.
 
         Raises:
             InvalidInput: the problem, threads, regime or way to tune cannot be used.
@@ -210,14 +208,15 @@ class Client:
         if how is Tune.BACKGROUND and (pending := self._background.pending(question)):
             return pending
         found = self._kernels.find(question, lambda: self._find_kernel(question, self._begin()))
-        return self._tuned(question, found, how, tune_timeout_s)
+        return self._tuned(question, found, how, Deadline(tune_timeout_s), Event())
 
     def _tuned(
         self,
         question: Question,
         found: Kernel | FallbackKernel,
         how: Tune,
-        seconds: float,
+        deadline: Deadline,
+        is_given_up: Event,
     ) -> Kernel | FallbackKernel | SwappedKernel:
         """Return what answers a question once it is tuned, or is being tuned, where that can be."""
         if how is Tune.NEVER or not self._is_tunable(question, found):
@@ -225,10 +224,14 @@ class Client:
         request = self._requests.of_question(question)
         if how is Tune.BACKGROUND:
             return self._background.tune(question, request, found)
-        ended = wait_for_end(Follower(request, seconds=seconds), self._session)
+        ended = wait_for_end(Follower(request, deadline), self._session, is_given_up)
+        why = ended.why
         if ended.is_worth_asking:
-            found = self._find_anew(question)
-        return found if isinstance(found, Kernel) else found.because(ended.why)
+            try:
+                found = self._find_tuned(question, found)
+            except ServiceUnreachable as error:
+                why = f"{why} {error}"
+        return found if isinstance(found, Kernel) else found.because(why)
 
     def layer(
         self,
@@ -329,7 +332,7 @@ class Client:
 
         They are those that `kernel` returns one by one, but are asked for at once, and downloaded
         side by side. All of it takes at most `timeout_s`, and with `wait` `tune_timeout_s` more for
-        all that is tuned.
+        all that is tuned, and `timeout_s` to fetch what came out.
 
         Raises:
             GemmTunerError: as in `kernel`.
@@ -343,24 +346,17 @@ class Client:
         def find(question: Question) -> Kernel | FallbackKernel:
             return self._kernels.find(question, lambda: look(question))
 
-        try:
-            with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
-                found = dict(zip(missing, pool.map(find, missing), strict=True))
-        except RuntimeError:  # the interpreter ends, and starts no thread any more
-            found = {}
+        found = dict(zip(missing, each_at_once(find, missing), strict=True))
         each = {one: found.get(one) or find(one) for one in questions}
         if how is Tune.NEVER:
             return [each[one] for one in questions]
-        deadline_s = time.monotonic() + tune_timeout_s
+        deadline, is_given_up = Deadline(tune_timeout_s), Event()
 
         def tuned(question: Question) -> Kernel | FallbackKernel | SwappedKernel:
             pending = self._background.pending(question) if how is Tune.BACKGROUND else None
-            # The last of many has its moment too: its job may have come to its end meanwhile.
-            left_s = max(_LEAST_TUNE_S, round(deadline_s - time.monotonic(), 1))
-            return pending or self._tuned(question, each[question], how, left_s)
+            return pending or self._tuned(question, each[question], how, deadline, is_given_up)
 
-        with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
-            better = dict(zip(each, pool.map(tuned, each), strict=True))
+        better = dict(zip(each, each_at_once(tuned, [*each], is_given_up.set), strict=True))
         return [better[one] for one in questions]
 
     @property
@@ -377,16 +373,21 @@ class Client:
         write_lock(path, self._locked.given.values())
 
     def _is_tunable(self, question: Question, found: Kernel | FallbackKernel) -> bool:
-        """Return whether the service may find a better kernel by tuning."""
-        if self._locked.of(question) is not None:
+        """Return whether the service may be asked to find a better kernel by tuning."""
+        if self._offline or self._locked.of(question) is not None:
             return False
         return not isinstance(found, Kernel) or self._loader.is_tunable(found)
 
-    def _find_anew(self, question: Question) -> Kernel | FallbackKernel:
-        """Return the kernel that the service has now, in the place of what it had."""
-        found = self._find_kernel(question, self._begin())
-        self._kernels.replace(question, found)
-        return found
+    def _find_tuned(
+        self, question: Question, old: Kernel | FallbackKernel
+    ) -> Kernel | FallbackKernel:
+        """Return the kernel that the service has now, in the place of an old one."""
+
+        def look() -> Kernel | FallbackKernel:
+            kept = self._cache.answer(self._key(question))
+            return self._served_kernel(self._session(), question, kept, None)
+
+        return self._kernels.find(question, look, old=old)
 
     def _session(self) -> Session:
         if self._offline:
@@ -414,25 +415,13 @@ class Client:
         """
         asking = self._begin()
         answers: dict[Question, Answer] = {}
-        if isinstance(asking, Session):
+        if isinstance(asking, Session) and questions:
             try:
-                answers = self._answers(asking, questions)
+                self._belief.keys.at_first(asking)
+                answers = self._requests.answers(asking, questions)
             except ServiceUnreachable as error:
                 asking = error
         return lambda one: self._find_kernel(one, asking, answers.get(one))
-
-    def _answers(self, session: Session, questions: Sequence[Question]) -> dict[Question, Answer]:
-        answers: dict[Question, Answer] = {}
-        for start in range(0, len(questions), MAX_BATCH):
-            batch = questions[start : start + MAX_BATCH]
-            self._belief.keys.at_first(session)
-            document = session.resolve_batch(
-                self._requests.of_many([one.problem for one in batch], batch[0].context)
-            )
-            # What met an error of its own is asked alone, and then tells it.
-            found = zip(batch, parse_answers(document, len(batch)), strict=True)
-            answers |= {one: answer for one, answer in found if answer is not None}
-        return answers
 
     def _still_hold(self, kernels: Iterable[Kernel | FallbackKernel]) -> bool:
         """Return whether none of the kernels in memory was revoked, or has an expired verdict."""

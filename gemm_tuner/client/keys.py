@@ -1,6 +1,5 @@
 """Which public keys a client believes: pinned ones, or those remembered of an address."""
 
-import fcntl
 import json
 import os
 from base64 import b64decode, b64encode
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from gemm_tuner.build.cache import write_atomically
 from gemm_tuner.errors import InvalidSetting, SignatureInvalid, StoreFailed
-from gemm_tuner.files import read_bounded
+from gemm_tuner.files import locked, read_bounded
 from gemm_tuner.trust.key_id import key_id_of
 
 KEYS_VARIABLE = "GEMM_TUNER_KEYS"
@@ -136,19 +135,15 @@ class KnownKeys:
     @contextmanager
     def _changing(self) -> Iterator[dict[str, Keys]]:
         """Yield the known keys and write them back changed; one process at a time."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self.path.with_suffix(".lock"), flags, 0o600)
+            with locked(self.path.with_suffix(".lock")):
+                known = self._read()
+                before = _text_of(known)
+                yield known
+                if _text_of(known) != before:
+                    self._write(_text_of(known))
         except OSError as error:
             raise self._cannot_write(error.strerror) from error
-        with os.fdopen(lock):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            known = self._read()
-            before = _text_of(known)
-            yield known
-            if _text_of(known) != before:
-                self._write(_text_of(known))
 
     def _write(self, content: bytes) -> None:
         try:

@@ -44,14 +44,16 @@ class Once(Generic[Question, Found]):
         self._pending = {}
         self._lock = Lock()
 
-    def find(self, question: Question, look: Callable[[], Found]) -> Found:
+    def find(
+        self, question: Question, look: Callable[[], Found], *, old: Found | None = None
+    ) -> Found:
         """Return the known answer, or that of `look`; one thread looks, and the others wait for it.
 
-        An error of `look` is raised in all of them.
+        An error of `look` is raised in all of them. An `old` answer does not count as known.
         """
         while True:
             known = self.known(question)
-            if known is not None:
+            if known is not None and known is not old:
                 return known
             with self._lock:
                 pending = self._pending.get(question)
@@ -62,15 +64,14 @@ class Once(Generic[Question, Found]):
                 return pending.result()
             except CancelledError:
                 continue  # the thread that looked was interrupted
-        return self._look(question, look, mine)
+        return self._look(question, look, mine, old)
 
     def forget_brief(self) -> None:
         """Forget every answer that is not final."""
         with self._lock:
             self._brief = {}
 
-    def replace(self, question: Question, found: Found) -> None:
-        """Take an answer in the place of the known one."""
+    def _keep(self, question: Question, found: Found) -> None:
         if self._is_final(found):
             self._known[question] = found
         elif self._brief_s > 0:
@@ -91,13 +92,19 @@ class Once(Generic[Question, Found]):
                 del self._brief[next(iter(self._brief))]  # the oldest
             self._brief[question] = (time.monotonic() + self._brief_s, found)
 
-    def _look(self, question: Question, look: Callable[[], Found], mine: "Future[Found]") -> Found:
+    def _look(
+        self,
+        question: Question,
+        look: Callable[[], Found],
+        mine: "Future[Found]",
+        old: Found | None,
+    ) -> Found:
         try:
             # Another thread may have found it before this one took the lock.
             known = self.known(question)
-            found = look() if known is None else known
-            if known is None or self._is_final(found):
-                self.replace(question, found)
+            found = look() if known is None or known is old else known
+            if known is not found or self._is_final(found):
+                self._keep(question, found)
             mine.set_result(found)
         except Exception as error:
             mine.set_exception(error)

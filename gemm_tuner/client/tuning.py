@@ -1,13 +1,14 @@
 """Having a problem tuned by the service: asking for the job, and following it to its end."""
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from threading import Event
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gemm_tuner.client.connection import Deadline
 from gemm_tuner.client.transport import Session
 from gemm_tuner.domain.job import JobState
 from gemm_tuner.domain.printable import quoted
@@ -19,6 +20,7 @@ LONGEST_TUNE_S = 3600.0
 _FIRST_PAUSE_S = 0.1
 _PAUSE_GROWS = 1.5
 _LONGEST_PAUSE_S = 1.0  # of somebody who waits
+_LEAST_LOOK_S = 0.5  # the last look has its moment too: the job may have come to its end
 
 # Begins an ask, or raises `ServiceUnreachable`.
 Begin = Callable[[], Session]
@@ -88,27 +90,32 @@ class _Pending(BaseModel):
 
 
 class Follower:
-    """Follows the job for one question, a step at a time and for so many seconds."""
+    """Follows the job for one question, a step at a time and until a deadline.
 
-    def __init__(self, request: dict[str, Any], *, seconds: float) -> None:
+    `first` is until when the service may be away before it has named the job.
+    """
+
+    def __init__(
+        self, request: dict[str, Any], deadline: Deadline, *, first: Deadline | None = None
+    ) -> None:
         self._request = request
-        self._until_s = time.monotonic() + seconds
-        self._seconds = seconds
+        self._deadline = deadline
+        self._first = first or Deadline(0.0)
         self._job: _Job | None = None
         self._fault = ""
 
     @property
     def rest_s(self) -> float:
         """Return how many seconds there are left."""
-        return max(0.0, self._until_s - time.monotonic())
+        return self._deadline.rest_s()
 
     def look(self, begin: Begin) -> Ended | None:
         """Ask for the job, or how it is; return None while there is something to wait for."""
         try:
-            ended = self._ask(begin())
+            ended = self._ask(begin().within(max(self.rest_s, _LEAST_LOOK_S)))
         except ServiceUnreachable as error:
             self._fault = str(error)
-            if self._job is None:  # it was not even begun: this is as without tuning
+            if self._job is None and self._first.rest_s() == 0:  # this is as without tuning
                 return Ended(why=f"It is not being tuned: {error}", is_worth_asking=False)
             ended = None
         except ServiceFailed as error:
@@ -137,11 +144,12 @@ class Follower:
         )
 
     def _why_not_yet(self) -> str:
-        assert self._job is not None
+        if self._job is None:
+            return f"It is not being tuned: {self._fault}"
         nobody = "" if self._job.has_worker else ", and no worker of its class of CPUs runs"
         fault = f" {self._fault}" if self._fault else ""
         return (
-            f"Job {self._job.id} was not over after {self._seconds:g} s: it is "
+            f"Job {self._job.id} was not over after {self._deadline.timeout_s:g} s: it is "
             f"{self._job.state}{nobody}.{fault}"
         )
 
@@ -154,13 +162,14 @@ def pauses(longest_s: float) -> Iterator[float]:
         pause_s = min(longest_s, pause_s * _PAUSE_GROWS)
 
 
-def wait_for_end(follower: Follower, begin: Begin) -> Ended:
-    """Return how a job ended, or that its time is up."""
+def wait_for_end(follower: Follower, begin: Begin, is_given_up: Event) -> Ended:
+    """Return how a job ended, or that its time is up, or nobody waits any more."""
     for pause_s in pauses(_LONGEST_PAUSE_S):
         ended = follower.look(begin)
         if ended is not None:
             return ended
-        time.sleep(min(pause_s, follower.rest_s))
+        if is_given_up.wait(min(pause_s, follower.rest_s)):
+            return Ended(why="Nobody waits for it any more.", is_worth_asking=False)
     raise AssertionError  # pauses never end
 
 

@@ -4,9 +4,7 @@ Each user of a machine has a measuring key. A store serves what is attested with
 reader believes: the own one, and those of others that were accepted.
 """
 
-import fcntl
 import hmac
-import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING
 from platformdirs import user_data_path
 
 from gemm_tuner.errors import InvalidSetting, StoreFailed
+from gemm_tuner.files import locked
 from gemm_tuner.trust.files import write_privately
 from gemm_tuner.trust.key_id import key_id_of
 from gemm_tuner.trust.ownership import check_owned
@@ -264,11 +263,8 @@ class MeasuringKeys:
     @contextmanager
     def _changing(self) -> Iterator[set[str]]:
         """Yield the accepted keys, and write them back; one process at a time."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            self.accepted_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with os.fdopen(os.open(self.accepted_path.with_suffix(".lock"), flags, 0o600)) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with locked(self.accepted_path.with_suffix(".lock")):
                 keys = set(self.accepted())
                 yield keys
                 write_privately(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from calm import let_nothing_disturb
 from served import CANDIDATE, PROBLEM, Site, keep_trial
+from shop import Shop
 
 from gemm_tuner.build.compile import Build, compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
@@ -49,11 +50,22 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def site(tmp_path: Path, build: Build, empty_store: Path) -> Site:
-    """Return a place whose store says that `build` is ten times faster than the baseline."""
+def bare_site(tmp_path: Path, empty_store: Path) -> Site:
+    """Return a place whose store is empty."""
     folder = tmp_path / "site"
     folder.mkdir(mode=0o700)
     url = f"sqlite:///{shutil.copy(empty_store, folder)}"
-    repository = Repository(open_database(url))
-    keep_trial(repository, build, cpu=detect_cpu(), speed=10)
-    return Site.at(url, folder / "key.pem", repository)
+    return Site.at(url, folder / "key.pem", Repository(open_database(url)))
+
+
+@pytest.fixture
+def site(bare_site: Site, build: Build) -> Site:
+    """Return a place whose store says that `build` is ten times faster than the baseline."""
+    keep_trial(bare_site.repository, build, cpu=detect_cpu(), speed=10)
+    return bare_site
+
+
+@pytest.fixture
+def shop(bare_site: Site, build: Build, tmp_path: Path) -> Shop:
+    """Return a place where nothing is tuned."""
+    return Shop(site=bare_site, build=build, folder=tmp_path)

@@ -1,21 +1,18 @@
 """`Client.kernel(tune=...)`: a problem that is not tuned becomes a kernel without a person."""
 
-import gc
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import ref
 
-import numpy as np
 import pytest
 from served import PROBLEM, Site, keep_trial
+from shop import Shop, background_threads, compute, ends, is_collected, pack, settled
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
@@ -25,107 +22,11 @@ from gemm_tuner.build.compile import Build
 from gemm_tuner.client import background, tuning
 from gemm_tuner.client.swapped import SwappedKernel
 from gemm_tuner.domain.access import Scope
-from gemm_tuner.domain.job import Job, JobState
+from gemm_tuner.domain.job import JobState
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.jobs import Jobs
-from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tokens import Tokens
-
-WITHIN_S = 30.0
-WORKER = "worker"
-
-
-def now() -> datetime:
-    return datetime.now(UTC)
-
-
-@dataclass(kw_only=True)
-class Shop:
-    """A service where nothing is tuned, and a worker that does what a test says."""
-
-    site: Site
-    build: Build
-    folder: Path
-    jobs: Jobs = field(init=False)
-    tokens: Tokens = field(init=False)
-
-    def __post_init__(self) -> None:
-        engine = open_database(self.site.settings.database_url)
-        self.jobs, self.tokens = Jobs(engine), Tokens(engine)
-
-    def client(self, address: str, *scopes: Scope) -> Client:
-        """Return a client that may ask and, by default, have problems tuned."""
-        allowed = scopes or (Scope.RESOLVE, Scope.TUNE)
-        _token, secret = self.tokens.create("ci", allowed, actor="test", now=now())
-        return Client(address, cache_dir=self.folder / "cache", token=secret.text)
-
-    def claim(self) -> Job:
-        """Take the job that is asked for soon."""
-        until_s = time.monotonic() + WITHIN_S
-        while time.monotonic() < until_s:
-            classes = [detect_cpu().class_key]
-            job = self.jobs.claim(WORKER, class_keys=classes, now=now(), lease_s=60)
-            if job is not None:
-                return job
-            time.sleep(0.01)
-        raise AssertionError("no job came")
-
-    def finish(self, job: Job, state: JobState = JobState.DONE, detail: str = "tuned") -> None:
-        """End a job."""
-        self.jobs.finish(job.id, WORKER, state, detail, now())
-
-    def tune(self, speed: float = 10.0) -> None:
-        """Do the next job: its kernel is so many times as fast as the baseline."""
-        job = self.claim()
-        keep_trial(self.site.repository, self.build, cpu=detect_cpu(), speed=speed)
-        self.finish(job)
-
-    @contextmanager
-    def working(self, work: Callable[[], None]) -> Iterator[None]:
-        """Let a worker do something meanwhile."""
-        worker = threading.Thread(target=work)
-        worker.start()
-        try:
-            yield
-        finally:
-            worker.join()
-
-
-@pytest.fixture
-def shop(tmp_path: Path, build: Build) -> Shop:
-    url = f"sqlite:///{tmp_path}/site/gemm-tuner.sqlite3"
-    repository = Repository(open_database(url))
-    site = Site.at(url, tmp_path / "site" / "key.pem", repository)
-    return Shop(site=site, build=build, folder=tmp_path)
-
-
-def _compute(kernel: Any, packed: Any = None) -> None:  # noqa: ANN401 - of either kind
-    """Check a call with weights that are packed already, or now."""
-    generator = np.random.default_rng(3)
-    x, w, bias = (generator.standard_normal(shape) for shape in ((8, 16), (32, 16), (32,)))
-    packed = kernel.pack(w.astype(np.float32)) if packed is None else packed
-    y = kernel(x.astype(np.float32), packed, bias=bias.astype(np.float32))
-    np.testing.assert_allclose(y, np.maximum(x @ w.T + bias, 0), rtol=1e-3, atol=1e-4)
-
-
-def _pack(kernel: Any) -> Any:  # noqa: ANN401 - of either kind
-    w = np.random.default_rng(3)
-    w.standard_normal((8, 16))
-    return kernel.pack(w.standard_normal((32, 16)).astype(np.float32))
-
-
-def _settled(kernel: Kernel | FallbackKernel | SwappedKernel) -> SwappedKernel:
-    """Return a kernel once it is known what computes for good."""
-    assert isinstance(kernel, SwappedKernel)
-    until_s = time.monotonic() + WITHIN_S
-    while not kernel.is_settled and time.monotonic() < until_s:
-        time.sleep(0.01)
-    assert kernel.is_settled
-    return kernel
 
 
 def test_waiting_returns_the_tuned_kernel(shop: Shop) -> None:
@@ -134,7 +35,7 @@ def test_waiting_returns_the_tuned_kernel(shop: Shop) -> None:
         kernel = client.kernel(PROBLEM, tune="wait")
 
         assert isinstance(kernel, Kernel)
-        _compute(kernel)
+        compute(kernel)
         assert client.kernel(PROBLEM) is kernel
         assert client.kernel(PROBLEM, tune="wait") is kernel
         assert client.kernel(PROBLEM, tune="background") is kernel
@@ -148,16 +49,16 @@ def test_in_the_background_the_library_computes_until_the_kernel_is_there(shop: 
         assert isinstance(kernel, SwappedKernel)
         assert kernel.reason.startswith("It is being tuned, and until then:")
         assert client.kernel(PROBLEM, tune="background") is kernel
-        packed = _pack(kernel)
-        _compute(kernel, packed)
+        packed = pack(kernel)
+        compute(kernel, packed)
         assert isinstance(kernel.kernel, FallbackKernel)
 
         shop.tune()
 
-        assert isinstance(_settled(kernel).kernel, Kernel)
+        assert isinstance(settled(kernel).kernel, Kernel)
         assert kernel.reason.startswith("tuned, basis measured: 10.000 times")
-        _compute(kernel, packed)
-        _compute(kernel)
+        compute(kernel, packed)
+        compute(kernel)
         assert client.kernel(PROBLEM) is kernel.kernel
 
 
@@ -193,7 +94,7 @@ def test_all_layers_of_a_model_are_tuned_in_the_background(shop: Shop) -> None:
 
         shop.tune()
 
-        assert isinstance(_settled(kernel).kernel, Kernel)
+        assert isinstance(settled(kernel).kernel, Kernel)
 
 
 def test_calls_of_many_threads_are_right_while_the_kernel_comes(shop: Shop) -> None:
@@ -203,20 +104,20 @@ def test_calls_of_many_threads_are_right_while_the_kernel_comes(shop: Shop) -> N
     def call() -> None:
         try:
             while not stop.is_set():
-                _compute(kernel, packed)
+                compute(kernel, packed)
         except BaseException as error:  # noqa: BLE001 - told below
             faults.append(error)
 
     with shop.site.serving() as address:
         client = shop.client(address)
         kernel = client.kernel(PROBLEM, tune="background")
-        packed = _pack(kernel)
+        packed = pack(kernel)
         threads = [threading.Thread(target=call) for _thread in range(8)]
         for thread in threads:
             thread.start()
         try:
             shop.tune()
-            _settled(kernel)
+            settled(kernel)
             time.sleep(0.2)
         finally:
             stop.set()
@@ -224,7 +125,7 @@ def test_calls_of_many_threads_are_right_while_the_kernel_comes(shop: Shop) -> N
                 thread.join()
 
     assert not faults
-    assert isinstance(_settled(kernel).kernel, Kernel)
+    assert isinstance(settled(kernel).kernel, Kernel)
 
 
 def test_without_tuning_no_job_is_asked_for(shop: Shop) -> None:
@@ -256,7 +157,7 @@ def test_a_job_that_brings_nothing_leaves_the_library_and_says_why(
 
     assert isinstance(kernel, FallbackKernel)
     assert f"is {state}: no compiler is installed." in kernel.reason
-    _compute(kernel)
+    compute(kernel)
 
 
 def test_a_faster_baseline_ends_the_wait(shop: Shop) -> None:
@@ -283,22 +184,25 @@ def test_waiting_ends_when_its_time_is_up_and_says_that_nobody_works(shop: Shop)
 def test_without_the_scope_it_is_as_without_tuning(shop: Shop, tune: str) -> None:
     with shop.site.serving() as address:
         kernel = shop.client(address, Scope.RESOLVE).kernel(PROBLEM, tune=tune)
-        told = kernel if tune == "wait" else _settled(kernel)
+        told = kernel if tune == "wait" else settled(kernel)
 
         assert "It is not being tuned" in told.reason
         assert "scope tune" in told.reason
-        _compute(kernel)
+        compute(kernel)
 
 
 @pytest.mark.parametrize("tune", ["wait", "background"])
-def test_without_a_service_it_is_as_without_tuning(tmp_path: Path, tune: str) -> None:
+def test_without_a_service_it_is_as_without_tuning(
+    tmp_path: Path, tune: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "FIRST_ANSWER_S", 0.1)
     client = Client("http://127.0.0.1:9", cache_dir=tmp_path / "cache")
 
     kernel = client.kernel(PROBLEM, tune=tune)
 
-    told = kernel if tune == "wait" else _settled(kernel)
+    told = kernel if tune == "wait" else settled(kernel)
     assert "It is not being tuned" in told.reason
-    _compute(kernel)
+    compute(kernel)
 
 
 @pytest.mark.parametrize(
@@ -373,29 +277,29 @@ def test_a_forked_child_goes_on_and_has_problems_tuned_itself(shop: Shop) -> Non
     with shop.site.serving() as address:
         client = shop.client(address)
         kernel = client.kernel(PROBLEM, tune="background")
-        packed = _pack(kernel)
+        packed = pack(kernel)
         job = shop.claim()
         child = os.fork()
         if child == 0:
             status = 1
             with suppress(BaseException):
-                _compute(kernel, packed)
+                compute(kernel, packed)
                 client.kernel("f32 9x32x16 nk none", tune="background")
-                assert len(_background_threads()) == 1
+                assert len(background_threads()) == 1
                 status = 0
             os._exit(status)
         assert os.waitpid(child, 0)[1] == 0
         keep_trial(shop.site.repository, shop.build, cpu=detect_cpu(), speed=10)
         shop.finish(job)
 
-        assert isinstance(_settled(kernel).kernel, Kernel)
+        assert isinstance(settled(kernel).kernel, Kernel)
 
 
 def test_a_problem_is_given_up_after_a_while(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "LONGEST_TUNE_S", 0.3)
     with shop.site.serving() as address:
         client = shop.client(address)
-        kernel = _settled(client.kernel(PROBLEM, tune="background"))
+        kernel = settled(client.kernel(PROBLEM, tune="background"))
 
         assert "was not over after 0.3 s" in kernel.reason
         # and is not asked for again at once
@@ -408,21 +312,21 @@ def test_the_thread_ends_with_its_work_and_begins_again(shop: Shop) -> None:
         for problem in (PROBLEM, "f32 9x32x16 nk none"):
             kernel = client.kernel(problem, tune="background")
             shop.finish(shop.claim(), JobState.FAILED, "no")
-            _settled(kernel)
-            assert _ends(lambda: not _background_threads())
+            settled(kernel)
+            assert ends(lambda: not background_threads())
 
 
 def test_the_thread_ends_with_the_client_and_the_library_goes_on(shop: Shop) -> None:
     with shop.site.serving() as address:
         client = shop.client(address)
         kernel = client.kernel(PROBLEM, tune="background")
-        packed = _pack(kernel)
+        packed = pack(kernel)
         gone = ref(client)
         del client
 
-        assert _ends(lambda: _is_collected(gone) and not _background_threads())
-        assert "its client is gone" in _settled(kernel).reason
-        _compute(kernel, packed)
+        assert ends(lambda: is_collected(gone) and not background_threads())
+        assert "its client is gone" in settled(kernel).reason
+        compute(kernel, packed)
 
 
 @pytest.mark.proof
@@ -437,7 +341,7 @@ def test_while_the_service_is_away_a_job_is_waited_for(shop: Shop) -> None:
     time.sleep(0.5)
 
     with shop.site.serving(port=port):
-        assert isinstance(_settled(kernel).kernel, Kernel)
+        assert isinstance(settled(kernel).kernel, Kernel)
 
 
 def test_pauses_grow_up_to_a_bound() -> None:
@@ -446,19 +350,3 @@ def test_pauses_grow_up_to_a_bound() -> None:
     assert found == sorted(found)
     assert found[0] < 0.5
     assert found[-1] == 5.0
-
-
-def _background_threads() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name == "gemm-tuner-background"]
-
-
-def _is_collected(gone: "ref[Client]") -> bool:
-    gc.collect()  # a client refers to itself
-    return gone() is None
-
-
-def _ends(is_so: Callable[[], bool]) -> bool:
-    until_s = time.monotonic() + WITHIN_S
-    while not is_so() and time.monotonic() < until_s:
-        time.sleep(0.01)
-    return is_so()

@@ -1,0 +1,226 @@
+"""Having problems tuned, while forks, interrupts and a bad service come in between."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import PROBLEM, keep_trial
+from shop import Shop, compute, ends, pack, settled
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from gemm_tuner import Client
+from gemm_tuner.client import background, parallel
+from gemm_tuner.client.keys import KnownKeys
+from gemm_tuner.client.loading import Loader
+from gemm_tuner.client.swapped import SwappedKernel
+from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.runtime.load import Kernel
+
+PROBLEMS = [f"f32 {m}x32x16 nk bias+relu" for m in range(1, 41)]
+CALLERS = 12
+SOON_S = 3.0  # and the time that is not kept to is 20 s
+
+
+@dataclass(kw_only=True)
+class Hindrance:
+    """Answers some requests late, or with a fault."""
+
+    concerns: Callable[[AsgiScope], bool]
+    delay_s: float = 0.0
+    faults: int = 0  # so many are answered with one
+    seen: int = field(default=0, init=False)
+    answered: int = field(default=0, init=False)
+
+    def __call__(self, app: ASGIApp) -> ASGIApp:
+        async def middle(scope: AsgiScope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http" and self.concerns(scope):
+                self.seen += 1
+                await asyncio.sleep(self.delay_s)
+                if self.seen <= self.faults:
+                    await Response(b"{}", status_code=500)(scope, receive, send)
+                    return
+            await app(scope, receive, send)
+            self.answered += scope["type"] == "http" and self.concerns(scope)
+
+        return middle
+
+
+def _asks_to_tune(scope: AsgiScope) -> bool:
+    return bool(scope["query_string"])
+
+
+def _child(work: Callable[[], bool]) -> int:
+    """Fork a child that does something; its status is 0 if that was as it should be."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with suppress(BaseException):
+            status = 0 if work() else 2
+        os._exit(status)
+    return child
+
+
+def _end(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_child_that_asks_again_gets_the_kernel_too(shop: Shop) -> None:
+    with shop.site.serving() as address:
+        client = shop.client(address)
+        kernel = client.kernel(PROBLEM, tune="background")
+        packed = pack(kernel)
+        job = shop.claim()
+
+        def ask_again() -> bool:
+            again = client.kernel(PROBLEM, tune="background")
+            is_tuned = again is kernel and isinstance(settled(again).kernel, Kernel)
+            compute(again, packed)
+            return is_tuned
+
+        child = _child(ask_again)
+        keep_trial(shop.site.repository, shop.build, cpu=detect_cpu(), speed=10)
+        shop.finish(job)
+
+        assert _end(child) == 0
+        assert isinstance(settled(kernel).kernel, Kernel)
+
+
+def test_a_fork_while_a_key_is_remembered_holds_up_nobody(tmp_path: Path) -> None:
+    keys = KnownKeys(tmp_path / "known-keys.json")
+    is_over, end = os.pipe()
+    with keys._changing():
+        child = _child(lambda: os.read(is_over, 1) == b"x")
+    remembering = threading.Thread(target=keys.forget, args=("http://a",), daemon=True)
+    remembering.start()
+    remembering.join(SOON_S)
+    is_held_up = remembering.is_alive()
+    os.write(end, b"x")
+
+    assert _end(child) == 0
+    assert not is_held_up
+
+
+def test_waiting_for_a_service_that_answers_late_ends_in_time(shop: Shop) -> None:
+    late = Hindrance(concerns=_asks_to_tune, delay_s=SOON_S)
+    with shop.site.serving(around=late) as address:
+        client = shop.client(address)
+        client.kernel(PROBLEM)
+
+        began_s = time.monotonic()
+        kernel = client.kernel(PROBLEM, tune="wait", tune_timeout_s=0.2)
+
+        assert time.monotonic() - began_s < SOON_S - 1
+    assert isinstance(kernel, FallbackKernel)
+    assert "It is not being tuned" in kernel.reason
+
+
+def test_many_problems_are_waited_for_no_longer_than_one(shop: Shop) -> None:
+    with shop.site.serving() as address:
+        client = shop.client(address)
+        client.kernels(PROBLEMS)
+
+        began_s = time.monotonic()
+        kernels = client.kernels(PROBLEMS, tune="wait", tune_timeout_s=0.5)
+
+        assert time.monotonic() - began_s < SOON_S
+    assert all("was not over after 0.5 s" in kernel.reason for kernel in kernels)
+
+
+def test_an_interrupt_ends_a_wait_for_many_problems(shop: Shop) -> None:
+    def interrupt() -> None:
+        shop.claim()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with shop.site.serving() as address, shop.working(interrupt):
+        client = shop.client(address)
+        began_s = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            client.kernels(PROBLEMS[:6], tune="wait", tune_timeout_s=20)
+
+        assert time.monotonic() - began_s < SOON_S
+
+
+def test_at_the_end_of_the_interpreter_no_thread_is_needed(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts none any more, and says so by a RuntimeError."""
+
+    def refuse(_threads: int) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(parallel, "ThreadPoolExecutor", refuse)
+    with shop.site.serving() as address, shop.working(shop.tune):
+        (kernel,) = shop.client(address).kernels([PROBLEM], tune="wait")
+
+    assert isinstance(kernel, Kernel)
+
+
+def test_a_fault_after_the_job_costs_no_kernel(shop: Shop) -> None:
+    fault = Hindrance(concerns=lambda scope: scope["path"] == "/v1/resolve" and is_over.is_set())
+    fault.faults = 1
+    is_over = threading.Event()
+    with shop.site.serving(around=fault) as address:
+        client = shop.client(address)
+        kernel = client.kernel(PROBLEM, tune="background")
+        job = shop.claim()
+        keep_trial(shop.site.repository, shop.build, cpu=detect_cpu(), speed=10)
+        is_over.set()
+        shop.finish(job)
+
+        assert isinstance(settled(kernel).kernel, Kernel)
+    assert fault.seen == 2
+
+
+def test_a_service_that_is_away_at_first_is_asked_a_little_later(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "FIRST_ANSWER_S", 20.0)
+    fault = Hindrance(concerns=_asks_to_tune, faults=1)
+    with shop.site.serving(around=fault) as address, shop.working(shop.tune):
+        kernel = shop.client(address).kernel(PROBLEM, tune="background")
+
+        assert isinstance(settled(kernel).kernel, Kernel)
+
+
+def test_who_waits_for_the_same_problem_gets_the_same_kernel(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[object] = []
+    load = Loader._load
+
+    def count(self: Loader, *given: Any) -> Kernel:  # noqa: ANN401 - handed on
+        loads.append(given)
+        return load(self, *given)
+
+    monkeypatch.setattr(Loader, "_load", count)
+    asked = Hindrance(concerns=_asks_to_tune)
+    with shop.site.serving(around=asked) as address, ThreadPoolExecutor(CALLERS) as pool:
+        client = shop.client(address)
+        calls = [pool.submit(client.kernel, PROBLEM, tune="wait") for _caller in range(CALLERS)]
+        assert ends(lambda: asked.answered == CALLERS)
+        shop.tune()
+        found = [call.result() for call in calls]
+
+    assert len(set(map(id, found))) == 1
+    assert len(loads) == 1
+
+
+def test_offline_nothing_is_tuned(shop: Shop) -> None:
+    client = Client("http://127.0.0.1:9", cache_dir=shop.folder / "cache", offline=True)
+
+    kernel = client.kernel(PROBLEM, tune="background")
+
+    assert not isinstance(kernel, SwappedKernel)
+    assert "this client is offline" in kernel.reason
