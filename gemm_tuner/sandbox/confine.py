@@ -33,6 +33,7 @@ _SYSTEM = (
     *("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d"),
     *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime", "/etc/OpenCL"),
 )
+_FOLDERS_OF_PACKAGES = ("site-packages", "dist-packages")
 _ADDED = "/opt"  # some users are at home there
 # Settings that say why Linux refuses namespaces: the file, the value, what it means.
 _REASONS = (
@@ -201,8 +202,14 @@ def _paths(wanted: Iterable[Path | str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _of_python() -> list[Path | str]:
-    """Return where Python, this package and other packages are."""
-    return [sys.prefix, sys.base_prefix, sys.exec_prefix, *filter(None, sys.path), _PACKAGE]
+    """Return where Python, this package and other packages are, with their shared libraries.
+
+    Wheels keep those in `lib`, two folders above `site-packages`, which is not below a prefix where
+    packages were installed for a user or another environment is on the path.
+    """
+    folders = [Path(folder) for folder in filter(None, sys.path)]
+    libraries = [one.parent.parent for one in folders if one.name in _FOLDERS_OF_PACKAGES]
+    return [sys.prefix, sys.base_prefix, sys.exec_prefix, *folders, *libraries, _PACKAGE]
 
 
 def _of_program(program: str) -> list[Path | str]:

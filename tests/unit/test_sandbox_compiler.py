@@ -67,6 +67,21 @@ def test_a_compiler_sees_no_network_no_process_and_no_secret(
 
 
 @needs_namespaces
+def test_libraries_of_wheels_outside_the_prefix_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "lib" / "python3" / "site-packages"
+    packages.mkdir(parents=True)
+    library = tmp_path / "lib" / "libdnnl.so.3"
+    library.write_text("of a wheel")
+    (tmp_path / "secret").write_text("of the user")
+    monkeypatch.syspath_prepend(packages)
+
+    assert output_of(f"cat {library}") == "of a wheel"
+    assert "of the user" not in output_of(f"cat {tmp_path / 'secret'}; true")
+
+
+@needs_namespaces
 @pytest.mark.parametrize("folder", ["/usr", "/etc", "/sys", "/proc/sys/kernel", "$HOME_HERE"])
 def test_a_compiler_writes_nowhere_but_in_its_folder(folder: str, tmp_path: Path) -> None:
     where = folder.replace("$HOME_HERE", str(tmp_path))
