@@ -42,6 +42,7 @@ DATA_TYPES = {
 
 FORMAT_ANY = 1
 USER_SCRATCHPAD = 1
+FORWARD_INFERENCE = 96
 QUERY_IMPLEMENTATION = 8
 QUERY_WEIGHTS = 131
 QUERY_SCRATCHPAD = 136
@@ -100,6 +101,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "post_ops_append_binary": (_OBJECT, _NUMBER, _OBJECT),
     "matmul_primitive_desc_create": (
         _NEW_OBJECT, _OBJECT, _OBJECT, _OBJECT, _OBJECT, _OBJECT, _OBJECT),
+    "inner_product_forward_primitive_desc_create": (
+        _NEW_OBJECT, _OBJECT, _NUMBER, _OBJECT, _OBJECT, _OBJECT, _OBJECT, _OBJECT),
     "reorder_primitive_desc_create": (
         _NEW_OBJECT, _OBJECT, _OBJECT, _OBJECT, _OBJECT, _OBJECT),
     "primitive_desc_query": (_OBJECT, _NUMBER, _NUMBER, ctypes.POINTER(_NAME)),

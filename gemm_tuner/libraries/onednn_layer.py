@@ -22,7 +22,7 @@ from gemm_tuner.libraries.finish import (
 )
 from gemm_tuner.libraries.numpy_layer import finish
 from gemm_tuner.libraries.onednn import OneDnnLibrary, open_onednn
-from gemm_tuner.libraries.onednn_matmul import OneDnnMatmul, usable_products
+from gemm_tuner.libraries.onednn_product import OneDnnProduct, usable_products
 from gemm_tuner.libraries.plain import plain_of_stored, plain_problem, text_with_plain_weights
 from gemm_tuner.libraries.spelling import Spelling
 from gemm_tuner.machine.memory import address_of, allocate_aligned
@@ -108,7 +108,7 @@ class OneDnnLayer:
 class _Form:
     """A spelling with the passes before and after it."""
 
-    def __init__(self, product: OneDnnMatmul) -> None:
+    def __init__(self, product: OneDnnProduct) -> None:
         self.product = product
         self.spelling = spelling = product.spelling
         problem = spelling.problem

@@ -30,7 +30,7 @@ class Spelling:
 
     The product takes x, w and y in these types, and fuses the first `fused` steps of the epilogue;
     a pass converts x before it, and another does the rest after it. In a layer that `is_fixed`,
-    scalars are constants of the product.
+    scalars are constants of the product. A product is a `matmul` of oneDNN, or an `inner_product`.
     """
 
     problem: Problem
@@ -40,6 +40,7 @@ class Spelling:
     fused: int
     columns: Columns = Columns.COLUMN
     is_fixed: bool = False
+    is_inner_product: bool = False
 
     @property
     def converts_x(self) -> bool:
@@ -78,6 +79,8 @@ class Spelling:
         parts = []
         if self.converts_x:
             parts.append(f"x and w in {self.x.value}")
+        if self.is_inner_product:
+            parts.append("as an inner product")
         if steps:
             parts.append("fused" if self.fused == steps else f"{self.fused} of {steps} steps fused")
         if self.fuses_columns:
@@ -100,7 +103,16 @@ def spellings_of(problem: Problem, *, of_fixed_layer: bool) -> list[Spelling]:
     if (types.x, types.w) != _FLOATS and can_be_floats(problem):
         products.append(_FLOATS)
     return [
-        Spelling(problem=problem, x=x, w=w, y=y, fused=fused, columns=columns, is_fixed=is_fixed)
+        Spelling(
+            problem=problem,
+            x=x,
+            w=w,
+            y=y,
+            fused=fused,
+            columns=columns,
+            is_fixed=is_fixed,
+            is_inner_product=is_inner_product,
+        )
         for x, w in products
         for fused in _fused_counts(problem, x)
         for y in _types_of_y(problem, x, fused)
@@ -110,6 +122,7 @@ def spellings_of(problem: Problem, *, of_fixed_layer: bool) -> list[Spelling]:
             if of_fixed_layer and _has_scalar(problem.epilogue.steps[:fused])
             else (False,)
         )
+        for is_inner_product in ((False, True) if (x, w) == _FLOATS else (False,))
     ]
 
 

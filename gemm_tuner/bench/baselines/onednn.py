@@ -29,7 +29,7 @@ from gemm_tuner.libraries.onednn import (
     open_onednn,
 )
 from gemm_tuner.libraries.onednn_layer import pick_fastest
-from gemm_tuner.libraries.onednn_matmul import OneDnnMatmul, usable_products
+from gemm_tuner.libraries.onednn_product import OneDnnProduct, usable_products
 from gemm_tuner.machine.memory import address_of
 
 _MOST_PASSES = 4  # BENCH_PASSES of bench/native/sample.h
@@ -106,7 +106,7 @@ class OneDnn(AnyBaseline):
         self.implementation = f"{chosen.product.implementation}: {spelling.text}"
         return chosen
 
-    def _products(self, library: OneDnnLibrary, workload: Workload) -> list[OneDnnMatmul]:
+    def _products(self, library: OneDnnLibrary, workload: Workload) -> list[OneDnnProduct]:
         """Return the ways to ask for this problem, or only the one that was chosen for it."""
         problem = workload.problem
         products = usable_products(library, problem, None, constants=workload.operands)
@@ -120,7 +120,7 @@ def _key(library: OneDnnLibrary, workload: Workload) -> tuple[str, int]:
 
 class _OneDnnRunner(CRunner):
     def __init__(
-        self, driver: ctypes.CDLL, pass_library: Path, product: OneDnnMatmul, workload: Workload
+        self, driver: ctypes.CDLL, pass_library: Path, product: OneDnnProduct, workload: Workload
     ) -> None:
         self.product = product
         spelling, library = product.spelling, product.library

@@ -15,6 +15,7 @@ from gemm_tuner.libraries.onednn import (
     BIAS,
     DATA_TYPES,
     DESTINATION,
+    FORWARD_INFERENCE,
     OPERAND,
     POST_OP,
     QUERY_SCRATCHPAD,
@@ -35,7 +36,10 @@ from gemm_tuner.machine.memory import address_of, allocate_aligned
 
 # As many primitives are kept, for other numbers of rows and threads.
 _KEPT_PRIMITIVES = 64
-_REFERENCE = "ref"  # how the names of implementations begin that are there to be right, not fast
+# How the names of implementations begin: those that are there to be right, not fast, and those that
+# have packed weights.
+_REFERENCE = "ref"
+_PACKS = "brg"
 _VNNI = frozenset({IsaFeature.AVX512_VNNI, IsaFeature.AVX_VNNI})
 _BYTES = {DType.S8, DType.U8}
 _FOR_ALL, _FOR_EACH_ROW, _FOR_EACH_COLUMN = 0, 1, 2
@@ -44,7 +48,7 @@ _FOR_ALL, _FOR_EACH_ROW, _FOR_EACH_COLUMN = 0, 1, 2
 MemoryArgument = tuple[int, OneDnnObject | int]
 
 
-class OneDnnMatmul:
+class OneDnnProduct:
     """A spelling, with the layout of weights that oneDNN wants for it.
 
     `operands` are the numbers of the epilogue's operands that a primitive reads, in the order of
@@ -71,7 +75,7 @@ class OneDnnMatmul:
         self._threads = threads
         self._constants = constants or {}
         self._primitive = lru_cache(_KEPT_PRIMITIVES)(self.make_primitive)
-        in_any_layout = library.matrix_in_any_layout((problem.k, problem.n), spelling.w)
+        in_any_layout = library.matrix_in_any_layout(self._weights_shape, spelling.w)
         with library.in_threads(threads):
             # Kept, because the layout belongs to it.
             self._greatest, described = self._describe(problem.m.high, in_any_layout)
@@ -86,6 +90,17 @@ class OneDnnMatmul:
         """Say whether oneDNN has nothing fast for the spelling."""
         return self.implementation.startswith(_REFERENCE)
 
+    @property
+    def packs_weights(self) -> bool:
+        """Say whether oneDNN multiplies weights in a layout of its own."""
+        return self.implementation.startswith(_PACKS)
+
+    @property
+    def _weights_shape(self) -> tuple[int, int]:
+        problem = self._problem
+        is_transposed = self.spelling.is_inner_product
+        return (problem.n, problem.k) if is_transposed else (problem.k, problem.n)
+
     def pack(self, w: int, packed: int) -> None:
         """Write the weights from one address, contiguous, to another, in the layout of oneDNN.
 
@@ -94,7 +109,9 @@ class OneDnnMatmul:
         """
         problem, library, engine = self._problem, self.library, self.library.engine
         strides = (1, problem.k) if problem.w_layout is WeightLayout.NK else (problem.n, 1)
-        given = library.array((problem.k, problem.n), self.spelling.w, strides)
+        if self.spelling.is_inner_product:
+            strides = strides[::-1]
+        given = library.array(self._weights_shape, self.spelling.w, strides)
         arguments: list[MemoryArgument] = [(SOURCE, given), (DESTINATION, self._layout)]
         with library.in_threads(self._threads):
             description = library.create(
@@ -145,10 +162,11 @@ class OneDnnMatmul:
         steps = _FusedSteps(library, self.spelling, rows, self._constants)
         x = self._rows(rows, problem.k, self.spelling.x)
         y = self._rows(rows, problem.n, self.spelling.y)
-        description = library.create(
-            "matmul_primitive_desc", library.engine, x, layout, steps.bias, y, steps.attributes
-        )
-        return description, steps
+        arguments = (x, layout, steps.bias, y, steps.attributes)
+        if self.spelling.is_inner_product:
+            kind = "inner_product_forward_primitive_desc"
+            return library.create(kind, library.engine, FORWARD_INFERENCE, *arguments), steps
+        return library.create("matmul_primitive_desc", library.engine, *arguments), steps
 
     def _rows(self, rows: int, columns: int, dtype: DType) -> OneDnnObject:
         return self.library.array((rows, columns), dtype, (columns, 1))
@@ -204,7 +222,9 @@ class _FusedSteps:
         self._is_head = False
         if kind.argument is Argument.BIAS and self.bias is None and self._post_op_count == 0:
             # At the head of the chain it is an argument of the primitive: it costs least there.
-            self.bias = library.array((1, problem.n), dtype, (problem.n, 1))
+            is_vector = self._spelling.is_inner_product
+            shape, strides = ((problem.n,), (1,)) if is_vector else ((1, problem.n), (problem.n, 1))
+            self.bias = library.array(shape, dtype, strides)
             self._add_argument(number, BIAS, self.bias)
         elif is_fixed_scalar and kind.argument is Argument.Y_ZERO_POINT:
             self._add_vector(number, ZERO_POINTS, DESTINATION, _FOR_ALL, 1, dtype)
@@ -339,7 +359,7 @@ def usable_products(
     threads: int | None,
     *,
     constants: Mapping[str, Array] | None = None,
-) -> list[OneDnnMatmul]:
+) -> list[OneDnnProduct]:
     """Return the spellings of a problem that oneDNN computes fast, the most usual first.
 
     One that fuses everything without a column leaves nothing to be tried. The reference
@@ -349,14 +369,14 @@ def usable_products(
         BaselineMissing: there is none.
     """
     _check_problem(problem)
-    found: list[OneDnnMatmul] = []
+    found: list[OneDnnProduct] = []
     refused: dict[str, str] = {}
     for spelling in spellings_of(problem, of_fixed_layer=constants is not None):
         if found and _is_needless(spelling, found):
             continue
         try:
             _check_sums(spelling)
-            product = OneDnnMatmul(library, spelling, threads, constants)
+            product = OneDnnProduct(library, spelling, threads, constants)
         except BaselineMissing as refusal:
             refused[spelling.text] = str(refusal)
             continue
@@ -372,12 +392,13 @@ def usable_products(
     return found
 
 
-def _is_needless(spelling: Spelling, found: Sequence[OneDnnMatmul]) -> bool:
+def _is_needless(spelling: Spelling, found: Sequence[OneDnnProduct]) -> bool:
     """Say whether a spelling cannot be faster than what was found, or is for types it lacks."""
     first = found[0].spelling
     is_converted = spelling.converts_x and not first.converts_x
     is_whole = not first.needs_finish and not first.fuses_columns
-    return is_converted or (is_whole and spelling.needs_finish)
+    is_alike = spelling.is_inner_product and found[0].packs_weights
+    return is_alike or is_converted or (is_whole and spelling.needs_finish)
 
 
 def _check_problem(problem: Problem) -> None:
