@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import inf
 
 from gemm_tuner.bench.baselines.choose import AUTO, Race, raced_packages
+from gemm_tuner.derive import is_believed
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.tuning.settings import SweepSettings
 
@@ -15,7 +16,8 @@ def find_race(trials: Sequence[Trial], settings: SweepSettings, *, threads: int)
     """Return how `auto` is decided: by the newest race of a problem that is still good.
 
     A sweep with a smaller budget goes on beside the same baseline, or its kernels could not be
-    compared with those that were found before.
+    compared with those that were found before. A race of a sweep that was disturbed is no good:
+    another library may have won by chance.
 
     Args:
         trials: what earlier sweeps of the problem on this CPU gave.
@@ -28,7 +30,7 @@ def find_race(trials: Sequence[Trial], settings: SweepSettings, *, threads: int)
         raced = trial.measurement.raced if trial.measurement else ()
         is_good = bool(raced) and wanted <= {one.package for one in raced}
         if is_good and trial.context.threads == threads and raced[0].package in installed:
-            return Race(limit_s=limit_s, earlier=raced)
+            return Race(limit_s=limit_s, earlier=raced if is_believed(trial) else ())
     return Race(limit_s=limit_s)
 
 

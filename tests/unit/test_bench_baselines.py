@@ -225,11 +225,30 @@ def test_a_race_waits_for_a_core_for_each_thread_but_not_for_ever(
     runner = NewThreads(disturbed)
 
     found = least_time_s(
-        runner, WeightCopies(runner, 1, seed=0), 3_000_000, wait_ns=lambda: runner.waited_ns
+        runner,
+        WeightCopies(runner, 1, seed=0),
+        3_000_000,
+        threads=2,
+        wait_ns=lambda: runner.waited_ns,
     )
 
     assert found == pytest.approx(least_s)
     assert runner.samples > disturbed - 200
+
+
+def test_a_race_on_one_thread_counts_the_time_on_a_core() -> None:
+    runner = NewThreads(1000)
+
+    found = least_time_s(
+        runner,
+        WeightCopies(runner, 1, seed=0),
+        3_000_000,
+        threads=1,
+        wait_ns=lambda: runner.waited_ns,
+        cpu_ns=lambda: runner.waited_ns,  # the thread computed as long as it waited
+    )
+
+    assert found == pytest.approx(0.0015)
 
 
 def test_all_that_are_named_and_usable_are_chosen() -> None:

@@ -6,7 +6,7 @@ import pytest
 from samples import make_trial
 
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.domain.measurement import Raced
+from gemm_tuner.domain.measurement import Interference, Raced
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.tuning.race import expected_baseline, find_race
 from gemm_tuner.tuning.settings import SweepSettings
@@ -45,6 +45,19 @@ def test_the_newest_race_is_taken_again() -> None:
     assert race.earlier == RACED
     assert race.limit_s == 2.0
     assert expected_baseline(settings, race) == "openblas 0.3 + pass"
+
+
+def test_there_is_a_new_race_where_the_one_before_was_disturbed() -> None:
+    disturbed = _trial(RACED)
+    assert disturbed.measurement is not None
+    interference = Interference(disturbed_rounds=1.0, others=1.5, stolen=0.0)
+    measurement = replace(disturbed.measurement, interference=interference)
+
+    race = find_race(
+        [_trial(RACED), replace(disturbed, measurement=measurement)], _settings(), threads=1
+    )
+
+    assert race.earlier == ()
 
 
 def test_there_is_a_new_race_where_more_take_part() -> None:
