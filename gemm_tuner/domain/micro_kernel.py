@@ -153,6 +153,11 @@ class MicroKernelFamily:
         is_other_type = types.w is not DType.F32
         return Can.CONVERT_ONCE in self.can and self.product.converts and is_other_type
 
+    def packs_floats(self, x: DType) -> bool:
+        """Return whether x becomes floats where it is packed, which tiles would else convert."""
+        multiplies_floats = self.product.converts and self.k_step == 1
+        return Can.BROADCAST_X in self.can and multiplies_floats and x is not DType.F32
+
     def can_shuffle(self, x: DType) -> bool:
         """Return whether four steps of x can be loaded at once and picked by shuffles."""
         is_word = self.k_step * x.size_bytes == 4

@@ -43,7 +43,7 @@ SOURCES = {
     ),
     "avx2_bf16_by_f32": (
         "bf16_bf16_f32_f32 7x20x9 nk none",
-        "avx2_bf16_by_f32_4x16 mc8_nc32_kc9 jc_ic_jr_ir",
+        "avx2_bf16_by_f32_4x16 mc8_nc32_kc9 jc_ic_jr_ir pack_x",
     ),
     "avx512_fp16": (
         "f16_f16_f16_f16 24x512x1001 nk bias+relu",

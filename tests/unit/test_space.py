@@ -25,7 +25,7 @@ ISA = {
         *("avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"),
     ),
     "avx512": ("fma", "avx2", "avx512f", "avx512vl", "avx512bw", "avx512dq"),
-    "avx2": ("fma", "avx2"),
+    "avx2": ("fma", "avx2", "f16c"),
     "x86_64": (),
 }
 SHAPES = (
@@ -644,6 +644,31 @@ def test_weights_that_many_tiles_meet_are_tried_converted_once(
     assert {one.blocking.convert_once for one in of_tile} == at_first
     ways = {one.blocking.convert_once for one in space.neighbours(of_tile[0])}
     assert ways == {False, True}
+
+
+@pytest.mark.parametrize(
+    ("types", "shape", "is_packed"),
+    [
+        ("bf16", "128x768x768", True),
+        ("f16", "128x768x768", True),
+        ("bf16_s4", "128x768x768", True),
+        ("bf16", "4x768x768", False),  # weights decide
+        ("bf16", "128x48x768", False),  # few panels
+        ("f32", "128x768x768", False),
+    ],
+)
+def test_x_of_many_rows_becomes_floats_once_for_many_panels(
+    types: str, shape: str, *, is_packed: bool
+) -> None:
+    layout = "nk:g128" if "_" in types else "nk"
+    machine = cpu("avx2")
+    space = Space(problem=Problem.parse(f"{types} {shape} {layout}"), cpu=machine)
+    wide = [one for one in space.defaults() if one.micro_kernel.nr == 16]
+    first = next(one for one in wide if "dot" not in one.micro_kernel.family)
+
+    assert first.blocking.pack_x == is_packed
+    packed = [one.blocking for one in wide if one.blocking.pack_x]
+    assert all(one.mc * one.kc * DType.F32.size_bytes <= machine.caches.l2_bytes for one in packed)
 
 
 def test_blocks_of_k_are_whole_groups_of_weights() -> None:
