@@ -1,17 +1,19 @@
 """A source of kernels for models of PyTorch, built when they are asked for."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.ranking import shortlist
-from gemm_tuner.torch.sources import FoundLayer, WantedLayer
+from gemm_tuner.torch.sources import CallTime, FoundLayer, WantedLayer
 
 
 def kernel_of(problem: Problem, threads: int) -> Kernel:
@@ -27,11 +29,16 @@ def kernel_of(problem: Problem, threads: int) -> Kernel:
 
 @dataclass
 class Kernels:
-    """Has a kernel for every layer, or fails."""
+    """Has a kernel for every layer but those that `lack` one, or fails.
+
+    `time` says what is known of the time of a call of a layer, in ns.
+    """
 
     text: str | None = None
     rows: tuple[int | str, ...] | None = None
     error: Exception | None = None
+    lack: Callable[[WantedLayer], bool] = lambda _wanted: False
+    time: Callable[[WantedLayer], float | None] | None = None
     asked: list[WantedLayer] = field(default_factory=list)
 
     def find(self, wanted: WantedLayer) -> FoundLayer:
@@ -43,9 +50,16 @@ class Kernels:
             Problem.create(rows, wanted.n, wanted.k, dtype=wanted.dtype, epilogue=wanted.epilogue)
             for rows in self.rows or wanted.rows
         ]
-        return FoundLayer(
+        if self.lack(wanted):
+            problems = []
+        found = FoundLayer(
             kernels=tuple(kernel_of(one, wanted.threads) for one in problems), reasons=()
         )
+        if self.time is None:
+            return found
+        time = self.time(wanted)
+        call = None if time is None else CallTime(least_ns=time, greatest_ns=time)
+        return replace(found, regime=Regime.HOT, times=(call,) * len(wanted.rows))
 
     def choices(self, wanted: WantedLayer) -> list[FoundLayer]:
         """Return the one way there is."""

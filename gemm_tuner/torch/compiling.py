@@ -5,9 +5,8 @@ then folds `pack` away: it runs once, when the model is compiled.
 """
 
 import logging
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,19 +18,23 @@ from gemm_tuner.domain.problem import Rows
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.torch.epilogues import Step, steps_after
 from gemm_tuner.torch.exporting import write_kernels
+from gemm_tuner.torch.graphs import Graph, Node
+from gemm_tuner.torch.joining import (
+    groups_of,
+    is_timed,
+    join,
+    joined_time,
+    name_of,
+    sizes_of,
+    unlike,
+)
 from gemm_tuner.torch.operators import TYPES, OperatorLayer, add_layer, library
+from gemm_tuner.torch.products import Product, constants_of, products_of
 from gemm_tuner.torch.report import LayerReport, Report
+from gemm_tuner.torch.rewriting import insert
 from gemm_tuner.torch.sources import AnySource, FoundLayer, Source, WantedLayer, open_source
 
 _LOG = logging.getLogger(__name__)
-_ATEN = torch.ops.aten
-_CASTS = (torch.ops.prims.convert_element_type.default, _ATEN._to_copy.default)  # noqa: SLF001 - its name
-_TRANSPOSES = (_ATEN.permute.default, _ATEN.t.default, _ATEN.transpose.int)
-
-# How Dynamo writes the model at the head of a path.
-_ROOT = re.compile(r"^L\['\w+'\]\.?")
-
-Node = Any  # torch.fx.Node
 
 
 class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, it is Any
@@ -85,30 +88,68 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             )
         return write_kernels(Path(folder), self._taken.values())
 
-    def __call__(self, graph: Any) -> None:  # noqa: ANN401 - torch.fx.Graph
+    def __call__(self, graph: Graph) -> None:
         """Replace the products that there are kernels for."""
         if not config.freezing or torch.is_grad_enabled():
             # Weights are not constants then: they would be packed at each call.
             self._warn("it was not compiled under torch.no_grad(), or without freezing.")
             return
-        constants = _constants(graph)
+        constants = constants_of(graph)
+        groups = groups_of(products_of(graph.nodes, constants), constants)
+        of_first = {group[0].node: [part.node for part in group] for group in groups}
+        joined: set[Node] = set()
+        remarks: dict[Node, str] = {}
         is_changed = False
         for node in list(graph.nodes):
-            product = _product(node, constants)
-            if product is not None:
-                is_changed |= self._replace(graph, node, product)
+            if node in joined:
+                continue
+            # Of the nodes as they are now: what products read may have been replaced meanwhile.
+            parts = products_of(of_first.get(node, [node]), constants)
+            if len(parts) > 1:
+                is_faster, why = self._is_faster_joined(parts)
+                remarks |= dict.fromkeys(of_first[node], why)
+                if is_faster:
+                    joined |= set(of_first[node])
+                    parts = [join(graph, parts)]
+            if parts:
+                is_changed |= self._replace(graph, parts[0], remarks.get(node, ""))
         if is_changed:
             graph.eliminate_dead_code()
             graph.lint()
 
-    def _replace(self, graph: Any, node: Node, product: "_Product") -> bool:  # noqa: ANN401
+    def _is_faster_joined(self, parts: Sequence[Product]) -> tuple[bool, str]:
+        """Return whether one kernel for all products is faster than what runs for each, and why."""
+        wanted, _bounds = self._wanted(parts[0])
+        if not wanted.rows:
+            return False, ""
+        n, k = sizes_of(parts)
+        wanted = replace(wanted, n=n, k=k, epilogue=_chain(parts[0], ()))
+        ways = [self._ways(part) for part in unlike(parts)]
+        whole = self._find(wanted, is_first=True) if all(map(is_timed, ways)) else None
+        time = joined_time(ways, whole) if whole else None
+        names = name_of(parts)
+        if time is None:
+            lacking = "of each" if whole is None else f"of {_problem_text(wanted)}"
+            return False, f"Whether {names} are faster as one is not known: no times {lacking}."
+        is_faster = bool(whole and whole.kernels) and time.is_faster
+        return is_faster, f"{names} {'are' if is_faster else 'would be'} one product: {time.text}."
+
+    def _ways(self, part: Product) -> list[FoundLayer]:
+        """Return what there is for a product, with the function after it and without."""
+        wanted, _bounds = self._wanted(part)
+        chains = dict.fromkeys(_chain(part, steps) for steps in (steps_after(part.node), ()))
+        return [self._find(replace(wanted, epilogue=one), is_first=True) for one in chains]
+
+    def _replace(self, graph: Graph, product: Product, remark: str) -> bool:
         """Replace a product, with as many of the steps after it as there are kernels for."""
         wanted, bounds = self._wanted(product)
+        why_left = product.why_left
         if not wanted.rows:
-            reason = "its rows are known when it runs; give dynamic_rows to say what to ask for."
-            self._tell(node, wanted, [reason], is_taken=False)
+            why_left = "its rows are known when it runs; give dynamic_rows to say what to ask for."
+        if why_left:
+            self._tell(product, wanted, [why_left], is_taken=False)
             return False
-        steps = steps_after(node)
+        steps = steps_after(product.node)
         reasons: list[str] = []
         for count in range(len(steps), -1, -1):
             fused = replace(wanted, epilogue=_chain(product, steps[:count]))
@@ -116,34 +157,34 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             if found.kernels:
                 layer = add_layer(found.kernels)
                 reasons = [kernel.reason for kernel in found.kernels]
-                self._tell(node, fused, [*reasons, *found.reasons], is_taken=True)
+                self._tell(product, fused, [*reasons, *found.reasons, remark], is_taken=True)
                 self._taken[layer.number] = layer
                 is_whole = layer.holds(*bounds)
-                _insert(graph, node, product, layer, steps[:count], is_whole=is_whole)
+                insert(graph, product, layer, steps[:count], is_whole=is_whole)
                 return True
             reasons += found.reasons
-        self._tell(node, replace(wanted, epilogue=_chain(product, steps)), reasons, is_taken=False)
+        whole = replace(wanted, epilogue=_chain(product, steps))
+        self._tell(product, whole, [*reasons, remark], is_taken=False)
         return False
 
     def _tell(
-        self, node: Node, wanted: WantedLayer, reasons: Sequence[str], *, is_taken: bool
+        self, product: Product, wanted: WantedLayer, reasons: Sequence[str], *, is_taken: bool
     ) -> None:
-        rows = ",".join(map(str, wanted.rows))
         report = LayerReport(
-            name=_module_of(node),
-            problem=f"{wanted.dtype} {rows}x{wanted.n}x{wanted.k} {wanted.epilogue}",
+            name=product.name,
+            problem=_problem_text(wanted),
             rows=wanted.rows,
             is_taken=is_taken,
-            reason=" ".join(dict.fromkeys(reasons)),
+            reason=" ".join(dict.fromkeys(filter(None, reasons))),
         )
         self._reports.append(report)
         if not is_taken:
             self._warn(report.reason)
 
-    def _wanted(self, product: "_Product") -> tuple[WantedLayer, tuple[int, int]]:
+    def _wanted(self, product: Product) -> tuple[WantedLayer, tuple[int, int]]:
         """Return the layer to ask for, and the least and greatest number of rows."""
         n, k = product.sizes
-        rows = product.x.meta["val"].shape[0]
+        rows = product.rows
         asked: tuple[int | str, ...]
         if isinstance(rows, torch.SymInt):
             environment = rows.node.shape_env
@@ -158,7 +199,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             n=int(n),
             k=int(k),
             rows=asked,
-            dtype=TYPES[product.x.meta["val"].dtype],
+            dtype=TYPES[product.dtype],
             epilogue="none",
             threads=torch.get_num_threads(),
         )
@@ -187,157 +228,15 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             _LOG.warning("A product is compiled as it would be without gemm-tuner: %s", reason)
 
 
-@dataclass(frozen=True, slots=True)
-class _Product:
-    """A product with constant weights: y (rows, n) = x (rows, k) @ w.T + bias.
-
-    The node of the weights is w (n, k), or (k, n) where `is_transposed`.
-    """
-
-    x: Node
-    w: Node
-    bias: Node | None
-    is_transposed: bool
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Return n and k."""
-        first, second = self.w.meta["val"].shape
-        return (second, first) if self.is_transposed else (first, second)
+def _problem_text(wanted: WantedLayer) -> str:
+    rows = ",".join(map(str, wanted.rows))
+    return f"{wanted.dtype} {rows}x{wanted.n}x{wanted.k} {wanted.epilogue}"
 
 
-def _chain(product: _Product, steps: Sequence[Step]) -> str:
+def _chain(product: Product, steps: Sequence[Step]) -> str:
     """Return the text of an epilogue."""
     bias = [] if product.bias is None else ["bias"]
     return "+".join([*bias, *(step.name for step in steps)]) or "none"
-
-
-def _module_of(node: Node) -> str:
-    """Return the path of the module that a node comes from, or the name of the node."""
-    modules = list(node.meta.get("nn_module_stack", {}).values())
-    path = _ROOT.sub("", str(modules[-1][0])) if modules else ""
-    return path or str(node.name)
-
-
-def _product(node: Node, constants: frozenset[Node]) -> _Product | None:
-    """Return the product that a node computes, if kernels could."""
-    if node.target is _ATEN.addmm.default and not node.kwargs:
-        bias, x, w_t = node.args
-    elif node.target is _ATEN.mm.default:
-        (x, w_t), bias = node.args, None
-    else:
-        return None
-    w = _untransposed(w_t)
-    product = _Product(x, w_t if w is None else w, bias, is_transposed=w is None)
-    if not _is_constant(product.w, constants):
-        return None
-    return product if _can_be_read(product) else None
-
-
-def _can_be_read(product: _Product) -> bool:
-    """Return whether kernels read arrays of these types and shapes."""
-    arrays = (product.x, product.w, product.bias)
-    values = [one.meta.get("val") for one in arrays if one is not None]
-    if any(type(one).__name__ != "FakeTensor" for one in values):
-        return False
-    types = {one.dtype for one in values}
-    if (
-        len(types) != 1
-        or not types <= set(TYPES)
-        or any(one.device.type != "cpu" for one in values)
-    ):
-        return False
-    rows, sizes = values[0].shape[0], (*product.sizes, values[0].shape[1])
-    if any(isinstance(one, torch.SymInt) or one == 0 for one in sizes):
-        return False
-    is_vector = product.bias is None or tuple(values[2].shape) == sizes[:1]
-    return is_vector and (isinstance(rows, torch.SymInt) or rows > 0)
-
-
-def _untransposed(node: Node) -> Node | None:
-    """Return w (n, k) of a node that is w.T, or None."""
-    if node.op != "call_function" or node.target not in _TRANSPOSES:
-        return None
-    order = list(node.args[1:])
-    if node.target is _ATEN.permute.default and list(node.args[1]) != [1, 0]:
-        return None
-    if node.target is _ATEN.transpose.int and {one % 2 for one in order} != {0, 1}:
-        return None
-    return node.args[0]
-
-
-def _is_constant(node: Node, constants: frozenset[Node]) -> bool:
-    while node.op == "call_function" and node.target in _CASTS:
-        node = node.args[0]
-    return node in constants
-
-
-def _constants(graph: Any) -> frozenset[Node]:  # noqa: ANN401 - torch.fx.Graph
-    """Return the nodes that freezing makes constants: the parameters that nothing changes."""
-    constants = set(graph.find_nodes(op="get_attr"))
-    context = torch._guards.TracingContext.try_get()  # noqa: SLF001 - as freezing itself does
-    if context is None or not context.params_flat_unwrap_subclasses or context.fw_metadata is None:
-        return frozenset(constants)
-    metadata = context.fw_metadata
-    placeholders = graph.find_nodes(op="placeholder")
-    if len(placeholders) != len(metadata.input_info):
-        return frozenset(constants)  # the graph of a branch or a loop: freezing leaves it
-    changed = {place for place, one in enumerate(metadata.input_info) if one.mutates_data} | {
-        one.base_idx for one in metadata.output_info if one.base_idx is not None
-    }
-    parameters = context.params_flat_unwrap_subclasses
-    return frozenset(
-        constants
-        | {
-            node
-            for place, (node, _one) in enumerate(zip(placeholders, parameters, strict=False))
-            if place not in changed
-        }
-    )
-
-
-def _insert(
-    graph: Any,  # noqa: ANN401 - torch.fx.Graph
-    node: Node,
-    product: _Product,
-    layer: OperatorLayer,
-    steps: Sequence[Step],
-    *,
-    is_whole: bool,
-) -> None:
-    """Put the operators in the place of a product and the steps after it.
-
-    The plain weights stay if there are rows that no kernel is for.
-    """
-    ops = torch.ops.gemm_tuner
-    last = steps[-1].result if steps else node
-    others = [step.other for step in steps if step.other is not None]
-    with graph.inserting_before(last):
-        w = product.w
-        if product.is_transposed:
-            w = _call(graph, _ATEN.permute.default, (w, [1, 0]))
-        packed = _call(graph, ops.pack.default, (w, layer.packed_bytes, layer.number))
-        other = (
-            _call(graph, _ATEN.reshape.default, (others[0], [-1, layer.problem.n]))
-            if others
-            else None
-        )
-        arguments = [product.x, packed, product.bias, layer.number, other]
-        if not is_whole:
-            arguments.append(w)
-        elif other is None:
-            arguments.pop()
-        y = _call(graph, ops.linear.default, tuple(arguments))
-        if steps and steps[-1].view is not None:
-            y = _call(graph, _ATEN.reshape.default, (y, steps[-1].view.args[1]))
-    last.replace_all_uses_with(y)
-    graph.erase_node(last)
-
-
-def _call(graph: Any, target: Any, arguments: tuple[Any, ...]) -> Node:  # noqa: ANN401
-    node = graph.call_function(target, arguments)
-    node.meta["val"] = target(*torch.fx.node.map_arg(arguments, lambda one: one.meta["val"]))
-    return node
 
 
 def _int_or(bound: Any, otherwise: int) -> int:  # noqa: ANN401 - a number of sympy

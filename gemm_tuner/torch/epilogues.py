@@ -16,49 +16,42 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from gemm_tuner.domain.step_kind import OperandShape
 from gemm_tuner.domain.step_table import STEP_KINDS
+from gemm_tuner.torch.graphs import ATEN, CASTS, VIEWS, Node
 from gemm_tuner.torch.operators import STEP_NUMBERS
 
-Node = Any  # torch.fx.Node
-
-_ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
-
-VIEWS = frozenset(
-    {_ATEN.view.default, _ATEN.reshape.default, _ATEN._unsafe_view.default}  # noqa: SLF001 - so called
-)
-_CASTS = frozenset({_PRIMS.convert_element_type.default, _ATEN._to_copy.default})  # noqa: SLF001
 _POINTWISE = frozenset(
     {
-        _ATEN.abs.default,
-        _ATEN.add.Scalar,
-        _ATEN.add.Tensor,
-        _ATEN.clamp.default,
-        _ATEN.clamp_max.default,
-        _ATEN.clamp_min.default,
-        _ATEN.div.Scalar,
-        _ATEN.div.Tensor,
-        _ATEN.elu.default,
-        _ATEN.erf.default,
-        _ATEN.exp.default,
-        _ATEN.expm1.default,
-        _ATEN.gelu.default,
-        _ATEN.gt.Scalar,
-        _ATEN.hardswish.default,
-        _ATEN.leaky_relu.default,
-        _ATEN.log1p.default,
-        _ATEN.maximum.default,
-        _ATEN.minimum.default,
-        _ATEN.mul.Scalar,
-        _ATEN.mul.Tensor,
-        _ATEN.neg.default,
-        _ATEN.pow.Tensor_Scalar,
-        _ATEN.reciprocal.default,
-        _ATEN.relu.default,
-        _ATEN.sigmoid.default,
-        _ATEN.silu.default,
-        _ATEN.sub.Scalar,
-        _ATEN.sub.Tensor,
-        _ATEN.tanh.default,
-        _ATEN.where.self,
+        ATEN.abs.default,
+        ATEN.add.Scalar,
+        ATEN.add.Tensor,
+        ATEN.clamp.default,
+        ATEN.clamp_max.default,
+        ATEN.clamp_min.default,
+        ATEN.div.Scalar,
+        ATEN.div.Tensor,
+        ATEN.elu.default,
+        ATEN.erf.default,
+        ATEN.exp.default,
+        ATEN.expm1.default,
+        ATEN.gelu.default,
+        ATEN.gt.Scalar,
+        ATEN.hardswish.default,
+        ATEN.leaky_relu.default,
+        ATEN.log1p.default,
+        ATEN.maximum.default,
+        ATEN.minimum.default,
+        ATEN.mul.Scalar,
+        ATEN.mul.Tensor,
+        ATEN.neg.default,
+        ATEN.pow.Tensor_Scalar,
+        ATEN.reciprocal.default,
+        ATEN.relu.default,
+        ATEN.sigmoid.default,
+        ATEN.silu.default,
+        ATEN.sub.Scalar,
+        ATEN.sub.Tensor,
+        ATEN.tanh.default,
+        ATEN.where.self,
     }
 )
 _MOST_NODES = 16
@@ -93,7 +86,8 @@ def steps_after(product: Node) -> list[Step]:
     At most one adds another array of the shape of y.
     """
     steps: list[Step] = []
-    head = _past_views(product)
+    is_image = product.target is ATEN.convolution.default  # its columns are not the last dimension
+    head = product if is_image else past_views(product)
     view = None if head is product else head
     while True:
         step = _function_after(head)
@@ -102,11 +96,11 @@ def steps_after(product: Node) -> list[Step]:
         if step is None:
             return steps
         steps.append(replace(step, view=view))
-        head = _past_views(step.result)
+        head = step.result if is_image else past_views(step.result)
         view = view if head is step.result else head
 
 
-def _past_views(node: Node) -> Node:
+def past_views(node: Node) -> Node:
     """Return the last of the views of a node, where each is all that reads the one before."""
     while True:
         users = list(node.users)
@@ -125,7 +119,7 @@ def _keeps_columns(node: Node, view: Node) -> bool:
 
 def _addition_after(head: Node, product: Node) -> Step | None:
     users = list(head.users)
-    if len(users) != 1 or users[0].target is not _ATEN.add.Tensor or users[0].kwargs:
+    if len(users) != 1 or users[0].target is not ATEN.add.Tensor or users[0].kwargs:
         return None
     [added] = users
     others = [one for one in added.args if one is not head]
@@ -135,9 +129,13 @@ def _addition_after(head: Node, product: Node) -> Step | None:
     values = [one.meta.get("val") for one in (head, other, added)]
     if any(type(one).__name__ != "FakeTensor" for one in values):
         return None
-    is_alike = values[2].is_contiguous() and all(
+    is_alike = all(
         one.shape == values[0].shape and one.dtype == product.meta["val"].dtype for one in values
     )
+    if product.target is ATEN.convolution.default:
+        is_alike &= all(one.is_contiguous(memory_format=torch.channels_last) for one in values)
+    else:
+        is_alike &= values[2].is_contiguous()
     return Step("add", added, None, other) if is_alike and other is not product else None
 
 
@@ -179,7 +177,7 @@ def _is_of(node: Node, region: set[Node], dtype: Any) -> bool:  # noqa: ANN401 -
 def _is_cast(node: Node, dtype: Any) -> bool:  # noqa: ANN401 - of PyTorch
     """Return whether a node casts to float32, or to the type of the product, which y has."""
     value = node.meta.get("val")
-    return node.target in _CASTS and value is not None and value.dtype in (torch.float32, dtype)
+    return node.target in CASTS and value is not None and value.dtype in (torch.float32, dtype)
 
 
 def _is_sink(node: Node, region: set[Node]) -> bool:
@@ -197,7 +195,7 @@ def _name_of(head: Node, sink: Node, region: set[Node]) -> str | None:
                 arguments = torch.fx.node.map_arg(node.args, values.__getitem__)
                 keywords = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
                 values[node] = (
-                    arguments[0] if node.target in _CASTS else node.target(*arguments, **keywords)
+                    arguments[0] if node.target in CASTS else node.target(*arguments, **keywords)
                 )
         except (RuntimeError, TypeError, KeyError):
             return None

@@ -1,13 +1,14 @@
 """Where the kernels of a model come from: a service, a database, a lock file, the local store."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from gemm_tuner.client.client import Client
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.libraries.fallback import NoKernel
 from gemm_tuner.machine.detect import detect_cpu
@@ -43,11 +44,25 @@ class WantedLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallTime:
+    """Between what the time of a call lies, in ns, by the interval of its measurement."""
+
+    least_ns: float
+    greatest_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FoundLayer:
-    """The kernels for some of the rows, and why there are none for the others."""
+    """The kernels for some of the rows, and why there are none for the others.
+
+    `times` are those of a call for each of the rows, in `regime`: of its kernel, or where there is
+    none, of the fastest library. None was not measured; all are left out by a source without times.
+    """
 
     kernels: tuple[Kernel, ...]
     reasons: tuple[str, ...]
+    regime: Regime | None = None
+    times: tuple[CallTime | None, ...] = ()
 
 
 @runtime_checkable
@@ -100,12 +115,12 @@ class StoredKernels:
 
     def find(self, wanted: WantedLayer) -> FoundLayer:
         """Return the kernels for a layer, those for weights from memory before others."""
-        found = FoundLayer(kernels=(), reasons=())
+        ways = []
         for regime in _REGIMES:
-            found = self._find(wanted, regime)
-            if found.kernels:
-                break
-        return found
+            ways.append(self._find(wanted, regime))
+            if ways[-1].kernels:
+                return ways[-1]
+        return next((way for way in ways if any(way.times)), ways[-1])
 
     def choices(self, wanted: WantedLayer) -> Sequence[FoundLayer]:
         """Return what `find` does, and where there is one number of rows, the next best kernels.
@@ -141,11 +156,12 @@ class StoredKernels:
         context = ExecutionContext(threads=wanted.threads, regime=regime)
         problems = layer_problems(**wanted.asked, max_loss=MAX_LOSS)
         sharing = share(self._repository, problems, cpu=self._cpu, context=context)
+        verdicts = [one.chosen.verdict for one in sharing.kernels]
         found = [
-            kernel_or_none(one.chosen.verdict, self._repository, self._cpu, wanted.threads)
-            for one in sharing.kernels
+            kernel_or_none(one, self._repository, self._cpu, wanted.threads) for one in verdicts
         ]
-        return _told(found)
+        times = [_time_of(one, verdict) for one, verdict in zip(found, verdicts, strict=True)]
+        return replace(_told(found), regime=regime, times=tuple(times))
 
 
 class ServedKernels:
@@ -184,6 +200,9 @@ class ServedKernels:
 # The weights of a model seldom stay in a cache from one call to the next.
 _REGIMES = (Regime.COLD_WEIGHTS, Regime.HOT)
 
+# A kernel for a range of m, or of another CPU, was timed with other sizes or elsewhere.
+_TIMED = (Basis.MEASURED, Basis.SHARED)
+
 # More of them are seldom faster, and each is timed in the model.
 _MOST_CHOICES = 3
 
@@ -197,6 +216,17 @@ def _told(found: Sequence[_HasReason]) -> FoundLayer:
     kernels = {one.artifact.sha256: one for one in found if isinstance(one, Kernel)}
     reasons = dict.fromkeys(one.reason for one in found if not isinstance(one, Kernel))
     return FoundLayer(kernels=tuple(kernels.values()), reasons=tuple(reasons))
+
+
+def _time_of(found: Kernel | NoKernel, verdict: Verdict) -> CallTime | None:
+    """Return the time of a call, if this very problem was measured on such a CPU."""
+    measured = verdict.measurement
+    if verdict.basis not in _TIMED or measured is None or measured.doubt is not None:
+        return None
+    library_ns, ratio = measured.baseline_median_ns, measured.ratio
+    if not isinstance(found, Kernel):
+        return CallTime(least_ns=library_ns, greatest_ns=library_ns)
+    return CallTime(least_ns=library_ns / ratio.high, greatest_ns=library_ns / ratio.low)
 
 
 def open_source(source: AnySource) -> Source:

@@ -1,0 +1,171 @@
+"""Products with constant weights in a graph of Inductor."""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gemm_tuner.torch.graphs import ATEN, CASTS, Graph, Node, untransposed
+from gemm_tuner.torch.operators import TYPES
+
+# How Dynamo writes the model at the head of a path.
+_ROOT = re.compile(r"^L\['\w+'\]\.?")
+
+_IMAGE_DIMENSIONS = 4
+_FOLDED = CASTS
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product with constant weights: y (rows, n) = x (rows, k) @ w.T + bias.
+
+    `node` computes it. The node of the weights is w (n, k), or (k, n) where `is_transposed`. `name`
+    is the path of its module, or of those of several that were joined.
+
+    Of a convolution by one element, x is (count, k, height, width) and y (count, n, height, width),
+    both with channels last, so that their elements lie in rows of k and n; w is (n, k, 1, 1). It is
+    left as it is where it says why.
+    """
+
+    node: Node
+    name: str
+    x: Node
+    w: Node
+    bias: Node | None
+    is_transposed: bool
+    why_left: str = ""
+
+    @property
+    def is_image(self) -> bool:
+        """Return whether this is a convolution."""
+        return len(self.x.meta["val"].shape) == _IMAGE_DIMENSIONS
+
+    @property
+    def rows(self) -> Any:  # noqa: ANN401 - a number, or one that is known when it runs
+        """Return the number of rows of x and y."""
+        count, _k, *lengths = self.x.meta["val"].shape
+        return count * math.prod(lengths)
+
+    @property
+    def dtype(self) -> Any:  # noqa: ANN401 - of PyTorch
+        """Return the type of x."""
+        return self.x.meta["val"].dtype
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Return n and k."""
+        first, second, *_ones = self.w.meta["val"].shape
+        return (second, first) if self.is_transposed else (first, second)
+
+
+def products_of(nodes: Iterable[Node], constants: frozenset[Node]) -> list[Product]:
+    """Return the products with constant weights that nodes compute, if kernels could."""
+    return [product for node in nodes if (product := _product_of(node, constants)) is not None]
+
+
+def _product_of(node: Node, constants: frozenset[Node]) -> Product | None:
+    name, why_left = _module_of(node), ""
+    if node.target is ATEN.addmm.default and not node.kwargs:
+        bias, x, w_t = node.args
+        w = untransposed(w_t)
+    elif node.target is ATEN.mm.default:
+        (x, w_t), bias = node.args, None
+        w = untransposed(w_t)
+    elif node.target is ATEN.convolution.default and _is_by_one_element(node):
+        x, w, bias, *_how = node.args
+        why_left = _why_left(node)
+    else:
+        return None
+    product = (
+        Product(node, name, x, w_t, bias, is_transposed=True)
+        if w is None
+        else Product(node, name, x, w, bias, is_transposed=False, why_left=why_left)
+    )
+    return product if is_constant(product.w, constants) and _can_be_read(product) else None
+
+
+def _is_by_one_element(node: Node) -> bool:
+    """Return whether a convolution is by weights of (n, k, 1, 1)."""
+    w, is_turned = node.args[1].meta.get("val"), node.args[6]
+    return w is not None and tuple(w.shape[2:]) == (1, 1) and not is_turned
+
+
+def _why_left(node: Node) -> str:
+    """Return why a convolution by one element cannot be computed as a product, if so."""
+    x, _w, _bias, stride, padding, _dilation, _is_turned, _more, groups = node.args
+    for what, given, plain in (("stride", stride, 1), ("padding", padding, 0)):
+        if any(one != plain for one in given):
+            return f"its {what} is {list(given)}; only one of {plain} is a product of rows."
+    if groups != 1:
+        return f"its channels are in {groups} groups; only one of 1 group is a product of rows."
+    arrays = [one.meta["val"] for one in (x, node)]
+    if any(isinstance(one, torch.SymInt) for array in arrays for one in array.shape[1:]):
+        return "its height and width are known when it runs."
+    if not all(one.is_contiguous(memory_format=torch.channels_last) for one in arrays):
+        return (
+            "x is not of channels last, so its rows would have to be copied; compile "
+            "model.to(memory_format=torch.channels_last), for such an x."
+        )
+    return ""
+
+
+def _can_be_read(product: Product) -> bool:
+    """Return whether kernels read arrays of these types and shapes."""
+    arrays = (product.x, product.w, product.bias)
+    values = [one.meta.get("val") for one in arrays if one is not None]
+    if any(type(one).__name__ != "FakeTensor" for one in values):
+        return False
+    types = {one.dtype for one in values}
+    if (
+        len(types) != 1
+        or not types <= set(TYPES)
+        or any(one.device.type != "cpu" for one in values)
+    ):
+        return False
+    count, *lengths = values[0].shape
+    sizes = (*product.sizes, lengths[0])
+    if any(isinstance(one, torch.SymInt) or one == 0 for one in sizes):
+        return False
+    is_vector = product.bias is None or tuple(values[2].shape) == sizes[:1]
+    return is_vector and all(isinstance(one, torch.SymInt) or one > 0 for one in (count, *lengths))
+
+
+def is_constant(node: Node, constants: frozenset[Node]) -> bool:
+    """Return whether a node is a constant, or shows or casts one: freezing computes it then."""
+    while node.op == "call_function" and (node.target in _FOLDED):
+        node = node.args[0]
+    return node in constants
+
+
+def constants_of(graph: Graph) -> frozenset[Node]:
+    """Return the nodes that freezing makes constants: the parameters that nothing changes."""
+    constants = set(graph.find_nodes(op="get_attr"))
+    context = torch._guards.TracingContext.try_get()  # noqa: SLF001 - as freezing itself does
+    if context is None or not context.params_flat_unwrap_subclasses or context.fw_metadata is None:
+        return frozenset(constants)
+    metadata = context.fw_metadata
+    placeholders = graph.find_nodes(op="placeholder")
+    if len(placeholders) != len(metadata.input_info):
+        return frozenset(constants)  # the graph of a branch or a loop: freezing leaves it
+    changed = {place for place, one in enumerate(metadata.input_info) if one.mutates_data} | {
+        one.base_idx for one in metadata.output_info if one.base_idx is not None
+    }
+    parameters = context.params_flat_unwrap_subclasses
+    return frozenset(
+        constants
+        | {
+            node
+            for place, (node, _one) in enumerate(zip(placeholders, parameters, strict=False))
+            if place not in changed
+        }
+    )
+
+
+def _module_of(node: Node) -> str:
+    """Return the path of the module that a node comes from, or the name of the node."""
+    modules = list(node.meta.get("nn_module_stack", {}).values())
+    path = _ROOT.sub("", str(modules[-1][0])) if modules else ""
+    return path or str(node.name)

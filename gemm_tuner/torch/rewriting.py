@@ -1,0 +1,60 @@
+"""The operators in the place of a product and of the steps after it."""
+
+from collections.abc import Sequence
+
+import torch
+
+from gemm_tuner.torch.epilogues import Step
+from gemm_tuner.torch.graphs import ATEN, Graph, Node, new_node
+from gemm_tuner.torch.operators import OperatorLayer
+from gemm_tuner.torch.products import Product
+
+
+def insert(
+    graph: Graph, product: Product, layer: OperatorLayer, steps: Sequence[Step], *, is_whole: bool
+) -> None:
+    """Put the operators in the place of a product and the steps after it.
+
+    The plain weights stay if there are rows that no kernel is for.
+    """
+    ops = torch.ops.gemm_tuner
+    last = steps[-1].result if steps else product.node
+    others = [step.other for step in steps if step.other is not None]
+    with graph.inserting_before(last):
+        w = weights(graph, product, product.w)
+        packed = new_node(graph, ops.pack.default, (w, layer.packed_bytes, layer.number))
+        x = _rows(graph, product, product.x) if product.is_image else product.x
+        other = _rows(graph, product, others[0]) if others else None
+        arguments = [x, packed, product.bias, layer.number, other]
+        if not is_whole:
+            arguments.append(w)
+        elif other is None:
+            arguments.pop()
+        y = new_node(graph, ops.linear.default, tuple(arguments))
+        if product.is_image:
+            y = _image(graph, product, y)
+        elif steps and steps[-1].view is not None:
+            y = new_node(graph, ATEN.reshape.default, (y, steps[-1].view.args[1]))
+    last.replace_all_uses_with(y)
+    graph.erase_node(last)
+
+
+def weights(graph: Graph, product: Product, w: Node) -> Node:
+    """Return the weights (n, k) of a product, of a node like that of its own."""
+    if product.is_image:
+        return new_node(graph, ATEN.reshape.default, (w, list(product.sizes)))
+    return new_node(graph, ATEN.permute.default, (w, [1, 0])) if product.is_transposed else w
+
+
+def _rows(graph: Graph, product: Product, node: Node) -> Node:
+    """Return an array as a matrix: one of channels last keeps its place in memory."""
+    if product.is_image:
+        node = new_node(graph, ATEN.permute.default, (node, [0, 2, 3, 1]))
+    columns = node.meta["val"].shape[-1]
+    return new_node(graph, ATEN.reshape.default, (node, [-1, columns]))
+
+
+def _image(graph: Graph, product: Product, y: Node) -> Node:
+    _count, n, height, width = product.node.meta["val"].shape
+    y = new_node(graph, ATEN.reshape.default, (y, [-1, height, width, n]))
+    return new_node(graph, ATEN.permute.default, (y, [0, 3, 1, 2]))

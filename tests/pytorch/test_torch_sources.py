@@ -1,0 +1,54 @@
+"""What a database tells of the times of calls; skipped where PyTorch is not installed."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemm_tuner.domain.context import Regime
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Trial
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
+
+pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from samples import CONTEXT, SOURCE_TEXT, make_artifact, make_disturbed_trial, make_trial  # noqa: E402
+from torch_kernels import kernel_of  # noqa: E402 - after PyTorch was found
+
+from gemm_tuner.torch.sources import CallTime, StoredKernels, WantedLayer  # noqa: E402
+
+WANTED = WantedLayer(n=17, k=24, rows=(6,), dtype="f32", epilogue="bias", threads=1)
+
+
+@pytest.mark.parametrize(
+    ("m", "trial", "time_ns"),
+    [
+        (6, make_trial(call_ns=800), 800.0),
+        (6, make_trial(call_ns=1250), 1000.0),  # that of the library
+        (6, make_disturbed_trial(call_ns=800), None),
+        ("1..64", make_trial(call_ns=800), None),  # timed with another m
+        (7, make_trial(call_ns=800), None),
+    ],
+)
+def test_times_of_calls_are_those_of_the_very_problem(
+    tmp_path: Path, m: int | str, trial: Trial, time_ns: float | None
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    repository = Repository(open_database(url))
+    problem = Problem.create(m, WANTED.n, WANTED.k, dtype="f32", epilogue="bias")
+    kernel = kernel_of(problem, 1)
+    artifact = replace(kernel.artifact, source_sha256=make_artifact().source_sha256)
+    repository.add_build(artifact, binary=kernel.native.binary, source_text=SOURCE_TEXT)
+    here = replace(trial, problem=problem, cpu=detect_cpu(), candidate=kernel.candidate)
+    context = replace(CONTEXT, regime=Regime.HOT)
+    repository.add_trial(replace(here, artifact=artifact, context=context))
+
+    found = StoredKernels(url).find(WANTED)
+
+    expected = None if time_ns is None else CallTime(least_ns=time_ns, greatest_ns=time_ns)
+    assert (found.times, found.regime) == ((expected,), Regime.HOT)
+    assert bool(found.kernels) is (time_ns == 800 or m == "1..64")
