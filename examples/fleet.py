@@ -41,7 +41,7 @@ from gemm_tuner.store.database import open_database
 from gemm_tuner.store.jobs import Jobs
 
 PROBLEM = Problem.parse("f32 4x16x16 nk bias+relu")
-FEWER = "avx2,fma,f16c"  # the features of the simulated CPU
+FEWER = "avx2,fma"  # the features of the simulated CPU
 ENDING = ("setpriv", "--pdeathsig=INT")  # of processes, with this one
 PATIENCE_S = 60.0
 TUNING_S = 150.0
