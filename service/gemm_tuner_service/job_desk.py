@@ -1,7 +1,7 @@
 """Jobs for callers: who may ask for which, see and cancel it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -28,7 +28,9 @@ ASK_AGAIN = timedelta(hours=1)
 # Who writes may wait for another writer, and holds a connection to the database meanwhile: most are
 # for those who only read.
 MAX_WRITERS = 4
-_WAIT_TO_WRITE_S = 1.0
+# To count a space for many threads takes seconds of a thread that lets no other run meanwhile.
+MAX_ESTIMATORS = 1
+_LONGEST_WAIT_S = 1.0
 _RETRY_AFTER_S = 5
 
 
@@ -44,6 +46,7 @@ class JobDesk:
     views: JobViews
     watch: JobWatch
     writers: BoundedSemaphore
+    estimators: BoundedSemaphore
 
     @classmethod
     def of(cls, engine: Engine) -> Self:
@@ -54,6 +57,7 @@ class JobDesk:
             views=views,
             watch=JobWatch(views.several),
             writers=BoundedSemaphore(MAX_WRITERS),
+            estimators=BoundedSemaphore(MAX_ESTIMATORS),
         )
 
     def submit(
@@ -166,18 +170,16 @@ class JobDesk:
         with self._writing():
             return self.jobs.cancel(job_id, datetime.now(UTC)) or job
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        if not self.writers.acquire(timeout=_WAIT_TO_WRITE_S):
-            raise TooManyRequests(
-                "the database is slow to write jobs; ask again later.",
-                retry_after_s=_RETRY_AFTER_S,
-                is_own_fault=False,
-            )
-        try:
-            yield
-        finally:
-            self.writers.release()
+    def estimating(self) -> AbstractContextManager[None]:
+        """Hold a place to estimate a job in while the context is open.
+
+        Raises:
+            TooManyRequests: others estimate, and take long.
+        """
+        return _place_among(self.estimators, "other estimates take long; ask again later.")
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return _place_among(self.writers, "the database is slow to write jobs; ask again later.")
 
     def view(self, job: Job) -> JobView:
         """Return what a caller is told of a job."""
@@ -185,6 +187,16 @@ class JobDesk:
             job.class_key, datetime.now(UTC), measured_by=job.measured_by
         )
         return JobView.of_job(job, has_worker=has_worker)
+
+
+@contextmanager
+def _place_among(places: BoundedSemaphore, why_not: str) -> Iterator[None]:
+    if not places.acquire(timeout=_LONGEST_WAIT_S):
+        raise TooManyRequests(why_not, retry_after_s=_RETRY_AFTER_S, is_own_fault=False)
+    try:
+        yield
+    finally:
+        places.release()
 
 
 def _has_ended_in_vain(job: Job) -> bool:

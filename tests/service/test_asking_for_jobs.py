@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 from gemm_tuner_service import job_desk
+from gemm_tuner_service.job_schemas import EstimateView
+from gemm_tuner_service.routes import jobs as jobs_route
 from gemm_tuner_service.settings import Settings
 from job_site import TUNED, UNTUNED, JobSite, now
 from prometheus_client.parser import text_string_to_metric_families
@@ -238,7 +240,7 @@ def test_writers_that_wait_leave_the_database_to_others(
         return original(self, *given, **named)
 
     monkeypatch.setattr(Jobs, "submit", slow)
-    monkeypatch.setattr(job_desk, "_WAIT_TO_WRITE_S", 0.2)
+    monkeypatch.setattr(job_desk, "_LONGEST_WAIT_S", 0.2)
     with ThreadPoolExecutor(job_desk.MAX_WRITERS + 1) as pool:
         asking = [pool.submit(site.post) for _caller in range(job_desk.MAX_WRITERS + 1)]
         refused = next(as_completed(asking, WITHIN_S)).result()
@@ -249,6 +251,28 @@ def test_writers_that_wait_leave_the_database_to_others(
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
     assert resolved.status_code == 200
     assert statuses == [200] * (job_desk.MAX_WRITERS - 1) + [202, 503]
+
+
+def test_estimates_take_turns(site: JobSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for many threads takes seconds, and nothing else runs in this process meanwhile."""
+    may_go_on, original = Event(), jobs_route._estimate
+
+    def slow(*given: Any) -> EstimateView:  # noqa: ANN401 - handed on
+        assert may_go_on.wait(WITHIN_S)
+        return original(*given)
+
+    monkeypatch.setattr(jobs_route, "_estimate", slow)
+    monkeypatch.setattr(job_desk, "_LONGEST_WAIT_S", 0.2)
+    with ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(site.post, dry_run=True) for _caller in range(2)]
+        refused = next(as_completed(asking, WITHIN_S)).result()
+        asked = site.post()
+        may_go_on.set()
+        statuses = sorted(one.result(WITHIN_S).status_code for one in asking)
+
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
+    assert asked.status_code == 202
+    assert statuses == [200, 503]
 
 
 def test_an_admin_sees_and_cancels_all_jobs(site: JobSite) -> None:

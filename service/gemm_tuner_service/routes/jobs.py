@@ -67,7 +67,8 @@ def submit_job(
     )
     if question.dry_run:
         work.charge(_ESTIMATE_COST)
-        estimate = _estimate(service, asked, question.budget_s)
+        with service.desk.estimating():
+            estimate = _estimate(service, asked, question.budget_s)
         return Response(estimate.model_dump_json(), media_type="application/json")
     job, is_new = service.desk.submit(
         asked,
