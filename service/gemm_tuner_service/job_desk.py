@@ -97,7 +97,7 @@ class JobDesk:
         None where one came to its end a short while ago: another would not find more now.
         """
         last = self.last_of(asked)
-        if last is not None and _has_ended_in_vain(last):
+        if last is not None and _has_ended_in_vain(last, caller):
             is_recent = abs(datetime.now(UTC) - last.changed_at) < ASK_AGAIN
             if is_recent and not self._is_for_others(asked, last):
                 return None
@@ -199,6 +199,12 @@ def _place_among(places: BoundedSemaphore, why_not: str) -> Iterator[None]:
         places.release()
 
 
-def _has_ended_in_vain(job: Job) -> bool:
-    """Return whether a job was tried and is over; one that was cancelled before says nothing."""
-    return job.state.is_over and not (job.state is JobState.CANCELLED and job.attempts == 0)
+def _has_ended_in_vain(job: Job, caller: Caller) -> bool:
+    """Return whether a job was tried and is over, and so another is of no use to a caller.
+
+    One that was cancelled before it began says nothing, and what another cancelled says nothing to
+    this one.
+    """
+    if job.state is JobState.CANCELLED:
+        return job.attempts > 0 and job.owner == caller.owner
+    return job.state.is_over

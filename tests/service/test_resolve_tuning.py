@@ -209,6 +209,19 @@ def test_what_was_cancelled_before_it_began_may_be_asked_for_again(site: JobSite
     assert again.json()["job"]["id"] != job["id"]
 
 
+def test_who_cancels_keeps_nobody_else_from_having_it_tuned(site: JobSite) -> None:
+    job = site.submit()
+    claimed = site.claim()
+    site.client.post(f"{job['url']}:cancel", headers=site.tuner)
+    site.finish(claimed, JobState.CANCELLED, "cancelled before a kernel was timed")
+
+    assert site.resolve("?tune=auto").status_code == 200, "they wanted it no more"
+    again = site.resolve("?tune=auto", site.headers(Scope.RESOLVE, Scope.TUNE))
+
+    assert again.status_code == 202
+    assert again.json()["job"]["id"] != job["id"]
+
+
 def test_who_waits_is_answered_when_the_service_ends(settings: Settings, engine: Engine) -> None:
     with ThreadPoolExecutor() as pool, httpx.Client(timeout=WITHIN_S) as other:
         with served(settings) as client:
