@@ -64,6 +64,7 @@ class FallbackKernel:
     here; else the fastest of its race that can, oneDNN, OpenBLAS or NumPy. `library` says what
     computes: `onednn 3.2.0`. `reason` ends with what the comparison was with and, if another
     library computes, why; `refusals` say in full why those do not that were asked before it.
+    `compared_with` is None where no kernel was timed.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class FallbackKernel:
         self._arguments = (problem.text, reason, threads, compared_with, instead)
         self.problem = problem
         self.threads = threads if threads is None else check_threads(threads)
+        self.compared_with = compared_with
         chosen = choose_library(problem, threads, compared_with, instead)
         self._layer = chosen.layer
         self.reason = f"{reason} {chosen.remark}".rstrip()

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from gemm_tuner.client.client import Client
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.measurement import Library
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.libraries.fallback import NoKernel
@@ -57,12 +58,14 @@ class FoundLayer:
 
     `times` are those of a call for each of the rows, in `regime`: of its kernel, or where there is
     none, of the fastest library. None was not measured; all are left out by a source without times.
+    Of one that `was_timed`, a kernel was compared with a library, whatever came out.
     """
 
     kernels: tuple[Kernel, ...]
     reasons: tuple[str, ...]
     regime: Regime | None = None
     times: tuple[CallTime | None, ...] = ()
+    was_timed: bool = False
 
 
 @runtime_checkable
@@ -115,12 +118,7 @@ class StoredKernels:
 
     def find(self, wanted: WantedLayer) -> FoundLayer:
         """Return the kernels for a layer, those for weights from memory before others."""
-        ways = []
-        for regime in _REGIMES:
-            ways.append(self._find(wanted, regime))
-            if ways[-1].kernels:
-                return ways[-1]
-        return next((way for way in ways if any(way.times)), ways[-1])
+        return _best_of(self._find(wanted, regime) for regime in _REGIMES)
 
     def choices(self, wanted: WantedLayer) -> Sequence[FoundLayer]:
         """Return what `find` does, and where there is one number of rows, the next best kernels.
@@ -188,13 +186,10 @@ class ServedKernels:
 
     def find(self, wanted: WantedLayer) -> FoundLayer:
         """Return the kernels for a layer, those for weights from memory before others."""
-        found = FoundLayer(kernels=(), reasons=())
-        for regime in _REGIMES:
-            layer = self._client.layer(**wanted.asked, threads=wanted.threads, regime=regime)
-            found = _told(layer.kernels)
-            if found.kernels:
-                break
-        return found
+        return _best_of(
+            _told(self._client.layer(**wanted.asked, threads=wanted.threads, regime=regime).kernels)
+            for regime in _REGIMES
+        )
 
 
 # The weights of a model seldom stay in a cache from one call to the next.
@@ -207,15 +202,33 @@ _TIMED = (Basis.MEASURED, Basis.SHARED)
 _MOST_CHOICES = 3
 
 
-class _HasReason(Protocol):
+class _WithoutKernel(Protocol):
+    """Why there is no kernel, and what one was compared with, if any was timed."""
+
     @property
     def reason(self) -> str: ...
+    @property
+    def compared_with(self) -> Library | None: ...
 
 
-def _told(found: Sequence[_HasReason]) -> FoundLayer:
+def _told(found: Sequence[Kernel | _WithoutKernel]) -> FoundLayer:
     kernels = {one.artifact.sha256: one for one in found if isinstance(one, Kernel)}
-    reasons = dict.fromkeys(one.reason for one in found if not isinstance(one, Kernel))
-    return FoundLayer(kernels=tuple(kernels.values()), reasons=tuple(reasons))
+    others = [one for one in found if not isinstance(one, Kernel)]
+    return FoundLayer(
+        kernels=tuple(kernels.values()),
+        reasons=tuple(dict.fromkeys(one.reason for one in others)),
+        was_timed=any(one.compared_with for one in others),
+    )
+
+
+def _best_of(ways: Iterator[FoundLayer]) -> FoundLayer:
+    """Return the first that has kernels, or else the first that has times, or was timed at all."""
+    without: list[FoundLayer] = []
+    for found in ways:
+        if found.kernels:
+            return found
+        without.append(found)
+    return max(without, key=lambda found: (any(found.times), found.was_timed))
 
 
 def _time_of(found: Kernel | NoKernel, verdict: Verdict) -> CallTime | None:

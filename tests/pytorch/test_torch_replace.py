@@ -3,12 +3,20 @@
 import copy
 import io
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import make_artifact, make_disturbed_trial
 
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import StoreFailed
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
 
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -250,8 +258,6 @@ def test_kernels_come_from_a_database(tmp_path: Path) -> None:
     model, x = torch.nn.Linear(64, 96), sample_x(8, 64)
     with torch.no_grad():
         expected = model(x)
-        from gemm_tuner.store.database import open_database  # noqa: PLC0415 - made here
-
         open_database(url).dispose()
         [empty] = gt.replace(model, x, source=url)
         assert not empty.is_taken
@@ -259,3 +265,26 @@ def test_kernels_come_from_a_database(tmp_path: Path) -> None:
         check(model(x), expected)
     assert tuned.is_taken == bool(operator_calls(model, x))
     assert tuned.reason
+
+
+def test_a_report_tells_what_was_timed_where_no_kernel_is_taken(tmp_path: Path) -> None:
+    """Of weights from memory a sweep ended disturbed; nothing was timed of those in a cache."""
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    torch.set_num_threads(1)
+    cold = ExecutionContext(regime=Regime.COLD_WEIGHTS)
+    problem = Problem.parse("f32 8x96x64 nk bias")
+    disturbed = replace(
+        make_disturbed_trial(),
+        problem=problem,
+        cpu=detect_cpu(),
+        context=cold,
+        candidate=Candidate.parse("scalar_f32_2x4 mc8_nc96_kc64 jc_ic_jr_ir"),
+        artifact=make_artifact(required_isa=frozenset()),
+    )
+    Repository(open_database(url)).add_trial(disturbed)
+
+    [left] = gt.replace(torch.nn.Linear(64, 96), sample_x(8, 64), source=url)
+
+    assert not left.is_taken
+    assert "nothing was tuned" not in left.reason
+    assert "disturbed and decides nothing" in left.reason
