@@ -1,5 +1,6 @@
 """What the nodes of a graph of ATen's operators do, and new nodes."""
 
+from operator import getitem
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ SHOWS = (
         ATEN.squeeze.dims,
         ATEN.unbind.int,
         ATEN.unsqueeze.default,
+        getitem,
     }
 )
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from gemm_tuner.torch.graphs import ATEN, CASTS, Graph, Node, untransposed
+from gemm_tuner.torch.graphs import ATEN, CASTS, SHOWS, Graph, Node, untransposed
 from gemm_tuner.torch.operators import TYPES
 
 # How Dynamo writes the model at the head of a path.
 _ROOT = re.compile(r"^L\['\w+'\]\.?")
 
 _IMAGE_DIMENSIONS = 4
-_FOLDED = CASTS
+_FOLDED = CASTS | SHOWS
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,17 @@ torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
 gt: Any = pytest.importorskip("gemm_tuner.torch")
 
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
-from torch_samples import HIDDEN, LINEAR, K, N, check, operator_calls, sample_model, sample_x  # noqa: E402
+from torch_samples import (  # noqa: E402
+    HIDDEN,
+    LINEAR,
+    K,
+    N,
+    check,
+    operator_calls,
+    passed,
+    sample_model,
+    sample_x,
+)
 
 from gemm_tuner.torch.sources import FoundLayer, WantedLayer  # noqa: E402
 
@@ -344,3 +354,25 @@ def test_autocast_and_inference_mode_are_compiled() -> None:
         check(compiled(x), block(x))
         assert operator_calls(compiled, x) == {LINEAR: 2}
     assert {one.dtype for one in source.asked} == {"bf16"}
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        torch.nn.functional.linear,
+        lambda x, w, b: x @ w.T + b,
+        lambda x, w, b: torch.addmm(b, x, w.T),
+        lambda x, w, b: torch.matmul(x.view(2, 3, K), w.mT) * b,
+        lambda x, w, _b: torch.mm(x, w.view(K, N)),
+        lambda x, w, b: torch.nn.functional.linear(x[:, :12], w.chunk(2, 1)[1], b),
+        lambda x, w, b: torch.conv2d(x.view(2, 3, 1, K).permute(0, 3, 1, 2), w[..., None, None], b),
+    ],
+)
+def test_weights_that_autocast_casts_are_constants(compute: Any) -> None:  # noqa: ANN401
+    w, b, x = sample_x(N, K), sample_x(N), sample_x()
+    enabled = gt.enable(Kernels())
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        graph = passed(enabled, lambda x: compute(x, w, b), x)
+        check(graph(x), compute(x, w, b))
+    assert [one.problem.split()[0] for one in enabled.report.taken] == ["bf16"]
+    assert not enabled.report.left
