@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from torch._ops import HigherOrderOperator
+
 from gemm_tuner.domain.units import time_text
 from gemm_tuner.domain.verdict import TUNED_ABOVE
 from gemm_tuner.torch.epilogues import past_views, steps_after
@@ -161,9 +163,15 @@ def _can_be_joined(product: Product, constants: frozenset[Node]) -> bool:
 
 
 def _leaves(node: Node) -> bool:
-    """Return whether y itself leaves the graph: as a slice it would have other strides."""
+    """Return whether y itself leaves the graph: as a slice it would have other strides.
+
+    It leaves for the graphs of a branch or a loop too, which were made for its strides.
+    """
     return any(
-        user.op == "output" or (user.target in SHOWS and _leaves(user)) for user in node.users
+        user.op == "output"
+        or isinstance(user.target, HigherOrderOperator)
+        or (user.target in SHOWS and _leaves(user))
+        for user in node.users
     )
 
 

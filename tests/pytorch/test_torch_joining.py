@@ -12,7 +12,9 @@ gt: Any = pytest.importorskip("gemm_tuner.torch")
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import HIDDEN, LINEAR, K, N, check, operator_calls, passed, sample_x  # noqa: E402
 
-from gemm_tuner.torch.sources import WantedLayer  # noqa: E402
+from gemm_tuner.domain.context import Regime  # noqa: E402
+from gemm_tuner.torch.joining import joined_time  # noqa: E402
+from gemm_tuner.torch.sources import CallTime, FoundLayer, WantedLayer  # noqa: E402
 
 
 class Attention(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
@@ -88,12 +90,18 @@ def _tied(one: Attention, x: Any) -> Any:  # noqa: ANN401 - a tensor
     return one(x)
 
 
+def _branch(x: Any, y: Any) -> Any:  # noqa: ANN401 - tensors
+    return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (y,))
+
+
 @pytest.mark.parametrize(
     ("compute", "joined"),
     [
         (_tied, [N + K, 2 * HIDDEN]),
         (lambda one, x: (one.q(x), one.k(x)), []),  # y leaves the graph
         (lambda one, x: (one.q(x).view(2, 3, N)[0], one.k(x).T), []),
+        (lambda one, x: (one.v(x).chunk(2, 1)[1], one.k(x) * 2), []),
+        (lambda one, x: _branch(x, one.q(x)) * one.k(x), []),
         (lambda one, x: (one.q(x) * 1, one.k(x) * 2), [2 * N]),
         (lambda one, x: (one.q(x).view(-1) * 1, one.k(x).view(2, 3, N) * 2), [2 * N]),
         (lambda one, x: one.gate(x).relu() + one.up(x).relu(), []),
@@ -153,3 +161,31 @@ def test_products_are_tuned_as_one_once_their_own_times_are_known() -> None:
         of_pair = [(n, chain) for n, chain in tuned if n in (HIDDEN, 2 * HIDDEN)]
         alone = [(HIDDEN, "bias+silu"), (HIDDEN, "bias")]
         assert of_pair == [*alone, *([(2 * HIDDEN, "bias")] if source.time else [])]
+
+
+def _found(*times: tuple[float, float] | None, regime: Regime = Regime.HOT) -> FoundLayer:
+    calls = [one and CallTime(least_ns=one[0], greatest_ns=one[1]) for one in times]
+    return FoundLayer(kernels=(), reasons=(), regime=regime, times=tuple(calls))
+
+
+@pytest.mark.parametrize(
+    ("parts", "joined", "is_faster"),
+    [
+        ([[_found((10, 11))], [_found((20, 22))]], _found((25, 29)), True),
+        ([[_found((10, 11))], [_found((20, 22))]], _found((25, 30)), False),  # intervals overlap
+        ([[_found((10, 11))], [_found((20, 22))]], _found((28, 29.9)), False),  # by less than 2 %
+        ([[_found((50, 50)), _found((10, 11))], [_found((20, 22))]], _found((25, 29)), True),
+        ([[_found((50, 50)), _found((4, 4))], [_found((20, 22))]], _found((25, 29)), False),
+        ([[_found((9, 9), (50, 50))]] * 2, _found((10, 10), (100, 101)), False),  # for some rows
+        ([[_found((10, 10))], [_found(None)]], _found((1, 1)), None),
+        ([[_found((10, 10))], [_found((9, 9))]], _found(None), None),
+        ([[_found((10, 10))], [_found((9, 9), regime=Regime.COLD_WEIGHTS)]], _found((1, 1)), None),
+        ([[_found((10, 10))], [_found()]], _found((1, 1)), None),
+        ([[_found((10, 10))], [_found((9, 9))]], _found(), None),
+    ],
+)
+def test_the_slow_end_of_one_beats_the_fast_ends_of_several(
+    parts: list[list[FoundLayer]], joined: FoundLayer, *, is_faster: bool | None
+) -> None:
+    time = joined_time(parts, joined)
+    assert (time and time.is_faster) == is_faster
