@@ -50,5 +50,6 @@ def test_times_of_calls_are_those_of_the_very_problem(
     found = StoredKernels(url).find(WANTED)
 
     expected = None if time_ns is None else CallTime(least_ns=time_ns, greatest_ns=time_ns)
-    assert (found.times, found.regime) == ((expected,), Regime.HOT)
+    assert found.times == (expected,)
+    assert found.regime is (Regime.COLD_WEIGHTS if m == 7 else Regime.HOT)  # asked for first
     assert bool(found.kernels) is (time_ns == 800 or m == "1..64")
