@@ -5,14 +5,13 @@ leaves a row that waits again, and gets another task.
 """
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gemm_tuner.domain.spans import is_within
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.fleet.engine import Engine, SchedulerUnreachable
+from gemm_tuner.fleet.engine import Engine, Placed, SchedulerUnreachable
 from gemm_tuner.fleet.task import run_job
 from gemm_tuner.store.jobs import Jobs
 
@@ -64,7 +63,7 @@ class Dispatcher:
     now: Callable[[], datetime] = field(default_factory=lambda: _now)
     task: Callable[[str], Any] = run_job
     _engine: Engine | None = field(default=None, init=False)
-    _placed: dict[str, tuple[str, "Future[object]"]] = field(default_factory=dict, init=False)
+    _placed: dict[str, tuple[str, Placed]] = field(default_factory=dict, init=False)
     _resting: dict[str, _Pause] = field(default_factory=dict, init=False)  # by the id of a job
     _outage: _Pause = field(default=_NONE, init=False)
     _is_cut_off: bool = field(default=False, init=False)
@@ -95,9 +94,9 @@ class Dispatcher:
     def close(self) -> None:
         """Let go of the engine. Jobs that run go on, since workers hold them, not tasks."""
         engine, self._engine = self._engine, None
-        self._placed.clear()
         if engine is not None:
             engine.close()
+        self._placed.clear()
 
     def _connected(self) -> Engine:
         if self._engine is None:
@@ -107,18 +106,18 @@ class Dispatcher:
     def _place(self, engine: Engine, now: datetime) -> None:
         self._collect(now)
         for class_key, places in sorted(engine.places().items()):
-            busy = sum(1 for key, _future in self._placed.values() if key == class_key)
+            busy = sum(1 for key, _task in self._placed.values() if key == class_key)
             if busy >= places:
                 continue
             but = self._placed.keys() | {k for k, one in self._resting.items() if one.lasts(now)}
             for job_id in self.jobs.ready(class_key, now, limit=places - busy, but=but):
                 names = self.jobs.names_for(job_id, now)
-                future = engine.executor(class_key, names).submit(self.task, job_id)
-                self._placed[job_id] = (class_key, future)
+                placed = engine.place(self.task, job_id, class_key=class_key, names=names)
+                self._placed[job_id] = (class_key, placed)
 
     def _collect(self, now: datetime) -> None:
         """Forget the tasks that ended. Whose job still waits then rests for a while."""
-        for job_id in [key for key, (_class, future) in self._placed.items() if future.done()]:
+        for job_id in [key for key, (_class, task) in self._placed.items() if task.done()]:
             del self._placed[job_id]
             self._resting[job_id] = self._resting.get(job_id, _NONE).next(now)
         for job_id, pause in tuple(self._resting.items()):

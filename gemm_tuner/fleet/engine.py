@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Executor, Future
 from contextlib import suppress
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol
 
 from gemm_tuner.errors import MissingCapability
 from gemm_tuner.fleet.library import load_distributed, security_of
@@ -13,12 +12,16 @@ from gemm_tuner.fleet.scheduler import Scheduler
 _RESOURCE = "cpu:"  # and the class of CPUs; each worker has one of it
 _TIMEOUT_S = 5.0
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
-
 
 class SchedulerUnreachable(MissingCapability):
     """The scheduler of a fleet does not answer, or refuses the certificate that it is shown."""
+
+
+class Placed(Protocol):
+    """A task on some machine. What it returns stays there: to read it is to run what it says."""
+
+    def done(self) -> bool:
+        """Return whether it ended, or was lost."""
 
 
 class Engine(Protocol):
@@ -31,8 +34,19 @@ class Engine(Protocol):
             SchedulerUnreachable: nobody can say.
         """
 
-    def executor(self, class_key: str, names: Collection[str] = ()) -> Executor:
-        """Return what runs tasks on CPUs of a class, of the workers with these names if any."""
+    def place(
+        self,
+        task: Callable[[str], object],
+        job_id: str,
+        *,
+        class_key: str,
+        names: Collection[str] = (),
+    ) -> Placed:
+        """Place a task on CPUs of a class, on a worker with one of these names if there are any.
+
+        Raises:
+            SchedulerUnreachable: nobody takes it.
+        """
 
     def close(self) -> None:
         """Let go of all tasks, and of the machines."""
@@ -48,7 +62,6 @@ class DaskEngine:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._executors: dict[str, Executor] = {}
         library = load_distributed()
         try:
             self._client: Any = library.Client(
@@ -58,7 +71,7 @@ class DaskEngine:
                 timeout=_TIMEOUT_S,
                 name="gemm-tuner",
             )
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # of any kind, where something else answers
             raise self._unreachable(error) from error
 
     def places(self) -> Mapping[str, int]:
@@ -71,7 +84,7 @@ class DaskEngine:
             raise self._unreachable(self._client.status)
         try:
             facts = self._client.sync(self._client.scheduler.identity, callback_timeout=_TIMEOUT_S)
-        except (OSError, RuntimeError, AttributeError) as error:  # closed meanwhile
+        except Exception as error:  # closed meanwhile, or something else answers
             raise self._unreachable(error) from error
         return Counter(
             name.removeprefix(_RESOURCE)
@@ -80,16 +93,27 @@ class DaskEngine:
             if name.startswith(_RESOURCE)
         )
 
-    def executor(self, class_key: str, names: Collection[str] = ()) -> Executor:
-        """Return what runs tasks on CPUs of a class, of the workers with these names if any."""
-        resources = resources_of(class_key)
-        if names:
-            among = self._client.get_executor(resources=resources, workers=[*names], pure=False)
-            return _DaskExecutor(among, self._unreachable)
-        if class_key not in self._executors:
-            placing = self._client.get_executor(resources=resources, pure=False)
-            self._executors[class_key] = _DaskExecutor(placing, self._unreachable)
-        return self._executors[class_key]
+    def place(
+        self,
+        task: Callable[[str], object],
+        job_id: str,
+        *,
+        class_key: str,
+        names: Collection[str] = (),
+    ) -> Placed:
+        """Place a task on CPUs of a class, on a worker with one of these names if there are any.
+
+        Raises:
+            SchedulerUnreachable: the connection was lost.
+        """
+        among = {"workers": [*names]} if names else {}
+        try:
+            placed: Placed = self._client.submit(
+                task, job_id, resources=resources_of(class_key), pure=False, **among
+            )
+        except Exception as error:  # several of its own, for a client that is closed meanwhile
+            raise self._unreachable(error) from error
+        return placed
 
     def close(self) -> None:
         """Let go of all tasks, and of the machines."""
@@ -101,33 +125,6 @@ class DaskEngine:
             f"the scheduler {self._scheduler.address} does not answer ({why}); "
             "start it, or correct the address and the certificates."
         )
-
-
-class _DaskExecutor(Executor):
-    """An executor of Dask whose failures are errors of ours."""
-
-    def __init__(
-        self, placing: Executor, unreachable: Callable[[object], SchedulerUnreachable]
-    ) -> None:
-        self._placing = placing
-        self._unreachable = unreachable
-
-    def submit(
-        self,
-        fn: Callable[_Arguments, _Result],
-        /,
-        *args: _Arguments.args,
-        **kwargs: _Arguments.kwargs,
-    ) -> Future[_Result]:
-        """Return the future of a call on a machine.
-
-        Raises:
-            SchedulerUnreachable: the connection was lost.
-        """
-        try:
-            return self._placing.submit(fn, *args, **kwargs)
-        except Exception as error:  # several of its own, for a client that is closed meanwhile
-            raise self._unreachable(error) from error
 
 
 def resources_of(class_key: str) -> dict[str, float]:

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -165,15 +166,14 @@ def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By another process, which takes it for one that was left behind."""
-    make = place.mkdtemp
 
-    def unlucky(**options: Any) -> str:  # noqa: ANN401 - handed on
+    def unlucky(*, prefix: str, dir: Path) -> str:  # noqa: A002 - as the one that is replaced
         monkeypatch.undo()
-        made = make(**options)
+        made = mkdtemp(prefix=prefix, dir=dir)
         place._remove_left_behind(tmp_path)
         return made
 
-    monkeypatch.setattr(place, "mkdtemp", unlucky)
+    monkeypatch.setattr("gemm_tuner.bundle.place.mkdtemp", unlucky)
 
     with place.replacing(tmp_path / "bundle") as made:
         (made / "file").touch()

@@ -1,11 +1,10 @@
 """Rows that wait become tasks, by class of CPUs, and again when a task was lost."""
 
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hosts import Hosts
@@ -18,6 +17,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.fleet.dispatcher import Dispatcher
 from gemm_tuner.fleet.engine import SchedulerUnreachable
+from gemm_tuner.fleet.task import run_job
 from gemm_tuner.store.jobs import Jobs
 
 NOW = datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
@@ -25,14 +25,13 @@ LEASE_S = 60.0
 
 
 @dataclass
-class ByHand(Executor):
+class ByHand:
     """Does nothing by itself: a test ends the tasks."""
 
     tasks: dict[str, "Future[None]"] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **_named: Any) -> "Future[Any]":  # noqa: ANN401, ARG002 - of the interface
-        (job_id,) = args
+    def place(self, job_id: str) -> "Future[None]":
         self.order.append(job_id)
         self.tasks[job_id] = Future()
         return self.tasks[job_id]
@@ -44,7 +43,7 @@ class Machines:
 
     there: dict[str, int]
     is_away: bool = False
-    executors: dict[str, ByHand] = field(default_factory=dict)
+    by_class: dict[str, ByHand] = field(default_factory=dict)
     names: list[set[str]] = field(default_factory=list)  # of the workers that were asked for
     closed: int = 0
 
@@ -53,9 +52,20 @@ class Machines:
             raise SchedulerUnreachable("the scheduler does not answer; start it.")
         return self.there
 
-    def executor(self, class_key: str, names: Collection[str] = ()) -> ByHand:
+    def of_class(self, class_key: str) -> ByHand:
+        return self.by_class.setdefault(class_key, ByHand())
+
+    def place(
+        self,
+        task: Callable[[str], object],
+        job_id: str,
+        *,
+        class_key: str,
+        names: Collection[str] = (),
+    ) -> "Future[None]":
+        assert task is run_job
         self.names.append(set(names))
-        return self.executors.setdefault(class_key, ByHand())
+        return self.of_class(class_key).place(job_id)
 
     def close(self) -> None:
         self.closed += 1
@@ -101,10 +111,10 @@ class Site:
         self.dispatcher.step()
 
     def placed(self, class_key: str = "a") -> list[str]:
-        return self.machines.executor(class_key).order
+        return self.machines.of_class(class_key).order
 
     def end(self, job_id: str, class_key: str = "a", error: Exception | None = None) -> None:
-        task = self.machines.executor(class_key).tasks[job_id]
+        task = self.machines.of_class(class_key).tasks[job_id]
         if error is None:
             task.set_result(None)
         else:

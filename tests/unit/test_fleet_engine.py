@@ -1,0 +1,86 @@
+"""What Dask is asked for: that a task is run, and nothing of what comes back."""
+
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import pytest
+from working import wait_until
+
+from gemm_tuner.fleet.engine import DaskEngine, resources_of
+from gemm_tuner.fleet.scheduler import Scheduler
+
+pytestmark = pytest.mark.proof
+distributed = pytest.importorskip("distributed", reason='the extra "fleet" is not installed')
+
+# A process of its own, at whose end Dask does not wait for what it has begun.
+_CONNECT = """
+import os, sys
+from gemm_tuner.errors import MissingCapability
+from gemm_tuner.fleet.engine import DaskEngine
+from gemm_tuner.fleet.scheduler import Scheduler
+try:
+    DaskEngine(Scheduler(address=sys.argv[1]))
+except MissingCapability as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+_RUN: list[str] = []
+_READ: list[str] = []
+
+
+class Foreign:
+    """What a worker returns that means harm: whoever reads it runs something."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _READ.append, ("read",)
+
+
+def harm(job_id: str) -> Foreign:
+    _RUN.append(job_id)
+    return Foreign()
+
+
+def test_something_else_at_the_address_is_no_scheduler() -> None:
+    """It sends what no scheduler sends, at which Dask's own errors are of any kind."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _address = listener.accept()
+                    connection.sendall(bytes(10_000))
+
+        threading.Thread(target=answer, daemon=True).start()
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+        command = [sys.executable, "-c", _CONNECT, address]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert f"the scheduler {address} does not answer (" in done.stdout, done.stderr
+
+
+def test_what_a_task_returns_is_not_read() -> None:
+    with distributed.LocalCluster(
+        n_workers=1,
+        threads_per_worker=1,
+        processes=False,
+        protocol="tcp",
+        host="127.0.0.1",
+        dashboard_address=None,
+        worker_dashboard_address=None,
+        resources=resources_of("a"),
+    ) as cluster:
+        engine = DaskEngine(Scheduler(address=cluster.scheduler_address))
+        assert engine.places() == {"a": 1}
+
+        placed = engine.place(harm, "0" * 32, class_key="a")
+        wait_until(placed.done)
+        elsewhere = engine.place(harm, "1" * 32, class_key="a", names=["nobody"])
+        engine.close()
+
+    assert _RUN == ["0" * 32]
+    assert not _READ
+    assert elsewhere.done()
