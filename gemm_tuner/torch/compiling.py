@@ -129,8 +129,8 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         time = joined_time(ways, whole) if whole else None
         names = name_of(parts)
         if time is None:
-            lacking = "of each" if whole is None else f"of {_problem_text(wanted)}"
-            return False, f"Whether {names} are faster as one is not known: no times {lacking}."
+            lacking = "each of them" if whole is None else _problem_text(wanted)
+            return False, f"Whether {names} are faster as one is not known: no time of {lacking}."
         is_faster = bool(whole and whole.kernels) and time.is_faster
         return is_faster, f"{names} {'are' if is_faster else 'would be'} one product: {time.text}."
 

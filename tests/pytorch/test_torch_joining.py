@@ -61,12 +61,12 @@ def test_products_of_one_x_are_compiled_as_one() -> None:
     [
         (Kernels(time=by_columns), 3, "as one, they take at most 158 ns, and 358 ns at least"),
         (Kernels(time=lambda one: one.n), 6, "would be one product: as one, they take at"),
-        (Kernels(), 6, "no times of each"),
-        (Kernels(time=lambda one: None if one.n == N else 50 + one.n), 5, "no times of each"),
+        (Kernels(), 6, "no time of each"),
+        (Kernels(time=lambda one: None if one.n == N else 50 + one.n), 5, "no time of each"),
         (
             Kernels(time=lambda one: None if one.n == 2 * N + K else 50 + one.n),
             5,
-            f"no times of f32 6x{2 * N + K}x{K} bias",
+            f"no time of f32 6x{2 * N + K}x{K} bias",
         ),
         # as one, all three would be computed by the library, in less time
         (Kernels(time=lambda _one: 50.0, lack=lambda one: one.n == 2 * N + K), 5, "would be one"),
