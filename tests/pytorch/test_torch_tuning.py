@@ -345,7 +345,7 @@ def test_the_models_of_a_script_are_tuned(
     assert 0 < layers[("2",)]["share"] < 1
     assert "tuning f32 1,8x96x64 bias" in told
     assert run([*command, "--", "8"]) == 0
-    assert "Sequential, 1 calls" in capsys.readouterr().out
+    assert "Sequential, 1 call:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

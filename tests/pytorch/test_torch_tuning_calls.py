@@ -263,7 +263,7 @@ def test_a_script_may_do_what_it_wants_with_its_output(
     assert Path.cwd() == tmp_path
     printed, told = capfd.readouterr()
     assert printed.startswith("mine\n")
-    assert "Sequential, 1 calls" in printed
+    assert "Sequential, 1 call:" in printed
     assert "kernels inside the model" in told
 
 
@@ -354,4 +354,4 @@ def test_a_model_that_is_a_layer_keeps_its_name(
 
     assert _run(tmp_path, "import torch\ntorch.nn.Linear(64, 4)(torch.ones(8, 64))") == 0
 
-    assert capsys.readouterr().out.startswith("Linear, 1 calls")
+    assert capsys.readouterr().out.startswith("Linear, 1 call:")
