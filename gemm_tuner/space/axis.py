@@ -48,18 +48,18 @@ class Axis:
     moves: Callable[[Tile, Choice], Iterator[Choice]] | None = None
     moves_last: bool = False
 
-    def offered(self, tile: Tile, choice: Choice) -> list[Value]:
-        """Return the values that a kernel can have, each once."""
-        values = dict.fromkeys(self.choices(tile, choice))
-        if self.refusal is None:
-            return list(values)
-        return [value for value in values if not self._refuses(tile, self.put(choice, value))]
+    def offered(self, tile: Tile, choice: Choice) -> Iterator[Choice]:
+        """Yield the choice with each value that a kernel can have."""
+        for value in dict.fromkeys(self.choices(tile, choice)):
+            other = self.put(choice, value)
+            if not self._refuses(tile, other):
+                yield other
 
     def tried_first(self, tile: Tile, choice: Choice) -> Choice:
         """Return the choice with the value to try first."""
         if self.first:
             return self.first(tile, choice)
-        return self.put(choice, self.offered(tile, choice)[0])
+        return next(self.offered(tile, choice))
 
     def settled(self, tile: Tile, choice: Choice) -> Choice:
         """Return the choice with a value that goes with the fields that this axis reads."""
@@ -67,14 +67,11 @@ class Axis:
             return self.settle(tile, choice)
         if self.value(choice) in self.choices(tile, choice) and not self._refuses(tile, choice):
             return choice
-        return self.put(choice, self.offered(tile, choice)[0])
+        return next(self.offered(tile, choice))
 
     def steps(self, tile: Tile, choice: Choice) -> Iterator[Choice]:
         """Yield the choices one step away."""
-        if self.moves:
-            yield from self.moves(tile, choice)
-        else:
-            yield from (self.put(choice, value) for value in self.offered(tile, choice))
+        yield from self.moves(tile, choice) if self.moves else self.offered(tile, choice)
 
     def value(self, choice: Choice) -> Value:
         """Return the value that a choice has on this axis."""
@@ -83,12 +80,10 @@ class Axis:
 
     def put(self, choice: Choice, value: Value) -> Choice:
         """Return the choice with another value on this axis."""
-        return choice if self.value(choice) == value else replace(choice, **self.named(value))
-
-    def named(self, value: Value) -> dict[str, Any]:
-        """Return the fields of a value on this axis."""
+        if self.value(choice) == value:
+            return choice
         values = value if isinstance(value, tuple) else (value,)
-        return dict(zip(self.fields, values, strict=True))
+        return replace(choice, **dict(zip(self.fields, values, strict=True)))
 
     def _refuses(self, tile: Tile, choice: Choice) -> bool:
         if self.refusal is None:

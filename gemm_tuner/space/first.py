@@ -67,9 +67,7 @@ def _in_two_streams(tile: Tile, choice: Choice) -> Iterator[Choice]:
     if not tile.weights_fill_l3:
         return
     far_apart = replace(choice, kc=max(depths(tile)), prefetch_w_bytes=0)
-    for streams in W_STREAMS.offered(tile, far_apart):
-        if streams > 1:
-            yield replace(far_apart, w_streams=streams)
+    yield from (one for one in W_STREAMS.offered(tile, far_apart) if one.w_streams > 1)
 
 
 def _fetched_ahead(tile: Tile, choice: Choice) -> Iterator[Choice]:

@@ -59,8 +59,8 @@ def every_choice(
         yield choice
         return
     axis = _BY_DEPENDENCE[decided]
-    for value in axis.offered(tile, choice):
-        yield from every_choice(tile, axis.put(choice, value), decided + 1)
+    for other in axis.offered(tile, choice):
+        yield from every_choice(tile, other, decided + 1)
 
 
 def count_choices(tile: Tile) -> int:
@@ -72,12 +72,8 @@ def count_choices(tile: Tile) -> int:
     for axis, forgotten in zip(_BY_DEPENDENCE, _FORGOTTEN, strict=True):
         following: Counter[Choice] = Counter()
         for choice, count in counts.items():
-            values = axis.offered(tile, choice)
-            if forgotten.keys() >= set(axis.fields):
-                following[replace(choice, **forgotten)] += count * len(values)
-                continue
-            for value in values:
-                following[replace(choice, **axis.named(value) | forgotten)] += count
+            for other in axis.offered(tile, choice):
+                following[replace(other, **forgotten)] += count
         counts = following
     return counts.total()
 

@@ -145,7 +145,7 @@ def test_what_nobody_attests_is_attested_by_consent(
     capsys.readouterr()
 
     assert run(["records", "attest", "--yes", *where]) == 0
-    assert "1 trials and 1 kernels attested" in capsys.readouterr().out
+    assert "1 trial and 1 kernel attested" in capsys.readouterr().out
     assert run(["resolve", *SIZES, *where]) == 0
 
 

@@ -40,7 +40,8 @@ def values_of(axis: Axis) -> tuple[Value, ...]:
     for text, core, threads in _PLACES:
         space = Space(problem=Problem.parse(text), cpu=core_named(core).cpu, threads=threads)
         for tile in list(space.tiles())[::_STRIDE]:
-            values |= dict.fromkeys(axis.offered(tile, settled(tile, tried_first(tile))))
+            offered = axis.offered(tile, settled(tile, tried_first(tile)))
+            values |= dict.fromkeys(map(axis.value, offered))
     numbers = [value for value in values if type(value) is int]
     return (*values, 2 * max(numbers)) if numbers else tuple(values)
 

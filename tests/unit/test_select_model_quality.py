@@ -82,6 +82,6 @@ def test_a_report_on_a_cpu_that_is_not_here_names_it(
 
     captured = capsys.readouterr()
     assert (code, unknown) == (0, 2)
-    assert f"1 problems on {CPU.brand} ({CPU.exact_key})" in captured.out
+    assert f"1 problem on {CPU.brand} ({CPU.exact_key})" in captured.out
     assert "top 10 of all candidates for 100%" in captured.out
     assert "no CPU with the key 'AuthenticAMD-0'" in captured.err
