@@ -184,12 +184,16 @@ def _explained(failure: str) -> str:
 
 
 def _paths(wanted: Iterable[Path | str]) -> tuple[list[str], dict[str, str]]:
-    """Return what to show, each once and none that has secrets below it, and links to that."""
+    """Return what to show, each once, and links to that.
+
+    A folder that has secrets below it, or is one's own in there, is left out: of `/tmp`, where a
+    script of the user may lie, only what else is wanted below it is shown.
+    """
     real: list[str] = []
     links: dict[str, str] = {}
     for path in map(os.path.abspath, wanted):
         target = os.path.realpath(path)
-        if not Path(target).exists() or (path not in _SYSTEM and _is_above_secrets(target)):
+        if not Path(target).exists() or (path not in _SYSTEM and _must_stay_hidden(target)):
             continue
         real.append(target)
         if target != path:
@@ -221,8 +225,10 @@ def _of_program(program: str) -> list[Path | str]:
     return [folder, folder.parent] if folder.name == "bin" else [folder]
 
 
-def _is_above_secrets(path: str) -> bool:
-    return path == "/" or any(folder.is_relative_to(path) for folder in _homes())
+def _must_stay_hidden(path: str) -> bool:
+    return path == "/" or any(
+        folder.is_relative_to(path) for folder in (*_homes(), *map(Path, enter.OWN))
+    )
 
 
 def _homes() -> tuple[Path, ...]:

@@ -55,7 +55,7 @@ _SOCKET, _IO_URING, _UNSHARE, _SETNS, _CLONE, _CLONE3 = 41, 425, 272, 308, 56, 4
 _NEW_USER = 0x10000000
 _SIGKILL, _SIGSTOP = 9, 19
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_OWN = ("/tmp", "/dev/shm")  # private folders
+OWN = ("/tmp", "/dev/shm")  # private folders
 _OLD, _NEW = "/old", "/new"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -203,7 +203,7 @@ def _make_root(policy: dict[str, Any]) -> None:
     os.mkdir(f"/tmp{_OLD}")
     _pivot("/tmp", f"/tmp{_OLD}")
     _mount(_NEW, _NEW, None, _MS_BIND)
-    for path in _OWN:
+    for path in OWN:
         _make_folder(_NEW + path)
         size = f"size={policy['own_tmp_bytes']},mode=1777"
         _mount("tmpfs", _NEW + path, "tmpfs", _MS_NOSUID | _MS_NODEV, size)
@@ -218,7 +218,7 @@ def _make_root(policy: dict[str, Any]) -> None:
         _make_folder(_NEW + path)
     _hide(policy["hidden"])
     _set_read_only(_NEW, is_read_only=True)
-    for path in _OWN:
+    for path in OWN:
         _set_read_only(_NEW + path, is_read_only=False)
     for path in policy["writable"]:
         _mount(_OLD + path, _NEW + path, None, _MS_BIND | _MS_REC)

@@ -3,6 +3,7 @@
 import os
 import tracemalloc
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -11,7 +12,7 @@ from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.sandbox import SandboxLevel
 from gemm_tuner.domain.source import Source
 from gemm_tuner.errors import CompilationFailed, InvalidSetting
-from gemm_tuner.sandbox import confine
+from gemm_tuner.sandbox import confine, enter
 
 NAMESPACES = confine.look_at_sandbox().level is SandboxLevel.NAMESPACES
 
@@ -79,6 +80,25 @@ def test_libraries_of_wheels_outside_the_prefix_are_seen(
 
     assert output_of(f"cat {library}") == "of a wheel"
     assert "of the user" not in output_of(f"cat {tmp_path / 'secret'}; true")
+
+
+@needs_namespaces
+@pytest.mark.parametrize("own", enter.OWN)
+def test_a_program_that_lies_in_a_folder_of_all_hides_nothing_below_it(
+    own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python puts the folder of a script on its path."""
+    with TemporaryDirectory(dir=own) as folder:
+        packages = Path(folder) / "site-packages"
+        packages.mkdir()
+        (packages / "a_package.py").write_text("of a wheel")
+        secret = Path(folder) / "secret"
+        secret.write_text("of the user")
+        monkeypatch.syspath_prepend(packages)
+        monkeypatch.syspath_prepend(own)
+
+        assert output_of(f"cat {packages}/*") == "of a wheel"
+        assert "of the user" not in output_of(f"cat {secret}; true")
 
 
 @needs_namespaces
