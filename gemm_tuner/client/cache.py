@@ -5,6 +5,7 @@ Entries are checked like answers from the network, so a damaged one costs a fetc
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -19,6 +20,7 @@ from gemm_tuner.files import open_plain
 
 MAX_ARTIFACT_BYTES = 2**26
 MAX_ANSWER_BYTES = 2**21
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,18 +68,33 @@ class Cache:
     def fetching(self, digest: str, longest_wait_s: float) -> Iterator[None]:
         """Hold the artifact's lock, so that one process fetches it and others find it here.
 
-        Who has waited for `longest_wait_s`, or cannot lock, goes on without: fetching twice harms
-        nothing.
+        Who finds it, has waited for `longest_wait_s`, or cannot lock, goes on without: fetching
+        twice harms nothing.
         """
-        lock = FileLock(self._locks / digest, timeout=longest_wait_s, mode=0o600)
+        lock = FileLock(self._locks / digest, blocking=False, mode=0o600)
         try:
-            lock.acquire()
-        except (Timeout, OSError, NotImplementedError) as error:
-            _LOG.debug("Fetched without a lock: %s", error)
-        try:
+            self._wait(lock, digest, time.monotonic() + longest_wait_s)
             yield
         finally:
             lock.release()
+
+    def _wait(self, lock: FileLock, digest: str, until: float) -> None:
+        """Wait for a lock with growing pauses: hundreds who look often leave no core to the one."""
+        pause_s = _FIRST_PAUSE_S
+        while not (self._artifacts / digest).exists():
+            try:
+                lock.acquire()
+            except Timeout:
+                rest_s = until - time.monotonic()
+                if rest_s <= 0:
+                    return
+                time.sleep(min(pause_s, rest_s))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            except (OSError, NotImplementedError) as error:
+                _LOG.debug("Fetched without a lock: %s", error)
+                return
+            else:
+                return
 
     def answer(self, key: str) -> bytes | None:
         """Return the answer kept under this key, not yet checked."""
