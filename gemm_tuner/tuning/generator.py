@@ -10,6 +10,7 @@ from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 
 from gemm_tuner.resources import templates_dir
 
@@ -21,13 +22,22 @@ _ROOTS = (
 )
 
 
-@cache
+# CPython 3.11 fails now and then where two threads parse at once (its issue 106905).
+_PARSING = Lock()
+
+
 def generator_version() -> str:
     """Return the package's version and a digest of the generator.
 
     Where two are equal, so are the candidates of a problem, their sources and the flags of each
     compiler. Where they differ, a source may still be the same: see `standing`.
     """
+    with _PARSING:
+        return _version_here()
+
+
+@cache
+def _version_here() -> str:
     digest = generator_digest(_PACKAGE, templates_dir())
     return f"gemm-tuner {version('gemm-tuner')}+{digest[:12]}"
 

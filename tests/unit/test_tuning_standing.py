@@ -3,7 +3,9 @@
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -295,6 +297,25 @@ def test_every_module_that_the_generator_loads_counts() -> None:
     modules = {Path(path) for path in loaded if not path.endswith("__init__.py")}
     assert modules
     assert modules <= set(generator_files(generator._PACKAGE))
+
+
+def test_threads_that_need_the_version_find_it_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts: list[float] = []
+
+    def digest(_package: Path, _templates: Path) -> str:
+        starts.append(time.monotonic())
+        time.sleep(0.05)
+        return "0" * 64
+
+    generator._version_here.cache_clear()
+    monkeypatch.setattr(generator, "generator_digest", digest)
+    with ThreadPoolExecutor(4) as pool:
+        versions = set(pool.map(lambda _thread: generator_version(), range(4)))
+    generator._version_here.cache_clear()
+
+    assert len(versions) == len(starts) == 1
 
 
 def _digest_of(folder: Path) -> str:
