@@ -54,7 +54,7 @@ def test_the_layers_of_a_script_are_written(
     printed = capsys.readouterr().out
     assert "Model.layers.0.weight" in printed
     assert "none: computed by the model" in printed
-    assert f"2 layers of f32 are in {out}" in printed
+    assert f"{out} holds 2 layers of f32" in printed
     with out.open() as file:
         rows = {row["name"]: row for row in csv.DictReader(file)}
     assert {(row["m"], row["n"], row["k"], row["epilogue"]) for row in rows.values()} == {
