@@ -81,12 +81,12 @@ class Cache:
     def _wait(self, lock: FileLock, digest: str, until: float) -> None:
         """Wait for a lock with growing pauses: hundreds who look often leave no core to the one."""
         pause_s = _FIRST_PAUSE_S
-        while not (self._artifacts / digest).exists():
+        while True:
             try:
                 lock.acquire()
             except Timeout:
                 rest_s = until - time.monotonic()
-                if rest_s <= 0:
+                if rest_s <= 0 or self.artifact(digest) is not None:
                     return
                 time.sleep(min(pause_s, rest_s))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

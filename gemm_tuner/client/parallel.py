@@ -20,14 +20,13 @@ def each_at_once(
     When this is interrupted, or one fails, no more are begun, and `give_up` is called, so that
     those which are being worked on need not come to their end.
     """
-    try:
-        with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
-            try:
-                return list(pool.map(work, items))
-            except RuntimeError:
-                raise
-            except BaseException:
-                give_up()
-                raise
-    except RuntimeError:  # the interpreter ends, and starts no thread any more
-        return [work(item) for item in items]
+    with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
+        try:
+            results = pool.map(work, items)
+        except RuntimeError:  # the interpreter ends, and starts no thread any more
+            return [work(item) for item in items]
+        try:
+            return list(results)
+        except BaseException:
+            give_up()
+            raise

@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,22 @@ def test_who_waits_too_long_for_another_process_fetches(tmp_path: Path) -> None:
         other.keep_artifact("a", b"binary")
 
     assert (tmp_path / "cache" / "artifacts" / "a").read_bytes() == b"binary"
+
+
+def test_who_waits_goes_on_with_what_came_and_not_with_a_damaged_copy(tmp_path: Path) -> None:
+    one, other = Cache(tmp_path / "cache"), Cache(tmp_path / "cache")
+    digest = sha256(b"binary").hexdigest()
+    one.keep_artifact(digest, b"damaged")
+    started = time.monotonic()
+
+    with one.fetching(digest, 1):
+        with other.fetching(digest, 0.2):
+            waited_s = time.monotonic() - started
+        one.keep_artifact(digest, b"binary")
+        with other.fetching(digest, 60):
+            assert other.artifact(digest) == b"binary"
+
+    assert waited_s >= 0.2
 
 
 def test_a_process_killed_while_it_writes_leaves_nothing_that_is_loaded(
@@ -147,6 +165,7 @@ def test_kernels_are_had_while_the_interpreter_ends(site: Site, tmp_path: Path) 
     with site.serving() as address:
         program = f"""
 import atexit
+from hashlib import sha256
 from pathlib import Path
 from gemm_tuner import Client
 client = Client({address!r}, cache_dir=Path({str(tmp_path / "cache")!r}))
