@@ -111,6 +111,13 @@ def settled(kernel: Kernel | FallbackKernel | SwappedKernel) -> SwappedKernel:
     return kernel
 
 
+def swapped_in(kernel: Kernel | FallbackKernel | SwappedKernel) -> Kernel:
+    """Return the kernel that computes for good, once one does."""
+    final = settled(kernel).kernel
+    assert isinstance(final, Kernel), kernel.reason
+    return final
+
+
 def background_threads() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name == "gemm-tuner-background"]
 

@@ -165,7 +165,6 @@ def test_kernels_are_had_while_the_interpreter_ends(site: Site, tmp_path: Path) 
     with site.serving() as address:
         program = f"""
 import atexit
-from hashlib import sha256
 from pathlib import Path
 from gemm_tuner import Client
 client = Client({address!r}, cache_dir=Path({str(tmp_path / "cache")!r}))
