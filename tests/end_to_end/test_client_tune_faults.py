@@ -132,10 +132,11 @@ def test_many_problems_are_waited_for_no_longer_than_one(shop: Shop) -> None:
         client.kernels(PROBLEMS)
 
         began_s = time.monotonic()
-        kernels = client.kernels(PROBLEMS, tune="wait", tune_timeout_s=0.5)
+        kernels = client.kernels(PROBLEMS, tune="wait", tune_timeout_s=1.5)
 
-        assert time.monotonic() - began_s < SOON_S
-    assert all("was not over after 0.5 s" in kernel.reason for kernel in kernels)
+        assert time.monotonic() - began_s < 1.5 + SOON_S  # one by one, it is 15 s
+    for kernel in kernels:
+        assert "was not over after 1.5 s" in kernel.reason, kernel.reason
 
 
 def test_an_interrupt_ends_a_wait_for_many_problems(shop: Shop) -> None:
