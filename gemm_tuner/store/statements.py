@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -88,13 +89,13 @@ def upsert(
     connection: Connection, table: Table, values: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> bool:
     """Insert a row, or change the one with its key; return whether anything was written."""
-    insert = _insert(connection, table).values(dict(values))
-    key = list(table.primary_key.columns)
+    insert = _insert_new(connection.dialect.name, table)
     if changed:
+        key = list(table.primary_key.columns)
+        insert = _insert(connection.dialect.name, table)
         insert = insert.on_conflict_do_update(index_elements=key, set_=dict(changed))
-    else:
-        insert = insert.on_conflict_do_nothing()
-    counted = connection.execute(insert, execution_options={"preserve_rowcount": True})
+    options = {"preserve_rowcount": True}
+    counted = connection.execute(insert, dict(values), execution_options=options)
     return bool(counted.rowcount == 1)
 
 
@@ -103,9 +104,15 @@ def insert_or_replace(connection: Connection, table: Table, **values: str | floa
     upsert(connection, table, values, values)
 
 
-def _insert(connection: Connection, table: Table) -> Any:  # noqa: ANN401 - each dialect has its own
+@cache
+def _insert_new(dialect: str, table: Table) -> Any:  # noqa: ANN401 - each dialect has its own
+    """Return the one statement for all new rows: to make and compile one takes milliseconds."""
+    return _insert(dialect, table).on_conflict_do_nothing()
+
+
+def _insert(dialect: str, table: Table) -> Any:  # noqa: ANN401 - each dialect has its own
     # Looked up by name: loading both dialects takes longer than most questions.
-    return import_module(f"sqlalchemy.dialects.{connection.dialect.name}").insert(table)
+    return import_module(f"sqlalchemy.dialects.{dialect}").insert(table)
 
 
 def may_pass(error: StoreFailed) -> bool:
