@@ -180,6 +180,9 @@ def test_every_family_has_enough_tiles_for_many_parts(row: Row) -> None:
     ]
     if row.family.layout is PackedLayout.PANELS:
         cases.append((f"{3 * mr}x{9 * nr - 1}x{4 * kc}", "kn", " grid1x2x2"))
+    if not row.is_plain:  # cuts depend on sizes alone
+        turn = ROWS.index(row) % len(cases)
+        cases = cases[turn : turn + 1]
     subjects = [
         Subject(
             problem=row.problem(sizes, layout, "x_zero_point+row_scale+bias+add"),

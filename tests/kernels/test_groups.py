@@ -1,8 +1,11 @@
 """Quantised weights: sizes of groups, tails of k in them, and numbers worked out by hand."""
 
+from itertools import cycle
+
 import numpy as np
 import pytest
 from needs import each, need_proof
+from pairs import all_pairs
 from proof import Subject, prove_all
 
 from gemm_tuner import quantise_weights
@@ -46,19 +49,19 @@ def test_groups_of_every_size_with_every_tail(
     family: MicroKernelFamily, toolchain: Toolchain
 ) -> None:
     texts = sorted(types.text for types in family.types)
-    cases = [
-        *(("g32", k) for k in (0, 1, 31, 32, 33, 64, 71, 100)),
-        *(("g64", k) for k in (64, 65, 127, 200)),
-        *(("g128", k) for k in (128, 131, 384)),
-        *(("gk", k) for k in (1, 7, 40, 133)),
-    ]
+    cases = (
+        *(("g32", k) for k in (0, 1, 31, 32, 33, 71, 100)),
+        *(("g64", k) for k in (65, 127, 200)),
+        *(("g128", k) for k in (131, 384)),
+        *(("gk", k) for k in (7, 40, 133)),
+    )
+    ways = all_pairs(texts, ("", " pack_x u2", " pf4096 u4 grid1x2"), ("nk", "kn"))
     subjects = [
         Subject(
-            problem=f"{texts[number % len(texts)]} 0..5x{3 * family.lanes + 1}x{k} "
-            f"{('nk', 'kn')[number % 2]}:{groups} bias",
-            candidate=_candidate(family, k, ("", " pack_x u2", " pf4096 u4 grid1x2")[number % 3]),
+            problem=f"{types} 0..5x{3 * family.lanes + 1}x{k} {layout}:{groups} bias",
+            candidate=_candidate(family, k, extra),
         )
-        for number, (groups, k) in enumerate(cases)
+        for (groups, k), (types, extra, layout) in zip(cases, cycle(ways), strict=False)
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -72,26 +75,26 @@ def test_blocks_of_groups_and_weights_converted_once(
     family: MicroKernelFamily, toolchain: Toolchain
 ) -> None:
     texts = sorted(types.text for types in family.types)
-    extras = (
-        " convert_once",
-        " pack_x convert_once pf_next u2",
-        "",
-        " convert_once pf4096 grid1x2",
-    )
-    cases = [
+    in_blocks = (
         *(("g32", k, 32) for k in (33, 64, 71, 100)),
         *(("g32", k, 64) for k in (65, 127, 131, 160)),
+    )
+    whole = (
         *(("g64", k, k) for k in (0, 64, 127, 200)),
         *(("gk", k, k) for k in (1, 7, 40, 133)),
-    ]
+    )
+    once = (" convert_once", " pack_x convert_once pf_next u2", " convert_once pf4096 grid1x2")
+    # Those that convert nothing once are proved above, but for several blocks of k.
+    chosen = (
+        *zip((*in_blocks, *whole), cycle(all_pairs(texts, once, ("nk", "kn"))), strict=False),
+        *zip(in_blocks[::2], cycle(all_pairs(texts, ("",), ("nk", "kn"))), strict=False),
+    )
     subjects = [
         Subject(
-            problem=f"{texts[turn % len(texts)]} 0..9x{3 * family.lanes + 1}x{k} "
-            f"{('nk', 'kn')[number % 2]}:{groups} bias",
+            problem=f"{types} 0..9x{3 * family.lanes + 1}x{k} {layout}:{groups} bias",
             candidate=_candidate(family, kc, extra),
         )
-        for number, (groups, k, kc) in enumerate(cases)
-        for turn, extra in ((number, extras[number % 4]), (number + 1, extras[(number + 2) % 4]))
+        for (groups, k, kc), (types, extra, layout) in chosen
     ]
 
     wrong = prove_all(subjects, toolchain)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from needs import each, need_cpu
 from numpy.typing import NDArray
+from pairs import all_pairs
 from proof import Subject, prove_all
 
 from gemm_tuner.arrays.views import NUMPY_TYPES
@@ -140,22 +141,18 @@ def test_numbers_of_f16_do_not_depend_on_the_mode_of_the_cpu(
 @pytest.mark.proof
 @pytest.mark.parametrize("family", each(WIDENING))
 def test_weights_converted_once_serve_all_tiles(family: MicroKernelFamily) -> None:
+    """What is converted are blocks of k and columns, for any rows and however w was packed."""
     texts = sorted(types.text for types in family.types)
     mr, nr = max(tile for tile in family.tiles if tile[1] <= 4 * family.lanes)
+    blocks = product((5 * nr, 3 * nr + family.lanes + 1), ((64, 64), (131, 32)))
     extras = (" convert_once", " pack_x convert_once pf4096 u2", " convert_once pf_next grid1x2")
     subjects = [
         Subject(
-            problem=f"{texts[number % len(texts)]} {m}x{n}x{k} {layout} bias+relu",
+            problem=f"{types} {m}x{n}x{k} {layout} bias+relu",
             candidate=f"{family.name}_{mr}x{nr} mc{2 * mr}_nc{2 * nr}_kc{kc} jc_ic_jr_ir{extra}",
         )
-        for number, (m, n, (k, kc), layout, extra) in enumerate(
-            product(
-                ("0..70", 3 * mr + 1),
-                (5 * nr, 3 * nr + family.lanes + 1),
-                ((64, 64), (131, 32)),
-                ("nk", "kn"),
-                extras,
-            )
+        for (n, (k, kc)), extra, types, m, layout in all_pairs(
+            list(blocks), extras, texts, ("0..70", 3 * mr + 1), ("nk", "kn")
         )
     ]
 

@@ -29,38 +29,45 @@ def toolchain() -> Toolchain:
     return find_toolchain()
 
 
-def depths_by_types(family: MicroKernelFamily) -> Iterator[tuple[OperandTypes, int]]:
-    """Yield every depth with each way to read x and w, and one with every other way to write y.
+def problem_of(types: OperandTypes, sizes: str) -> str:
+    epilogue = EPILOGUE_OF_BYTES if types.accumulator.is_integer else "bias+relu+add"
+    if types.y is DType.S32:
+        epilogue = "x_zero_point"
+    return f"{types.text} {sizes} kn {epilogue}"
 
-    A panel is kept the same whatever becomes of the sums, and sums are written the same however
-    deep they are.
+
+def kept_panels(family: MicroKernelFamily) -> Iterator[tuple[str, int]]:
+    """Yield problems, each with the width of a tile.
+
+    Each way to read x and w comes with every depth and width. A panel is kept the same whatever
+    becomes of the sums, and sums are written the same however deep they are: every other way to
+    write y comes once, with the widest panel that fits.
     """
     step = family.k_step
     read = set()
     for types in sorted(family.types, key=lambda types: types.text):
         is_first = (types.x, types.w) not in read
         read.add((types.x, types.w))
-        for k in sorted({1, 2 * step - 1, 2 * step, 3 * step}):
-            if is_first or k == 2 * step:
-                yield types, k
+        depths = sorted({1, 2 * step - 1, 2 * step, 3 * step}) if is_first else [2 * step]
+        for turn, k in enumerate(depths):
+            for nr in (2 * family.lanes, family.lanes):
+                has_tails = not is_first or turn % 2 == nr // family.lanes % 2
+                sizes = f"0..7x{nr + 1}x{k}" if has_tails else f"11x{2 * nr}x{k}"
+                problem = problem_of(types, sizes)
+                if panel_fits_registers(Problem.parse(problem), family, nr):
+                    yield problem, nr
+                    if not is_first:
+                        break
 
 
 @pytest.mark.parametrize("family", each_executed(FAMILIES, quick=["avx512_f32", "avx2_f32"]))
 def test_kept_panels(family: MicroKernelFamily, toolchain: Toolchain) -> None:
     subjects = []
-    for types, k in depths_by_types(family):
-        epilogue = EPILOGUE_OF_BYTES if types.accumulator.is_integer else "bias+relu+add"
-        if types.y is DType.S32:
-            epilogue = "x_zero_point"
-        kc = -(-k // family.k_step) * family.k_step
-        for nr in (family.lanes, 2 * family.lanes):
-            for m, n in (("0..7", nr + 1), ("11", 2 * nr)):
-                problem = f"{types.text} {m}x{n}x{k} kn {epilogue}"
-                if panel_fits_registers(Problem.parse(problem), family, nr):
-                    tile = f"{family.name}_3x{nr} mc6_nc{2 * nr}_kc{kc}"
-                    text = f"{tile} jc_ic_jr_ir grid1x2"
-                    assert keeps_panel(Problem.parse(problem), Candidate.parse(text), family)
-                    subjects.append(Subject(problem=problem, candidate=text))
+    for problem, nr in kept_panels(family):
+        kc = -(-Problem.parse(problem).k // family.k_step) * family.k_step
+        candidate = f"{family.name}_3x{nr} mc6_nc{2 * nr}_kc{kc} jc_ic_jr_ir grid1x2"
+        assert keeps_panel(Problem.parse(problem), Candidate.parse(candidate), family)
+        subjects.append(Subject(problem=problem, candidate=candidate))
 
     wrong = prove_all(subjects, toolchain)
 
