@@ -136,6 +136,12 @@ def small_tile(family: MicroKernelFamily) -> tuple[int, int]:
     )
 
 
+def lowest_tile(family: MicroKernelFamily) -> tuple[int, int]:
+    """Return the tile as wide as the small one with the fewest rows: the quickest to compile."""
+    _mr, nr = small_tile(family)
+    return min(tile for tile in family.tiles if tile[1] == nr)
+
+
 def around(*edges: int) -> list[int]:
     return sorted(
         {edge + offset for edge in (0, *edges) for offset in (-1, 0, 1) if edge + offset >= 0}

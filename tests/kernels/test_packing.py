@@ -2,15 +2,14 @@
 
 import json
 from dataclasses import replace
-from itertools import cycle, islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 from needs import need_cpu
 from numpy.typing import NDArray
 from other_encoding import needed_here, spelled_for_this_cpu
-from rows import ROWS, ROWS_WITH_TAILS, Row, around, candidate_text, small_tile
+from rows import ROWS, ROWS_WITH_TAILS, Row, around, candidate_text, lowest_tile, small_tile
 from template_parts import render_in_parts
 from written import check_parts
 
@@ -23,12 +22,15 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import parse_isa
+from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import CATALOG, family_named
+
+Size = TypeVar("Size")
 
 _NOT_FOR_PACKING = parse_isa(("amx_tile", "amx_bf16", "amx_int8", "amx_fp16", "avx512_fp16"))
 PLAIN_ROWS = [row for row in ROWS_WITH_TAILS if not row.types.is_weight_only]
@@ -71,7 +73,10 @@ def test_packed_bytes_are_those_of_the_layout(row: Row, layout: str) -> None:
     _skip_unless_it_packs(row)
     has_groups = row.types.is_weight_only
     problems = _grouped_problems(row, layout) if has_groups else _plain_problems(row, layout)
-    candidates = [Candidate.parse(candidate_text(row, one.k)) for one in problems]
+    candidates = [
+        Candidate.parse(candidate_text(row, one.k, tile=lowest_tile(row.family)))
+        for one in problems
+    ]
     sources = [
         spelled_for_this_cpu(render(problem, candidate, row.family), row.family.isa)
         for problem, candidate in zip(problems, candidates, strict=True)
@@ -94,14 +99,17 @@ def test_packed_bytes_are_those_of_the_layout(row: Row, layout: str) -> None:
 
 @pytest.mark.parametrize(("row", "layout"), PACKED)
 def test_packing_does_not_depend_on_what_comes_after_it(row: Row, layout: str) -> None:
-    """Tests of loops, options and steps need not transpose w each time."""
+    """Tests of loops, options and steps need not transpose w each time, nor have high tiles."""
     texts = {
         _packing(
             row.problem("9x37x50", layout, epilogue),
-            candidate_text(row, 50, order=order, extras=extras),
+            candidate_text(row, 50, order=order, extras=extras, tile=tile),
         )
         for order in LoopOrder
-        for epilogue, extras in (("row_scale+bias+add", ""), ("relu", " u2 grid2x2"))
+        for epilogue, extras, tile in (
+            ("row_scale+bias+add", "", small_tile(row.family)),
+            ("relu", " u2 grid2x2", lowest_tile(row.family)),
+        )
     }
 
     assert len(texts) == 1
@@ -150,7 +158,7 @@ def _one_row(family: MicroKernelFamily) -> Candidate:
 
 # Without vectors, how packing moves weights depends on the width of a panel.
 SCALAR_TILES = tuple(
-    (types, f"{family}_{mr}x{nr}")
+    (types, f"{family}_1x{nr}")
     for types, family in (
         ("f32", "scalar_f32"),
         ("bf16", "scalar_bf16"),
@@ -159,11 +167,11 @@ SCALAR_TILES = tuple(
         ("f32_u8", "scalar_w8"),
         ("f32_s4", "scalar_w4"),
     )
-    for mr, nr in family_named(family).tiles
+    for _mr, nr in family_named(family).tiles
 )
 # (n, k) of few columns and steps, of more steps, of rows that are far apart, and of more of these
 # than are packed at once, all with some left over.
-SCALAR_SIZES = ((7, 13), (37, 300), (1100, 45), (2083, 131))
+SCALAR_SIZES: tuple[tuple[int, int], ...] = ((7, 13), (37, 300), (1100, 45), (2083, 131))
 
 
 @pytest.mark.proof
@@ -174,7 +182,10 @@ def test_panels_without_vectors_are_packed_alike(types: str, tile: str, layout: 
     has_groups = family.layout is PackedLayout.GROUPS
     mr, nr = map(int, tile.rpartition("_")[2].split("x"))
     rest = ":g32" if has_groups else " x_zero_point" if family.name == "scalar_int8" else ""
-    problems = [Problem.parse(f"{types} 1x{n}x{k} {layout}{rest}") for n, k in SCALAR_SIZES]
+    sizes = SCALAR_SIZES
+    if family.name == "scalar_int8":
+        sizes = shared(sizes, OperandTypes.parse(types).w, layout)
+    problems = [Problem.parse(f"{types} 1x{n}x{k} {layout}{rest}") for n, k in sizes]
     candidates = [
         Candidate.parse(f"{tile} mc{mr}_nc{one.n + -one.n % nr}_kc96 jc_ic_jr_ir")
         for one in problems
@@ -194,10 +205,18 @@ def test_panels_without_vectors_are_packed_alike(types: str, tile: str, layout: 
         assert packed == expected, problem.text
 
 
+def shared(sizes: tuple[Size, ...], w: DType, layout: str) -> tuple[Size, ...]:
+    """Return every second size: weights with and without signs share them, in either layout.
+
+    How weights are moved does not depend on signs, but sums of columns and zero points do.
+    """
+    return sizes[w.is_signed == (layout == "nk") :: 2]
+
+
 def _plain_problems(row: Row, layout: str) -> list[Problem]:
-    columns = around(row.family.lanes, small_tile(row.family)[1], 3 * small_tile(row.family)[1])
-    depths = islice(cycle((0, 1, 15, 16, 17, 49, 64, 81, 300)), len(columns))
-    sizes = zip(columns, depths, strict=True)
+    _mr, nr = small_tile(row.family)
+    columns = (*around(row.family.lanes, nr), 3 * nr + 1)
+    sizes = zip(columns, (0, 1, 81, 16, 300, 47, 64, 17, 141), strict=False)
     return [Problem.parse(row.problem(f"1x{n}x{k}", layout, "x_zero_point")) for n, k in sizes]
 
 
@@ -212,7 +231,8 @@ def _grouped_problems(row: Row, layout: str) -> list[Problem]:
         (nr + 1, 1, "gk"),
         (nr, 0, "g32"),
     )
-    return [Problem.parse(f"{row.types.text} 1x{n}x{k} {layout}:{g}") for n, k, g in cases]
+    chosen = shared(cases, row.types.w, layout)
+    return [Problem.parse(f"{row.types.text} 1x{n}x{k} {layout}:{g}") for n, k, g in chosen]
 
 
 def _grouped_weights(problem: Problem) -> dict[str, NDArray[Any]]:
