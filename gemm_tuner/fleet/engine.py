@@ -1,5 +1,6 @@
 """What places tasks on machines: its interface, and Dask behind it."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -63,10 +64,12 @@ class DaskEngine:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         library = load_distributed()
+        security = security_of(scheduler)
         try:
+            asyncio.run(asyncio.wait_for(_greet(scheduler, security), _TIMEOUT_S))
             self._client: Any = library.Client(
                 scheduler.address,
-                security=security_of(scheduler),
+                security=security,
                 set_as_default=False,
                 timeout=_TIMEOUT_S,
                 name="gemm-tuner",
@@ -121,10 +124,20 @@ class DaskEngine:
             self._client.close(timeout=_TIMEOUT_S)
 
     def _unreachable(self, why: object) -> SchedulerUnreachable:
+        reason = str(why) or f"nothing came within {_TIMEOUT_S:g} s"  # a timeout has no text
         return SchedulerUnreachable(
-            f"the scheduler {self._scheduler.address} does not answer ({why}); "
+            f"the scheduler {self._scheduler.address} does not answer ({reason}); "
             "start it, or correct the address and the certificates."
         )
+
+
+async def _greet(scheduler: Scheduler, security: Any) -> None:  # noqa: ANN401 - of the library
+    """Return when whoever listens greets as a scheduler does: the library waits for it for ever."""
+    core = load_distributed().comm.core
+    connection = await core.connect(
+        scheduler.address, timeout=_TIMEOUT_S, **security.get_connection_args("client")
+    )
+    connection.abort()
 
 
 def resources_of(class_key: str) -> dict[str, float]:

@@ -19,10 +19,11 @@ distributed = pytest.importorskip("distributed", reason='the extra "fleet" is no
 _CONNECT = """
 import os, sys
 from gemm_tuner.errors import MissingCapability
-from gemm_tuner.fleet.engine import DaskEngine
+from gemm_tuner.fleet import engine
 from gemm_tuner.fleet.scheduler import Scheduler
+engine._TIMEOUT_S = 2.0
 try:
-    DaskEngine(Scheduler(address=sys.argv[1]))
+    engine.DaskEngine(Scheduler(address=sys.argv[1]))
 except MissingCapability as error:
     print(error, flush=True)
 os._exit(0)
@@ -43,21 +44,24 @@ def harm(job_id: str) -> Foreign:
     return Foreign()
 
 
-def test_something_else_at_the_address_is_no_scheduler() -> None:
-    """It sends what no scheduler sends, at which Dask's own errors are of any kind."""
+@pytest.mark.parametrize("content", [bytes(10_000), b""], ids=["other bytes", "silence"])
+def test_something_else_at_the_address_is_no_scheduler(content: bytes) -> None:
+    """It sends what no scheduler sends, at which Dask's own errors are of any kind, or nothing."""
+    connections = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
             with suppress(OSError):
                 while True:
                     connection, _address = listener.accept()
-                    connection.sendall(bytes(10_000))
+                    connections.append(connection)
+                    connection.sendall(content)
 
         threading.Thread(target=answer, daemon=True).start()
         address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
 
         command = [sys.executable, "-c", _CONNECT, address]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
 
     assert f"the scheduler {address} does not answer (" in done.stdout, done.stderr
 
