@@ -8,17 +8,30 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, case, or_, select, true, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Row,
+    Select,
+    case,
+    exists,
+    or_,
+    select,
+    true,
+    update,
+)
 
 from gemm_tuner.domain.job import Job, JobProgress, JobState
 from gemm_tuner.domain.printable import harmless
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.store.job_rows import read_job, select_jobs, time_text
 from gemm_tuner.store.statements import translated_errors
-from gemm_tuner.store.tables import jobs
-from gemm_tuner.store.workers import Workers
+from gemm_tuner.store.tables import jobs, workers
+from gemm_tuner.store.workers import Workers, is_alive
 
 MAX_ATTEMPTS = 3
+UNTAKEN = timedelta(days=3)  # longer than a weekend, on which machines may be off
 # A later end was written by a clock that was far ahead, and set back since: nobody renews it.
 _LONGEST_LEASE = timedelta(minutes=15)
 _MAX_DETAIL = 1_000
@@ -27,6 +40,7 @@ IS_WAITING = jobs.c.state == JobState.WAITING.value
 IS_RUNNING = jobs.c.state == JobState.RUNNING.value
 _CHANGED: dict[str, Any] = {"revision": jobs.c.revision + 1}
 _LOST = "its worker was lost; see whether its machine ran out of memory"
+_UNTAKEN = f"no worker that can run it came within {UNTAKEN.days} days; start one, then ask again"
 _CANCELLED = "cancelled before the best was confirmed; what was tried is kept"
 
 
@@ -161,6 +175,11 @@ class JobQueue(Workers):
         """
         return self._let_go(job_id, worker, _again_or_over(why, has_limit=True), now)
 
+    def end_untaken(self, now: datetime) -> None:
+        """End the jobs that waited for too long for a worker that can run them."""
+        with self._writing() as connection:
+            end_untaken(connection, now)
+
     def _let_go(
         self, job_id: str, worker: str, changes: Mapping[str, Any], now: datetime
     ) -> Job | None:
@@ -191,6 +210,27 @@ def take_back_abandoned(connection: Connection, now: datetime) -> None:
     lost = _again_or_over(_LOST, has_limit=True)
     values = {**_CHANGED, "changed_at": time_text(now), **lost}
     connection.execute(update(jobs).where(_is_abandoned(now)).values(values))
+
+
+def end_untaken(connection: Connection, now: datetime) -> None:
+    """End the jobs that waited for `UNTAKEN` while no worker ran any of their class.
+
+    Those of a long queue wait for longer. One for other hosts does not: these may never come,
+    however much those run that measured already. No job ends while a worker for it is alive.
+    """
+    one = jobs.alias()
+    is_run = select(one.c.class_key).where(one.c.worker.is_not(None), _is_recent(one, now))
+    may_run = or_(jobs.c.measured_by.is_(None), ~jobs.c.measured_by.contains(workers.c.key))
+    has_worker = exists().where(workers.c.class_key == jobs.c.class_key, is_alive(now), may_run)
+    is_idle = or_(jobs.c.measured_by.is_not(None), jobs.c.class_key.not_in(is_run))
+    is_untaken = IS_WAITING & ~_is_recent(jobs, now) & is_idle & ~has_worker
+    values = {**_CHANGED, "changed_at": time_text(now), **_ended(JobState.FAILED, _UNTAKEN)}
+    connection.execute(update(jobs).where(is_untaken).values(values))
+
+
+def _is_recent(table: FromClause, now: datetime) -> ColumnElement[bool]:
+    """Return whether a job changed not long ago; what a clock wrote that was ahead says nothing."""
+    return table.c.changed_at.between(time_text(now - UNTAKEN), time_text(now + UNTAKEN))
 
 
 def cancelled() -> dict[str, Any]:

@@ -21,6 +21,7 @@ from gemm_tuner.store.job_queue import (
     JobQueue,
     cancelled,
     change,
+    end_untaken,
     row_of,
     take_back_abandoned,
 )
@@ -99,6 +100,7 @@ class Jobs(JobQueue, WithheldKernels):
             row = connection.execute(select_jobs().where(same)).first()
             is_new = row is None
             if row is None:
+                end_untaken(connection, now)
                 _check_room(connection, owner)
                 _insert_job(connection, asked, columns)
                 row = row_of(connection, asked.id)

@@ -49,7 +49,7 @@ class Workers(Statements):
 
     def alive(self, now: datetime) -> tuple[Worker, ...]:
         """Return the workers that were heard of within the last minute, at most `MAX_SHOWN`."""
-        query = select(workers).where(_is_alive(now)).order_by(workers.c.name).limit(MAX_SHOWN)
+        query = select(workers).where(is_alive(now)).order_by(workers.c.name).limit(MAX_SHOWN)
         with self._reading() as connection:
             return tuple(
                 Worker(name=row.name, class_key=row.class_key, job_id=row.job_id, key=row.key)
@@ -63,12 +63,12 @@ class Workers(Statements):
 
         One that attests with a key of those that `measured_by` names is none.
         """
-        query = select(workers.c.name).where(workers.c.class_key == class_key, _is_alive(now))
+        query = select(workers.c.name).where(workers.c.class_key == class_key, is_alive(now))
         if measured_by:
             query = query.where(workers.c.key.not_in(sorted(measured_by)))
         return self._first(query.limit(1)) is not None
 
 
-def _is_alive(now: datetime) -> ColumnElement[bool]:
+def is_alive(now: datetime) -> ColumnElement[bool]:
     """Return whether a worker was heard of; what a clock wrote that was ahead says nothing."""
     return workers.c.seen_at.between(time_text(now - ALIVE), time_text(now + ALIVE))

@@ -151,7 +151,7 @@ class Worker:
         return (self.cpu.class_key,), cut_off
 
     def _show(self, now: datetime, job: Job | None = None) -> None:
-        """Let the database know that this worker lives, and from time to time forget old jobs."""
+        """Let the database know that this worker lives, and from time to time end old jobs."""
         if not is_within(now, self._seen_at, _SEEN_EVERY):
             self.jobs.see_worker(
                 self.name,
@@ -162,6 +162,7 @@ class Worker:
             )
             self._seen_at = now
         if job is None and not is_within(now, self._forgot_at, _FORGET_EVERY):
+            self.jobs.end_untaken(now)
             self.jobs.forget_over(now - KEPT)
             self._forgot_at = now
 

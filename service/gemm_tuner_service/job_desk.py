@@ -202,9 +202,8 @@ def _place_among(places: BoundedSemaphore, why_not: str) -> Iterator[None]:
 def _has_ended_in_vain(job: Job, caller: Caller) -> bool:
     """Return whether a job was tried and is over, and so another is of no use to a caller.
 
-    One that was cancelled before it began says nothing, and what another cancelled says nothing to
-    this one.
+    One that no worker began says nothing, and what another cancelled says nothing to this one.
     """
-    if job.state is JobState.CANCELLED:
-        return job.attempts > 0 and job.owner == caller.owner
-    return job.state.is_over
+    if job.state is JobState.CANCELLED and job.owner != caller.owner:
+        return False
+    return job.state.is_over and job.attempts > 0

@@ -1,7 +1,7 @@
 """A kernel is named once as many hosts found it by themselves as the quorum asks for."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -267,6 +267,20 @@ def test_a_job_for_others_is_for_all_once_the_quorum_was_lowered(hosts: Hosts) -
 
     assert (again.id, again.measured_by) == (job.id, frozenset())
     assert claim(hosts, "a") == job.id
+
+
+def test_a_job_for_hosts_that_never_come_ends_though_its_class_is_run(hosts: Hosts) -> None:
+    hosts("a").add_trial(make_trial())
+    job, jobs = ask_for(hosts), hosts.jobs("a")
+    late = job.changed_at + timedelta(days=4)
+
+    for name, is_over in (("b", False), ("a", True)):
+        hosts.jobs(name).see_worker(name, class_key=CPU.class_key, cpu_key=CPU.exact_key, now=late)
+        jobs.end_untaken(late)
+        found = jobs.get(job.id)
+        assert found is not None
+        assert found.state.is_over is is_over
+        jobs.forget_worker(name)
 
 
 def test_the_quorum_is_raised_and_lowered(hosts: Hosts) -> None:

@@ -12,6 +12,7 @@ from gemm_tuner.domain.context import ExecutionContext, Regime, check_threads
 from gemm_tuner.domain.job import JobState
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.store.figures import Standing
+from gemm_tuner.store.job_queue import UNTAKEN
 from gemm_tuner.store.listing import MAX_PLACES, Cursor
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner_service.dashboard import counted, overview
@@ -267,7 +268,13 @@ def read_job(
     key = problem_id(job.problem)
     may_see = Scope.RESOLVE in caller.scopes and bool(service.listing.of_problem(key))
     view = service.desk.view(job)
-    return _page(request, "job.html.j2", job=view, key=key if may_see else "")
+    return _page(
+        request,
+        "job.html.j2",
+        job=view,
+        key=key if may_see else "",
+        untaken_days=UNTAKEN.days,
+    )
 
 
 @router.get("/wanted")
