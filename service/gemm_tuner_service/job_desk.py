@@ -1,6 +1,6 @@
 """Jobs for callers: who may ask for which, see and cancel it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -68,8 +68,9 @@ class JobDesk:
         budget_s: float = DEFAULT_BUDGET_S,
         priority: int = 0,
         idempotency_key: str | None = None,
+        is_enough: Callable[[Job], bool] | None = None,
     ) -> tuple[Job, bool]:
-        """Return the job for a question, and whether it is new.
+        """Return the job for a question, and whether it is new; or the last one, if it `is_enough`.
 
         Raises:
             InvalidInput: the problem or the key cannot be used.
@@ -86,22 +87,27 @@ class JobDesk:
                 owner=caller.owner,
                 idempotency_key=idempotency_key,
                 now=datetime.now(UTC),
+                is_enough=is_enough,
             )
             if job.owner != caller.owner:
                 self.views.share(job, caller.owner)
         return job, is_new
 
     def tune(self, asked: Asked, caller: Caller) -> Job | None:
-        """Return the job in flight for a question, made if need be.
+        """Return the job in flight for a question, made if need be, or one that ended just now.
 
         None where one came to its end a short while ago: another would not find more now.
         """
-        last = self.last_of(asked)
-        if last is not None and _has_ended_in_vain(last, caller):
+
+        def is_enough(last: Job) -> bool:
             is_recent = abs(datetime.now(UTC) - last.changed_at) < ASK_AGAIN
-            if is_recent and not self._is_for_others(asked, last):
-                return None
-        return self.submit(asked, caller)[0]
+            is_in_vain = is_recent and _has_ended_in_vain(last, caller)
+            return is_in_vain and not self._is_for_others(asked, last)
+
+        last = self.last_of(asked)
+        if last is not None and is_enough(last):
+            return None
+        return self.submit(asked, caller, is_enough=is_enough)[0]
 
     def _is_for_others(self, asked: Asked, last: Job) -> bool:
         """Return whether other hosts may bring what a quorum lacks since the last job."""

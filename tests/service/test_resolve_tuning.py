@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import httpx
 import pytest
@@ -23,6 +24,7 @@ from sqlalchemy import Engine
 from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.store.jobs import Jobs
 from gemm_tuner.store.repository import Repository
 
 WITHIN_S = 20.0
@@ -109,6 +111,27 @@ def test_a_job_that_brought_nothing_is_not_begun_again_at_once(
     monkeypatch.setattr(job_desk, "ASK_AGAIN", timedelta(0))
     assert site.resolve("?tune=auto").status_code == 202
     assert len(site.jobs.newest(10)) == 2
+
+
+def test_a_job_that_ends_while_its_question_is_asked_is_not_begun_again(
+    site: JobSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question is answered with what that job brought."""
+    site.resolve("?tune=auto")
+    claimed = site.claim()
+    original = Jobs.submit
+
+    def late(self: Jobs, *asked: Any, **how: Any) -> tuple[Job, bool]:  # noqa: ANN401 - as it is given
+        if not Repository(site.engine).trials(problem=claimed.problem):
+            Repository(site.engine).add_trial(make_trial(problem=claimed.problem))
+            site.finish(claimed)
+        return original(self, *asked, **how)
+
+    monkeypatch.setattr(Jobs, "submit", late)
+    answer = site.resolve("?tune=auto")
+
+    assert (answer.status_code, answer.json()["verdict"]["decision"]) == (200, "tuned")
+    assert len(site.jobs.newest(10)) == 1
 
 
 def test_waiting_alone_begins_nothing_and_tells_nothing_of_a_job_of_another(
