@@ -94,10 +94,11 @@ class Spread:
             self._cancel()
         else:
             self._ask()
-        self._last = dict(self._views.several(tuple(self._in_flight)))
+        found = self._views.several(tuple(self._in_flight))
+        self._last = {key: job for key, job in found.items() if isinstance(job, Job)}
         for job_id, question in tuple(self._in_flight.items()):
             job = self._last.get(job_id)
-            if job is None:  # deleted by hand: it is asked for again
+            if job is None:  # deleted by hand, or damaged: it is asked for again
                 del self._in_flight[job_id]
                 self._to_ask.append(question)
             elif job.state.is_over:

@@ -12,7 +12,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     FromClause,
-    Row,
     Select,
     case,
     exists,
@@ -24,9 +23,9 @@ from sqlalchemy import (
 
 from gemm_tuner.domain.job import Job, JobProgress, JobState
 from gemm_tuner.domain.printable import harmless
-from gemm_tuner.errors import GemmTunerError
+from gemm_tuner.errors import StoreFailed
 from gemm_tuner.store.job_rows import read_job, select_jobs, time_text
-from gemm_tuner.store.statements import translated_errors
+from gemm_tuner.store.statements import RowsDamaged, may_pass, translated_errors
 from gemm_tuner.store.tables import jobs, workers
 from gemm_tuner.store.workers import Workers, is_alive
 
@@ -81,8 +80,8 @@ class JobQueue(Workers):
 
         It is empty where all may.
         """
-        with self._reading() as connection:
-            row = row_of(connection, job_id)
+        columns = select(jobs.c.class_key, jobs.c.measured_by)
+        row = self._first(columns.where(jobs.c.id == job_id))
         if row is None or not row.measured_by:
             return frozenset()
         return frozenset(
@@ -113,25 +112,20 @@ class JobQueue(Workers):
         has one whose row was damaged.
         """
         query = _first_of(class_keys, IS_WAITING & self._is_for_this_host(), but, only)
+        begun = {
+            "state": JobState.RUNNING.value,
+            "worker": worker,
+            "leased_until": _lease(now, lease_s),
+            "attempts": jobs.c.attempts + 1,
+            "detail": "",
+        }
         with self._writing() as connection:
             take_back_abandoned(connection, now)
             while (found := connection.execute(query).first()) is not None:
-                is_it = jobs.c.id == found.id
-                try:
-                    with translated_errors():
-                        read_job(found)
-                except GemmTunerError as error:
-                    change(connection, is_it, now, _ended(JobState.FAILED, str(error)))
-                    continue
-                begun = {
-                    "state": JobState.RUNNING.value,
-                    "worker": worker,
-                    "leased_until": _lease(now, lease_s),
-                    "attempts": jobs.c.attempts + 1,
-                    "detail": "",
-                }
-                row = change(connection, is_it, now, begun)
-                return None if row is None else read_job(row)
+                change(connection, jobs.c.id == found.id, now, begun)
+                job = read_or_end(connection, found.id, now)
+                if job is not None:
+                    return job
             return None
 
     def report(
@@ -151,8 +145,13 @@ class JobQueue(Workers):
             "leased_until": _lease(now, lease_s),
         }
         with self._writing() as connection:
-            row = change(connection, _is_held(job_id, worker), now, told)
-            return row is not None and not row.is_cancel_asked
+            goes_on = _is_held(job_id, worker) & ~jobs.c.is_cancel_asked
+            change(connection, _is_held(job_id, worker), now, told)
+            return connection.execute(select(jobs.c.id).where(goes_on)).first() is not None
+
+    def is_held(self, job_id: str, worker: str) -> bool:
+        """Return whether a worker holds a job, whatever else its row says."""
+        return self._first(select(jobs.c.id).where(_is_held(job_id, worker))) is not None
 
     def finish(
         self, job_id: str, worker: str, state: JobState, detail: str, now: datetime
@@ -184,25 +183,33 @@ class JobQueue(Workers):
         self, job_id: str, worker: str, changes: Mapping[str, Any], now: datetime
     ) -> Job | None:
         with self._writing() as connection:
-            row = change(connection, _is_held(job_id, worker), now, changes)
+            is_held = change(connection, _is_held(job_id, worker), now, changes)
+            return read_or_end(connection, job_id, now) if is_held else None
+
+
+def read_or_end(connection: Connection, job_id: str, now: datetime) -> Job | None:
+    """Return a job, None if there is none, or its row was damaged.
+
+    A damaged one has failed then: else it would stand in the way of others for ever.
+    """
+    try:
+        with translated_errors():
+            row = connection.execute(select_jobs().where(jobs.c.id == job_id)).first()
             return None if row is None else read_job(row)
-
-
-def row_of(connection: Connection, job_id: str) -> Row[*tuple[Any, ...]] | None:
-    """Return the row of a job, None if there is none of this id."""
-    return connection.execute(select_jobs().where(jobs.c.id == job_id)).first()
+    except StoreFailed as error:
+        if may_pass(error) and not isinstance(error, RowsDamaged):
+            raise
+        is_it = (jobs.c.id == job_id) & (IS_WAITING | IS_RUNNING)
+        change(connection, is_it, now, _ended(JobState.FAILED, str(error)))
+        return None
 
 
 def change(
     connection: Connection, which: ColumnElement[bool], now: datetime, changes: Mapping[str, Any]
-) -> Row[*tuple[Any, ...]] | None:
-    """Change the job that a condition finds, and return its row, None if it finds none."""
-    row = connection.execute(select(jobs.c.id).where(which)).first()
-    if row is None:
-        return None
+) -> bool:
+    """Change the job that a condition finds, and return whether it finds one."""
     values = {**_CHANGED, "changed_at": time_text(now), **changes}
-    connection.execute(update(jobs).where(jobs.c.id == row.id).values(values))
-    return row_of(connection, row.id)
+    return connection.execute(update(jobs).where(which).values(values)).rowcount > 0
 
 
 def take_back_abandoned(connection: Connection, now: datetime) -> None:
@@ -281,7 +288,7 @@ def _first_of(
     """Return the query for the job of the highest priority, the oldest of these."""
     wanted = true() if only is None else jobs.c.id == only
     return (
-        select_jobs()
+        select(jobs.c.id, jobs.c.threads)
         .where(which, wanted)
         .where(jobs.c.class_key.in_(sorted(class_keys)), jobs.c.id.not_in(sorted(but)))
         .order_by(jobs.c.priority.desc(), jobs.c.sequence)

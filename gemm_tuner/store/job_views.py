@@ -4,25 +4,40 @@ Who asks what somebody else's job does already gets that job, and may see it too
 """
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import Row, func, or_, select
 
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import StoreFailed
 from gemm_tuner.store.job_rows import question_columns, read_job, select_jobs
-from gemm_tuner.store.statements import Statements, insert_new, translated_errors
+from gemm_tuner.store.statements import (
+    RowsDamaged,
+    Statements,
+    insert_new,
+    translated_errors,
+)
 from gemm_tuner.store.tables import job_keys, jobs
 
 
 class JobViews(Statements):
     """The jobs of one database, as a service reads them."""
 
-    def several(self, ids: Collection[str]) -> Mapping[str, Job]:
-        """Return the jobs of these ids that there are."""
+    def several(self, ids: Collection[str]) -> Mapping[str, Job | StoreFailed]:
+        """Return the jobs of these ids that there are, or what is wrong with those damaged."""
         query = select_jobs().where(jobs.c.id.in_(ids))
-        with self._reading() as connection:
-            return {row.id: read_job(row) for row in connection.execute(query)}
+        try:
+            with self._reading() as connection:
+                rows = connection.execute(query).all()
+        except RowsDamaged as error:
+            if len(ids) == 1:
+                return dict.fromkeys(ids, error)
+            # A text that is none: it spoils the query of all.
+            each, middle = [*ids], len(ids) // 2
+            return {**self.several(each[:middle]), **self.several(each[middle:])}
+        return {row.id: _job_or_fault(row) for row in rows}
 
     def last_of(self, problem: Problem, *, class_key: str, context: ExecutionContext) -> Job | None:
         """Return the job for a question that was asked for last, None if none was."""
@@ -40,12 +55,12 @@ class JobViews(Statements):
         state: JobState | None = None,
         before: str | None = None,
     ) -> tuple[Job, ...]:
-        """Return the jobs that were asked for last, the newest first.
+        """Return the jobs that were asked for last, the newest first, without damaged ones.
 
         With an owner, only those that this owner asked for, also where they were there already;
         `before` is the id of a job, and only those that were asked for before it are returned.
         """
-        query = select_jobs().order_by(jobs.c.sequence.desc()).limit(limit)
+        query = select(jobs.c.id).order_by(jobs.c.sequence.desc()).limit(limit)
         if before is not None:
             which = select(jobs.c.sequence).where(jobs.c.id == before).scalar_subquery()
             query = query.where(jobs.c.sequence < which)
@@ -55,7 +70,10 @@ class JobViews(Statements):
             shared = select(job_keys.c.job_id).where(job_keys.c.owner == owner)
             query = query.where(or_(jobs.c.owner == owner, jobs.c.id.in_(shared)))
         with self._reading() as connection:
-            return tuple(read_job(row) for row in connection.execute(query))
+            ids = connection.scalars(query).all()
+        found = self.several(ids)
+        each = (found.get(one) for one in ids)
+        return tuple(job for job in each if isinstance(job, Job))
 
     def share(self, job: Job, owner: str) -> None:
         """Let an owner see a job of somebody else, who asked the same before."""
@@ -83,3 +101,11 @@ class JobViews(Statements):
         with self._reading() as connection:
             found = {JobState(state): count for state, count in connection.execute(query)}
         return {state: found.get(state, 0) for state in JobState}
+
+
+def _job_or_fault(row: Row[*tuple[Any, ...]]) -> Job | StoreFailed:
+    try:
+        with translated_errors():
+            return read_job(row)
+    except StoreFailed as error:
+        return error

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, select
 
 from gemm_tuner.domain.canonical import identity
 from gemm_tuner.domain.context import ExecutionContext
@@ -23,7 +23,7 @@ from gemm_tuner.store.job_queue import (
     cancelled,
     change,
     end_untaken,
-    row_of,
+    read_or_end,
     take_back_abandoned,
 )
 from gemm_tuner.store.job_rows import question_columns, read_job, select_jobs, time_text
@@ -97,25 +97,26 @@ class Jobs(JobQueue, WithheldKernels):
         same = _IS_IN_FLIGHT & ~jobs.c.is_cancel_asked & _all_equal(columns)
         with self._writing() as connection:
             if idempotency_key is not None:
-                known = _job_of_key(connection, owner, idempotency_key, question)
+                known = _job_of_key(connection, owner, idempotency_key, question, now)
                 if known is not None:
-                    return read_job(known), False
-            row = connection.execute(select_jobs().where(same)).first()
-            is_new = row is None
-            if row is None:
-                last = _last_of(connection, columns) if is_enough else None
+                    return known, False
+            row = connection.execute(select(jobs.c.id).where(same)).first()
+            job = None if row is None else read_or_end(connection, row.id, now)
+            is_new = job is None
+            if job is None:
+                last = _last_of(connection, columns, now) if is_enough else None
                 if is_enough and last and is_enough(last):
                     return last, False
                 end_untaken(connection, now)
                 _check_room(connection, owner)
                 _insert_job(connection, asked, columns)
-                row = row_of(connection, asked.id)
-            elif joined := _changes_by_joining(row, asked):
-                row = change(connection, jobs.c.id == row.id, now, joined)
-            assert row is not None
+                job = read_or_end(connection, asked.id, now) or asked
+            elif joined := _changes_by_joining(job, asked):
+                change(connection, jobs.c.id == job.id, now, joined)
+                job = read_or_end(connection, job.id, now) or job
             if idempotency_key is not None:
-                _insert_key(connection, owner, idempotency_key, question, row.id)
-            return read_job(row), is_new
+                _insert_key(connection, owner, idempotency_key, question, job.id)
+            return job, is_new
 
     def ask_other_hosts(self, job: Job, now: datetime) -> Job | None:
         """Ask as `job` did for what other hosts are to find too, if this one measured it.
@@ -179,7 +180,7 @@ class Jobs(JobQueue, WithheldKernels):
             return tuple(read_job(row) for row in connection.execute(query))
 
     def cancel(self, job_id: str, now: datetime) -> Job | None:
-        """Cancel a job and return it, None if there is none of this id; one that is over stays.
+        """Cancel a job and return it, None if none of this id can be read; one that is over stays.
 
         One that waits is over at once. A running one is ended by its worker, with the best so far.
         """
@@ -189,8 +190,7 @@ class Jobs(JobQueue, WithheldKernels):
             change(connection, is_it & IS_WAITING, now, cancelled())
             asked = IS_RUNNING & ~jobs.c.is_cancel_asked
             change(connection, is_it & asked, now, {"is_cancel_asked": True})
-            row = row_of(connection, job_id)
-            return None if row is None else read_job(row)
+            return read_or_end(connection, job_id, now)
 
     def forget_over(self, before: datetime) -> int:
         """Delete the jobs that were over before a time; return how many."""
@@ -252,17 +252,16 @@ def _insert_job(connection: Connection, job: Job, question: dict[str, str | int]
     _delete_over(connection, jobs.c.sequence <= newest - MAX_KEPT)
 
 
-def _changes_by_joining(row: Row[*tuple[Any, ...]], asked: Job) -> dict[str, Any]:
+def _changes_by_joining(job: Job, asked: Job) -> dict[str, Any]:
     """Return what changes in a job that is asked for once more.
 
     It gets the higher priority, and is for each host that either of both who ask wants it from.
     """
     changes: dict[str, Any] = {}
-    if row.priority < asked.priority:
+    if job.priority < asked.priority:
         changes["priority"] = asked.priority
-    before = frozenset((row.measured_by or "").split())
-    if not before <= asked.measured_by:
-        changes["measured_by"] = _keys_text(before & asked.measured_by)
+    if not job.measured_by <= asked.measured_by:
+        changes["measured_by"] = _keys_text(job.measured_by & asked.measured_by)
     return changes
 
 
@@ -283,9 +282,9 @@ def _insert_key(connection: Connection, owner: str, key: str, question: str, job
 
 
 def _job_of_key(
-    connection: Connection, owner: str, key: str, question: str
-) -> Row[*tuple[Any, ...]] | None:
-    """Return the row of the job that an owner asked for by a key, None if the key is new."""
+    connection: Connection, owner: str, key: str, question: str, now: datetime
+) -> Job | None:
+    """Return the job that an owner asked for by a key, None if the key is new."""
     used = select(job_keys.c.job_id, job_keys.c.question).where(
         job_keys.c.owner == owner, job_keys.c.idempotency_key == key
     )
@@ -296,13 +295,16 @@ def _job_of_key(
         raise InvalidSetting(
             f"idempotency key {key!r} was used for another question; use a new key for each."
         )
-    return row_of(connection, known.job_id)
+    job = read_or_end(connection, known.job_id, now)
+    if job is None:  # it was damaged: the key is free again
+        connection.execute(delete(job_keys).where(job_keys.c.job_id == known.job_id))
+    return job
 
 
-def _last_of(connection: Connection, columns: dict[str, str | int]) -> Job | None:
-    newest = select_jobs().where(_all_equal(columns)).order_by(jobs.c.sequence.desc()).limit(1)
+def _last_of(connection: Connection, columns: dict[str, str | int], now: datetime) -> Job | None:
+    newest = select(jobs.c.id).where(_all_equal(columns)).order_by(jobs.c.sequence.desc()).limit(1)
     row = connection.execute(newest).first()
-    return None if row is None else read_job(row)
+    return None if row is None else read_or_end(connection, row.id, now)
 
 
 def _all_equal(columns: dict[str, str | int]) -> ColumnElement[bool]:

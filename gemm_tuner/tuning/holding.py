@@ -69,8 +69,7 @@ class HeldJob:
         job, now = self.job, self._now()
         if self._jobs.report(job.id, self._worker, self._progress_at(now), now, LEASE_S):
             return
-        found = self._jobs.get(job.id)
-        is_mine = found is not None and found.worker == self._worker and not found.state.is_over
+        is_mine = self._jobs.is_held(job.id, self._worker)
         self.is_cancelled = is_mine
         self.is_lost = not is_mine
 

@@ -9,7 +9,7 @@ from anyio import to_thread
 from fastapi import Request
 
 from gemm_tuner.domain.job import Job
-from gemm_tuner.errors import GemmTunerError
+from gemm_tuner.errors import GemmTunerError, StoreFailed
 from gemm_tuner_service.lasting import let_last
 
 POLL_S = 0.5
@@ -18,22 +18,25 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Followed:
-    """A job that somebody waits for, as it was read last; None once it was deleted."""
+    """A job that somebody waits for, as it was read last; `fault` is why it cannot be any more."""
 
     def __init__(self, job: Job, wake: Callable[[], None]) -> None:
         self.job = job
         self.is_gone = False
+        self.fault: StoreFailed | None = None
         self._wake = wake
 
     @property
     def is_over(self) -> bool:
         """Return whether it will not change any more."""
-        return self.is_gone or self.job.state.is_over
+        return self.is_gone or self.fault is not None or self.job.state.is_over
 
-    def tell(self, job: Job | None) -> None:
+    def tell(self, job: Job | StoreFailed | None) -> None:
         """Take what was read, and wake who waits if that is new."""
         if job is None:
             self.is_gone = True
+        elif isinstance(job, StoreFailed):
+            self.fault = job
         elif job.revision > self.job.revision:
             self.job = job
         else:
@@ -47,7 +50,7 @@ class JobWatch:
     All its methods are called in one event loop; `read` is called in a thread.
     """
 
-    def __init__(self, read: Callable[[Collection[str]], Mapping[str, Job]]) -> None:
+    def __init__(self, read: Callable[[Collection[str]], Mapping[str, Job | StoreFailed]]) -> None:
         self._read = read
         self._followed: dict[str, list[Followed]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -72,11 +75,14 @@ class JobWatch:
 
         Raises:
             TooManyRequests: too many wait.
+            StoreFailed: its row was damaged meanwhile.
         """
         lasting = let_last(request.scope, seconds)
         with self.follow(job, lasting.wake) as followed:
             while not followed.is_over and lasting.rest_s > 0:
                 await lasting.pause(seconds)
+            if followed.fault is not None:
+                raise followed.fault
             return followed.job
 
     async def _poll(self) -> None:
@@ -93,5 +99,11 @@ class JobWatch:
                 continue
             is_failing = False
             for job_id in ids:
-                for followed in self._followed.get(job_id, ()):
-                    followed.tell(found.get(job_id))
+                self._tell(job_id, found.get(job_id))
+
+    def _tell(self, job_id: str, found: Job | StoreFailed | None) -> None:
+        followers = self._followed.get(job_id, ())
+        if isinstance(found, StoreFailed) and not any(one.fault for one in followers):
+            _LOGGER.error("job %s is followed no more: %s", job_id, found)
+        for followed in followers:
+            followed.tell(found)

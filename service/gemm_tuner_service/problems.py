@@ -87,6 +87,11 @@ class ProblemDocument(BaseModel):
     detail: str
     errors: list[Fault] = []
 
+    @property
+    def text(self) -> str:
+        """Return its JSON, in ASCII: what a caller sent may hold text that has no UTF-8 form."""
+        return canonical_json(self.model_dump(exclude_defaults=True))
+
 
 _HTTP_NAMES = {
     HTTPStatus.BAD_REQUEST: "bad-request",
@@ -157,9 +162,8 @@ def _document(status: HTTPStatus, name: str, detail: str, *faults: Fault) -> Pro
 
 
 def _response(document: ProblemDocument, headers: dict[str, str] | None = None) -> Response:
-    # canonical JSON is ASCII: what a caller sent may hold text that has no UTF-8 form
     return Response(
-        canonical_json(document.model_dump(exclude_defaults=True)),
+        document.text,
         status_code=document.status,
         headers=headers,
         media_type=MEDIA_TYPE,

@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,11 +21,12 @@ from gemm_tuner_service.settings import Settings
 from job_site import JobSite
 from samples import CONTEXT, CPU, PROBLEM
 from serving import served
-from sqlalchemy import Engine
+from sqlalchemy import Engine, literal, literal_column, update
 
 from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.errors import StoreFailed
+from gemm_tuner.store.tables import jobs as rows
 
 SAMPLE = Job(
     id="a" * 32,
@@ -101,6 +103,38 @@ def test_each_change_is_an_event_and_the_end_is_the_last(site: JobSite) -> None:
     assert [each.name for each in rest] == ["end"]
     assert rest[0].data["detail"] == "tuned: 1.4 times onednn"
     assert waiting.id < running.id < told.id < rest[0].id
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_a_damaged_job_is_told_to_its_own_followers_alone(
+    site: JobSite, caplog: pytest.LogCaptureFixture, *, is_text: bool
+) -> None:
+    """A text that is none, which SQLite may hold, spoils each query that reads it."""
+    is_none = not is_text and site.engine.dialect.name == "sqlite"
+    damage = literal_column("CAST(x'ff80' AS TEXT)") if is_none else literal(-1.0)
+    damaged, whole = site.submit(), site.submit(threads=2)
+    paths = [f"{one['url']}/events" for one in (damaged, damaged, whole)]
+    with ExitStack() as stack:
+        streams = [open_stream(stack, site, path) for path in paths]
+        waiting = stack.enter_context(ThreadPoolExecutor()).submit(site.resolve, "?wait=60s")
+        assert [next(read(lines)).name for lines in streams] == ["progress"] * 3
+        with site.engine.begin() as connection:
+            is_it = rows.c.id == damaged["id"]
+            connection.execute(update(rows).where(is_it).values(budget_s=damage))
+        told = ["\n".join(lines) for lines in streams[:2]]
+        site.finish(site.claim())
+        ends = [each.name for each in read(streams[2])]
+
+    assert ends[-1] == "end"
+    for text in told:
+        assert "event: problem\ndata: {" in text
+        assert "urn:gemm-tuner:problem:store-failed" in text
+        assert "event: end" not in text
+    answer = waiting.result(timeout=WITHIN_S)
+    assert (answer.status_code, "damaged" in answer.json()["detail"]) == (503, True)
+    assert caplog.text.count(f"job {damaged['id']} is followed no more") == 1
+    listed = site.client.get("/v1/jobs", headers=site.tuner).json()["jobs"]
+    assert [one["id"] for one in listed] == [whole["id"]]
 
 
 def test_a_stream_outlasts_the_deadline_of_other_answers(

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, update
 
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.job import JobState
@@ -13,6 +13,7 @@ from gemm_tuner.fleet.spread import Question, Spread
 from gemm_tuner.store import jobs as store_jobs
 from gemm_tuner.store.job_views import JobViews
 from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.tables import jobs as rows
 
 NOW = datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
 BUDGET_S = 10.0
@@ -100,6 +101,28 @@ def test_no_more_is_asked_for_than_there_is_room(
 
     assert most == 2
     assert len(spread.over) == 5
+
+
+def test_a_damaged_job_is_asked_for_again_and_keeps_nobody_from_stopping(
+    engine: Engine, jobs: Jobs, clock: Clock
+) -> None:
+    spread = spread_of(engine, clock, question(1))
+    spread.step()
+    [first] = jobs.newest(1)
+
+    for _step in range(2):
+        with engine.begin() as connection:
+            connection.execute(update(rows).values(budget_s=-1.0))
+        spread.step()
+        spread.step()
+        [again] = jobs.newest(1, state=JobState.WAITING)
+        assert again.id != first.id
+    with engine.begin() as connection:
+        connection.execute(update(rows).values(budget_s=-1.0))
+    spread.stop()
+    spread.step()
+
+    assert is_over(spread)
 
 
 def test_who_stops_cancels_what_only_they_asked_for(

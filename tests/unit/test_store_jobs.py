@@ -487,6 +487,26 @@ def test_a_damaged_job_keeps_no_other_from_being_run(
     assert claim_if_any(jobs) is None
 
 
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_damaged_job_is_asked_for_anew_and_holds_up_no_worker(
+    jobs: Jobs, engine: Engine, *, is_running: bool
+) -> None:
+    damaged, _new = ask(jobs)
+    if is_running:
+        claim(jobs)
+    with engine.begin() as connection:
+        connection.execute(update(rows).values(budget_s=-1.0))
+    if is_running:
+        assert jobs.finish(damaged.id, "one", JobState.DONE, "tuned", at(1)) is None
+        assert not jobs.is_held(damaged.id, "one")
+
+    again, is_new = ask(jobs)
+
+    assert is_new
+    assert again.id != damaged.id
+    assert claim(jobs, "two").id == again.id
+
+
 def test_threads_never_get_the_same_job(jobs: Jobs) -> None:
     wanted = {ask(jobs, problem(m))[0].id for m in range(1, 41)}
 

@@ -24,6 +24,7 @@ from gemm_tuner_service.job_schemas import (
 )
 from gemm_tuner_service.job_watch import JobWatch
 from gemm_tuner_service.lasting import Lasting, let_last
+from gemm_tuner_service.problems import describe
 
 STREAM_S = 300.0  # so long at most does a token that was revoked go on
 HEARTBEAT_S = 15.0
@@ -129,6 +130,7 @@ async def follow_job(
 ) -> Response:
     """Send an event `progress` at each change of a job, and `end` at its end.
 
+    Where the job cannot be read any more, `problem` is the last, with a problem document.
     The id of an event is the revision of the job. Of changes in quick succession only the last is
     sent. A stream ends with its job, or after 5 minutes: ask again with the id of the last event.
     """
@@ -159,7 +161,10 @@ async def _events(watch: JobWatch, job: Job, known: int, lasting: Lasting) -> As
                 return
             if followed.job.revision == known:
                 yield ": nothing new\n\n"
-        yield _event("end", followed.job)
+        if followed.fault is not None:
+            yield f"event: problem\ndata: {describe(followed.fault).text}\n\n"
+        else:
+            yield _event("end", followed.job)
 
 
 def _event(name: str, job: Job) -> str:
