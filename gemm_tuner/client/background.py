@@ -18,6 +18,7 @@ from gemm_tuner.runtime.load import Kernel
 
 MAX_PENDING = 1000
 LONGEST_PAUSE_S = 5.0
+LONGEST_FETCH_PAUSE_S = 60.0  # of a kernel whose download failed: it may be some megabytes
 FIRST_ANSWER_S = 60.0  # a service that restarts is back by then
 AGAIN_S = 600.0  # a problem whose tuning brought no kernel is not asked for again for so long
 
@@ -156,9 +157,11 @@ def _is_over(
     fetch: Callable[[Question, AnyKernel], AnyKernel],
 ) -> bool:
     """Look at a job; once it ended, swap in what the service then has, as soon as it tells that."""
-    one.ended = one.ended or one.follower.look(begin)
     if one.ended is None:
-        return False
+        one.ended = one.follower.look(begin)
+        if one.ended is None:
+            return False
+        one.pauses = pauses(LONGEST_FETCH_PAUSE_S)
     known, why = one.kernel.kernel, one.ended.why
     try:
         found = fetch(question, known) if one.ended.is_worth_asking else known

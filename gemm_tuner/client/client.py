@@ -23,6 +23,7 @@ from gemm_tuner.client.once import Once
 from gemm_tuner.client.parallel import each_at_once
 from gemm_tuner.client.question import (
     LayerQuestion,
+    NotDownloaded,
     NotFetched,
     Question,
     Resolution,
@@ -381,11 +382,18 @@ class Client:
     def _find_tuned(
         self, question: Question, old: Kernel | FallbackKernel
     ) -> Kernel | FallbackKernel:
-        """Return the kernel that the service has now, in the place of an old one."""
+        """Return the kernel that the service has now, in the place of an old one.
+
+        Raises:
+            ServiceUnreachable: the service does not answer, or its kernel could not be downloaded.
+        """
 
         def look() -> Kernel | FallbackKernel:
             kept = self._cache.answer(self._key(question))
-            return self._served_kernel(self._session(), question, kept, None)
+            found = self._served_kernel(self._session(), question, kept, None)
+            if isinstance(found, NotDownloaded):  # the job is done, and its kernel is there
+                raise ServiceUnreachable(found.reason)
+            return found if isinstance(found, Kernel) else fallback(question, found)
 
         return self._kernels.find(question, look, old=old)
 
@@ -440,14 +448,16 @@ class Client:
         kept = self._cache.answer(self._key(question))
         if isinstance(asking, Session):
             try:
-                return self._served_kernel(asking, question, kept, answer)
+                found = self._served_kernel(asking, question, kept, answer)
             except ServiceUnreachable as error:
                 asking = error
+            else:
+                return found if isinstance(found, Kernel) else fallback(question, found)
         return self._kept_kernel(question, kept, str(asking))
 
     def _served_kernel(
         self, session: Session, question: Question, kept: bytes | None, answer: Answer | None
-    ) -> Kernel | FallbackKernel:
+    ) -> Kernel | NoKernel:
         if answer is None:
             answer, verdict = self._resolve(session, question, kept)
         else:
@@ -459,11 +469,11 @@ class Client:
             )
         found = self._loader.kernel_or_none(verdict, question, session)
         if isinstance(found, NotFetched):
-            return fallback(question, found)
+            return found
         # Only what passed every check is kept, the answer last: it promises the artifact.
         self._cache.keep_answer(self._key(question), answer.document)
         self._locked.note(verdict, answer.envelope.key_id)
-        return found if isinstance(found, Kernel) else fallback(question, found)
+        return found
 
     def _kept_kernel(
         self, question: Question, kept: bytes | None, why_away: str

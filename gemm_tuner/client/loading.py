@@ -5,7 +5,7 @@ from weakref import WeakKeyDictionary
 
 from gemm_tuner.client.agreement import check_kernel
 from gemm_tuner.client.cache import Cache
-from gemm_tuner.client.question import NotFetched, Question, reason_of
+from gemm_tuner.client.question import NotDownloaded, NotFetched, Question, reason_of
 from gemm_tuner.client.revocations import KnownRevocations
 from gemm_tuner.client.transport import Session
 from gemm_tuner.domain.artifact import Artifact
@@ -70,7 +70,7 @@ class Loader:
                     artifact.check_digest(binary)
                 except (ServiceFailed, DigestMismatch) as error:
                     _LOG.warning("The kernel for %s was not had: %s", question.problem.text, error)
-                    return NotFetched.of(str(error), comparison)
+                    return NotDownloaded.of(str(error), comparison)
             kernel = self._load(binary, artifact, verdict, question)
             self._cache.keep_artifact(artifact.sha256, binary)
         return kernel

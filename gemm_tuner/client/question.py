@@ -45,6 +45,11 @@ class NotFetched(NoKernel):
     """Why a kernel that a verdict names could not be had this time."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotDownloaded(NotFetched):
+    """Why the download of a kernel failed, which may pass."""
+
+
 def ask(problem: Problem | str, threads: int, regime: Regime | str) -> Question:
     """Return the question for a problem or its text.
 

@@ -229,3 +229,17 @@ def test_offline_nothing_is_tuned(shop: Shop) -> None:
 
     assert not isinstance(kernel, SwappedKernel)
     assert "this client is offline" in kernel.reason
+
+
+def test_a_download_that_fails_after_the_job_is_tried_again_soon(shop: Shop) -> None:
+    faults = iter([b"", b"another kernel"])
+
+    def edit(path: str, content: bytes) -> bytes | None:
+        return next(faults, content) if path.startswith("/v1/artifacts/") else content
+
+    with shop.site.serving(edit) as address, shop.working(shop.tune):
+        client = shop.client(address)
+        kernel = client.kernel(PROBLEM, tune="background")
+
+        found = swapped_in(kernel)
+        assert client.kernel(PROBLEM) is found
