@@ -4,13 +4,18 @@ A pipe would make a reader wait, and a device would not end. Every file of a use
 place is read through here. What processes change in turn is locked here.
 """
 
+import errno
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+LONGEST_LOCK_S = 5.0  # who holds a lock reads and writes a small file
+_LOOK_S = 0.01
 
 
 def open_plain(path: Path, *, follows_links: bool = True) -> BinaryIO:
@@ -59,14 +64,28 @@ def locked(path: Path) -> Iterator[None]:
     A child that is forked meanwhile does not hold it.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be made, or somebody holds the lock for `LONGEST_LOCK_S`.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     lock = os.open(path, flags, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _lock(lock, path)
         yield
     finally:
         fcntl.flock(lock, fcntl.LOCK_UN)  # a forked child has the file open, too
         os.close(lock)
+
+
+def _lock(lock: int, path: Path) -> None:
+    until_s = time.monotonic() + LONGEST_LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                held = f"{path} is locked by a process that hangs; end it, then try again"
+                raise OSError(errno.ETIMEDOUT, held) from None
+            time.sleep(_LOOK_S)
+        else:
+            return

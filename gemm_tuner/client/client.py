@@ -28,19 +28,13 @@ from gemm_tuner.client.question import (
     Question,
     Resolution,
     ask,
-    fallback,
+    callable_of,
     is_set,
 )
 from gemm_tuner.client.requests import Requests
 from gemm_tuner.client.revocations import KnownRevocations
 from gemm_tuner.client.swapped import SwappedKernel
-from gemm_tuner.client.transport import (
-    UNIX,
-    Address,
-    Asking,
-    Connections,
-    Session,
-)
+from gemm_tuner.client.transport import UNIX, Address, Asking, Connections, Session
 from gemm_tuner.client.tuning import (
     TUNE_TIMEOUT_S,
     Follower,
@@ -393,7 +387,7 @@ class Client:
             found = self._served_kernel(self._session(), question, kept, None)
             if isinstance(found, NotDownloaded):  # the job is done, and its kernel is there
                 raise ServiceUnreachable(found.reason)
-            return found if isinstance(found, Kernel) else fallback(question, found)
+            return callable_of(question, found)
 
         return self._kernels.find(question, look, old=old)
 
@@ -444,15 +438,14 @@ class Client:
         locked = self._locked.of(question)
         if locked is not None:
             found = self._locked.load(locked, question, asking)
-            return found if isinstance(found, Kernel) else fallback(question, found)
+            return callable_of(question, found)
         kept = self._cache.answer(self._key(question))
         if isinstance(asking, Session):
             try:
                 found = self._served_kernel(asking, question, kept, answer)
+                return callable_of(question, found)
             except ServiceUnreachable as error:
                 asking = error
-            else:
-                return found if isinstance(found, Kernel) else fallback(question, found)
         return self._kept_kernel(question, kept, str(asking))
 
     def _served_kernel(
@@ -480,7 +473,7 @@ class Client:
     ) -> Kernel | FallbackKernel:
         """Return the kernel of the kept answer, if it still holds."""
         if kept is None:
-            return fallback(question, NoKernel(reason=why_away))
+            return callable_of(question, NoKernel(reason=why_away))
         try:
             envelope = parse_answer(kept).envelope
             verdict = self._belief.open(envelope, question, self._belief.keys.kept())
@@ -492,7 +485,7 @@ class Client:
             found = replace(found, reason=f"{why_away} The answer kept here: {found.reason}")
         else:
             self._locked.note(verdict, envelope.key_id)
-        return found if isinstance(found, Kernel) else fallback(question, found)
+        return callable_of(question, found)
 
     def _resolve(
         self, session: Session, question: Question, kept: bytes | None

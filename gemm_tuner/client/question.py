@@ -7,6 +7,7 @@ from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.reason import reason_for
 from gemm_tuner.libraries.fallback import FallbackKernel, NoKernel
+from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.trust.payload import VerdictPayload
 
 
@@ -60,6 +61,11 @@ def ask(problem: Problem | str, threads: int, regime: Regime | str) -> Question:
     asked.check_work()
     context = ExecutionContext(threads=threads, regime=Regime.parse_one(regime))
     return Question(problem=asked, context=context)
+
+
+def callable_of(question: Question, found: Kernel | NoKernel) -> Kernel | FallbackKernel:
+    """Return a kernel, or the library that computes where there is none."""
+    return found if isinstance(found, Kernel) else fallback(question, found)
 
 
 def fallback(question: Question, found: NoKernel) -> FallbackKernel:

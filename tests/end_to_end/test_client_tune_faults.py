@@ -19,11 +19,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from gemm_tuner import Client
+from gemm_tuner import Client, files
 from gemm_tuner.client import background, parallel
 from gemm_tuner.client.keys import KnownKeys
 from gemm_tuner.client.loading import Loader
 from gemm_tuner.client.swapped import SwappedKernel
+from gemm_tuner.errors import StoreFailed
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
@@ -243,3 +244,26 @@ def test_a_download_that_fails_after_the_job_is_tried_again_soon(shop: Shop) -> 
 
         found = swapped_in(kernel)
         assert client.kernel(PROBLEM) is found
+
+
+def test_a_process_that_never_lets_go_of_a_lock_holds_up_nobody_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "LONGEST_LOCK_S", 0.2)
+    keys, errors = KnownKeys(tmp_path / "known-keys.json"), list[str]()
+
+    def remember() -> None:
+        try:
+            keys.forget("http://a")
+        except StoreFailed as error:
+            errors.append(str(error))
+
+    with files.locked(tmp_path / "known-keys.lock"):
+        remembering = threading.Thread(target=remember, daemon=True)
+        remembering.start()
+        remembering.join(SOON_S)
+        assert not remembering.is_alive()
+
+    assert "known-keys.lock is locked by a process that hangs; end it" in errors[0]
+    remember()
+    assert len(errors) == 1
