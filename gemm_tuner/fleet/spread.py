@@ -98,12 +98,17 @@ class Spread:
         self._last = {key: job for key, job in found.items() if isinstance(job, Job)}
         for job_id, question in tuple(self._in_flight.items()):
             job = self._last.get(job_id)
-            if job is None:  # deleted by hand, or damaged: it is asked for again
+            if job is None or self._is_taken_away(job):  # or deleted by hand, or damaged
                 del self._in_flight[job_id]
-                self._to_ask.append(question)
+                self._to_ask.append(question)  # it is asked for again
             elif job.state.is_over:
                 del self._in_flight[job_id], self._last[job_id]
                 self._over[question] = job
+
+    def _is_taken_away(self, job: Job) -> bool:
+        """Return whether another cancelled a job of theirs, which is still wanted here."""
+        is_own = job.id in self._own
+        return job.state is JobState.CANCELLED and not is_own and not self._is_stopped
 
     def seconds_left(self, places: Mapping[str, int]) -> float:
         """Return about how long it takes still, with so many workers for each class of CPUs.

@@ -125,6 +125,27 @@ def test_a_damaged_job_is_asked_for_again_and_keeps_nobody_from_stopping(
     assert is_over(spread)
 
 
+def test_what_another_sweep_cancels_is_asked_for_again_by_who_joined_it(
+    engine: Engine, jobs: Jobs, clock: Clock
+) -> None:
+    first, second = (spread_of(engine, clock, question(1)) for _sweep in range(2))
+    first.step()
+    second.step()
+
+    first.stop()
+    first.step()
+    second.step()
+    second.step()
+    assert is_over(first)
+    assert not is_over(second)
+    [again] = jobs.newest(1, state=JobState.WAITING)
+    jobs.cancel(again.id, clock())
+    second.step()
+
+    assert is_over(second), "its own is not asked for again"
+    assert [job.state for job in second.over.values()] == [JobState.CANCELLED]
+
+
 def test_who_stops_cancels_what_only_they_asked_for(
     engine: Engine, jobs: Jobs, clock: Clock
 ) -> None:
