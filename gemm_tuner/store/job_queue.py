@@ -222,15 +222,16 @@ def take_back_abandoned(connection: Connection, now: datetime) -> None:
 def end_untaken(connection: Connection, now: datetime) -> None:
     """End the jobs that waited for `UNTAKEN` while no worker ran any of their class.
 
-    Those of a long queue wait for longer. One for other hosts does not: these may never come,
-    however much those run that measured already. No job ends while a worker for it is alive.
+    So does one that is still running and did not change, since its worker was lost. Those of a long
+    queue wait for longer. One for other hosts does not: these may never come, however much those
+    run that measured already. No job ends while a worker for it is alive.
     """
     one = jobs.alias()
     is_run = select(one.c.class_key).where(one.c.worker.is_not(None), _is_recent(one, now))
     may_run = or_(jobs.c.measured_by.is_(None), ~jobs.c.measured_by.contains(workers.c.key))
     has_worker = exists().where(workers.c.class_key == jobs.c.class_key, is_alive(now), may_run)
     is_idle = or_(jobs.c.measured_by.is_not(None), jobs.c.class_key.not_in(is_run))
-    is_untaken = IS_WAITING & ~_is_recent(jobs, now) & is_idle & ~has_worker
+    is_untaken = (IS_WAITING | IS_RUNNING) & ~_is_recent(jobs, now) & is_idle & ~has_worker
     values = {**_CHANGED, "changed_at": time_text(now), **_ended(JobState.FAILED, _UNTAKEN)}
     connection.execute(update(jobs).where(is_untaken).values(values))
 

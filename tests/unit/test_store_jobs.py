@@ -431,6 +431,21 @@ def test_a_job_that_no_worker_comes_for_leaves_its_place(
     assert second.state is JobState.WAITING
 
 
+def test_a_job_whose_worker_was_lost_leaves_its_place_though_no_other_comes(jobs: Jobs) -> None:
+    job, _new = ask(jobs)
+    claim(jobs)
+
+    states = []
+    for days in (2, 4):
+        jobs.end_untaken(at(days * DAY_S))
+        found = jobs.get(job.id)
+        assert found is not None
+        states.append(found.state)
+
+    assert states == [JobState.RUNNING, JobState.FAILED]
+    assert not jobs.is_held(job.id, "one")
+
+
 def test_a_long_queue_waits_for_as_long_as_its_class_is_run(jobs: Jobs) -> None:
     late, _new = ask(jobs, problem(1), priority=-1)
     elsewhere, _new = ask(jobs, problem(1), class_key="another")
