@@ -170,7 +170,8 @@ class Faults:
 
     def found(self) -> dict[str, Job]:
         """Return the jobs, by their ids."""
-        return dict(self.views.several(tuple(self.ids.values())))
+        found = self.views.several(tuple(self.ids.values()))
+        return {key: job for key, job in found.items() if isinstance(job, Job)}
 
 
 @pytest.fixture
