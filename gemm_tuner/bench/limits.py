@@ -5,7 +5,7 @@ baseline that nobody should be shown.
 """
 
 from gemm_tuner.bench.roofline import footprint_bytes
-from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.cpu import WHOLE_SUMS_OF_BYTES, IsaFeature
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.problem import Problem
 
@@ -62,5 +62,5 @@ def _instruction_over_loop(problem: Problem, isa: frozenset[IsaFeature]) -> floa
     if types.x is DType.F16:
         return 16.0 if IsaFeature.AMX_FP16 in isa else 2.0
     if types.x in {DType.S8, DType.U8}:
-        return 4.0 if not {IsaFeature.AVX512_VNNI, IsaFeature.AVX_VNNI} & isa else 1.0
+        return 4.0 if not WHOLE_SUMS_OF_BYTES & isa else 1.0
     return 1.0

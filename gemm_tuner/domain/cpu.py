@@ -29,6 +29,10 @@ class IsaFeature(StrEnum):
     AMX_FP16 = "amx_fp16"
 
 
+# Each adds four products of bytes to a sum of 32 bits; without them, pairs are added in 16 bits.
+WHOLE_SUMS_OF_BYTES = frozenset({IsaFeature.AVX512_VNNI, IsaFeature.AVX_VNNI})
+
+
 def parse_isa(names: Iterable[str]) -> frozenset[IsaFeature]:
     """Return the features named; names that gemm-tuner does not use are left out."""
     known = {feature.value: feature for feature in IsaFeature}

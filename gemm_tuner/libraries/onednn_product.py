@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.cpu import WHOLE_SUMS_OF_BYTES
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import EpilogueOperand, OperandShape, Step, StepKind
 from gemm_tuner.domain.problem import Problem, WeightLayout
@@ -40,7 +40,6 @@ _KEPT_PRIMITIVES = 64
 # have packed weights.
 _REFERENCE = "ref"
 _PACKS = "brg"
-_VNNI = frozenset({IsaFeature.AVX512_VNNI, IsaFeature.AVX_VNNI})
 _BYTES = {DType.S8, DType.U8}
 _FOR_ALL, _FOR_EACH_ROW, _FOR_EACH_COLUMN = 0, 1, 2
 
@@ -408,7 +407,7 @@ def _check_problem(problem: Problem) -> None:
 
 
 def _check_sums(spelling: Spelling) -> None:
-    if spelling.x in _BYTES and not _VNNI & detect_cpu().isa:
+    if spelling.x in _BYTES and not WHOLE_SUMS_OF_BYTES & detect_cpu().isa:
         raise BaselineMissing(
             "sums of bytes saturate in oneDNN on a CPU with neither avx512_vnni nor avx_vnni."
         )

@@ -10,7 +10,7 @@ from other_encoding import needed_here
 from gemm_tuner.bench.emulator import can_prove
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
-from gemm_tuner.domain.cpu import IsaFeature, isa_text
+from gemm_tuner.domain.cpu import WHOLE_SUMS_OF_BYTES, IsaFeature, isa_text
 from gemm_tuner.domain.source import Source
 from gemm_tuner.errors import CompilationFailed, ToolchainMissing
 from gemm_tuner.machine.detect import detect_cpu
@@ -34,7 +34,7 @@ def need_cpu(isa: frozenset[IsaFeature]) -> None:
 
 def need_whole_sums_of_bytes() -> None:
     """Skip the test where libraries add products of bytes in 16 bits, and saturate."""
-    if not {IsaFeature.AVX512_VNNI, IsaFeature.AVX_VNNI} & detect_cpu().isa:
+    if not WHOLE_SUMS_OF_BYTES & detect_cpu().isa:
         pytest.skip("sums of bytes saturate in this library on a CPU without VNNI")
 
 

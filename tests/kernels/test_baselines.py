@@ -3,7 +3,7 @@ from _pytest.mark.structures import ParameterSet
 from needs import need_whole_sums_of_bytes
 from planted import build_planted
 
-from gemm_tuner.bench.baselines.choose import Race
+from gemm_tuner.bench.baselines.choose import AUTO, Race
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.cpu import IsaFeature
@@ -16,16 +16,28 @@ from gemm_tuner.machine.detect import detect_cpu
 
 def _baseline_of(text: str, *, baseline: str, threads: int = 1) -> str:
     """Return the name of a baseline that was found to be right on a problem."""
+    with _host_beside(text, baseline, threads) as host:
+        return host.baseline_text
+
+
+def _implementation_of(text: str, baseline: str) -> str:
+    """Return by what a baseline computes that was found to be right on a problem."""
+    with _host_beside(text, baseline) as host:
+        (implementation,) = host.implementations.values()
+    return implementation
+
+
+def _host_beside(text: str, baseline: str, threads: int = 1, race: Race | None = None) -> TrialHost:
     toolchain = find_toolchain()
-    with TrialHost(
+    return TrialHost(
         Problem.parse(text),
         threads=threads,
         baseline=baseline,
         toolchain=toolchain,
         seed=1,
         scalar_build=build_planted(toolchain),
-    ) as host:
-        return host.baseline_text
+        race=race,
+    )
 
 
 def _in_layouts(*sizes: str) -> list[ParameterSet]:
@@ -100,15 +112,7 @@ def test_plain_weights_are_right_although_they_are_rounded() -> None:
 @pytest.mark.baseline("onednn")
 @pytest.mark.parametrize("dtype", ["int8", "f32", "bf16"])
 def test_no_reference_implementation_is_a_baseline(dtype: str) -> None:
-    toolchain = find_toolchain()
-    with TrialHost(
-        Problem.parse(f"{dtype} 32x256x256 nk row_scale+bias"),
-        threads=1,
-        baseline="onednn",
-        toolchain=toolchain,
-        seed=1,
-        scalar_build=build_planted(toolchain),
-    ) as host:
+    with _host_beside(f"{dtype} 32x256x256 nk row_scale+bias", "onednn") as host:
         (implementation,) = host.implementations.values()
 
         fast = ("brg",) if IsaFeature.AVX512_VNNI in detect_cpu().isa else ("brg", "gemm:jit:")
@@ -145,15 +149,8 @@ def test_openblas_computes_in_f32_what_it_has_no_type_for(text: str) -> None:
 @pytest.mark.baseline("openblas")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_installed_libraries_are_raced(threads: int) -> None:
-    toolchain = find_toolchain()
-    with TrialHost(
-        Problem.parse("f32 64x96x64 nk bias+relu"),
-        threads=threads,
-        toolchain=toolchain,
-        seed=1,
-        scalar_build=build_planted(toolchain),
-        race=Race(limit_s=0.1),
-    ) as host:
+    problem, race = "f32 64x96x64 nk bias+relu", Race(limit_s=0.1)
+    with _host_beside(problem, AUTO, threads, race) as host:
         assert {one.package.split()[0] for one in host.raced} >= {"onednn-cpu-gomp", "numpy"}
         assert host.baseline_text == host.raced[0].baseline
         assert all(one.call_ns > 0 for one in host.raced)
@@ -203,9 +200,17 @@ def test_onnx_runtime_computes_every_epilogue(epilogue: str) -> None:
 @pytest.mark.baseline("onnxruntime")
 @pytest.mark.parametrize("text", _LAYERS_OF_BYTES)
 def test_onnx_runtime_computes_layers_of_bytes(text: str) -> None:
-    need_whole_sums_of_bytes()
-
     assert _baseline_of(text, baseline="onnxruntime").startswith("onnxruntime ")
+
+
+@pytest.mark.baseline("onnxruntime")
+def test_onnx_runtime_gets_signed_bytes_as_unsigned_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It saturates signed weights where the CPU adds in 16 bits, and has no fast signed x."""
+    monkeypatch.setenv("GEMM_TUNER_ISA", "avx2,fma")
+
+    told = _implementation_of("s8_s8_s32_f32 19x37x23 nk x_zero_point+scale", "onnxruntime")
+
+    assert told == "MatMulIntegerToFloat: x and w as u8"
 
 
 @pytest.mark.baseline("onnxruntime")

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.baselines.chain import Chain, Link, split_chain
 from gemm_tuner.bench.workload import Workload
-from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.cpu import WHOLE_SUMS_OF_BYTES
+from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.domain.spelling import OnnxOperator
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.wheels import wheel_version
+from gemm_tuner.machine.detect import detect_cpu
 
 X = "x"
 Y = "y"
@@ -31,9 +34,26 @@ _INSTALL = 'pip install "gemm-tuner[peers]"'
 Array = NDArray[Any]
 
 
+_GEMM = "Gemm"
 _MATMUL_INTEGER = OnnxOperator(name="MatMulInteger")
 _MATMUL_INTEGER_TO_FLOAT = OnnxOperator(name="MatMulIntegerToFloat", domain=_CONTRIBUTED)
+_XOR = OnnxOperator(name="BitwiseXor")
 _QUANTIZE = OnnxOperator(name="QuantizeLinear")
+# A signed byte whose first bit is flipped is an unsigned one that is so much greater.
+_FIRST_BIT = 128
+
+
+def product_text(types: OperandTypes) -> str:
+    """Return the operator that multiplies, and what it takes as unsigned bytes instead."""
+    if not types.x.is_integer:
+        return _GEMM
+    moved = " and ".join(name for name, shift in zip("xw", _shifts(types), strict=True) if shift)
+    return f"{_operator_of(types).name}: {moved} as u8" if moved else _operator_of(types).name
+
+
+def x_of_model(workload: Workload) -> Array:
+    """Return x as a model takes it: the same memory, signed bytes read as unsigned ones."""
+    return workload.x.view(np.uint8) if _shifts(workload.problem.types)[0] else workload.x
 
 
 def write_model(workload: Workload, w: Array) -> bytes:
@@ -52,17 +72,17 @@ def write_model(workload: Workload, w: Array) -> bytes:
             "choose another baseline."
         )
     graph = _Graph()
-    graph.inputs[X] = workload.x
-    chain = split_chain(workload)
-    if workload.problem.types.x.is_integer:
+    graph.inputs[X] = x_of_model(workload)
+    chain, problem = split_chain(workload), workload.problem
+    if problem.types.x.is_integer:
         value = _add_product_of_bytes(graph, workload, w, chain)
     else:
         value = _add_product_of_floats(graph, workload, w, chain)
     for link in chain.others:
         value = _add_step(graph, workload, value, link)
-    if workload.problem.types.y in {DType.S8, DType.U8}:
+    if problem.types.y in {DType.S8, DType.U8}:
         one = graph.constant("y_scale", np.ones((), np.float32))
-        zero = _add_zero_point(graph, chain.y_zero_point, workload.y.dtype)
+        zero = _add_zero_point(graph, chain.y_zero_point, problem.types.y)
         graph.add(_QUANTIZE, (value, one, zero))
     return graph.write(workload.y)
 
@@ -126,35 +146,64 @@ def _add_product_of_floats(graph: _Graph, workload: Workload, w: Array, chain: C
     if chain.bias is not None and chain.bias.array is not None:
         inputs.append(graph.constant("bias", chain.bias.array))
     transposed = (("transB", 1),) if workload.problem.w_layout is WeightLayout.NK else ()
-    return graph.add(OnnxOperator(name="Gemm", attributes=transposed), inputs)
+    return graph.add(OnnxOperator(name=_GEMM, attributes=transposed), inputs)
 
 
 def _add_product_of_bytes(graph: _Graph, workload: Workload, w: Array, chain: Chain) -> str:
-    is_nk = workload.problem.w_layout is WeightLayout.NK
-    inputs = [X, graph.constant("w", np.ascontiguousarray(w.T) if is_nk else w)]
-    x_zero_point = _add_zero_point(graph, chain.x_zero_point, workload.x.dtype)
-    if workload.problem.types.y is DType.S32:
-        return graph.add(_MATMUL_INTEGER, (*inputs, x_zero_point))
+    problem = workload.problem
+    x, x_type, w_zero_point = X, problem.types.x, ""
+    w = np.ascontiguousarray(w.T) if problem.w_layout is WeightLayout.NK else w
+    x_shift, w_shift = _shifts(problem.types)
+    if x_shift:
+        x = graph.add(_XOR, (X, graph.constant("first_bit", np.full((), x_shift, np.uint8))))
+    if w_shift:
+        w = w.view(np.uint8) ^ np.uint8(w_shift)
+        w_zero_point = graph.constant("zero_point", np.full((), w_shift, np.uint8))
+    inputs = [x, graph.constant("w", w)]
+    zero_points = [_add_zero_point(graph, chain.x_zero_point, x_type, x_shift), w_zero_point]
+    operator = _operator_of(problem.types)
+    if operator is _MATMUL_INTEGER:
+        return graph.add(operator, (*inputs, *zero_points))
     for scale in (chain.scale, chain.channel_scale):
         one = np.ones((), np.float32)
         array = one if scale is None or scale.array is None else scale.array
         # A scale of x has no dimension.
         inputs.append(graph.constant("scale", array.reshape(()) if array.size == 1 else array))
-    inputs += [x_zero_point, ""]
+    inputs += zero_points
     if chain.bias is not None and chain.bias.array is not None:
         inputs.append(graph.constant("bias", chain.bias.array))
-    return graph.add(_MATMUL_INTEGER_TO_FLOAT, inputs)
+    return graph.add(operator, inputs)
 
 
-def _add_zero_point(graph: _Graph, link: Link | None, dtype: np.dtype[Any]) -> str:
+def _operator_of(types: OperandTypes) -> OnnxOperator:
+    """Return the operator that multiplies bytes."""
+    return _MATMUL_INTEGER if types.y is DType.S32 else _MATMUL_INTEGER_TO_FLOAT
+
+
+def _shifts(types: OperandTypes) -> tuple[int, int]:
+    """Return how much greater the bytes of x and w are in a model than they are given.
+
+    ONNX Runtime multiplies signed x element by element (1.31, without AVX-VNNI-INT8), and its sums
+    of signed w saturate where a CPU adds in 16 bits. Its products of unsigned bytes are fast and
+    right everywhere.
+    """
+    saturates = not WHOLE_SUMS_OF_BYTES & detect_cpu().isa
+    return (
+        _FIRST_BIT if types.x is DType.S8 else 0,
+        _FIRST_BIT if types.w is DType.S8 and saturates else 0,
+    )
+
+
+def _add_zero_point(graph: _Graph, link: Link | None, dtype: DType, shift: int = 0) -> str:
     number = 0 if link is None or link.array is None else int(link.array[0])
-    limits = np.iinfo(dtype)
+    limits = np.iinfo(NUMPY_TYPES[dtype])
     if not limits.min <= number <= limits.max:
         raise BaselineMissing(
             f"a zero point of ONNX is from {limits.min} to {limits.max} here, but it is {number}; "
             "choose another baseline."
         )
-    return graph.constant("zero_point", np.full((), number, dtype))
+    moved = np.uint8 if shift else limits.dtype
+    return graph.constant("zero_point", np.full((), number + shift, moved))
 
 
 def _add_step(graph: _Graph, workload: Workload, value: str, link: Link) -> str:

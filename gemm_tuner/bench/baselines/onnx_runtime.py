@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Package, Row
-from gemm_tuner.bench.baselines.onnx_model import X, Y, write_model
+from gemm_tuner.bench.baselines.onnx_model import X, Y, product_text, write_model, x_of_model
 from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import F32, DType, OperandTypes
@@ -57,6 +57,7 @@ class OnnxRuntime(AnyBaseline):
                 f"ONNX Runtime does not compute {types.text} on a CPU; choose another baseline."
             )
         runtime = import_module(_WHEEL)
+        self.implementation = product_text(types)
         return PythonRunner(workload, partial(_make_call, runtime, workload))
 
 
@@ -77,7 +78,7 @@ def _make_call(runtime: Any, workload: Workload, w: NDArray[Any]) -> Callable[[]
             f"ONNX Runtime refuses {workload.problem.text}: {error}; choose another baseline."
         ) from error
     binding = session.io_binding()
-    arrays = {X: workload.x, **workload.operands}
+    arrays = {X: x_of_model(workload), **workload.operands}
     for wanted in session.get_inputs():
         array = arrays[wanted.name]
         binding.bind_input(wanted.name, "cpu", 0, array.dtype.type, array.shape, address_of(array))
