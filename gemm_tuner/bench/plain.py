@@ -53,6 +53,10 @@ class PlainBaseline:
         """Load the library."""
         self._baseline.preload()
 
+    def check_problem(self, problem: Problem) -> None:
+        """Refuse what the library does not compute with such weights."""
+        self._baseline.check_problem(plain_problem(problem))
+
     def prepare(self, workload: Workload) -> Runner:
         """Return a runner that works on `workload`, but for the weights.
 

@@ -235,6 +235,7 @@ class Session:
         return [replace(one, baseline=PlainBaseline(one.baseline, problem, w)) for one in copies]
 
     def _check_baseline(self, baseline: Baseline) -> Checked | str:
+        baseline.check_problem(self._problem)
         case = self._cases[InputKind.NORMAL]
         # In a child: a library may crash, and one that has started threads must not be forked.
         result = self._run(

@@ -43,8 +43,15 @@ class Baseline(Protocol):
     def starts_programs(self) -> bool:
         """Say whether it runs a compiler."""
 
+    def check_problem(self, problem: Problem) -> None:
+        """Refuse a problem for which the library need not even be loaded.
+
+        Raises:
+            BaselineMissing: the library does not compute such a problem.
+        """
+
     def prepare(self, workload: Workload) -> Runner:
-        """Return a runner that works on `workload`.
+        """Return a runner that works on `workload`, whose problem was checked.
 
         Raises:
             BaselineMissing: the library cannot compute this problem.
@@ -73,6 +80,9 @@ class AnyBaseline:
     is_of_openmp: bool = False
     preparation_s: float = 0.0
     starts_programs: bool = False
+
+    def check_problem(self, problem: Problem) -> None:
+        """Refuse none: the library is asked."""
 
     def computed(self, problem: Problem, inputs: Inputs) -> tuple[Problem, Inputs]:
         """Return what is asked of it."""

@@ -11,7 +11,7 @@ from gemm_tuner.bench.c_runner import CRunner
 from gemm_tuner.bench.passes import PassStruct, finish, openmp_team
 from gemm_tuner.bench.workload import Workload, aligned_copy
 from gemm_tuner.domain.dtype import DType
-from gemm_tuner.domain.problem import WeightLayout
+from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.wheels import find_in_wheel, installed_wheels, wheel_version
 from gemm_tuner.machine.memory import address_of
@@ -63,15 +63,22 @@ class Mkl(AnyBaseline):
         self._driver, self._pass = drivers
         self._version = f"mkl {wheel_version(_WHEEL, install=_INSTALL)}"
 
+    def check_problem(self, problem: Problem) -> None:
+        """Refuse types that there is no product of.
+
+        Raises:
+            BaselineMissing: MKL does not multiply such types.
+        """
+        types = problem.types
+        if (types.x, types.w) not in _PRODUCTS:
+            raise BaselineMissing(f"MKL does not compute {types.text}; choose another baseline.")
+
     def prepare(self, workload: Workload) -> "_MklRunner":
         """Return a runner that works on `workload`.
 
         Raises:
-            BaselineMissing: MKL does not load, or does not multiply such types.
+            BaselineMissing: MKL does not load.
         """
-        types = workload.problem.types
-        if (types.x, types.w) not in _PRODUCTS:
-            raise BaselineMissing(f"MKL does not compute {types.text}; choose another baseline.")
         try:
             ctypes.CDLL(str(self._library), mode=ctypes.RTLD_GLOBAL)
             driver = ctypes.CDLL(str(self._driver))

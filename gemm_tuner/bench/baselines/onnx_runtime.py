@@ -12,6 +12,7 @@ from gemm_tuner.bench.baselines.onnx_model import X, Y, product_text, write_mode
 from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import F32, DType, OperandTypes
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.wheels import installed_wheels, wheel_version
 from gemm_tuner.machine.memory import address_of
@@ -45,19 +46,22 @@ class OnnxRuntime(AnyBaseline):
         wheel_version("onnx", install=_INSTALL)  # writes its models
         self.text = f"onnxruntime {wheel_version(_WHEEL, install=_INSTALL)}"
 
-    def prepare(self, workload: Workload) -> PythonRunner:
-        """Return a runner that works on `workload`.
+    def check_problem(self, problem: Problem) -> None:
+        """Refuse what there is no product for.
 
         Raises:
             BaselineMissing: the problem is not in float32, float16 or bytes.
         """
-        types = workload.problem.types
+        types = problem.types
         if types not in _FLOATS and not (types.x.is_integer and types.y is not DType.BF16):
             raise BaselineMissing(
                 f"ONNX Runtime does not compute {types.text} on a CPU; choose another baseline."
             )
+
+    def prepare(self, workload: Workload) -> PythonRunner:
+        """Return a runner that works on `workload`."""
         runtime = import_module(_WHEEL)
-        self.implementation = product_text(types)
+        self.implementation = product_text(workload.problem.types)
         return PythonRunner(workload, partial(_make_call, runtime, workload))
 
 

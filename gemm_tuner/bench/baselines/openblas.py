@@ -10,7 +10,7 @@ from gemm_tuner.bench.c_runner import CRunnerOfArray
 from gemm_tuner.bench.passes import PassStruct, convert, finish, openmp_team
 from gemm_tuner.bench.workload import Workload, aligned_copy
 from gemm_tuner.domain.dtype import DType
-from gemm_tuner.domain.problem import WeightLayout
+from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.openblas import OpenBlasLibrary, find_openblas
 from gemm_tuner.machine.memory import address_of
@@ -47,17 +47,24 @@ class OpenBlas(AnyBaseline):
     def preload(self) -> None:
         """Do nothing: NumPy has loaded it."""
 
-    def prepare(self, workload: Workload) -> "_OpenBlasRunner":
-        """Return a runner that works on `workload`.
+    def check_problem(self, problem: Problem) -> None:
+        """Refuse integers.
 
         Raises:
-            BaselineMissing: the library does not load, or the problem is of integers.
+            BaselineMissing: the problem is of integers.
         """
-        types = workload.problem.types
+        types = problem.types
         if types.x.is_integer or types.w.is_integer:
             raise BaselineMissing(
                 f"OpenBLAS does not compute {types.text}; choose another baseline."
             )
+
+    def prepare(self, workload: Workload) -> "_OpenBlasRunner":
+        """Return a runner that works on `workload`.
+
+        Raises:
+            BaselineMissing: the library does not load.
+        """
         try:
             # The loop finds its functions among the names that are visible to all.
             library = OpenBlasLibrary(ctypes.CDLL(str(self._path), mode=ctypes.RTLD_GLOBAL))

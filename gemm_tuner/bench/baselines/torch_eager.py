@@ -22,6 +22,7 @@ from gemm_tuner.bench.baselines.torch_steps import (
 )
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import OperandTypes
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import BaselineMissing
 
 
@@ -41,19 +42,26 @@ class TorchEager(AnyBaseline):
         """
         self.text = f"torch {torch_version()}"
 
-    def prepare(self, workload: Workload) -> PythonRunner:
-        """Return a runner that works on `workload`.
+    def check_problem(self, problem: Problem) -> None:
+        """Refuse types that there is no operator for.
 
         Raises:
-            BaselineMissing: floating-point types differ, or there is no operator for a step.
+            BaselineMissing: floating-point types differ.
         """
-        types = workload.problem.types
-        check_steps(workload, split_chain(workload).others)
+        types = problem.types
         if not types.x.is_integer and types != OperandTypes.of(types.x):
             raise BaselineMissing(
                 f"PyTorch does not compute {types.text}; choose another baseline."
             )
-        make = make_call_on_bytes if types.x.is_integer else _make_call
+
+    def prepare(self, workload: Workload) -> PythonRunner:
+        """Return a runner that works on `workload`.
+
+        Raises:
+            BaselineMissing: there is no operator for a step.
+        """
+        check_steps(workload, split_chain(workload).others)
+        make = make_call_on_bytes if workload.problem.types.x.is_integer else _make_call
         return PythonRunner(workload, partial(make, import_torch(workload.threads), workload))
 
 
