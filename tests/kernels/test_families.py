@@ -1,12 +1,13 @@
 """Every family, type, tail, block edge, layout, loop order and epilogue step, under guard pages."""
 
 from bisect import bisect
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import chain, cycle, islice, product, repeat
 
 import pytest
 from needs import each_executed, need_compiler
 from other_encoding import needed_here
+from pairs import all_pairs
 from proof import Subject, prove_all
 from rows import (
     FEW_ROWS,
@@ -24,7 +25,7 @@ from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import STEP_KINDS
-from gemm_tuner.domain.micro_kernel import PackedLayout
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.machine.detect import detect_cpu
 
 pytestmark = pytest.mark.proof  # test_cover.py proves something of each
@@ -48,37 +49,59 @@ def toolchain() -> Toolchain:
     return find_toolchain()
 
 
-def stride_of_tails(row: Row) -> int:
-    """Return of how many tails one is proved, besides those at edges.
+def behind_whole(rests: Iterable[int], whole: int, most: int) -> Iterator[int]:
+    """Yield each rest once: alone, or behind up to `most` whole ones, which its code never sees.
 
-    Every third size leaves every remainder by the lanes or the step of k, which are powers of two.
+    How many these are does not follow a power of two.
     """
-    return 1 if row.is_plain else 3
+    for turn, rest in enumerate(rests):
+        yield rest + whole * (turn.bit_count() % (most + 1))
 
 
 def tails_of_n(row: Row) -> list[int]:
-    """Return numbers of columns up to two tiles, which is a block."""
-    _mr, nr = small_tile(row.family)
-    return sorted({*range(0, 2 * nr + 2, stride_of_tails(row)), *around(nr, 2 * nr)})
+    """Return numbers of columns of up to two tiles, which is a block.
+
+    Of f32, every rest of a tile comes, of others every rest of a vector.
+    """
+    lanes, (_mr, nr) = row.family.lanes, small_tile(row.family)
+    whole = nr if row.is_plain or lanes == 1 else min(lanes, nr)
+    rests = behind_whole(range(whole), whole, 2 * nr // whole - 1)
+    return sorted({*rests, *around(nr, 2 * nr)})
 
 
 def tails_of_k(row: Row) -> list[int]:
-    """Return depths up to two blocks, and those around groups that are deeper.
+    """Return depths of up to two blocks with every rest, and those around groups that are deeper.
 
-    A dot product has all: for it, these are the tails of its first vectors.
+    A dot product has one block, and another tail for each number of elements in its last vector.
+    Others but f32 have every third: all remainders by the step of k and the eight that packing
+    moves at once. Compilers unroll short loops: of f32, every depth of one block comes.
     """
     family = row.family
-    stride = 1 if family.layout is PackedLayout.COLUMNS else stride_of_tails(row)
+    whole, stride = KC, 1 if row.is_plain else 3
+    if family.layout is PackedLayout.COLUMNS:
+        whole, stride = family.k_step, 1
+    rests = range(0, min(whole, 2 * KC + 2), stride)
+    first = range(KC) if row.is_plain else ()
     edges = around(KC, 2 * KC, family.k_multiple, 2 * family.k_multiple)
-    return sorted({*range(0, 2 * KC + 2, stride), *edges})
+    return sorted({*behind_whole(rests, whole, 1), *first, *edges})
+
+
+def rows_for_tail(row: Row, *, is_special: bool) -> str:
+    """Return the m that a tail is proved with: tiles of all heights for those that are special."""
+    mr, _nr = small_tile(row.family)
+    return f"0..{2 * mr + 1}" if is_special else f"{2 * mr}"
 
 
 @pytest.mark.parametrize("row", each_executed(ROWS_WITH_TAILS))
 def test_tails_of_n_for_any_m(row: Row, toolchain: Toolchain) -> None:
-    mr, nr = small_tile(row.family)
+    _mr, nr = small_tile(row.family)
+    edges = around(nr, 2 * nr)
     subjects = [
         Subject(
-            problem=row.problem(f"0..{2 * mr + 1}x{n}x{k}", "nk", "x_zero_point+bias"),
+            problem=row.problem(
+                f"{rows_for_tail(row, is_special=row.is_plain or n in edges)}x{n}x{k}",
+                *("nk", "x_zero_point+bias"),
+            ),
             candidate=candidate_text(row, k),
         )
         for n in tails_of_n(row)
@@ -91,43 +114,52 @@ def test_tails_of_n_for_any_m(row: Row, toolchain: Toolchain) -> None:
 
 
 def epilogues(row: Row) -> Iterator[str]:
-    """Yield every step alone, and enough chains that each step follows and precedes another."""
-    yield from STEP_KINDS
-    yield from ("clamp:-0.5:6", "leaky_relu:0.2", "none")
+    """Yield every step alone for f32, and chains in which each follows another and precedes one.
+
+    Steps compute in f32 whatever y is, and read operands of a shape alike. Of other types, each row
+    has a third of the steps, by turns, and operands of each shape.
+    """
+    steps = [*STEP_KINDS, "clamp:-0.5:6", "leaky_relu:0.2", "none"]
+    yield from steps if row.is_plain else steps[FEW_ROWS.index(row) % 3 :: 3]
     if row.is_plain:
-        for first, second in pairwise([*STEP_KINDS, *STEP_KINDS]):
-            yield f"{first}+{second}"
+        names = list(STEP_KINDS)
+        for first in range(0, len(names), 2):
+            yield "+".join([*names, *names][first : first + 3])
     yield "bias+gelu_erf+add"
-    yield "add+scale+mul+add+bias+silu+add+scale"
+    yield "add+scale+mul+row_scale+add+bias+silu+add+scale"
 
 
-def depths_and_epilogues(row: Row) -> Iterator[tuple[int, str, str]]:
-    """Yield every tail of k, and every epilogue with a depth whose sums are not too alike.
+def depths_and_epilogues(row: Row) -> Iterator[tuple[str, int, str, str]]:
+    """Yield m, k, the layout of w and an epilogue.
 
-    Where offsets make a step of the tail, neither is the proof of the other: each comes by itself.
+    Every tail of k comes, and every epilogue with a depth whose sums are not too alike. Where
+    offsets make a step of the tail, neither is the proof of the other: each comes by itself.
     Packing transposes w once for each depth.
     """
+    mr, _nr = small_tile(row.family)
     depths = tails_of_k(row)
+    special = {*around(KC, 2 * KC), *(range(KC) if row.is_plain else ())}
     steps = list(dict.fromkeys(usable(text, row.types) for text in epilogues(row)))
     shallow = bisect(depths, KC // 2)
     if row.types.accumulator.is_integer:
         shallow = len(depths)
-    yield from ((k, "nk", "x_row_zero_point+bias") for k in depths[:shallow])
-    deep = depths[shallow:] or [KC + 1]
-    for number in range(max(len(deep), len(steps))):
-        layout = "nk" if number < len(deep) else row.layout_as_packed
-        yield deep[number % len(deep)], layout, steps[number % len(steps)]
+    deep = depths[shallow:]
+    of_depths = chain(repeat("x_row_zero_point+bias", shallow), cycle(steps))
+    for k, step in zip(depths, of_depths, strict=False):
+        yield rows_for_tail(row, is_special=k in special), k, "nk", step
+    for k, step in zip(cycle(deep or [KC + 1]), steps[len(deep) :], strict=False):
+        yield f"{2 * mr}", k, row.layout_as_packed, step
 
 
 @pytest.mark.parametrize("row", each_executed(FEW_ROWS))
 def test_tails_of_k_and_every_epilogue_step_for_any_m(row: Row, toolchain: Toolchain) -> None:
-    mr, nr = small_tile(row.family)
+    _mr, nr = small_tile(row.family)
     subjects = [
         Subject(
-            problem=row.problem(f"0..{2 * mr + 1}x{nr + 1}x{k}", layout, epilogue),
+            problem=row.problem(f"{m}x{nr + 1}x{k}", layout, epilogue),
             candidate=candidate_text(row, k),
         )
-        for k, layout, epilogue in depths_and_epilogues(row)
+        for m, k, layout, epilogue in depths_and_epilogues(row)
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -137,15 +169,22 @@ def test_tails_of_k_and_every_epilogue_step_for_any_m(row: Row, toolchain: Toolc
 
 @pytest.mark.parametrize("row", each_executed(FEW_ROWS))
 def test_exact_m_around_tiles_and_blocks(row: Row, toolchain: Toolchain) -> None:
+    """Rows are cut the same for all types: f32 has all numbers of rows, others every second."""
     mr, nr = small_tile(row.family)
-    orders = list(LoopOrder)
+    numbers, turn_of_row = around(mr, 2 * mr, 4 * mr), FEW_ROWS.index(row)
+    if not row.is_plain:
+        numbers = numbers[turn_of_row % 2 :: 2]
+    # Each order with packed rows and without, by turns.
+    ways = list(product(("", " pack_x"), LoopOrder))
+    ways = [*ways[::3], *ways[1::3], *ways[2::3]]
     subjects = [
         Subject(
             problem=row.problem(f"{m}x{2 * nr + 3}x{KC + 5}", "kn", "bias+relu"),
-            candidate=candidate_text(row, KC + 5, order=orders[m % len(orders)], extras=extras),
+            candidate=candidate_text(row, KC + 5, order=order, extras=extras),
         )
-        for m in around(mr, 2 * mr, 4 * mr)
-        for extras in (("", " pack_x") if row.is_plain else (("", " pack_x")[m % 2],))
+        for m, (extras, order) in zip(
+            numbers, islice(cycle(ways), turn_of_row % len(ways), None), strict=False
+        )
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -153,17 +192,19 @@ def test_exact_m_around_tiles_and_blocks(row: Row, toolchain: Toolchain) -> None
     assert not wrong
 
 
-def layouts(row: Row, turn: int) -> tuple[str, ...]:
-    """Return the layouts of w for an order of the loops, which packing does not depend on."""
-    if turn == 0 and row.is_plain:
-        return "nk", "kn"
-    return (("nk", "kn")[turn] if turn < 2 else row.layout_as_packed,)
+def orders_and_extras(row: Row) -> Iterator[tuple[LoopOrder, str]]:
+    """Yield every order of the loops with all extras for f32, for others with one, by turns."""
+    for turn, order in enumerate(LoopOrder, start=FEW_ROWS.index(row)):
+        for extras in EXTRAS if row.is_plain else (EXTRAS[turn % len(EXTRAS)],):
+            yield order, extras
 
 
 @pytest.mark.parametrize("row", each_executed(FEW_ROWS))
 def test_loop_orders_layouts_and_extras(row: Row, toolchain: Toolchain) -> None:
+    """Packing does not depend on them: each layout of w comes, mostly that which is copied."""
     mr, nr = small_tile(row.family)
     k = 3 * KC + 2
+    layouts = chain(("nk", "kn"), repeat(row.layout_as_packed))
     subjects = [
         Subject(
             problem=row.problem(
@@ -171,9 +212,7 @@ def test_loop_orders_layouts_and_extras(row: Row, toolchain: Toolchain) -> None:
             ),
             candidate=candidate_text(row, k, order=order, extras=extras),
         )
-        for turn, order in enumerate(LoopOrder)
-        for layout in layouts(row, turn)
-        for extras in (EXTRAS if row.is_plain else (EXTRAS[turn % 4], EXTRAS[(turn + 1) % 4]))
+        for layout, (order, extras) in zip(layouts, orders_and_extras(row), strict=False)
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -246,16 +285,17 @@ def test_slices_of_k(row: Row, toolchain: Toolchain) -> None:
         (LoopOrder.JC_IC_JR_IR, "", "x_row_zero_point+row_scale+bias+gelu_erf"),
         (LoopOrder.IC_JC_IR_JR, " pack_x", "add"),
     )
+    sizes = (f"{2 * mr + 1}x{2 * nr + nr // 2 + 1}", f"0..{mr + 1}x{nr}")
+    slices = ((2 * kc, "1x1x2"), (4 * kc + 3, "1x1x3"), (4 * kc, "2x1x2"))
+    chosen = all_pairs(slices, sizes, ways)
+    if not row.is_plain:
+        chosen = list(zip(slices, cycle(sizes), cycle(ways), strict=False))
     subjects = [
         Subject(
-            problem=row.problem(f"{sizes}x{k}", "nk", epilogue),
+            problem=row.problem(f"{size}x{k}", "nk", epilogue),
             candidate=candidate_text(row, k, order=order, extras=f"{pack_x} grid{grid}"),
         )
-        for sizes in (f"{2 * mr + 1}x{2 * nr + nr // 2 + 1}", f"0..{mr + 1}x{nr}")
-        for turn, (k, grid) in enumerate(
-            ((2 * kc, "1x1x2"), (4 * kc + 3, "1x1x3"), (4 * kc, "2x1x2"))
-        )
-        for order, pack_x, epilogue in (ways if row.is_plain else (ways[turn % 2],))
+        for (k, grid), size, (order, pack_x, epilogue) in chosen
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -277,9 +317,10 @@ def tiles_for_a_range_of_m(row: Row) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("row", each_executed(FEW_ROWS))
 def test_every_height_of_a_tile_for_a_range_of_m(row: Row, toolchain: Toolchain) -> None:
     k = max(KC, row.family.k_step) + 3
+    rest = 1 if row.is_plain else 0
     subjects = [
         Subject(
-            problem=row.problem(f"0..{2 * mr + 1}x{nr + 1}x{k}", row.layout_as_packed, "relu"),
+            problem=row.problem(f"0..{2 * mr + 1}x{nr + rest}x{k}", row.layout_as_packed, "relu"),
             candidate=candidate_text(row, k, tile=(mr, nr)),
         )
         for mr, nr in tiles_for_a_range_of_m(row)
@@ -295,9 +336,10 @@ def test_every_other_register_tile(row: Row, toolchain: Toolchain) -> None:
     """A range of m has this number of rows among others: its tiles are proved above."""
     proved = tiles_for_a_range_of_m(row)
     k = max(KC, row.family.k_step) + 3
+    rest = 1 if row.is_plain else 0
     subjects = [
         Subject(
-            problem=row.problem(f"{mr + 1}x{nr + 1}x{k}", row.layout_as_packed, "relu"),
+            problem=row.problem(f"{mr + rest}x{nr + rest}x{k}", row.layout_as_packed, "relu"),
             candidate=candidate_text(row, k, tile=(mr, nr)),
         )
         for mr, nr in row.family.tiles[:: row.stride_of_tiles]
@@ -315,29 +357,33 @@ QUANTISED = (
 )
 
 
-def is_first_to_read(row: Row) -> bool:
-    """Say whether it is the first row that reads these types: others write y in another way."""
-    return row == next(
-        other
-        for other in ROWS
-        if (other.family, other.types.x, other.types.w) == (row.family, row.types.x, row.types.w)
-    )
+def first_to(does: Callable[[Row], Hashable]) -> list[Row]:
+    """Return the first row of each family that does something."""
+    return list({(row.family.name, does(row)): row for row in reversed(READ_ALONE)}.values())
 
 
-@pytest.mark.parametrize("row", each_executed(READ_ALONE))
+FIRST_TO_READ = first_to(lambda row: (row.types.x, row.types.w))
+FIRST_TO_WRITE = first_to(lambda row: (row.types.accumulator, row.types.y))
+
+
+@pytest.mark.parametrize(
+    "row", each_executed(row for row in ROWS if row in FIRST_TO_READ or row in FIRST_TO_WRITE)
+)
 def test_quantised_layers_of_every_type(row: Row, toolchain: Toolchain) -> None:
     mr, nr = small_tile(row.family)
-    layers = (
+    layers = [
         (2 * mr + 1, nr + 1, 67, "kn", " pack_x", QUANTISED[1]),
         (mr, nr, 1, "nk", "", QUANTISED[0]),
         (1, 1, 300, "nk", "", QUANTISED[1]),
-    )
+    ]
+    if row not in FIRST_TO_READ:
+        layers = [(2 * mr, nr + 1, 67, "kn", " pack_x", QUANTISED[1])]
     subjects = [
         Subject(
             problem=row.problem(f"{m}x{n}x{k}", layout, epilogue),
             candidate=candidate_text(row, k, extras=extras),
         )
-        for m, n, k, layout, extras, epilogue in (layers if is_first_to_read(row) else layers[:1])
+        for m, n, k, layout, extras, epilogue in layers
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -346,13 +392,21 @@ def test_quantised_layers_of_every_type(row: Row, toolchain: Toolchain) -> None:
 
 
 def rows_for_compilers() -> Iterator[Row]:
-    """Yield each family with each type of x and w; of y, bytes have three where signs matter."""
+    """Yield each family with each type of x and w; of y, bytes have three where signs matter.
+
+    Floats have the first and the last way to write y by turns.
+    """
+    of_floats: dict[tuple[MicroKernelFamily, DType, DType], list[Row]] = {}
     for row in ROWS:
         types = row.types
-        is_mixed = types.x is DType.U8
-        y_is_with_mixed = types.y in {DType.F32, DType.U8, DType.S8}
-        if not types.x.is_integer or types.w is DType.U8 or is_mixed is y_is_with_mixed:
-            yield row
+        if types.x.is_integer:
+            y_is_with_mixed = types.y in {DType.F32, DType.U8, DType.S8}
+            if types.w is DType.U8 or (types.x is DType.U8) is y_is_with_mixed:
+                yield row
+        else:
+            of_floats.setdefault((row.family, types.x, types.w), []).append(row)
+    for turn, rows in enumerate(of_floats.values()):
+        yield rows[-(turn % 2)]
 
 
 OTHER_COMPILERS = [one for one in ("gcc", "clang", "zig") if one != find_toolchain().name]
@@ -364,7 +418,11 @@ def test_every_family_with_every_other_compiler(compiler: str) -> None:
     toolchain = need_compiler(compiler)
     subjects = [
         Subject(
-            problem=row.problem(f"5x{2 * row.family.lanes + 3}x37", "nk", "bias+gelu_erf+add"),
+            problem=row.problem(
+                f"{5 if row in FEW_ROWS else small_tile(row.family)[0]}"
+                f"x{2 * row.family.lanes + 3}x37",
+                *("nk", "bias+gelu_erf+add"),
+            ),
             candidate=candidate_text(row, 37),
         )
         for row in rows_for_compilers()
