@@ -5,63 +5,24 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from samples import CONTEXT, CPU, PROBLEM
+from queueing import CLASS, LEASE_S, NOW, ask, at, claim, claim_if_any, problem
+from samples import CPU, PROBLEM
 from sqlalchemy import Engine, update
 
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.job import Job, JobProgress, JobState
-from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import GemmTunerError, InvalidProblem, InvalidSetting
 from gemm_tuner.store import jobs as store_jobs
 from gemm_tuner.store.jobs import Jobs, JobsFull
 from gemm_tuner.store.tables import jobs as rows
 
-NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
-LEASE_S = 60.0
-CLASS = CPU.class_key
-
 
 @pytest.fixture
 def jobs(engine: Engine) -> Jobs:
     return Jobs(engine)
-
-
-def at(seconds: float) -> datetime:
-    return NOW + timedelta(seconds=seconds)
-
-
-def problem(m: int) -> Problem:
-    return Problem.parse(f"f32 {m}x64x64")
-
-
-def ask(jobs: Jobs, asked: Problem = PROBLEM, /, **changes: Any) -> tuple[Job, bool]:  # noqa: ANN401 - fields by name
-    question: dict[str, Any] = {
-        "class_key": CLASS,
-        "context": CONTEXT,
-        "budget_s": 30.0,
-        "priority": 0,
-        "owner": "me",
-        "idempotency_key": None,
-        "now": NOW,
-    }
-    return jobs.submit(asked, **(question | changes))
-
-
-def claim(jobs: Jobs, worker: str = "one", *, seconds: float = 0, class_key: str = CLASS) -> Job:
-    found = claim_if_any(jobs, worker, seconds=seconds, class_key=class_key)
-    assert found is not None
-    return found
-
-
-def claim_if_any(
-    jobs: Jobs, worker: str = "one", *, seconds: float = 0, class_key: str = CLASS
-) -> Job | None:
-    return jobs.claim(worker, class_keys=[class_key], now=at(seconds), lease_s=LEASE_S)
 
 
 def test_a_job_is_what_was_asked_for(jobs: Jobs) -> None:
@@ -405,67 +366,6 @@ def test_what_is_over_for_long_is_forgotten_with_its_key(jobs: Jobs) -> None:
 
     assert {job.id for job in jobs.newest(10)} == {recent.id, waiting.id}
     assert ask(jobs, problem(4), idempotency_key="a")[1]
-
-
-DAY_S = 86_400.0
-
-
-def test_a_job_that_no_worker_comes_for_leaves_its_place(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_jobs, "MAX_IN_FLIGHT", 1)
-    first, _new = ask(jobs)
-    with pytest.raises(JobsFull):
-        ask(jobs, problem(2), now=at(2.9 * DAY_S))
-
-    second, is_new = ask(jobs, problem(2), now=at(3.1 * DAY_S))
-
-    ended = jobs.get(first.id)
-    assert ended is not None
-    assert (ended.state, ended.changed_at) == (JobState.FAILED, at(3.1 * DAY_S))
-    assert ended.detail.startswith("no worker that can run it came within 3 days; start one")
-    assert ended.revision > first.revision, "who follows it is told"
-    assert is_new
-    jobs.end_untaken(at(7 * DAY_S))
-    assert jobs.newest(2, state=JobState.WAITING) == ()
-    assert second.state is JobState.WAITING
-
-
-def test_a_job_whose_worker_was_lost_leaves_its_place_though_no_other_comes(jobs: Jobs) -> None:
-    job, _new = ask(jobs)
-    claim(jobs)
-
-    states = []
-    for days in (2, 4):
-        jobs.end_untaken(at(days * DAY_S))
-        found = jobs.get(job.id)
-        assert found is not None
-        states.append(found.state)
-
-    assert states == [JobState.RUNNING, JobState.FAILED]
-    assert not jobs.is_held(job.id, "one")
-
-
-def test_a_long_queue_waits_for_as_long_as_its_class_is_run(jobs: Jobs) -> None:
-    late, _new = ask(jobs, problem(1), priority=-1)
-    elsewhere, _new = ask(jobs, problem(1), class_key="another")
-    ask(jobs, problem(2))
-    jobs.finish(claim(jobs).id, "one", JobState.DONE, "tuned", at(2 * DAY_S))
-
-    jobs.end_untaken(at(4 * DAY_S))
-
-    assert [job.id for job in jobs.newest(3, state=JobState.WAITING)] == [late.id]
-    assert [job.id for job in jobs.newest(3, state=JobState.FAILED)] == [elsewhere.id]
-
-
-def test_a_worker_that_comes_late_takes_what_waited(jobs: Jobs) -> None:
-    job, _new = ask(jobs)
-    late_s = 30 * DAY_S
-    jobs.see_worker("one", class_key=CLASS, cpu_key=CPU.exact_key, now=at(late_s))
-
-    jobs.end_untaken(at(late_s))
-
-    assert claim(jobs, seconds=late_s).id == job.id
 
 
 def test_a_worker_is_there_while_it_is_heard_of(jobs: Jobs) -> None:
