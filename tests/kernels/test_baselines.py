@@ -268,6 +268,26 @@ def test_torch_computes_with_quantised_weights(text: str) -> None:
 
 
 @pytest.mark.baseline("torch-weights")
+@pytest.mark.baseline("onnxruntime")
+def test_torch_takes_part_in_the_race_of_quantised_weights() -> None:
+    with _host_beside("bf16_s4 1x64x256 nk:g128 none", AUTO, race=Race()) as host:
+        times = {one.baseline.partition(" ")[0]: one.call_ns for one in host.raced}
+        reasons = {one.package.split()[0]: one.reason for one in host.raced}
+
+    assert times["torch-weights"] > 0
+    assert "does not compute bf16" in reasons["onnxruntime"]
+
+
+@pytest.mark.baseline("torch-weights")
+@pytest.mark.parametrize(
+    ("types", "operator"),
+    [("bf16_s8 1x32x64 nk:gk", "int8pack"), ("bf16_s4 1x32x64 nk:g32", "int4pack")],
+)
+def test_the_operator_of_torch_is_told(types: str, operator: str) -> None:
+    assert operator in _implementation_of(f"{types} none", "torch-weights")
+
+
+@pytest.mark.baseline("torch-weights")
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -15,7 +15,7 @@ from gemm_tuner.domain.spelling import TorchOperator
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.wheels import wheel_version
 
-_WHEEL = "torch"
+WHEEL = "torch"
 _INSTALL = "pip install torch"
 
 # The modules, tensors and operators of a package that may not be there.
@@ -29,12 +29,17 @@ def torch_version() -> str:
     Raises:
         BaselineMissing: there is none.
     """
-    return wheel_version(_WHEEL, install=_INSTALL)
+    return wheel_version(WHEEL, install=_INSTALL)
+
+
+def load_torch() -> None:
+    """Import the package, which takes two seconds and starts no threads."""
+    import_module(WHEEL)
 
 
 def import_torch(threads: int) -> Torch:
     """Return the package, which shall compute without gradients on so many threads."""
-    torch = import_module(_WHEEL)
+    torch = import_module(WHEEL)
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     return torch
