@@ -27,7 +27,7 @@ def configure_pool() -> None:
     Raises:
         InvalidSetting: GEMM_TUNER_PIN is neither 0 nor 1.
     """
-    choice = os.environ.get(PIN_VARIABLE, "0")
+    choice = os.environ.get(PIN_VARIABLE) or "0"
     if choice not in {"0", "1"}:
         raise InvalidSetting(f"{PIN_VARIABLE} is {choice!r}; use 1 to pin threads to CPUs, or 0.")
     if NATIVE is not None:

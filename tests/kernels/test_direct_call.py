@@ -416,7 +416,7 @@ print(count_pinned())
 
 @needs_native
 @pytest.mark.skipif(usable_cpus() < 2, reason="one CPU is usable: the pool has no threads")
-@pytest.mark.parametrize(("choice", "pinned"), [("0", 0), ("1", 1)])
+@pytest.mark.parametrize(("choice", "pinned"), [("", 0), ("0", 0), ("1", 1)])
 def test_threads_are_pinned_on_request(choice: str, pinned: int) -> None:
     prelude = f"import os; os.environ['GEMM_TUNER_PIN'] = {choice!r}"
     program = _CALL_AND_LEAVE.format(prelude=prelude, is_missing=False)
