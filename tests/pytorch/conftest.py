@@ -19,5 +19,6 @@ def as_before() -> Iterator[None]:
     torch.manual_seed(3)
     yield
     gemm_tuner.torch.disable()
+    torch.set_grad_enabled(True)  # which a baseline, in a process of its own, does without
     torch.set_num_threads(threads)
     torch._dynamo.reset()

@@ -144,15 +144,16 @@ def test_a_stream_outlasts_the_deadline_of_other_answers(
     job = site.submit()
 
     with ExitStack() as stack:
-        lines = open_stream(stack, site, f"{job['url']}/events")
         begin_s = time.monotonic()
+        lines = open_stream(stack, site, f"{job['url']}/events")
         beats = 0
         while time.monotonic() - begin_s < 2.5:
             beats += next(lines).startswith(":")
+        most = (time.monotonic() - begin_s) / module.HEARTBEAT_S + 1
         site.finish(site.claim())
         assert [each.name for each in read(lines)][-1] == "end"
 
-    assert 5 < beats < 20
+    assert 1 < beats <= most
 
 
 def test_a_stream_ends_when_its_time_is_up(site: JobSite, monkeypatch: pytest.MonkeyPatch) -> None:
