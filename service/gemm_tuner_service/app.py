@@ -49,6 +49,7 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
         app.state.service = service = RunningService.start(settings)
+        service.tallies.wait_for_first()
         yield
         service.close()
 

@@ -107,7 +107,7 @@ class RunningService:
             desk=JobDesk.of(engine),
             misses=misses,
             listing=Listing(engine),
-            tallies=TallyKeeper(Counting(engine)),
+            tallies=TallyKeeper(Counting(engine), watch.state),
             counter=counter,
             estimate=settings.estimate,
         )

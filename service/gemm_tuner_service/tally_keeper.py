@@ -1,58 +1,97 @@
 """Tallies in memory: pages that are asked for again and again wait for no counting.
 
-What is older than `KEPT_S` is counted anew beside the pages, which have the older meanwhile.
+What is older than `KEPT_S` is counted anew, if verdicts changed, beside the pages, which have the
+older meanwhile.
 """
 
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from math import inf
 from threading import Lock
 
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.store.tallies import Counting, Tallies
 
 KEPT_S = 5.0
-LONGEST_S = 60.0  # what is older than this is not shown
+LONGEST_S = 60.0  # for what is newer than that, a page waits, but no longer than `PATIENCE_S`
+PATIENCE_S = 0.1
+START_S = 2.0  # so long at most does the start of a service wait for its first count
 MAX_KEPT = 64
 
 _LOGGER = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Counted:
-    at_s: float
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What was counted, and when, where that is so long ago that a page tells it."""
+
     tallies: Tallies
+    old_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    tallies: Tallies
+    at_s: float  # nothing is known to have changed since
+    at: datetime
+    state: object | None  # of the database before the count
 
 
 class TallyKeeper:
-    """Keeps what was counted, of all CPUs and of some; of all it counts when it begins."""
+    """Keeps what was counted, of all CPUs and of some; of all it counts when it begins.
 
-    def __init__(self, counting: Counting, *, now_s: Callable[[], float] = time.monotonic) -> None:
+    `state` returns what stays the same while verdicts do, and None where that is not known.
+    """
+
+    def __init__(
+        self,
+        counting: Counting,
+        state: Callable[[], object | None] = lambda: None,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._counting = counting
+        self._state = state
         self._now_s = now_s
         self._lock = Lock()
-        self._kept: OrderedDict[str | None, _Counted] = OrderedDict()
+        self._kept: OrderedDict[str | None, _Kept] = OrderedDict()
         self._being_counted: dict[str | None, Future[Tallies]] = {}
         self._counter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tallies")
         with self._lock:
-            self._begin(None)
+            self._first = self._begin(None)
 
-    def tallies(self, cpu_key: str | None = None) -> Tallies:
+    def wait_for_first(self) -> None:
+        """Wait for the first count, for `START_S` at most, whether or not it can be made."""
+        wait([self._first], timeout=START_S)
+
+    def counted(self, cpu_key: str | None = None) -> Counted:
         """Return what is counted, of one CPU or of all.
 
         Raises:
             StoreFailed: the database does not answer, or is damaged.
         """
+        state = self._state()
         with self._lock:
             known = self._kept.get(cpu_key)
-            age_s = self._now_s() - known.at_s if known else float("inf")
+            if known and state is not None and state == known.state:
+                known = self._kept[cpu_key] = replace(known, at_s=self._now_s())
+            age_s = self._now_s() - known.at_s if known else inf
             if known and age_s < KEPT_S:
-                return known.tallies
+                return Counted(tallies=known.tallies)
             counting = self._begin(cpu_key)
-        return known.tallies if known and age_s < LONGEST_S else counting.result()
+        if known is None:
+            return Counted(tallies=counting.result())
+        if age_s < LONGEST_S:
+            return Counted(tallies=known.tallies)
+        try:
+            return Counted(tallies=counting.result(timeout=PATIENCE_S))
+        except TimeoutError:
+            return Counted(tallies=known.tallies, old_at=known.at)
 
     def close(self) -> None:
         """Count no more."""
@@ -65,8 +104,9 @@ class TallyKeeper:
         return counting
 
     def _count(self, cpu_key: str | None) -> Tallies:
-        at_s = self._now_s()  # before the query: what changes meanwhile shows later
         try:
+            # Before the query: what changes meanwhile shows later.
+            at_s, at, state = self._now_s(), datetime.now(UTC), self._state()
             tallies = self._counting.tallies(cpu_key)
         except GemmTunerError as error:  # who waits for it is told, and else the next who asks
             _LOGGER.info("verdicts were not counted: %s", error)
@@ -75,7 +115,7 @@ class TallyKeeper:
             with self._lock:
                 del self._being_counted[cpu_key]
         with self._lock:
-            self._kept[cpu_key] = _Counted(at_s, tallies)
+            self._kept[cpu_key] = _Kept(tallies=tallies, at_s=at_s, at=at, state=state)
             self._kept.move_to_end(cpu_key)
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)

@@ -9,6 +9,7 @@ from databases import Databases
 from gemm_tuner_service.dashboard.pictures import PICTURES
 from gemm_tuner_service.settings import Settings
 from job_site import JobSite
+from pages import count_always
 from serving import served, tuned_settings
 from sqlalchemy import Engine
 
@@ -63,8 +64,7 @@ def client(
 @pytest.fixture
 def site(own_client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> JobSite:
     """Return a service whose counts are always new."""
-    for name in ("KEPT_S", "LONGEST_S"):
-        monkeypatch.setattr(f"gemm_tuner_service.tally_keeper.{name}", 0.0)
+    count_always(monkeypatch)
     own_client.get("/")  # what it counted when it began is of before
     return JobSite(own_client, engine)
 

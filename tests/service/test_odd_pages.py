@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
+from threading import Event
 from typing import Any
 
 import httpx
 import pytest
+from gemm_tuner_service import tally_keeper
 from gemm_tuner_service.settings import Settings
 from job_site import JobSite, now
-from pages import Page
+from pages import Page, count_always
 from samples import CONTEXT, CPU, PROBLEM, make_artifact
 from serving import served
 from sqlalchemy import Engine, text
@@ -17,6 +20,7 @@ from gemm_tuner.domain.access import Scope
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.misses import Miss, Misses
 from gemm_tuner.store.problems import problem_id
+from gemm_tuner.store.tallies import Counting
 
 KEY = problem_id(PROBLEM)
 
@@ -101,8 +105,7 @@ def test_odd_questions_on_jobs_get_a_clear_page(site: JobSite) -> None:
 def test_a_database_that_is_away_is_said(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("KEPT_S", "LONGEST_S"):
-        monkeypatch.setattr(f"gemm_tuner_service.tally_keeper.{name}", 0.0)
+    count_always(monkeypatch)
     with served(settings) as client:
         assert client.get("/").status_code == 200
         engine = open_database(settings.database_url)
@@ -115,6 +118,20 @@ def test_a_database_that_is_away_is_said(
     assert answer.status_code == 503
     assert "the database did not do what was asked" in answer.text
     assert answer.headers["Content-Type"].startswith("text/html")
+
+
+def test_pages_tell_how_old_their_counts_are_where_new_ones_take_long(
+    site: JobSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Counted at" not in site.client.get("/").text
+    may_count = Event()
+    monkeypatch.setattr(Counting, "tallies", lambda *_: may_count.wait(30))
+    monkeypatch.setattr(tally_keeper, "PATIENCE_S", 0.0)
+
+    texts = [site.client.get(path).text for path in ("/", "/cpus")]
+    may_count.set()
+
+    assert all(f'Counted at <span class="when">{datetime.now(UTC):%Y-}' in text for text in texts)
 
 
 def test_damaged_figures_are_no_error_of_the_service(site: JobSite) -> None:
@@ -161,8 +178,7 @@ def unlimited(
 ) -> Iterator[JobSite]:
     """Yield a service that draws no pictures, and may be asked as often as one likes."""
     monkeypatch.setattr("gemm_tuner_service.dashboard.pictures.can_draw", lambda: False)
-    monkeypatch.setattr("gemm_tuner_service.tally_keeper.LONGEST_S", 0.0)
-    monkeypatch.setattr("gemm_tuner_service.tally_keeper.KEPT_S", 0.0)
+    count_always(monkeypatch)
     with served(replace(settings, client_rate=1e9)) as client:
         yield JobSite(client, engine)
 

@@ -43,7 +43,8 @@ def read_overview(
 ) -> Response:
     """Show what the service knows and does."""
     work.charge(PAGE_COST)
-    tallies = service.tallies.tallies()
+    known = service.tallies.counted()
+    tallies = known.tallies
     cpus = counted.of_cpus(
         tallies, overview.names_of(service, (tally.cpu_key for tally in tallies.groups))
     )
@@ -51,6 +52,7 @@ def read_overview(
         request,
         "overview.html.j2",
         marks=_ALL_MARKS,
+        old_at=known.old_at,
         total=counted.Counts.sum_of(tallies.groups),
         cpus=cpus,
         cpus_picture=counted.cpus_picture(cpus),
@@ -68,7 +70,8 @@ def read_overview(
 def list_cpus(request: Request, service: Service, work: RequestWork) -> Response:
     """Show the CPUs on which something was measured."""
     work.charge(PAGE_COST)
-    tallies = service.tallies.tallies()
+    known = service.tallies.counted()
+    tallies = known.tallies
     rows = counted.of_cpus(
         tallies, overview.names_of(service, (tally.cpu_key for tally in tallies.groups))
     )
@@ -76,6 +79,7 @@ def list_cpus(request: Request, service: Service, work: RequestWork) -> Response
         request,
         "cpus.html.j2",
         marks=_ALL_MARKS,
+        old_at=known.old_at,
         cpus=rows,
         cpus_picture=counted.cpus_picture(rows),
     )
@@ -96,7 +100,8 @@ def read_cpu(
     work.charge(PAGE_COST)
     if "\0" in cpu_key:  # PostgreSQL cannot even be asked
         raise _not_found(f"there is no CPU with the key {cpu_key}")
-    tallies = service.tallies.tallies(cpu_key)
+    known = service.tallies.counted(cpu_key)
+    tallies = known.tallies
     is_known = bool(tallies.groups) or service.listing.has_cpu(cpu_key)
     cpu = service.repository.cpu(cpu_key) if is_known else None
     if cpu is None:
@@ -119,6 +124,7 @@ def read_cpu(
         request,
         "cpu.html.j2",
         marks=_ALL_MARKS,
+        old_at=known.old_at,
         cpu=cpu,
         total=counted.Counts.sum_of(tallies.groups),
         kinds=counted.of_kinds(tallies),
