@@ -11,7 +11,8 @@ from typing import Any
 
 from gemm_tuner.domain.spans import is_within
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.fleet.engine import Engine, Placed, SchedulerUnreachable
+from gemm_tuner.fleet.engine import Engine, Placed
+from gemm_tuner.fleet.library import SchedulerUnreachable
 from gemm_tuner.fleet.task import run_job
 from gemm_tuner.store.jobs import Jobs
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
-from gemm_tuner.errors import MissingCapability
-from gemm_tuner.fleet.library import load_distributed, security_of
+from gemm_tuner.fleet.library import (
+    TIMEOUT_S,
+    SchedulerUnreachable,
+    greet,
+    load_distributed,
+    security_of,
+)
 from gemm_tuner.fleet.scheduler import Scheduler
 
 _RESOURCE = "cpu:"  # and the class of CPUs; each worker has one of it
-_TIMEOUT_S = 5.0
-
-
-class SchedulerUnreachable(MissingCapability):
-    """The scheduler of a fleet does not answer, or refuses the certificate that it is shown."""
 
 
 class Placed(Protocol):
@@ -63,19 +63,17 @@ class DaskEngine:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        library = load_distributed()
-        security = security_of(scheduler)
+        asyncio.run(greet(scheduler))
         try:
-            asyncio.run(asyncio.wait_for(_greet(scheduler, security), _TIMEOUT_S))
-            self._client: Any = library.Client(
+            self._client: Any = load_distributed().Client(
                 scheduler.address,
-                security=security,
+                security=security_of(scheduler),
                 set_as_default=False,
-                timeout=_TIMEOUT_S,
+                timeout=TIMEOUT_S,
                 name="gemm-tuner",
             )
         except Exception as error:  # of any kind, where something else answers
-            raise self._unreachable(error) from error
+            raise SchedulerUnreachable.because(self._scheduler, error) from error
 
     def places(self) -> Mapping[str, int]:
         """Return, by class of CPUs, how many workers there are now.
@@ -84,11 +82,11 @@ class DaskEngine:
             SchedulerUnreachable: the scheduler does not answer.
         """
         if self._client.status != "running":
-            raise self._unreachable(self._client.status)
+            raise SchedulerUnreachable.because(self._scheduler, self._client.status)
         try:
-            facts = self._client.sync(self._client.scheduler.identity, callback_timeout=_TIMEOUT_S)
+            facts = self._client.sync(self._client.scheduler.identity, callback_timeout=TIMEOUT_S)
         except Exception as error:  # closed meanwhile, or something else answers
-            raise self._unreachable(error) from error
+            raise SchedulerUnreachable.because(self._scheduler, error) from error
         return Counter(
             name.removeprefix(_RESOURCE)
             for worker in facts["workers"].values()
@@ -115,29 +113,13 @@ class DaskEngine:
                 task, job_id, resources=resources_of(class_key), pure=False, **among
             )
         except Exception as error:  # several of its own, for a client that is closed meanwhile
-            raise self._unreachable(error) from error
+            raise SchedulerUnreachable.because(self._scheduler, error) from error
         return placed
 
     def close(self) -> None:
         """Let go of all tasks, and of the machines."""
         with suppress(Exception):  # where the scheduler is gone, there is nothing to say goodbye to
-            self._client.close(timeout=_TIMEOUT_S)
-
-    def _unreachable(self, why: object) -> SchedulerUnreachable:
-        reason = str(why) or f"nothing came within {_TIMEOUT_S:g} s"  # a timeout has no text
-        return SchedulerUnreachable(
-            f"the scheduler {self._scheduler.address} does not answer ({reason}); "
-            "start it, or correct the address and the certificates."
-        )
-
-
-async def _greet(scheduler: Scheduler, security: Any) -> None:  # noqa: ANN401 - of the library
-    """Return when whoever listens greets as a scheduler does: the library waits for it for ever."""
-    core = load_distributed().comm.core
-    connection = await core.connect(
-        scheduler.address, timeout=_TIMEOUT_S, **security.get_connection_args("client")
-    )
-    connection.abort()
+            self._client.close(timeout=TIMEOUT_S)
 
 
 def resources_of(class_key: str) -> dict[str, float]:

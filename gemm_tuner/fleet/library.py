@@ -1,12 +1,14 @@
 """Dask, loaded where it is needed: it takes a third of a second, and is optional."""
 
+import asyncio
 import logging
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 from gemm_tuner.errors import InvalidSetting, MissingCapability
 from gemm_tuner.fleet.scheduler import Scheduler
 
+TIMEOUT_S = 5.0
 _LOGGERS = (
     "distributed",
     "distributed.client",
@@ -29,6 +31,19 @@ _LEFT_OUT = {
         "plugin-add",
     ],
 }
+
+
+class SchedulerUnreachable(MissingCapability):
+    """The scheduler of a fleet does not answer, or one of both refuses the other's certificate."""
+
+    @classmethod
+    def because(cls, scheduler: Scheduler, why: object) -> Self:
+        """Return the error with its reason, which may be an error without a text."""
+        reason = str(why) or f"nothing came within {TIMEOUT_S:g} s"
+        return cls(
+            f"the scheduler {scheduler.address} does not answer ({reason}); "
+            "start it, or correct the address and the certificates."
+        )
 
 
 def load_distributed() -> ModuleType:
@@ -81,3 +96,23 @@ def security_of(scheduler: Scheduler) -> Any:  # noqa: ANN401 - a type of the li
             "PEM, and the key must be that of the certificate."
         ) from error
     return security
+
+
+async def greet(scheduler: Scheduler) -> None:
+    """Return when whoever listens greets as a scheduler does: the library waits for it for ever.
+
+    Raises:
+        MissingCapability: the library is not installed.
+        InvalidSetting: a file of TLS is none, or the key is not that of the certificate.
+        SchedulerUnreachable: something else answers, or nothing.
+    """
+    connect = load_distributed().comm.core.connect
+    security = security_of(scheduler)
+    try:
+        connection = await asyncio.wait_for(
+            connect(scheduler.address, timeout=TIMEOUT_S, **security.get_connection_args("client")),
+            TIMEOUT_S,
+        )
+    except Exception as error:  # of any kind, where something else answers
+        raise SchedulerUnreachable.because(scheduler, error) from error
+    connection.abort()

@@ -14,7 +14,7 @@ from typing import Any, Self
 from platformdirs import user_cache_path
 
 from gemm_tuner.fleet.engine import resources_of
-from gemm_tuner.fleet.library import load_distributed, security_of
+from gemm_tuner.fleet.library import greet, load_distributed, security_of
 from gemm_tuner.fleet.scheduler import Scheduler
 from gemm_tuner.fleet.task import EXTENSION, Inbox
 from gemm_tuner.tuning.worker import Worker
@@ -102,8 +102,7 @@ class Membership:
                 return
             pause_s = _FIRST_PAUSE_S if was_joined else min(2 * pause_s, _LONGEST_PAUSE_S)
             if was_joined or not is_told:
-                address = self._scheduler.address
-                self._worker.tell(f"Waiting for the scheduler {address}: {why}")
+                self._worker.tell(f"Waiting until it can go on: {why}")
             is_told = True
             self._is_over.wait(pause_s)
             self.is_free.wait()
@@ -111,6 +110,7 @@ class Membership:
     async def _belong(self) -> str:
         """Belong to the fleet until that ends, and say why it did."""
         try:
+            await greet(self._scheduler)  # with whose refusal the library tries again in silence
             member = self._new_member()
             try:
                 await member
@@ -123,7 +123,7 @@ class Membership:
                     await asyncio.wait_for(leaving, 2 * _LEAVE_TIMEOUT_S)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it tries again
             return str(error) or type(error).__name__
-        return "the connection was lost"
+        return f"the connection to the scheduler {self._scheduler.address} was lost."
 
     def _new_member(self) -> Any:  # noqa: ANN401 - a type of the library
         return load_distributed().Worker(

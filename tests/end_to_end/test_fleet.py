@@ -118,7 +118,7 @@ def test_a_job_goes_on_while_the_scheduler_is_away_and_the_worker_comes_back(fle
 
     assert job_now(fleet.jobs, first).attempts == 1
     assert worker.said().count(_JOINED) == 2
-    assert "Waiting for the scheduler" in worker.said()
+    assert "Waiting until it can go on: the connection to the scheduler" in worker.said()
     for part in (worker, dispatcher):
         assert "Traceback" not in part.said()
     worker.kill(signal.SIGTERM)

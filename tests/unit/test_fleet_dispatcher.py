@@ -16,7 +16,7 @@ from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.fleet.dispatcher import Dispatcher
-from gemm_tuner.fleet.engine import SchedulerUnreachable
+from gemm_tuner.fleet.library import SchedulerUnreachable
 from gemm_tuner.fleet.task import run_job
 from gemm_tuner.store.jobs import Jobs
 

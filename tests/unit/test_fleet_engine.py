@@ -1,15 +1,20 @@
 """What Dask is asked for: that a task is run, and nothing of what comes back."""
 
+import asyncio
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
+from certificates import make_identity
 from working import wait_until
 
 from gemm_tuner.fleet.engine import DaskEngine, resources_of
+from gemm_tuner.fleet.library import SchedulerUnreachable, greet
 from gemm_tuner.fleet.scheduler import Scheduler
 
 pytestmark = pytest.mark.proof
@@ -19,9 +24,9 @@ distributed = pytest.importorskip("distributed", reason='the extra "fleet" is no
 _CONNECT = """
 import os, sys
 from gemm_tuner.errors import MissingCapability
-from gemm_tuner.fleet import engine
+from gemm_tuner.fleet import engine, library
 from gemm_tuner.fleet.scheduler import Scheduler
-engine._TIMEOUT_S = 2.0
+engine.TIMEOUT_S = library.TIMEOUT_S = 2.0
 try:
     engine.DaskEngine(Scheduler(address=sys.argv[1]))
 except MissingCapability as error:
@@ -64,6 +69,26 @@ def test_something_else_at_the_address_is_no_scheduler(content: bytes) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
 
     assert f"the scheduler {address} does not answer (" in done.stdout, done.stderr
+
+
+def test_a_scheduler_of_another_authority_is_refused_with_the_reason(tmp_path: Path) -> None:
+    own, other = (make_identity(tmp_path / name) for name in ("own", "other"))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(other.certificate, other.key)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _address = listener.accept()
+                    with suppress(OSError):  # it is refused
+                        context.wrap_socket(connection, server_side=True).close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        scheduler = Scheduler(address=f"tls://127.0.0.1:{listener.getsockname()[1]}", tls=own)
+
+        with pytest.raises(SchedulerUnreachable, match=r"answer \(TLS certificate does not match"):
+            asyncio.run(greet(scheduler))
 
 
 def test_what_a_task_returns_is_not_read() -> None:
