@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from gemm_tuner.libraries.onednn import OneDnnLibrary, open_onednn
 from gemm_tuner.libraries.onednn_product import OneDnnProduct, usable_products
 from gemm_tuner.libraries.plain import plain_of_stored, plain_problem, text_with_plain_weights
 from gemm_tuner.libraries.spelling import Spelling
+from gemm_tuner.machine.core_clock import CoreClock
 from gemm_tuner.machine.memory import address_of, allocate_aligned
 
 _SUM = np.dtype(np.int32)
@@ -149,7 +150,7 @@ class _Form:
             y[...] = target
 
     def trial(self, threads: int | None) -> Callable[[], float]:
-        """Return a function that computes once with zeros; it returns how long that took, in s."""
+        """Return a function that computes once with zeros; it returns what counts of it, in s."""
         problem = self._problem
         rows = problem.m.high if problem.m.exact is not None else min(problem.m.high, _TRIAL_ROWS)
         x, y = (
@@ -162,10 +163,13 @@ class _Form:
         ]
         packed = self.pack(np.zeros(problem.w_shape, NUMPY_TYPES[problem.types.w]))
 
+        clock = CoreClock(threads)
+
         def run() -> float:
-            begin_s = perf_counter()
+            clock.start()
+            begin_ns = perf_counter_ns()
             self.compute(x, packed, y, operands, threads)
-            return perf_counter() - begin_s
+            return clock.counted_ns(perf_counter_ns() - begin_ns) / 1e9
 
         return run
 

@@ -22,6 +22,7 @@ from gemm_tuner.domain.epilogue import NO_EPILOGUE
 from gemm_tuner.domain.measurement import Raced
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import BaselineMissing, InvalidSetting, NotEnoughMemory, TrialFailed
+from gemm_tuner.machine.core_clock import CoreClock
 from gemm_tuner.machine.processors import thread_wait_ns
 
 AUTO = "auto"
@@ -392,19 +393,19 @@ def least_time_s(
 
     Threads that were just started may share one core for some time, and a call then takes three
     times as long: samples are taken until enough had a core for each thread, or too many had none.
-    Of a call on one thread, the time on a core counts: on a busy machine no long sample is calm,
-    and chance would say which library is the fastest.
+    Of a call on one thread, the time on a core counts: on a busy machine no long sample is calm.
     """
+    clock = CoreClock(threads, cpu_ns)
     least_ns, calm_ns, spent_ns, calm_samples = float(first_ns), 0, 0, 0
     while (calm_ns < _LONG_NS or calm_samples < _LEAST_SAMPLES) and spent_ns < _LONGEST_NS:
         if least_ns >= _LONG_CALL_NS:
             break
         calls = max(1, min(_MOST_CALLS, int(_SAMPLE_NS / max(1.0, least_ns))))
-        waited_before_ns, cpu_before_ns = wait_ns(), cpu_ns()
+        waited_before_ns = wait_ns()
+        clock.start()
         sample = runner.sample(weights.struct, warm_up_calls=0, timed_calls=calls)
-        computed_ns, waited_ns = cpu_ns() - cpu_before_ns, wait_ns() - waited_before_ns
-        counted_ns = min(sample.elapsed_ns, computed_ns) if threads == 1 else sample.elapsed_ns
-        least_ns = min(least_ns, counted_ns / calls)
+        least_ns = min(least_ns, clock.counted_ns(sample.elapsed_ns) / calls)
+        waited_ns = wait_ns() - waited_before_ns
         taken_ns = max(int(sample.elapsed_ns), _LONG_NS // _SAMPLES)
         spent_ns += taken_ns
         if waited_ns <= _WAITED_SHARE * sample.elapsed_ns:

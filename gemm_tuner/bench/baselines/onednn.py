@@ -4,7 +4,6 @@ import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from time import thread_time_ns
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from gemm_tuner.libraries.onednn import (
 )
 from gemm_tuner.libraries.onednn_layer import pick_fastest
 from gemm_tuner.libraries.onednn_product import OneDnnProduct, usable_products
+from gemm_tuner.machine.core_clock import CoreClock
 from gemm_tuner.machine.memory import address_of
 
 _MOST_PASSES = 4  # BENCH_PASSES of bench/native/sample.h
@@ -186,17 +186,16 @@ class _OneDnnRunner(CRunner):
 
 
 def _trial(runner: _OneDnnRunner, threads: int) -> Callable[[], float]:
-    """Return a function that returns the time of a call, in ns; of one thread, that on a core."""
+    """Return a function that returns the time of a call, in ns."""
     weights = WeightCopies(runner, 1, _SEED)
-    first_ns = runner.sample(weights.struct, warm_up_calls=1, timed_calls=1).elapsed_ns
+    first_ns = int(runner.sample(weights.struct, warm_up_calls=1, timed_calls=1).elapsed_ns)
     calls = max(1, min(_MOST_CALLS, _SAMPLE_NS // max(1, first_ns)))
+    clock = CoreClock(threads)
 
     def run() -> float:
-        before_ns = thread_time_ns()
+        clock.start()
         sample = runner.sample(weights.struct, warm_up_calls=0, timed_calls=calls)
-        computed_ns = thread_time_ns() - before_ns
-        counted_ns = min(sample.elapsed_ns, computed_ns) if threads == 1 else sample.elapsed_ns
-        return float(counted_ns / calls)
+        return clock.counted_ns(sample.elapsed_ns) / calls
 
     return run
 
