@@ -31,6 +31,7 @@ from gemm_tuner.errors import (
     TrialFailed,
 )
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.runtime.pool import pins_threads
 from gemm_tuner.sandbox.confine import confined, needed_sandbox
 
 Answer = TypeVar("Answer")
@@ -97,10 +98,12 @@ class TrialHost:
 
         Raises:
             BaselineMissing: no baseline is installed and computes the problem.
+            InvalidSetting: a variable of the environment that kernels read is wrong.
             NotEnoughMemory: the operands do not fit into this machine.
             PreparationStopped: it `is_stopped`.
             TrialFailed: the server could not be started.
         """
+        pins_threads()  # which each candidate would fail for
         self._threads = threads
         self._toolchain = toolchain
         sandbox = needed_sandbox()

@@ -17,6 +17,18 @@ PIN_VARIABLE = "GEMM_TUNER_PIN"
 _Result = TypeVar("_Result")
 
 
+def pins_threads() -> bool:
+    """Return whether GEMM_TUNER_PIN asks for a CPU for each thread of the pool.
+
+    Raises:
+        InvalidSetting: it is neither 0 nor 1.
+    """
+    choice = os.environ.get(PIN_VARIABLE) or "0"
+    if choice not in {"0", "1"}:
+        raise InvalidSetting(f"{PIN_VARIABLE} is {choice!r}; use 1 to pin threads to CPUs, or 0.")
+    return choice == "1"
+
+
 @cache
 def configure_pool() -> None:
     """Let calls have as many threads as this process may keep busy.
@@ -27,11 +39,9 @@ def configure_pool() -> None:
     Raises:
         InvalidSetting: GEMM_TUNER_PIN is neither 0 nor 1.
     """
-    choice = os.environ.get(PIN_VARIABLE) or "0"
-    if choice not in {"0", "1"}:
-        raise InvalidSetting(f"{PIN_VARIABLE} is {choice!r}; use 1 to pin threads to CPUs, or 0.")
+    is_pinning = pins_threads()
     if NATIVE is not None:
-        cpus = tuple(sorted(os.sched_getaffinity(0))) if choice == "1" else None
+        cpus = tuple(sorted(os.sched_getaffinity(0))) if is_pinning else None
         NATIVE.configure_pool(usable_cpus(), cpus)
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from gemm_tuner.cli.main import run
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.store.database import open_database
+from gemm_tuner.store.repository import Repository
 
 WRONG_USAGE = 2
 SOMETHING_IS_MISSING = 3
@@ -192,6 +194,19 @@ def test_more_threads_than_cpus_are_not_timed(
         "Error: 16 threads cannot be timed here, because this process may use 2 CPUs; run it on a "
         "machine with 16 or more, or use --threads 2.\n"
     )
+
+
+def test_a_setting_that_every_kernel_would_fail_for_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No candidate is noted as failed for it, neither now nor in a later sweep."""
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    monkeypatch.setenv("GEMM_TUNER_PIN", "maybe")
+
+    assert run(["sweep", "8", "16", "16", "--budget", "1s", "--db", url]) == WRONG_USAGE
+
+    assert "Error: GEMM_TUNER_PIN is 'maybe'; use 1" in capsys.readouterr().err
+    assert not Repository(open_database(url)).trials(problem=Problem.parse("f32 8x16x16 nk none"))
 
 
 def test_more_threads_than_cpus_are_only_a_question_to_resolve(
