@@ -99,7 +99,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             register=family.vectors.constraint,
             keeps_panel=keeps_panel(problem, candidate, family),
             shuffles_x=blocking.shuffle_x and family.can_shuffle(problem.types.x),
-            tile_x="float" if blocking.pack_x and family.packs_floats(problem.types.x) else "X",
+            tile_x=(blocking.pack_x and family.packed_x(problem.types.x)) or "X",
             has_zeros_behind_x=blocking.pack_x and _ends_in_part_of_tile(problem, family),
             reads_weights_once=_reads_weights_once(problem, candidate, family),
             converts_to_floats=converts_to_floats,

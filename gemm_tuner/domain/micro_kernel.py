@@ -56,19 +56,32 @@ class Rate(StrEnum):
     QUADS = "quads"  # of bytes
 
 
+class PackedX(StrEnum):
+    """The type of C that x is packed in, where tiles would else convert its elements."""
+
+    FLOATS = "float"
+    WORDS = "int16_t"
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of an element."""
+        return 4 if self is PackedX.FLOATS else 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
     """The template of one multiplication, and what it asks of its surroundings.
 
     `converts` says whether it makes weights numbers of another type, which can be done once for
-    several tiles. A step's weights fill `weight_registers` for each vector of columns, and what
-    converts them fills `constants` besides a table. One that `needs_two_signs` multiplies unsigned
-    bytes by signed ones.
+    several tiles; `packed_x` is what it makes of x. A step's weights fill `weight_registers` for
+    each vector of columns, and what converts them fills `constants` besides a table. One that
+    `needs_two_signs` multiplies unsigned bytes by signed ones.
     """
 
     name: str
     rate: Rate = Rate.MULTIPLY_ADDS
     converts: bool = False
+    packed_x: PackedX | None = None
     weight_registers: int = 1
     constants: int = 0
     needs_two_signs: bool = False
@@ -153,10 +166,9 @@ class MicroKernelFamily:
         is_other_type = types.w is not DType.F32
         return Can.CONVERT_ONCE in self.can and self.product.converts and is_other_type
 
-    def packs_floats(self, x: DType) -> bool:
-        """Return whether x becomes floats where it is packed, which tiles would else convert."""
-        multiplies_floats = self.product.converts and self.k_step == 1
-        return Can.BROADCAST_X in self.can and multiplies_floats and x is not DType.F32
+    def packed_x(self, x: DType) -> PackedX | None:
+        """Return what x becomes where it is packed, None if it is multiplied as it lies."""
+        return self.product.packed_x if x is not DType.F32 else None
 
     def can_shuffle(self, x: DType) -> bool:
         """Return whether four steps of x can be loaded at once and picked by shuffles."""

@@ -10,6 +10,7 @@ from gemm_tuner.domain.micro_kernel import (
     Can,
     MicroKernelFamily,
     PackedLayout,
+    PackedX,
     Product,
     Rate,
     Template,
@@ -137,7 +138,7 @@ _AMX_GROUPED = Template(name="amx_grouped", layout=PackedLayout.GROUPS)
 
 # fmt: off
 PRODUCTS: dict[str, Product] = {product.name: product for product in (
-    Product(name="float", converts=True),
+    Product(name="float", converts=True, packed_x=PackedX.FLOATS),
     Product(name="float_dot"),
     Product(name="bf16_pairs", rate=Rate.PAIRS),
     Product(name="bf16_pairs_dot", rate=Rate.PAIRS),
@@ -146,12 +147,12 @@ PRODUCTS: dict[str, Product] = {product.name: product for product in (
     Product(name="f16_tiles"),
     Product(name="int8_quads", rate=Rate.QUADS, needs_two_signs=True),
     Product(name="int8_quads_dot", rate=Rate.QUADS, needs_two_signs=True),
-    Product(name="int8_pairs"),
+    Product(name="int8_pairs", packed_x=PackedX.WORDS),
     Product(name="int8_pairs_dot"),
     Product(name="int8_single"),
     Product(name="int8_tiles"),
-    Product(name="w8_float", converts=True),
-    Product(name="w4_float", converts=True, weight_registers=2),
+    Product(name="w8_float", converts=True, packed_x=PackedX.FLOATS),
+    Product(name="w4_float", converts=True, packed_x=PackedX.FLOATS, weight_registers=2),
     Product(name="w8_bf16_pairs", rate=Rate.PAIRS, converts=True, constants=5),
     Product(name="w4_bf16_pairs", rate=Rate.PAIRS, converts=True),
     Product(name="w8_bf16_tiles"),

@@ -45,6 +45,10 @@ SOURCES = {
         "bf16_bf16_f32_f32 7x20x9 nk none",
         "avx2_bf16_by_f32_4x16 mc8_nc32_kc9 jc_ic_jr_ir pack_x",
     ),
+    "avx2_int8_packed_x": (
+        "int8 7x20x9 nk bias",
+        "avx2_int8_4x16 mc8_nc32_kc10 jc_ic_jr_ir pack_x",
+    ),
     "avx512_fp16": (
         "f16_f16_f16_f16 24x512x1001 nk bias+relu",
         "avx512_fp16_12x32 mc24_nc512_kc1002 jc_ic_jr_ir pf8192",

@@ -652,12 +652,13 @@ def test_weights_that_many_tiles_meet_are_tried_converted_once(
         ("bf16", "128x768x768", True),
         ("f16", "128x768x768", True),
         ("bf16_s4", "128x768x768", True),
+        ("int8", "128x768x768", True),
         ("bf16", "4x768x768", False),  # weights decide
         ("bf16", "128x48x768", False),  # few panels
         ("f32", "128x768x768", False),
     ],
 )
-def test_x_of_many_rows_becomes_floats_once_for_many_panels(
+def test_x_of_many_rows_is_converted_once_for_many_panels(
     types: str, shape: str, *, is_packed: bool
 ) -> None:
     layout = "nk:g128" if "_" in types else "nk"

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gemm_tuner.domain.blocking import Blocking, LoopOrder
-from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.axis import Axis, Refusal
@@ -29,8 +28,10 @@ def _blocks(tile: Tile, choice: Choice, cut: Cut) -> tuple[int, int, LoopOrder]:
     fitting = tile.l2_bytes // cut.l2_parts // problem.types.w.row_bytes(choice.kc)
     # A packed block of x has to stay in L2, or packing it was in vain.
     if cut.residence in {Residence.X, Residence.BOTH} or choice.pack_x:
-        packs_floats = choice.pack_x and tile.family.packs_floats(problem.types.x)
-        row_bytes = (DType.F32 if packs_floats else problem.types.w).row_bytes(choice.kc)
+        packed = tile.family.packed_x(problem.types.x) if choice.pack_x else None
+        row_bytes = (
+            packed.size_bytes * choice.kc if packed else problem.types.w.row_bytes(choice.kc)
+        )
         rows = tile.l2_bytes // cut.l2_parts // row_bytes
         mc = min(mc, max(tile.mr, rows // tile.mr * tile.mr))
     if cut.residence in {Residence.W, Residence.BOTH}:

@@ -1,10 +1,10 @@
 """Whether each block of x is copied to contiguous rows first.
 
-With and without: copied rows do not share L1 sets, and halves that are multiplied as floats are
-converted once for all panels. Never for x in fixed point, a copy already.
+With and without: copied rows do not share L1 sets, and halves that are multiplied as floats, or
+bytes as words, are converted once for all panels. Never for x in fixed point, a copy already.
 
-Tried first: packed where more than four rows share L1 sets and meet 1024 columns or more, or become
-floats for four panels or more. With AMX also where x ends inside a tile, which each panel would
+Tried first: packed where more than four rows share L1 sets and meet 1024 columns or more, or are
+converted for four panels or more. With AMX also where x ends inside a tile, which each panel would
 copy.
 """
 
@@ -23,7 +23,7 @@ _FEW_ROWS = 4
 # From so many columns on, multiplying a packed x takes far longer than packing it.
 _MANY_COLUMNS = 1024
 _L1_SET_STRIDE_BYTES = 4096  # rows at multiples of it share sets
-_PANELS_OF_FLOATS = 4  # from so many on, x is converted once for all
+_MANY_PANELS = 4  # from so many on, x is converted once for all
 
 
 def _choices(_tile: Tile, _choice: Choice) -> tuple[bool, ...]:
@@ -44,13 +44,13 @@ def _gains(tile: Tile) -> bool:
     """Return whether a copy promises more than it costs.
 
     It does if rows, dense, share L1 sets, and in registers of one row are not few and meet many
-    columns; if rows are not few and become floats for several panels; or if x ends in a part of a
+    columns; if rows are not few and are converted for several panels; or if x ends in a part of a
     tile and there are no fewer panels than tiles along k.
     """
     problem, family = tile.problem, tile.family
     panels = ceil(problem.n / tile.nr)
     has_rows = problem.m.high > _FEW_ROWS
-    if has_rows and family.packs_floats(problem.types.x) and panels >= _PANELS_OF_FLOATS:
+    if has_rows and family.packed_x(problem.types.x) and panels >= _MANY_PANELS:
         return True
     is_reused = has_rows and problem.n >= _MANY_COLUMNS
     broadcasts = Can.BROADCAST_X in family.can
