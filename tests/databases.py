@@ -1,7 +1,7 @@
 """New databases for tests: SQLite in each stage, and PostgreSQL in the second."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from pathlib import Path
@@ -14,6 +14,9 @@ from sqlalchemy import Engine
 
 from gemm_tuner.store.database import open_database
 
+# Adds rows to the database of a URL.
+Filling = Callable[[str], None]
+
 
 class Databases(Protocol):
     """Makes databases of one kind. Each has a URL, and is removed in the end."""
@@ -23,6 +26,9 @@ class Databases(Protocol):
 
     def current(self) -> AbstractContextManager[str]:
         """Yield a database with the tables of the newest schema."""
+
+    def filled(self, fill: Filling) -> AbstractContextManager[str]:
+        """Yield a database with the rows that `fill` adds; it is called once, and then copied."""
 
     def full_disk(self, size_bytes: int) -> AbstractContextManager[None]:
         """Let no file of a database grow beyond a size, for connections that begin now."""
@@ -34,20 +40,26 @@ class SqliteDatabases:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._numbers = count()
-        self._pristine = folder / "pristine.sqlite3"
-        open_database(f"sqlite:///{self._pristine}").dispose()
+        self._filled: dict[Filling, Path] = {}
 
     @contextmanager
     def empty(self) -> Iterator[str]:
         """Yield a file that does not exist yet."""
         yield f"sqlite:///{self._folder}/{next(self._numbers)}/store.sqlite3"
 
-    @contextmanager
-    def current(self) -> Iterator[str]:
+    def current(self) -> AbstractContextManager[str]:
         """Yield a copy of a file with the tables."""
+        return self.filled(_make_tables)
+
+    @contextmanager
+    def filled(self, fill: Filling) -> Iterator[str]:
+        """Yield a copy of a file with these rows."""
+        if fill not in self._filled:
+            self._filled[fill] = self._folder / f"filled_{len(self._filled)}.sqlite3"
+            fill(f"sqlite:///{self._filled[fill]}")
         path = self._folder / str(next(self._numbers)) / "store.sqlite3"
         path.parent.mkdir()
-        shutil.copy(self._pristine, path)
+        shutil.copy(self._filled[fill], path)
         yield f"sqlite:///{path}"
 
     def full_disk(self, size_bytes: int) -> AbstractContextManager[None]:
@@ -61,8 +73,7 @@ class PostgresDatabases:
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self._numbers = count()
-        server.run_sql("CREATE DATABASE pristine")
-        open_database(server.url("pristine")).dispose()
+        self._filled: dict[Filling, str] = {}
 
     def empty(self) -> AbstractContextManager[str]:
         """Yield a database without tables."""
@@ -70,7 +81,15 @@ class PostgresDatabases:
 
     def current(self) -> AbstractContextManager[str]:
         """Yield a copy of a database with the tables."""
-        return self._new("pristine")
+        return self.filled(_make_tables)
+
+    def filled(self, fill: Filling) -> AbstractContextManager[str]:
+        """Yield a copy of a database with these rows."""
+        if fill not in self._filled:
+            self._filled[fill] = f"filled_{len(self._filled)}"
+            self._server.run_sql(f"CREATE DATABASE {self._filled[fill]}")
+            fill(self._server.url(self._filled[fill]))
+        return self._new(self._filled[fill])
 
     @contextmanager
     def full_disk(self, size_bytes: int) -> Iterator[None]:
@@ -85,6 +104,10 @@ class PostgresDatabases:
         self._server.run_sql(f"CREATE DATABASE {name} TEMPLATE {template}")
         yield self._server.url(name)
         self._server.run_sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _make_tables(url: str) -> None:
+    open_database(url).dispose()
 
 
 @pytest.fixture(scope="session")

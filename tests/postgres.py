@@ -13,6 +13,8 @@ import psycopg
 
 _SUPERUSER = "postgres"  # the user of the system too, where the tests run as root
 _FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+_ROOM_BYTES = 2**31
+_MEMORY = Path("/dev/shm")  # Linux keeps its files in memory
 _SETTINGS = ("listen_addresses=", "shared_buffers=16MB", "max_connections=60", "max_wal_senders=0")
 
 
@@ -120,7 +122,8 @@ class PostgresServer:
 def postgres_server(programs: Path, *, is_durable: bool = False) -> Iterator[PostgresServer]:
     """Run a new server; only a durable one keeps what was committed through a crash."""
     # Not below pytest's folder: the server's user must reach it, and a socket's path is short.
-    with tempfile.TemporaryDirectory(prefix="gemm-tuner-postgres-") as name:
+    place = None if is_durable else _memory()
+    with tempfile.TemporaryDirectory(prefix="gemm-tuner-postgres-", dir=place) as name:
         folder = Path(name)
         if os.getuid() == 0:
             shutil.chown(folder, _SUPERUSER, _SUPERUSER)
@@ -131,6 +134,12 @@ def postgres_server(programs: Path, *, is_durable: bool = False) -> Iterator[Pos
             yield server
         finally:
             server.stop()
+
+
+def _memory() -> Path | None:
+    """Return a folder in memory with room for servers: a database is 300 files, made and removed."""
+    has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _ROOM_BYTES
+    return _MEMORY if has_room and os.access(_MEMORY, os.W_OK) else None
 
 
 def _as_other() -> tuple[str, ...]:

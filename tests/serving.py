@@ -66,13 +66,17 @@ def served(
             thread.join()
 
 
-def tuned_settings(folder: Path, url: str) -> Settings:
-    """Return the settings of a service whose store holds one tuned problem."""
+def tune(url: str) -> None:
+    """Let a store hold one tuned problem."""
     engine = open_database(url)
     repository = Repository(engine)
     add_build(repository)
     repository.add_trial(make_trial())
     engine.dispose()
+
+
+def settings_of(url: str, folder: Path) -> Settings:
+    """Return the settings of a service with a store and a folder of its own."""
     return Settings(
         database_url=url, signing_key_path=folder / "keys" / "signing.pem", default_cpu=CPU
     )

@@ -10,7 +10,7 @@ from gemm_tuner_service.dashboard.pictures import PICTURES
 from gemm_tuner_service.settings import Settings
 from job_site import JobSite
 from pages import count_always
-from serving import served, tuned_settings
+from serving import served, settings_of, tune
 from sqlalchemy import Engine
 
 from gemm_tuner.store.database import open_database
@@ -24,9 +24,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.fixture
-def settings(tmp_path: Path, database_url: str) -> Settings:
-    """Return the settings of a service of one test."""
-    return tuned_settings(tmp_path, database_url)
+def settings(tmp_path: Path, databases: Databases) -> Iterator[Settings]:
+    """Yield the settings of a service of one test."""
+    with databases.filled(tune) as url:
+        yield settings_of(url, tmp_path)
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def client(
 ) -> Iterator[httpx.Client]:
     """Yield a client of a service that all tests share and none changes."""
     folder = tmp_path_factory.mktemp("service")
-    with databases.current() as url, served(tuned_settings(folder, url)) as client:
+    with databases.filled(tune) as url, served(settings_of(url, folder)) as client:
         yield client
 
 

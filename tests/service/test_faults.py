@@ -22,7 +22,7 @@ from gemm_tuner_service.resolver import Resolver
 from gemm_tuner_service.settings import Settings
 from postgres import PostgresServer
 from samples import CONTEXT, CPU, PROBLEM, add_build, make_artifact, make_failed_trial, make_trial
-from serving import served, tuned_settings
+from serving import served, settings_of, tune
 from sqlalchemy import Engine, insert, update
 from writers import start_writer, written_binary
 
@@ -87,7 +87,8 @@ def test_a_server_that_restarts_under_load_is_a_pause(
     own_postgres: PostgresServer, tmp_path: Path
 ) -> None:
     own_postgres.run_sql("CREATE DATABASE fleet")
-    settings = tuned_settings(tmp_path, own_postgres.url("fleet"))
+    settings = settings_of(own_postgres.url("fleet"), tmp_path)
+    tune(settings.database_url)
 
     with served(settings) as client, ThreadPoolExecutor(CALLERS) as pool:
         load = Load(client.base_url)
@@ -115,7 +116,8 @@ def test_a_server_that_hangs_keeps_no_health_check_waiting(
     own_postgres: PostgresServer, tmp_path: Path
 ) -> None:
     own_postgres.run_sql("CREATE DATABASE fleet")
-    settings = tuned_settings(tmp_path, own_postgres.url("fleet"))
+    settings = settings_of(own_postgres.url("fleet"), tmp_path)
+    tune(settings.database_url)
 
     with served(settings) as client, ThreadPoolExecutor(MANY) as pool:
 
@@ -140,7 +142,8 @@ def test_connections_that_the_server_ends_cost_no_answer(
     own_postgres: PostgresServer, tmp_path: Path
 ) -> None:
     own_postgres.run_sql("CREATE DATABASE fleet")
-    settings = tuned_settings(tmp_path, own_postgres.url("fleet"))
+    settings = settings_of(own_postgres.url("fleet"), tmp_path)
+    tune(settings.database_url)
 
     with served(settings) as client:
         client.get("/v1/records")
@@ -238,7 +241,8 @@ def test_values_of_another_type_are_no_fault_of_the_service(
     tmp_path: Path, statement: str, statuses: set[int]
 ) -> None:
     # No column of PostgreSQL holds another type than its own.
-    settings = tuned_settings(tmp_path, f"sqlite:///{tmp_path}/store.sqlite3")
+    settings = settings_of(f"sqlite:///{tmp_path}/store.sqlite3", tmp_path)
+    tune(settings.database_url)
     engine = open_database(settings.database_url)
     with engine.begin() as connection:
         connection.exec_driver_sql(statement)

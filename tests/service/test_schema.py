@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from serving import served, tuned_settings
+from serving import served, settings_of, tune
 
 from gemm_tuner.domain.access import Scope
 from gemm_tuner.store.database import open_database
@@ -51,9 +51,9 @@ def site(
 
     No worker runs, so nobody waits there.
     """
-    with pytest.MonkeyPatch.context() as patch, databases.current() as url:
+    with pytest.MonkeyPatch.context() as patch, databases.filled(tune) as url:
         patch.setattr(resolve, "LONGEST_WAIT_S", 0)
-        settings = tuned_settings(tmp_path_factory.mktemp("schema"), url)
+        settings = settings_of(url, tmp_path_factory.mktemp("schema"))
         engine = open_database(url)
         _token, secret = Tokens(engine).create(
             "all", tuple(Scope), actor="test", now=datetime.now(UTC)
