@@ -14,7 +14,7 @@ import psycopg
 _SUPERUSER = "postgres"  # the user of the system too, where the tests run as root
 _FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 _ROOM_BYTES = 2**31
-_MEMORY = Path("/dev/shm")  # Linux keeps its files in memory
+_MEMORY = Path("/dev", "shm")  # Linux keeps its files in memory
 _SETTINGS = ("listen_addresses=", "shared_buffers=16MB", "max_connections=60", "max_wal_senders=0")
 
 
@@ -137,7 +137,7 @@ def postgres_server(programs: Path, *, is_durable: bool = False) -> Iterator[Pos
 
 
 def _memory() -> Path | None:
-    """Return a folder in memory with room for servers: a database is 300 files, made and removed."""
+    """Return a folder in memory, where 300 files of a database are made soon, if it has room."""
     has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _ROOM_BYTES
     return _MEMORY if has_room and os.access(_MEMORY, os.W_OK) else None
 

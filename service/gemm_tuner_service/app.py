@@ -12,7 +12,7 @@ from gemm_tuner_service.dependencies import RunningService
 from gemm_tuner_service.head import HeadAsGet
 from gemm_tuner_service.limits import FramingControl, RequestLimits
 from gemm_tuner_service.observing import Observation
-from gemm_tuner_service.problems import RESPONSES, install_handlers
+from gemm_tuner_service.problems import install_handlers
 from gemm_tuner_service.routes import (
     artifacts,
     batch,
@@ -58,7 +58,6 @@ def create_app(settings: Settings) -> FastAPI:
         version=version("gemm-tuner"),
         description=_DESCRIPTION,
         lifespan=running,
-        responses=RESPONSES,
     )
     # The last that is added is the first that a request meets.
     app.add_middleware(ClientWork)
@@ -84,7 +83,8 @@ def create_app(settings: Settings) -> FastAPI:
         pages,
         sign_in,
     ):
-        app.include_router(routes.router)
+        # As they are: `include_router` builds each anew, at the first request of each application.
+        app.router.routes.extend(routes.router.routes)
     describe = app.openapi
     app.openapi = lambda: show_in_openapi(describe())  # type: ignore[method-assign]  # as FastAPI's manual has it
     return app

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 from gemm_tuner_service.app import create_app
 from gemm_tuner_service.routing import RULES
 from gemm_tuner_service.settings import Settings
@@ -48,6 +49,15 @@ def test_the_committed_openapi_document_is_that_of_the_code(settings: Settings) 
         'settings = Settings(database_url="", signing_key_path=Path()); '
         "print(json.dumps(create_app(settings).openapi(), indent=2))' > docs/openapi.json"
     )
+
+
+def test_routes_are_not_built_anew_for_each_application(settings: Settings) -> None:
+    built = [route for route in create_app(settings).routes if isinstance(route, APIRoute)]
+
+    again = [route for route in create_app(settings).routes if isinstance(route, APIRoute)]
+
+    assert built
+    assert list(map(id, built)) == list(map(id, again))
 
 
 def test_a_tuned_problem_is_answered(client: httpx.Client) -> None:

@@ -13,8 +13,9 @@ from fastapi import APIRouter, Header, HTTPException, Path, Response
 from gemm_tuner.resources import templates_dir
 from gemm_tuner_service.caching import matches, quoted
 from gemm_tuner_service.dependencies import Service
+from gemm_tuner_service.problems import RESPONSES
 
-router = APIRouter(tags=["artifacts"])
+router = APIRouter(tags=["artifacts"], responses=RESPONSES)
 
 Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="the binary's digest, in hex")]
 IfNoneMatch = Annotated[str | None, Header()]

@@ -6,10 +6,11 @@ from functools import partial
 from fastapi import APIRouter, Response
 
 from gemm_tuner_service.dependencies import RequestWork, Service
+from gemm_tuner_service.problems import RESPONSES
 from gemm_tuner_service.resolver import batch_item
 from gemm_tuner_service.schemas import BatchRequest, BatchResolution
 
-router = APIRouter(tags=["kernels"])
+router = APIRouter(tags=["kernels"], responses=RESPONSES)
 
 
 @router.post("/v1/resolve:batch", response_model=BatchResolution)

@@ -12,10 +12,10 @@ from gemm_tuner.errors import InvalidRecord
 from gemm_tuner.store.wire import parse_record
 from gemm_tuner_service.bounds import MAX_BATCH, MAX_FAULTS, MAX_PAGE
 from gemm_tuner_service.dependencies import Asking, RequestWork, Service
-from gemm_tuner_service.problems import Fault, InvalidLines
+from gemm_tuner_service.problems import RESPONSES, Fault, InvalidLines
 from gemm_tuner_service.schemas import ContributionsPage, ContributionView, RecordsReceipt
 
-router = APIRouter(tags=["contributions"])
+router = APIRouter(tags=["contributions"], responses=RESPONSES)
 
 Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="the binary's digest, in hex")]
 

@@ -10,9 +10,10 @@ from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.sandbox.confine import look_at_sandbox
 from gemm_tuner.trust.succession import unrevoked
 from gemm_tuner_service.dependencies import Service
+from gemm_tuner_service.problems import RESPONSES
 from gemm_tuner_service.schemas import Health, PublicKeys, PublicKeyView, Version
 
-router = APIRouter(tags=["service"])
+router = APIRouter(tags=["service"], responses=RESPONSES)
 
 
 @router.get("/healthz")

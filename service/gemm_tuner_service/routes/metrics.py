@@ -5,8 +5,9 @@ from fastapi import APIRouter, Response
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner_service.dependencies import Service
 from gemm_tuner_service.metrics import MEDIA_TYPE, render
+from gemm_tuner_service.problems import RESPONSES
 
-router = APIRouter(tags=["service"])
+router = APIRouter(tags=["service"], responses=RESPONSES)
 
 
 class Numbers(Response):

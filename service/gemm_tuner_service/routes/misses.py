@@ -7,8 +7,9 @@ from fastapi import APIRouter, Query
 from gemm_tuner_service.bounds import MAX_PAGE
 from gemm_tuner_service.dependencies import RequestWork, Service
 from gemm_tuner_service.job_schemas import MissesPage, MissView
+from gemm_tuner_service.problems import RESPONSES
 
-router = APIRouter(tags=["jobs"])
+router = APIRouter(tags=["jobs"], responses=RESPONSES)
 
 
 @router.get("/v1/misses")

@@ -7,9 +7,10 @@ from fastapi import APIRouter, Query
 from gemm_tuner.store.wire import WireRecord
 from gemm_tuner_service.bounds import MAX_PAGE
 from gemm_tuner_service.dependencies import RequestWork, Service
+from gemm_tuner_service.problems import RESPONSES
 from gemm_tuner_service.schemas import RecordsPage
 
-router = APIRouter(tags=["records"])
+router = APIRouter(tags=["records"], responses=RESPONSES)
 
 
 @router.get("/v1/records")
