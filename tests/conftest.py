@@ -1,7 +1,8 @@
 """Leave out, with the reason, what this machine cannot run, and tell the two stages apart."""
 
+import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,26 @@ _FINDERS: dict[str, Callable[[], object]] = {
 }
 # What the extra `all` installs, or NumPy has: the other libraries come with the second stage.
 _ALWAYS_INSTALLED = frozenset({"onednn", "openblas"})
+# Proofs without exception, whose collection alone takes seconds in each process: it makes up
+# requests, and loads PyTorch.
+_SLOW_TO_COLLECT = ("service/test_schema.py", "pytorch")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out of the quick stage what it would only collect."""
+    is_slow = collection_path in [Path(__file__).parent / name for name in _SLOW_TO_COLLECT]
+    return True if is_slow and config.getoption("markexpr") == "not proof" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage while tests are collected, nor later among what was collected."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

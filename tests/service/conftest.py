@@ -17,12 +17,6 @@ from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out proofs whose collection alone takes seconds: it makes up requests."""
-    is_quick = config.getoption("markexpr") == "not proof"
-    return True if is_quick and collection_path.name == "test_schema.py" else None
-
-
 @pytest.fixture
 def settings(tmp_path: Path, databases: Databases) -> Iterator[Settings]:
     """Yield the settings of a service of one test."""
