@@ -65,14 +65,20 @@ class Loader:
         with self._cache.fetching(artifact.sha256, min(_LONGEST_WAIT_S, session.rest_s() / 2)):
             binary = self._cache.artifact(artifact.sha256)
             if binary is None:
-                try:
-                    binary = session.artifact(artifact.sha256, artifact.size_bytes)
-                    artifact.check_digest(binary)
-                except (ServiceFailed, DigestMismatch) as error:
-                    _LOG.warning("The kernel for %s was not had: %s", question.problem.text, error)
-                    return NotDownloaded.of(str(error), comparison)
-            kernel = self._load(binary, artifact, verdict, question)
-            self._cache.keep_artifact(artifact.sha256, binary)
+                return self._downloaded(session, artifact, verdict, question)
+        return self._load(binary, artifact, verdict, question)
+
+    def _downloaded(
+        self, session: Session, artifact: Artifact, verdict: VerdictPayload, question: Question
+    ) -> Kernel | NoKernel:
+        try:
+            binary = session.artifact(artifact.sha256, artifact.size_bytes)
+            artifact.check_digest(binary)
+        except (ServiceFailed, DigestMismatch) as error:
+            _LOG.warning("The kernel for %s was not had: %s", question.problem.text, error)
+            return NotDownloaded.of(str(error), verdict.comparison)
+        kernel = self._load(binary, artifact, verdict, question)
+        self._cache.keep_artifact(artifact.sha256, binary)
         return kernel
 
     def _load(

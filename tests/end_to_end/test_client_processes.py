@@ -39,11 +39,19 @@ def _codes(children: list[int]) -> set[int]:
     return {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children}
 
 
-def test_of_many_processes_that_start_at_once_one_downloads(
+def test_of_many_processes_that_start_at_once_one_downloads_and_keeps(
     site: Site, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a loaded machine, forty processes need longer than one would wait for another.
     monkeypatch.setattr(loading, "_LONGEST_WAIT_S", 60.0)
+    said, says = os.pipe()
+    keep = Cache.keep_artifact
+
+    def tell_and_keep(cache: Cache, digest: str, binary: bytes) -> None:
+        os.write(says, b"x")
+        keep(cache, digest, binary)
+
+    monkeypatch.setattr(Cache, "keep_artifact", tell_and_keep)
     downloads = Instead(f"/v1/artifacts/sha256/{build.artifact.sha256}")
     with site.serving(around=downloads) as address:
         Client(address, cache_dir=tmp_path / "other").resolve(PROBLEM)  # remembers the key
@@ -62,6 +70,7 @@ def test_of_many_processes_that_start_at_once_one_downloads(
 
     assert codes == {0}
     assert downloads.asked == 1
+    assert os.read(said, 2 * PROCESSES) == b"x"
 
 
 def test_who_waits_too_long_for_another_process_fetches(tmp_path: Path) -> None:
