@@ -27,7 +27,7 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.space.catalog import family_named
 
-pytestmark = pytest.mark.proof
+pytestmark = [pytest.mark.proof, pytest.mark.long]
 
 PROCESSES = 200
 KERNELS = 50

@@ -27,7 +27,7 @@ from gemm_tuner.store.jobs import Jobs
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.attestation import MeasuringKeys
 
-pytestmark = pytest.mark.proof
+pytestmark = [pytest.mark.proof, pytest.mark.long]
 pytest.importorskip("distributed", reason='the extra "fleet" is not installed')
 
 _LESS = "fma,f16c"  # a second class of CPUs, on the same machine
