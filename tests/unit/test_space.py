@@ -1,4 +1,6 @@
+from collections.abc import Collection, Iterator
 from dataclasses import replace
+from itertools import groupby, islice
 from math import ceil
 
 import pytest
@@ -8,6 +10,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, parse_isa
 from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.micro_kernel import MicroKernel
 from gemm_tuner.domain.packed_format import packed_format
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidCandidate, NoKernelFamily
@@ -18,6 +21,8 @@ from gemm_tuner.space.limits import check_covers
 from gemm_tuner.space.model import predict_cycles
 from gemm_tuner.space.parts import largest_part
 from gemm_tuner.space.ranking import ranked, shortlist
+from gemm_tuner.space.tile import Tile
+from gemm_tuner.space.walk import every_choice
 
 ISA = {
     "amx": (
@@ -55,6 +60,26 @@ def cpu(isa: str) -> Cpu:
     )
 
 
+@pytest.fixture
+def every_third_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave in a space a third of the tiles of each family: each is walked by itself, all alike."""
+    all_tiles = Space.tiles
+
+    def third(space: Space) -> Iterator[Tile]:
+        for _family, tiles in groupby(all_tiles(space), key=lambda tile: tile.family.name):
+            yield from islice(tiles, 0, None, 3)
+
+    monkeypatch.setattr(Space, "tiles", third)
+
+
+def of_tiles(space: Space, micro_kernels: Collection[MicroKernel]) -> Iterator[Candidate]:
+    """Yield every candidate of some tiles."""
+    for tile in space.tiles():
+        if tile.micro_kernel in micro_kernels:
+            yield from (tile.candidate(choice.blocking) for choice in every_choice(tile))
+
+
+@pytest.mark.usefixtures("every_third_tile")
 @pytest.mark.parametrize("isa", ["avx512", "avx2", "x86_64"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_candidate_runs_on_the_cpu_and_divides_its_blocks(isa: str, shape: str) -> None:
@@ -73,6 +98,7 @@ def test_every_candidate_runs_on_the_cpu_and_divides_its_blocks(isa: str, shape:
         assert candidate.parts in {1, 2}
 
 
+@pytest.mark.usefixtures("every_third_tile")
 @pytest.mark.parametrize(
     ("problem", "core", "threads"),
     [
@@ -96,13 +122,12 @@ def test_the_size_of_a_space_is_the_number_of_its_candidates(
 @pytest.mark.parametrize("shape", SHAPES)
 def test_neighbours_belong_to_the_space(shape: str) -> None:
     space = Space(problem=Problem.parse(f"f32 {shape}"), cpu=cpu("avx512"))
-    everything = {candidate.text for candidate in space.all()}
+    found = {start: space.neighbours(start) for start in space.defaults()[:5]}
 
-    for start in space.defaults()[:5]:
-        neighbours = space.neighbours(start)
-
-        assert start not in neighbours
-        assert {neighbour.text for neighbour in neighbours} <= everything
+    everything = [one for neighbours in found.values() for one in neighbours]
+    possible = {one.text for one in of_tiles(space, {one.micro_kernel for one in everything})}
+    assert {one.text for one in everything} <= possible
+    assert all(start not in neighbours for start, neighbours in found.items())
 
 
 def test_winner_of_one_thread_is_cut_for_two_and_stays_possible() -> None:
@@ -163,8 +188,11 @@ def test_k_is_cut_first_where_tiles_cannot_be_dealt_out_evenly(
 @pytest.mark.parametrize("k", [4608, 4700, 16384])
 def test_slices_of_k_have_as_many_blocks_each(k: int, threads: int) -> None:
     space = Space(problem=Problem.parse(f"f32 9x48x{k}"), cpu=cpu("avx512"), threads=threads)
-    depths = {one.blocking.kc: one for one in space.all() if one.blocking.grid_k == threads}
+    tiles = {MicroKernel(family="avx512_f32", mr=mr, nr=nr) for mr, nr in ((9, 48), (3, 16))}
+    candidates = list(of_tiles(space, tiles))
+    depths = {one.blocking.kc for one in candidates if one.blocking.grid_k == threads}
 
+    assert {one.micro_kernel for one in candidates} == tiles
     assert len(depths) > 1
     for kc in depths:
         assert ceil(k / kc) % threads == 0
