@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from halves import only_packing
 from needs import need_cpu
 from numpy.typing import NDArray
 from other_encoding import needed_here, spelled_for_this_cpu
@@ -22,7 +23,7 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import parse_isa
-from gemm_tuner.domain.dtype import DType, OperandTypes
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
@@ -78,8 +79,11 @@ def test_packed_bytes_are_those_of_the_layout(row: Row, layout: str) -> None:
         for one in problems
     ]
     sources = [
-        spelled_for_this_cpu(render(problem, candidate, row.family), row.family.isa)
-        for problem, candidate in zip(problems, candidates, strict=True)
+        (only_packing(source), needed)
+        for source, needed in (
+            spelled_for_this_cpu(render(problem, candidate, row.family), row.family.isa)
+            for problem, candidate in zip(problems, candidates, strict=True)
+        )
     ]
 
     builds = compile_kernels(sources, toolchain=find_toolchain())
@@ -137,7 +141,9 @@ def test_kernels_of_one_format_pack_as_many_bytes(types: str) -> None:
     ]
     if len(families) == 1:
         pytest.skip("this CPU has one family for these types")
-    sources = [(render(problem, _one_row(family), family), family.isa) for family in families]
+    sources = [
+        (only_packing(render(problem, _one_row(family), family)), family.isa) for family in families
+    ]
 
     builds = compile_kernels(sources, toolchain=find_toolchain())
 
@@ -182,16 +188,18 @@ def test_panels_without_vectors_are_packed_alike(types: str, tile: str, layout: 
     has_groups = family.layout is PackedLayout.GROUPS
     mr, nr = map(int, tile.rpartition("_")[2].split("x"))
     rest = ":g32" if has_groups else " x_zero_point" if family.name == "scalar_int8" else ""
-    sizes = SCALAR_SIZES
-    if family.name == "scalar_int8":
-        sizes = shared(sizes, OperandTypes.parse(types).w, layout)
-    problems = [Problem.parse(f"{types} 1x{n}x{k} {layout}{rest}") for n, k in sizes]
+    # Every second size: two types, two widths and the layouts share them by turns.
+    widths = [width for _mr, width in family.tiles]
+    turn = list(dict(SCALAR_TILES)).index(types) + widths.index(nr) + (layout == "kn")
+    problems = [
+        Problem.parse(f"{types} 1x{n}x{k} {layout}{rest}") for n, k in SCALAR_SIZES[turn % 2 :: 2]
+    ]
     candidates = [
         Candidate.parse(f"{tile} mc{mr}_nc{one.n + -one.n % nr}_kc96 jc_ic_jr_ir")
         for one in problems
     ]
     sources = [
-        (render(problem, candidate, family), family.isa)
+        (only_packing(render(problem, candidate, family)), family.isa)
         for problem, candidate in zip(problems, candidates, strict=True)
     ]
 
@@ -217,7 +225,13 @@ def _plain_problems(row: Row, layout: str) -> list[Problem]:
     _mr, nr = small_tile(row.family)
     columns = (*around(row.family.lanes, nr), 3 * nr + 1)
     sizes = zip(columns, (0, 1, 81, 16, 300, 47, 64, 17, 141), strict=False)
-    return [Problem.parse(row.problem(f"1x{n}x{k}", layout, "x_zero_point")) for n, k in sizes]
+    # Two of three for each layout, so that every one is there for one of them.
+    left_out = 0 if layout == "nk" else 1
+    return [
+        Problem.parse(row.problem(f"1x{n}x{k}", layout, "x_zero_point"))
+        for turn, (n, k) in enumerate(sizes)
+        if turn % 3 != left_out
+    ]
 
 
 def _grouped_problems(row: Row, layout: str) -> list[Problem]:
@@ -273,18 +287,18 @@ def _expected_groups(
     if zero_points is not None:
         headers.append((zero_points.astype(np.float32) - 2 ** (bits - 1)) * scales)
     headers = [np.pad(header, ((0, -problem.n % lanes), (0, 0))) for header in headers]
-    packed = b""
+    packed = []
     nr = candidate.micro_kernel.nr
     for first in range(0, len(columns), nr):
         for group in range(problem.w_groups):
-            packed += b"".join(header[first : first + nr, group].tobytes() for header in headers)
+            packed += [header[first : first + nr, group].tobytes() for header in headers]
             begin, end = (i * (problem.w_group or 0) for i in (group, group + 1))
             panel = columns[first : first + nr]
             for p in range(begin, min(end, problem.k), chunk_k):
                 for v in range(0, len(panel), lanes):
                     chunk = panel[v : v + lanes, p : p + chunk_k]
-                    packed += _expected_chunk(chunk, bits, for_pairs=for_pairs).tobytes()
-    return packed
+                    packed.append(_expected_chunk(chunk, bits, for_pairs=for_pairs).tobytes())
+    return b"".join(packed)
 
 
 def _expected_chunk(chunk: NDArray[Any], bits: int, *, for_pairs: bool) -> NDArray[Any]:
@@ -326,7 +340,7 @@ def _expected(problem: Problem, candidate: Candidate, w: NDArray[Any]) -> bytes:
         packed = np.pad(columns, ((0, -k % step), (0, 0))).T.tobytes()
         padded_n = n
     else:
-        packed = b""
+        panels = []
         nr = family.panel_width(candidate.micro_kernel.nr)
         kc = candidate.blocking.kc
         padded_n = n // nr * nr + -(-(n % nr) // family.lanes) * family.lanes
@@ -337,7 +351,8 @@ def _expected(problem: Problem, candidate: Candidate, w: NDArray[Any]) -> bytes:
             for first in range(0, padded_n, nr):
                 panel = block[:, first : first + nr]
                 groups = panel.reshape(len(panel) // step, step, panel.shape[1])
-                packed += groups.transpose(0, 2, 1).tobytes()
+                panels.append(groups.transpose(0, 2, 1).tobytes())
+        packed = b"".join(panels)
     if not problem.types.w.is_integer:
         return packed
     sums = np.zeros(padded_n, np.int32)
