@@ -29,7 +29,7 @@ class Row:
 
     @property
     def is_plain(self) -> bool:
-        """Say whether all is f32: of these, everything is proved.
+        """Say whether all is f32: of these, every value of everything is proved.
 
         Loops, epilogues and tails are the same for other types; what differs is how elements are
         read, multiplied and written.
@@ -37,12 +37,22 @@ class Row:
         return self.types == F32
 
     @property
+    def stands_for_all(self) -> bool:
+        """Say whether it is f32 by outer products in vectors: of these, more is combined.
+
+        Loops, cuts of rows and chains of steps are the same for dot products and without vectors.
+        """
+        return (
+            self.is_plain and self.family.template.name == "outer_product" and self.family.lanes > 1
+        )
+
+    @property
     def stride_of_tiles(self) -> int:
         """Return which of the family's tiles are proved: every one, or one of so many."""
         tiles = len(self.family.tiles)
         if self.is_plain:
-            return 1 if tiles < 40 else 3
-        return next(stride for fewest, stride in ((40, 7), (10, 3), (0, 1)) if tiles >= fewest)
+            return 1 if self.stands_for_all and tiles < 40 else 3
+        return next(stride for fewest, stride in ((40, 7), (10, 5), (0, 1)) if tiles >= fewest)
 
     @property
     def layout_as_packed(self) -> str:

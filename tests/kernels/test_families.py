@@ -26,6 +26,7 @@ from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import STEP_KINDS
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.step_kind import OperandShape
 from gemm_tuner.machine.detect import detect_cpu
 
 pytestmark = pytest.mark.proof  # test_cover.py proves something of each
@@ -58,15 +59,21 @@ def behind_whole(rests: Iterable[int], whole: int, most: int) -> Iterator[int]:
         yield rest + whole * (turn.bit_count() % (most + 1))
 
 
-def tails_of_n(row: Row) -> list[int]:
-    """Return numbers of columns of up to two tiles, which is a block.
-
-    Of f32, every rest of a tile comes, of others every rest of a vector.
-    """
+def rests_of_columns(row: Row) -> range:
+    """Return the columns that a last tile may have: of f32 all, of others those of one vector."""
     lanes, (_mr, nr) = row.family.lanes, small_tile(row.family)
-    whole = nr if row.is_plain or lanes == 1 else min(lanes, nr)
-    rests = behind_whole(range(whole), whole, 2 * nr // whole - 1)
-    return sorted({*rests, *around(nr, 2 * nr)})
+    return range(1, nr if row.is_plain or lanes == 1 else min(lanes, nr))
+
+
+def tails_of_n(row: Row) -> list[int]:
+    """Return numbers of columns around a tile, and for one family around the block of two tiles.
+
+    With them are the rests that do not come with the depths.
+    """
+    _mr, nr = small_tile(row.family)
+    proved = {n - nr for _m, n, *_ in depths_and_epilogues(row)} if row in FEW_ROWS else set()
+    rests = set(rests_of_columns(row)) - proved
+    return sorted({*rests, *around(nr, *([2 * nr] if row.stands_for_all else []))})
 
 
 def tails_of_k(row: Row) -> list[int]:
@@ -74,14 +81,14 @@ def tails_of_k(row: Row) -> list[int]:
 
     A dot product has one block, and another tail for each number of elements in its last vector.
     Others but f32 have every third: all remainders by the step of k and the eight that packing
-    moves at once. Compilers unroll short loops: of f32, every depth of one block comes.
+    moves at once. Compilers unroll short loops: of f32 in panels, every depth of one block comes.
     """
     family = row.family
     whole, stride = KC, 1 if row.is_plain else 3
     if family.layout is PackedLayout.COLUMNS:
         whole, stride = family.k_step, 1
     rests = range(0, min(whole, 2 * KC + 2), stride)
-    first = range(KC) if row.is_plain else ()
+    first = range(KC) if row.is_plain and family.layout is PackedLayout.PANELS else ()
     edges = around(KC, 2 * KC, family.k_multiple, 2 * family.k_multiple)
     return sorted({*behind_whole(rests, whole, 1), *first, *edges})
 
@@ -95,17 +102,19 @@ def rows_for_tail(row: Row, *, is_special: bool) -> str:
 @pytest.mark.parametrize("row", each_executed(ROWS_WITH_TAILS))
 def test_tails_of_n_for_any_m(row: Row, toolchain: Toolchain) -> None:
     _mr, nr = small_tile(row.family)
-    edges = around(nr, 2 * nr)
+    depths: dict[int, tuple[int, ...]] = dict.fromkeys(tails_of_n(row), (KC + 1,))
+    if row.is_plain:
+        depths |= dict.fromkeys(around(nr) if row.stands_for_all else (nr + 1,), (0, KC + 1))
     subjects = [
         Subject(
             problem=row.problem(
-                f"{rows_for_tail(row, is_special=row.is_plain or n in edges)}x{n}x{k}",
+                f"{rows_for_tail(row, is_special=n in {nr - 1, nr + 1})}x{n}x{k}",
                 *("nk", "x_zero_point+bias"),
             ),
             candidate=candidate_text(row, k),
         )
-        for n in tails_of_n(row)
-        for k in ((0, KC + 1) if row.is_plain and n in around(nr) else (KC + 1,))
+        for n, depths_of_n in depths.items()
+        for k in depths_of_n
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -116,12 +125,22 @@ def test_tails_of_n_for_any_m(row: Row, toolchain: Toolchain) -> None:
 def epilogues(row: Row) -> Iterator[str]:
     """Yield every step alone for f32, and chains in which each follows another and precedes one.
 
-    Steps compute in f32 whatever y is, and read operands of a shape alike. Of other types, each row
-    has a third of the steps, by turns, and operands of each shape.
+    Steps compute in f32 whatever y is, with the vectors of a family, and read operands of a shape
+    alike. Of other types, each row has a third of the steps, by turns, and operands of each shape;
+    so have dot products of f32, with every step that has an operand.
     """
     steps = [*STEP_KINDS, "clamp:-0.5:6", "leaky_relu:0.2", "none"]
-    yield from steps if row.is_plain else steps[FEW_ROWS.index(row) % 3 :: 3]
-    if row.is_plain:
+    third = steps[FEW_ROWS.index(row) % 3 :: 3]
+    if row.stands_for_all or (row.is_plain and row.family.lanes == 1):
+        yield from steps
+    elif row.is_plain:
+        have_operand = (
+            name for name, kind in STEP_KINDS.items() if kind.operand is not OperandShape.NONE
+        )
+        yield from dict.fromkeys([*have_operand, *third])
+    else:
+        yield from third
+    if row.stands_for_all:
         names = list(STEP_KINDS)
         for first in range(0, len(names), 2):
             yield "+".join([*names, *names][first : first + 3])
@@ -129,37 +148,48 @@ def epilogues(row: Row) -> Iterator[str]:
     yield "add+scale+mul+row_scale+add+bias+silu+add+scale"
 
 
-def depths_and_epilogues(row: Row) -> Iterator[tuple[str, int, str, str]]:
-    """Yield m, k, the layout of w and an epilogue.
+def depths_and_epilogues(row: Row) -> Iterator[tuple[str, int, int, str, str]]:
+    """Yield m, n, k, the layout of w and an epilogue.
 
-    Every tail of k comes, and every epilogue with a depth whose sums are not too alike. Where
-    offsets make a step of the tail, neither is the proof of the other: each comes by itself.
-    Packing transposes w once for each depth.
+    Every tail of k comes, and every epilogue with a depth whose sums are not too alike. Offsets,
+    which have sums of each depth, come with all of them. Packing transposes w once for each depth.
+
+    Tiles of all heights and with a rest of columns read k alike: depths have one or the other, by
+    turns, and of one family both around blocks. Epilogues have a rest of columns.
     """
-    mr, _nr = small_tile(row.family)
+    mr, nr = small_tile(row.family)
     depths = tails_of_k(row)
-    special = {*around(KC, 2 * KC), *(range(KC) if row.is_plain else ())}
+    special = around(KC, 2 * KC)
     steps = list(dict.fromkeys(usable(text, row.types) for text in epilogues(row)))
     shallow = bisect(depths, KC // 2)
-    if row.types.accumulator.is_integer:
-        shallow = len(depths)
     deep = depths[shallow:]
-    of_depths = chain(repeat("x_row_zero_point+bias", shallow), cycle(steps))
-    for k, step in zip(depths, of_depths, strict=False):
-        yield rows_for_tail(row, is_special=k in special), k, "nk", step
+    of_depths = chain(
+        repeat("x_row_zero_point+bias", shallow),
+        (
+            step if step == "none" else usable(f"x_row_zero_point+{step}", row.types)
+            for step in cycle(steps)
+        ),
+    )
+    rests = cycle(rests_of_columns(row))
+    for turn, (k, step) in enumerate(zip(depths, of_depths, strict=False)):
+        is_odd, is_edge = turn.bit_count() % 2 == 1, k in special
+        has_both = row.stands_for_all and is_edge
+        has_heights = has_both or ((row.is_plain or is_edge) and not is_odd)
+        has_rest = has_both or is_odd or turn >= shallow
+        n = nr + next(rests) if has_rest else nr
+        yield rows_for_tail(row, is_special=has_heights), n, k, "nk", step
     for k, step in zip(cycle(deep or [KC + 1]), steps[len(deep) :], strict=False):
-        yield f"{2 * mr}", k, row.layout_as_packed, step
+        yield f"{2 * mr}", nr + next(rests), k, row.layout_as_packed, step
 
 
 @pytest.mark.parametrize("row", each_executed(FEW_ROWS))
 def test_tails_of_k_and_every_epilogue_step_for_any_m(row: Row, toolchain: Toolchain) -> None:
-    _mr, nr = small_tile(row.family)
     subjects = [
         Subject(
-            problem=row.problem(f"{m}x{nr + 1}x{k}", layout, epilogue),
+            problem=row.problem(f"{m}x{n}x{k}", layout, epilogue),
             candidate=candidate_text(row, k),
         )
-        for m, k, layout, epilogue in depths_and_epilogues(row)
+        for m, n, k, layout, epilogue in depths_and_epilogues(row)
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -169,17 +199,17 @@ def test_tails_of_k_and_every_epilogue_step_for_any_m(row: Row, toolchain: Toolc
 
 @pytest.mark.parametrize("row", each_executed(FEW_ROWS))
 def test_exact_m_around_tiles_and_blocks(row: Row, toolchain: Toolchain) -> None:
-    """Rows are cut the same for all types: f32 has all numbers of rows, others every second."""
+    """Rows are cut the same for all families: one has all numbers of rows, others every third."""
     mr, nr = small_tile(row.family)
     numbers, turn_of_row = around(mr, 2 * mr, 4 * mr), FEW_ROWS.index(row)
-    if not row.is_plain:
-        numbers = numbers[turn_of_row % 2 :: 2]
+    if not row.stands_for_all:
+        numbers = numbers[turn_of_row % 3 :: 3]
     # Each order with packed rows and without, by turns.
     ways = list(product(("", " pack_x"), LoopOrder))
     ways = [*ways[::3], *ways[1::3], *ways[2::3]]
     subjects = [
         Subject(
-            problem=row.problem(f"{m}x{2 * nr + 3}x{KC + 5}", "kn", "bias+relu"),
+            problem=row.problem(f"{m}x{2 * nr}x{KC + 5}", "kn", "bias+relu"),
             candidate=candidate_text(row, KC + 5, order=order, extras=extras),
         )
         for m, (extras, order) in zip(
@@ -193,9 +223,9 @@ def test_exact_m_around_tiles_and_blocks(row: Row, toolchain: Toolchain) -> None
 
 
 def orders_and_extras(row: Row) -> Iterator[tuple[LoopOrder, str]]:
-    """Yield every order of the loops with all extras for f32, for others with one, by turns."""
+    """Yield every order of the loops, for one family with all extras, for others with one each."""
     for turn, order in enumerate(LoopOrder, start=FEW_ROWS.index(row)):
-        for extras in EXTRAS if row.is_plain else (EXTRAS[turn % len(EXTRAS)],):
+        for extras in EXTRAS if row.stands_for_all else (EXTRAS[turn % len(EXTRAS)],):
             yield order, extras
 
 
@@ -203,12 +233,12 @@ def orders_and_extras(row: Row) -> Iterator[tuple[LoopOrder, str]]:
 def test_loop_orders_layouts_and_extras(row: Row, toolchain: Toolchain) -> None:
     """Packing does not depend on them: each layout of w comes, mostly that which is copied."""
     mr, nr = small_tile(row.family)
-    k = 3 * KC + 2
+    k, rest = 3 * KC + 2, int(row.stands_for_all)
     layouts = chain(("nk", "kn"), repeat(row.layout_as_packed))
     subjects = [
         Subject(
             problem=row.problem(
-                f"{4 * mr + 1}x{4 * nr + nr // 2 + 1}x{k}", layout, "row_scale+bias+add"
+                f"{4 * mr + rest}x{4 * nr + nr // 2 + 1}x{k}", layout, "row_scale+bias+add"
             ),
             candidate=candidate_text(row, k, order=order, extras=extras),
         )
@@ -288,7 +318,7 @@ def test_slices_of_k(row: Row, toolchain: Toolchain) -> None:
     sizes = (f"{2 * mr + 1}x{2 * nr + nr // 2 + 1}", f"0..{mr + 1}x{nr}")
     slices = ((2 * kc, "1x1x2"), (4 * kc + 3, "1x1x3"), (4 * kc, "2x1x2"))
     chosen = all_pairs(slices, sizes, ways)
-    if not row.is_plain:
+    if not row.stands_for_all:
         chosen = list(zip(slices, cycle(sizes), cycle(ways), strict=False))
     subjects = [
         Subject(
@@ -304,12 +334,15 @@ def test_slices_of_k(row: Row, toolchain: Toolchain) -> None:
 
 
 def tiles_for_a_range_of_m(row: Row) -> list[tuple[int, int]]:
-    """Return of some widths the highest tile, and of f32 one of middle height for each width."""
+    """Return the highest tile of some widths, and for one family one of middle height for each.
+
+    Which heights the rows left over have depends on that of the tile alone.
+    """
     widths = sorted({nr for _mr, nr in row.family.tiles})
     chosen = []
-    for nr in widths if row.is_plain else widths[::2]:
+    for nr in widths if row.stands_for_all else widths[::2]:
         heights = [mr for mr, width in row.family.tiles if width == nr]
-        middle = heights[len(heights) // 2] if row.is_plain else max(heights)
+        middle = heights[len(heights) // 2] if row.stands_for_all else max(heights)
         chosen += [(mr, nr) for mr in {max(heights), middle}]
     return chosen
 
@@ -333,16 +366,21 @@ def test_every_height_of_a_tile_for_a_range_of_m(row: Row, toolchain: Toolchain)
 
 @pytest.mark.parametrize("row", each_executed(FEW_ROWS))
 def test_every_other_register_tile(row: Row, toolchain: Toolchain) -> None:
-    """A range of m has this number of rows among others: its tiles are proved above."""
+    """A range of m has this number of rows among others: its tiles are proved above.
+
+    Its tiles of fewer rows are proved there, too.
+    """
     proved = tiles_for_a_range_of_m(row)
     k = max(KC, row.family.k_step) + 3
     rest = 1 if row.is_plain else 0
     subjects = [
         Subject(
-            problem=row.problem(f"{mr + rest}x{nr + rest}x{k}", row.layout_as_packed, "relu"),
+            problem=row.problem(f"{mr}x{nr + rest}x{k}", row.layout_as_packed, "relu"),
             candidate=candidate_text(row, k, tile=(mr, nr)),
         )
-        for mr, nr in row.family.tiles[:: row.stride_of_tiles]
+        for mr, nr in row.family.tiles[
+            FEW_ROWS.index(row) % row.stride_of_tiles :: row.stride_of_tiles
+        ]
         if (mr, nr) not in proved
     ]
 
@@ -353,7 +391,7 @@ def test_every_other_register_tile(row: Row, toolchain: Toolchain) -> None:
 
 QUANTISED = (
     "x_zero_point+row_scale+channel_scale+bias+relu",
-    "x_row_zero_point+row_scale+channel_scale+bias+gelu_erf+scale+y_zero_point",
+    "x_row_zero_point+row_scale+channel_scale+bias+hardswish+scale+y_zero_point",
 )
 
 
@@ -371,13 +409,11 @@ FIRST_TO_WRITE = first_to(lambda row: (row.types.accumulator, row.types.y))
 )
 def test_quantised_layers_of_every_type(row: Row, toolchain: Toolchain) -> None:
     mr, nr = small_tile(row.family)
-    layers = [
-        (2 * mr + 1, nr + 1, 67, "kn", " pack_x", QUANTISED[1]),
-        (mr, nr, 1, "nk", "", QUANTISED[0]),
-        (1, 1, 300, "nk", "", QUANTISED[1]),
-    ]
-    if row not in FIRST_TO_READ:
-        layers = [(2 * mr, nr + 1, 67, "kn", " pack_x", QUANTISED[1])]
+    layers = [(2 * mr, nr + 1, 67, "kn", " pack_x", QUANTISED[1])]
+    if row in FIRST_TO_READ:
+        one_step, one_row = (mr, nr, 1), (1, 1, 300)  # by turns
+        sizes = (one_step, one_row)[FIRST_TO_READ.index(row) % 2]
+        layers.append((*sizes, "nk", "", QUANTISED[0]))
     subjects = [
         Subject(
             problem=row.problem(f"{m}x{n}x{k}", layout, epilogue),
@@ -412,6 +448,20 @@ def rows_for_compilers() -> Iterator[Row]:
 OTHER_COMPILERS = [one for one in ("gcc", "clang", "zig") if one != find_toolchain().name]
 
 
+def shared_rows(compiler: str) -> list[Row]:
+    """Return the rows for a compiler: clang and zig, versions of one, share those of a family.
+
+    Each has every family.
+    """
+    of_families: dict[MicroKernelFamily, list[Row]] = {}
+    for row in rows_for_compilers():
+        of_families.setdefault(row.family, []).append(row)
+    first = {"clang": 0, "zig": 1}
+    if compiler not in first:
+        return [row for rows in of_families.values() for row in rows]
+    return [row for rows in of_families.values() for row in rows[first[compiler] :: 2] or rows]
+
+
 @pytest.mark.parametrize("compiler", OTHER_COMPILERS)
 def test_every_family_with_every_other_compiler(compiler: str) -> None:
     """All other tests are the proof with the compiler that is found first."""
@@ -425,7 +475,7 @@ def test_every_family_with_every_other_compiler(compiler: str) -> None:
             ),
             candidate=candidate_text(row, 37),
         )
-        for row in rows_for_compilers()
+        for row in shared_rows(compiler)
         if needed_here(row.isa) <= detect_cpu().isa
     ]
 

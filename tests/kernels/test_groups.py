@@ -1,6 +1,7 @@
 """Quantised weights: sizes of groups, tails of k in them, and numbers worked out by hand."""
 
-from itertools import cycle
+from collections.abc import Iterator
+from itertools import count, cycle
 
 import numpy as np
 import pytest
@@ -44,6 +45,15 @@ def _candidate(family: MicroKernelFamily, k: int, extras: str = "") -> str:
     return f"{family.name}_{mr}x{nr} mc{2 * mr}_nc{2 * nr}_kc{max(1, k)} jc_ic_jr_ir{extras}"
 
 
+def _sizes(family: MicroKernelFamily, most: int) -> Iterator[str]:
+    """Yield m and n: tiles of all heights, or those with a rest of columns, which read k alike.
+
+    Which cases have which does not follow a power of two.
+    """
+    sizes = (f"0..{most}x{4 * max(2, family.lanes)}", f"4x{3 * family.lanes + 1}")
+    return (sizes[turn.bit_count() % 2] for turn in count())
+
+
 @pytest.mark.proof
 def test_groups_of_every_size_with_every_tail(
     family: MicroKernelFamily, toolchain: Toolchain
@@ -51,17 +61,19 @@ def test_groups_of_every_size_with_every_tail(
     texts = sorted(types.text for types in family.types)
     cases = (
         *(("g32", k) for k in (0, 1, 31, 32, 33, 71, 100)),
-        *(("g64", k) for k in (65, 127, 200)),
+        *(("g64", k) for k in (65, 127)),
         *(("g128", k) for k in (131, 384)),
-        *(("gk", k) for k in (7, 40, 133)),
+        *(("gk", k) for k in (7, 133)),
     )
     ways = all_pairs(texts, ("", " pack_x u2", " pf4096 u4 grid1x2"), ("nk", "kn"))
     subjects = [
         Subject(
-            problem=f"{types} 0..5x{3 * family.lanes + 1}x{k} {layout}:{groups} bias",
+            problem=f"{types} {sizes}x{k} {layout}:{groups} bias",
             candidate=_candidate(family, k, extra),
         )
-        for (groups, k), (types, extra, layout) in zip(cases, cycle(ways), strict=False)
+        for (groups, k), (types, extra, layout), sizes in zip(
+            cases, cycle(ways), _sizes(family, 5), strict=False
+        )
     ]
 
     wrong = prove_all(subjects, toolchain)
@@ -80,8 +92,8 @@ def test_blocks_of_groups_and_weights_converted_once(
         *(("g32", k, 64) for k in (65, 127, 131, 160)),
     )
     whole = (
-        *(("g64", k, k) for k in (0, 64, 127, 200)),
-        *(("gk", k, k) for k in (1, 7, 40, 133)),
+        *(("g64", k, k) for k in (0, 127)),
+        *(("gk", k, k) for k in (1, 133)),
     )
     once = (" convert_once", " pack_x convert_once pf_next u2", " convert_once pf4096 grid1x2")
     # Those that convert nothing once are proved above, but for several blocks of k.
@@ -91,10 +103,12 @@ def test_blocks_of_groups_and_weights_converted_once(
     )
     subjects = [
         Subject(
-            problem=f"{types} 0..9x{3 * family.lanes + 1}x{k} {layout}:{groups} bias",
+            problem=f"{types} {sizes}x{k} {layout}:{groups} bias",
             candidate=_candidate(family, kc, extra),
         )
-        for (groups, k, kc), (types, extra, layout) in chosen
+        for ((groups, k, kc), (types, extra, layout)), sizes in zip(
+            chosen, _sizes(family, 9), strict=False
+        )
     ]
 
     wrong = prove_all(subjects, toolchain)

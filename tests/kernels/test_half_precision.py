@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from needs import each, need_cpu
 from numpy.typing import NDArray
 from pairs import all_pairs
 from proof import Subject, prove_all
+from rows import LIKE_BF16, small_tile
 
 from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.build.compile import compile_kernel
@@ -141,19 +142,27 @@ def test_numbers_of_f16_do_not_depend_on_the_mode_of_the_cpu(
 @pytest.mark.proof
 @pytest.mark.parametrize("family", each(WIDENING))
 def test_weights_converted_once_serve_all_tiles(family: MicroKernelFamily) -> None:
-    """What is converted are blocks of k and columns, for any rows and however w was packed."""
+    """What is converted are blocks of k and columns, for any rows and however w was packed.
+
+    Kernels like those of bf16 have each block once.
+    """
     texts = sorted(types.text for types in family.types)
-    mr, nr = max(tile for tile in family.tiles if tile[1] <= 4 * family.lanes)
-    blocks = product((5 * nr, 3 * nr + family.lanes + 1), ((64, 64), (131, 32)))
+    mr, nr = small_tile(family)
+    blocks = list(product((5 * nr, 3 * nr + family.lanes + 1), ((64, 64), (131, 32))))
     extras = (" convert_once", " pack_x convert_once pf4096 u2", " convert_once pf_next grid1x2")
+    rows, layouts = (f"0..{7 * mr}", 3 * mr + 1), ("nk", "kn")
+    if family.name in LIKE_BF16:
+        ways = list(
+            zip(blocks, cycle(extras), cycle(texts), cycle(rows), cycle(layouts), strict=False)
+        )
+    else:
+        ways = all_pairs(blocks, extras, texts, rows, layouts)
     subjects = [
         Subject(
             problem=f"{types} {m}x{n}x{k} {layout} bias+relu",
             candidate=f"{family.name}_{mr}x{nr} mc{2 * mr}_nc{2 * nr}_kc{kc} jc_ic_jr_ir{extra}",
         )
-        for (n, (k, kc)), extra, types, m, layout in all_pairs(
-            list(blocks), extras, texts, ("0..70", 3 * mr + 1), ("nk", "kn")
-        )
+        for (n, (k, kc)), extra, types, m, layout in ways
     ]
 
     wrong = prove_all(subjects, find_toolchain())

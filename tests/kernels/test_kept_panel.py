@@ -52,7 +52,7 @@ def kept_panels(family: MicroKernelFamily) -> Iterator[tuple[str, int]]:
         for turn, k in enumerate(depths):
             for nr in (2 * family.lanes, family.lanes):
                 has_tails = not is_first or turn % 2 == nr // family.lanes % 2
-                sizes = f"0..7x{nr + 1}x{k}" if has_tails else f"11x{2 * nr}x{k}"
+                sizes = f"0..7x{nr + 1}x{k}" if has_tails else f"9x{2 * nr}x{k}"
                 problem = problem_of(types, sizes)
                 if panel_fits_registers(Problem.parse(problem), family, nr):
                     yield problem, nr
