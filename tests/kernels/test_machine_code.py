@@ -14,7 +14,7 @@ from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import IsaFeature
-from gemm_tuner.domain.dtype import F32
+from gemm_tuner.domain.dtype import F32, DType
 from gemm_tuner.domain.kept_panel import keeps_panel
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
@@ -31,7 +31,7 @@ from machine_code import disassemble, main_loop, spills, undeclared
 Tile = tuple[int, int]
 
 ANY_CPU = replace(detect_cpu(), isa=frozenset(IsaFeature))
-LONG_EPILOGUE = "bias+gelu_erf+add+silu+tanh"
+LONG_EPILOGUE = "bias+gelu_erf+add+silu+tanh+y_zero_point"
 WORDS_OF_INSTRUCTIONS = ("pack_x", "convert_once", "shuffle_x", "stream_y")
 # clang and zig are two versions of one compiler, and share the tiles of a family.
 TILES_OF_COMPILERS: dict[str, Callable[[list[Tile]], list[Tile]]] = {
@@ -52,11 +52,16 @@ def toolchain(request: pytest.FixtureRequest) -> Toolchain:
 
 
 def problem_for(
-    family: MicroKernelFamily, *, m: int | None = None, n: int = 192, epilogue: str = "none"
+    family: MicroKernelFamily,
+    *,
+    m: int | None = None,
+    n: int = 192,
+    epilogue: str = "none",
+    types: str | None = None,
 ) -> Problem:
     rows = m or (1 if family.layout is PackedLayout.COLUMNS else 64)
     layout = "nk:g64" if family.layout is PackedLayout.GROUPS else "nk"
-    types = min(types.text for types in family.types)
+    types = types or min(one.text for one in family.types)
     return Problem.parse(f"{types} {rows}x{n}x512 {layout} {epilogue}")
 
 
@@ -93,11 +98,14 @@ def kernel_of_tile(family: MicroKernelFamily, mr: int, nr: int) -> tuple[Problem
 def kernel_that_says_all(family: MicroKernelFamily) -> tuple[Problem, Candidate]:
     """Return a kernel with tails, and all words that have instructions of their own.
 
-    Families of f32 compute functions, which are the same for all of the same vectors.
+    Families of f32 compute functions, which are the same for all of the same vectors. Families of
+    bytes write bytes; bf16 is written by those of bf16. A zero point of y is behind an instruction
+    that rounds.
     """
     mr, nr = small_tile(family)
-    epilogue = LONG_EPILOGUE if F32 in family.types else "bias+add"
-    problem = problem_for(family, m=2 * mr, n=2 * nr + 3, epilogue=epilogue)
+    types = max((one.text for one in family.types if one.y is DType.U8), default=None)
+    epilogue = LONG_EPILOGUE if F32 in family.types else "bias+add+y_zero_point"
+    problem = problem_for(family, m=2 * mr, n=2 * nr + 3, epilogue=epilogue, types=types)
     said = [word for word in WORDS_OF_INSTRUCTIONS if word in words_of(family, problem)]
     blocks = f"{family.name}_{mr}x{nr} mc{2 * mr}_nc{2 * nr}_kc512"
     return problem, Candidate.parse(" ".join([blocks, "jc_ic_jr_ir", *said]))
