@@ -1,6 +1,7 @@
 """Requests made from the OpenAPI document, right and wrong: no 500, and nothing undocumented."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,10 +9,12 @@ from typing import Any
 
 import hypothesis
 import pytest
+import requests
 import schemathesis
-from databases import Databases
+from databases import Databases, SqliteDatabases
 from gemm_tuner_service.peers import Proxies
 from gemm_tuner_service.routes import resolve
+from postgres import find_programs
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -24,7 +27,7 @@ from gemm_tuner.domain.access import Scope
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.tokens import Tokens
 
-CASES = 210  # for each of 24 operations on each of 2 databases: 10,080
+CASES = 210  # for each of 24 operations, and asked on each of 2 databases: 10,080
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -43,25 +46,45 @@ def as_lines(_context: object, value: object) -> bytes:
 schema = schemathesis.openapi.from_path(Path(__file__).parents[2] / "docs" / "openapi.json")
 
 
-@pytest.fixture(scope="module")
-def site(
-    tmp_path_factory: pytest.TempPathFactory, databases: Databases
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the address of a service, and the headers of a caller who may do everything.
+# With a parameter, Schemathesis names each test for its operation.
+@pytest.fixture(scope="module", params=["all databases"])
+def sites(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[tuple[str, dict[str, str]]]]:
+    """Yield the addresses of services on all databases, each with the headers of a caller.
 
-    No worker runs, so nobody waits there.
+    The caller may do everything. No worker runs, so nobody waits there.
     """
-    with pytest.MonkeyPatch.context() as patch, databases.filled(tune) as url:
+    folder = tmp_path_factory.mktemp("schema")
+    kinds: list[Databases] = [SqliteDatabases(folder)]
+    if find_programs() is not None:
+        kinds.append(request.getfixturevalue("postgres_databases"))
+    with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(resolve, "LONGEST_WAIT_S", 0)
-        settings = settings_of(url, tmp_path_factory.mktemp("schema"))
+        yield [stack.enter_context(_site(databases, folder)) for databases in kinds]
+
+
+@contextmanager
+def _site(databases: Databases, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    with databases.filled(tune) as url:
         engine = open_database(url)
         _token, secret = Tokens(engine).create(
             "all", tuple(Scope), actor="test", now=datetime.now(UTC)
         )
         engine.dispose()
-        with served(replace(settings, proxies=Proxies.parse(["127.0.0.1"]))) as client:
+        settings = replace(settings_of(url, folder), proxies=Proxies.parse(["127.0.0.1"]))
+        with served(settings) as client:
             headers = {"Authorization": f"Bearer {secret.text}", **FROM_ELSEWHERE}
             yield str(client.base_url), headers
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[requests.Session]:
+    """Yield what keeps connections, and asks the system for no proxies or passwords."""
+    with requests.Session() as session:
+        session.trust_env = False
+        yield session
 
 
 @pytest.mark.proof
@@ -73,10 +96,11 @@ def site(
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 def test_every_request_has_an_answer_that_is_documented(
-    case: schemathesis.Case[Any], site: tuple[str, dict[str, str]]
+    case: schemathesis.Case[Any],
+    sites: list[tuple[str, dict[str, str]]],
+    session: requests.Session,
 ) -> None:
-    address, headers = site
+    for address, headers in sites:
+        answer = case.call(base_url=address, headers=headers, session=session)
 
-    answer = case.call(base_url=address, headers=headers)
-
-    case.validate_response(answer, checks=CHECKS)
+        case.validate_response(answer, checks=CHECKS)
