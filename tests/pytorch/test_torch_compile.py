@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,7 @@ class _Block(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is A
         return y + x if self.adds else y
 
 
+@pytest.mark.usefixtures("loops_by_operators")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_steps_after_a_product_are_recognised(name: str, dtype: str) -> None:
@@ -136,6 +138,7 @@ def test_gelu_by_tanh_is_another_function() -> None:
     assert source.asked[0].epilogue == "bias+gelu_tanh"
 
 
+@pytest.mark.usefixtures("loops_by_operators")
 @pytest.mark.parametrize(
     "function",
     [
@@ -166,6 +169,7 @@ def test_what_only_looks_like_a_step_is_computed_as_written(function: Any) -> No
         assert operator_calls(compiled, x) == {LINEAR: 2}
 
 
+@pytest.mark.usefixtures("loops_by_operators")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
 def test_a_cast_to_fewer_bits_is_no_step(dtype: Any) -> None:  # noqa: ANN401
     block = _Block(lambda y: torch.relu(y.to(dtype).float()), adds=False).eval()
@@ -194,8 +198,8 @@ def test_a_result_that_is_read_twice_is_not_fused_away() -> None:
     assert [one.epilogue for one in source.asked] == ["bias"]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.usefixtures("loops_by_operators")
+@pytest.mark.parametrize(("name", "dtype"), tuple(zip(ACTIVATIONS, cycle(["float32", "bfloat16"]))))
 def test_steps_are_fused_for_a_batch_of_any_size(name: str, dtype: str) -> None:
     block = _Block(getattr(torch.nn.functional, name), adds=True).eval()
     block = block.to(getattr(torch, dtype))
@@ -305,6 +309,7 @@ def test_weights_of_columns_first_are_compiled(rows: tuple[str] | None) -> None:
     assert [one.is_taken for one in tuned.report] == [True]
 
 
+@pytest.mark.usefixtures("loops_by_operators")
 @pytest.mark.parametrize(
     ("compute", "calls"),
     [
