@@ -8,7 +8,8 @@
  *   g++ -std=c++20 -O2 -isystem $TORCH/include run_model.cpp -o run_model \
  *       -L$TORCH/lib -Wl,-rpath,$TORCH/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -ldl
  */
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/linspace.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
 #include <dlfcn.h>
