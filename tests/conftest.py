@@ -41,15 +41,16 @@ _FINDERS: dict[str, Callable[[], object]] = {
 }
 # What the extra `all` installs, or NumPy has: the other libraries come with the second stage.
 _ALWAYS_INSTALLED = frozenset({"onednn", "openblas"})
+_TESTS = Path(__file__).parent
 # Proofs without exception, whose collection alone takes seconds in each process: it makes up
 # requests, and loads PyTorch.
-_SLOW_TO_COLLECT = ("service/test_schema.py", "pytorch")
+_SLOW_TO_COLLECT = tuple(_TESTS / name for name in ("service/test_schema.py", "pytorch"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out of the quick stage what it would only collect."""
-    is_slow = collection_path in [Path(__file__).parent / name for name in _SLOW_TO_COLLECT]
-    return True if is_slow and config.getoption("markexpr") == "not proof" else None
+    is_quick = config.getoption("markexpr") == "not proof"
+    return True if is_quick and collection_path in _SLOW_TO_COLLECT else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -67,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave tests of optional libraries to the stage that installs them."""
     for item in items:
         wanted = {marker.args[0] for marker in item.iter_markers("baseline")}
-        if wanted - _ALWAYS_INSTALLED:
+        if wanted - _ALWAYS_INSTALLED or any(map(item.path.is_relative_to, _SLOW_TO_COLLECT)):
             item.add_marker(pytest.mark.proof)
 
 
