@@ -5,9 +5,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from math import inf
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 @dataclass(kw_only=True)
@@ -95,7 +96,7 @@ class Instead:
         self._left = list(statuses)
         self._headers = headers
         self._body = body
-        self.asked = 0
+        self.asked = self.answered = 0  # the latter by the service, with what was asked for
 
     def __call__(self, app: ASGIApp) -> ASGIApp:
         """Return `app` behind this."""
@@ -104,7 +105,13 @@ class Instead:
             is_meant = scope["type"] == "http" and scope["path"] == self._path
             self.asked += is_meant
             if not is_meant or not self._left:
-                await app(scope, receive, send)
+
+                async def count(message: Message) -> None:
+                    is_whole = message.get("status") == HTTPStatus.OK
+                    self.answered += is_meant and is_whole
+                    await send(message)
+
+                await app(scope, receive, count)
                 return
             start = {"status": self._left.pop(0), "headers": list(self._headers)}
             await send({"type": "http.response.start", **start})
