@@ -18,8 +18,8 @@ from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.store.tallies import Counting, Tallies
 
 KEPT_S = 5.0
-LONGEST_S = 60.0  # for what is newer than that, a page waits, but no longer than `PATIENCE_S`
-PATIENCE_S = 0.1
+LONGEST_S = 60.0  # a page waits for a new count where its own is older
+PATIENCE_S = 0.1  # so long at most; then it has the older, with its time
 START_S = 2.0  # so long at most does the start of a service wait for its first count
 MAX_KEPT = 64
 
