@@ -27,6 +27,7 @@ from gemm_tuner.store.job_queue import (
     take_back_abandoned,
 )
 from gemm_tuner.store.job_rows import question_columns, read_job, select_jobs, time_text
+from gemm_tuner.store.job_views import JobViews
 from gemm_tuner.store.statements import translated_errors
 from gemm_tuner.store.tables import job_keys, jobs
 from gemm_tuner.store.withheld import WithheldKernels
@@ -35,7 +36,6 @@ MAX_IN_FLIGHT = 10_000
 MAX_IN_FLIGHT_OF_OWNER = 1_000
 MAX_KEYS_OF_OWNER = 10_000
 MAX_KEPT = 100_000  # jobs behind the newest; those in flight do not count
-MAX_AT_ONCE = 1_000
 _MAX_KEY = 255
 _MAX_OWNER = 64
 _IS_IN_FLIGHT = IS_WAITING | IS_RUNNING
@@ -45,7 +45,7 @@ class JobsFull(GemmTunerError):
     """So many jobs wait, of everybody or of one owner, that no more are taken."""
 
 
-class Jobs(JobQueue, WithheldKernels):
+class Jobs(JobQueue, JobViews, WithheldKernels):
     """The jobs of one database. Times are those of the caller, and have a zone."""
 
     def submit(
@@ -164,14 +164,6 @@ class Jobs(JobQueue, WithheldKernels):
         row = self._first(select_jobs().where(jobs.c.id == job_id))
         with translated_errors():
             return None if row is None else read_job(row)
-
-    def newest(self, limit: int, *, state: JobState | None = None) -> tuple[Job, ...]:
-        """Return the jobs that were asked for last, at most `limit`, the newest first."""
-        query = select_jobs().order_by(jobs.c.sequence.desc()).limit(min(limit, MAX_AT_ONCE))
-        if state is not None:
-            query = query.where(jobs.c.state == state.value)
-        with self._reading() as connection:
-            return tuple(read_job(row) for row in connection.execute(query))
 
     def starting_with(self, digits: str) -> tuple[Job, ...]:
         """Return the jobs whose ids begin with these hex digits, at most two."""

@@ -398,6 +398,7 @@ def test_a_damaged_job_keeps_no_other_from_being_run(
 
     with pytest.raises(GemmTunerError, match=told):
         jobs.get(damaged.id)
+    assert [job.id for job in jobs.newest(9)] == [whole.id]
     assert claim(jobs).id == whole.id
     assert claim_if_any(jobs) is None
 
