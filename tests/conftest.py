@@ -10,9 +10,12 @@ import pytest
 from gemm_tuner.bench.baselines.libxsmm import Libxsmm
 from gemm_tuner.bench.baselines.mkl import Mkl
 from gemm_tuner.bench.baselines.onnx_runtime import OnnxRuntime
+from gemm_tuner.bench.baselines.openvino import OpenVino
 from gemm_tuner.bench.baselines.torch_eager import TorchEager
 from gemm_tuner.bench.baselines.torch_inductor import TorchInductor
+from gemm_tuner.bench.baselines.torch_onednn import TorchOneDnn
 from gemm_tuner.bench.baselines.torch_weights import TorchWeightOnly
+from gemm_tuner.bench.baselines.zentorch import Zentorch
 from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.cpu import isa_text, parse_isa
@@ -38,6 +41,9 @@ _FINDERS: dict[str, Callable[[], object]] = {
     "torch": TorchEager,
     "torch-weights": TorchWeightOnly,
     "torch-inductor": TorchInductor,
+    "torch-onednn": TorchOneDnn,
+    "zentorch": Zentorch,
+    "openvino": OpenVino,
 }
 # What the extra `all` installs, or NumPy has: the other libraries come with the second stage.
 _ALWAYS_INSTALLED = frozenset({"onednn", "openblas"})

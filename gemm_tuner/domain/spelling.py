@@ -92,9 +92,12 @@ class TorchOperator:
     """An operator of ATen: `name` makes a new tensor, `name` and an underscore write in place.
 
     Its arguments are the value, the operand if there is one, the parameters, and `attributes` by
-    name. `post_op` is what the linear layer of bytes calls it, with its algorithm, if it fuses it.
+    name. `post_op` is what the linear layers of the oneDNN in PyTorch call it, with its algorithm,
+    if they fuse it; the parameters are its scalars. `zentorch` is what the linear layer of that
+    package calls it, if it fuses it.
     """
 
     name: str
     attributes: tuple[tuple[str, Attribute], ...] = ()
     post_op: tuple[str, str] | None = None
+    zentorch: str | None = None

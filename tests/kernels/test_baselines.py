@@ -262,6 +262,35 @@ def test_torch_refuses_what_its_quantised_layer_cannot_do(layer: str) -> None:
         _baseline_of(layer, baseline="torch")
 
 
+@pytest.mark.baseline("torch-onednn")
+def test_the_onednn_inside_torch_computes_a_layer() -> None:
+    text = _baseline_of("f32 19x37x23 nk bias+gelu_erf+add", baseline="torch-onednn", threads=2)
+
+    assert text.startswith("torch-onednn ")
+
+
+@pytest.mark.baseline("zentorch")
+@pytest.mark.parametrize("epilogue", ["bias+silu+mul", "gelu_erf+bias"])
+def test_zentorch_computes_a_layer(epilogue: str) -> None:
+    text = _baseline_of(f"f32 19x37x23 kn {epilogue}", baseline="zentorch")
+
+    assert text.startswith("zentorch ")
+
+
+@pytest.mark.baseline("openvino")
+@pytest.mark.parametrize("epilogue", _FEW_EPILOGUES_OF_FLOATS)
+def test_openvino_computes_every_epilogue(epilogue: str) -> None:
+    text = _baseline_of(f"f32 19x37x23 nk {epilogue}", baseline="openvino", threads=2)
+
+    assert text.startswith("openvino ")
+
+
+@pytest.mark.baseline("openvino")
+def test_openvino_is_called_in_float32_only() -> None:
+    with pytest.raises(BaselineMissing, match="not in bf16"):
+        _baseline_of("bf16 19x37x23", baseline="openvino")
+
+
 @pytest.mark.baseline("torch-weights")
 @pytest.mark.parametrize(
     "text",

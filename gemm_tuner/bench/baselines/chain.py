@@ -29,6 +29,11 @@ class Link:
         """Return the argument that libraries have for such a step, at its place in a chain."""
         return self.step.kind.argument
 
+    @property
+    def is_matrix(self) -> bool:
+        """Say whether it reads an array of the shape of y."""
+        return self.operand is not None and self.operand.shape is OperandShape.MATRIX
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:

@@ -36,8 +36,7 @@ def make_call_on_bytes(torch: Torch, workload: Workload, w: NDArray[Any]) -> Cal
     others = list(chain.others)
     operator = others[0].step.kind.torch if others else None
     fused = operator.post_op if operator is not None else None
-    if fused is not None:
-        others.pop(0)
+    scalars = list(others.pop(0).step.parameters) if fused is not None else []
     y_scale = 1.0
     if problem.types.y in {DType.U8, DType.S8}:
         y_scale = _scale_of_y(others, workload)
@@ -60,7 +59,7 @@ def make_call_on_bytes(torch: Torch, workload: Workload, w: NDArray[Any]) -> Cal
         int(_number(chain.y_zero_point, 0)),
         y.dtype,
         post_op,
-        [],
+        scalars,
         algorithm,
     )
     steps = [step_in_place(torch, link, operand_of(torch, link)) for link in others]

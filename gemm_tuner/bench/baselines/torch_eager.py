@@ -12,6 +12,7 @@ from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.baselines.torch_bytes import make_call_on_bytes
 from gemm_tuner.bench.baselines.torch_steps import (
     Torch,
+    check_floats,
     check_steps,
     import_torch,
     operand_of,
@@ -21,9 +22,7 @@ from gemm_tuner.bench.baselines.torch_steps import (
     weight_of,
 )
 from gemm_tuner.bench.workload import Workload
-from gemm_tuner.domain.dtype import OperandTypes
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import BaselineMissing
 
 
 class TorchEager(AnyBaseline):
@@ -48,11 +47,8 @@ class TorchEager(AnyBaseline):
         Raises:
             BaselineMissing: floating-point types differ.
         """
-        types = problem.types
-        if not types.x.is_integer and types != OperandTypes.of(types.x):
-            raise BaselineMissing(
-                f"PyTorch does not compute {types.text}; choose another baseline."
-            )
+        if not problem.types.x.is_integer:
+            check_floats(problem)
 
     def prepare(self, workload: Workload) -> PythonRunner:
         """Return a runner that works on `workload`.

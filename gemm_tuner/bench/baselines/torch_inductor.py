@@ -11,11 +11,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Row
-from gemm_tuner.bench.baselines.chain import Link, split_chain
+from gemm_tuner.bench.baselines.chain import split_chain
 from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.baselines.torch_steps import (
     Tensor,
     Torch,
+    check_floats,
     check_steps,
     import_torch,
     operand_of,
@@ -25,8 +26,6 @@ from gemm_tuner.bench.baselines.torch_steps import (
     weight_of,
 )
 from gemm_tuner.bench.workload import Workload
-from gemm_tuner.domain.dtype import OperandTypes
-from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.errors import BaselineMissing
 
 # With gcc 12 the kernels of the template reach a third of the speed that they have with clang 19
@@ -61,11 +60,7 @@ class TorchInductor(AnyBaseline):
         Raises:
             BaselineMissing: the types differ, or PyTorch has no operator for a step.
         """
-        types = workload.problem.types
-        if types.x.is_integer or types != OperandTypes.of(types.x):
-            raise BaselineMissing(
-                f"PyTorch does not compile {types.text}; choose another baseline."
-            )
+        check_floats(workload.problem)
         check_steps(workload, split_chain(workload).others)
         if "CXX" not in os.environ:
             os.environ["CXX"] = _find_compiler()
@@ -104,9 +99,7 @@ def _make_call(torch: Torch, workload: Workload, w: NDArray[Any]) -> Callable[[]
     layer = _make_layer(torch, workload, weight_of(torch, workload, w)).eval()
     compiled = torch.compile(layer, mode="max-autotune", dynamic=False)
     x, y = tensor_of(torch, workload.x), tensor_of(torch, workload.y)
-    matrices = [
-        operand_of(torch, link) for link in split_chain(workload).others if _is_matrix(link)
-    ]
+    matrices = [operand_of(torch, link) for link in split_chain(workload).others if link.is_matrix]
     try:
         y.copy_(compiled(x, *matrices))  # calls have no y of their own; this one is checked
     except Exception as error:
@@ -130,22 +123,18 @@ def _make_layer(torch: Torch, workload: Workload, weight: Tensor) -> Any:  # noq
                 bias = operand_of(torch, chain.bias)
                 self.linear.bias = torch.nn.Parameter(bias, requires_grad=False)
             for number, link in enumerate(chain.others):
-                if not _is_matrix(link):
+                if not link.is_matrix:
                     self.register_buffer(f"operand_{number}", operand_of(torch, link))
 
         def forward(self, x: Tensor, *matrices: Tensor) -> Tensor:
             value = self.linear(x)
             given = iter(matrices)
             for number, link in enumerate(chain.others):
-                operand = next(given) if _is_matrix(link) else getattr(self, f"operand_{number}")
+                operand = next(given) if link.is_matrix else getattr(self, f"operand_{number}")
                 value = step_in_new_tensor(torch, link, operand)(value)
             return value
 
     return Layer()
-
-
-def _is_matrix(link: Link) -> bool:
-    return link.operand is not None and link.operand.shape is OperandShape.MATRIX
 
 
 def _find(_materials: object) -> list[Copy]:

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.chain import Link
 from gemm_tuner.bench.workload import Workload
+from gemm_tuner.domain.dtype import OperandTypes
 from gemm_tuner.domain.epilogue import OperandShape
-from gemm_tuner.domain.problem import WeightLayout
+from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.domain.spelling import TorchOperator
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.wheels import wheel_version
@@ -43,6 +44,17 @@ def import_torch(threads: int) -> Torch:
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     return torch
+
+
+def check_floats(problem: Problem) -> None:
+    """Check that x, w and y are of one floating-point type.
+
+    Raises:
+        BaselineMissing: they are not.
+    """
+    types = problem.types
+    if types.x.is_integer or types != OperandTypes.of(types.x):
+        raise BaselineMissing(f"PyTorch does not compute {types.text}; choose another baseline.")
 
 
 def check_steps(workload: Workload, links: tuple[Link, ...]) -> None:
