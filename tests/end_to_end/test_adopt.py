@@ -85,6 +85,7 @@ def adopt_facts(
     return facts
 
 
+@pytest.mark.proof
 def test_what_one_machine_swept_another_adopts_and_serves(
     url: str,
     shapes: Path,

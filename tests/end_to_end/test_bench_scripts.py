@@ -34,6 +34,7 @@ def test_every_way_to_call_a_kernel_is_timed(
         assert beyond == pytest.approx(call - kernel - loop, abs=0.2)  # each is rounded
 
 
+@pytest.mark.proof
 @pytest.mark.isa("avx2", "fma")
 def test_packing_is_timed_beside_a_copy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

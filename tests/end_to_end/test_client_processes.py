@@ -40,6 +40,7 @@ def _codes(children: list[int]) -> set[int]:
     return {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children}
 
 
+@pytest.mark.proof
 def test_of_many_processes_that_start_at_once_one_downloads_and_keeps(
     site: Site, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from gemm_tuner.cli.quickstart import _service
 from gemm_tuner.errors import ServiceUnreachable
 
 
+@pytest.mark.proof
 def test_quickstart_tunes_serves_fetches_and_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

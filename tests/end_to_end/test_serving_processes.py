@@ -119,6 +119,7 @@ def test_a_process_that_was_killed_is_replaced(service: Service) -> None:
     assert len(service.pids & before) == 1
 
 
+@pytest.mark.proof
 def test_a_change_in_the_database_is_seen_by_every_process(
     service: Service, site: Site, build: Build
 ) -> None:

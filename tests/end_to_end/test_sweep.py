@@ -671,6 +671,7 @@ def test_the_time_left_is_that_of_all_layers(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == "first (1 of 3): hot, searching 1 of 2, 1 min 10 s left\n"
 
 
+@pytest.mark.proof
 def test_a_layer_that_cannot_be_swept_does_not_end_the_file(
     database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_stopped_target_keeps_what_was_proved_and_resumes(
     assert all(0 < step.remaining_s <= 300 for step in steps)
 
 
+@pytest.mark.proof
 def test_a_spent_budget_ends_with_the_proofs_in_flight(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from gemm_tuner.runtime.load import Kernel
 PROBLEM = "f32 1..12x33x20 nk bias+gelu_erf+add"
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.proof)])
 def test_tune_returns_a_kernel_that_computes_the_layer(
     threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -409,6 +409,7 @@ def test_a_worker_waits_for_a_database_that_is_locked(
     assert job_now(jobs, job).state is JobState.DONE
 
 
+@pytest.mark.proof
 def test_a_worker_runs_the_one_job_that_it_is_told_to(
     jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_job_goes_on_after_an_outage(outage: Outage, monkeypatch: pytest.Monke
     assert sum(line.startswith("Waiting") for line in told) <= 1, "it is said once"
 
 
+@pytest.mark.proof
 def test_a_disk_that_takes_no_trial_costs_no_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,6 +233,7 @@ def test_streams_are_bounded_for_each_client_and_keep_no_place(site: JobSite) ->
     assert _until_200(site, path, site.tuner)
 
 
+@pytest.mark.proof
 def test_hundreds_of_streams_of_many_clients_leave_room_for_others(site: JobSite) -> None:
     clients = [site.headers(Scope.TUNE) for _client in range(13)]
     path = f"{site.submit(clients[0])['url']}/events"

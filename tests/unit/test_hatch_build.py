@@ -87,6 +87,7 @@ def built(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return source
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("built")
 def test_a_pass_built_from_its_source_is_used(caplog: pytest.LogCaptureFixture) -> None:
     assert finish.built_finish.__wrapped__() is not None

@@ -112,6 +112,7 @@ def test_a_compiler_writes_nowhere_but_in_its_folder(folder: str, tmp_path: Path
     assert not Path(where, "planted").exists()
 
 
+@pytest.mark.proof
 def test_a_file_without_end_and_processes_without_end_are_ended() -> None:
     endless = output_of("head -c 2G /dev/zero > large || true; ls -s large | cut -d' ' -f1")
 

@@ -82,6 +82,7 @@ def test_a_server_that_stops_loses_nothing_that_was_added(
     check_kept(own_postgres.url("fleet"), confirmed + told)
 
 
+@pytest.mark.proof
 def test_processes_create_and_write_one_database_at_once(empty_url: str) -> None:
     writers = [start_writer(empty_url, 100 * number, 100 * number + 15) for number in range(3)]
     for writer in writers:

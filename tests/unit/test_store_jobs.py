@@ -464,6 +464,7 @@ while True:
 """
 
 
+@pytest.mark.proof
 def test_processes_never_get_the_same_job(jobs: Jobs, database_url: str, tmp_path: Path) -> None:
     wanted = {ask(jobs, problem(m))[0].id for m in range(1, 41)}
 
