@@ -68,6 +68,7 @@ def predict_cycles(
     """
     rows, rates, parts = problem.m.high, core_of(cpu).rates, candidate.parts
     compute = compute_cycles(problem, candidate, family, rates)
+    compute = max(compute, _panel_cycles(problem, candidate, cpu, rates))
     compute += _conversion_cycles(problem, candidate, family)
     compute += _unfinished_cycles(problem, candidate, family, cpu)
     compute += summed_cycles(problem, candidate, family)
@@ -179,6 +180,16 @@ def _tile_cycles(
     if keeps_panel(problem, candidate, family):
         products, epilogue = _overlapped(products, epilogue), 0.0
     return products + epilogue + rows * _ROW_CYCLES + blocks * (_TILE_CYCLES + stored)
+
+
+def _panel_cycles(problem: Problem, candidate: Candidate, cpu: Cpu, rates: Rates) -> float:
+    """Return the cycles in which panels that L1 cannot keep come from L2, for each tile of rows."""
+    tile, blocking = candidate.micro_kernel, candidate.blocking
+    tiles = ceil(problem.m.high / tile.mr)
+    panel_bytes = problem.types.w.row_bytes(tile.nr * min(blocking.kc, problem.k))
+    if tiles <= 1 or panel_bytes <= cpu.caches.l1d_bytes // 2:
+        return 0.0
+    return tiles * problem.w_bytes / rates.l2_bytes
 
 
 def _scales_weights(candidate: Candidate, family: MicroKernelFamily) -> bool:
