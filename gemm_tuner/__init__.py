@@ -11,18 +11,34 @@ if TYPE_CHECKING:
     from gemm_tuner.arrays.quantise import quantise_weights as quantise_weights
     from gemm_tuner.client.client import Client as Client
     from gemm_tuner.domain.problem import Problem as Problem
+    from gemm_tuner.runtime.activations import QuantisedActivations as QuantisedActivations
+    from gemm_tuner.runtime.activations import quantise_activations as quantise_activations
+    from gemm_tuner.runtime.activations import quantise_channels as quantise_channels
     from gemm_tuner.tuning.tune import tune as tune
     from gemm_tuner.tuning.tune import tune_layer as tune_layer
 
 _HOMES = {
     "Client": "gemm_tuner.client.client",
     "Problem": "gemm_tuner.domain.problem",
+    "QuantisedActivations": "gemm_tuner.runtime.activations",
+    "quantise_activations": "gemm_tuner.runtime.activations",
+    "quantise_channels": "gemm_tuner.runtime.activations",
     "quantise_weights": "gemm_tuner.arrays.quantise",
     "tune": "gemm_tuner.tuning.tune",
     "tune_layer": "gemm_tuner.tuning.tune",
 }
 
-__all__ = ["Client", "Problem", "errors", "quantise_weights", "tune", "tune_layer"]
+__all__ = [
+    "Client",
+    "Problem",
+    "QuantisedActivations",
+    "errors",
+    "quantise_activations",
+    "quantise_channels",
+    "quantise_weights",
+    "tune",
+    "tune_layer",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -56,4 +56,29 @@ def pack(
 ) -> int: ...
 def configure_pool(threads: int, cpus: tuple[int, ...] | None, /) -> None: ...
 def locate(array: object, element_type: ElementType, /) -> tuple[int, int, int] | None: ...
+def set_quantise_types(
+    f32: ElementType,
+    bf16: ElementType,
+    f16: ElementType,
+    s8: ElementType,
+    u8: ElementType,
+    s32: ElementType,
+    /,
+) -> None: ...
+def quantise(
+    x: object, y: object, scales: object, zero_points: object, is_one_scale: bool, /
+) -> bool: ...
+def quantise_at(
+    rows: int,
+    columns: int,
+    x: int,
+    x_distance: int,
+    y: int,
+    y_distance: int,
+    scales: int,
+    zero_points: int,
+    x_type: int,
+    is_one_scale: bool,
+    /,
+) -> None: ...
 def seal(direct: type[DirectCall], name: str, doc: str | None, /) -> type[DirectCall]: ...

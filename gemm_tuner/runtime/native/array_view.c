@@ -149,3 +149,36 @@ bool view_array(PyObject *array, const element_type *type, array_view *view) {
     return view->dimensions >= 1 && view->dimensions <= 2 &&
            view_ndarray((numpy_array *)array, type, view);
 }
+
+static int64_t at_least_1(int64_t length) { return length > 1 ? length : 1; }
+
+static byte_range range_of(const array_view *view, int64_t elements, int64_t size_bytes) {
+    return (byte_range){view->elements, view->elements + elements * size_bytes};
+}
+
+bool overlap(byte_range a, byte_range b) {
+    return a.begin < b.end && b.begin < a.end;
+}
+
+bool read_matrix(PyObject *array, const element_type *type, int64_t rows, int64_t columns,
+                 array_view *view, int64_t *leading_dimension, byte_range *range) {
+    if (!view_array(array, type, view) || view->dimensions != 2 || view->shape[0] != rows ||
+        view->shape[1] != columns || (columns > 1 && rows > 0 && view->strides[1] != 1)) {
+        return false;
+    }
+    *leading_dimension = rows > 1 && columns > 0 ? view->strides[0] : at_least_1(columns);
+    const int64_t spanned = rows && columns ? (rows - 1) * *leading_dimension + columns : 0;
+    *range = range_of(view, spanned, type->size_bytes);
+    return *leading_dimension >= columns;
+}
+
+bool read_vector(PyObject *array, const element_type *type, int64_t length, array_view *view,
+                 byte_range *range) {
+    *range = (byte_range){0};
+    if (!view_array(array, type, view) || view->dimensions != 1 || view->shape[0] != length ||
+        (length > 1 && view->strides[0] != 1)) {
+        return false;
+    }
+    *range = range_of(view, length, type->size_bytes);
+    return true;
+}

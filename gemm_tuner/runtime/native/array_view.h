@@ -31,12 +31,25 @@ typedef struct array_view {
     int64_t strides[2];
 } array_view;
 
+typedef struct byte_range {
+    const char *begin, *end;
+} byte_range;
+
 /* To be called once, before the others. Returns 0, or -1 with an exception set. */
 int array_view_init(void);
 
 /* Describe an array of one or two dimensions. Returns false, without an exception, if it is of
  * another type, on another device, not aligned to its elements, or of a kind not known here. */
 bool view_array(PyObject *array, const element_type *type, array_view *view);
+
+/* Describe a matrix whose rows are contiguous, and at any distance that is not less than their
+ * length; or an array of one dimension without gaps. Return false as view_array does. */
+bool read_matrix(PyObject *array, const element_type *type, int64_t rows, int64_t columns,
+                 array_view *view, int64_t *leading_dimension, byte_range *range);
+bool read_vector(PyObject *array, const element_type *type, int64_t length, array_view *view,
+                 byte_range *range);
+
+bool overlap(byte_range a, byte_range b);
 
 /* Return whether it is a numpy.ndarray itself, not of a subclass. */
 bool is_ndarray(PyObject *object);

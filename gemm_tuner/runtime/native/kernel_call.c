@@ -10,10 +10,6 @@
  * 50 Gflop/s this is 2 us. */
 enum { FLOP_WORTH_UNLOCKING = 100000 };
 
-typedef struct byte_range {
-    const char *begin, *end;
-} byte_range;
-
 typedef union scalar {
     float float32;
     int32_t int32;
@@ -43,40 +39,6 @@ int kernel_call_init(void) {
         return -1;
     }
     return 0;
-}
-
-static int64_t at_least_1(int64_t length) { return length > 1 ? length : 1; }
-
-static byte_range range_of(const array_view *view, int64_t elements, int64_t size_bytes) {
-    return (byte_range){view->elements, view->elements + elements * size_bytes};
-}
-
-static bool overlap(byte_range a, byte_range b) {
-    return a.begin < b.end && b.begin < a.end;
-}
-
-/* Rows are contiguous, and at any distance that is not less than their length. */
-static bool read_matrix(PyObject *array, const element_type *type, int64_t rows, int64_t columns,
-                        array_view *view, int64_t *leading_dimension, byte_range *range) {
-    if (!view_array(array, type, view) || view->dimensions != 2 || view->shape[0] != rows ||
-        view->shape[1] != columns || (columns > 1 && rows > 0 && view->strides[1] != 1)) {
-        return false;
-    }
-    *leading_dimension = rows > 1 && columns > 0 ? view->strides[0] : at_least_1(columns);
-    const int64_t spanned = rows && columns ? (rows - 1) * *leading_dimension + columns : 0;
-    *range = range_of(view, spanned, type->size_bytes);
-    return *leading_dimension >= columns;
-}
-
-static bool read_vector(PyObject *array, const element_type *type, int64_t length,
-                        array_view *view, byte_range *range) {
-    *range = (byte_range){0};
-    if (!view_array(array, type, view) || view->dimensions != 1 || view->shape[0] != length ||
-        (length > 1 && view->strides[0] != 1)) {
-        return false;
-    }
-    *range = range_of(view, length, type->size_bytes);
-    return true;
 }
 
 /* A Python float for an operand of float32, an int for one of int32, if it fits. */

@@ -3,6 +3,7 @@
 #include "array_view.h"
 #include "direct_call.h"
 #include "pool.h"
+#include "quantise_arrays.h"
 
 PyDoc_STRVAR(run_parts_doc,
              "Compute all parts of all phases of a call in up to so many threads of the pool, and "
@@ -101,11 +102,26 @@ PyDoc_STRVAR(seal_doc,
              "Return a subclass of a class derived from DirectCall, of this name and doc, that cannot "
              "be changed.");
 
+PyDoc_STRVAR(set_quantise_types_doc,
+             "Take the types (numpy.dtype, DLPack code, bits) of float32, bfloat16, float16, int8, "
+             "uint8 and int32, once.");
+
+PyDoc_STRVAR(quantise_doc,
+             "Quantise (x, y, scales, zero points or None, whether one scale is for all), or return "
+             "False if an argument may be invalid.");
+
+PyDoc_STRVAR(quantise_at_doc,
+             "Quantise: rows, columns, address of x, distance of its rows, the same of y, addresses "
+             "of scales and zero points, the number of the type of x, whether one scale is for all.");
+
 static PyMethodDef functions[] = {
     {"run_parts", run_parts, METH_VARARGS, run_parts_doc},
     {"pack", pack, METH_VARARGS, pack_doc},
     {"configure_pool", configure_pool, METH_VARARGS, configure_pool_doc},
     {"locate", locate, METH_VARARGS, locate_doc},
+    {"set_quantise_types", set_quantise_types, METH_VARARGS, set_quantise_types_doc},
+    {"quantise", (PyCFunction)(void (*)(void))quantise, METH_FASTCALL, quantise_doc},
+    {"quantise_at", quantise_at, METH_VARARGS, quantise_at_doc},
     {"seal", seal, METH_VARARGS, seal_doc},
     {0},
 };
