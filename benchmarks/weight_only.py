@@ -24,7 +24,7 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli.output import print_message
 from gemm_tuner.domain.units import duration_text
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.runtime.load import load_kernel
+from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 
@@ -75,7 +75,7 @@ def main(m: int, n: int, k: int, budget_s: float) -> None:
         )
 
 
-def prepare(problem: Problem, budget_s: float, db_url: str) -> Contestant:
+def fastest_kernel(problem: Problem, budget_s: float, db_url: str) -> Kernel:
     """Tune a problem and return the fastest of its kernels, whatever the verdict."""
     tuned = tune(problem, budget_s=budget_s, db_url=db_url)
     trials = [trial for trial in tuned.finalists if trial.measurement and trial.artifact]
@@ -83,14 +83,18 @@ def prepare(problem: Problem, budget_s: float, db_url: str) -> Contestant:
     assert best.artifact is not None
     binary = Repository(open_database(db_url)).binary(best.artifact.sha256)
     assert binary is not None
-    cpu = detect_cpu()
-    kernel = load_kernel(binary, artifact=best.artifact, cpu=cpu)
+    return load_kernel(binary, artifact=best.artifact, cpu=detect_cpu())
+
+
+def prepare(problem: Problem, budget_s: float, db_url: str) -> Contestant:
+    """Return the fastest kernel of a problem, ready to be called."""
+    kernel = fastest_kernel(problem, budget_s, db_url)
     workload = make_workload(problem, make_inputs(problem, InputKind.NORMAL, SEED), threads=1)
-    timer = build_drivers(find_toolchain(), cpu).timer
+    timer = build_drivers(find_toolchain(), detect_cpu()).timer
     runner = KernelRunner(kernel.native, workload, timer)
     return Contestant(
         problem=problem,
-        candidate=best.candidate.text,
+        candidate=kernel.candidate.text,
         runner=runner,
         weights=WeightCopies(runner, 1, SEED),
     )

@@ -6,6 +6,7 @@ import call_cost
 import compare_kernels
 import packing
 import pytest
+import quantising
 import weight_only
 from publish_steps import GEMM_TUNER, PROOFS, ROOT, Plan, steps_for
 
@@ -108,6 +109,26 @@ def test_weights_of_few_bits_are_timed_beside_floats(
         "timing all together",
     ]
     assert all(line.endswith(" left") for line in told)
+
+
+@pytest.mark.proof
+def test_quantising_is_timed_beside_the_kernel(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(quantising, "ROUNDS", 3)
+    monkeypatch.setattr(quantising, "ROUND_NS", 10_000)
+
+    quantising.main(3, 16, 32, budget_s=0.1)
+
+    lines = capsys.readouterr().out.splitlines()
+    timed = [line for line in lines if "least" in line]
+    assert {line[2:38].strip() for line in timed} >= {
+        "NumPy and the kernel",
+        "quantise_activations and the kernel",
+    }
+    errors = [float(line.split("off by ")[1].split("%")[0]) for line in lines if "off by" in line]
+    assert len(errors) >= 3
+    assert max(errors) < 2  # percent
 
 
 def test_commands_that_measure_everything_are_understood(
