@@ -8,12 +8,12 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.layers.sources import CallTime, FoundLayer, WantedLayer
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.ranking import shortlist
-from gemm_tuner.torch.sources import CallTime, FoundLayer, WantedLayer
 
 
 def kernel_of(problem: Problem, threads: int) -> Kernel:

@@ -16,6 +16,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from gemm_tuner.domain.problem import Rows
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
+from gemm_tuner.layers.sources import AnySource, FoundLayer, Source, WantedLayer, open_source
 from gemm_tuner.torch.epilogues import Step, steps_after
 from gemm_tuner.torch.exporting import write_kernels
 from gemm_tuner.torch.graphs import Graph, Node
@@ -32,7 +33,6 @@ from gemm_tuner.torch.operators import TYPES, OperatorLayer, add_layer, library
 from gemm_tuner.torch.products import Product, constants_of, products_of
 from gemm_tuner.torch.report import LayerReport, Report
 from gemm_tuner.torch.rewriting import insert
-from gemm_tuner.torch.sources import AnySource, FoundLayer, Source, WantedLayer, open_source
 
 _LOG = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from torch._ops import HigherOrderOperator
 
 from gemm_tuner.domain.units import time_text
 from gemm_tuner.domain.verdict import TUNED_ABOVE
+from gemm_tuner.layers.sources import CallTime, FoundLayer
 from gemm_tuner.torch.epilogues import past_views, steps_after
 from gemm_tuner.torch.graphs import ATEN, CASTS, SHOWS, VIEWS, Graph, Node, new_node
 from gemm_tuner.torch.products import Product, is_constant
 from gemm_tuner.torch.rewriting import weights
-from gemm_tuner.torch.sources import CallTime, FoundLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrize
 
+from gemm_tuner.layers.sources import WantedLayer
 from gemm_tuner.torch.calls import Call
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.report import LayerReport
-from gemm_tuner.torch.sources import WantedLayer
 from gemm_tuner.torch.tuned_linear import TunedLinear
 
 # They read the weights of the layers in them without calling these.

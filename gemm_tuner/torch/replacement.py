@@ -4,11 +4,11 @@ import logging
 from typing import Any, Literal
 
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
+from gemm_tuner.layers.sources import AnySource, FoundLayer, Source, WantedLayer, open_source
 from gemm_tuner.torch.calls import calls_of
 from gemm_tuner.torch.model_layers import ModelLayer, Rows, model_layers
 from gemm_tuner.torch.operators import OperatorLayer, add_layer, library
 from gemm_tuner.torch.report import LayerReport, Report
-from gemm_tuner.torch.sources import AnySource, FoundLayer, Source, WantedLayer, open_source
 from gemm_tuner.torch.tuned_linear import (
     PackedLayer,
     TunedLinear,

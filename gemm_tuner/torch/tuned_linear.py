@@ -12,8 +12,8 @@ from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gemm_tuner.errors import GemmTunerError
+from gemm_tuner.layers.sources import WantedLayer, open_source
 from gemm_tuner.torch.operators import TYPES, OperatorLayer, add_layer
-from gemm_tuner.torch.sources import WantedLayer, open_source
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
+from gemm_tuner.layers.sources import AnySource, Source, WantedLayer, open_source
 from gemm_tuner.torch.calls import Call, calls_of
 from gemm_tuner.torch.model_layers import ModelLayer, model_layers
 from gemm_tuner.torch.operators import OperatorLayer, add_layer, library
 from gemm_tuner.torch.replacement import install
-from gemm_tuner.torch.sources import AnySource, Source, WantedLayer, open_source
 from gemm_tuner.torch.tuned_linear import TunedLinear, restore_layer
 
 _LOG = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from torch_samples import (  # noqa: E402
     sample_x,
 )
 
-from gemm_tuner.torch.sources import FoundLayer, WantedLayer  # noqa: E402
+from gemm_tuner.layers.sources import FoundLayer, WantedLayer  # noqa: E402
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

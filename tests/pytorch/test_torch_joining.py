@@ -13,8 +13,8 @@ from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import HIDDEN, LINEAR, K, N, check, operator_calls, passed, sample_x  # noqa: E402
 
 from gemm_tuner.domain.context import Regime  # noqa: E402
+from gemm_tuner.layers.sources import CallTime, FoundLayer, WantedLayer  # noqa: E402
 from gemm_tuner.torch.joining import joined_time  # noqa: E402
-from gemm_tuner.torch.sources import CallTime, FoundLayer, WantedLayer  # noqa: E402
 
 
 class Attention(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any

@@ -27,8 +27,8 @@ from torch_samples import (  # noqa: E402
     sample_x,
 )
 
+from gemm_tuner.layers.sources import FoundLayer, WantedLayer  # noqa: E402
 from gemm_tuner.torch import tuned_linear  # noqa: E402
-from gemm_tuner.torch.sources import FoundLayer, WantedLayer  # noqa: E402
 
 
 def tuned_layer() -> Any:  # noqa: ANN401 - a module

@@ -19,7 +19,7 @@ torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
 from samples import CONTEXT, SOURCE_TEXT, make_artifact, make_disturbed_trial, make_trial  # noqa: E402
 from torch_kernels import kernel_of  # noqa: E402 - after PyTorch was found
 
-from gemm_tuner.torch.sources import CallTime, StoredKernels, WantedLayer  # noqa: E402
+from gemm_tuner.layers.sources import CallTime, StoredKernels, WantedLayer  # noqa: E402
 
 WANTED = WantedLayer(n=17, k=24, rows=(6,), dtype="f32", epilogue="bias", threads=1)
 

@@ -29,9 +29,9 @@ from served import PROBLEM, keep_trial  # noqa: E402
 from torch_kernels import Kernels, kernel_of  # noqa: E402 - after PyTorch was found
 from torch_samples import HIDDEN, K, N, check, operator_calls, sample_model, sample_x  # noqa: E402
 
+from gemm_tuner.layers.sources import FoundLayer, WantedLayer  # noqa: E402
 from gemm_tuner.torch import tuning  # noqa: E402
 from gemm_tuner.torch.calls import Call, Capturing  # noqa: E402
-from gemm_tuner.torch.sources import FoundLayer, WantedLayer  # noqa: E402
 from gemm_tuner.torch.tuned_linear import TunedLinear  # noqa: E402
 
 ROWS = 6
