@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gemm_tuner.arrays.quantise import quantise_weights as quantise_weights
     from gemm_tuner.client.client import Client as Client
     from gemm_tuner.domain.problem import Problem as Problem
+    from gemm_tuner.layers.linear import linear as linear
     from gemm_tuner.runtime.activations import QuantisedActivations as QuantisedActivations
     from gemm_tuner.runtime.activations import quantise_activations as quantise_activations
     from gemm_tuner.runtime.activations import quantise_channels as quantise_channels
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Client": "gemm_tuner.client.client",
     "Problem": "gemm_tuner.domain.problem",
+    "linear": "gemm_tuner.layers.linear",
     "QuantisedActivations": "gemm_tuner.runtime.activations",
     "quantise_activations": "gemm_tuner.runtime.activations",
     "quantise_channels": "gemm_tuner.runtime.activations",
@@ -33,6 +35,7 @@ __all__ = [
     "Problem",
     "QuantisedActivations",
     "errors",
+    "linear",
     "quantise_activations",
     "quantise_channels",
     "quantise_weights",

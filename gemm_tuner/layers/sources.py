@@ -1,9 +1,9 @@
-"""Where the kernels of a model come from: a service, a database, a lock file, the local store."""
+"""Where the kernels of layers come from: a service, a database, a lock file, the local store."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from gemm_tuner.client.client import Client
 from gemm_tuner.domain.context import ExecutionContext, Regime
@@ -99,6 +99,8 @@ class Source(Protocol):
         ...
 
 
+Tune = Literal["never", "background", "wait"]
+
 AnySource = str | Path | Client | Source | None
 
 
@@ -165,20 +167,25 @@ class StoredKernels:
 class ServedKernels:
     """Kernels from a service, by a client."""
 
-    def __init__(self, client: Client, text: str | None = None) -> None:
-        """Take a client; its lock file and settings hold."""
+    def __init__(self, client: Client, text: str | None = None, *, may_tune: bool = False) -> None:
+        """Take a client; its lock file and settings hold. Only if it `may_tune`, `tune` waits."""
         self._client = client
+        self._may_tune = may_tune
         self.text = text
 
     def tune(self, wanted: WantedLayer, budget_s: float) -> None:  # noqa: ARG002 - as in Source
-        """Refuse.
+        """Wait for the workers of the service, whose budgets are their own, up to a minute.
 
         Raises:
-            InvalidSetting: always.
+            InvalidSetting: the service is not to tune.
         """
-        raise InvalidSetting(
-            "a service tunes nothing for a model; give tune='never', or a database as source."
-        )
+        if not self._may_tune:
+            raise InvalidSetting(
+                "a service tunes nothing for a model; give tune='never', or a database as source."
+            )
+        problems = layer_problems(**wanted.asked, max_loss=MAX_LOSS)
+        self._client.kernels(problems, threads=wanted.threads, regime=_REGIMES[0], tune="wait")
+        self._client.ask_anew()
 
     def choices(self, wanted: WantedLayer) -> Sequence[FoundLayer]:
         """Return what `find` does: a service names one way."""
@@ -242,20 +249,21 @@ def _time_of(found: Kernel | NoKernel, verdict: Verdict) -> CallTime | None:
     return CallTime(least_ns=library_ns / ratio.high, greatest_ns=library_ns / ratio.low)
 
 
-def open_source(source: AnySource) -> Source:
+def open_source(source: AnySource, *, may_tune: bool = False) -> Source:
     """Return where kernels are asked for.
 
     Args:
         source: a `Client`, or another `Source`; the address of a service, `http://host:8000` or
             `unix:/path`; the URL of a database; the path of a lock file; or None for the user's own
             database.
+        may_tune: whether a service may be asked to tune.
 
     Raises:
         InvalidSetting: it is none of these.
         StoreFailed: there is no such database, or it cannot be opened.
     """
     if isinstance(source, Client):
-        return ServedKernels(source)
+        return ServedKernels(source, may_tune=may_tune)
     if isinstance(source, Source):
         return source
     if source is None:
@@ -264,7 +272,7 @@ def open_source(source: AnySource) -> Source:
     if text.startswith(_DATABASES):
         return StoredKernels(text)
     if text.startswith(_SERVICES):
-        return ServedKernels(Client(text), text)
+        return ServedKernels(Client(text), text, may_tune=may_tune)
     if Path(source).suffix == ".lock":
         return ServedKernels(Client(lock=Path(source), frozen=True), text)
     raise InvalidSetting(

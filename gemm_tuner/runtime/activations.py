@@ -28,9 +28,9 @@ from gemm_tuner.runtime.direct import NATIVE
 
 Array = NDArray[Any]
 
-# The types of x, as native/quantise.h numbers them.
+# The types of x, as native/quantise.h numbers them, by their names in NumPy.
 _TYPES = (DType.F32, DType.BF16, DType.F16)
-_FLOATS = {NUMPY_TYPES[one]: one for one in _TYPES}
+FLOATS = {NUMPY_TYPES[one]: one for one in _TYPES}
 _BYTES = {"u8": DType.U8, "s8": DType.S8}
 # The operands that hold the scales and the zero points, by what shares one.
 _OPERANDS = {"row": ("row_scale", "x_row_zero_point"), "tensor": ("scale", "x_zero_point")}
@@ -109,10 +109,10 @@ def quantise_activations(
         raise InvalidSetting(f"per = {per!r} is not known; use 'row' or 'tensor'.")
     element = _BYTES[dtype]
     if out is None and getattr(x, "ndim", 0) != 2:
-        _matrix_of_floats("x", x)  # says what is wrong
+        matrix_of_floats("x", x)  # says what is wrong
     made = _new(x, element, per) if out is None else out
     if not _is_done_directly(x, made, element, per):
-        task = _task_of(_matrix_of_floats("x", x), made, element, per)
+        task = _task_of(matrix_of_floats("x", x), made, element, per)
         task.check_overlap()
         task.run()
     return made
@@ -138,10 +138,10 @@ def quantise_channels(w: SharedArray, *, w_layout: str = "nk") -> QuantisedChann
     given = as_array("w", w)
     if w_layout == "kn" and isinstance(given, np.ndarray):
         given = np.ascontiguousarray(given.T)
-    channels = _matrix_of_floats("w", given)
+    channels = matrix_of_floats("w", given)
     n, k = channels.array.shape
     elements, scales = np.empty((n, k), np.int8), np.empty(n, np.float32)
-    y = _Matrix(elements, view_matrix("w", elements, (n, k), DType.S8))
+    y = CheckedMatrix(elements, view_matrix("w", elements, (n, k), DType.S8))
     _Task(channels, y, scales, None, is_one_scale=False).run()
     if not np.all(np.isfinite(scales)):
         raise InvalidArray(
@@ -152,7 +152,7 @@ def quantise_channels(w: SharedArray, *, w_layout: str = "nk") -> QuantisedChann
     return QuantisedChannels(stored, scales)
 
 
-class _Matrix(NamedTuple):
+class CheckedMatrix(NamedTuple):
     """A matrix that was checked, and where it lies."""
 
     array: Array
@@ -162,8 +162,8 @@ class _Matrix(NamedTuple):
 class _Task(NamedTuple):
     """What is read and what is written, all checked."""
 
-    x: _Matrix
-    y: _Matrix
+    x: CheckedMatrix
+    y: CheckedMatrix
     scales: Array
     zero_points: Array | None
     is_one_scale: bool
@@ -196,7 +196,7 @@ class _Task(NamedTuple):
             self.y.view.leading_dimension,
             address_of(self.scales),
             0 if self.zero_points is None else address_of(self.zero_points),
-            _TYPES.index(_FLOATS[self.x.array.dtype]),
+            _TYPES.index(FLOATS[self.x.array.dtype]),
             self.is_one_scale,
         )
 
@@ -236,19 +236,24 @@ def _quantise_by_numpy(task: _Task) -> None:
     task.scales[...] = np.where(is_finite, step, np.nan).ravel()
 
 
-def _matrix_of_floats(name: str, value: object) -> _Matrix:
+def matrix_of_floats(name: str, value: object) -> CheckedMatrix:
+    """Return a matrix of one of `FLOATS`, its rows at any distance.
+
+    Raises:
+        InvalidArray: it is none, or its strides cannot be used.
+    """
     given = as_array(name, value)
     if not isinstance(given, np.ndarray) or given.ndim != 2:
         shape = getattr(given, "shape", None)
         what = f"is a {type(given).__name__}" if shape is None else f"has the shape {shape}"
         raise InvalidArray(f"{name} {what}, but an array of two dimensions is needed.")
-    dtype = _FLOATS.get(given.dtype)
+    dtype = FLOATS.get(given.dtype)
     if dtype is None:
         raise InvalidArray(
             f"{name} has the dtype {given.dtype.str}, but float32, bfloat16 or float16 is needed: "
             f"pass {converted(name, given, NUMPY_TYPES[DType.F32])}."
         )
-    return _Matrix(given, view_matrix(name, given, given.shape, dtype))
+    return CheckedMatrix(given, view_matrix(name, given, given.shape, dtype))
 
 
 def _scales_of(per: str, rows: int) -> int:
@@ -270,7 +275,7 @@ def _new(x: Any, element: DType, per: str) -> QuantisedActivations:  # noqa: ANN
     )
 
 
-def _task_of(x: _Matrix, made: QuantisedActivations, element: DType, per: str) -> _Task:
+def _task_of(x: CheckedMatrix, made: QuantisedActivations, element: DType, per: str) -> _Task:
     if not isinstance(made, QuantisedActivations) or made.per != per:
         raise InvalidArray(
             f"out is a {type(made).__name__} for per = {getattr(made, 'per', None)!r}: pass what "
@@ -291,7 +296,7 @@ def _task_of(x: _Matrix, made: QuantisedActivations, element: DType, per: str) -
     zeros = (
         None if element.is_signed else _vector("out.zero_point", made.zero_point, count, DType.S32)
     )
-    return _Task(x, _Matrix(y, view), scales, zeros, is_one_scale=per == "tensor")
+    return _Task(x, CheckedMatrix(y, view), scales, zeros, is_one_scale=per == "tensor")
 
 
 def _vector(name: str, value: object, length: int, dtype: DType) -> Array:

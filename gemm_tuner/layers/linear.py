@@ -1,0 +1,222 @@
+"""A linear layer for NumPy that finds its kernels by itself, or has them tuned."""
+
+from collections.abc import Iterable
+from math import inf
+from threading import local
+from typing import Any, Literal, Never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemm_tuner.arrays.advice import converted
+from gemm_tuner.arrays.dlpack import AnyArray, SharedArray, as_array
+from gemm_tuner.arrays.views import NUMPY_TYPES, view_matrix
+from gemm_tuner.domain.context import check_threads
+from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.epilogue import Epilogue, OperandShape
+from gemm_tuner.errors import InvalidArray, InvalidEpilogue, InvalidSetting
+from gemm_tuner.layers.rows import RowKernels
+from gemm_tuner.layers.sources import AnySource, Tune, WantedLayer, open_source
+from gemm_tuner.runtime.activations import (
+    FLOATS,
+    matrix_of_floats,
+    quantise_activations,
+    quantise_channels,
+)
+from gemm_tuner.select.shared_weights import MAX_LOSS, layer_problems
+
+Array = NDArray[Any]
+
+_INT8 = "u8_s8_s32_f32"
+_INT8_STEPS = ("x_row_zero_point", "row_scale", "channel_scale")
+_TUNE = ("never", "background", "wait")
+
+
+def linear(
+    w: SharedArray,
+    bias: SharedArray | None = None,
+    activation: str | None = None,
+    *,
+    dtype: Literal["int8"] | None = None,
+    source: AnySource = None,
+    tune: Tune = "never",
+    budget_s: float = 10.0,
+    threads: int = 1,
+    rows: Iterable[int | str] | None = None,
+) -> "Linear":
+    """Return a layer that computes `activation(x @ w.T + bias)` with what is fastest here.
+
+    The weights are copied, and packed once for each layout that its kernels read: what becomes of
+    `w` later changes nothing. Where no kernel was tuned, or none is faster, a library computes.
+
+    Args:
+        w: (n, k), as in PyTorch; float32, bfloat16 or float16.
+        bias: (n,), of any floats.
+        activation: a function, or several, of the epilogue table: `relu`, `gelu_erf`, `clamp:0:6`.
+        dtype: None to compute in the type of w, which x and y then have; `int8` for weights of
+            8 bits, rounded under a scale for each channel, and an x of any of the three types,
+            rounded at each call under a scale for each row; y is float32.
+        source: where kernels come from: a `Client`, the address of a service, the URL of a
+            database, the path of a lock file; by default the user's own database.
+        tune: `never`; or what the source lacks is tuned, by `wait` before the first call with so
+            many rows returns, or by `background` while a library computes.
+        budget_s: the time to tune each number of rows, in seconds; a service has its own.
+        threads: how many threads share a call.
+        rows: the numbers of rows that will come, or ranges such as `"17..64"`; by default each of
+            the first 16 that come is asked for.
+
+    Raises:
+        InvalidArray: `w` or `bias` cannot be used.
+        InvalidInput: another argument cannot be used.
+        StoreFailed: the database cannot be opened.
+    """
+    if tune not in [*_TUNE]:
+        raise InvalidSetting(f"tune = {tune!r} is not known; use one of: {', '.join(_TUNE)}.")
+    if dtype not in [None, "int8"]:
+        raise InvalidSetting(f"dtype = {dtype!r} is not known; use None, for w's own, or 'int8'.")
+    if not isinstance(budget_s, int | float) or not 0 < budget_s < inf:
+        raise InvalidSetting(f"budget_s = {budget_s!r} cannot be used; give a positive time.")
+    given = matrix_of_floats("w", w).array
+    steps = ["bias"] if bias is not None else []
+    steps += _functions_of(activation)
+    operands: dict[str, Array] = {}
+    weights = np.array(given, order="C")
+    types = FLOATS[given.dtype]
+    if dtype == "int8":
+        channels = quantise_channels(weights)
+        weights, operands = channels.w, {"channel_scale": channels.channel_scale}
+        steps = [*_INT8_STEPS, *steps]
+    n, k = given.shape
+    if bias is not None:
+        y_type = NUMPY_TYPES[DType.F32 if dtype == "int8" else types]
+        operands["bias"] = _bias_of(bias, n, y_type)
+    wanted = WantedLayer(
+        n=n,
+        k=k,
+        rows=() if rows is None else tuple(rows),
+        dtype=_INT8 if dtype == "int8" else types.value,
+        epilogue="+".join(steps) or "none",
+        threads=check_threads(threads),
+    )
+    if rows is not None:
+        layer_problems(**wanted.asked, max_loss=MAX_LOSS)  # says what is wrong with them
+    kernels = RowKernels(
+        wanted,
+        weights,
+        source=open_source(source, may_tune=True),
+        tune=tune,
+        budget_s=float(budget_s),
+    )
+    return Linear(kernels, wanted, operands, x_type=None if dtype == "int8" else types)
+
+
+class Linear:
+    """`y = activation(x @ w.T + bias)`; `linear` makes one. Any number of threads may call it."""
+
+    def __init__(
+        self,
+        kernels: RowKernels,
+        wanted: WantedLayer,
+        operands: dict[str, Array],
+        *,
+        x_type: DType | None,
+    ) -> None:
+        """Take what computes, and the operands of each call; without `x_type`, x is quantised."""
+        self._kernels = kernels
+        self._wanted = wanted
+        self._operands: dict[str, Any] = operands
+        self._x_type = x_type
+        self._buffers = local()
+
+    def __reduce__(self) -> Never:
+        """Refuse to be copied or pickled.
+
+        Raises:
+            InvalidSetting: always.
+        """
+        raise InvalidSetting(
+            "a layer cannot be copied or pickled: any number of threads may share it, and another "
+            "process makes its own, with gemm_tuner.linear."
+        )
+
+    def __repr__(self) -> str:
+        """Return what it computes."""
+        one = self._wanted
+        return f"Linear({one.dtype!r}, n={one.n}, k={one.k}, {one.epilogue!r})"
+
+    def __call__(self, x: AnyArray, *, out: AnyArray | None = None) -> AnyArray:
+        """Return the layer of `x`.
+
+        Args:
+            x: (m, k), any number of rows, at any distance; of NumPy, or of any library that speaks
+                DLPack.
+            out: (m, n), where the result goes, and what is returned; by default a new array.
+
+        Raises:
+            InvalidArray: `x` or `out` cannot be used.
+        """
+        shape: tuple[int, ...] = getattr(x, "shape", ())
+        ready = self._kernels.known(shape[0]) if len(shape) == 2 else None
+        if ready is None:
+            ready = self._kernels.find(self._check_rows(x))
+        if self._x_type is not None:
+            return ready.kernel(x, ready.packed, out=out, **self._operands)
+        quantised = quantise_activations(x, out=self._buffer_for(x))
+        if type(x) is np.ndarray:
+            self._buffers.quantised = quantised
+        y: AnyArray = ready.kernel(
+            quantised.x, ready.packed, out=out, **quantised.operands, **self._operands
+        )
+        return y
+
+    def explain(self) -> str:
+        """Return what computes each number of rows that came so far, and why."""
+        return self._kernels.explain()
+
+    def refresh(self) -> None:
+        """Ask for kernels again at the next calls, as after `gemm-tuner sweep`."""
+        self._kernels.refresh()
+
+    def _check_rows(self, x: object) -> int:
+        given = matrix_of_floats("x", x).array
+        dtype = self._x_type or FLOATS[given.dtype]
+        view_matrix("x", given, (len(given), self._wanted.k), dtype)
+        return len(given)
+
+    def _buffer_for(self, x: object) -> Any:  # noqa: ANN401 - of any array
+        """Return what the last call of this thread quantised to, if this one can write to it."""
+        kept = getattr(self._buffers, "quantised", None)
+        if kept is None or type(x) is not np.ndarray or kept.x.shape != x.shape:
+            return None
+        return kept
+
+
+def _functions_of(activation: str | None) -> list[str]:
+    if activation is None:
+        return []
+    if not isinstance(activation, str):
+        raise InvalidEpilogue(
+            f"activation is a {type(activation).__name__}; give its name, such as 'relu'."
+        )
+    steps = Epilogue.parse(activation).steps
+    for step in steps:
+        if step.kind.operand is not OperandShape.NONE:
+            raise InvalidEpilogue(
+                f"activation {activation!r} reads an array, {step.kind.name}; use functions of one "
+                "value, such as 'relu' or 'gelu_erf', or a kernel of Client or tune."
+            )
+    return [step.text for step in steps]
+
+
+def _bias_of(bias: object, n: int, dtype: np.dtype[Any]) -> Array:
+    given = as_array("bias", bias)
+    if not isinstance(given, np.ndarray) or given.shape != (n,):
+        raise InvalidArray(
+            f"bias has the shape {getattr(given, 'shape', None)}, but ({n},) is needed."
+        )
+    if given.dtype not in FLOATS and given.dtype.kind != "f":
+        raise InvalidArray(
+            f"bias has the dtype {given.dtype}, but floats are needed: "
+            f"pass {converted('bias', given, dtype)}."
+        )
+    return np.array(given, dtype, order="C")
