@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from math import inf
+from numbers import Integral, Real
 from threading import local
 from typing import Any, Literal, Never
 
@@ -14,6 +15,7 @@ from gemm_tuner.arrays.views import NUMPY_TYPES, view_matrix
 from gemm_tuner.domain.context import check_threads
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import Epilogue, OperandShape
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray, InvalidEpilogue, InvalidSetting
 from gemm_tuner.layers.rows import RowKernels
 from gemm_tuner.layers.sources import AnySource, Tune, WantedLayer, open_source
@@ -29,6 +31,8 @@ Array = NDArray[Any]
 
 _INT8 = "u8_s8_s32_f32"
 _INT8_STEPS = ("x_row_zero_point", "row_scale", "channel_scale")
+# A thread keeps what it quantised to, up to 16 MB, for its next call.
+_MOST_KEPT = 1 << 24
 _TUNE = ("never", "background", "wait")
 
 
@@ -42,7 +46,7 @@ def linear(
     tune: Tune = "never",
     budget_s: float = 10.0,
     threads: int = 1,
-    rows: Iterable[int | str] | None = None,
+    rows: Iterable[int | str] | int | str | None = None,
 ) -> "Linear":
     """Return a layer that computes `activation(x @ w.T + bias)` with what is fastest here.
 
@@ -70,12 +74,10 @@ def linear(
         InvalidInput: another argument cannot be used.
         StoreFailed: the database cannot be opened.
     """
-    if tune not in [*_TUNE]:
+    if not isinstance(tune, str) or tune not in _TUNE:
         raise InvalidSetting(f"tune = {tune!r} is not known; use one of: {', '.join(_TUNE)}.")
-    if dtype not in [None, "int8"]:
+    if dtype is not None and not (isinstance(dtype, str) and dtype == "int8"):
         raise InvalidSetting(f"dtype = {dtype!r} is not known; use None, for w's own, or 'int8'.")
-    if not isinstance(budget_s, int | float) or not 0 < budget_s < inf:
-        raise InvalidSetting(f"budget_s = {budget_s!r} cannot be used; give a positive time.")
     given = matrix_of_floats("w", w).array
     steps = ["bias"] if bias is not None else []
     steps += _functions_of(activation)
@@ -93,19 +95,21 @@ def linear(
     wanted = WantedLayer(
         n=n,
         k=k,
-        rows=() if rows is None else tuple(rows),
+        rows=_rows_of(rows),
         dtype=_INT8 if dtype == "int8" else types.value,
         epilogue="+".join(steps) or "none",
         threads=check_threads(threads),
     )
+    # They say what is wrong with the epilogue and the rows.
+    Problem.create(1, n, k, dtype=wanted.dtype, epilogue=wanted.epilogue)
     if rows is not None:
-        layer_problems(**wanted.asked, max_loss=MAX_LOSS)  # says what is wrong with them
+        layer_problems(**wanted.asked, max_loss=MAX_LOSS)
     kernels = RowKernels(
         wanted,
         weights,
         source=open_source(source, may_tune=True),
         tune=tune,
-        budget_s=float(budget_s),
+        budget_s=_positive_s(budget_s),
     )
     return Linear(kernels, wanted, operands, x_type=None if dtype == "int8" else types)
 
@@ -155,14 +159,16 @@ class Linear:
         Raises:
             InvalidArray: `x` or `out` cannot be used.
         """
-        shape: tuple[int, ...] = getattr(x, "shape", ())
-        ready = self._kernels.known(shape[0]) if len(shape) == 2 else None
+        shape = getattr(x, "shape", None)
+        ready = None
+        if isinstance(shape, tuple) and len(shape) == 2:
+            ready = self._kernels.known(shape[0])
         if ready is None:
             ready = self._kernels.find(self._check_rows(x))
         if self._x_type is not None:
             return ready.kernel(x, ready.packed, out=out, **self._operands)
         quantised = quantise_activations(x, out=self._buffer_for(x))
-        if type(x) is np.ndarray:
+        if type(x) is np.ndarray and quantised.x.size <= _MOST_KEPT:
             self._buffers.quantised = quantised
         y: AnyArray = ready.kernel(
             quantised.x, ready.packed, out=out, **quantised.operands, **self._operands
@@ -189,6 +195,24 @@ class Linear:
         if kept is None or type(x) is not np.ndarray or kept.x.shape != x.shape:
             return None
         return kept
+
+
+def _positive_s(budget_s: object) -> float:
+    if not isinstance(budget_s, Real) or not 0 < float(budget_s) < inf:
+        raise InvalidSetting(f"budget_s = {budget_s!r} cannot be used; give a positive time.")
+    return float(budget_s)
+
+
+def _rows_of(rows: object) -> tuple[int | str, ...]:
+    if rows is None:
+        return ()
+    if isinstance(rows, Integral):
+        return (int(rows),)
+    if isinstance(rows, str):
+        return (rows,)
+    if not isinstance(rows, Iterable):
+        raise InvalidSetting(f"rows = {rows!r} cannot be used; give such as [1, 16, '17..64'].")
+    return tuple(rows)
 
 
 def _functions_of(activation: str | None) -> list[str]:

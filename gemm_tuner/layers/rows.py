@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gemm_tuner.arrays.packed import PackedWeights
 from gemm_tuner.client.forks import tell_of_forks
-from gemm_tuner.domain.problem import MAX_DIMENSION, MAX_OPERAND_BYTES, Problem
+from gemm_tuner.domain.problem import MAX_DIMENSION, MAX_OPERAND_BYTES, Problem, Rows
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.layers.sources import FoundLayer, Source, Tune, WantedLayer
 from gemm_tuner.libraries.fallback import FallbackKernel
@@ -124,24 +124,26 @@ class RowKernels:
         new = self._wanted.rows or (rows,)
         if rows in self._rows or len(self._rows) + len(new) > MOST_PROBLEMS:
             return
-        self._rows += new
-        self._look()
+        together = (*self._rows, *new)
+        self._look(together)
         lacking = [one for one in new if not self._has_kernel(one)]
         if self._tune == "wait" and lacking:
             self._tune_rows(lacking)
-            self._look()
+            self._look(together)
         elif self._tune == "background":
             self._begin_tuning(lacking)
+        self._rows = together  # not if it was interrupted
 
-    def _look(self) -> None:
+    def _look(self, rows: tuple[int | str, ...]) -> None:
         try:
-            self._found = self._source.find(replace(self._wanted, rows=self._rows))
+            self._found = self._source.find(replace(self._wanted, rows=rows))
         except GemmTunerError as error:
             self._failures[str(error)] = None
 
     def _has_kernel(self, rows: int | str) -> bool:
+        wanted = Rows.parse(str(rows))
         held = [one.problem.m for one in self._found.kernels]
-        return any(rows in one if isinstance(rows, int) else one.text == rows for one in held)
+        return any(wanted.low in one and wanted.high in one for one in held)
 
     def _ready_of(self, rows: int) -> Ready:
         fitting = [one for one in self._found.kernels if rows in one.problem.m]
@@ -211,7 +213,7 @@ class RowKernels:
         with self._lock:
             if rows in self._pending:  # not in a child of a fork
                 self._pending.remove(rows)
-            self._look()
+            self._look(self._rows)
             self._ready = {known: self._ready_of(known) for known in self._ready}
             used = [
                 self._fallback.packed_format,

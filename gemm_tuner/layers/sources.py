@@ -269,14 +269,20 @@ def open_source(source: AnySource, *, may_tune: bool = False) -> Source:
     if source is None:
         return StoredKernels()
     text = str(source)
+    if not isinstance(source, str | Path):
+        raise _unknown(text)
     if text.startswith(_DATABASES):
         return StoredKernels(text)
     if text.startswith(_SERVICES):
         return ServedKernels(Client(text), text, may_tune=may_tune)
     if Path(source).suffix == ".lock":
         return ServedKernels(Client(lock=Path(source), frozen=True), text)
-    raise InvalidSetting(
-        f"source {text!r} is none that is known; give the address of a service "
+    raise _unknown(repr(text))
+
+
+def _unknown(source: str) -> InvalidSetting:
+    return InvalidSetting(
+        f"source {source} is none that is known; give the address of a service "
         "(http://host:8000), the URL of a database (sqlite:////folder/file.sqlite3), "
         "the path of a lock file (gemm-tuner.lock), or a Client."
     )

@@ -103,12 +103,12 @@ def quantise_activations(
         InvalidArray: `x` or an array of `out` cannot be used, or they overlap.
         InvalidSetting: `dtype` or `per` is not known.
     """
-    if dtype not in [*_BYTES]:
+    if not isinstance(dtype, str) or dtype not in _BYTES:
         raise InvalidSetting(f"activations cannot be quantised to {dtype!r}; use 'u8' or 's8'.")
-    if per not in [*_OPERANDS]:
+    if not isinstance(per, str) or per not in _OPERANDS:
         raise InvalidSetting(f"per = {per!r} is not known; use 'row' or 'tensor'.")
     element = _BYTES[dtype]
-    if out is None and getattr(x, "ndim", 0) != 2:
+    if out is None and (getattr(x, "ndim", 0) != 2 or not hasattr(x, "__dlpack__")):
         matrix_of_floats("x", x)  # says what is wrong
     made = _new(x, element, per) if out is None else out
     if not _is_done_directly(x, made, element, per):
@@ -244,8 +244,9 @@ def matrix_of_floats(name: str, value: object) -> CheckedMatrix:
     """
     given = as_array(name, value)
     if not isinstance(given, np.ndarray) or given.ndim != 2:
-        shape = getattr(given, "shape", None)
-        what = f"is a {type(given).__name__}" if shape is None else f"has the shape {shape}"
+        what = f"is a {type(given).__name__}"
+        if isinstance(given, np.ndarray):
+            what = f"has the shape {given.shape}"
         raise InvalidArray(f"{name} {what}, but an array of two dimensions is needed.")
     dtype = FLOATS.get(given.dtype)
     if dtype is None:

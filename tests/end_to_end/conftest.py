@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from calm import let_nothing_disturb
+from linear_parts import Kernels
 from served import CANDIDATE, PROBLEM, Site, keep_trial
 from shop import Shop
 
@@ -12,6 +13,7 @@ from gemm_tuner.build.compile import Build, compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
@@ -69,3 +71,9 @@ def site(bare_site: Site, build: Build) -> Site:
 def shop(bare_site: Site, build: Build, tmp_path: Path) -> Shop:
     """Return a place where nothing is tuned."""
     return Shop(site=bare_site, build=build, folder=tmp_path)
+
+
+@pytest.fixture
+def kernels(build: Build) -> Kernels:
+    """Return a source for layers where nothing is tuned yet."""
+    return Kernels(load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu()))

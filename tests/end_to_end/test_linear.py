@@ -6,99 +6,28 @@ import os
 import runpy
 import sys
 import threading
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from weakref import ref
 
 import ml_dtypes
 import numpy as np
 import pytest
-from numpy.typing import DTypeLike, NDArray
-from served import PROBLEM, Site
+from linear_parts import BIAS, OURS, Array, K, Kernels, M, N, W, compute, rows_of
+from numpy.typing import DTypeLike
+from served import Site
 from shop import Shop, ends
 
 from gemm_tuner import linear, quantise_activations, quantise_channels
-from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.step_table import STEP_KINDS
 from gemm_tuner.errors import (
     InvalidArray,
-    InvalidInput,
     InvalidSetting,
     ServiceUnreachable,
     StoreFailed,
 )
-from gemm_tuner.layers.linear import Linear
-from gemm_tuner.layers.sources import FoundLayer, Tune, WantedLayer
-from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.runtime.load import Kernel, load_kernel
-
-Array = NDArray[Any]
-
-M, N, K = PROBLEM.m.high, PROBLEM.n, PROBLEM.k
-RANDOM = np.random.default_rng(31)
-W = RANDOM.standard_normal((N, K), np.float32)
-BIAS = RANDOM.standard_normal(N, np.float32)
-OURS = "gemm-tuner"
-
-
-@dataclass
-class Kernels:
-    """A source that has the kernel of `PROBLEM` once it was tuned."""
-
-    kernel: Kernel
-    is_tuned: bool = False
-    may_end: threading.Event = field(default_factory=threading.Event)
-    error: Exception | None = None
-    asked: list[WantedLayer] = field(default_factory=list)
-    tuned: list[tuple[int | str, ...]] = field(default_factory=list)
-    text: str | None = None
-
-    def find(self, wanted: WantedLayer) -> FoundLayer:
-        self.asked.append(wanted)
-        if self.error is not None and not self.tuned:
-            raise self.error
-        has_kernel = self.is_tuned and M in wanted.rows
-        lacking = [one for one in wanted.rows if one != M or not has_kernel]
-        return FoundLayer(
-            kernels=(self.kernel,) if has_kernel else (),
-            reasons=tuple(f"m = {one} has none." for one in lacking),
-        )
-
-    def choices(self, wanted: WantedLayer) -> Sequence[FoundLayer]:
-        return [self.find(wanted)]
-
-    def tune(self, wanted: WantedLayer, budget_s: float) -> None:
-        self.tuned.append(wanted.rows)
-        assert self.may_end.wait(30)
-        assert budget_s == 10.0
-        if self.error is not None:
-            raise self.error
-        self.is_tuned = True
-
-
-@pytest.fixture
-def kernels(build: Build) -> Kernels:
-    """Return a source where nothing is tuned yet."""
-    return Kernels(load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu()))
-
-
-def rows_of(count: int, seed: int = 1) -> Array:
-    """Return so many rows, with gaps between them."""
-    made: Array = np.random.default_rng(seed).standard_normal((count, K + 3), np.float32)[:, :K]
-    return made
-
-
-def compute(layer: Linear, count: int, seed: int = 1) -> None:
-    """Check a call, with a result of its own and into one that is given."""
-    x = rows_of(count, seed)
-    out = np.full((count, N + 2), np.nan, np.float32)[:, :N]
-    expected = np.maximum(x.astype(np.float64) @ W.T + BIAS, 0)
-    assert layer(x, out=out) is out
-    for y in (layer(x), out):
-        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+from gemm_tuner.layers.sources import Tune
 
 
 def test_stored_kernels_compute_their_rows_and_a_library_the_others(site: Site) -> None:
@@ -257,6 +186,30 @@ def test_given_rows_are_asked_for_at_once(kernels: Kernels) -> None:
     assert f"m = {M}: {OURS}" in layer.explain()
 
 
+@pytest.mark.parametrize("rows", [M, str(M), [np.int64(M)]])
+def test_one_number_of_rows_may_stand_alone(rows: Any, kernels: Kernels) -> None:  # noqa: ANN401 - of several types
+    kernels.is_tuned = True
+    layer = linear(W, BIAS, "relu", source=kernels, rows=rows, tune="wait")
+
+    compute(layer, M)
+
+    assert not kernels.tuned
+    assert f"m = {M}: {OURS}" in layer.explain()
+
+
+def test_what_was_interrupted_is_asked_for_again(kernels: Kernels) -> None:
+    kernels.is_tuned = True
+    kernels.error = KeyboardInterrupt()
+    layer = linear(W, BIAS, "relu", source=kernels)
+    with pytest.raises(KeyboardInterrupt):
+        layer(rows_of(M))
+    kernels.error = None
+
+    compute(layer, M)
+
+    assert f"m = {M}: {OURS}" in layer.explain()
+
+
 def test_a_layer_that_is_gone_is_not_tuned_further(kernels: Kernels) -> None:
     layer = linear(W, BIAS, "relu", source=kernels, tune="background")
     for count in (5, 6, 7):
@@ -349,100 +302,6 @@ def test_threads_share_a_layer_in_int8() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(repeat, range(8)))
-
-
-def odd(make: Callable[[Array], object]) -> object:
-    return make(rows_of(4).copy())
-
-
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        (odd(list), "x is a list"),
-        (None, "x is a NoneType"),
-        (odd(lambda x: x[0]), "x has the shape"),
-        (odd(lambda x: x[np.newaxis]), "x has the shape"),
-        (odd(lambda x: x[:, :-1]), "x has the shape"),
-        (odd(lambda x: x[::-1]), "x has rows -64 bytes apart"),
-        (odd(np.asfortranarray), "x has elements 16 bytes apart"),
-        (odd(lambda x: x.astype(">f4")), "x has the dtype >f4|x has the dtype"),
-        (odd(lambda x: x.astype(np.float64)), "x has the dtype"),
-        (odd(lambda x: x.astype(np.int8)), "x has the dtype"),
-    ],
-)
-@pytest.mark.parametrize("dtype", [None, "int8"])
-def test_an_x_that_cannot_be_used_is_told_at_any_call(
-    x: object, message: str, dtype: Literal["int8"] | None, kernels: Kernels
-) -> None:
-    layer = linear(W, BIAS, source=kernels, dtype=dtype)
-    with pytest.raises(InvalidArray, match=message):
-        layer(x)  # type: ignore[type-var]  # it is no such array
-    assert not kernels.asked
-    layer(rows_of(4))
-    with pytest.raises(InvalidArray, match=message):
-        layer(x)  # type: ignore[type-var]  # it is no such array
-
-
-@pytest.mark.parametrize("dtype", [None, "int8"])
-def test_an_out_that_cannot_be_used_is_told(dtype: Literal["int8"] | None) -> None:
-    layer = linear(W[:K], BIAS[:K], dtype=dtype)
-    x = rows_of(4).copy()
-    before = x.copy()
-    for out, message in (
-        (np.zeros((4, K + 1), np.float32), "out has the shape"),
-        (np.zeros((4, K)), "out has the dtype"),
-        (np.zeros((8, K), np.float32)[::-2], "out has rows -"),
-        (np.broadcast_to(np.zeros(K, np.float32), (4, K)), "out"),
-        ([[0.0] * K] * 4, "out is a list"),
-        *([(x, "out overlaps x")] if dtype is None else []),
-    ):
-        with pytest.raises(InvalidArray, match=message):
-            layer(x, out=out)  # type: ignore[arg-type]  # one is a list
-    np.testing.assert_array_equal(x, before)
-    if dtype == "int8":  # it was read before anything is written
-        np.testing.assert_array_equal(layer(x, out=x), layer(before))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"w": W.astype(np.float64)}, InvalidArray, "w has the dtype"),
-        ({"w": W.astype(np.int8)}, InvalidArray, "w has the dtype"),
-        ({"w": W[0]}, InvalidArray, "w has the shape"),
-        ({"w": [[1.0]]}, InvalidArray, "w is a list"),
-        ({"w": W.T}, InvalidArray, r"w .* pass numpy.ascontiguousarray\(w\)"),
-        ({"bias": BIAS[:-1]}, InvalidArray, r"bias has the shape \(31,\)"),
-        ({"bias": BIAS[:, np.newaxis]}, InvalidArray, "bias has the shape"),
-        ({"bias": 0.5}, InvalidArray, "bias has the shape None"),
-        ({"bias": BIAS.astype(int)}, InvalidArray, "bias has the dtype int64"),
-        ({"activation": "swish"}, InvalidInput, "'swish' is not known"),
-        ({"activation": "add"}, InvalidInput, "activation 'add' reads an array, add"),
-        ({"activation": np.tanh}, InvalidInput, "activation is a ufunc; give its name"),
-        ({"dtype": "s4"}, InvalidSetting, "dtype = 's4' is not known"),
-        ({"tune": "now"}, InvalidSetting, "tune = 'now' is not known"),
-        ({"budget_s": 0}, InvalidSetting, "budget_s = 0 cannot be used"),
-        ({"budget_s": "1"}, InvalidSetting, "budget_s = '1' cannot be used"),
-        ({"budget_s": float("nan")}, InvalidSetting, "budget_s = nan cannot be used"),
-        ({"threads": 0}, InvalidSetting, "threads = 0 is out of range"),
-        ({"rows": ["9..1"]}, InvalidInput, "9..1 is an empty range"),
-        ({"rows": []}, InvalidSetting, "0 values of m"),
-        ({"rows": range(1, 30)}, InvalidSetting, "29 values of m"),
-        ({"source": "kernels.csv"}, InvalidSetting, "source 'kernels.csv' is none"),
-        ({"source": "sqlite:////nowhere/x.sqlite3"}, StoreFailed, "nowhere"),
-    ],
-)
-def test_what_makes_no_layer_is_told(
-    arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        linear(**{"w": W, **arguments})
-
-
-def test_weights_that_no_integer_stands_for_are_told() -> None:
-    w = W.copy()
-    w[3, 1] = np.inf
-    with pytest.raises(InvalidArray, match="NaN or infinity in channel 3"):
-        linear(w, dtype="int8")
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0)])

@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import ml_dtypes
@@ -365,6 +366,8 @@ def masked() -> Array:
     [
         ([[1.0]], "x is a list, but an array of two dimensions"),
         (None, "x is a NoneType"),
+        (SimpleNamespace(shape=(4, 6), ndim=2), "x is a SimpleNamespace"),
+        (SimpleNamespace(ndim=2), "x is a SimpleNamespace"),
         (np.float32(1), r"x is a float32|x has the shape \(\)"),
         (np.ones(6, np.float32), r"x has the shape \(6,\)"),
         (np.ones((1, 4, 6), np.float32), r"x has the shape \(1, 4, 6\)"),
@@ -387,7 +390,7 @@ def test_what_cannot_be_read_is_told(x: object, message: str) -> None:
             quantise_activations(x, out=out)  # type: ignore[arg-type]  # it is no such array
 
 
-@pytest.mark.parametrize("bad", ["s4", "U8", "", None, 8, ["u8"]])
+@pytest.mark.parametrize("bad", ["s4", "U8", "", None, 8, ["u8"], np.array(["u8", "row"])])
 def test_settings_that_are_not_known_are_told(bad: object) -> None:
     x = numbers((2, 3))
     with pytest.raises(InvalidSetting, match="use 'u8' or 's8'"):
