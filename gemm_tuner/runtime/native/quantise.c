@@ -14,8 +14,10 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
-#ifndef FOR_EACH_LEVEL /* where a test chooses the level */
+#if !defined(FOR_EACH_LEVEL) && defined(__GLIBC__) /* others cannot choose when they load */
 #define FOR_EACH_LEVEL __attribute__((target_clones("default", "avx2", "avx512f")))
+#elif !defined(FOR_EACH_LEVEL)
+#define FOR_EACH_LEVEL
 #endif
 
 typedef union bits {
