@@ -49,7 +49,9 @@ def __getattr__(name: str) -> object:
         return import_module("gemm_tuner.errors")
     if name not in _HOMES:
         raise AttributeError(f"module 'gemm_tuner' has no attribute {name!r}.")
-    return getattr(import_module(_HOMES[name]), name)
+    found = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = found  # the next time, this function is not called
+    return found
 
 
 def __dir__() -> list[str]:

@@ -107,12 +107,11 @@ def quantise_activations(
         raise InvalidSetting(f"activations cannot be quantised to {dtype!r}; use 'u8' or 's8'.")
     if not isinstance(per, str) or per not in _OPERANDS:
         raise InvalidSetting(f"per = {per!r} is not known; use 'row' or 'tensor'.")
-    element = _BYTES[dtype]
     if out is None and (getattr(x, "ndim", 0) != 2 or not hasattr(x, "__dlpack__")):
         matrix_of_floats("x", x)  # says what is wrong
-    made = _new(x, element, per) if out is None else out
-    if not _is_done_directly(x, made, element, per):
-        task = _task_of(matrix_of_floats("x", x), made, element, per)
+    made = _new(x, _BYTES[dtype], per) if out is None else out
+    if not _is_done_directly(x, made, dtype, per):
+        task = _task_of(matrix_of_floats("x", x), made, _BYTES[dtype], per)
         task.check_overlap()
         task.run()
     return made
@@ -201,13 +200,13 @@ class _Task(NamedTuple):
         )
 
 
-def _is_done_directly(x: SharedArray, made: QuantisedActivations, element: DType, per: str) -> bool:
+def _is_done_directly(x: SharedArray, made: QuantisedActivations, dtype: str, per: str) -> bool:
     """Quantise if every argument is valid beyond doubt, and return whether that was done."""
     return (
         NATIVE is not None
         and isinstance(made, QuantisedActivations)
         and made.per == per
-        and (made.zero_point is None) == (element is DType.S8)
+        and (made.zero_point is None) == (dtype == "s8")
         and NATIVE.quantise(x, made.x, made.scale, made.zero_point, per == "tensor")
     )
 

@@ -11,6 +11,7 @@ def test_all_names_are_exported_and_sorted() -> None:
     assert dir(gemm_tuner) == gemm_tuner.__all__
     for name in gemm_tuner.__all__:
         assert getattr(gemm_tuner, name) is not None
+    assert vars(gemm_tuner)["linear"] is gemm_tuner.linear, "it is looked up once"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
