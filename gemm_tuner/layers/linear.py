@@ -21,6 +21,7 @@ from gemm_tuner.layers.rows import RowKernels
 from gemm_tuner.layers.sources import AnySource, Tune, WantedLayer, open_source
 from gemm_tuner.runtime.activations import (
     FLOATS,
+    any_matrix_of_floats,
     matrix_of_floats,
     quantise_activations,
     quantise_channels,
@@ -54,7 +55,8 @@ def linear(
     `w` later changes nothing. Where no kernel was tuned, or none is faster, a library computes.
 
     Args:
-        w: (n, k), as in PyTorch; float32, bfloat16 or float16.
+        w: (n, k), as in PyTorch; float32, bfloat16 or float16, at any strides: what is stored as
+            (k, n) is passed as `w.T`.
         bias: (n,), of any floats.
         activation: a function, or several, of the epilogue table: `relu`, `gelu_erf`, `clamp:0:6`.
         dtype: None to compute in the type of w, which x and y then have; `int8` for weights of
@@ -78,7 +80,7 @@ def linear(
         raise InvalidSetting(f"tune = {tune!r} is not known; use one of: {', '.join(_TUNE)}.")
     if dtype is not None and not (isinstance(dtype, str) and dtype == "int8"):
         raise InvalidSetting(f"dtype = {dtype!r} is not known; use None, for w's own, or 'int8'.")
-    given = matrix_of_floats("w", w).array
+    given = any_matrix_of_floats("w", w)
     steps = ["bias"] if bias is not None else []
     steps += _functions_of(activation)
     operands: dict[str, Array] = {}

@@ -241,19 +241,28 @@ def matrix_of_floats(name: str, value: object) -> CheckedMatrix:
     Raises:
         InvalidArray: it is none, or its strides cannot be used.
     """
+    given = any_matrix_of_floats(name, value)
+    return CheckedMatrix(given, view_matrix(name, given, given.shape, FLOATS[given.dtype]))
+
+
+def any_matrix_of_floats(name: str, value: object) -> Array:
+    """Return a matrix of one of `FLOATS`, whatever its strides.
+
+    Raises:
+        InvalidArray: it is none.
+    """
     given = as_array(name, value)
     if not isinstance(given, np.ndarray) or given.ndim != 2:
         what = f"is a {type(given).__name__}"
         if isinstance(given, np.ndarray):
             what = f"has the shape {given.shape}"
         raise InvalidArray(f"{name} {what}, but an array of two dimensions is needed.")
-    dtype = FLOATS.get(given.dtype)
-    if dtype is None:
+    if given.dtype not in FLOATS:
         raise InvalidArray(
             f"{name} has the dtype {given.dtype.str}, but float32, bfloat16 or float16 is needed: "
             f"pass {converted(name, given, NUMPY_TYPES[DType.F32])}."
         )
-    return CheckedMatrix(given, view_matrix(name, given, given.shape, dtype))
+    return given
 
 
 def _scales_of(per: str, rows: int) -> int:

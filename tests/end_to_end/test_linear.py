@@ -55,6 +55,15 @@ def test_without_a_source_the_own_database_is_asked() -> None:
     assert repr(layer) == f"Linear('f32', n={N}, k={K}, 'bias+relu')"
 
 
+@pytest.mark.parametrize("dtype", [None, "int8"])
+def test_weights_are_copied_from_any_strides(dtype: Any) -> None:  # noqa: ANN401 - of two types
+    x = rows_of(3)
+    expected = linear(W, BIAS, "relu", dtype=dtype)(x)
+
+    for w in (np.asfortranarray(W), np.flip(np.flip(W).copy()), np.repeat(W, 2, axis=1)[:, ::2]):
+        np.testing.assert_array_equal(linear(w, BIAS, "relu", dtype=dtype)(x), expected)
+
+
 def test_a_service_is_asked(site: Site) -> None:
     with site.serving() as address:
         layer = linear(W, BIAS, "relu", source=address)

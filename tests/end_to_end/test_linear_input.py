@@ -81,7 +81,6 @@ def test_an_out_that_cannot_be_used_is_told(dtype: Literal["int8"] | None) -> No
         ({"w": W.astype(np.int8)}, InvalidArray, "w has the dtype"),
         ({"w": W[0]}, InvalidArray, "w has the shape"),
         ({"w": [[1.0]]}, InvalidArray, "w is a list"),
-        ({"w": W.T}, InvalidArray, r"w .* pass numpy.ascontiguousarray\(w\)"),
         ({"bias": BIAS[:-1]}, InvalidArray, r"bias has the shape \(31,\)"),
         ({"bias": BIAS[:, np.newaxis]}, InvalidArray, "bias has the shape"),
         ({"bias": 0.5}, InvalidArray, "bias has the shape None"),
