@@ -15,12 +15,6 @@ from gemm_tuner.select.choose import choose
 from gemm_tuner.store.repository import Repository
 
 
-def layer_name(problem: Problem) -> str:
-    """Return the text of a problem, with `*` for its rows."""
-    sizes = f"*x{problem.n}x{problem.k}"
-    return f"{problem.types.text} {sizes} {problem.layout_text} {problem.epilogue.text}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundledKernel:
     """A kernel with the verdict that names it; `description` is what its library says of itself."""
@@ -41,7 +35,7 @@ class BundledKernel:
     @property
     def layer_name(self) -> str:
         """Return the text of its problem, with `*` for the rows."""
-        return layer_name(self.problem)
+        return self.problem.layer_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +48,7 @@ class Missing:
     @property
     def layer_name(self) -> str:
         """Return the text of the problem, with `*` for the rows."""
-        return layer_name(self.problem)
+        return self.problem.layer_text
 
 
 def collect(

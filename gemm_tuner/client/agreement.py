@@ -68,9 +68,5 @@ def check_kernel(kernel: Kernel, verdict: VerdictPayload, problem: Problem) -> N
 
 def _computes(made_for: Problem, problem: Problem) -> bool:
     rows = made_for.m
-    return _layer(made_for) == _layer(problem) and problem.m.low in rows and problem.m.high in rows
-
-
-def _layer(problem: Problem) -> tuple[object, ...]:
-    """Return all of a problem but its m."""
-    return (problem.n, problem.k, problem.types, problem.layout_text, problem.epilogue)
+    is_same_layer = made_for.layer_text == problem.layer_text
+    return is_same_layer and problem.m.low in rows and problem.m.high in rows

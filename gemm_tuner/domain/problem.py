@@ -28,6 +28,13 @@ class WeightLayout(StrEnum):
     KN = "kn"  # (k, n), row-major
 
 
+class Reduction(StrEnum):
+    """In which order the k products of an element of y are added."""
+
+    ANY = "any"  # whatever is fastest
+    FIXED = "fixed"  # one order, so that each element has the same bits whatever computes it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """The number of rows of x: exact, or any from `low` to `high` chosen at each call."""
@@ -78,6 +85,11 @@ class Problem:
     Where w alone is of integers, `w_group` elements along k share a scale, and a zero point if the
     integers are unsigned: `bf16_s4 1x4096x4096 nk:g128`, or `nk:gk` for one group per column. The
     last group may be shorter.
+
+    With the `reduction` fixed, a last word of the text says so: `f32 8x32x16 nk bias fixed`. Then
+    `acc = fma(x[i, l], w[l, j], acc)` in f32, from +0, for l from 0 to k - 1, is what each element
+    is before the epilogue, and each operation of the epilogue is rounded by itself, whatever kernel
+    computes it. Sums of bytes are exact in any order.
     """
 
     m: Rows
@@ -87,6 +99,7 @@ class Problem:
     w_layout: WeightLayout = WeightLayout.NK
     w_group: int | None = None
     epilogue: Epilogue = field(default=NO_EPILOGUE)
+    reduction: Reduction = Reduction.ANY
 
     def __post_init__(self) -> None:
         """Check the sizes."""
@@ -104,6 +117,7 @@ class Problem:
                 )
         self._check_group()
         self._check_steps()
+        self._check_reduction()
 
     @property
     def sizes_text(self) -> str:
@@ -113,7 +127,22 @@ class Problem:
     @property
     def text(self) -> str:
         """Return the text form, which `parse` reads back."""
-        return f"{self.types.text} {self.sizes_text} {self.layout_text} {self.epilogue.text}"
+        return " ".join((self.types.text, self.sizes_text, *self._last_words))
+
+    @property
+    def layer_text(self) -> str:
+        """Return the text form with `*` for the rows: all but m."""
+        return " ".join((self.types.text, f"*x{self.n}x{self.k}", *self._last_words))
+
+    @property
+    def _last_words(self) -> tuple[str, ...]:
+        words = (self.layout_text, self.epilogue.text)
+        return (*words, self.reduction.value) if self.is_fixed else words
+
+    @property
+    def is_fixed(self) -> bool:
+        """Say whether each element of y has the same bits whatever kernel computes it."""
+        return self.reduction is Reduction.FIXED
 
     @property
     def layout_text(self) -> str:
@@ -190,6 +219,14 @@ class Problem:
                 "use another type of y, or only zero points of x."
             )
 
+    def _check_reduction(self) -> None:
+        is_defined = self.types.accumulator is not DType.F16 and not self.types.is_weight_only
+        if self.is_fixed and not is_defined:
+            raise InvalidProblem(
+                f"types {self.types.text} have no fixed order of additions; with the reduction "
+                "'fixed', use f32, bf16 or f16 added up in f32, or bytes such as int8."
+            )
+
     @property
     def w_bytes(self) -> int:
         """Return the size of w as the caller stores it, with its scales and zero points."""
@@ -207,13 +244,15 @@ class Problem:
         dtype: str = DType.F32.value,
         w_layout: str = WeightLayout.NK.value,
         epilogue: str = "none",
+        reduction: str = Reduction.ANY.value,
     ) -> "Problem":
         """Return the problem described by plain values, as they come from a user.
 
-        `w_layout` is `nk` or `kn`, with groups `nk:g128` or `nk:gk`.
+        `w_layout` is `nk` or `kn`, with groups `nk:g128` or `nk:gk`; `reduction` is `any` or
+        `fixed`.
 
         Raises:
-            InvalidProblem: a size, dtype or layout cannot be used.
+            InvalidProblem: a size, dtype, layout or reduction cannot be used.
             InvalidEpilogue: the epilogue cannot be used.
         """
         layout, group = _parse_layout(w_layout, k)
@@ -225,17 +264,19 @@ class Problem:
             w_layout=layout,
             w_group=group,
             epilogue=_parse_epilogue(epilogue),
+            reduction=_parse_reduction(reduction),
         )
 
     @classmethod
     def parse(cls, text: str) -> "Problem":
-        """Return the problem written as `f32 128x3072x768 nk bias+gelu_erf`.
+        """Return the problem written as `f32 128x3072x768 nk bias+gelu_erf`, or with `fixed` last.
 
         Raises:
             InvalidProblem: the text does not have this form, or a size cannot be used.
             InvalidEpilogue: the epilogue cannot be used.
         """
         words = text.split()
+        reduction = words.pop() if words[-1:] == [Reduction.FIXED.value] else Reduction.ANY.value
         sizes = _SIZES.fullmatch(words[1]) if 2 <= len(words) <= 4 else None
         if sizes is None:
             raise InvalidProblem(
@@ -249,6 +290,7 @@ class Problem:
             dtype=words[0],
             w_layout=words[2] if len(words) > 2 else WeightLayout.NK.value,
             epilogue=words[3] if len(words) > 3 else "none",
+            reduction=reduction,
         )
 
 
@@ -280,6 +322,16 @@ def _parse_layout(text: str, k: int) -> tuple[WeightLayout, int | None]:
     if is_whole:
         return layout, column
     return layout, min(int(size), column) if int(size) in GROUP_SIZES else int(size)
+
+
+def _parse_reduction(text: str) -> Reduction:
+    try:
+        return Reduction(text)
+    except ValueError:
+        raise InvalidProblem(
+            f"reduction {text!r} is not known; use 'any' for the fastest order of additions, or "
+            "'fixed' for results with the same bits from every kernel."
+        ) from None
 
 
 def _check_dimension(name: str, value: int) -> None:

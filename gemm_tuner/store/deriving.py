@@ -87,7 +87,7 @@ def is_decisive(trial: Trial) -> bool:
 def layer_id(problem: Problem) -> str:
     """Return a key that problems share which differ in m alone."""
     words = (problem.n, problem.k, problem.types.text, problem.layout_text, problem.epilogue.text)
-    return _identity_of(words)
+    return _identity_of((*words, problem.reduction.value) if problem.is_fixed else words)
 
 
 # A model asks for one layer with many m.

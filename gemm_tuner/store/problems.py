@@ -17,7 +17,11 @@ class Problems(Statements):
         query = select(problems.c.id, problems.c.document).where(same_layer(problem))
         with self._reading() as connection:
             known = tuple(read_problem(key, text) for key, text in connection.execute(query))
-        return tuple(each for each in known if each.m.exact is None and each != problem)
+        return tuple(
+            each
+            for each in known
+            if each.m.exact is None and each != problem and each.reduction is problem.reduction
+        )
 
 
 def problem_id(problem: Problem) -> str:
@@ -26,7 +30,7 @@ def problem_id(problem: Problem) -> str:
 
 
 def same_layer(problem: Problem) -> ColumnElement[bool]:
-    """Return the condition that a row of `problems` differs from `problem` in m at most."""
+    """Return the condition that a row differs from `problem` in m and the reduction at most."""
     return and_(
         problems.c.n == problem.n,
         problems.c.k == problem.k,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gemm_tuner.domain.blocking import Blocking, LoopOrder
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.canonical import identity
 from gemm_tuner.domain.comparison import is_as_fast
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.doubt import why_disturbed
@@ -15,7 +16,7 @@ from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import STEP_KINDS, Epilogue, Step
 from gemm_tuner.domain.measurement import Measurement, Ratio, Timing, of_several_processes
 from gemm_tuner.domain.micro_kernel import MicroKernel
-from gemm_tuner.domain.problem import GROUP_SIZES, Problem, Rows, WeightLayout
+from gemm_tuner.domain.problem import GROUP_SIZES, Problem, Reduction, Rows, WeightLayout
 from gemm_tuner.domain.verdict import Decision, decide
 from gemm_tuner.errors import (
     InvalidCandidate,
@@ -25,6 +26,7 @@ from gemm_tuner.errors import (
     InvalidRecord,
     InvalidSetting,
 )
+from gemm_tuner.store.deriving import layer_id
 from gemm_tuner.store.problems import problem_id
 
 sizes = st.integers(min_value=0, max_value=5000)
@@ -60,6 +62,7 @@ TYPES = [
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
     low = draw(sizes)
+    is_fixed = draw(st.booleans())
     types = OperandTypes.parse(draw(st.sampled_from(TYPES)))
     chain = draw(st.lists(steps(), max_size=4))
     offsets = [step for step in chain if step.kind.is_offset]
@@ -80,6 +83,9 @@ def problems(draw: st.DrawFn) -> Problem:
                 *(others if types.y is not DType.S32 else ()),
             )
         ),
+        reduction=Reduction.FIXED
+        if is_fixed and types.accumulator is not DType.F16 and not types.is_weight_only
+        else Reduction.ANY,
     )
 
 
@@ -334,3 +340,33 @@ def test_samples_must_pair_up() -> None:
 )
 def test_decision_needs_the_whole_interval(ratio: Ratio, decision: Decision) -> None:
     assert decide(ratio) is decision
+
+
+@pytest.mark.parametrize("types", ["f16_f16_f16_f16", "f16_f16_f16_f32", "f32_s8", "bf16_u4"])
+def test_types_without_a_fixed_order_are_refused(types: str) -> None:
+    groups = ":g32" if OperandTypes.parse(types).is_weight_only else ""
+
+    with pytest.raises(InvalidProblem, match="use f32, bf16 or f16 added up in f32, or bytes"):
+        Problem.parse(f"{types} 1x64x64 nk{groups} none fixed")
+
+
+def test_a_fixed_order_is_the_last_word_of_a_text() -> None:
+    problem = Problem.create(8, 32, 16, epilogue="bias", reduction="fixed")
+
+    assert problem.text == "f32 8x32x16 nk bias fixed"
+    assert problem.layer_text == "f32 *x32x16 nk bias fixed"
+    assert Problem.parse("f32 8x32x16 fixed").text == "f32 8x32x16 nk none fixed"
+    assert Problem.create(8, 32, 16, reduction="any") == Problem.parse("f32 8x32x16")
+    with pytest.raises(InvalidProblem, match="reduction 'fast' is not known"):
+        Problem.create(8, 32, 16, reduction="fast")
+    with pytest.raises(InvalidProblem, match="weight layout 'fixed'"):
+        Problem.parse("f32 8x32x16 fixed nk")
+
+
+def test_keys_of_problems_for_any_order_are_what_they_were() -> None:
+    problem = Problem.parse("f32 8x32x16 nk bias")
+
+    assert problem_id(problem) == identity("f32 8x32x16 nk bias")
+    words = (32, 16, "f32", "nk", "bias")
+    assert layer_id(problem) == identity(words)
+    assert layer_id(replace(problem, reduction=Reduction.FIXED)) != layer_id(problem)
