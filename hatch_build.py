@@ -1,7 +1,8 @@
 """Build the C extensions, where there are a compiler and Python's headers.
 
 gemm_tuner/runtime/_native is the call path: without it, kernels are called through ctypes.
-gemm_tuner/libraries/_finish is the pass after the product of a library: without it, NumPy does it.
+gemm_tuner/libraries/_finish is the pass after the product of a library: without it, NumPy does it;
+and the product in a fixed order, which nothing else computes.
 Hatchling runs this for each wheel and editable install; run it by hand after a change of
 gemm_tuner/runtime/native or gemm_tuner/libraries/native.
 """
@@ -53,7 +54,7 @@ def build_native(root: Path, target: Path) -> None:
 
 
 def build_finish(root: Path, target: Path) -> None:
-    """Compile the pass after products in the checkout `root` to the library `target`.
+    """Compile what computes where no kernel does in the checkout `root` to the library `target`.
 
     Raises:
         NotBuilt: it cannot be built here.

@@ -26,7 +26,7 @@ def call_native_dir() -> Path:
 
 
 def library_native_dir() -> Path:
-    """Return the folder of the C source of the pass after a library's product."""
+    """Return the folder of the C sources of what computes where no kernel does."""
     return _PACKAGE / "libraries" / "native"
 
 
@@ -42,7 +42,7 @@ def call_native_sources() -> tuple[Path, ...]:
 
 def library_native_sources() -> tuple[Path, ...]:
     """Return the files that gemm_tuner/libraries/_finish is built from."""
-    return (library_native_dir() / "finish.c",)
+    return tuple(sorted(library_native_dir().glob("*.c")))
 
 
 def digest_of_sources(sources: Iterable[Path]) -> str:

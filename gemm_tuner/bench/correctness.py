@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,10 @@ from gemm_tuner.bench.finding import Finding
 from gemm_tuner.bench.guard import Flush, GuardedMatrix, GuardedMemory, Region
 from gemm_tuner.bench.inputs import InputKind, Inputs, make_inputs
 from gemm_tuner.bench.reference import compute_expected
-from gemm_tuner.bench.tolerance import Expected, find_error
+from gemm_tuner.bench.tolerance import Expected, find_error, rotated_rows
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.record import Outcome
+from gemm_tuner.libraries.fixed_order import FixedOrder, multiplied
 from gemm_tuner.runtime.load import Kernel
 
 # Larger calls are made in fewer ways: their arithmetic is what takes time.
@@ -105,15 +107,52 @@ class _GuardedWeights:
         return [region for matrix in self._matrices for region in matrix.regions]
 
 
-class Case:
-    """Inputs of one kind with their exact result, and the weights where every kernel reads them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Right:
+    """What is right: the exact result with its bounds, and the bits where the order is fixed."""
 
-    def __init__(self, problem: Problem, kind: InputKind, seed: int) -> None:
-        """Make the inputs and compute the result."""
+    expected: Expected
+    bits: NDArray[Any] | None
+
+    def first_rows(self, rows: int) -> "_Right":
+        """Return the first rows, which do not depend on the others."""
+        bits = None if self.bits is None else self.bits[:rows]
+        return _Right(expected=self.expected.first_rows(rows), bits=bits)
+
+    def rotated(self, batch: int) -> "_Right":
+        """Return the result of `batch` products, one below the other, as `Inputs.rotated`."""
+        bits = None if self.bits is None else rotated_rows(self.bits, batch)
+        return _Right(expected=self.expected.rotated(batch), bits=bits)
+
+
+class Case:
+    """Inputs of one kind with their right result, and the weights where every kernel reads them."""
+
+    def __init__(
+        self, problem: Problem, kind: InputKind, seed: int, *, fixed_order: Path | None = None
+    ) -> None:
+        """Make the inputs and compute the result.
+
+        Of a problem with a fixed order of additions, `fixed_order` is the library that defines it.
+        """
         scenario = next(one for one in _SCENARIOS if one.kind is kind)
         self.inputs = make_inputs(problem, kind, seed)
-        self.expected = compute_expected(problem, self.inputs)
+        bits = None
+        if problem.is_fixed:
+            assert fixed_order is not None
+            bits = FixedOrder.load(fixed_order).compute(
+                problem,
+                self.inputs.x,
+                multiplied(problem, self.inputs.w),
+                [*self.inputs.operands.values()],
+            )
+        self.right = _Right(expected=compute_expected(problem, self.inputs), bits=bits)
         self.w = _GuardedWeights(problem, self.inputs, scenario)
+
+    @property
+    def expected(self) -> Expected:
+        """Return the exact result with its bounds."""
+        return self.right.expected
 
 
 def verify(
@@ -145,7 +184,7 @@ def verify(
         for rows, parts in calls:
             run = _Run(library, NUMPY_TYPES[problem.types.y], scenario, parts, report)
             finding = _check_run(
-                run, packed_w, case.inputs.first_rows(rows), case.expected.first_rows(rows)
+                run, packed_w, case.inputs.first_rows(rows), case.right.first_rows(rows)
             )
             if finding.outcome is not Outcome.CORRECT:
                 where = f"m = {rows}, {scenario.kind.value} inputs, {parts} parts"
@@ -201,9 +240,9 @@ class _Run:
     report: Report
 
 
-def _check_run(run: _Run, packed_w: GuardedMemory, inputs: Inputs, expected: Expected) -> Finding:
+def _check_run(run: _Run, packed_w: GuardedMemory, inputs: Inputs, right: _Right) -> Finding:
     scenario, rows = run.scenario, len(inputs.x)
-    inputs, expected = inputs.rotated(scenario.batch), expected.rotated(scenario.batch)
+    inputs, right = inputs.rotated(scenario.batch), right.rotated(scenario.batch)
     x = _guard_input("x", inputs.x, scenario)
     # Vectors and scalars are matrices of one row here.
     operands = {
@@ -214,7 +253,7 @@ def _check_run(run: _Run, packed_w: GuardedMemory, inputs: Inputs, expected: Exp
     results = []
     for is_reversed in scenario.orders:
         y = GuardedMatrix(
-            "y", expected.shape, run.y_type, padding=scenario.padding, flush=scenario.flush
+            "y", right.expected.shape, run.y_type, padding=scenario.padding, flush=scenario.flush
         )
         args = make_args(
             m=rows,
@@ -237,7 +276,7 @@ def _check_run(run: _Run, packed_w: GuardedMemory, inputs: Inputs, expected: Exp
         if stray_write := y.find_stray_write() or workspace.find_stray_write():
             return Finding(outcome=Outcome.OUT_OF_BOUNDS, detail=stray_write)
         results.append(y.values)
-    return _judge(results, expected)
+    return _judge(results, right)
 
 
 def _view(matrix: GuardedMatrix, rows: int) -> ArrayView:
@@ -260,9 +299,9 @@ def _call(run: _Run, args: ArgsStruct, *, is_reversed: bool) -> int:
     return OK
 
 
-def _judge(results: Sequence[NDArray[Any]], expected: Expected) -> Finding:
+def _judge(results: Sequence[NDArray[Any]], right: _Right) -> Finding:
     first, *others = results
-    error = find_error(expected, first)
+    error = find_error(right.expected, first) or _find_other_bits(right.bits, first)
     if error is not None:
         return Finding(outcome=Outcome.WRONG, detail=error)
     if any(not _same_bits(first, other) for other in others):
@@ -270,6 +309,28 @@ def _judge(results: Sequence[NDArray[Any]], expected: Expected) -> Finding:
             outcome=Outcome.WRONG, detail="the result depends on the order in which parts run"
         )
     return Finding(outcome=Outcome.CORRECT)
+
+
+def _find_other_bits(right: NDArray[Any] | None, actual: NDArray[Any]) -> str | None:
+    """Return in words which element is not what the fixed order makes of it, None if none is.
+
+    The bits of a NaN are not promised.
+    """
+    if right is None:
+        return None
+    integers = np.dtype(f"i{right.itemsize}")
+    differs = np.ascontiguousarray(actual).view(integers) != right.view(integers)
+    if right.dtype.kind not in "iu":
+        differs &= ~(np.isnan(right) & np.isnan(actual))
+    count = int(np.count_nonzero(differs))
+    if count == 0:
+        return None
+    row, column = (int(i) for i in np.unravel_index(np.argmax(differs), differs.shape))
+    return (
+        f"{count} of {differs.size} elements have other bits than the fixed order of additions "
+        f"makes; y[{row}, {column}] is {float(actual[row, column])!r}, but "
+        f"{float(right[row, column])!r} is right"
+    )
 
 
 def _same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:

@@ -53,6 +53,7 @@ class Drivers:
     libxsmm: Path | None
     roofline: Path
     finish: Path
+    fixed_order: Path
 
 
 def build_drivers(toolchain: Toolchain, cpu: Cpu, *, baselines: Sequence[str] = ()) -> Drivers:
@@ -76,6 +77,7 @@ def build_drivers(toolchain: Toolchain, cpu: Cpu, *, baselines: Sequence[str] = 
         libxsmm=_build_libxsmm(toolchain) if "libxsmm" in baselines else None,
         roofline=build_driver("roofline", toolchain, "sample.h", isa=widest_vectors(cpu.isa)),
         finish=_build_finish(toolchain, cpu),
+        fixed_order=build_fixed_order(toolchain),
     )
 
 
@@ -134,6 +136,17 @@ def _build_finish(toolchain: Toolchain, cpu: Cpu) -> Path:
         toolchain=toolchain,
         isa=widest_vectors(cpu.isa),
     )
+
+
+def build_fixed_order(toolchain: Toolchain) -> Path:
+    """Build the definition of a fixed order of additions, for any CPU; return the library's path.
+
+    Raises:
+        CompilationFailed: the compiler refused it.
+        StoreFailed: the build cache is not writable.
+    """
+    source = (library_native_dir() / "fixed_order.c").read_text()
+    return compile_hosted(source, name="bench-fixed-order", toolchain=toolchain)
 
 
 def _texts(*files: str) -> str:

@@ -77,7 +77,10 @@ class Session:
         self._report = Report(setup.drivers.crash)
         self._plain_w: NDArray[Any] | None = None
         provers = _provers_that_fit(problem, setup.provers)
-        self._cases = {kind: Case(problem, kind, setup.seed) for kind in InputKind}
+        self._cases = {
+            kind: Case(problem, kind, setup.seed, fixed_order=setup.drivers.fixed_order)
+            for kind in InputKind
+        }
         flop = problem.flop(problem.m.high)
         self.stall_timeout_s = setup.stall_timeout_s + flop / _SLOWEST_BASELINE_FLOP_PER_S
         materials = Materials(

@@ -55,6 +55,7 @@ _FEATURE_FLAGS = {
 # gcc knows this flag from version 13 on; its assembler knows the instruction without.
 _SUPERFLUOUS = {"gcc": frozenset({IsaFeature.AMX_FP16})}
 
+_FUSES, _KEEPS_ROUNDINGS = "-ffp-contract=fast", "-ffp-contract=off"
 _KERNEL_FLAGS = (
     "-std=c++17",
     "-O2",
@@ -71,7 +72,7 @@ _KERNEL_FLAGS = (
     "-fcf-protection=none",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-ffp-contract=fast",
+    _FUSES,
     "-fno-ident",
     "-Wl,--build-id=none",
     "-Wl,-z,defs",
@@ -122,7 +123,7 @@ def compile_kernel(source: Source, *, isa: frozenset[IsaFeature], toolchain: Too
         CompilationInterrupted: it was ended, ran too long, could not be run or had no space.
         StoreFailed: the build cache is not writable.
     """
-    flags = compile_flags(isa, toolchain)
+    flags = compile_flags(isa, toolchain, keeps_roundings=source.keeps_roundings)
     command = [*toolchain.command, "-x", "c++", *flags, "-o", "kernel.so", "kernel.cpp"]
     _path, binary = _build_cached(source.text, "kernel.cpp", [command], toolchain)
     artifact = Artifact(
@@ -137,10 +138,13 @@ def compile_kernel(source: Source, *, isa: frozenset[IsaFeature], toolchain: Too
     return Build(artifact=artifact, source=source, binary=binary)
 
 
-def compile_flags(isa: frozenset[IsaFeature], toolchain: Toolchain) -> tuple[str, ...]:
+def compile_flags(
+    isa: frozenset[IsaFeature], toolchain: Toolchain, *, keeps_roundings: bool = False
+) -> tuple[str, ...]:
     """Return the flags with which a compiler is called for a kernel that needs `isa`."""
+    contract = _KEEPS_ROUNDINGS if keeps_roundings else _FUSES
     return (
-        *_KERNEL_FLAGS,
+        *(contract if flag is _FUSES else flag for flag in _KERNEL_FLAGS),
         *_TOOLCHAIN_FLAGS[toolchain.name],
         *_feature_flags(isa, toolchain),
     )

@@ -16,7 +16,7 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape, Step
 from gemm_tuner.domain.kept_panel import keeps_panel
-from gemm_tuner.domain.micro_kernel import Can, MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.micro_kernel import Additions, Can, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.packed_format import needs_column_sums, packed_format
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.source import Source
@@ -109,6 +109,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             sums_x=problem.has_zero_points and not converts_to_floats,
             fills_registers=_fills_registers(candidate, family),
             has_gapless_copy=_has_gapless_copy(problem, candidate, family),
+            adds_in_turn=problem.is_fixed and family.additions is Additions.IN_TURN,
             rounds_by_instruction=IsaFeature.AVX512_BF16 in family.isa,
             stores_pairs=family.stores_pairs(problem.types.y),
             exact_rest=exact_rest,
@@ -119,7 +120,7 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
             description=json.dumps(_describe(problem, candidate, family)),
         )
     )
-    return Source(text=_BLANK_LINES.sub("\n\n", text))
+    return Source(text=_BLANK_LINES.sub("\n\n", text), keeps_roundings=problem.is_fixed)
 
 
 def _quad_steps(problem: Problem, family: MicroKernelFamily) -> tuple[int, ...]:

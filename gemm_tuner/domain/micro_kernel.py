@@ -56,6 +56,14 @@ class Rate(StrEnum):
     QUADS = "quads"  # of bytes
 
 
+class Additions(StrEnum):
+    """In which order the products of an element of y are added, besides slices of k."""
+
+    ANY = "any"  # several sums, or several products at once, or rounded otherwise
+    IN_TURN = "in_turn"  # one fused multiply-add of f32 after the other, along k
+    EXACT = "exact"  # of integers: every order gives the same
+
+
 class PackedX(StrEnum):
     """The type of C that x is packed in, where tiles would else convert its elements."""
 
@@ -75,7 +83,8 @@ class Product:
     `converts` says whether it makes weights numbers of another type, which can be done once for
     several tiles; `packed_x` is what it makes of x. A step's weights fill `weight_registers` for
     each vector of columns, and what converts them fills `constants` besides a table. One that
-    `needs_two_signs` multiplies unsigned bytes by signed ones.
+    `needs_two_signs` multiplies unsigned bytes by signed ones. `additions` says in which order it
+    adds, where vectors have an instruction that multiplies and adds.
     """
 
     name: str
@@ -85,6 +94,7 @@ class Product:
     weight_registers: int = 1
     constants: int = 0
     needs_two_signs: bool = False
+    additions: Additions = Additions.ANY
 
 
 # Of x in fixed point: as many bits as make it exact down to 2^-6 of the largest in a block in f32,
@@ -146,6 +156,18 @@ class MicroKernelFamily:
     def is_in_fixed_point(self) -> bool:
         """Return whether blocks of x are multiplied as integers of a few digits of 8 bits."""
         return Can.SPLIT_DIGITS in self.can
+
+    @property
+    def additions(self) -> Additions:
+        """Return the order in which it adds."""
+        is_fused = IsaFeature.FMA in self.isa
+        in_turn = self.product.additions is Additions.IN_TURN
+        return Additions.ANY if in_turn and not is_fused else self.product.additions
+
+    @property
+    def can_be_fixed(self) -> bool:
+        """Return whether its kernels give the bits that a fixed order of additions asks for."""
+        return self.additions is not Additions.ANY
 
     def digits(self, x: DType) -> int:
         """Return the digits of an element of x; 0 if x is not in fixed point."""

@@ -6,9 +6,14 @@ from hashlib import sha256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The text of one translation unit."""
+    """The text of one translation unit.
+
+    In one that `keeps_roundings`, each operation is rounded by itself: compilers may not make one
+    instruction of a product and a sum.
+    """
 
     text: str
+    keeps_roundings: bool = False
 
     @property
     def sha256(self) -> str:

@@ -11,6 +11,7 @@ from gemm_tuner.domain.comparison import InProcess
 from gemm_tuner.domain.measurement import Library
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import BaselineMissing
+from gemm_tuner.libraries.fixed_order import FixedOrderLayer
 from gemm_tuner.libraries.numpy_layer import NumpyLayer
 from gemm_tuner.libraries.onednn import installed_onednn
 from gemm_tuner.libraries.onednn_layer import OneDnnLayer
@@ -86,8 +87,15 @@ def choose_library(
 ) -> Chosen:
     """Return the layer by the library that is wanted, if it is here, or by the preferred one.
 
-    Wanted is `instead`, or else what was compared with.
+    Wanted is `instead`, or else what was compared with. No library promises an order of additions:
+    a fixed one is computed by its definition.
+
+    Raises:
+        BaselineMissing: the order is fixed, and its definition was not built with the package.
     """
+    if problem.is_fixed:
+        fixed = FixedOrderLayer(problem)
+        return Chosen(layer=fixed, remark=_slowly(fixed, compared_with), refusals={})
     wanted = instead or compared_with or Library(text=next(iter(_ROWS)))
     word = wanted.text.partition(" ")[0]
     refusals: dict[str, BaselineMissing] = {}
@@ -108,6 +116,14 @@ def choose_library(
             _ROWS[one].name: "\n".join((str(refusal), *refusal.details))
             for one, refusal in refusals.items()
         },
+    )
+
+
+def _slowly(fixed: FixedOrderLayer, compared_with: Library | None) -> str:
+    compared = f"The comparison was with {compared_with.text}. " if compared_with else ""
+    return (
+        f"{compared}No library promises an order of additions, so {fixed.text} computes, which is "
+        "slow."
     )
 
 

@@ -86,7 +86,7 @@ def finish(
                     operand = operand * sums_of_w
             compute: Callable[..., Array] = kind.whole_arrays or kind.reference
             value = np.asarray(compute(np, value, operand, *step.parameters), dtype=value.dtype)
-        return _rounded(value, problem.types.y)
+        return rounded(value, problem.types.y)
 
 
 def _working_type(problem: Problem) -> type[np.float32 | np.float64]:
@@ -94,7 +94,7 @@ def _working_type(problem: Problem) -> type[np.float32 | np.float64]:
     return np.float64 if problem.types.x.is_integer else np.float32
 
 
-def _rounded(value: Array, dtype: DType) -> Array:
+def rounded(value: Array, dtype: DType) -> Array:
     """Return a result in its type: integers are rounded to even and saturated, NaN is the least."""
     wanted = NUMPY_TYPES[dtype]
     if not dtype.is_integer:

@@ -7,6 +7,7 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import F32, TERMS_IN_F16, DType, OperandTypes
 from gemm_tuner.domain.micro_kernel import (
     MOST_DIGITS,
+    Additions,
     Can,
     MicroKernelFamily,
     PackedLayout,
@@ -138,19 +139,20 @@ _AMX_GROUPED = Template(name="amx_grouped", layout=PackedLayout.GROUPS)
 
 # fmt: off
 PRODUCTS: dict[str, Product] = {product.name: product for product in (
-    Product(name="float", converts=True, packed_x=PackedX.FLOATS),
+    Product(name="float", converts=True, packed_x=PackedX.FLOATS, additions=Additions.IN_TURN),
     Product(name="float_dot"),
     Product(name="bf16_pairs", rate=Rate.PAIRS),
     Product(name="bf16_pairs_dot", rate=Rate.PAIRS),
     Product(name="bf16_tiles"),
     Product(name="f16_pairs"),
     Product(name="f16_tiles"),
-    Product(name="int8_quads", rate=Rate.QUADS, needs_two_signs=True),
-    Product(name="int8_quads_dot", rate=Rate.QUADS, needs_two_signs=True),
-    Product(name="int8_pairs", packed_x=PackedX.WORDS),
-    Product(name="int8_pairs_dot"),
-    Product(name="int8_single"),
-    Product(name="int8_tiles"),
+    Product(name="int8_quads", rate=Rate.QUADS, needs_two_signs=True, additions=Additions.EXACT),
+    Product(name="int8_quads_dot", rate=Rate.QUADS, needs_two_signs=True,
+            additions=Additions.EXACT),
+    Product(name="int8_pairs", packed_x=PackedX.WORDS, additions=Additions.EXACT),
+    Product(name="int8_pairs_dot", additions=Additions.EXACT),
+    Product(name="int8_single", additions=Additions.EXACT),
+    Product(name="int8_tiles", additions=Additions.EXACT),
     Product(name="w8_float", converts=True, packed_x=PackedX.FLOATS),
     Product(name="w4_float", converts=True, packed_x=PackedX.FLOATS, weight_registers=2),
     Product(name="w8_bf16_pairs", rate=Rate.PAIRS, converts=True, constants=5),

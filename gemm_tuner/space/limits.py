@@ -9,7 +9,7 @@ from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidCandidate
 from gemm_tuner.space.axes import AXES
-from gemm_tuner.space.catalog import family_named
+from gemm_tuner.space.catalog import CATALOG, family_named
 
 # The share of lanes without a column from which on dot products are tried beside outer products.
 _IDLE_LANES = 0.1
@@ -22,6 +22,13 @@ def has_other_types(
 ) -> bool:
     """Return whether the family computes other element types."""
     return problem.types not in family.types
+
+
+def adds_in_another_order(
+    problem: Problem, _cpu: Cpu, family: MicroKernelFamily, _mr: int, _nr: int
+) -> bool:
+    """Return whether the problem asks for a fixed order of additions, which the family lacks."""
+    return problem.is_fixed and not family.can_be_fixed
 
 
 def needs_missing_isa(
@@ -63,6 +70,7 @@ def wastes_short_sums(
 
 LIMITS: tuple[Limit, ...] = (
     has_other_types,
+    adds_in_another_order,
     needs_missing_isa,
     has_rows_to_spare,
     has_columns_to_spare,
@@ -89,6 +97,12 @@ def check_covers(problem: Problem, candidate: Candidate) -> MicroKernelFamily:
             f"family {family.name} does not compute {problem.types.text}; "
             f"it computes: {', '.join(sorted(types.text for types in family.types))}."
         )
+    if problem.is_fixed and not family.can_be_fixed:
+        fixed = (one.name for one in CATALOG.values() if _could_compute(problem, one))
+        raise InvalidCandidate(
+            f"family {family.name} does not add in the fixed order that {problem.text!r} asks for; "
+            f"these do: {', '.join(fixed)}."
+        )
     if (tile.mr, tile.nr) not in family.tiles:
         raise InvalidCandidate(
             f"family {family.name} has no register tile {tile.mr}x{tile.nr}; "
@@ -100,3 +114,7 @@ def check_covers(problem: Problem, candidate: Candidate) -> MicroKernelFamily:
             remedy = refusal.remedy or f"leave the word out of {candidate.text!r}"
             raise InvalidCandidate(f"a kernel {tile.text} has no {refusal.what}; {remedy}.")
     return family
+
+
+def _could_compute(problem: Problem, family: MicroKernelFamily) -> bool:
+    return problem.types in family.types and family.can_be_fixed

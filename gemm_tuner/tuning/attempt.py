@@ -267,7 +267,7 @@ class Attempts:
         return Recipe(
             source_sha256=source.sha256,
             toolchain=self.toolchain.text,
-            flags=compile_flags(isa, self.toolchain),
+            flags=compile_flags(isa, self.toolchain, keeps_roundings=source.keeps_roundings),
         )
 
     def _trial(self, candidate: Candidate, context: ExecutionContext, build: Build | None) -> Trial:

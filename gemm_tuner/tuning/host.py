@@ -9,7 +9,7 @@ from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.build.compile import Build, compile_kernel
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.problem import Problem, Reduction
 from gemm_tuner.libraries.plain import plain_problem
 from gemm_tuner.machine.cpus import usable_cpus
 from gemm_tuner.space.candidates import Space
@@ -89,7 +89,7 @@ def start_host_while_compiling(
 
 def _build_scalar(problem: Problem, space: Space, settings: SweepSettings) -> Build:
     """Return the fastest of our scalar loops: the baseline where there is no library."""
-    plain = plain_problem(problem)
+    plain = replace(plain_problem(problem), reduction=Reduction.ANY)  # it need not be fixed
     # Without features there are no others, and to choose takes a tenth of a second less.
     without_vectors = replace(space.cpu, isa=frozenset())
     candidates = replace(space, problem=plain, cpu=without_vectors, like=None).defaults()

@@ -34,7 +34,7 @@ def stands(trial: Trial, toolchain: Toolchain) -> bool:
         family = check_covers(trial.problem, trial.candidate)
     except InvalidCandidate:
         return False
-    return _has_flags(recipe, family.isa, toolchain) and (
+    return _has_flags(recipe, trial.problem, family.isa, toolchain) and (
         trial.generator == generator_version()
         or recipe.source_sha256 == rendered_sha256(trial.problem, trial.candidate)
     )
@@ -46,7 +46,9 @@ def rendered_sha256(problem: Problem, candidate: Candidate) -> str:
     return render_kernel(problem, candidate, check_covers(problem, candidate)).sha256
 
 
-def _has_flags(recipe: Recipe, isa: frozenset[IsaFeature], toolchain: Toolchain) -> bool:
+def _has_flags(
+    recipe: Recipe, problem: Problem, isa: frozenset[IsaFeature], toolchain: Toolchain
+) -> bool:
     if recipe.flags:
-        return recipe.flags == compile_flags(isa, toolchain)
+        return recipe.flags == compile_flags(isa, toolchain, keeps_roundings=problem.is_fixed)
     return has_flags_of_old()

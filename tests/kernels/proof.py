@@ -9,7 +9,7 @@ from other_encoding import spelled_for_this_cpu
 
 from gemm_tuner.bench.correctness import Case, verify
 from gemm_tuner.bench.crash import Report
-from gemm_tuner.bench.drivers import build_driver
+from gemm_tuner.bench.drivers import build_driver, build_fixed_order
 from gemm_tuner.bench.emulator import load_for_proof, plan_emulation
 from gemm_tuner.bench.finding import Finding
 from gemm_tuner.bench.forked import Death, run_in_child
@@ -75,7 +75,10 @@ def prove_all(
     for subject, build in zip(asked, compile_kernels(sources, toolchain=toolchain), strict=True):
         problem = Problem.parse(subject.problem)
         if subject.problem not in cases:
-            cases[subject.problem] = {kind: Case(problem, kind, SEED) for kind in InputKind}
+            fixed_order = build_fixed_order(toolchain) if problem.is_fixed else None
+            cases[subject.problem] = {
+                kind: Case(problem, kind, SEED, fixed_order=fixed_order) for kind in InputKind
+            }
         trials.append(_Trial(problem=problem, build=build, cases=cases[subject.problem]))
     findings = _prove_together(trials, report)
     if findings is None:

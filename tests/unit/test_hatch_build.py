@@ -11,7 +11,7 @@ import pytest
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.errors import ToolchainMissing
 from gemm_tuner.libraries import finish
-from gemm_tuner.resources import library_native_dir
+from gemm_tuner.resources import library_native_sources
 from gemm_tuner.runtime import direct
 
 SCRIPT = Path(__file__).parents[2] / "hatch_build.py"
@@ -80,11 +80,11 @@ def target(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture
 def built(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let the built pass be that of a copy of its source, and return the copy."""
-    source = Path(shutil.copy(library_native_dir() / "finish.c", tmp_path))
+    """Let the built pass be that of a copy of its sources, and return the copy of the pass."""
+    sources = tuple(Path(shutil.copy(one, tmp_path)) for one in library_native_sources())
     monkeypatch.setattr(finish, "_BUILT", target)
-    monkeypatch.setattr(finish, "library_native_sources", lambda: (source,))
-    return source
+    monkeypatch.setattr(finish, "library_native_sources", lambda: sources)
+    return tmp_path / "finish.c"
 
 
 @pytest.mark.proof

@@ -745,3 +745,31 @@ def test_both_inner_orders_are_tried_first_where_x_passes_by() -> None:
     orders = {one.blocking.loop_order for one in space.defaults()}
 
     assert orders == {LoopOrder.JC_IC_IR_JR, LoopOrder.JC_IC_JR_IR}
+
+
+@pytest.mark.parametrize("isa", ["amx", "avx2"])
+@pytest.mark.parametrize("types", ["f32", "bf16", "u8_s8_s32_f32"])
+def test_a_fixed_order_has_candidates_that_keep_it_alone(types: str, isa: str) -> None:
+    problem = Problem.parse(f"{types} 4x64x4096 nk bias fixed")
+    space = Space(problem=problem, cpu=cpu(isa), threads=4)
+    found = space.defaults()
+    found += [beside for one in found[:8] for beside in space.neighbours(one)]
+
+    for candidate in found:
+        family = check_covers(problem, candidate)
+        assert family.can_be_fixed
+        assert candidate.blocking.grid_k == 1 or types != "f32"
+    assert {one.parts for one in found} > {1}
+
+
+def test_a_fixed_order_refuses_what_adds_in_another() -> None:
+    problem = Problem.parse("f32 4x64x4096 nk none fixed")
+
+    with pytest.raises(InvalidCandidate, match=r"these do: avx512_f32, avx2_f32\."):
+        check_covers(problem, Candidate.parse("avx2_f32_dot_1x4 mc4_nc64_kc4096 jc_ic_jr_ir"))
+    with pytest.raises(InvalidCandidate, match="grid of 2 slices of k with a fixed order"):
+        check_covers(
+            problem, Candidate.parse("avx2_f32_4x16 mc4_nc64_kc2048 jc_ic_jr_ir grid1x1x2")
+        )
+    with pytest.raises(NoKernelFamily):
+        Space(problem=problem, cpu=cpu("x86_64")).defaults()

@@ -1,7 +1,8 @@
 """How many parts of a call can run at the same time, along m, n and k.
 
 With several threads, every cut of rows and columns of tiles into enough parts. Where y has few
-tiles, slices of k too: a second phase adds up their sums. One part is always possible.
+tiles, slices of k too: a second phase adds up their sums. One part is always possible. A fixed
+order of additions has no slices of k, but of integers.
 
 Tried first: the cut whose largest part has the least to multiply and to read. Slices of k where the
 other cuts are uneven by more than slices cost.
@@ -12,9 +13,11 @@ from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
-from gemm_tuner.domain.micro_kernel import PackedLayout
+from gemm_tuner.domain.blocking import Blocking
+from gemm_tuner.domain.micro_kernel import Additions, MicroKernel, MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.axes.kc import depth_of_slice, depths
-from gemm_tuner.space.axis import Axis
+from gemm_tuner.space.axis import Axis, Refusal
 from gemm_tuner.space.choice import Choice
 from gemm_tuner.space.parts import largest_part
 from gemm_tuner.space.tile import Tile, round_up
@@ -65,10 +68,26 @@ def _is_worth_slicing(tile: Tile, tiles: int, slices: int) -> bool:
     k = tile.problem.k
     return (
         tile.family.layout is PackedLayout.PANELS
+        and not _refuses_slices(tile.problem, tile.family)
         and tiles <= _FEW_TILES_PER_THREAD * tile.threads
         and k >= _LEAST_SLICE_OF_K * slices
         and ceil(k / depth_of_slice(tile, slices)) == slices
     )
+
+
+def _refuses_slices(problem: Problem, family: MicroKernelFamily) -> bool:
+    """Return whether sums of slices of k would be added in another order than the fixed one."""
+    return problem.is_fixed and family.additions is not Additions.EXACT
+
+
+def _refusal(
+    problem: Problem, family: MicroKernelFamily, _tile: MicroKernel, blocking: Blocking
+) -> Refusal | None:
+    if blocking.grid_k > 1 and _refuses_slices(problem, family):
+        return Refusal(
+            what=f"grid of {blocking.grid_k} slices of k with a fixed order of additions"
+        )
+    return None
 
 
 def _sizes(tile: Tile, grid: Grid) -> tuple[int, int]:
@@ -113,4 +132,4 @@ def _moves(tile: Tile, choice: Choice) -> Iterator[Choice]:
         yield replace(choice, kc=kc, grid_m=m, grid_n=n, grid_k=k)
 
 
-AXIS = Axis(fields=("grid_m", "grid_n", "grid_k"), choices=_choices, moves=_moves)
+AXIS = Axis(fields=("grid_m", "grid_n", "grid_k"), choices=_choices, refusal=_refusal, moves=_moves)

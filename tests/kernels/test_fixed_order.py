@@ -1,0 +1,255 @@
+"""Problems with a fixed order of additions: the same bits from every kernel, or it is refuted."""
+
+import ctypes
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from proof import Needs, Subject, prove_all
+
+from gemm_tuner.bench.drivers import build_fixed_order
+from gemm_tuner.bench.inputs import InputKind, make_inputs
+from gemm_tuner.build.compile import Build, compile_kernels
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.epilogue import STEP_KINDS
+from gemm_tuner.domain.problem import Problem, Reduction
+from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.source import Source
+from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.libraries.fixed_order import FixedOrder, multiplied
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.runtime.load import Kernel, load_kernel
+from gemm_tuner.space.catalog import CATALOG, family_named
+
+AVX2 = frozenset({IsaFeature.AVX2, IsaFeature.FMA})
+HAS_AVX2 = detect_cpu().isa >= AVX2 | {IsaFeature.F16C}
+needs_avx2 = pytest.mark.skipif(not HAS_AVX2, reason="the CPU has no AVX2")
+
+BLOCKED = Subject(
+    problem="f32 1..9x21x37 nk scale+bias+gelu_erf fixed",
+    candidate="avx2_f32_4x16 mc4_nc16_kc16 jc_ic_jr_ir",
+)
+
+
+@needs_avx2
+def test_kernels_of_each_type_give_the_bits_of_the_definition() -> None:
+    subjects = [
+        BLOCKED,
+        Subject(
+            problem="bf16 1..7x19x37 kn silu fixed",
+            candidate="avx2_bf16_by_f32_3x8 mc3_nc8_kc16 jc_ic_jr_ir pack_x convert_once",
+        ),
+        Subject(
+            problem="u8_s8_s32_s8 5x19x37 nk x_zero_point+channel_scale+y_zero_point fixed",
+            candidate="avx2_int8_dot_2x4 mc2_nc4_kc37 jc_ic_jr_ir",
+        ),
+    ]
+
+    assert not prove_all(subjects, find_toolchain())
+
+
+def _in_blocks_apart(_source: Source) -> Source:
+    """Return the kernel for any order: it adds up the sums of each block of k by itself."""
+    problem = replace(Problem.parse(BLOCKED.problem), reduction=Reduction.ANY)
+    text = _rendered(problem, BLOCKED.candidate).text
+    return Source(text=text.replace(problem.text, BLOCKED.problem), keeps_roundings=True)
+
+
+def _with_fused_steps(source: Source) -> Source:
+    return replace(source, keeps_roundings=False)
+
+
+def _in_two_operations(source: Source) -> Source:
+    fused = re.compile(r'asm\("vfmadd231ps [^\n]*')
+    return replace(source, text=fused.sub("sums += x * w;", source.text))
+
+
+@needs_avx2
+@pytest.mark.parametrize("plant", [_in_blocks_apart, _with_fused_steps, _in_two_operations])
+def test_a_kernel_with_other_roundings_is_wrong(plant: Callable[[Source], Source]) -> None:
+    def respell(source: Source, isa: frozenset[IsaFeature]) -> Needs:
+        assert plant(source) != source
+        return plant(source), isa
+
+    [finding] = prove_all([BLOCKED], find_toolchain(), respell=respell).values()
+
+    assert finding.outcome is Outcome.WRONG
+    assert "other bits than the fixed order" in finding.detail
+
+
+# What a kernel of AVX-512 for floats names, in what any compiler makes of two vectors of AVX2.
+_IN_HALVES = {
+    r'asm\("vfmadd231ps [^\n]*': "for (int i = 0; i < 16; ++i)"
+    " sums[i] = __builtin_fmaf(x[i], w[i], sums[i]);",
+    r'asm\("vmaxps [^\n]*': "result = broadcast(bound) > value ? broadcast(bound) : value;",
+    r'asm\("vminps [^\n]*': "result = broadcast(bound) < value ? broadcast(bound) : value;",
+    r'asm\("vmovntps [^\n]*': "*reinterpret_cast<Row *>(to) = row;",
+    r'asm\("" : "\+v"\(value\)\);': "(void)value;",
+    r"return __builtin_ia32_loadups512_mask[^\n]*": "{ Vector value = {};"
+    " for (int i = 0; i < count; ++i) value[i] = from[i]; return value; }",
+    r"__builtin_ia32_storeups512_mask[^\n]*": "for (int i = 0; i < count; ++i) to[i] = value[i];",
+}
+
+
+def _in_halves(source: Source, _isa: frozenset[IsaFeature]) -> Needs:
+    text = source.text
+    for instruction, spelled in _IN_HALVES.items():
+        text = re.sub(instruction, spelled, text)
+    assert 'v"(' not in text  # what may be one of the 32 registers
+    return replace(source, text=text), AVX2
+
+
+@needs_avx2
+@pytest.mark.parametrize(
+    "epilogue",
+    [
+        "scale+gelu_erf+bias",
+        *(
+            pytest.param(name, marks=pytest.mark.proof)
+            for name, kind in STEP_KINDS.items()
+            if not kind.is_offset and name not in {"y_zero_point", "scale", "gelu_erf", "bias"}
+        ),
+    ],
+)
+def test_the_source_for_avx512_gives_the_same_bits(epilogue: str) -> None:
+    """Its instructions are spelled in C: what they compute is what AVX2's do, in longer vectors."""
+    subject = Subject(
+        problem=f"f32 1..5x37x33 kn {epilogue} fixed",
+        candidate="avx512_f32_2x32 mc2_nc32_kc16 jc_ic_jr_ir",
+    )
+
+    assert not prove_all([subject], find_toolchain(), respell=_in_halves)
+
+
+def _rendered(problem: Problem, candidate: str) -> Source:
+    parsed = Candidate.parse(candidate)
+    return render(problem, parsed, family_named(parsed.micro_kernel.family))
+
+
+def _kernels(*subjects: tuple[str, str]) -> list[Kernel]:
+    sources = [
+        (_rendered(Problem.parse(problem), candidate), _isa_of(candidate))
+        for problem, candidate in subjects
+    ]
+    kernels = []
+    for build in compile_kernels(sources, toolchain=find_toolchain()):
+        assert isinstance(build, Build)
+        kernels.append(load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu()))
+    return kernels
+
+
+def _isa_of(candidate: str) -> frozenset[IsaFeature]:
+    return family_named(Candidate.parse(candidate).micro_kernel.family).isa
+
+
+@needs_avx2
+@pytest.mark.parametrize(
+    ("types", "candidates"),
+    [
+        (
+            "f32",
+            (
+                "avx2_f32_6x16 mc12_nc32_kc96 jc_ic_jr_ir pack_x",
+                "avx2_f32_1x32 mc64_nc64_kc200 ic_jc_ir_jr pf512 u4 grid1x2",
+            ),
+        ),
+        (
+            "bf16",
+            (
+                "avx2_bf16_by_f32_4x16 mc64_nc32_kc64 jc_ic_jr_ir convert_once grid2x1",
+                "avx2_bf16_by_f32_1x32 mc64_nc64_kc200 ic_jc_ir_jr",
+            ),
+        ),
+        (
+            "s8_s8_s32_bf16",
+            (
+                "avx2_int8_4x16 mc64_nc32_kc64 jc_ic_jr_ir pack_x grid1x1x2",
+                "avx2_int8_dot_2x4 mc64_nc8_kc200 jc_ic_jr_ir",
+            ),
+        ),
+    ],
+)
+def test_a_row_is_the_same_in_every_call(types: str, candidates: tuple[str, str]) -> None:
+    """Whatever m, the parts and the kernel, which differ in tile, blocks and instructions."""
+    text = f"{types} {{}}x75x200 nk scale+silu+bias fixed"
+    inputs = make_inputs(Problem.parse(text.format(64)), InputKind.NORMAL, seed=7)
+    operands = {name: inputs.operands[name] for name in ("scale", "bias")}
+    ranged, single = _kernels(
+        (text.format("1..64"), candidates[0]), (text.format(1), candidates[1])
+    )
+    wanted = ranged(inputs.x, ranged.pack(inputs.w), **operands)
+    packed = ranged.pack(inputs.w), single.pack(inputs.w)
+
+    for m in (1, 2, 7, 64):
+        for parts in (1, 2, 7):
+            y = ranged(inputs.x[:m], packed[0], parts=parts, **operands)
+            assert y.tobytes() == wanted[:m].tobytes(), (m, parts)
+    for row in range(0, 64, 21):
+        for parts in (1, 2, 7):
+            y = single(inputs.x[row : row + 1], packed[1], parts=parts, **operands)
+            assert y.tobytes() == wanted[row].tobytes(), (row, parts)
+
+
+def test_what_runs_where_no_kernel_is_served_gives_the_same_bits() -> None:
+    problem = Problem.parse("f32 3x21x37 nk bias+gelu_erf+add fixed")
+    inputs = make_inputs(problem, InputKind.NORMAL, seed=7)
+    order = FixedOrder.load(build_fixed_order(find_toolchain()))
+    right = order.compute(
+        problem, inputs.x, multiplied(problem, inputs.w), [*inputs.operands.values()]
+    )
+
+    fallback = FallbackKernel(problem=problem, reason="Nothing was tuned.")
+    y = fallback(inputs.x, fallback.pack(inputs.w), **inputs.operands)
+
+    assert y.tobytes() == right.tobytes()
+    assert fallback.library == "the fixed order in plain C"
+    assert "slow" in fallback.reason
+
+
+def test_the_definition_rounds_each_addition_once() -> None:
+    """Without instructions too: compared with exact fractions, where roundings are close."""
+    library = build_fixed_order(find_toolchain())
+    random = np.random.default_rng(3)
+    x, w = (random.standard_normal((4, 5)).astype(np.float32) for _turn in range(2))
+    x[0, 1], w[0, 1] = np.float32(1e-30), np.float32(1e-14)  # a subnormal product
+    x[1, :2], w[1, :2] = (1, 1 + 2**-12), (1, 1 - 2**-12)  # no tie, though in double it is one
+    for uses_instructions in {False, HAS_AVX2}:
+        order = FixedOrder(ctypes.CDLL(str(library)), uses_instructions=uses_instructions)
+        y = order.compute(
+            Problem.parse("f32 4x4x5 nk none fixed"), x, np.ascontiguousarray(w.T), []
+        )
+        for i, j in np.ndindex(4, 4):
+            assert y[i, j] == _in_fractions(x[i], w[j])
+
+
+def _in_fractions(x: NDArray[np.float32], w: NDArray[np.float32]) -> np.float32:
+    """Return the sum of products, each rounded to float32 from the exact fraction."""
+    total = Fraction(0)
+    for a, b in zip(x, w, strict=True):
+        exact = Fraction(float(a)) * Fraction(float(b)) + total
+        guess = np.float32(float(exact))
+        near = [
+            np.nextafter(guess, np.float32(-np.inf)),
+            guess,
+            np.nextafter(guess, np.float32(np.inf)),
+        ]
+        distances = [abs(Fraction(float(one)) - exact) for one in near]
+        [*ties] = [one for one, far in zip(near, distances, strict=True) if far == min(distances)]
+        total = Fraction(float(min(ties, key=lambda one: int(one.view(np.int32)) % 2)))
+    return np.float32(float(total))
+
+
+def test_families_of_other_orders_cannot_be_fixed() -> None:
+    fixed = {name for name, family in CATALOG.items() if family.can_be_fixed}
+
+    assert {"avx512_f32", "avx2_f32", "avx2_bf16_by_f32", "avx512_f16_by_f32"} <= fixed
+    assert {"amx_int8", "avx512_int8_dot", "scalar_int8"} <= fixed
+    assert not fixed & {"avx2_f32_dot", "avx512_bf16", "amx_bf16", "avx512_fp16", "scalar_f32"}
+    assert not {name for name in fixed if CATALOG[name].template.layout.value == "groups"}
