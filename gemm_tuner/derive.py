@@ -228,7 +228,7 @@ def _figure(key: str, trial: Trial, measurement: Measurement) -> HostFigure:
         kernel=_sha256(trial),
         candidate=trial.candidate.text,
         decision=decide_by(trial),
-        would_serve=is_servable(measurement),
+        would_serve=is_servable(trial),
         ratio=measurement.ratio,
         baseline=measurement.baseline,
     )
@@ -245,7 +245,7 @@ def _supports(trial: Trial, combined: Combined) -> bool:
         return False
     if combined.decision is Decision.TUNED:
         return decide_by(trial) is Decision.TUNED
-    return combined.decision is None or is_servable(trial.measurement)
+    return combined.decision is None or is_servable(trial)
 
 
 def _sha256(named: Trial | Verdict) -> str:
@@ -298,16 +298,28 @@ def derive_verdict(
         basis=basis,
         complete=complete and bool(believed),
         candidate=best.candidate,
-        artifact=best.artifact if believed and is_servable(measurement) else None,
+        artifact=best.artifact if believed and is_servable(best) else None,
         measurement=Evidence.of(measurement),
         generator=best.generator,
         tried_at=best.created_at,
     )
 
 
-def is_servable(measurement: Measurement) -> bool:
-    """Return whether a kernel is as fast as the library that would run in its place."""
-    return Comparison.of(measurement.ratio, measurement.baseline, measurement.raced).is_servable
+def is_servable(trial: Trial) -> bool:
+    """Return whether a timed kernel is as fast as the library that would run in its place, if any.
+
+    Raises:
+        InvalidRecord: nothing was measured.
+    """
+    measurement = trial.measurement
+    if measurement is None:
+        raise InvalidRecord("a trial without a measurement says nothing of speed.")
+    return Comparison.of(
+        measurement.ratio,
+        measurement.baseline,
+        measurement.raced,
+        is_fixed=trial.problem.is_fixed,
+    ).is_servable
 
 
 def decide_by(trial: Trial) -> Decision:

@@ -73,6 +73,7 @@ def adopt(
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
+    reduction: options.ReductionName = "any",
     threads: options.Threads = 1,
     regime: options.RegimeChoice = "hot",
     url: Annotated[
@@ -105,6 +106,7 @@ def adopt(
             "--epilogue": epilogue != "none",
             "--w-layout": w_layout != "nk",
             "--groups": groups is not None,
+            "--reduction": reduction != "any",
             "--threads": threads != 1,
             "--regime": regime != "hot",
         }
@@ -127,6 +129,7 @@ def adopt(
             dtype=dtype,
             epilogue=epilogue,
             w_layout=options.with_groups(w_layout, groups),
+            reduction=reduction,
         )
         contexts = options.execution_contexts(threads, regime)
         check_cpus(threads)

@@ -82,6 +82,7 @@ def bench(
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
+    reduction: options.ReductionName = "any",
     threads: options.Threads = 1,
     regime: options.RegimeChoice = "hot",
     baseline: _Baselines = None,
@@ -104,6 +105,7 @@ def bench(
         dtype=dtype,
         epilogue=epilogue,
         w_layout=options.with_groups(w_layout, groups),
+        reduction=reduction,
     )
     contexts = options.execution_contexts(threads, regime)
     check_cpus(threads)

@@ -31,6 +31,7 @@ def bundle(
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
+    reduction: options.ReductionName = "any",
     threads: options.Threads = 1,
     regime: options.RegimeName = "hot",
     db: options.DatabaseUrl = None,
@@ -43,7 +44,14 @@ def bundle(
 
     layout = options.with_groups(w_layout, groups)
     layers = layers_of(
-        m=None, n=None, k=None, shapes=shapes, dtype=dtype, epilogue=epilogue, w_layout=layout
+        m=None,
+        n=None,
+        k=None,
+        shapes=shapes,
+        dtype=dtype,
+        epilogue=epilogue,
+        w_layout=layout,
+        reduction=reduction,
     )
     context = options.execution_context(threads, regime)
     check_place(folder)

@@ -6,11 +6,12 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.conditions import conditions_facts, conditions_lines, trial_behind
 from gemm_tuner.cli.output import print_json, print_line
 from gemm_tuner.cli.provenance import provenance_facts, provenance_lines
-from gemm_tuner.cli.sweep_report import verdict_facts
+from gemm_tuner.cli.sweep_report import price_facts, verdict_facts
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.choose import choose
+from gemm_tuner.select.price import price_of_fixed_order
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 
@@ -24,6 +25,7 @@ def explain(
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
+    reduction: options.ReductionName = "any",
     threads: options.Threads = 1,
     regime: options.RegimeName = "hot",
     db: options.DatabaseUrl = None,
@@ -31,13 +33,16 @@ def explain(
 ) -> None:
     """Print each step of the lookup for a layer, and the evidence for it."""
     layout = options.with_groups(w_layout, groups)
-    problem = Problem.create(m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue)
+    problem = Problem.create(
+        m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue, reduction=reduction
+    )
     problem.check_work()
     context = options.execution_context(threads, regime)
     cpu = detect_cpu()
     repository = Repository(open_database(db, may_create=False))
     match = choose(repository, problem, cpu=cpu, context=context)
     tried = repository.trials(problem=problem, cpu_key=cpu.exact_key)
+    price = price_of_fixed_order(repository, match.verdict, cpu)
     behind = trial_behind(match.verdict, tried)
     failures = [trial for trial in tried if trial.outcome is not Outcome.CORRECT]
     outcomes: dict[str, int] = {}
@@ -48,6 +53,7 @@ def explain(
     if as_json:
         facts = {
             **provenance_facts(match.verdict),
+            **price_facts(match.verdict, price),
             "explain": list(match.explain),
             "conditions": conditions_facts(behind),
             "trials": outcomes,
@@ -64,6 +70,8 @@ def explain(
         return
     for step in match.explain:
         print_line(f"- {step}")
+    if price is not None:
+        print_line(f"- {price.text}.")
     for line in (*provenance_lines(match.verdict), *conditions_lines(behind)):
         print_line(line)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "none"

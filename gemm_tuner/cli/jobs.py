@@ -33,6 +33,7 @@ def submit_command(
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
+    reduction: options.ReductionName = "any",
     threads: options.Threads = 1,
     regime: options.RegimeName = "hot",
     budget: options.Budget = f"{DEFAULT_BUDGET_S:g}s",
@@ -47,7 +48,9 @@ def submit_command(
     cpu, now = detect_cpu(), datetime.now(UTC)
     store = Jobs(open_database(db))
     job, is_new = store.submit(
-        Problem.create(m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue),
+        Problem.create(
+            m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue, reduction=reduction
+        ),
         class_key=cpu.class_key,
         context=options.execution_context(threads, regime),
         budget_s=options.parse_duration_s(budget),

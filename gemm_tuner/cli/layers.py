@@ -13,7 +13,7 @@ from gemm_tuner.errors import InvalidInput, InvalidSetting
 from gemm_tuner.files import read_bounded
 
 _REQUIRED = ("name", "m", "n", "k")
-_OPTIONAL = ("epilogue", "from")
+_OPTIONAL = ("epilogue", "reduction", "from")
 _FAULTS_TOLD = 20
 _LONGEST_TOLD = 60
 
@@ -49,24 +49,30 @@ def layers_of(
     dtype: str,
     epilogue: str,
     w_layout: str,
+    reduction: str,
 ) -> tuple[Layer, ...]:
     """Return the layers meant by the arguments M N K or by the option `--shapes`.
 
-    M may be several, joined by commas. In a file, an empty or absent epilogue means the one of the
-    option `--epilogue`.
+    M may be several, joined by commas. In a file, an empty or absent epilogue or reduction means
+    the one of the option `--epilogue` or `--reduction`.
 
     Raises:
         InvalidSetting: both or neither are given, or the file cannot be read.
-        InvalidInput: a size, dtype, layout or epilogue cannot be used, or nothing is multiplied.
+        InvalidInput: a size, dtype, layout, epilogue or reduction cannot be used, or nothing is
+            multiplied.
     """
     if (m is None) == (shapes is None):
         raise InvalidSetting("which layers is not clear; give either M N K or --shapes FILE.")
     if shapes is not None:
-        return _read_layers(shapes, dtype=dtype, epilogue=epilogue, w_layout=w_layout)
+        return _read_layers(
+            shapes, dtype=dtype, epilogue=epilogue, w_layout=w_layout, reduction=reduction
+        )
     if m is None or n is None or k is None:
         raise InvalidSetting(f"sizes {m} {n or ''} are not complete; give M, N and K.")
     problems = [
-        Problem.create(rows, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue)
+        Problem.create(
+            rows, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue, reduction=reduction
+        )
         for rows in dict.fromkeys(m.split(","))
     ]
     for problem in problems:
@@ -74,13 +80,15 @@ def layers_of(
     return tuple(Layer(name=problem.sizes_text, problem=problem) for problem in problems)
 
 
-def _read_layers(path: Path, *, dtype: str, epilogue: str, w_layout: str) -> tuple[Layer, ...]:
+def _read_layers(
+    path: Path, *, dtype: str, epilogue: str, w_layout: str, reduction: str
+) -> tuple[Layer, ...]:
     columns, rows = _read_table(path)
     missing = [name for name in _REQUIRED if name not in columns]
     if missing:
         raise InvalidSetting(
             f"file {path} has no column {', '.join(missing)}; its first line must name the "
-            f"columns {', '.join(_REQUIRED)} and may name epilogue and from."
+            f"columns {', '.join(_REQUIRED)} and may name {', '.join(_OPTIONAL)}."
         )
     unknown = sorted(name for name in columns if name not in {*_REQUIRED, *_OPTIONAL})
     if unknown:
@@ -95,7 +103,15 @@ def _read_layers(path: Path, *, dtype: str, epilogue: str, w_layout: str) -> tup
     for line, cells in rows:
         try:
             row = _row_of(cells, columns)
-            layers.append(_layer_of(row, dtype=dtype, epilogue=epilogue, w_layout=w_layout))
+            layers.append(
+                _layer_of(
+                    row,
+                    dtype=dtype,
+                    w_layout=w_layout,
+                    epilogue=row.get("epilogue") or epilogue,
+                    reduction=row.get("reduction") or reduction,
+                )
+            )
         except InvalidInput as error:
             faults.append(type(error)(f"{path}, line {line}: {error}"))
     if len(faults) > 1:
@@ -159,14 +175,17 @@ def _row_of(cells: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
     return row
 
 
-def _layer_of(row: dict[str, str], *, dtype: str, epilogue: str, w_layout: str) -> Layer:
+def _layer_of(
+    row: dict[str, str], *, dtype: str, epilogue: str, w_layout: str, reduction: str
+) -> Layer:
     problem = Problem.create(
         row["m"],
         _integer("n", row["n"]),
         _integer("k", row["k"]),
         dtype=dtype,
         w_layout=w_layout,
-        epilogue=row.get("epilogue") or epilogue,
+        epilogue=epilogue,
+        reduction=reduction,
     )
     problem.check_work()
     # A line break in a name would be one in a table.

@@ -45,13 +45,21 @@ def lock(
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
+    reduction: options.ReductionName = "any",
     threads: options.Threads = 1,
     regime: options.RegimeName = "hot",
 ) -> None:
     """Write which kernel each layer gets, for a project's version control."""
     layout = options.with_groups(w_layout, groups)
     layers = layers_of(
-        m=m, n=n, k=k, shapes=shapes, dtype=dtype, epilogue=epilogue, w_layout=layout
+        m=m,
+        n=n,
+        k=k,
+        shapes=shapes,
+        dtype=dtype,
+        epilogue=epilogue,
+        w_layout=layout,
+        reduction=reduction,
     )
     context = options.execution_context(threads, regime)
     client = Client(url, lock=file if frozen else None, frozen=frozen, offline=offline)

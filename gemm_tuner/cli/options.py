@@ -24,7 +24,8 @@ OptionalDepth = Annotated[
     int | None, typer.Argument(metavar="K", help="Columns of x, summed over")]
 Shapes = Annotated[
     Path | None, typer.Option(metavar="FILE.csv", help="Take the layers from a file with the "
-                              "columns name, m, n, k and, if you like, epilogue and from")]
+                              "columns name, m, n, k and, if you like, epilogue, reduction, "
+                              "from")]
 DTypeName = Annotated[
     str, typer.Option("--dtype", help="Element type of x, w and y; or such as int8, bf16_s4")]
 EpilogueText = Annotated[
@@ -34,6 +35,9 @@ LayoutName = Annotated[
 Groups = Annotated[
     str | None, typer.Option("--groups", help="Elements of quantised weights along k that share a "
                              "scale: 32, 64, 128, or k for a whole column")]
+ReductionName = Annotated[
+    str, typer.Option("--reduction", help="Order of additions: any, or fixed for the same bits "
+                      "from every kernel")]
 Threads = Annotated[int, typer.Option("--threads", help="Threads that share one call")]
 RegimeName = Annotated[str, typer.Option("--regime", help="hot or cold_weights")]
 RegimeChoice = Annotated[str, typer.Option("--regime", help="hot, cold_weights or both")]

@@ -14,6 +14,7 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.choose import choose
+from gemm_tuner.select.price import price_of_fixed_order
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.payload import SignedArtifact, VerdictPayload
@@ -31,6 +32,7 @@ def resolve(
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
+    reduction: options.ReductionName = "any",
     threads: options.Threads = 1,
     regime: options.RegimeName = "hot",
     db: options.DatabaseUrl = None,
@@ -38,7 +40,9 @@ def resolve(
 ) -> None:
     """Print the verdict for a layer; exit with 1 if no kernel is to be used."""
     layout = options.with_groups(w_layout, groups)
-    problem = Problem.create(m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue)
+    problem = Problem.create(
+        m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue, reduction=reduction
+    )
     problem.check_work()
     context = options.execution_context(threads, regime)
     if url is not None:
@@ -53,9 +57,8 @@ def _from_database(
     db: str | None, problem: Problem, context: ExecutionContext, *, as_json: bool
 ) -> bool:
     """Print the answer of the database, and return whether it names a kernel."""
-    match = choose(
-        Repository(open_database(db, may_create=False)), problem, cpu=detect_cpu(), context=context
-    )
+    repository, cpu = Repository(open_database(db, may_create=False)), detect_cpu()
+    match = choose(repository, problem, cpu=cpu, context=context)
     verdict = match.verdict
     if as_json:
         now = datetime.now(UTC)
@@ -63,6 +66,9 @@ def _from_database(
         print_json(_facts(payload, match.explain))
         return verdict.artifact is not None
     print_line(decision_text(verdict))
+    price = price_of_fixed_order(repository, verdict, cpu)
+    if price is not None:
+        print_line(price.text)
     _print_kernel(verdict.candidate.text if verdict.candidate else None, verdict.artifact)
     return verdict.artifact is not None
 

@@ -68,6 +68,7 @@ def simulate(
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
+    reduction: options.ReductionName = "any",
     regime: options.RegimeChoice = "both",
     candidate: Annotated[
         str | None, typer.Option(help="Text of the kernel; by default the winner, or the first")
@@ -96,7 +97,9 @@ def simulate(
     """
     counts = parse_threads(threads)
     layout = options.with_groups(w_layout, groups)
-    problem = Problem.create(m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue)
+    problem = Problem.create(
+        m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue, reduction=reduction
+    )
     problem.check_work()
     rows = _rows_of_call(problem, m_of_call)
     regimes = Regime.parse_choice(regime)

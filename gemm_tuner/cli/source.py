@@ -52,6 +52,7 @@ def source(
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
+    reduction: options.ReductionName = "any",
     threads: options.Threads = 1,
     regime: options.RegimeName = "hot",
     db: options.DatabaseUrl = None,
@@ -59,7 +60,9 @@ def source(
 ) -> None:
     """Print the generated source of the winner, or of any candidate, or write its library."""
     layout = options.with_groups(w_layout, groups)
-    problem = Problem.create(m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue)
+    problem = Problem.create(
+        m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue, reduction=reduction
+    )
     context = options.execution_context(threads, regime)
     if header is not None:
         _write(header, (templates_dir() / "abi" / "gemm_tuner.h").read_bytes())

@@ -38,6 +38,7 @@ from gemm_tuner.domain.units import duration_text
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.machine.cpus import check_cpus
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.select.price import price_of_fixed_order
 from gemm_tuner.select.shared_weights import MAX_LOSS
 from gemm_tuner.space.cores import core_named
 from gemm_tuner.store.database import open_database
@@ -71,6 +72,7 @@ def sweep(
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
+    reduction: options.ReductionName = "any",
     threads: options.Threads = 1,
     regime: options.RegimeChoice = "hot",
     budget: options.Budget = "30s",
@@ -123,6 +125,7 @@ def sweep(
         dtype=dtype,
         epilogue=epilogue,
         w_layout=options.with_groups(w_layout, groups),
+        reduction=reduction,
     )
     contexts = options.execution_contexts(threads, regime)
     budget_s = options.parse_duration_s(budget)
@@ -197,7 +200,12 @@ def sweep(
         print_json(
             {
                 "cpu": cpu.brand,
-                "layers": [result_facts(layer, result) for layer, result in swept.found],
+                "layers": [
+                    result_facts(
+                        layer, result, price_of_fixed_order(repository, result.verdict, cpu)
+                    )
+                    for layer, result in swept.found
+                ],
                 "failures": [failure_facts(failure) for failure in swept.failures],
                 "not_begun": [layer.name for layer in swept.not_begun],
                 "summary": summary_facts([result.verdict for _layer, result in swept.found]),
@@ -291,7 +299,7 @@ def sweep_layers(
             for result in results:
                 swept.found.append((layer, result))
                 if not is_quiet:
-                    print_result(result)
+                    print_result(result, price_of_fixed_order(repository, result.verdict, cpu))
         swept.is_stopped = interrupt.is_stopped()
     return swept
 

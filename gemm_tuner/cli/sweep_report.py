@@ -16,6 +16,7 @@ from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.units import context_text, counted, duration_text, time_text
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import GemmTunerError
+from gemm_tuner.select.price import Price
 from gemm_tuner.tuning.result import Recalled, SweepResult
 
 INTERRUPTED = "interrupted"
@@ -104,12 +105,25 @@ def _instead_facts(comparison: Comparison | None) -> dict[str, Any] | None:
     }
 
 
-def result_facts(layer: Layer, result: SweepResult) -> dict[str, Any]:
+def price_facts(verdict: Verdict, price: Price | None) -> dict[str, Any]:
+    """Return what a fixed order of additions costs, as JSON facts; nothing for other problems."""
+    if not verdict.problem.is_fixed:
+        return {}
+    facts = price and {
+        "speed_ratio": price.speed,
+        "candidate": price.candidate.text,
+        "baseline": price.baseline,
+    }
+    return {"beside_any_order": facts}
+
+
+def result_facts(layer: Layer, result: SweepResult, price: Price | None = None) -> dict[str, Any]:
     """Return the results of a sweep for one layer in one context, as JSON facts."""
     rows = _finalist_rows(result)
     return {
         "name": layer.name,
         **verdict_facts(result.verdict),
+        **price_facts(result.verdict, price),
         "finalists": [
             {
                 "name": row.name,
@@ -128,7 +142,7 @@ def result_facts(layer: Layer, result: SweepResult) -> dict[str, Any]:
     }
 
 
-def print_result(result: SweepResult) -> None:
+def print_result(result: SweepResult, price: Price | None = None) -> None:
     """Print the autotuning table of one layer in one context, and the decision."""
     verdict = result.verdict
     rows = _finalist_rows(result)
@@ -161,6 +175,8 @@ def print_result(result: SweepResult) -> None:
         print_line(f"{INTERRUPTED}: no kernel is confirmed yet; sweep again to go on")
     else:
         print_line(decision_text(verdict))
+    if price is not None:
+        print_line(price.text)
     if result.recalled is not None:
         print_line(recalled_text(result.recalled))
     print_line(f"{counted(result.tried, 'candidate')} tried, {result.failed} failed\n")

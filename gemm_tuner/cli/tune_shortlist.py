@@ -33,6 +33,7 @@ def tune_shortlist(
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
+    reduction: options.ReductionName = "any",
     threads: options.Threads = 1,
     regime: options.RegimeChoice = "hot",
     budget: options.Budget = "10s",
@@ -54,6 +55,7 @@ def tune_shortlist(
         dtype=dtype,
         epilogue=epilogue,
         w_layout=options.with_groups(w_layout, groups),
+        reduction=reduction,
     )
     contexts = options.execution_contexts(threads, regime)
     check_cpus(threads)

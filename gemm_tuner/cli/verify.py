@@ -27,6 +27,7 @@ def verify(
     epilogue: options.EpilogueText = "none",
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
+    reduction: options.ReductionName = "any",
     compiler: options.Compiler = None,
     db: options.DatabaseUrl = None,
     as_json: options.AsJson = False,
@@ -38,7 +39,9 @@ def verify(
     """
     layout = options.with_groups(w_layout, groups)
     trial = prove(
-        Problem.create(m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue),
+        Problem.create(
+            m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue, reduction=reduction
+        ),
         Candidate.parse(candidate),
         cpu=detect_cpu(),
         repository=Repository(open_database(db)),

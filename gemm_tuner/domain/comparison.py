@@ -34,20 +34,26 @@ class Comparison:
     """The speed of a kernel over that of the baseline, and what runs where it is not served.
 
     `instead` is the baseline itself where that can run in the process of a caller, else the fastest
-    such library of its race, and None where there was none.
+    such library of its race, and None where there was none. No library stands in for a kernel whose
+    order of additions `is_fixed`.
     """
 
     ratio: Ratio
     baseline: Library
     instead: Instead | None = None
+    is_fixed: bool = False
 
     @classmethod
-    def of(cls, ratio: Ratio, baseline: str, raced: Sequence[Raced]) -> Self:
+    def of(
+        cls, ratio: Ratio, baseline: str, raced: Sequence[Raced], *, is_fixed: bool = False
+    ) -> Self:
         """Return the comparison with a baseline, which won the race between `raced`, if any."""
         library = Library(text=baseline)
         itself = next((one for one in raced if library.is_version_of(one.baseline)), None)
         if itself is not None:
             library = Library(text=baseline, package=itself.package)
+        if is_fixed:
+            return cls(ratio=ratio, baseline=library, is_fixed=True)
         if _runs_in_process(baseline):
             return cls(ratio=ratio, baseline=library, instead=Instead(library=library))
         others = [one for one in raced if _runs_in_process(one.baseline)]
@@ -84,8 +90,8 @@ class Comparison:
 
     @property
     def is_servable(self) -> bool:
-        """Say whether the kernel is as fast as what runs instead."""
-        return is_as_fast(self.beside_instead)
+        """Say whether the kernel is as fast as what runs instead, if anything may."""
+        return self.is_fixed or is_as_fast(self.beside_instead)
 
 
 def is_as_fast(ratio: Ratio) -> bool:

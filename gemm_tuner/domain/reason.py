@@ -19,7 +19,10 @@ def instead_text(comparison: Comparison) -> str:
     """Return how a kernel stands beside what runs instead, where its baseline cannot run there.
 
     It begins with a semicolon, and is empty where the baseline is what runs, or is not faster.
+    Where the order of additions is fixed, it says that the baseline's is not.
     """
+    if comparison.is_fixed:
+        return f"; {comparison.baseline.text} promises no order of additions"
     if comparison.other is None or is_as_fast(comparison.ratio):
         return ""
     ratio, beside = comparison.ratio.median, comparison.beside_instead.median
@@ -33,7 +36,7 @@ def instead_text(comparison: Comparison) -> str:
 def why_not_served(comparison: Comparison) -> str:
     """Return why a kernel of this speed is not served."""
     beside = comparison.beside_instead
-    if is_as_fast(beside):
+    if comparison.is_servable:
         return (
             'that was disturbed and decides nothing, or too few hosts found it: "gemm-tuner '
             'explain" tells which, and "gemm-tuner sweep" measures again'
@@ -48,6 +51,8 @@ def why_not_served(comparison: Comparison) -> str:
 
 def used_instead(comparison: Comparison) -> str:
     """Return what is to be used where the kernel is not served."""
+    if comparison.is_fixed:
+        return "the fixed order in plain C"
     return comparison.other.text if comparison.other else "the baseline"
 
 

@@ -21,7 +21,8 @@ BASELINE_BELOW = 0.98
 class Decision(StrEnum):
     """Which is faster, the kernel or its baseline, the fastest library.
 
-    A kernel is served where it is as fast as what runs instead: another library, perhaps.
+    A kernel is served where it is as fast as what runs instead: another library, perhaps. One with
+    a fixed order of additions always is, since no library has that order.
     """
 
     TUNED = "tuned"  # the kernel is faster than the baseline
@@ -94,7 +95,14 @@ class Verdict:
         """Return the speed beside the baseline and beside what runs instead, if measured."""
         measured = self.measurement
         return (
-            Comparison.of(measured.ratio, measured.baseline, measured.raced) if measured else None
+            Comparison.of(
+                measured.ratio,
+                measured.baseline,
+                measured.raced,
+                is_fixed=self.problem.is_fixed,
+            )
+            if measured
+            else None
         )
 
     @property

@@ -116,6 +116,7 @@ def layer_problems(
     dtype: str,
     epilogue: str,
     w_layout: str,
+    reduction: str,
     max_loss: float,
 ) -> tuple[Problem, ...]:
     """Return the problems of a layer for several m, each once, that are to share weights.
@@ -124,7 +125,10 @@ def layer_problems(
         InvalidInput: an argument cannot be used.
     """
     problems = [
-        Problem.create(rows, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue) for rows in m
+        Problem.create(
+            rows, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue, reduction=reduction
+        )
+        for rows in m
     ]
     check_sharing(problems, max_loss)
     for problem in problems:

@@ -11,6 +11,7 @@ from gemm_tuner.domain.comparison import Comparison, Instead
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.measurement import Library, Ratio
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -126,6 +127,7 @@ class VerdictPayload(PayloadModel):
             ratio=self.ratio.to_domain(),
             baseline=self.compared_with.to_domain(),
             instead=self.instead.to_domain() if self.instead else None,
+            is_fixed=Problem.parse(self.problem).is_fixed,
         )
 
     @property

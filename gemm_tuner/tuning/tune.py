@@ -93,6 +93,7 @@ def tune_layer(
     dtype: str = "f32",
     epilogue: str = "none",
     w_layout: str = "nk",
+    reduction: str = "any",
     threads: int = 1,
     regime: Regime | str = Regime.HOT,
     max_loss: float = MAX_LOSS,
@@ -109,6 +110,7 @@ def tune_layer(
         dtype: types such as `f32` or `bf16_bf16_f32_f32`.
         epilogue: steps such as `bias+gelu_erf`.
         w_layout: `nk` or `kn`, with groups `nk:g128`.
+        reduction: `any`, or `fixed` for the same bits from every kernel.
         threads: how many threads will share a call.
         regime: the state of the caches when it is called, `hot` or `cold_weights`.
         max_loss: the share of its speed that each m may lose so that weights are shared.
@@ -120,7 +122,14 @@ def tune_layer(
         GemmTunerError: as in `tune`.
     """
     problems = layer_problems(
-        n, k, m=m, dtype=dtype, epilogue=epilogue, w_layout=w_layout, max_loss=max_loss
+        n,
+        k,
+        m=m,
+        dtype=dtype,
+        epilogue=epilogue,
+        w_layout=w_layout,
+        reduction=reduction,
+        max_loss=max_loss,
     )
     context = ExecutionContext(threads=threads, regime=Regime.parse_one(regime))
     cpu = detect_cpu()

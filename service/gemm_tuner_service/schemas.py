@@ -23,6 +23,13 @@ def _number_to_text(value: object) -> object:
 
 
 Text = Annotated[str, Field(max_length=1000)]
+ReductionText = Annotated[
+    str,
+    Field(
+        max_length=32,
+        description="`any` order of additions, or `fixed`: the same bits from every kernel",
+    ),
+]
 Integer = Annotated[int, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
 Rows = Annotated[
@@ -72,6 +79,7 @@ class KernelQuery(RequestModel):
     dtype: Text = "f32"
     epilogue: Text = "none"
     w_layout: Text = "nk"
+    reduction: ReductionText = "any"
     cpu: Text | None = None
     isa: Text | None = None
     threads: int = 1
@@ -85,6 +93,7 @@ class KernelQuery(RequestModel):
             self.k,
             dtype=self.dtype,
             w_layout=self.w_layout,
+            reduction=self.reduction,
             epilogue="+".join(self.epilogue.replace("+", " ").split()),
         )
 
@@ -140,7 +149,10 @@ class ContextFields(RequestModel):
 
 
 class ResolveRequest(ContextFields):
-    """The problem as text, such as `f32 128x3072x768 nk bias+gelu_erf`, or as m, n and k."""
+    """The problem as text, such as `f32 128x3072x768 nk bias+gelu_erf`, or as m, n and k.
+
+    A last word `fixed` of the text is the `reduction` of the fields.
+    """
 
     problem: Text | None = None
     m: Rows | None = None
@@ -149,11 +161,12 @@ class ResolveRequest(ContextFields):
     dtype: Text = "f32"
     epilogue: Text = "none"
     w_layout: Text = "nk"
+    reduction: ReductionText = "any"
 
     @model_validator(mode="after")
     def _check_that_one_form_is_used(self) -> Self:
         text_alone = self.problem is not None and not self.model_fields_set & {
-            "m", "n", "k", "dtype", "epilogue", "w_layout"
+            "m", "n", "k", "dtype", "epilogue", "w_layout", "reduction"
         }  # fmt: skip
         fields_alone = self.problem is None and None not in (self.m, self.n, self.k)
         if not (text_alone or fields_alone):
@@ -173,6 +186,7 @@ class ResolveRequest(ContextFields):
             self.k,
             dtype=self.dtype,
             w_layout=self.w_layout,
+            reduction=self.reduction,
             epilogue=self.epilogue,
         )
 
