@@ -13,14 +13,21 @@ import httpx
 import pytest
 from served import CANDIDATE, PROBLEM, Site, keep_trial
 
-from gemm_tuner.build.compile import Build
+from gemm_tuner.build.compile import Build, compile_kernel
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.cli.layers import layers_of
 from gemm_tuner.cli.main import run
+from gemm_tuner.client.client import Client
 from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.measurement import Raced
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage
 from gemm_tuner.domain.source import Source
+from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
@@ -390,3 +397,69 @@ def test_bench_of_nothing_says_what_to_do(
 
     assert code == ANSWER_IS_NO
     assert 'run "gemm-tuner sweep"' in capsys.readouterr().err
+
+
+FIXED = Problem.parse("int8 8x32x16 nk channel_scale fixed")
+FIXED_SIZES = ["8", "32", "16", "--dtype", "int8", "--epilogue", "channel_scale"]
+
+
+def test_commands_and_client_take_a_fixed_order(
+    bare_site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A kernel of half the speed of the library is served, since that promises no order."""
+    candidate = Candidate.parse("scalar_int8_2x4 mc8_nc32_kc16 jc_ic_jr_ir")
+    source = render(FIXED, candidate, family_named("scalar_int8"))
+    fixed = compile_kernel(source, isa=frozenset(), toolchain=find_toolchain())
+    keep_trial(
+        bare_site.repository,
+        fixed,
+        cpu=detect_cpu(),
+        speed=0.5,
+        problem=FIXED,
+        candidate=candidate,
+    )
+    where = ["--db", bare_site.settings.database_url]
+
+    facts = _json(["resolve", *FIXED_SIZES, "--reduction", "fixed", *where], capsys)
+    told = _json(["explain", *FIXED_SIZES, "--reduction", "fixed", *where], capsys)
+    assert run(["resolve", *FIXED_SIZES, *where]) == ANSWER_IS_NO
+    assert run(["source", *FIXED_SIZES, "--reduction", "fixed", *where]) == 0
+    with bare_site.serving() as address:
+        client = Client(address, cache_dir=tmp_path / "cache")
+        kernel, untuned = client.kernel(FIXED), client.kernel("f32 3x5x7 fixed")
+        layer = client.layer(
+            32, 16, m=[8], dtype="int8", epilogue="channel_scale", reduction="fixed"
+        )
+
+    assert facts["problem"] == FIXED.text
+    assert facts["artifact"]["sha256"] == fixed.artifact.sha256
+    assert "promises no order of additions" in " ".join(told["explain"])
+    assert told["beside_any_order"] is None
+    assert FIXED.text in capsys.readouterr().out
+    assert isinstance(kernel, Kernel)
+    assert kernel.artifact.sha256 == fixed.artifact.sha256
+    assert layer.kernels[0].problem == FIXED
+    assert isinstance(untuned, FallbackKernel)
+    assert untuned.library == "the fixed order in plain C"
+    assert "No library promises an order of additions" in untuned.reason
+
+
+def test_a_column_of_a_file_says_which_layers_are_fixed(tmp_path: Path) -> None:
+    shapes = tmp_path / "layers.csv"
+    shapes.write_text("name,m,n,k,reduction\none,1,2,3,fixed\ntwo,1,2,3,\n")
+
+    def found(reduction: str) -> list[str]:
+        layers = layers_of(
+            m=None,
+            n=None,
+            k=None,
+            shapes=shapes,
+            dtype="f32",
+            epilogue="none",
+            w_layout="nk",
+            reduction=reduction,
+        )
+        return [layer.problem.reduction.value for layer in layers]
+
+    assert found("any") == ["fixed", "any"]
+    assert found("fixed") == ["fixed", "fixed"]

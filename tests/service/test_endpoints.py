@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 
 from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.problem import Rows
+from gemm_tuner.domain.problem import Reduction, Rows
 from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.resources import templates_dir
@@ -403,3 +403,31 @@ def test_head_is_answered_as_get_without_the_body(client: httpx.Client, path: st
 
 def test_a_mirror_has_kernels_where_the_service_has_them() -> None:
     assert f"/{mirror.PATH}/{{sha256}}" in {rule.path for rule in RULES}
+
+
+def test_the_reduction_is_part_of_each_question(
+    own_client: httpx.Client, repository: Repository
+) -> None:
+    fixed = replace(PROBLEM, reduction=Reduction.FIXED)
+    artifact = make_artifact(b"\x7fELF fixed")
+    repository.add_build(artifact, binary=b"\x7fELF fixed", source_text=SOURCE_TEXT)
+    repository.add_trial(make_trial(problem=fixed, call_ns=1250, artifact=artifact))
+    cpu = {"cpu": described(CPU)}
+    query = {**SIZES, "epilogue": "bias+gelu_erf", "reduction": "fixed", "cpu": CPU.exact_key}
+    fields = {**SIZES, **cpu, "epilogue": "bias+gelu_erf", "reduction": "fixed"}
+
+    by_query = own_client.get("/v1/kernels", params=query).json()
+    by_fields = own_client.post("/v1/resolve", json=fields).json()
+    by_text = own_client.post("/v1/resolve", json={"problem": fixed.text, **cpu}).json()
+    batch = {"problems": [fixed.text, PROBLEM.text], **cpu}
+    both = own_client.post("/v1/resolve:batch", json=batch).json()["results"]
+
+    for answer in (by_query, by_fields, by_text, both[0]["resolution"]):
+        assert answer["verdict"]["problem"] == fixed.text
+        assert answer["verdict"]["artifact"]["sha256"] == artifact.sha256
+        assert "promises no order of additions" in " ".join(answer["explain"])
+    assert both[1]["resolution"]["verdict"]["artifact"]["sha256"] == make_artifact().sha256
+    for bad in ({"reduction": "fast"}, {"reduction": "fixed", "dtype": "f16_f16_f16_f16"}):
+        refused = own_client.post("/v1/resolve", json={**SIZES, **bad})
+        assert refused.status_code == 422
+        assert "use " in refused.json()["detail"]
