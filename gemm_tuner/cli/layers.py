@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
-from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.problem import Problem, Reduction
 from gemm_tuner.errors import InvalidInput, InvalidSetting
 from gemm_tuner.files import read_bounded
 
@@ -49,7 +49,7 @@ def layers_of(
     dtype: str,
     epilogue: str,
     w_layout: str,
-    reduction: str,
+    reduction: str = Reduction.ANY.value,
 ) -> tuple[Layer, ...]:
     """Return the layers meant by the arguments M N K or by the option `--shapes`.
 

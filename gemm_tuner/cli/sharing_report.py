@@ -35,8 +35,7 @@ class SharedLayer:
     @property
     def title(self) -> str:
         """Return the problem without its m."""
-        one = self.problems[0]
-        return f"{one.types.text} {one.n}x{one.k} {one.layout_text} {one.epilogue.text}"
+        return self.problems[0].layer_text.replace("*x", "", 1)
 
     @property
     def packed_bytes(self) -> int:

@@ -226,6 +226,12 @@ class Problem:
                 f"types {self.types.text} have no fixed order of additions; with the reduction "
                 "'fixed', use f32, bf16 or f16 added up in f32, or bytes such as int8."
             )
+        undefined = [step.text for step in self.epilogue.steps if step.kind.after_product is None]
+        if self.is_fixed and undefined:
+            raise InvalidEpilogue(
+                f"steps {', '.join(undefined)} are not defined to the bit; leave them out, or the "
+                "reduction 'fixed'."
+            )
 
     @property
     def w_bytes(self) -> int:

@@ -10,7 +10,7 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.measurement import Ratio
 from gemm_tuner.domain.packed_format import packed_format
-from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.problem import Problem, Reduction
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.errors import InvalidCandidate, InvalidSetting
@@ -116,7 +116,7 @@ def layer_problems(
     dtype: str,
     epilogue: str,
     w_layout: str,
-    reduction: str,
+    reduction: str = Reduction.ANY.value,
     max_loss: float,
 ) -> tuple[Problem, ...]:
     """Return the problems of a layer for several m, each once, that are to share weights.

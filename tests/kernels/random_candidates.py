@@ -25,6 +25,8 @@ from gemm_tuner.space.limits import check_covers
 
 EMULATED = parse_isa(("amx_tile", "amx_bf16", "amx_int8", "amx_fp16", "avx512_fp16"))
 
+_FIXED = 0.3  # of the problems that can have a fixed order of additions
+
 
 def draw_subjects(count: int, seed: int) -> list[Subject]:
     """Return different problems with candidates, the same for the same seed and CPU."""
@@ -79,7 +81,10 @@ class _Dice:
         if types.is_weight_only:
             layout += f":g{self.random.choice((*GROUP_SIZES, WHOLE_COLUMN))}"
         rows = str(high) if low == high else f"{low}..{high}"
-        return Problem.parse(f"{types.text} {rows}x{n}x{k} {layout} {self.epilogue(types)}")
+        problem = f"{types.text} {rows}x{n}x{k} {layout} {self.epilogue(types)}"
+        can_be_fixed = family.can_be_fixed and types.accumulator is not DType.F16
+        is_fixed = can_be_fixed and self.random.random() < _FIXED
+        return Problem.parse(f"{problem} fixed" if is_fixed else problem)
 
     def epilogue(self, types: OperandTypes) -> str:
         """Return a chain of up to two offsets and four other steps."""

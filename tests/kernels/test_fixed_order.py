@@ -5,11 +5,15 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pytest
+from needs import each_executed
 from numpy.typing import NDArray
 from proof import Needs, Subject, prove_all
+from rows import ROWS_WITH_TAILS, Row, candidate_text
 
 from gemm_tuner.bench.drivers import build_fixed_order
 from gemm_tuner.bench.inputs import InputKind, make_inputs
@@ -18,7 +22,9 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import STEP_KINDS
+from gemm_tuner.domain.micro_kernel import PackedLayout
 from gemm_tuner.domain.problem import Problem, Reduction
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
@@ -180,7 +186,7 @@ def test_a_row_is_the_same_in_every_call(types: str, candidates: tuple[str, str]
     """Whatever m, the parts and the kernel, which differ in tile, blocks and instructions."""
     text = f"{types} {{}}x75x200 nk scale+silu+bias fixed"
     inputs = make_inputs(Problem.parse(text.format(64)), InputKind.NORMAL, seed=7)
-    operands = {name: inputs.operands[name] for name in ("scale", "bias")}
+    operands: dict[str, Any] = {name: inputs.operands[name] for name in ("scale", "bias")}
     ranged, single = _kernels(
         (text.format("1..64"), candidates[0]), (text.format(1), candidates[1])
     )
@@ -206,7 +212,8 @@ def test_what_runs_where_no_kernel_is_served_gives_the_same_bits() -> None:
     )
 
     fallback = FallbackKernel(problem=problem, reason="Nothing was tuned.")
-    y = fallback(inputs.x, fallback.pack(inputs.w), **inputs.operands)
+    given: dict[str, Any] = {**inputs.operands}
+    y = np.asarray(fallback(inputs.x, fallback.pack(inputs.w), **given))
 
     assert y.tobytes() == right.tobytes()
     assert fallback.library == "the fixed order in plain C"
@@ -253,3 +260,37 @@ def test_families_of_other_orders_cannot_be_fixed() -> None:
     assert {"amx_int8", "avx512_int8_dot", "scalar_int8"} <= fixed
     assert not fixed & {"avx2_f32_dot", "avx512_bf16", "amx_bf16", "avx512_fp16", "scalar_f32"}
     assert not {name for name in fixed if CATALOG[name].template.layout.value == "groups"}
+
+
+FIXED_ROWS = [
+    row
+    for row in ROWS_WITH_TAILS
+    if row.family.can_be_fixed and row.types.accumulator is not DType.F16
+]
+CHAINS = (
+    "x_zero_point+channel_scale+gelu_tanh+bias",
+    "scale+row_scale+mish+add",
+    "scale+elu:0.3+mul+clamp:-0.5:6",
+    "x_row_zero_point+scale+tanh+leaky_relu:0.2+sigmoid",
+    "scale+silu+hardswish+relu",
+    "scale+gelu_erf+y_zero_point",
+)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("row", each_executed(FIXED_ROWS))
+def test_every_family_that_can_be_fixed_gives_the_bits_of_the_definition(row: Row) -> None:
+    """With every step, tails in rows, columns and k, blocks of k, and what an axis offers."""
+    depths = (37, 2 * row.family.k_multiple + 1)
+    is_of_panels = row.family.layout is PackedLayout.PANELS
+    extras = ("", " u2", " pack_x", " pf1024 u4", " grid2x1", " grid1x2") if is_of_panels else ("",)
+    subjects = [
+        Subject(
+            problem=f"{row.problem(f'1..7x21x{k}', layout, chain)} fixed",
+            candidate=candidate_text(row, k, extras=extra),
+        )
+        for chain, extra in zip(CHAINS, cycle(extras), strict=False)
+        for k, layout in zip(depths, ("nk", "kn"), strict=True)
+    ]
+
+    assert not prove_all(subjects, find_toolchain())

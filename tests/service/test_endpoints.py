@@ -413,7 +413,12 @@ def test_the_reduction_is_part_of_each_question(
     repository.add_build(artifact, binary=b"\x7fELF fixed", source_text=SOURCE_TEXT)
     repository.add_trial(make_trial(problem=fixed, call_ns=1250, artifact=artifact))
     cpu = {"cpu": described(CPU)}
-    query = {**SIZES, "epilogue": "bias+gelu_erf", "reduction": "fixed", "cpu": CPU.exact_key}
+    query: dict[str, str | int] = {
+        **SIZES,
+        "epilogue": "bias+gelu_erf",
+        "reduction": "fixed",
+        "cpu": CPU.exact_key,
+    }
     fields = {**SIZES, **cpu, "epilogue": "bias+gelu_erf", "reduction": "fixed"}
 
     by_query = own_client.get("/v1/kernels", params=query).json()

@@ -350,6 +350,15 @@ def test_types_without_a_fixed_order_are_refused(types: str) -> None:
         Problem.parse(f"{types} 1x64x64 nk{groups} none fixed")
 
 
+def test_a_step_that_nothing_defines_to_the_bit_is_refused() -> None:
+    kind = replace(STEP_KINDS["relu"], after_product=None, left_to_numpy="it is new")
+    epilogue = Epilogue(steps=(Step(kind=kind),))
+    problem = replace(Problem.parse("f32 1x2x3"), epilogue=epilogue)
+
+    with pytest.raises(InvalidEpilogue, match="steps relu are not defined to the bit"):
+        replace(problem, reduction=Reduction.FIXED)
+
+
 def test_a_fixed_order_is_the_last_word_of_a_text() -> None:
     problem = Problem.create(8, 32, 16, epilogue="bias", reduction="fixed")
 

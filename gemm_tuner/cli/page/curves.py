@@ -87,13 +87,15 @@ def _words(problem: Problem) -> tuple[str, ...]:
         f"{problem.n}x{problem.k}",
         problem.layout_text,
         problem.epilogue.text,
+        problem.reduction.value,
     )
 
 
 def _title(answer: Answer) -> str:
-    types, sizes, layout, epilogue = _words(answer.problem)
+    types, sizes, layout, epilogue, reduction = _words(answer.problem)
     shown = [types, sizes, *([layout] if layout != "nk" else [])]
     shown += [epilogue] if answer.problem.epilogue.steps else []
+    shown += [reduction] if answer.problem.is_fixed else []
     return f"{' '.join(shown)}, {context_text(answer.context)}"
 
 

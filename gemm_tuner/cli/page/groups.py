@@ -202,6 +202,7 @@ def short_text(problem: Problem) -> str:
     words = [problem.sizes_text]
     words += [problem.layout_text] if problem.layout_text != "nk" else []
     words += [problem.epilogue.text] if problem.epilogue.steps else []
+    words += [problem.reduction.value] if problem.is_fixed else []
     return " ".join(words)
 
 
