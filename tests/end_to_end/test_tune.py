@@ -8,9 +8,11 @@ import pytest
 from planted_times import plant_speeds
 
 import gemm_tuner
+from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.verdict import Decision
 from gemm_tuner.errors import InvalidEpilogue, InvalidProblem, InvalidSetting, NotEnoughCpus
 from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
 
 PROBLEM = "f32 1..12x33x20 nk bias+gelu_erf+add"
@@ -95,3 +97,41 @@ def test_tune_again_measures_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert recalled.verdict.decision is Decision.TUNED
     assert renewed.verdict.decision is Decision.BASELINE
     assert "has 0.500 times the speed of the baseline" in renewed.kernel.reason
+
+
+@pytest.mark.proof
+@pytest.mark.skipif(
+    not detect_cpu().isa >= {IsaFeature.AVX2, IsaFeature.FMA}, reason="the CPU has no AVX2"
+)
+def test_kernels_with_a_fixed_order_are_served_and_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For 12 rows, and for one row alone, by kernels that are slower than the baseline."""
+    random = np.random.default_rng(7)
+    x = random.standard_normal((12, 20), np.float32)
+    w = random.standard_normal((33, 20), np.float32)
+    given = {
+        "bias": random.standard_normal(33, np.float32),
+        "add": random.standard_normal((12, 33), np.float32),
+    }
+    results, candidates = [], set()
+    for rows in (12, 1):
+        plant_speeds(monkeypatch, repeat(0.5))
+        tuned = gemm_tuner.tune(
+            f"f32 {rows}x33x20 nk bias+gelu_erf+add fixed",
+            budget_s=1,
+            db_url=f"sqlite:///{tmp_path}/records.sqlite3",
+        )
+        assert isinstance(tuned.kernel, Kernel)
+        assert tuned.verdict.candidate is not None
+        candidates.add(tuned.verdict.candidate.text)
+        packed, bias, add = tuned.kernel.pack(w), given["bias"], given["add"]
+        first_rows = range(0, 12, rows)
+        pieces = [
+            tuned.kernel(x[one : one + rows], packed, bias=bias, add=add[one : one + rows])
+            for one in first_rows
+        ]
+        results.append(np.concatenate([np.asarray(piece) for piece in pieces]).tobytes())
+
+    assert len(candidates) == 2
+    assert len(set(results)) == 1

@@ -24,7 +24,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import STEP_KINDS
-from gemm_tuner.domain.micro_kernel import PackedLayout
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem, Reduction
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
@@ -294,3 +294,24 @@ def test_every_family_that_can_be_fixed_gives_the_bits_of_the_definition(row: Ro
     ]
 
     assert not prove_all(subjects, find_toolchain())
+
+
+@pytest.mark.parametrize(
+    "family", [each for each in CATALOG.values() if each.can_be_fixed], ids=lambda each: each.name
+)
+def test_no_source_has_a_step_of_its_own_instruction_set(family: MicroKernelFamily) -> None:
+    """Tables and reciprocals of AVX-512 are quicker, and give other bits."""
+    epilogue = "scale+sigmoid+tanh+mish+gelu_tanh+gelu_erf"
+    types = min(family.types, key=lambda one: (one.accumulator is DType.F16, one.text))
+    mr, nr = family.tiles[0]
+    candidate = f"{family.name}_{mr}x{nr} mc{mr}_nc{nr}_kc64 jc_ic_jr_ir"
+    fixed, free = (
+        _rendered(Problem.parse(f"{types.text} 5x40x64 nk {epilogue}{word}"), candidate)
+        for word in (" fixed", "")
+    )
+
+    for instruction in ("vrcp14ps", "vpermt2ps", "vcvtne2ps2bf16", "vcvtneps2bf16"):
+        assert instruction not in fixed.text
+    assert ("vrcp14ps" in free.text) == (family.lanes == 16)
+    assert fixed.keeps_roundings
+    assert not free.keeps_roundings

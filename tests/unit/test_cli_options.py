@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gemm_tuner.cli import main
 from gemm_tuner.cli.layers import layers_of
 from gemm_tuner.cli.main import run
 from gemm_tuner.cli.options import execution_contexts, parse_duration_s
@@ -87,3 +88,11 @@ def test_tables_are_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]) ->
     assert lines[0] == "Title"
     assert lines[2] == f"  {'a' * 200}     1 ns"
     assert lines[3] == f"  b{' ' * 199}   100 ns"
+
+
+def test_each_command_that_takes_an_epilogue_takes_a_reduction() -> None:
+    texts = {path.name: path.read_text() for path in Path(main.__file__).parent.glob("*.py")}
+    asking = {name for name, text in texts.items() if "options.EpilogueText" in text}
+
+    assert len(asking) > 10
+    assert asking == {name for name, text in texts.items() if "options.ReductionName" in text}
