@@ -263,17 +263,9 @@ class Client:
             InvalidInput: an argument cannot be used.
             GemmTunerError: as in `kernel`.
         """
+        words = {"dtype": dtype, "epilogue": epilogue, "w_layout": w_layout, "reduction": reduction}
         question = LayerQuestion(
-            problems=layer_problems(
-                n,
-                k,
-                m=m,
-                dtype=dtype,
-                epilogue=epilogue,
-                w_layout=w_layout,
-                reduction=reduction,
-                max_loss=max_loss,
-            ),
+            problems=layer_problems(n, k, m=m, max_loss=max_loss, **words),
             context=ExecutionContext(threads=threads, regime=Regime.parse_one(regime)),
             max_loss=max_loss,
         )
