@@ -143,7 +143,7 @@ class Case:
             bits = FixedOrder.load(fixed_order).compute(
                 problem,
                 self.inputs.x,
-                multiplied(problem, self.inputs.w),
+                multiplied(problem, self.inputs.w, self.inputs.scales),
                 [*self.inputs.operands.values()],
             )
         self.right = _Right(expected=compute_expected(problem, self.inputs), bits=bits)

@@ -89,7 +89,8 @@ class Problem:
     With the `reduction` fixed, a last word of the text says so: `f32 8x32x16 nk bias fixed`. Then
     `acc = fma(x[i, l], w[l, j], acc)` in f32, from +0, for l from 0 to k - 1, is what each element
     is before the epilogue, and each operation of the epilogue is rounded by itself, whatever kernel
-    computes it. Sums of bytes are exact in any order.
+    computes it. Of weights in groups, that is the sum of a group; these, times their scales, are
+    added from +0, the first group first. Sums of bytes are exact in any order.
     """
 
     m: Rows
@@ -220,11 +221,12 @@ class Problem:
             )
 
     def _check_reduction(self) -> None:
-        is_defined = self.types.accumulator is not DType.F16 and not self.types.is_weight_only
+        is_defined = self.types.accumulator is not DType.F16 and not self.has_zero_points
         if self.is_fixed and not is_defined:
             raise InvalidProblem(
                 f"types {self.types.text} have no fixed order of additions; with the reduction "
-                "'fixed', use f32, bf16 or f16 added up in f32, or bytes such as int8."
+                "'fixed', use f32, bf16 or f16 added up in f32, bytes such as int8, or signed "
+                "weights in groups such as bf16_s4."
             )
         undefined = [step.text for step in self.epilogue.steps if step.kind.after_product is None]
         if self.is_fixed and undefined:

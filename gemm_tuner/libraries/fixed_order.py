@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.arrays.quantise import read_elements
 from gemm_tuner.arrays.weights import StoredWeights
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.epilogue import OperandShape, Step
@@ -56,7 +57,7 @@ class FixedOrder:
         self._uses_instructions = usable if uses_instructions is None else uses_instructions
         self._library = library
         library.fixed_order_product.argtypes = (
-            *(ctypes.c_int64,) * 3,
+            *(ctypes.c_int64,) * 4,
             *(ctypes.c_void_p,) * 3,
             ctypes.c_int32,
         )
@@ -85,18 +86,19 @@ class FixedOrder:
                 return values.astype(np.int32)
             y = np.ascontiguousarray(values.astype(np.float32))
         else:
-            y = self._product(np.ascontiguousarray(x, np.float32), w)
+            y = self._product(problem, np.ascontiguousarray(x, np.float32), w)
         for step in steps:
             has_operand = step.kind.operand is not OperandShape.NONE
             self._apply(step, y, remaining.pop(0) if has_operand else None)
         with np.errstate(all="ignore"):
             return rounded(y, problem.types.y)
 
-    def _product(self, x: Array, w: Array) -> Array:
+    def _product(self, problem: Problem, x: Array, w: Array) -> Array:
         (m, k), n = x.shape, w.shape[1]
         y = np.empty((m, n), np.float32)
         self._library.fixed_order_product(
-            *(m, n, k, address_of(x), address_of(w), address_of(y)), int(self._uses_instructions)
+            *(m, n, k, problem.w_group or 0),
+            *(address_of(x), address_of(w), address_of(y), int(self._uses_instructions)),
         )
         return y
 
@@ -114,8 +116,14 @@ class FixedOrder:
         self._library.fixed_order_step(ctypes.byref(args))
 
 
-def multiplied(problem: Problem, w: Array) -> Array:
-    """Return weights as the definition multiplies them, (k, n): in f32, bytes in float64."""
+def multiplied(problem: Problem, w: Array, scales: Array | None = None) -> Array:
+    """Return weights as the definition multiplies them, (k, n): in f32, bytes in float64.
+
+    Below those in groups lie their `scales`, given as (n, groups).
+    """
+    if scales is not None:
+        rows = np.concatenate([read_elements(problem, w), scales], axis=1, dtype=np.float32)
+        return np.ascontiguousarray(rows.T)
     of_columns = w.T if problem.w_layout is WeightLayout.NK else w
     wanted = np.float64 if problem.types.x.is_integer else np.float32
     return np.ascontiguousarray(of_columns, wanted)
@@ -156,7 +164,7 @@ class FixedOrderLayer:
 
     def pack(self, weights: StoredWeights) -> Array:
         """Return a copy of the weights, (k, n), in the type in which they are multiplied."""
-        return np.array(multiplied(self._problem, weights.w))
+        return np.array(multiplied(self._problem, weights.w, weights.scales))
 
     def compute(
         self,

@@ -82,7 +82,9 @@ class _Dice:
             layout += f":g{self.random.choice((*GROUP_SIZES, WHOLE_COLUMN))}"
         rows = str(high) if low == high else f"{low}..{high}"
         problem = f"{types.text} {rows}x{n}x{k} {layout} {self.epilogue(types)}"
-        can_be_fixed = family.can_be_fixed and types.accumulator is not DType.F16
+        has_zero_points = types.is_weight_only and not types.w.is_signed
+        is_defined = types.accumulator is not DType.F16 and not has_zero_points
+        can_be_fixed = family.can_be_fixed and is_defined
         is_fixed = can_be_fixed and self.random.random() < _FIXED
         return Problem.parse(f"{problem} fixed" if is_fixed else problem)
 

@@ -13,7 +13,7 @@ import pytest
 from needs import each_executed
 from numpy.typing import NDArray
 from proof import Needs, Subject, prove_all
-from rows import ROWS_WITH_TAILS, Row, candidate_text
+from rows import ROWS, ROWS_WITH_TAILS, Row, candidate_text
 
 from gemm_tuner.bench.drivers import build_fixed_order
 from gemm_tuner.bench.inputs import InputKind, make_inputs
@@ -51,6 +51,10 @@ def test_kernels_of_each_type_give_the_bits_of_the_definition() -> None:
         Subject(
             problem="bf16 1..7x19x37 kn silu fixed",
             candidate="avx2_bf16_by_f32_3x8 mc3_nc8_kc16 jc_ic_jr_ir pack_x convert_once",
+        ),
+        Subject(
+            problem="bf16_s4 1..5x19x101 nk:g32 bias fixed",
+            candidate="avx2_w4_2x16 mc2_nc16_kc32 jc_ic_jr_ir u2",
         ),
         Subject(
             problem="u8_s8_s32_s8 5x19x37 nk x_zero_point+channel_scale+y_zero_point fixed",
@@ -217,17 +221,28 @@ def test_a_row_is_the_same_in_every_call(types: str, candidates: tuple[str, str]
             assert y.tobytes() == wanted[row].tobytes(), (row, parts)
 
 
-def test_what_runs_where_no_kernel_is_served_gives_the_same_bits() -> None:
-    problem = Problem.parse("f32 3x21x37 nk bias+gelu_erf+add fixed")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f32 3x21x37 nk bias+gelu_erf+add fixed",
+        "bf16_s4 3x21x37 kn:g32 bias+silu fixed",
+        "u8_s8_s32_s8 3x21x37 nk x_zero_point+channel_scale+y_zero_point fixed",
+    ],
+)
+def test_what_runs_where_no_kernel_is_served_gives_the_same_bits(text: str) -> None:
+    problem = Problem.parse(text)
     inputs = make_inputs(problem, InputKind.NORMAL, seed=7)
     order = FixedOrder.load(build_fixed_order(find_toolchain()))
     right = order.compute(
-        problem, inputs.x, multiplied(problem, inputs.w), [*inputs.operands.values()]
+        problem,
+        inputs.x,
+        multiplied(problem, inputs.w, inputs.scales),
+        [*inputs.operands.values()],
     )
 
     fallback = FallbackKernel(problem=problem, reason="Nothing was tuned.")
     given: dict[str, Any] = {**inputs.operands}
-    y = np.asarray(fallback(inputs.x, fallback.pack(inputs.w), **given))
+    y = np.asarray(fallback(inputs.x, fallback.pack(inputs.w, scales=inputs.scales), **given))
 
     assert y.tobytes() == right.tobytes()
     assert fallback.library == "the fixed order in plain C"
@@ -273,13 +288,20 @@ def test_families_of_other_orders_cannot_be_fixed() -> None:
     assert {"avx512_f32", "avx2_f32", "avx2_bf16_by_f32", "avx512_f16_by_f32"} <= fixed
     assert {"amx_int8", "avx512_int8_dot", "scalar_int8"} <= fixed
     assert not fixed & {"avx2_f32_dot", "avx512_bf16", "amx_bf16", "avx512_fp16", "scalar_f32"}
-    assert not {name for name in fixed if CATALOG[name].template.layout.value == "groups"}
+    assert {"avx2_w8", "avx512_w4"} <= fixed
+    assert not fixed & {"avx_vnni_w8", "avx512_bf16_w4", "amx_bf16_w8", "scalar_w8"}
 
 
 FIXED_ROWS = [
     row
     for row in ROWS_WITH_TAILS
-    if row.family.can_be_fixed and row.types.accumulator is not DType.F16
+    if row.family.can_be_fixed
+    and row.types.accumulator is not DType.F16
+    and not row.types.is_weight_only
+] + [
+    row
+    for row in ROWS
+    if row.family.can_be_fixed and row.types.is_weight_only and row.types.w.is_signed
 ]
 CHAINS = (
     "x_zero_point+channel_scale+gelu_tanh+bias",
@@ -295,7 +317,7 @@ CHAINS = (
 @pytest.mark.parametrize("row", each_executed(FIXED_ROWS))
 def test_every_family_that_can_be_fixed_gives_the_bits_of_the_definition(row: Row) -> None:
     """With every step, tails in rows, columns and k, blocks of k, and what an axis offers."""
-    depths = (37, 2 * row.family.k_multiple + 1)
+    depths = (37, 2 * row.family.k_multiple + (65 if row.types.is_weight_only else 1))
     is_of_panels = row.family.layout is PackedLayout.PANELS
     extras = ("", " u2", " pack_x", " pf1024 u4", " grid2x1", " grid1x2") if is_of_panels else ("",)
     subjects = [
@@ -316,12 +338,12 @@ def test_every_family_that_can_be_fixed_gives_the_bits_of_the_definition(row: Ro
 def test_no_source_has_a_step_of_its_own_instruction_set(family: MicroKernelFamily) -> None:
     """Tables and reciprocals of AVX-512 are quicker, and give other bits."""
     epilogue = "scale+sigmoid+tanh+mish+gelu_tanh+gelu_erf"
-    types = min(family.types, key=lambda one: (one.accumulator is DType.F16, one.text))
+    types = min(family.types, key=lambda one: (one.accumulator is DType.F16, one.w.value, one.text))
+    problem = Row(family=family, types=types).problem("5x40x64", "nk", epilogue)
     mr, nr = family.tiles[0]
     candidate = f"{family.name}_{mr}x{nr} mc{mr}_nc{nr}_kc64 jc_ic_jr_ir"
     fixed, free = (
-        _rendered(Problem.parse(f"{types.text} 5x40x64 nk {epilogue}{word}"), candidate)
-        for word in (" fixed", "")
+        _rendered(Problem.parse(f"{problem}{word}"), candidate) for word in (" fixed", "")
     )
 
     for instruction in ("vrcp14ps", "vpermt2ps", "vcvtne2ps2bf16", "vcvtneps2bf16"):

@@ -84,7 +84,9 @@ def problems(draw: st.DrawFn) -> Problem:
             )
         ),
         reduction=Reduction.FIXED
-        if is_fixed and types.accumulator is not DType.F16 and not types.is_weight_only
+        if is_fixed
+        and types.accumulator is not DType.F16
+        and (types.w.is_signed or not types.is_weight_only)
         else Reduction.ANY,
     )
 
@@ -342,11 +344,11 @@ def test_decision_needs_the_whole_interval(ratio: Ratio, decision: Decision) -> 
     assert decide(ratio) is decision
 
 
-@pytest.mark.parametrize("types", ["f16_f16_f16_f16", "f16_f16_f16_f32", "f32_s8", "bf16_u4"])
+@pytest.mark.parametrize("types", ["f16_f16_f16_f16", "f16_f16_f16_f32", "f32_u8", "bf16_u4"])
 def test_types_without_a_fixed_order_are_refused(types: str) -> None:
     groups = ":g32" if OperandTypes.parse(types).is_weight_only else ""
 
-    with pytest.raises(InvalidProblem, match="use f32, bf16 or f16 added up in f32, or bytes"):
+    with pytest.raises(InvalidProblem, match="use f32, bf16 or f16 added up in f32, bytes"):
         Problem.parse(f"{types} 1x64x64 nk{groups} none fixed")
 
 

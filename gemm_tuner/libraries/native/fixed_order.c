@@ -1,8 +1,9 @@
 /* What the fixed order of additions means, in plain C: the definition that kernels are held to, and
  * what computes where no such kernel is served.
  *
- * A product is acc = fma(x[i, l], w[l, j], acc) from +0, for l from 0 to k - 1. Each operation of a
- * step is rounded by itself. The steps are those of the templates in parts/ and of the table in
+ * A product is acc = fma(x[i, l], w[l, j], acc) from +0, for l from 0 to k - 1. Of weights in groups,
+ * that is the sum of a group; these, times their scales, are added from +0, the first group first.
+ * Each operation of a step is rounded by itself. The steps are those of the templates in parts/ and of the table in
  * domain/step_table.py; exponentials and error functions say there how exact they are.
  *
  * No instruction that multiplies and adds may stand for two operations of a step: steps are compiled
@@ -49,22 +50,46 @@ INLINE float multiply_add(float x, float y, float z) {
     return (float)sum.value;
 }
 
-/* y (m, n) is x (m, k) times w (k, n), all dense. */
+/* The sums of a group of weights, times its scales, are added to those of the groups before: two
+ * operations. They are by themselves, where no instruction does both. */
+__attribute__((noinline)) static void add_group(int64_t count, const float *sums,
+                                                const float *scales, float *y) {
+    for (int64_t j = 0; j < count; j++) {
+        float scaled = sums[j] * scales[j];
+        y[j] = y[j] + scaled;
+    }
+}
+
+/* y (m, n) is x (m, k) times w (k, n), all dense. Weights in groups of `group` steps of k are
+ * numbers of their own type, behind which their scales lie, (groups, n); without, group is 0. */
 #define DEFINE_PRODUCT(name, multiply_add)                                                         \
-    static void name(int64_t m, int64_t n, int64_t k, const float *x, const float *w, float *y) {  \
+    static void name(int64_t m, int64_t n, int64_t k, int64_t group, const float *x,               \
+                     const float *w, float *y) {                                                   \
+        int64_t depth = group > 0 ? group : k;                                                     \
         for (int64_t first = 0; first < n; first += COLUMNS_AT_ONCE) {                             \
             int64_t left = n - first, count = left < COLUMNS_AT_ONCE ? left : COLUMNS_AT_ONCE;     \
             for (int64_t i = 0; i < m; i++) {                                                      \
-                float sums[COLUMNS_AT_ONCE] = {0.0f};                                              \
-                for (int64_t l = 0; l < k; l++) {                                                  \
-                    float element = x[i * k + l];                                                  \
-                    const float *row = w + l * n + first;                                          \
-                    for (int64_t j = 0; j < count; j++) {                                          \
-                        sums[j] = multiply_add(element, row[j], sums[j]);                          \
-                    }                                                                              \
-                }                                                                                  \
+                float *at = y + i * n + first;                                                     \
                 for (int64_t j = 0; j < count; j++) {                                              \
-                    y[i * n + first + j] = sums[j];                                                \
+                    at[j] = 0.0f;                                                                  \
+                }                                                                                  \
+                for (int64_t begin = 0; begin < k; begin += depth) {                               \
+                    int64_t end = begin + depth < k ? begin + depth : k;                           \
+                    float sums[COLUMNS_AT_ONCE] = {0.0f};                                          \
+                    for (int64_t l = begin; l < end; l++) {                                        \
+                        float element = x[i * k + l];                                              \
+                        const float *row = w + l * n + first;                                      \
+                        for (int64_t j = 0; j < count; j++) {                                      \
+                            sums[j] = multiply_add(element, row[j], sums[j]);                      \
+                        }                                                                          \
+                    }                                                                              \
+                    if (group > 0) {                                                               \
+                        add_group(count, sums, w + (k + begin / group) * n + first, at);           \
+                    } else {                                                                       \
+                        for (int64_t j = 0; j < count; j++) {                                      \
+                            at[j] = sums[j];                                                       \
+                        }                                                                          \
+                    }                                                                              \
                 }                                                                                  \
             }                                                                                      \
         }                                                                                          \
@@ -74,12 +99,12 @@ DEFINE_PRODUCT(product_on_any_cpu, multiply_add)
 __attribute__((target("avx2,fma"))) DEFINE_PRODUCT(product_by_instructions, __builtin_fmaf)
 
 /* With instructions, which must be usable: AVX2 and FMA. */
-EXPORTED void fixed_order_product(int64_t m, int64_t n, int64_t k, const float *x, const float *w,
-                                  float *y, int32_t uses_instructions) {
+EXPORTED void fixed_order_product(int64_t m, int64_t n, int64_t k, int64_t group, const float *x,
+                                  const float *w, float *y, int32_t uses_instructions) {
     if (uses_instructions) {
-        product_by_instructions(m, n, k, x, w, y);
+        product_by_instructions(m, n, k, group, x, w, y);
     } else {
-        product_on_any_cpu(m, n, k, x, w, y);
+        product_on_any_cpu(m, n, k, group, x, w, y);
     }
 }
 

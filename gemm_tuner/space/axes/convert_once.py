@@ -35,6 +35,8 @@ def _refusal(
         family.converts_weights(problem.types)
         and not blocking.loop_order.is_ir_outer
         and blocking.w_streams == 1
+        # Scales would be rounded into the weights, in the place of the sums.
+        and not (problem.is_fixed and problem.types.is_weight_only)
     )
     return Refusal(what="convert_once") if blocking.convert_once and not can_convert else None
 
