@@ -8,6 +8,7 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.source import Source
 from gemm_tuner.layers.sources import CallTime, FoundLayer, WantedLayer
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
@@ -16,14 +17,15 @@ from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.ranking import shortlist
 
 
-def kernel_of(problem: Problem, threads: int) -> Kernel:
-    """Return a kernel of the first candidate."""
+def kernel_of(
+    problem: Problem, threads: int, alter: Callable[[str], str] = lambda text: text
+) -> Kernel:
+    """Return a kernel of the first candidate; `alter` changes its source, so that it is wrong."""
     cpu = detect_cpu()
     [candidate] = shortlist(Space(problem=problem, cpu=cpu, threads=threads), 1)
     family = family_named(candidate.micro_kernel.family)
-    build = compile_kernel(
-        render(problem, candidate, family), isa=family.isa, toolchain=find_toolchain()
-    )
+    source = Source(text=alter(render(problem, candidate, family).text))
+    build = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
     return load_kernel(build.binary, artifact=build.artifact, cpu=cpu, threads=threads)
 
 

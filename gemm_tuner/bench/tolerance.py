@@ -82,6 +82,20 @@ def _gamma(roundings: int, unit_roundoff: float) -> float:
     return roundings * unit_roundoff / (1.0 - roundings * unit_roundoff)
 
 
+def shares_of_bounds(expected: Expected, actual: NDArray[Any]) -> Float64Array:
+    """Return the error of each element as a share of its bound: (m, n), above 1 where it is wrong.
+
+    It is infinite where a NaN or an infinity is that should not be, or one is missing.
+    """
+    with np.errstate(all="ignore"):
+        exact = actual.astype(np.float64)
+        distance = np.abs(exact - expected.values)
+        is_same = (exact == expected.values) | (np.isnan(exact) & np.isnan(expected.values))
+        is_free = np.isnan(expected.bounds) | (np.isposinf(expected.bounds) & ~np.isnan(distance))
+        shares = np.where(is_same | is_free, 0.0, distance / expected.bounds)
+    return np.nan_to_num(shares, nan=np.inf, posinf=np.inf)
+
+
 def find_error(expected: Expected, actual: NDArray[Any]) -> str | None:
     """Return in words which element of `actual` is farthest out of its bound, None if none is.
 

@@ -99,6 +99,19 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class HasSources(Protocol):
+    """A source that keeps the C++ of its kernels."""
+
+    def source_text(self, sha256: str) -> str | None:
+        """Return the C++ of the kernel with this digest, None if it is not kept.
+
+        Raises:
+            GemmTunerError: what is kept is damaged.
+        """
+        ...
+
+
 Tune = Literal["never", "background", "wait"]
 
 AnySource = str | Path | Client | Source | None
@@ -133,6 +146,10 @@ class StoredKernels:
             found += [_told([one]) for one in self._next_best(wanted)]
         by_kernel = {tuple(one.artifact.sha256 for one in way.kernels): way for way in found}
         return list(by_kernel.values())[:_MOST_CHOICES]
+
+    def source_text(self, sha256: str) -> str | None:
+        """Return the C++ of a kernel, None if the database does not keep it."""
+        return self._repository.source_text(sha256)
 
     def _next_best(self, wanted: WantedLayer) -> Iterator[Kernel | NoKernel]:
         [problem] = layer_problems(**wanted.asked, max_loss=MAX_LOSS)

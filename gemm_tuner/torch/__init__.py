@@ -17,17 +17,20 @@ if find_spec("torch") is None:
 
 from gemm_tuner.torch.collecting import collect
 from gemm_tuner.torch.compiling import disable, enable
+from gemm_tuner.torch.debugging import Accuracy, debug
 from gemm_tuner.torch.exporting import load_kernels
 from gemm_tuner.torch.replacement import refresh, replace, restore
 from gemm_tuner.torch.report import LayerReport, Report
 from gemm_tuner.torch.tuning import LayerGain, ModelGain, tune_model
 
 __all__ = [
+    "Accuracy",
     "LayerGain",
     "LayerReport",
     "ModelGain",
     "Report",
     "collect",
+    "debug",
     "disable",
     "enable",
     "load_kernels",

@@ -206,7 +206,7 @@ class Capturing:
 
     def _model(self, module: Any) -> CalledModel | None:  # noqa: ANN401 - a module
         """Return what is kept of a module, None if nothing is."""
-        if _is_compiled(module):
+        if is_compiled(module):
             own = module._orig_mod if isinstance(module, _COMPILED) else module  # noqa: SLF001
             self.compiled[type(own).__name__] = None
             return None
@@ -221,7 +221,7 @@ class Capturing:
         return self.models[id(module)]
 
 
-def _is_compiled(module: Any) -> bool:  # noqa: ANN401 - a module
+def is_compiled(module: Any) -> bool:  # noqa: ANN401 - a module
     """Return whether `torch.compile(module)` made it, or `module.compile()` changed it."""
     in_place = getattr(module, "_compiled_call_impl", None)
     return isinstance(module, _COMPILED) or in_place is not None

@@ -5,8 +5,9 @@ then folds `pack` away: it runs once, when the model is compiled.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +38,19 @@ from gemm_tuner.torch.rewriting import insert
 _LOG = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class Watched:
+    """What a pass has done while it was watched.
+
+    `graphs` are texts, before and after the pass; `layers` are by number, each with the name of the
+    one product that it computes.
+    """
+
+    graphs: list[tuple[str, str]] = field(default_factory=list)
+    layers: dict[int, tuple[str, OperatorLayer]] = field(default_factory=dict)
+    reports: list[LayerReport] = field(default_factory=list)
+
+
 class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, it is Any
     """The pass; `report` tells of every product with constant weights that it has seen."""
 
@@ -51,6 +65,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         self._taken: dict[int, OperatorLayer] = {}
         self._reports: list[LayerReport] = []
         self._has_warned = False
+        self._watched: Watched | None = None
         self.freezing_before = bool(config.freezing)
 
     def __deepcopy__(self, _memo: object) -> "TunedLinears":
@@ -61,6 +76,26 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
     def report(self) -> Report:
         """Return what became of each product that was compiled since this was enabled."""
         return Report(self._reports)
+
+    @property
+    def source(self) -> Source:
+        """Return where kernels are asked for."""
+        return self._source
+
+    @contextmanager
+    def watched(self) -> Iterator[Watched]:
+        """Let what is compiled in a `with` block have a layer for each product.
+
+        It is no part of `report`, and `write_kernels` does not write it.
+        """
+        before = self._reports, self._taken
+        self._watched = Watched()
+        self._reports, self._taken = self._watched.reports, {}
+        try:
+            yield self._watched
+        finally:
+            self._watched = None
+            self._reports, self._taken = before
 
     def uuid(self) -> str:
         """Return a text that stands for every source: Inductor keeps what it compiles.
@@ -90,6 +125,14 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
 
     def __call__(self, graph: Graph) -> None:
         """Replace the products that there are kernels for."""
+        if self._watched is None:
+            self._replace_all(graph)
+            return
+        before = str(graph)
+        self._replace_all(graph)
+        self._watched.graphs.append((before, str(graph)))
+
+    def _replace_all(self, graph: Graph) -> None:
         if not config.freezing or torch.is_grad_enabled():
             # Weights are not constants then: they would be packed at each call.
             self._warn("it was not compiled under torch.no_grad(), or without freezing.")
@@ -155,7 +198,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             fused = replace(wanted, epilogue=_chain(product, steps[:count]))
             found = self._find(fused, is_first=count == len(steps))
             if found.kernels:
-                layer = add_layer(found.kernels)
+                layer = self._layer(found, product.name)
                 reasons = [kernel.reason for kernel in found.kernels]
                 self._tell(product, fused, [*reasons, *found.reasons, remark], is_taken=True)
                 self._taken[layer.number] = layer
@@ -166,6 +209,13 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         whole = replace(wanted, epilogue=_chain(product, steps))
         self._tell(product, whole, [*reasons, remark], is_taken=False)
         return False
+
+    def _layer(self, found: FoundLayer, name: str) -> OperatorLayer:
+        if self._watched is None:
+            return add_layer(found.kernels)
+        layer = add_layer(found.kernels, f"{len(self._watched.layers)} {name}")
+        self._watched.layers[layer.number] = name, layer
+        return layer
 
     def _tell(
         self, product: Product, wanted: WantedLayer, reasons: Sequence[str], *, is_taken: bool

@@ -111,6 +111,11 @@ class OperatorLayer:
         """Return the steps of its epilogue as the operators number them."""
         return [STEP_NUMBERS[one.kind.name] for one in self.problem.epilogue.steps]
 
+    def kernel_for(self, rows: int) -> PlacedKernel | None:
+        """Return the kernel that computes this many rows, as the operators choose it."""
+        held = (one for one in self.kernels if one.rows[0] <= rows <= one.rows[1])
+        return next(held, None)
+
     def holds(self, low: int, high: int | None = None) -> bool:
         """Return whether there is a kernel for each number of rows from `low` to `high`."""
         at = low
@@ -118,6 +123,12 @@ class OperatorLayer:
             if first <= at <= last:
                 at = last + 1
         return at > (low if high is None else high)
+
+
+def count_parts(kernel: Kernel) -> int:
+    """Return in how many parts the operators call a kernel now."""
+    threads: int = torch.get_num_threads()
+    return min(threads, kernel.native.preferred_parts) if threads == kernel.threads else threads
 
 
 @cache
@@ -188,13 +199,15 @@ def _toolchain() -> Toolchain:
     )
 
 
-def add_layer(kernels: Sequence[Kernel]) -> OperatorLayer:
+def add_layer(kernels: Sequence[Kernel], name: str = "") -> OperatorLayer:
     """Make kernels that differ in m alone known to the operators, as one layer.
+
+    A `name` makes it a layer of its own, beside others with the same kernels.
 
     Raises:
         InvalidSetting: their types or operands are none that the operators have.
     """
-    layer = _placed(kernels)
+    layer = _placed(kernels, name)
     steps = layer.step_numbers
     facts = _LayerFacts(
         number=layer.number,
@@ -210,7 +223,7 @@ def add_layer(kernels: Sequence[Kernel]) -> OperatorLayer:
     return layer
 
 
-def _placed(kernels: Sequence[Kernel]) -> OperatorLayer:
+def _placed(kernels: Sequence[Kernel], name: str) -> OperatorLayer:
     problem = kernels[0].problem
     if not _is_computed(problem):
         raise InvalidSetting(f"{problem.text!r} is nothing that the operators for PyTorch compute.")
@@ -220,7 +233,7 @@ def _placed(kernels: Sequence[Kernel]) -> OperatorLayer:
     starts = list(accumulate(sizes, initial=0))
     offsets = dict(zip(packers, starts, strict=False))
     return OperatorLayer(
-        number=layer_number(ordered),
+        number=layer_number(ordered, name),
         problem=ordered[0].problem,
         packed_bytes=starts[-1],
         kernels=tuple(
@@ -276,10 +289,10 @@ def _entry(placed: PlacedKernel) -> _KernelEntry:
     )
 
 
-def layer_number(kernels: Sequence[Kernel]) -> int:
+def layer_number(kernels: Sequence[Kernel], name: str = "") -> int:
     """Return the number of the layer of these kernels, the same in every process."""
-    facts = [[one.problem.text, one.artifact.sha256, one.threads] for one in kernels]
-    return int(identity(sorted(facts)), 16) >> (256 - _NUMBER_BITS)
+    facts = sorted([one.problem.text, one.artifact.sha256, one.threads] for one in kernels)
+    return int(identity([name, facts] if name else facts), 16) >> (256 - _NUMBER_BITS)
 
 
 def _aligned(size_bytes: int) -> int:

@@ -4,7 +4,7 @@ from numpy.typing import NDArray
 
 from gemm_tuner.bench.inputs import InputKind, Inputs, make_inputs
 from gemm_tuner.bench.reference import compute_expected, round_to_y
-from gemm_tuner.bench.tolerance import Expected, find_error
+from gemm_tuner.bench.tolerance import Expected, find_error, shares_of_bounds
 from gemm_tuner.domain.dtype import TERMS_IN_F16, DType, OperandTypes
 from gemm_tuner.domain.epilogue import STEP_KINDS
 from gemm_tuner.domain.problem import Problem
@@ -280,3 +280,15 @@ def test_same_seed_gives_the_same_inputs() -> None:
 
     assert np.array_equal(first.x, second.x)
     assert np.array_equal(first.w, second.w)
+
+
+def test_shares_of_bounds_are_above_one_where_an_element_is_wrong() -> None:
+    values = np.array([[1.0, 0.0, np.nan, np.inf, np.nan, 5.0]])
+    bounds = np.array([[0.5, 0.0, 0.0, 0.0, np.nan, np.inf]])
+    expected = Expected(values=values, bounds=bounds)
+
+    assert shares_of_bounds(expected, values).tolist() == [[0, 0, 0, 0, 0, 0]]
+    moved = np.array([[1.25, 1e-30, 1.0, -np.inf, 3.0, 9.0]])
+    assert shares_of_bounds(expected, moved).tolist() == [[0.5, np.inf, np.inf, np.inf, 0, 0]]
+    lost = np.full((1, 6), np.nan)
+    assert shares_of_bounds(expected, lost).tolist() == [[np.inf, np.inf, 0, np.inf, 0, np.inf]]

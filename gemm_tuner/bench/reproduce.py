@@ -1,0 +1,179 @@
+"""One call of a kernel in a folder, beside the exact result: exit code 1 where it is wrong.
+
+    python reproduce.py [FOLDER]
+
+It needs gemm-tuner, and no PyTorch. The folder has what `write_call` wrote: `call.json` says what
+the kernel computes and in how many parts, `operands.npz` has x, w, what the epilogue reads, and the
+packed weights where these are not what the kernel makes of w. A copy of this file lies beside them.
+"""
+
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemm_tuner.arrays.packed import PackedWeights
+from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.bench.inputs import InputKind, Inputs
+from gemm_tuner.bench.reference import compute_expected
+from gemm_tuner.bench.tolerance import Expected, find_error
+from gemm_tuner.domain.artifact import Artifact
+from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.epilogue import OperandShape
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import GemmTunerError, InvalidRecord
+from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.machine.memory import allocate_aligned
+from gemm_tuner.runtime.load import Kernel, load_kernel
+
+_FACTS, _OPERANDS, _BINARY, _SCRIPT = "call.json", "operands.npz", "kernel.so", "reproduce.py"
+_OWN = ("x", "w", "packed")  # names of arrays that no epilogue has
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCall:
+    """A call of a kernel: x (m, k), w (n, k), the operands of its epilogue by name.
+
+    `packed` are the weights as they were packed, in bytes; None where the kernel is to pack w.
+    """
+
+    kernel: Kernel
+    x: NDArray[Any]
+    w: NDArray[Any]
+    operands: dict[str, NDArray[Any]] = field(default_factory=dict)
+    packed: NDArray[np.uint8] | None = None
+    parts: int = 1
+
+    @property
+    def expected(self) -> Expected:
+        """Return the exact result, and the error that each element may have."""
+        problem = self.kernel.problem
+        inputs = Inputs(
+            kind=InputKind.NORMAL,
+            x=self.x,
+            w=self.w,
+            operands={name: np.atleast_1d(one) for name, one in self.operands.items()},
+            row_operands=row_operands(problem),
+        )
+        return compute_expected(problem, inputs)
+
+    @property
+    def result(self) -> NDArray[Any]:
+        """Return what the kernel computes, in one thread."""
+        if self.packed is None:
+            packed = self.kernel.pack(self.w)
+        else:
+            memory = allocate_aligned(self.packed.size)
+            memory[...] = self.packed
+            packed = PackedWeights(owner=self.kernel.packed_format, memory=memory)
+        y = self.kernel.compute(self.x, packed, threads=1, parts=self.parts, **self.operands)
+        return np.asarray(y)
+
+    @property
+    def error(self) -> str | None:
+        """Return in words how far the kernel is from the exact result, None where it is right."""
+        return find_error(self.expected, self.result)
+
+
+def row_operands(problem: Problem) -> frozenset[str]:
+    """Return the names of the operands that have something for each row of x."""
+    shapes = (OperandShape.COLUMN_VECTOR, OperandShape.MATRIX)
+    return frozenset(one.name for one in problem.epilogue.operands if one.shape in shapes)
+
+
+def write_call(call: KernelCall, folder: Path) -> None:
+    """Write a call with its kernel, and the script that makes it, into a folder.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    artifact = asdict(call.kernel.artifact)
+    artifact["required_isa"] = sorted(artifact["required_isa"])
+    facts = {
+        "problem": call.kernel.problem.text,
+        "candidate": call.kernel.candidate.text,
+        "parts": call.parts,
+        "artifact": artifact,
+    }
+    (folder / _FACTS).write_text(json.dumps(facts, indent=2) + "\n")
+    (folder / _BINARY).write_bytes(call.kernel.native.binary)
+    arrays = {"x": call.x, "w": call.w, **call.operands}
+    if call.packed is not None:
+        arrays["packed"] = call.packed
+    kept: dict[str, Any] = {name: _as_bytes(one) for name, one in arrays.items()}
+    np.savez_compressed(folder / _OPERANDS, **kept)
+    (folder / _SCRIPT).write_text(Path(__file__).read_text())
+
+
+def read_call(folder: Path) -> KernelCall:
+    """Return the call in a folder.
+
+    Raises:
+        InvalidRecord: it is not what `write_call` wrote.
+        OSError: it cannot be read.
+        GemmTunerError: its kernel cannot be loaded on this machine.
+    """
+    try:
+        return _read_call(folder)
+    except GemmTunerError:
+        raise
+    except (KeyError, TypeError, ValueError, BadZipFile) as error:
+        raise InvalidRecord(
+            f"the files are damaged ({type(error).__name__}: {error}); let gemm_tuner.torch.debug "
+            "write them again."
+        ) from error
+
+
+def _read_call(folder: Path) -> KernelCall:
+    facts = json.loads((folder / _FACTS).read_text())
+    artifact = facts["artifact"]
+    artifact["required_isa"] = frozenset(map(IsaFeature, artifact["required_isa"]))
+    artifact["flags"] = tuple(artifact["flags"])
+    kernel = load_kernel(
+        (folder / _BINARY).read_bytes(), artifact=Artifact(**artifact), cpu=detect_cpu()
+    )
+    problem = kernel.problem
+    types = {one.name: problem.operand_type(one) for one in problem.epilogue.operands}
+    types |= {"x": problem.types.x, "w": problem.types.w}
+    with np.load(folder / _OPERANDS) as file:
+        arrays = {
+            name: file[name].view(NUMPY_TYPES[types[name]]) if name in types else file[name]
+            for name in file.files
+        }
+    return KernelCall(
+        kernel=kernel,
+        x=arrays["x"],
+        w=arrays["w"],
+        packed=arrays.get("packed"),
+        operands={name: one for name, one in arrays.items() if name not in _OWN},
+        parts=facts["parts"],
+    )
+
+
+def _as_bytes(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of a type that files of NumPy have: they know no bfloat16."""
+    return array.view(np.uint16) if array.dtype == NUMPY_TYPES[DType.BF16] else array
+
+
+def main(folder: Path) -> int:
+    """Make the call in a folder, print what came of it, and return the exit code."""
+    try:
+        call = read_call(folder)
+        error = call.error
+    except (GemmTunerError, OSError) as refused:
+        sys.stderr.write(f"{folder}: {refused}\n")
+        return 2
+    kernel = f"{call.kernel.problem.text}, kernel {call.kernel.artifact.sha256}"
+    sys.stdout.write(f"{kernel}: {error or 'every element is within its bound'}\n")
+    return 1 if error else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent))

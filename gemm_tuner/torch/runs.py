@@ -1,0 +1,150 @@
+"""Runs of a model that is compared with itself: with kernels, and as PyTorch computes it."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch._inductor import config
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.layers.sources import Source, open_source
+from gemm_tuner.torch.calls import Call, is_compiled
+from gemm_tuner.torch.compiling import TunedLinears, Watched
+from gemm_tuner.torch.judging import KnownLayer
+from gemm_tuner.torch.tuned_linear import TunedLinear
+from gemm_tuner.torch.watching import OnCall, OperatorCall, watching
+
+
+class _Passing(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it is Any
+    """Lets every operator run as it is: tuned layers compute as PyTorch does below any mode."""
+
+    def __torch_dispatch__(
+        self,
+        function: Any,  # noqa: ANN401 - an operator
+        _types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - what it returns
+        return function(*args, **(kwargs or {}))
+
+
+class Runs:
+    """Runs of a model for some calls; each returns the tensors of all outputs.
+
+    What is compiled in a `with` block has a layer for each product; it is compiled again after it.
+    """
+
+    def __init__(self, model: Any, calls: Sequence[Call]) -> None:  # noqa: ANN401 - a module
+        """Take a model as it is.
+
+        Raises:
+            InvalidSetting: it calls no kernel, whatever it is called with.
+        """
+        enabled = config.joint_custom_pre_pass
+        self.tuned_pass = enabled if isinstance(enabled, TunedLinears) else None
+        self.layers = [
+            (name, one) for name, one in model.named_modules() if isinstance(one, TunedLinear)
+        ]
+        if not self.layers and self.tuned_pass is None:
+            raise InvalidSetting(
+                "no layer of the model calls a tuned kernel; call gemm_tuner.torch.replace or "
+                "tune_model on it, or gemm_tuner.torch.enable before it is compiled."
+            )
+        self.graphs = Watched()
+        self._calls = calls
+        self._given = model
+        self._is_given_compiled = any(is_compiled(one) for one in model.modules())
+        self.is_compiled = self._is_given_compiled or not self.layers
+        self._is_watched = False
+        is_own = self.is_compiled and not self._is_given_compiled
+        self._model = torch.compile(model) if is_own else model
+        self._weights: dict[int, Any] = {}
+        self._exits = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._exits.enter_context(torch.no_grad())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End: what was compiled for this is not kept."""
+        self._exits.close()
+        self._forget()
+
+    def plain(self) -> list[Any]:
+        """Return what PyTorch computes, in eager mode."""
+        with torch.compiler.set_stance("force_eager"), _Passing():
+            return self._outputs(self._given)
+
+    def as_given(self) -> list[Any] | None:
+        """Return what a model computes that was compiled earlier, None if it was not."""
+        return self._outputs(self._model) if self._is_given_compiled else None
+
+    def watched(self, on_call: OnCall) -> list[Any]:
+        """Return what the model computes, compiled anew, while each call of a kernel is seen."""
+        if self.tuned_pass is not None and not self._is_watched:
+            self._forget()
+            self.graphs = self._exits.enter_context(self.tuned_pass.watched())
+            self._is_watched = True
+        with watching(on_call, self._weights.__setitem__):
+            return self._outputs(self._model)
+
+    def without_pass(self) -> list[Any] | None:
+        """Return what the model computes that is compiled without kernels, None in eager mode."""
+        if not self.is_compiled:
+            return None
+        self._forget()
+        with config.patch(joint_custom_pre_pass=None):
+            return self._outputs(self._model)
+
+    def known(self, call: OperatorCall) -> KnownLayer | None:
+        """Return the layer that a call is of, None if it is none of this model."""
+        if call.number in self.graphs.layers:
+            name, layer = self.graphs.layers[call.number]
+            w = self._weights.get(call.number)
+            return None if w is None else KnownLayer(name=name, layer=layer, w=w)
+        address = call.packed.data_ptr()
+        for name, module in self.layers:
+            tuned = module._tuned  # noqa: SLF001 - of this package
+            packed = tuned.packed and tuned.packed.result
+            if packed and packed[0].data_ptr() == address:
+                return KnownLayer(name=name, layer=tuned.layer, w=module.weight.detach())
+        return None
+
+    def sources(self) -> list[Source]:
+        """Return where its kernels come from."""
+        texts = dict.fromkeys(module._tuned.source for _name, module in self.layers)  # noqa: SLF001
+        own = [self.tuned_pass.source] if self.tuned_pass is not None else []
+        return own + [open_source(one) for one in texts if one is not None]
+
+    def _outputs(self, model: Any) -> list[Any]:  # noqa: ANN401 - a module
+        """Call a model, and return copies of the tensors that it returns.
+
+        Raises:
+            InvalidSetting: it returns none.
+        """
+        tensors = []
+        for call in self._calls:
+            output = call.copied().on(model)
+            found = [one for one in _pytree.tree_leaves(output) if isinstance(one, torch.Tensor)]
+            if not found:
+                raise InvalidSetting(
+                    f"the model returns a {type(output).__name__}, in which no tensor is found; "
+                    "give one that returns a tensor, or a tuple, list or dict of tensors."
+                )
+            tensors += [one.detach().clone() for one in found]
+        return tensors
+
+    def _forget(self) -> None:
+        """Let what was compiled be compiled again."""
+        if self.is_compiled:
+            torch._dynamo.reset()  # noqa: SLF001 - so called
