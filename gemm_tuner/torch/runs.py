@@ -63,6 +63,7 @@ class Runs:
         is_own = self.is_compiled and not self._is_given_compiled
         self._model = torch.compile(model) if is_own else model
         self._weights: dict[int, Any] = {}
+        self._named: dict[str, list[int]] = {}
         self._exits = ExitStack()
 
     def __enter__(self) -> Self:
@@ -111,7 +112,7 @@ class Runs:
         if call.number in self.graphs.layers:
             name, layer = self.graphs.layers[call.number]
             w = self._weights.get(call.number)
-            return None if w is None else KnownLayer(name=name, layer=layer, w=w)
+            return None if w is None else KnownLayer(name=self._unlike(name, w), layer=layer, w=w)
         address = call.packed.data_ptr()
         for name, module in self.layers:
             tuned = module._tuned  # noqa: SLF001 - of this package
@@ -125,6 +126,18 @@ class Runs:
         texts = dict.fromkeys(module._tuned.source for _name, module in self.layers)  # noqa: SLF001
         own = [self.tuned_pass.source] if self.tuned_pass is not None else []
         return own + [open_source(one) for one in texts if one is not None]
+
+    def _unlike(self, name: str, w: Any) -> str:  # noqa: ANN401 - a tensor
+        """Return the name of a product, with a number where one of other weights has it too.
+
+        In a module that is compiled by itself, a product has no path.
+        """
+        alike = self._named.setdefault(name, [])
+        address = w.untyped_storage().data_ptr()
+        if address not in alike:
+            alike.append(address)
+        place = alike.index(address)
+        return f"{name} ({place + 1})" if place else name
 
     def _outputs(self, model: Any) -> list[Any]:  # noqa: ANN401 - a module
         """Call a model, and return copies of the tensors that it returns.

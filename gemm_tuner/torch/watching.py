@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from time import perf_counter
 from typing import Any
 
@@ -34,8 +35,9 @@ OnPack = Callable[[int, Any], None]
 
 @contextmanager
 def watching(on_call: OnCall, on_pack: OnPack = lambda _number, _w: None) -> Iterator[None]:
-    """Let `on_call` see each call of a kernel in a `with` block, in eager mode and compiled."""
+    """Let `on_call` see each call of a kernel by this thread, in eager mode and compiled."""
     library()
+    thread = get_ident()
     linear, pack = (torch.library.get_kernel(f"gemm_tuner::{one}", "CPU") for one in _WATCHED)
 
     def call(  # noqa: PLR0917 - as the operator is called
@@ -50,6 +52,8 @@ def watching(on_call: OnCall, on_pack: OnPack = lambda _number, _w: None) -> Ite
         begin_s = perf_counter()
         y = linear.call_boxed(keys, x, packed, bias, number, other, w)
         seconds = perf_counter() - begin_s
+        if get_ident() != thread:
+            return y
         return on_call(
             OperatorCall(
                 number=number, x=x, packed=packed, bias=bias, other=other, y=y, seconds=seconds
@@ -57,7 +61,8 @@ def watching(on_call: OnCall, on_pack: OnPack = lambda _number, _w: None) -> Ite
         )
 
     def pack_weights(keys: Any, w: Any, size_bytes: int, number: int) -> Any:  # noqa: ANN401
-        on_pack(number, w)
+        if get_ident() == thread:
+            on_pack(number, w)
         return pack.call_boxed(keys, w, size_bytes, number)
 
     watcher = torch.library.Library("gemm_tuner", "IMPL")

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,28 @@ def test_a_right_model_is_told_to_be() -> None:
     assert found.difference <= found.tolerance == 1e-4
     assert "No layer is wrong" in str(found)
     assert {one.name: one.calls for one in found.layers} == {"first": 1, "inner": 2}
+
+
+def test_calls_of_other_threads_are_not_judged() -> None:
+    def call_elsewhere(y: Any) -> Any:  # noqa: ANN401 - a tensor
+        with ThreadPoolExecutor(1) as pool, torch.no_grad():
+            pool.submit(lambda: model.first(x)).result()
+        return y
+
+    model, x = _Twice(call_elsewhere).eval(), sample_x()
+    gt.replace(model, x, source=Kernels())
+
+    assert {one.name: one.calls for one in gt.debug(model, x).layers} == {"first": 1, "inner": 2}
+
+
+@pytest.mark.usefixtures("loops_by_operators")
+def test_layers_that_are_compiled_by_themselves_are_told_apart() -> None:
+    model = torch.nn.Sequential(*(torch.compile(torch.nn.Linear(K, K)) for _ in range(2)))
+    gt.enable(Kernels())
+
+    layers = gt.debug(model, sample_x()).layers
+
+    assert sorted(one.name for one in layers) == ["addmm", "addmm (2)"]
 
 
 def test_errors_that_add_up_are_told() -> None:
