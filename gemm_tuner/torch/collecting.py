@@ -81,13 +81,13 @@ class Collected(Sequence[Product]):
     def write_layers(self, path: Path | str, *, dtype: str = "f32") -> int:
         """Write the layers of one type with constant weights as `gemm-tuner sweep` reads them.
 
+        A batch is tuned as one of its products.
+
         Returns:
             How many were written.
         """
         layers = [
-            one
-            for one in self
-            if one.weights and one.dtype == dtype and one.batch == 1 and one.m * one.n * one.k
+            one for one in self if one.weights and one.dtype == dtype and one.m * one.n * one.k
         ]
         with Path(path).open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")

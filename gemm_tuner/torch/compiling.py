@@ -222,7 +222,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
     ) -> None:
         report = LayerReport(
             name=product.name,
-            problem=_problem_text(wanted),
+            problem=_problem_text(wanted, product.batch),
             rows=wanted.rows,
             is_taken=is_taken,
             reason=" ".join(dict.fromkeys(filter(None, reasons))),
@@ -278,9 +278,10 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             _LOG.warning("A product is compiled as it would be without gemm-tuner: %s", reason)
 
 
-def _problem_text(wanted: WantedLayer) -> str:
+def _problem_text(wanted: WantedLayer, batch: int | None = None) -> str:
     rows = ",".join(map(str, wanted.rows))
-    return f"{wanted.dtype} {rows}x{wanted.n}x{wanted.k} {wanted.epilogue}"
+    many = "" if batch in (None, 1) else f"{batch} of "
+    return f"{many}{wanted.dtype} {rows}x{wanted.n}x{wanted.k} {wanted.epilogue}"
 
 
 def _chain(product: Product, steps: Sequence[Step]) -> str:

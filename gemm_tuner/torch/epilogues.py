@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from gemm_tuner.domain.step_kind import OperandShape
 from gemm_tuner.domain.step_table import STEP_KINDS
-from gemm_tuner.torch.graphs import ATEN, CASTS, VIEWS, Node
+from gemm_tuner.torch.graphs import ATEN, CASTS, VIEWS, Node, is_view
 from gemm_tuner.torch.operators import STEP_NUMBERS
 
 _POINTWISE = frozenset(
@@ -101,12 +101,16 @@ def steps_after(product: Node) -> list[Step]:
 
 
 def past_views(node: Node) -> Node:
-    """Return the last of the views of a node, where each is all that reads the one before."""
-    while True:
-        users = list(node.users)
-        if len(users) != 1 or users[0].target not in VIEWS or not _keeps_columns(node, users[0]):
-            return node
-        node = users[0]
+    """Return the last view of a node that has its columns.
+
+    Each view is all that reads the one before; those between may have other columns.
+    """
+    last = view = node
+    while len(view.users) == 1 and is_view(next(iter(view.users))):
+        [view] = view.users
+        if view.target in VIEWS and _keeps_columns(node, view):
+            last = view
+    return last
 
 
 def _keeps_columns(node: Node, view: Node) -> bool:

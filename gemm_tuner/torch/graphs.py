@@ -45,12 +45,32 @@ def new_node(graph: Graph, target: Any, arguments: tuple[Any, ...]) -> Node:  # 
 
 
 def untransposed(node: Node) -> Node | None:
-    """Return the matrix that a node is the transpose of, or None."""
+    """Return the matrix that a node is the transpose of, or the batch of these, or None."""
     if node.op != "call_function" or node.target not in TRANSPOSES:
         return None
-    order = list(node.args[1:])
-    if node.target is ATEN.permute.default and list(node.args[1]) != [1, 0]:
+    dimensions = len(node.meta["val"].shape)
+    if dimensions < 2:
         return None
-    if node.target is ATEN.transpose.int and {one % 2 for one in order} != {0, 1}:
-        return None
-    return node.args[0]
+    *others, rows, columns = range(dimensions)
+    if node.target is ATEN.permute.default:
+        is_transpose = [one % dimensions for one in node.args[1]] == [*others, columns, rows]
+    else:
+        turned = node.args[1:] or (0, 1)
+        is_transpose = {one % dimensions for one in turned} == {rows, columns}
+    return node.args[0] if is_transpose else None
+
+
+def is_view(node: Node) -> bool:
+    """Return whether a node shows all elements of an array in their order, in another shape."""
+    if node.target in VIEWS:
+        return True
+    value = node.args[0].meta.get("val") if node.target is ATEN.permute.default else None
+    if value is None:
+        return False
+    lengths = [value.shape[one] for one in node.args[1]]
+    moved = [
+        one % len(lengths)
+        for one, length in zip(node.args[1], lengths, strict=True)
+        if not (isinstance(length, int) and length == 1)
+    ]
+    return moved == sorted(moved)

@@ -151,7 +151,11 @@ def _x_of(node: Node) -> object:
 
 
 def _can_be_joined(product: Product, constants: frozenset[Node]) -> bool:
-    if product.is_image or (product.bias is not None and not is_constant(product.bias, constants)):
+    if (
+        product.is_image
+        or product.batch is not None
+        or (product.bias is not None and not is_constant(product.bias, constants))
+    ):
         return False
     steps = steps_after(product.node)
     if not steps:

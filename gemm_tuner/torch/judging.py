@@ -71,65 +71,118 @@ class Judge:
 
     def correct(self, call: OperatorCall) -> Any:  # noqa: ANN401 - a tensor
         """Return the exact result of a call, rounded to the type of y."""
-        made = self._made(call)
-        if made is None:
+        products = self._products(call)
+        if not products:
             return call.y
-        values = made[2].expected.values
-        return call.y.new_tensor(values).reshape(call.y.shape).to(call.y.dtype)
+        values = np.stack([one.kernel_call.expected.values for one in products])
+        return call.y.new_tensor(values).reshape(call.y.shape)
 
-    def _made(self, call: OperatorCall) -> tuple[KnownLayer, PlacedKernel, KernelCall] | None:
+    def _products(self, call: OperatorCall) -> list["_Product"]:
+        """Return the products of a call: several of a batch; none if its kernel is not known."""
         known = self._known(call)
-        rows = call.x.numel() // call.x.shape[-1]
-        placed = None if known is None else known.layer.kernel_for(rows)
-        if known is None or placed is None:
-            return None
-        return known, placed, _kernel_call(known, placed, call)
+        if known is None:
+            return []
+        is_batch = call.packed.dim() == 2
+        rows = call.x.shape[1] if is_batch else call.x.numel() // call.x.shape[-1]
+        placed = known.layer.kernel_for(rows)
+        if placed is None:
+            return []
+        if not is_batch:
+            return [_product(placed, call, known.w)]
+        return [
+            _product(placed, _one_of_batch(call, place), known.w[place])
+            for place in range(len(call.packed))
+        ]
 
     def _judge(self, call: OperatorCall) -> None:
-        made = self._made(call)
-        if made is None:
+        known, products = self._known(call), self._products(call)
+        if known is None or not products:
             self.unknown += 1
             return
-        known, placed, kernel_call = made
-        kernel = placed.kernel
+        kernel = products[0].kernel_call.kernel
         self.kernels[kernel.artifact.sha256] = kernel
-        expected, y = kernel_call.expected, _matrix("y", call.y)
-        shares = shares_of_bounds(expected, y)
-        why = find_error(expected, y) or ""
         before = self.errors.get(
             known.name,
             LayerError(name=known.name, problem=kernel.problem.text, kernels=(), calls=0, share=0),
         )
+        share, why_wrong = before.share, before.why_wrong
+        for place, one in enumerate(products):
+            expected = one.kernel_call.expected
+            shares = shares_of_bounds(expected, one.y)
+            share = max(share, float(shares.max(initial=0.0)))
+            error = find_error(expected, one.y)
+            if error is None:
+                continue
+            why = error if len(products) == 1 else f"in product {place} of its batch {error}"
+            why_wrong = why_wrong or why
+            if self.first_wrong is None:
+                self.first_wrong = WrongCall(
+                    name=known.name,
+                    number=before.calls + 1,
+                    why=why,
+                    kernel_call=one.held,
+                    shares=shares,
+                )
         self.errors[known.name] = replace(
             before,
             kernels=tuple(dict.fromkeys([*before.kernels, kernel.artifact.sha256])),
             calls=before.calls + 1,
-            share=max(before.share, float(shares.max(initial=0.0))),
-            why_wrong=before.why_wrong or why,
+            share=share,
+            why_wrong=why_wrong,
         )
-        if why and self.first_wrong is None:
-            self.first_wrong = WrongCall(
-                name=known.name,
-                number=before.calls + 1,
-                why=why,
-                kernel_call=_held(kernel_call, _packed_bytes(placed, call)),
-                shares=shares,
-            )
 
 
-def _kernel_call(known: KnownLayer, placed: PlacedKernel, call: OperatorCall) -> KernelCall:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Product:
+    """One product: the call of its kernel, what it computed, and its weights as they are packed."""
+
+    kernel_call: KernelCall
+    y: NDArray[Any]
+    packed: NDArray[np.uint8]
+
+    @property
+    def held(self) -> KernelCall:
+        """Return its call with copies of its arrays, which the model may write to after it."""
+        call = self.kernel_call
+        return replace(
+            call,
+            x=call.x.copy(),
+            w=call.w.copy(),
+            operands={name: one.copy() for name, one in call.operands.items()},
+            packed=self.packed.copy(),
+        )
+
+
+def _one_of_batch(call: OperatorCall, place: int) -> OperatorCall:
+    has_own_bias = call.bias is not None and call.bias.dim() == 2
+    return replace(
+        call,
+        x=call.x[place],
+        packed=call.packed[place],
+        bias=call.bias[place] if has_own_bias else call.bias,
+        other=None if call.other is None else call.other[place],
+        y=call.y[place],
+    )
+
+
+def _product(placed: PlacedKernel, call: OperatorCall, w: Any) -> _Product:  # noqa: ANN401
     problem = placed.kernel.problem
     given = {"bias": call.bias, "add": call.other}
     names = [one.name for one in problem.epilogue.operands]
     operands = {name: _matrix(name, given[name]) for name in names}
     for name in set(names) - row_operands(problem):
         operands[name] = operands[name][0]
-    return KernelCall(
-        kernel=placed.kernel,
-        x=_matrix("x", call.x),
-        w=_matrix("w", known.w),
-        operands=operands,
-        parts=count_parts(placed.kernel),
+    end = placed.packed_offset + placed.kernel.native.packed_weight_bytes
+    return _Product(
+        kernel_call=KernelCall(
+            kernel=placed.kernel,
+            x=_matrix("x", call.x),
+            w=_matrix("w", w),
+            operands=operands,
+            parts=count_parts(placed.kernel),
+        ),
+        y=_matrix("y", call.y),
+        packed=_matrix("packed", call.packed[placed.packed_offset : end])[0],
     )
 
 
@@ -138,25 +191,6 @@ def _matrix(name: str, tensor: Any) -> NDArray[Any]:  # noqa: ANN401 - a tensor
     rows = tensor.detach().contiguous()
     array: NDArray[Any] = np.asarray(as_array(name, rows.reshape(-1, rows.shape[-1])))
     return array
-
-
-def _packed_bytes(placed: PlacedKernel, call: OperatorCall) -> NDArray[np.uint8]:
-    end = placed.packed_offset + placed.kernel.native.packed_weight_bytes
-    array: NDArray[np.uint8] = np.asarray(
-        as_array("packed", call.packed[placed.packed_offset : end])
-    )
-    return array
-
-
-def _held(call: KernelCall, packed: NDArray[np.uint8]) -> KernelCall:
-    """Return a call with copies of its arrays, which the model may write to after it."""
-    return replace(
-        call,
-        x=call.x.copy(),
-        w=call.w.copy(),
-        operands={name: one.copy() for name, one in call.operands.items()},
-        packed=packed.copy(),
-    )
 
 
 def smallest(wrong: WrongCall) -> KernelCall | None:

@@ -126,7 +126,7 @@ class OperatorLayer:
 
 
 def count_parts(kernel: Kernel) -> int:
-    """Return in how many parts the operators call a kernel now."""
+    """Return in how many parts the operators call a kernel for one product now."""
     threads: int = torch.get_num_threads()
     return min(threads, kernel.native.preferred_parts) if threads == kernel.threads else threads
 
@@ -170,7 +170,8 @@ def build(toolchain: Toolchain) -> Path:
     """
     root = Path(torch.__file__).parent
     text = _SOURCE.read_text()
-    for header in (_SOURCE.with_name("layers_file.h"), templates_dir() / "abi" / "gemm_tuner.h"):
+    own = (_SOURCE.with_name(name) for name in ("layers_file.h", "rows.h"))
+    for header in (*own, templates_dir() / "abi" / "gemm_tuner.h"):
         text = text.replace(f'#include "{header.name}"', header.read_text())
     return compile_extension(
         text,

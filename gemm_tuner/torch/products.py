@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
+from gemm_tuner.torch.epilogues import past_views
 from gemm_tuner.torch.graphs import ATEN, CASTS, SHOWS, Graph, Node, untransposed
 from gemm_tuner.torch.operators import TYPES
 
 # How Dynamo writes the model at the head of a path.
 _ROOT = re.compile(r"^L\['\w+'\]\.?")
 
-_IMAGE_DIMENSIONS = 4
-_FOLDED = CASTS | SHOWS
+_IMAGE_DIMENSIONS, _BATCH_DIMENSIONS = 4, 3
+_FOLDED = CASTS | SHOWS | {ATEN.clone.default}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,9 @@ class Product:
     Of a convolution by one element, x is (count, k, height, width) and y (count, n, height, width),
     both with channels last, so that their elements lie in rows of k and n; w is (n, k, 1, 1). It is
     left as it is where it says why.
+
+    Of a batch, x is (batch, rows, k), y (batch, rows, n) and w (batch, n, k), or (batch, k, n); the
+    bias has n elements, or as many for each.
     """
 
     node: Node
@@ -44,9 +48,18 @@ class Product:
         return len(self.x.meta["val"].shape) == _IMAGE_DIMENSIONS
 
     @property
+    def batch(self) -> int | None:
+        """Return the number of products of a batch, None where this is one product."""
+        shape = self.w.meta["val"].shape
+        return int(shape[0]) if len(shape) == _BATCH_DIMENSIONS else None
+
+    @property
     def rows(self) -> Any:  # noqa: ANN401 - a number, or one that is known when it runs
-        """Return the number of rows of x and y."""
-        count, _k, *lengths = self.x.meta["val"].shape
+        """Return the number of rows of x and y, or of each in a batch."""
+        shape = self.x.meta["val"].shape
+        if self.batch is not None:
+            return shape[1]
+        count, _k, *lengths = shape
         return count * math.prod(lengths)
 
     @property
@@ -57,7 +70,8 @@ class Product:
     @property
     def sizes(self) -> tuple[int, int]:
         """Return n and k."""
-        first, second, *_ones = self.w.meta["val"].shape
+        shape = self.w.meta["val"].shape
+        first, second = shape[-2:] if self.batch is not None else shape[:2]
         return (second, first) if self.is_transposed else (first, second)
 
 
@@ -77,6 +91,11 @@ def _product_of(node: Node, constants: frozenset[Node]) -> Product | None:
     elif node.target is ATEN.convolution.default and _is_by_one_element(node):
         x, w, bias, *_how = node.args
         why_left = _why_left(node)
+    elif node.target in (ATEN.bmm.default, ATEN.baddbmm.default) and not node.kwargs:
+        (x, w_t), bias = node.args[-2:], node.args[0] if len(node.args) > 2 else None
+        w = untransposed(w_t)
+        if bias is None:
+            node, bias = _with_bias(node)
     else:
         return None
     product = (
@@ -85,6 +104,30 @@ def _product_of(node: Node, constants: frozenset[Node]) -> Product | None:
         else Product(node, name, x, w, bias, is_transposed=False, why_left=why_left)
     )
     return product if is_constant(product.w, constants) and _can_be_read(product) else None
+
+
+def _with_bias(node: Node) -> tuple[Node, Node | None]:
+    """Return what adds a bias to a batch of products, and this, where that is all that follows."""
+    head = past_views(node)
+    if len(head.users) == 1:
+        [added] = head.users
+        others = [one for one in added.args if one is not head]
+        if added.target is ATEN.add.Tensor and not added.kwargs and len(others) == 1:
+            values = [one.meta.get("val") for one in (node, added)]
+            is_alike = None not in values and values[0].shape == values[1].shape
+            if is_alike and _is_bias_of_batch(others[0], node):
+                return added, others[0]
+    return node, None
+
+
+def _is_bias_of_batch(bias: Any, node: Node) -> bool:  # noqa: ANN401 - a node, or a number
+    """Return whether something has n elements for all products of a batch, or n for each."""
+    value = bias.meta.get("val") if isinstance(bias, torch.fx.Node) else None
+    if not isinstance(value, torch.Tensor) or not 1 <= value.dim() <= _BATCH_DIMENSIONS:
+        return False
+    batch, _rows, n = node.meta["val"].shape
+    many, rows, columns = (1, 1, *value.shape)[-_BATCH_DIMENSIONS:]
+    return many in (1, batch) and rows == 1 and columns == n
 
 
 def _is_by_one_element(node: Node) -> bool:
@@ -126,11 +169,30 @@ def _can_be_read(product: Product) -> bool:
     ):
         return False
     count, *lengths = values[0].shape
+    if product.batch is not None:
+        if product.bias is not None and not _is_bias_of_batch(product.bias, product.node):
+            return False
+        if _is_repeated(product.w):
+            return False
+        count, *lengths = lengths
     sizes = (*product.sizes, lengths[0])
     if any(isinstance(one, torch.SymInt) or one == 0 for one in sizes):
         return False
-    is_vector = product.bias is None or tuple(values[2].shape) == sizes[:1]
+    is_vector = (
+        product.bias is None or product.batch is not None or tuple(values[2].shape) == sizes[:1]
+    )
     return is_vector and all(isinstance(one, torch.SymInt) or one > 0 for one in (count, *lengths))
+
+
+def _is_repeated(w: Node) -> bool:
+    """Return whether weights show some elements more than once, and so would be packed as often."""
+    elements, node = w.meta["val"].numel(), w
+    while node.op == "call_function":
+        node = node.args[0]
+        value = node.meta.get("val")
+        if value is not None and bool(value.numel() < elements):
+            return True
+    return False
 
 
 def is_constant(node: Node, constants: frozenset[Node]) -> bool:

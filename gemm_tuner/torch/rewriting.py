@@ -25,7 +25,7 @@ def insert(
         packed = new_node(graph, ops.pack.default, (w, layer.packed_bytes, layer.number))
         x = _rows(graph, product, product.x) if product.is_image else product.x
         other = _rows(graph, product, others[0]) if others else None
-        arguments = [x, packed, product.bias, layer.number, other]
+        arguments = [x, packed, _bias(graph, product), layer.number, other]
         if not is_whole:
             arguments.append(w)
         elif other is None:
@@ -43,15 +43,27 @@ def weights(graph: Graph, product: Product, w: Node) -> Node:
     """Return the weights (n, k) of a product, of a node like that of its own."""
     if product.is_image:
         return new_node(graph, ATEN.reshape.default, (w, list(product.sizes)))
-    return new_node(graph, ATEN.permute.default, (w, [1, 0])) if product.is_transposed else w
+    order = [1, 0] if product.batch is None else [0, 2, 1]
+    return new_node(graph, ATEN.permute.default, (w, order)) if product.is_transposed else w
+
+
+def _bias(graph: Graph, product: Product) -> Node | None:
+    """Return the bias of n elements, or of a batch as many for each product."""
+    if product.bias is None or product.batch is None:
+        return product.bias
+    n, _k = product.sizes
+    is_own = product.bias.meta["val"].numel() > n
+    shape = [product.batch, n] if is_own else [n]
+    return new_node(graph, ATEN.reshape.default, (product.bias, shape))
 
 
 def _rows(graph: Graph, product: Product, node: Node) -> Node:
-    """Return an array as a matrix: one of channels last keeps its place in memory."""
+    """Return an array as a matrix, or a batch: one of channels last keeps its place in memory."""
     if product.is_image:
         node = new_node(graph, ATEN.permute.default, (node, [0, 2, 3, 1]))
     columns = node.meta["val"].shape[-1]
-    return new_node(graph, ATEN.reshape.default, (node, [-1, columns]))
+    batch = [] if product.batch is None else [product.batch]
+    return new_node(graph, ATEN.reshape.default, (node, [*batch, -1, columns]))
 
 
 def _image(graph: Graph, product: Product, y: Node) -> Node:

@@ -30,10 +30,21 @@ COMPILED_ONCE = {
 ROWS, K, HIDDEN, N = 6, 24, 4000, 17  # constants beyond the sizes that malloc keeps in its heap
 
 
+class _Grouped(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+    """Columns in two groups, each with weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn(2, K // 2, K // 2))
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+        return torch.bmm(x.unflatten(1, (2, -1)).transpose(0, 1), self.w).transpose(0, 1).flatten(1)
+
+
 def _model() -> Any:  # noqa: ANN401 - a module
     torch.manual_seed(3)
     layers = torch.nn.Linear(K, HIDDEN), torch.nn.GELU(), torch.nn.Linear(HIDDEN, N)
-    return torch.nn.Sequential(*layers).eval()
+    return torch.nn.Sequential(_Grouped(), *layers).eval()
 
 
 def _x() -> Any:  # noqa: ANN401 - a tensor
@@ -55,7 +66,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         path = folder / "model.pt2"
         with torch._inductor.config.patch(COMPILED_ONCE):
             torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
-    assert [one.is_taken for one in tuned.report] == [True, True]
+    assert [one.is_taken for one in tuned.report] == [True, True, True]
     library = tuned.write_kernels(folder / "kernels")
     gt.disable()
     return path, library
@@ -114,6 +125,7 @@ def test_another_process_of_python_runs_it(package: tuple[Path, Path], tmp_path:
     _close(y)
     up, down = f"{ROWS}x{HIDDEN}x{K} nk bias+gelu_erf", f"{ROWS}x{N}x{HIDDEN} nk bias"
     assert {one for one in names if one.startswith("gemm-tuner ")} == {
+        f"gemm-tuner 2 of f32 {ROWS}x12x12 nk none (m = {ROWS}, 0.003456 MFLOP, 0.002304 MB)",
         f"gemm-tuner f32 {up} (m = {ROWS}, 1.152 MFLOP, 0.480576 MB)",
         f"gemm-tuner f32 {down} (m = {ROWS}, 0.816 MFLOP, 0.368408 MB)",
     }

@@ -32,8 +32,11 @@ def test_products_are_collected_with_their_weights(tmp_path: Path) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.first, self.second = torch.nn.Linear(K, N), torch.nn.Linear(K, N, bias=False)
+            self.experts = torch.nn.Parameter(sample_x(4, K, K))
 
         def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+            if len(x) == 4:
+                x = x @ self.experts
             return self.first(x) @ self.second(x).transpose(-1, -2)
 
     inputs = [sample_x(4, 6, K), sample_x(4, 6, K), (sample_x(1, 1, K),)]
@@ -45,12 +48,13 @@ def test_products_are_collected_with_their_weights(tmp_path: Path) -> None:
         (f"24x{N}x{K}", False, ("second.weight",)): 2,
         (f"1x{N}x{K}", True, ("first.weight",)): 1,
         (f"1x{N}x{K}", False, ("second.weight",)): 1,
+        (f"4 of 6x{K}x{K}", False, ("experts",)): 2,
         (f"4 of 6x6x{N}", False, ()): 2,
         (f"1x1x{N}", False, ()): 1,
     }
     assert 0 < sum(one.share for one in found) < 1
     assert "first.weight" in str(found)
-    assert found.write_layers(tmp_path / "layers.csv") == 4
+    assert found.write_layers(tmp_path / "layers.csv") == 5
     layers = layers_of(
         m=None,
         n=None,
@@ -60,7 +64,7 @@ def test_products_are_collected_with_their_weights(tmp_path: Path) -> None:
         epilogue="none",
         w_layout="nk",
     )
-    assert {(one.problem.n, one.problem.k) for one in layers} == {(N, K)}
+    assert {(one.problem.n, one.problem.k) for one in layers} == {(N, K), (K, K)}
     assert found.write_layers(tmp_path / "layers.csv", dtype="bf16") == 0
 
 

@@ -190,6 +190,26 @@ def test_kernels_that_are_wrong_at_times_are_found(behind: str, told: str, tmp_p
         assert _reproduced(tmp_path)[0] == 1
 
 
+@pytest.mark.usefixtures("loops_by_operators")
+def test_a_wrong_product_of_a_batch_is_named(tmp_path: Path) -> None:
+    class Experts(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(sample_x(2, K, ODD_WIDTH))
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+            return torch.relu(torch.bmm(x, self.w))
+
+    torch.set_num_threads(1)
+    gt.enable(Planted())
+
+    found = gt.debug(Experts().eval(), sample_x(2, 4, K), folder=tmp_path)
+
+    assert found.wrong == "bmm"
+    assert "in product 0 of its batch" in found.verdict
+    assert _reproduced(tmp_path)[0] == 1
+
+
 def test_weights_that_were_written_unseen_are_named(tmp_path: Path) -> None:
     model, x = sample_model().eval(), sample_x()
     gt.replace(model, x, source=Kernels())

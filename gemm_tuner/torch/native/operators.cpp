@@ -13,6 +13,9 @@
  * that nobody has told of is looked for in the folder of this library. Kernels and layers are never
  * removed, so a call takes no lock.
  *
+ * With w (batch, n, k), packed is (batch, bytes), and x, y and other are of (batch, rows, columns):
+ * products of the same sizes, each of its own weights. bias is then (n) or (batch, n).
+ *
  * The parts of a kernel run in PyTorch's own threads, and its weights are packed there. */
 #include "gemm_tuner.h"
 
@@ -23,6 +26,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/elu.h>
 #include <ATen/ops/empty.h>
@@ -83,6 +87,7 @@ struct LayerFacts {
 };
 
 #include "layers_file.h"
+#include "rows.h"
 
 namespace {
 
@@ -210,32 +215,36 @@ void run_parts(int64_t begin, int64_t end, void *context) {
 }
 
 /* As many parts as were timed, or one for each thread where PyTorch uses another number. */
-int32_t count_parts(const KernelEntry &kernel) {
+int32_t count_parts(const KernelEntry &kernel, int64_t batch = 1) {
     const int32_t threads = at::get_num_threads();
     if (threads == 1 || at::in_parallel_region()) {
         return 1;
     }
-    return threads == kernel.threads ? std::min(threads, kernel.parts) : threads;
+    const int32_t parts = threads == kernel.threads ? std::min(threads, kernel.parts) : threads;
+    /* Whole products are no smaller for being dealt out. */
+    return std::max(parts, static_cast<int32_t>(std::min<int64_t>(threads, batch)));
 }
 
 /* What the profiler shows: the problem, its operations, and the bytes of x, w and y. */
-std::string profiled_name(const LayerEntry &layer, const KernelEntry &kernel, int64_t m) {
-    const double count_m = static_cast<double>(m), n = static_cast<double>(layer.n),
-                 k = static_cast<double>(layer.k);
-    const double elements = count_m * k + n * k + count_m * n;
+std::string profiled_name(const LayerEntry &layer, const KernelEntry &kernel, int64_t m,
+                          int64_t batch) {
+    const double count_m = static_cast<double>(m), count = static_cast<double>(batch);
+    const double n = static_cast<double>(layer.n), k = static_cast<double>(layer.k);
+    const double elements = count * (count_m * k + n * k + count_m * n);
     const double bytes = elements * static_cast<double>(c10::elementSize(layer.type));
     char counts[96];
     std::snprintf(counts, sizeof counts, " (m = %lld, %.6g MFLOP, %.6g MB)",
-                  static_cast<long long>(m), 2e-6 * count_m * n * k, 1e-6 * bytes);
-    return std::string("gemm-tuner ") + kernel.name + counts;
+                  static_cast<long long>(m), 2e-6 * count * count_m * n * k, 1e-6 * bytes);
+    const std::string many = batch == 1 ? "" : std::to_string(batch) + " of ";
+    return "gemm-tuner " + many + kernel.name + counts;
 }
 
 void run_kernel(const LayerEntry &layer, const KernelEntry &kernel, gemm_tuner_args &args) {
     at::RecordFunction profiled(at::RecordScope::FUNCTION);
     if (profiled.isActive()) {
-        profiled.before(profiled_name(layer, kernel, args.m));
+        profiled.before(profiled_name(layer, kernel, args.m, args.batch));
     }
-    const int32_t parts = count_parts(kernel);
+    const int32_t parts = count_parts(kernel, args.batch);
     args.workspace = workspace(kernel.workspace_bytes(parts));
     Job job{&kernel, &args, 0, parts, GEMM_TUNER_OK};
     for (; job.phase < kernel.phases; job.phase++) {
@@ -248,31 +257,6 @@ void run_kernel(const LayerEntry &layer, const KernelEntry &kernel, gemm_tuner_a
     }
     TORCH_CHECK(job.status == GEMM_TUNER_OK, "gemm-tuner: a kernel refused its arguments (m = ",
                 args.m, ", ", parts, " parts); tune the layer again.");
-}
-
-/* Rows of a tensor (..., columns) that is read in place where its rows are equally far apart. */
-struct Rows {
-    Tensor holder; /* keeps a copy alive, if one was needed */
-    const void *elements;
-    int64_t count, leading_dimension;
-};
-
-Rows rows_of(const char *name, const Tensor &given, int64_t columns, at::ScalarType type) {
-    TORCH_CHECK(given.dim() >= 1 && given.size(-1) == columns, name, " has the shape ",
-                given.sizes(), "; its last dimension must be ", columns, ".");
-    TORCH_CHECK(given.scalar_type() == type, name, " is of ", given.scalar_type(),
-                ", but the kernels of this layer read ", type, ".");
-    const int64_t count = columns ? given.numel() / columns : 0;
-    const bool is_matrix = given.dim() == 2;
-    if (is_matrix && given.stride(1) == 1 && (count <= 1 || given.stride(0) >= columns)) {
-        return {Tensor(), given.const_data_ptr(), count, count <= 1 ? columns : given.stride(0)};
-    }
-    if (given.is_contiguous()) {
-        return {Tensor(), given.const_data_ptr(), count, columns};
-    }
-    Tensor copy = given.contiguous();
-    const void *elements = copy.const_data_ptr();
-    return {std::move(copy), elements, count, columns};
 }
 
 const KernelEntry *kernel_for(const LayerEntry &layer, int64_t rows) {
@@ -334,8 +318,9 @@ Tensor aligned(const Tensor &packed) {
 }
 
 Tensor checked_packed(const LayerEntry &layer, const Tensor &packed) {
-    TORCH_CHECK(packed.scalar_type() == at::kByte && packed.dim() == 1 &&
-                    packed.size(0) == layer.packed_bytes && packed.is_contiguous(),
+    const bool is_shaped = packed.dim() == 1 || packed.dim() == 2;
+    TORCH_CHECK(packed.scalar_type() == at::kByte && is_shaped &&
+                    packed.size(-1) == layer.packed_bytes && packed.is_contiguous(),
                 "packed is not what gemm_tuner::pack returned for this layer.");
     return is_aligned(packed) ? packed : aligned(packed);
 }
@@ -345,7 +330,7 @@ Tensor apply_step(Step step, const Tensor &y, const std::optional<Tensor> &bias,
     switch (step) {
     case Step::bias:
         TORCH_CHECK(bias, "bias must be given.");
-        return at::add(y, *bias);
+        return at::add(y, bias->dim() == 2 ? bias->unsqueeze(1) : *bias);
     case Step::add:
         TORCH_CHECK(other && other->sizes() == y.sizes(), "other must have the shape of y, ",
                     y.sizes(), ".");
@@ -377,12 +362,14 @@ Tensor apply_step(Step step, const Tensor &y, const std::optional<Tensor> &bias,
 }
 
 /* What the kernels compute, for rows that none of them is for. */
-Tensor linear_plain(const LayerEntry &layer, const Tensor &x, const std::optional<Tensor> &bias,
-                    const std::optional<Tensor> &other, const std::optional<Tensor> &w) {
-    TORCH_CHECK(w, "no kernel of this layer is for ", x.numel() / layer.k,
-                " rows, and its plain weights were not given.");
-    const bool is_affine = !layer.steps.empty() && layer.steps[0] == Step::bias;
-    Tensor y = at::linear(x, *w, is_affine ? bias : std::nullopt);
+Tensor linear_plain(const LayerEntry &layer, int64_t rows, const Tensor &x,
+                    const std::optional<Tensor> &bias, const std::optional<Tensor> &other,
+                    const std::optional<Tensor> &w) {
+    TORCH_CHECK(w, "no kernel of this layer is for ", rows, " rows, and its plain weights were not given.");
+    const bool is_batch = w->dim() == 3;
+    const bool is_affine = !is_batch && !layer.steps.empty() && layer.steps[0] == Step::bias;
+    Tensor y = is_batch ? at::bmm(x, w->transpose(1, 2))
+                        : at::linear(x, *w, is_affine ? bias : std::nullopt);
     for (size_t place = is_affine; place < layer.steps.size(); place++) {
         y = apply_step(layer.steps[place], y, bias, other);
     }
@@ -393,16 +380,23 @@ Tensor linear(const Tensor &x, const Tensor &packed, const std::optional<Tensor>
               int64_t number, const std::optional<Tensor> &other, const std::optional<Tensor> &w) {
     const LayerEntry &layer = layer_numbered(number);
     const int64_t n = layer.n;
-    const Rows rows = rows_of("x", x, layer.k, layer.type);
     const Tensor packed_w = checked_packed(layer, packed);
+    const bool is_batch = packed.dim() == 2;
+    const int64_t batch = is_batch ? packed.size(0) : 1;
+    const auto read = [&](const char *name, const Tensor &given, int64_t columns) {
+        return is_batch ? batch_of(name, given, batch, columns, layer.type)
+                        : rows_of(name, given, columns, layer.type);
+    };
+    const Rows rows = read("x", x, layer.k);
     c10::SmallVector<int64_t, 5> shape(x.sizes().begin(), x.sizes().end());
     shape.back() = n;
-    const KernelEntry *kernel = rows.count ? kernel_for(layer, rows.count) : nullptr;
-    if (rows.count && !kernel) {
-        return linear_plain(layer, x, bias, other, w);
+    const bool is_empty = rows.count == 0 || batch == 0;
+    const KernelEntry *kernel = is_empty ? nullptr : kernel_for(layer, rows.count);
+    if (!is_empty && !kernel) {
+        return linear_plain(layer, rows.count, x, bias, other, w);
     }
     Tensor y(at::detail::empty_cpu(shape, layer.type));
-    if (!rows.count) {
+    if (is_empty) {
         return y;
     }
     gemm_tuner_operand operands[max_operands] = {};
@@ -410,28 +404,35 @@ Tensor linear(const Tensor &x, const Tensor &packed, const std::optional<Tensor>
     Tensor bias_copy;
     for (size_t place = 0; place < layer.operands.size(); place++) {
         if (layer.operands[place] == Step::bias) {
-            TORCH_CHECK(bias && bias->dim() == 1 && bias->size(0) == n &&
+            const bool is_own = bias && is_batch && bias->dim() == 2 && bias->size(0) == batch;
+            TORCH_CHECK(bias && (is_own || bias->dim() == 1) && bias->size(-1) == n &&
                             bias->scalar_type() == layer.type,
-                        "bias must be ", n, " elements of ", layer.type, ".");
+                        "bias must be ", n, " elements of ", layer.type,
+                        is_batch ? ", or as many for each product." : ".");
             bias_copy = bias->contiguous();
             operands[place].elements = bias_copy.const_data_ptr();
+            operands[place].batch_stride = is_own ? n : 0;
         } else {
             TORCH_CHECK(other && other->sizes() == at::IntArrayRef(shape),
                         "other must have the shape of y, ", at::IntArrayRef(shape), ".");
-            other_rows = rows_of("other", *other, n, layer.type);
+            other_rows = read("other", *other, n);
             operands[place].elements = other_rows.elements;
             operands[place].leading_dimension = other_rows.leading_dimension;
+            operands[place].batch_stride = other_rows.batch_stride;
         }
     }
     gemm_tuner_args args = {};
     args.size_bytes = sizeof args;
     args.m = rows.count;
-    args.batch = 1;
+    args.batch = batch;
     args.x = rows.elements;
     args.x_leading_dimension = rows.leading_dimension;
+    args.x_batch_stride = rows.batch_stride;
     args.packed_w = static_cast<const char *>(packed_w.const_data_ptr()) + kernel->packed_offset;
+    args.packed_w_batch_stride_bytes = is_batch ? layer.packed_bytes : 0;
     args.y = y.mutable_data_ptr();
     args.y_leading_dimension = n;
+    args.y_batch_stride = rows.count * n;
     args.operands = operands;
     args.operand_count = layer.operands.size();
     run_kernel(layer, *kernel, args);
@@ -469,27 +470,37 @@ int32_t pack_kernel(const KernelEntry &kernel, const gemm_tuner_weights &weights
     return job.status;
 }
 
-Tensor pack(const Tensor &w, int64_t size_bytes, int64_t number) {
-    const LayerEntry &layer = layer_numbered(number);
-    TORCH_CHECK(w.dim() == 2 && w.size(0) == layer.n, "w has the shape ", w.sizes(),
-                "; it must be (", layer.n, ", ", layer.k, ").");
-    TORCH_CHECK(size_bytes == layer.packed_bytes, "layer ", number, " packs ", layer.packed_bytes,
-                " bytes, not ", size_bytes, ".");
+/* Pack the weights of one product, in each format that a kernel of the layer reads. */
+void pack_product(const LayerEntry &layer, const Tensor &w, char *packed) {
     const Rows rows = rows_of("w", w, layer.k, layer.type);
-    Tensor packed = empty_weights(size_bytes);
     gemm_tuner_weights weights = {};
     weights.size_bytes = sizeof weights;
     weights.elements = rows.elements;
     weights.leading_dimension = rows.leading_dimension;
-    char *memory = static_cast<char *>(packed.mutable_data_ptr());
     for (const KernelEntry &kernel : layer.kernels) {
         if (kernel.is_packer) {
-            TORCH_CHECK(pack_kernel(kernel, weights, memory + kernel.packed_offset) ==
+            TORCH_CHECK(pack_kernel(kernel, weights, packed + kernel.packed_offset) ==
                             GEMM_TUNER_OK,
-                        "a kernel of layer ", number, " refused the weights; tune it again.");
+                        "a kernel of layer ", layer.number,
+                        " refused the weights; tune it again.");
         }
     }
-    return packed;
+}
+
+Tensor pack(const Tensor &w, int64_t size_bytes, int64_t number) {
+    const LayerEntry &layer = layer_numbered(number);
+    TORCH_CHECK((w.dim() == 2 || w.dim() == 3) && w.size(-2) == layer.n, "w has the shape ",
+                w.sizes(), "; it must be (", layer.n, ", ", layer.k, "), or a batch of these.");
+    TORCH_CHECK(size_bytes == layer.packed_bytes, "layer ", number, " packs ", layer.packed_bytes,
+                " bytes, not ", size_bytes, ".");
+    const bool is_batch = w.dim() == 3;
+    const int64_t batch = is_batch ? w.size(0) : 1;
+    Tensor packed = empty_weights(batch * size_bytes);
+    char *memory = static_cast<char *>(packed.mutable_data_ptr());
+    for (int64_t product = 0; product < batch; product++) {
+        pack_product(layer, is_batch ? w.select(0, product) : w, memory + product * size_bytes);
+    }
+    return is_batch ? packed.view({batch, size_bytes}) : packed;
 }
 
 Tensor linear_meta(const Tensor &x, const Tensor &packed, const std::optional<Tensor> &,
@@ -497,12 +508,16 @@ Tensor linear_meta(const Tensor &x, const Tensor &packed, const std::optional<Te
     TORCH_CHECK(packed.scalar_type() == at::kByte, "packed must be what gemm_tuner::pack returned.");
     c10::SymDimVector shape(x.sym_sizes().begin(), x.sym_sizes().end());
     TORCH_CHECK(!shape.empty(), "x must have at least one dimension.");
+    TORCH_CHECK(packed.dim() == 1 || shape.size() == 3, "x must be (batch, rows, columns).");
     shape.back() = layer_numbered(number).n;
     return at::empty_symint(shape, x.options());
 }
 
 Tensor pack_meta(const Tensor &w, int64_t size_bytes, int64_t) {
-    return at::empty({size_bytes}, w.options().dtype(at::kByte));
+    const c10::SymInt size = size_bytes;
+    const auto options = w.options().dtype(at::kByte);
+    return w.dim() == 3 ? at::empty_symint({w.sym_size(0), size}, options)
+                        : at::empty_symint({size}, options);
 }
 
 bool is_recorded(const Tensor &tensor) {

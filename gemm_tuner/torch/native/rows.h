@@ -1,0 +1,51 @@
+/* Arrays of PyTorch as rows that a kernel reads, in place where it can. */
+
+namespace {
+
+/* Rows of a tensor (..., columns), or of each product of a batch (batch, rows, columns). */
+struct Rows {
+    Tensor holder; /* keeps a copy alive, if one was needed */
+    const void *elements;
+    int64_t count, leading_dimension;
+    int64_t batch = 1, batch_stride = 0;
+};
+
+inline void check_rows(const char *name, const Tensor &given, int64_t columns,
+                       at::ScalarType type) {
+    TORCH_CHECK(given.dim() >= 1 && given.size(-1) == columns, name, " has the shape ",
+                given.sizes(), "; its last dimension must be ", columns, ".");
+    TORCH_CHECK(given.scalar_type() == type, name, " is of ", given.scalar_type(),
+                ", but the kernels of this layer read ", type, ".");
+}
+
+inline Rows rows_of(const char *name, const Tensor &given, int64_t columns, at::ScalarType type) {
+    check_rows(name, given, columns, type);
+    const int64_t count = columns ? given.numel() / columns : 0;
+    const bool is_matrix = given.dim() == 2;
+    if (is_matrix && given.stride(1) == 1 && (count <= 1 || given.stride(0) >= columns)) {
+        return {Tensor(), given.const_data_ptr(), count, count <= 1 ? columns : given.stride(0)};
+    }
+    if (given.is_contiguous()) {
+        return {Tensor(), given.const_data_ptr(), count, columns};
+    }
+    Tensor copy = given.contiguous();
+    const void *elements = copy.const_data_ptr();
+    return {std::move(copy), elements, count, columns};
+}
+
+/* The rows of each product; all may read the same ones, as those of an expanded tensor. */
+inline Rows batch_of(const char *name, const Tensor &given, int64_t batch, int64_t columns,
+                     at::ScalarType type) {
+    check_rows(name, given, columns, type);
+    TORCH_CHECK(given.dim() == 3 && given.size(0) == batch, name, " has the shape ",
+                given.sizes(), "; there are weights of ", batch, " products, so it must be (", batch,
+                ", rows, ", columns, ").");
+    const int64_t count = given.size(1);
+    const bool is_read = given.stride(2) == 1 && (count <= 1 || given.stride(1) >= columns);
+    Tensor holder = is_read ? given : given.contiguous();
+    const void *elements = holder.const_data_ptr();
+    const int64_t leading = count <= 1 ? columns : holder.stride(1), stride = holder.stride(0);
+    return {std::move(holder), elements, count, leading, batch, stride};
+}
+
+} // namespace
