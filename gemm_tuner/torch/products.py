@@ -114,7 +114,11 @@ def _with_bias(node: Node) -> tuple[Node, Node | None]:
         others = [one for one in added.args if one is not head]
         if added.target is ATEN.add.Tensor and not added.kwargs and len(others) == 1:
             values = [one.meta.get("val") for one in (node, added)]
-            is_alike = None not in values and values[0].shape == values[1].shape
+            is_alike = (
+                None not in values
+                and values[0].shape == values[1].shape
+                and values[0].dtype == values[1].dtype
+            )
             if is_alike and _is_bias_of_batch(others[0], node):
                 return added, others[0]
     return node, None
@@ -124,6 +128,8 @@ def _is_bias_of_batch(bias: Any, node: Node) -> bool:  # noqa: ANN401 - a node, 
     """Return whether something has n elements for all products of a batch, or n for each."""
     value = bias.meta.get("val") if isinstance(bias, torch.fx.Node) else None
     if not isinstance(value, torch.Tensor) or not 1 <= value.dim() <= _BATCH_DIMENSIONS:
+        return False
+    if value.dtype != node.meta["val"].dtype:
         return False
     batch, _rows, n = node.meta["val"].shape
     many, rows, columns = (1, 1, *value.shape)[-_BATCH_DIMENSIONS:]
@@ -210,8 +216,8 @@ def constants_of(graph: Graph) -> frozenset[Node]:
         return frozenset(constants)
     metadata = context.fw_metadata
     placeholders = graph.find_nodes(op="placeholder")
-    if len(placeholders) != len(metadata.input_info):
-        return frozenset(constants)  # the graph of a branch or a loop: freezing leaves it
+    if not all("desc" in one.meta for one in placeholders):
+        return frozenset()  # the graph of a branch or a loop: freezing leaves it
     changed = {place for place, one in enumerate(metadata.input_info) if one.mutates_data} | {
         one.base_idx for one in metadata.output_info if one.base_idx is not None
     }

@@ -72,6 +72,16 @@ def test_batches_are_computed_however_they_are_written(name: str, dtype: str) ->
     assert [one.problem.removeprefix(many)[:3] for one in enabled.report] in (["f32"], ["bf1"])
 
 
+def test_a_bias_of_another_type_is_added_after_the_product() -> None:
+    x, w, bias = sample_x(*X), sample_x(*W), sample_x(BATCH, 1, N)
+    source = Kernels()
+    enabled = gt.enable(source)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        graph = passed(enabled, lambda x: torch.bmm(x, w) + bias, x)
+        check(graph(x), torch.bmm(x, w) + bias)
+    assert [(one.dtype, one.epilogue) for one in source.asked] == [("bf16", "none")]
+
+
 @pytest.mark.parametrize(
     "compute",
     [

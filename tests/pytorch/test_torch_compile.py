@@ -236,22 +236,39 @@ def test_rows_that_only_the_run_knows_are_left_or_asked_for() -> None:
         assert [one.is_taken for one in tuned.report] == [is_taken]
 
 
-def test_products_in_branches_are_left() -> None:
-    class Branch(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.other = torch.nn.Linear(K, N), torch.nn.Linear(K, N)
+class _Branch(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = torch.nn.Linear(K, N), torch.nn.Linear(K, N)
 
-        def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
-            return torch.cond(x.sum() > 0, self.one, self.other, (x,))
+    def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+        return torch.cond(x.sum() > 0, self.one, self.other, (x,))
 
-    model, x = Branch().eval(), sample_x()
+
+class _BranchOfOne(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+    """A branch reads as many arrays as the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(sample_x(K, K))
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+        linear = torch.nn.functional.linear
+        return torch.cond(
+            x.sum() > 0, lambda x: linear(x, self.w), lambda x: linear(x, -self.w), (x,)
+        )
+
+
+@pytest.mark.parametrize("kind", [_Branch, _BranchOfOne])
+@pytest.mark.usefixtures("loops_by_operators")
+def test_products_in_branches_are_left(kind: Any) -> None:  # noqa: ANN401 - a class
+    model, x = kind().eval(), sample_x()
     gt.enable(Kernels())
     with torch.no_grad():
         compiled = torch.compile(model)
         for sign in (1, -1):
             check(compiled(x * sign), model(x * sign))
-        assert not operator_calls(compiled, x)
+            assert not operator_calls(compiled, x * sign)
 
 
 def test_a_layer_is_tuned_also_where_it_was_asked_for_as_a_part() -> None:
