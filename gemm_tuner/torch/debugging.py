@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from statistics import median
+from threading import RLock
 from typing import Any
 
 import torch
 from torch.utils import _pytree
 
+from gemm_tuner.abi import ArgsStruct
 from gemm_tuner.bench.reproduce import KernelCall
 from gemm_tuner.domain.units import time_text
 from gemm_tuner.errors import InvalidSetting
@@ -17,13 +19,15 @@ from gemm_tuner.torch.calls import Call, calls_of
 from gemm_tuner.torch.debug_folder import checked_folder, write_folder
 from gemm_tuner.torch.judging import Judge, LayerError, WrongCall, smallest
 from gemm_tuner.torch.runs import Runs
-from gemm_tuner.torch.watching import OperatorCall
 
 # Of the largest element of an output: where some numbers are of 16 bits, and where none are.
 _COARSE, _FINE = 5e-2, 1e-4
 _OF_16_BITS = (torch.bfloat16, torch.float16)
 
 _TIMED_RUNS = 3
+
+# It changes how PyTorch compiles in all threads, and takes that back.
+_ONE_AT_A_TIME = RLock()
 
 # Errors of PyTorch may be this many times as large as those of kernels.
 _OURS_OVER_OTHERS = 10
@@ -90,7 +94,7 @@ def debug(
     calls = calls_of(example_inputs)
     _check(model, calls, tolerance)
     path = None if folder is None else checked_folder(folder)
-    with Runs(model, calls) as runs:
+    with _ONE_AT_A_TIME, Runs(model, calls) as runs:
         expected = runs.plain()
         allowed = _tolerance(model, expected) if tolerance is None else tolerance
         if _difference(runs.plain(), expected) > allowed:
@@ -204,11 +208,10 @@ def _with_times(judge: Judge, runs: Runs) -> tuple[LayerError, ...]:
     """Return the layers with the times of their calls, those nearest their bound first."""
     seconds: list[dict[str, float]] = []
 
-    def see(call: OperatorCall) -> Any:  # noqa: ANN401 - a tensor
-        known = runs.known(call)
+    def see(number: int, args: ArgsStruct, time_ns: int) -> None:
+        known = runs.known(number, args)
         if known is not None:
-            seconds[-1][known.name] = seconds[-1].get(known.name, 0.0) + call.seconds
-        return call.y
+            seconds[-1][known.name] = seconds[-1].get(known.name, 0.0) + time_ns * 1e-9
 
     for _ in range(_TIMED_RUNS):
         seconds.append({})

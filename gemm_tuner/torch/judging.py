@@ -1,5 +1,6 @@
 """Each call of a kernel in a model beside the exact result of what it read."""
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,22 +8,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemm_tuner.arrays.dlpack import as_array
+from gemm_tuner.abi import ArgsStruct, ArrayView
+from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.reproduce import KernelCall, row_operands
 from gemm_tuner.bench.tolerance import find_error, shares_of_bounds
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
-from gemm_tuner.torch.operators import OperatorLayer, PlacedKernel, count_parts
-from gemm_tuner.torch.watching import OperatorCall
+from gemm_tuner.torch.operators import OperatorLayer, count_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KnownLayer:
-    """A layer of a model, its kernels, and its weights (n, k) as they are now."""
+    """A layer of a model, its kernels, and the weights (n, k) of its products as they are now."""
 
     name: str
     layer: OperatorLayer
-    w: Any
+    w: Sequence[NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class WrongCall:
 class Judge:
     """Compares calls with exact results, as a model makes them."""
 
-    def __init__(self, known: Callable[[OperatorCall], KnownLayer | None]) -> None:
+    def __init__(self, known: Callable[[int, ArgsStruct], KnownLayer | None]) -> None:
         """Take what finds the layer that a call is of."""
         self._known = known
         self.errors: dict[str, LayerError] = {}
@@ -64,38 +65,9 @@ class Judge:
         self.kernels: dict[str, Kernel] = {}
         self.unknown = 0
 
-    def see(self, call: OperatorCall) -> Any:  # noqa: ANN401 - a tensor
-        """Judge a call, and return what it computed."""
-        self._judge(call)
-        return call.y
-
-    def correct(self, call: OperatorCall) -> Any:  # noqa: ANN401 - a tensor
-        """Return the exact result of a call, rounded to the type of y."""
-        products = self._products(call)
-        if not products:
-            return call.y
-        values = np.stack([one.kernel_call.expected.values for one in products])
-        return call.y.new_tensor(values).reshape(call.y.shape)
-
-    def _products(self, call: OperatorCall) -> list["_Product"]:
-        """Return the products of a call: several of a batch; none if its kernel is not known."""
-        known = self._known(call)
-        if known is None:
-            return []
-        is_batch = call.packed.dim() == 2
-        rows = call.x.shape[1] if is_batch else call.x.numel() // call.x.shape[-1]
-        placed = known.layer.kernel_for(rows)
-        if placed is None:
-            return []
-        if not is_batch:
-            return [_product(placed, call, known.w)]
-        return [
-            _product(placed, _one_of_batch(call, place), known.w[place])
-            for place in range(len(call.packed))
-        ]
-
-    def _judge(self, call: OperatorCall) -> None:
-        known, products = self._known(call), self._products(call)
+    def see(self, number: int, args: ArgsStruct, _time_ns: int) -> None:
+        """Judge a call."""
+        known, products = self._known(number, args), self._products(number, args)
         if known is None or not products:
             self.unknown += 1
             return
@@ -131,6 +103,19 @@ class Judge:
             why_wrong=why_wrong,
         )
 
+    def correct(self, number: int, args: ArgsStruct, _time_ns: int) -> None:
+        """Put the exact result, rounded to the type of y, in the place of what was computed."""
+        for one in self._products(number, args):
+            one.y[...] = one.kernel_call.expected.values.astype(np.float32)
+
+    def _products(self, number: int, args: ArgsStruct) -> list["_Product"]:
+        """Return the products of a call: several of a batch; none if its kernel is not known."""
+        known = self._known(number, args)
+        placed = None if known is None else known.layer.kernel_for(args.m)
+        if known is None or placed is None:
+            return []
+        return [_product(placed.kernel, args, w, place) for place, w in enumerate(known.w)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Product:
@@ -153,43 +138,48 @@ class _Product:
         )
 
 
-def _one_of_batch(call: OperatorCall, place: int) -> OperatorCall:
-    has_own_bias = call.bias is not None and call.bias.dim() == 2
-    return replace(
-        call,
-        x=call.x[place],
-        packed=call.packed[place],
-        bias=call.bias[place] if has_own_bias else call.bias,
-        other=None if call.other is None else call.other[place],
-        y=call.y[place],
-    )
+def _product(kernel: Kernel, args: ArgsStruct, w: NDArray[Any], place: int) -> _Product:
+    """Return one product of a call: its arrays where they lie."""
+    problem = kernel.problem
+    m, n, k = args.m, problem.n, problem.k
+    dtype = NUMPY_TYPES[problem.types.x]
 
+    def rows_at(view: ArrayView, shape: tuple[int, int]) -> NDArray[Any]:
+        address = view.address + place * view.batch_stride * dtype.itemsize
+        return array_at(address, shape, view.leading_dimension, dtype)
 
-def _product(placed: PlacedKernel, call: OperatorCall, w: Any) -> _Product:  # noqa: ANN401
-    problem = placed.kernel.problem
-    given = {"bias": call.bias, "add": call.other}
-    names = [one.name for one in problem.epilogue.operands]
-    operands = {name: _matrix(name, given[name]) for name in names}
-    for name in set(names) - row_operands(problem):
-        operands[name] = operands[name][0]
-    end = placed.packed_offset + placed.kernel.native.packed_weight_bytes
+    operands = {}
+    for number, one in enumerate(problem.epilogue.operands):
+        given = args.operands[number]
+        view = ArrayView(given.elements, given.leading_dimension, given.batch_stride)
+        is_matrix = one.name in row_operands(problem)
+        rows = rows_at(view, (m if is_matrix else 1, n))
+        operands[one.name] = rows if is_matrix else rows[0]
+    packed_address = args.packed_w + place * args.packed_w_batch_stride_bytes
+    size_bytes = kernel.native.packed_weight_bytes
     return _Product(
         kernel_call=KernelCall(
-            kernel=placed.kernel,
-            x=_matrix("x", call.x),
-            w=_matrix("w", w),
+            kernel=kernel,
+            x=rows_at(ArrayView(args.x, args.x_leading_dimension, args.x_batch_stride), (m, k)),
+            w=w,
             operands=operands,
-            parts=count_parts(placed.kernel),
+            parts=count_parts(kernel),
         ),
-        y=_matrix("y", call.y),
-        packed=_matrix("packed", call.packed[placed.packed_offset : end])[0],
+        y=rows_at(ArrayView(args.y, args.y_leading_dimension, args.y_batch_stride), (m, n)),
+        packed=array_at(packed_address, (1, size_bytes), size_bytes, np.dtype(np.uint8))[0],
     )
 
 
-def _matrix(name: str, tensor: Any) -> NDArray[Any]:  # noqa: ANN401 - a tensor
-    """Return the rows of a tensor (..., columns), without a copy where they lie so."""
-    rows = tensor.detach().contiguous()
-    array: NDArray[Any] = np.asarray(as_array(name, rows.reshape(-1, rows.shape[-1])))
+def array_at(
+    address: int, shape: tuple[int, int], leading_dimension: int, dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    """Return the rows at an address in memory, without a copy."""
+    rows, columns = shape
+    elements = (max(0, rows - 1) * leading_dimension + columns) if rows else 0
+    memory = (ctypes.c_uint8 * (elements * dtype.itemsize)).from_address(address)
+    flat = np.ctypeslib.as_array(memory).view(dtype)
+    strides = (leading_dimension * dtype.itemsize, dtype.itemsize)
+    array: NDArray[Any] = np.lib.stride_tricks.as_strided(flat, shape, strides)
     return array
 
 

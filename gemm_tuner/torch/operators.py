@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ _MOST_STEPS = 8
 _SOURCE = Path(__file__).parent / "native" / "operators.cpp"
 _LIBRARIES = ("torch_cpu", "c10")
 _NUMBER_BITS = 62
+_LOADING = Lock()
 
 
 class _LayerFacts(ctypes.Structure):
@@ -131,7 +133,6 @@ def count_parts(kernel: Kernel) -> int:
     return min(threads, kernel.native.preferred_parts) if threads == kernel.threads else threads
 
 
-@cache
 def library() -> ctypes.CDLL:
     """Build the operators if they are not in the cache, load them, and return their C interface.
 
@@ -140,6 +141,12 @@ def library() -> ctypes.CDLL:
         CompilationFailed: the compiler refused PyTorch's headers.
         StoreFailed: the build cache is not writable.
     """
+    with _LOADING:  # what is cached may be computed twice, and PyTorch is told of it once
+        return _library()
+
+
+@cache
+def _library() -> ctypes.CDLL:
     path = library_path()
     torch.ops.load_library(str(path))
     native = ctypes.CDLL(str(path))

@@ -5,18 +5,23 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch._inductor import config
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gemm_tuner.abi import ArgsStruct, WeightsStruct
+from gemm_tuner.arrays.dlpack import as_array
+from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.layers.sources import Source, open_source
 from gemm_tuner.torch.calls import Call, is_compiled
 from gemm_tuner.torch.compiling import TunedLinears, Watched
-from gemm_tuner.torch.judging import KnownLayer
+from gemm_tuner.torch.judging import KnownLayer, array_at
 from gemm_tuner.torch.tuned_linear import TunedLinear
-from gemm_tuner.torch.watching import OnCall, OperatorCall, watching
+from gemm_tuner.torch.watching import OnCall, watching
 
 
 class _Passing(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it is Any
@@ -62,8 +67,8 @@ class Runs:
         self._is_watched = False
         is_own = self.is_compiled and not self._is_given_compiled
         self._model = torch.compile(model) if is_own else model
-        self._weights: dict[int, Any] = {}
-        self._named: dict[str, list[int]] = {}
+        self._weights: dict[int, list[NDArray[Any]]] = {}
+        self._named: dict[str, list[NDArray[Any]]] = {}
         self._exits = ExitStack()
 
     def __enter__(self) -> Self:
@@ -96,7 +101,7 @@ class Runs:
             self._forget()
             self.graphs = self._exits.enter_context(self.tuned_pass.watched())
             self._is_watched = True
-        with watching(on_call, self._weights.__setitem__):
+        with watching(on_call, self._pack):
             return self._outputs(self._model)
 
     def without_pass(self) -> list[Any] | None:
@@ -107,19 +112,32 @@ class Runs:
         with config.patch(joint_custom_pre_pass=None):
             return self._outputs(self._model)
 
-    def known(self, call: OperatorCall) -> KnownLayer | None:
+    def known(self, number: int, args: ArgsStruct) -> KnownLayer | None:
         """Return the layer that a call is of, None if it is none of this model."""
-        if call.number in self.graphs.layers:
-            name, layer = self.graphs.layers[call.number]
-            w = self._weights.get(call.number)
-            return None if w is None else KnownLayer(name=self._unlike(name, w), layer=layer, w=w)
-        address = call.packed.data_ptr()
+        if number in self.graphs.layers:
+            name, layer = self.graphs.layers[number]
+            w = self._weights.get(number, [])[: args.batch]
+            return KnownLayer(name=self._unlike(name, number), layer=layer, w=w) if w else None
         for name, module in self.layers:
             tuned = module._tuned  # noqa: SLF001 - of this package
             packed = tuned.packed and tuned.packed.result
-            if packed and packed[0].data_ptr() == address:
-                return KnownLayer(name=name, layer=tuned.layer, w=module.weight.detach())
+            placed = tuned.layer and tuned.layer.kernel_for(args.m)
+            if packed and placed and packed[0].data_ptr() + placed.packed_offset == args.packed_w:
+                w = [np.asarray(as_array("w", module.weight.detach().contiguous()))]
+                return KnownLayer(name=name, layer=tuned.layer, w=w)
         return None
+
+    def _pack(self, number: int, weights: WeightsStruct) -> None:
+        """Keep the weights that a compiled product reads."""
+        if number in self.graphs.layers:
+            problem = self.graphs.layers[number][1].problem
+            w = array_at(
+                weights.elements,
+                (problem.n, problem.k),
+                weights.leading_dimension,
+                NUMPY_TYPES[problem.types.w],
+            )
+            self._weights.setdefault(number, []).append(w.copy())
 
     def sources(self) -> list[Source]:
         """Return where its kernels come from."""
@@ -127,16 +145,16 @@ class Runs:
         own = [self.tuned_pass.source] if self.tuned_pass is not None else []
         return own + [open_source(one) for one in texts if one is not None]
 
-    def _unlike(self, name: str, w: Any) -> str:  # noqa: ANN401 - a tensor
+    def _unlike(self, name: str, number: int) -> str:
         """Return the name of a product, with a number where one of other weights has it too.
 
         In a module that is compiled by itself, a product has no path.
         """
         alike = self._named.setdefault(name, [])
-        address = w.untyped_storage().data_ptr()
-        if address not in alike:
-            alike.append(address)
-        place = alike.index(address)
+        own = self._weights[number][0]
+        place = next((at for at, one in enumerate(alike) if np.array_equal(one, own)), len(alike))
+        if place == len(alike):
+            alike.append(own)
         return f"{name} ({place + 1})" if place else name
 
     def _outputs(self, model: Any) -> list[Any]:  # noqa: ANN401 - a module

@@ -26,7 +26,7 @@ def _apart(*shape: int) -> Any:  # noqa: ANN401 - a tensor
 
 
 X, W = (BATCH, ROWS, K), (BATCH, K, N)
-WRITTEN = {
+WRITTEN: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], str]] = {
     "bmm": (lambda x, w, _b: torch.bmm(x, w), X, W, "none"),
     "a function": (lambda x, w, _b: functional.silu(torch.bmm(x, w)), X, W, "silu"),
     "baddbmm": (lambda x, w, b: torch.baddbmm(b[:, None], x, w), X, W, "bias"),

@@ -268,6 +268,18 @@ def test_a_right_model_is_told_to_be() -> None:
     assert {one.name: one.calls for one in found.layers} == {"first": 1, "inner": 2}
 
 
+def test_threads_debug_one_after_the_other() -> None:
+    def debug(_number: int) -> list[tuple[str | None, int]]:
+        model, x = torch.nn.Sequential(torch.nn.Linear(K, K)), sample_x()
+        gt.replace(model, x, source=Kernels())
+        found = [gt.debug(model, x) for _ in range(3)]
+        return [(one.wrong, layer.calls) for one in found for layer in one.layers]
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(debug, range(3))) == [[(None, 1)] * 3] * 3
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
 def test_calls_of_other_threads_are_not_judged() -> None:
     def call_elsewhere(y: Any) -> Any:  # noqa: ANN401 - a tensor
         with ThreadPoolExecutor(1) as pool, torch.no_grad():

@@ -47,6 +47,7 @@
 #include <sys/mman.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -123,6 +124,13 @@ struct LayerEntry {
 constexpr size_t bucket_count = 4096;
 std::atomic<const LayerEntry *> layers[bucket_count];
 std::mutex adding;
+
+/* What a thread wants to know of its calls: the layer, the arguments, and the time of a call of a
+ * kernel in ns; of the weights of each product that it packs, the layer. It may write to y. */
+using OnCall = void (*)(int64_t number, const gemm_tuner_args *args, int64_t time_ns);
+using OnPack = void (*)(int64_t number, const gemm_tuner_weights *weights);
+thread_local OnCall on_call;
+thread_local OnPack on_pack;
 
 std::atomic<const LayerEntry *> &bucket_of(int64_t number) {
     return layers[static_cast<uint64_t>(number) % bucket_count];
@@ -435,7 +443,12 @@ Tensor linear(const Tensor &x, const Tensor &packed, const std::optional<Tensor>
     args.y_batch_stride = rows.count * n;
     args.operands = operands;
     args.operand_count = layer.operands.size();
+    const auto begin = std::chrono::steady_clock::now();
     run_kernel(layer, *kernel, args);
+    if (on_call) {
+        const auto time = std::chrono::steady_clock::now() - begin;
+        on_call(number, &args, std::chrono::nanoseconds(time).count());
+    }
     return y;
 }
 
@@ -477,6 +490,9 @@ void pack_product(const LayerEntry &layer, const Tensor &w, char *packed) {
     weights.size_bytes = sizeof weights;
     weights.elements = rows.elements;
     weights.leading_dimension = rows.leading_dimension;
+    if (on_pack) {
+        on_pack(layer.number, &weights);
+    }
     for (const KernelEntry &kernel : layer.kernels) {
         if (kernel.is_packer) {
             TORCH_CHECK(pack_kernel(kernel, weights, packed + kernel.packed_offset) ==
@@ -632,4 +648,10 @@ TORCH_LIBRARY_IMPL(gemm_tuner, Autograd, library) {
 extern "C" __attribute__((visibility("default"))) void
 gemm_tuner_add_layer(const LayerFacts *facts, const KernelEntry *kernels, int64_t kernel_count) {
     add_layer(*facts, kernels, kernel_count);
+}
+
+/* Let functions see what this thread calls and packs, or NULL for none. */
+extern "C" __attribute__((visibility("default"))) void gemm_tuner_watch(OnCall call, OnPack pack) {
+    on_call = call;
+    on_pack = pack;
 }
