@@ -43,6 +43,7 @@ def linear(
     activation: str | None = None,
     *,
     dtype: Literal["int8"] | None = None,
+    reduction: Literal["any", "fixed"] = "any",
     source: AnySource = None,
     tune: Tune = "never",
     budget_s: float = 10.0,
@@ -62,6 +63,9 @@ def linear(
         dtype: None to compute in the type of w, which x and y then have; `int8` for weights of
             8 bits, rounded under a scale for each channel, and an x of any of the three types,
             rounded at each call under a scale for each row; y is float32.
+        reduction: `any`, or `fixed` for rows that have the same bits whatever computes them, and
+            beside whatever other rows; where there is no kernel, the plain loop that defines them
+            computes, which is slow.
         source: where kernels come from: a `Client`, the address of a service, the URL of a
             database, the path of a lock file; by default the user's own database.
         tune: `never`; or what the source lacks is tuned, by `wait` before the first call with so
@@ -101,9 +105,10 @@ def linear(
         dtype=_INT8 if dtype == "int8" else types.value,
         epilogue="+".join(steps) or "none",
         threads=check_threads(threads),
+        reduction=reduction,
     )
     # They say what is wrong with the epilogue and the rows.
-    Problem.create(1, n, k, dtype=wanted.dtype, epilogue=wanted.epilogue)
+    Problem.create(1, n, k, dtype=wanted.dtype, epilogue=wanted.epilogue, reduction=reduction)
     if rows is not None:
         layer_problems(**wanted.asked, max_loss=MAX_LOSS)
     kernels = RowKernels(

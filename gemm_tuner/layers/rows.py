@@ -171,6 +171,7 @@ class RowKernels:
             dtype=wanted.dtype,
             w_layout=wanted.w_layout,
             epilogue=wanted.epilogue,
+            reduction=wanted.reduction,
         )
 
     def _tune_rows(self, rows: Iterable[int | str]) -> None:

@@ -36,11 +36,12 @@ class WantedLayer:
     epilogue: str
     threads: int
     w_layout: str = "nk"
+    reduction: str = "any"
 
     @property
     def asked(self) -> dict[str, Any]:
         """Return the arguments that each function which finds or tunes a layer takes by name."""
-        names = ("n", "k", "dtype", "epilogue", "w_layout")
+        names = ("n", "k", "dtype", "epilogue", "w_layout", "reduction")
         return {"m": self.rows} | {name: getattr(self, name) for name in names}
 
 

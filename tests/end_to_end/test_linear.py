@@ -353,3 +353,20 @@ def test_a_layer_tunes_itself_and_finds_it_again() -> None:
     again = linear(W, BIAS, "relu")
     compute(again, M)
     assert again.explain() == layer.explain()
+
+
+@pytest.mark.proof
+def test_rows_of_a_fixed_order_have_the_same_bits_by_kernel_and_library() -> None:
+    layer = linear(
+        W, BIAS, "gelu_erf", reduction="fixed", tune="wait", budget_s=0.5, rows=["2..4", 8]
+    )
+    x = rows_of(8)
+
+    y = layer(x)
+
+    for count in (1, 2, 3, 5, 8):
+        for first in range(0, 9 - count, count):
+            np.testing.assert_array_equal(layer(x[first : first + count]), y[first : first + count])
+    told = layer.explain()
+    assert told.startswith(f"f32 *x{N}x{K} nk bias+gelu_erf fixed")
+    assert "promises no order of additions" in told.partition("m = 8: gemm-tuner")[2]
