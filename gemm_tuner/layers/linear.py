@@ -32,6 +32,8 @@ Array = NDArray[Any]
 
 _INT8 = "u8_s8_s32_f32"
 _INT8_STEPS = ("x_row_zero_point", "row_scale", "channel_scale")
+# The sum of as many products of the greatest bytes, 255 and 127, has 32 bits.
+_MOST_BYTES_SUMMED = (2**31 - 1) // (255 * 127)
 # A thread keeps what it quantised to, up to 16 MB, for its next call.
 _MOST_KEPT = 1 << 24
 _TUNE = ("never", "background", "wait")
@@ -62,7 +64,7 @@ def linear(
         activation: a function, or several, of the epilogue table: `relu`, `gelu_erf`, `clamp:0:6`.
         dtype: None to compute in the type of w, which x and y then have; `int8` for weights of
             8 bits, rounded under a scale for each channel, and an x of any of the three types,
-            rounded at each call under a scale for each row; y is float32.
+            rounded at each call under a scale for each row; y is float32, and k at most 66311.
         reduction: `any`, or `fixed` for rows that have the same bits whatever computes them, and
             beside whatever other rows; where there is no kernel, the plain loop that defines them
             computes, which is slow.
@@ -91,6 +93,7 @@ def linear(
     weights = np.array(given, order="C")
     types = FLOATS[given.dtype]
     if dtype == "int8":
+        _check_sums(given.shape[1])
         channels = quantise_channels(weights)
         weights, operands = channels.w, {"channel_scale": channels.channel_scale}
         steps = [*_INT8_STEPS, *steps]
@@ -174,12 +177,12 @@ class Linear:
             ready = self._kernels.find(self._check_rows(x))
         if self._x_type is not None:
             return ready.kernel(x, ready.packed, out=out, **self._operands)
-        quantised = quantise_activations(x, out=self._buffer_for(x))
-        if type(x) is np.ndarray and quantised.x.size <= _MOST_KEPT:
-            self._buffers.quantised = quantised
+        quantised = quantise_activations(x, out=self._take_buffer(x))
         y: AnyArray = ready.kernel(
             quantised.x, ready.packed, out=out, **quantised.operands, **self._operands
         )
+        if type(x) is np.ndarray and quantised.x.size <= _MOST_KEPT:
+            self._buffers.quantised = quantised
         return y
 
     def explain(self) -> str:
@@ -196,12 +199,23 @@ class Linear:
         view_matrix("x", given, (len(given), self._wanted.k), dtype)
         return len(given)
 
-    def _buffer_for(self, x: object) -> Any:  # noqa: ANN401 - of any array
-        """Return what the last call of this thread quantised to, if this one can write to it."""
-        kept = getattr(self._buffers, "quantised", None)
+    def _take_buffer(self, x: object) -> Any:  # noqa: ANN401 - of any array
+        """Return what the last call of this thread quantised to, if this one can write to it.
+
+        It is this call's alone: a signal handler may call the layer before the call ends.
+        """
+        kept = vars(self._buffers).pop("quantised", None)
         if kept is None or type(x) is not np.ndarray or kept.x.shape != x.shape:
             return None
         return kept
+
+
+def _check_sums(k: int) -> None:
+    if k > _MOST_BYTES_SUMMED:
+        raise InvalidArray(
+            f"w has k = {k}, but 32 bits hold the sum of at most {_MOST_BYTES_SUMMED} products of "
+            "bytes: use dtype=None, or add the results of pieces of k."
+        )
 
 
 def _positive_s(budget_s: object) -> float:

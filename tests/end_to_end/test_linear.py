@@ -28,6 +28,7 @@ from gemm_tuner.errors import (
     StoreFailed,
 )
 from gemm_tuner.layers.sources import Tune
+from gemm_tuner.libraries.fallback import FallbackKernel
 
 
 def test_stored_kernels_compute_their_rows_and_a_library_the_others(site: Site) -> None:
@@ -311,6 +312,24 @@ def test_threads_share_a_layer_in_int8() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(repeat, range(8)))
+
+
+def test_a_call_inside_a_call_of_the_same_thread_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = linear(W, BIAS, dtype="int8")
+    right = layer(rows_of(3))
+    compute = FallbackKernel.__call__
+
+    with monkeypatch.context() as once:
+
+        def disturbed(*arguments: Any, **others: Any) -> Any:  # noqa: ANN401 - as what it calls
+            once.undo()
+            layer(rows_of(3, seed=2))  # as a signal handler may
+            return compute(*arguments, **others)
+
+        once.setattr(FallbackKernel, "__call__", disturbed)
+        np.testing.assert_array_equal(layer(rows_of(3)), right)
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0)])

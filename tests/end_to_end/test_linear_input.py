@@ -122,3 +122,13 @@ def test_weights_that_no_integer_stands_for_are_told() -> None:
     w[3, 1] = np.inf
     with pytest.raises(InvalidArray, match="NaN or infinity in channel 3"):
         linear(w, dtype="int8")
+
+
+def test_sums_of_bytes_that_leave_32_bits_are_told() -> None:
+    most = 66311
+    w = np.ones((1, most), np.float32)
+    y = linear(w, dtype="int8")(w)
+    np.testing.assert_allclose(y, [[most]], rtol=1e-3)
+
+    with pytest.raises(InvalidArray, match=f"w has k = {most + 1}, but 32 bits hold"):
+        linear(np.ones((1, most + 1), np.float32), dtype="int8")
