@@ -188,7 +188,7 @@ class RowKernels:
             self._failures[str(error)] = None
 
     def _begin_tuning(self, rows: list[int | str]) -> None:
-        self._pending += rows
+        self._pending += [one for one in rows if one not in self._pending]
         if not self._pending or self._is_tuning:
             return
         thread = Thread(target=_tune_pending, args=(ref(self),), name="gemm-tuner", daemon=True)
@@ -214,7 +214,8 @@ class RowKernels:
         with self._lock:
             if rows in self._pending:  # not in a child of a fork
                 self._pending.remove(rows)
-            self._look(self._rows)
+            if self._rows:  # none since `refresh`
+                self._look(self._rows)
             self._ready = {known: self._ready_of(known) for known in self._ready}
             used = [
                 self._fallback.packed_format,

@@ -175,6 +175,21 @@ def test_a_source_that_fails_is_asked_again_after_refresh(kernels: Kernels) -> N
     assert "away" not in layer.explain()
 
 
+def test_what_is_tuned_when_a_layer_is_refreshed_is_tuned_once(kernels: Kernels) -> None:
+    layer = linear(W, BIAS, "relu", source=kernels, tune="background")
+    for _time in range(2):
+        compute(layer, M)
+        layer.refresh()
+    kernels.may_end.set()
+
+    assert ends(lambda: "is being tuned" not in layer.explain())
+    assert layer.explain() == f"f32 *x{N}x{K} nk bias+relu"
+    assert kernels.tuned == [(M,)]
+    assert () not in [one.rows for one in kernels.asked]
+    compute(layer, M)
+    assert f"m = {M}: {OURS}" in layer.explain()
+
+
 def test_only_the_first_sixteen_numbers_of_rows_are_asked_for(kernels: Kernels) -> None:
     kernels.is_tuned = True
     layer = linear(W, BIAS, "relu", source=kernels)
