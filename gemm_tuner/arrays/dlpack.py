@@ -155,6 +155,8 @@ def _library_name(value: object) -> str:
 
 
 def _export(value: SharedArray) -> object:
+    if getattr(value, "is_neg", bool)():  # of PyTorch, which exports the memory as it is
+        raise BufferError("its numbers are the negatives of those in memory, use resolve_neg()")
     try:
         return value.__dlpack__(max_version=_NEWEST_VERSION)
     except TypeError:  # made before DLPack 1.0

@@ -115,6 +115,8 @@ def test_memory_of_tensors_is_shared() -> None:
         ({"x": torch.zeros(K, M).T}, r"x\.contiguous\(\)"),
         ({"bias": torch.zeros(2 * N)[::2]}, r"bias\.contiguous\(\)"),
         ({"x": torch.zeros(M, K + 1)}, "x has the shape"),
+        ({"x": torch.zeros(M, K, dtype=torch.cfloat).conj().imag}, "negatives.*resolve_neg"),
+        ({"scale": torch.ones(1, dtype=torch.cfloat).conj().imag}, "negatives.*resolve_neg"),
         ({"x": torch.zeros(M, K).to_sparse()}, "does not share"),
         ({"bias": torch.zeros(N, dtype=torch.int32)}, r"dtype int32.*bias\.to\(torch\.float32\)"),
         ({"out": torch.zeros(M, N + 1)}, "out has the shape"),

@@ -117,6 +117,8 @@ static bool is_recorded_for_gradients(PyObject *tensor) {
     return is_recorded;
 }
 
+/* A single column with another stride is not read here: it may be the imaginary part of conjugated
+ * numbers, whose sign the exchange does not tell. */
 static bool view_tensor(PyObject *object, const element_type *type, array_view *view) {
     const dlpack_exchange *exchange = find_exchange(Py_TYPE(object));
     dlpack_tensor tensor;
@@ -130,7 +132,7 @@ static bool view_tensor(PyObject *object, const element_type *type, array_view *
     const uint32_t given = tensor.code | (uint32_t)tensor.bits << 8 | (uint32_t)tensor.lanes << 16;
     view->elements = (char *)tensor.data + tensor.byte_offset;
     if (tensor.device_type != DLPACK_CPU || given != type->dlpack_type || tensor.ndim < 1 ||
-        tensor.ndim > 2 || !tensor.strides || !tensor.data ||
+        tensor.ndim > 2 || !tensor.strides || !tensor.data || tensor.strides[tensor.ndim - 1] != 1 ||
         (uintptr_t)view->elements % type->size_bytes) {
         return false;
     }
