@@ -18,6 +18,7 @@
 #include <shared_mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace ffi = xla::ffi;
@@ -28,6 +29,7 @@ struct Layer {
     const gemm_tuner_layer *kernels;
     gemm_tuner_packed *packed;
     int64_t n, k;
+    size_t element_bytes;
     std::vector<std::byte> bias;
 };
 
@@ -89,6 +91,16 @@ ffi::Error linear(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::Result<ffi::An
     if (layer == nullptr)
         return ffi::Error(ffi::ErrorCode::kNotFound,
                           "no layer " + std::string(name) + " was added in this process");
+    const auto of_layer = [&](const ffi::AnyBuffer &buffer, int64_t columns) {
+        return buffer.dimensions().size() > 0 && buffer.dimensions().back() == columns &&
+               buffer.size_bytes() == buffer.element_count() * layer->element_bytes;
+    };
+    if (rows < 1 || !of_layer(x, layer->k) || !of_layer(*y, layer->n) ||
+        x.element_count() % (rows * layer->k) != 0 ||
+        x.element_count() / layer->k != y->element_count() / layer->n)
+        return ffi::Error(ffi::ErrorCode::kInvalidArgument,
+                          "layer " + std::string(name) +
+                              " has another shape or type in this process");
     gemm_tuner_operand bias{};
     bias.elements = layer->bias.data();
     bias.leading_dimension = layer->n;
@@ -124,10 +136,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(gemm_tuner_linear, linear,
                                   .Attr<int64_t>("rows"));
 
 // Pack the weights (n, k) of a layer of a bundle under a name of its own, with a bias of n elements
-// or NULL. Returns what is wrong, or NULL.
+// or NULL; elements take so many bytes. Returns what is wrong, or NULL.
 extern "C" const char *gemm_tuner_jax_add(const char *name, const gemm_tuner_bundle *bundle,
                                           const char *text, const void *w, int64_t n, int64_t k,
-                                          const void *bias, size_t bias_bytes) {
+                                          size_t element_bytes, const void *bias,
+                                          size_t bias_bytes) {
     std::unique_lock lock(mutex);
     if (layers.count(name) != 0) return "a layer with this name was added before";
     const gemm_tuner_layer *kernels = gemm_tuner_bundle_find(bundle, text);
@@ -139,7 +152,8 @@ extern "C" const char *gemm_tuner_jax_add(const char *name, const gemm_tuner_bun
     gemm_tuner_packed *packed = gemm_tuner_layer_pack(kernels, &weights);
     if (packed == nullptr) return "the layer has no kernel that this CPU can run";
     const auto *bytes = static_cast<const std::byte *>(bias);
+    std::vector<std::byte> kept(bytes, bytes + bias_bytes);
     layers[name] = std::make_unique<Layer>(
-        Layer{kernels, packed, n, k, std::vector<std::byte>(bytes, bytes + bias_bytes)});
+        Layer{kernels, packed, n, k, element_bytes, std::move(kept)});
     return nullptr;
 }

@@ -10,6 +10,7 @@ The layer is y = relu(x @ w.T + bias). What has no kernel, XLA computes.
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ import numpy as np
 SOURCE = Path(__file__).with_name("gemm_tuner_jax.cpp")
 TARGET = "gemm_tuner_linear"
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
+LAYER = re.compile(r"(?P<dtype>f32|bf16) \*x(?P<n>[1-9]\d*)x(?P<k>[1-9]\d*) nk bias\b.*")
 
 
 class Bundle:
@@ -53,32 +55,47 @@ class Bundle:
         Args:
             name: of this layer in the process; compiled programs find it by that.
             text: the layer in the bundle, `f32 *x3072x768 nk bias+relu`.
-            w: its weights, (n, k).
+            w: its weights, (n, k), of any floats.
             bias: n elements.
             otherwise: computes the layer by JAX, for numbers of rows without a kernel.
         """
-        dtype = DTYPES[text.partition(" ")[0]]
+        n, k, dtype = facts_of(text)
         w, bias = np.ascontiguousarray(w, dtype), np.ascontiguousarray(bias, dtype)
-        n, k = w.shape
+        if w.shape != (n, k) or bias.shape != (n,):
+            sys.exit(
+                f"layer {text!r} has weights {(n, k)} and a bias {(n,)}, not {w.shape} and "
+                f"{bias.shape}: pass others."
+            )
         layer = ctypes.c_void_p(self._library.gemm_tuner_bundle_find(self._bundle, text.encode()))
         wrong = self._library.gemm_tuner_jax_add(
             name.encode(), self._bundle, text.encode(), w.ctypes.data_as(ctypes.c_void_p),
-            ctypes.c_int64(n), ctypes.c_int64(k),
+            ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_size_t(w.itemsize),
             bias.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(bias.nbytes),
         )  # fmt: skip
         if wrong is not None:
             sys.exit(f"layer {text!r}: {wrong.decode()}")
 
         def call(x: jax.Array) -> jax.Array:
+            if x.dtype != w.dtype or x.shape[-1:] != (k,):
+                return otherwise(x)  # which refuses another k
             rows = x.size // k
-            described = self._library.gemm_tuner_layer_describe(layer, ctypes.c_int64(rows))
-            if x.dtype != w.dtype or described is None:
+            if self._library.gemm_tuner_layer_describe(layer, ctypes.c_int64(rows)) is None:
                 return otherwise(x)
             y = jax.ShapeDtypeStruct((*x.shape[:-1], n), x.dtype)
             kernel = jax.ffi.ffi_call(TARGET, y, vmap_method="broadcast_all")
             return kernel(x, layer=name, rows=np.int64(rows))
 
         return call
+
+
+def facts_of(text: str) -> tuple[int, int, type]:
+    """Return n, k and the type of a layer."""
+    layer = LAYER.fullmatch(text)
+    if layer is None:
+        sys.exit(
+            f"layer {text!r} is not called from here: give one such as 'bf16 *x32x16 nk bias'."
+        )
+    return int(layer["n"]), int(layer["k"]), DTYPES[layer["dtype"]]
 
 
 def built(bundle: Path) -> Path:
@@ -103,10 +120,9 @@ def built(bundle: Path) -> Path:
 
 def main(folder: str, text: str, rows: str) -> None:
     """Compute the layer inside jit, with kernels and by XLA alone, and compare."""
-    n, k = (int(size) for size in text.split()[1].split("x")[1:])
+    n, k, dtype = facts_of(text)
     draw = np.random.default_rng(0)
     w, bias, x = (draw.standard_normal(shape) for shape in ((n, k), (n,), (int(rows), k)))
-    dtype = DTYPES[text.partition(" ")[0]]
 
     def plain(x: jax.Array) -> jax.Array:
         return jax.nn.relu(x @ jnp.asarray(w, dtype).T + jnp.asarray(bias, dtype))

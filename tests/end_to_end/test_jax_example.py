@@ -39,9 +39,25 @@ near(jax.jit(lambda x: second(layer(x)[:, :16]))(x[0, 0]),
      jax.nn.relu(plain(x[0, 0])[:, :16] @ -w.T + bias))      # one after the other
 assert not called(layer, x[0]) and not called(layer, x[0, 0].astype(jnp.bfloat16))
 near(jax.jit(layer)(x[0]), plain(x[0]))                      # 40 rows have no kernel
+try:
+    jax.jit(layer)(x[0, 0].reshape(4, 32))                   # as many elements as 8 rows
+    print("another k was taken")
+except TypeError:
+    pass
+y = jax.ShapeDtypeStruct((4, 32), jnp.float32)
+for x_of, rows in (((4, 32), 8), ((4, 16), 3), ((3, 16), 1), ((4, 16), 0)):  # of another program
+    stale = jax.ffi.ffi_call(TARGET, y)
+    try:
+        stale(jnp.zeros(x_of), layer="one", rows=np.int64(rows))
+        print(x_of, rows, "was computed")
+    except Exception as error:
+        assert "layer one has another shape or type in this process" in str(error), error
 for refused in (
     lambda: bundle.linear("one", sys.argv[3], w, bias, plain),
-    lambda: bundle.linear("three", "f32 *x7x9 nk none", w, bias, plain),
+    lambda: bundle.linear("three", sys.argv[3], w.T, bias, plain),
+    lambda: bundle.linear("three", sys.argv[3], w, bias[:5], plain),
+    lambda: bundle.linear("three", "f32 *x32x16 nk bias", w, bias, plain),
+    lambda: bundle.linear("three", "f32 *x32x16 kn", w, bias, plain),
     lambda: Bundle(Path("nowhere")),
 ):
     try:
@@ -79,8 +95,12 @@ def test_jax_calls_kernels_and_leaves_to_xla_what_has_none(bundle: Path) -> None
 
     done = in_jax("-c", OF_ONE_BUNDLE, EXAMPLE.parent, bundle, LAYER, cwd=bundle.parent)
     assert done.returncode == 0, done.stderr
+    needed = f"layer '{LAYER}' has weights (32, 16) and a bias (32,), not"
     assert done.stdout.splitlines() == [
         f"layer '{LAYER}': a layer with this name was added before",
-        "layer 'f32 *x7x9 nk none': the bundle has no such layer",
+        f"{needed} (16, 32) and (32,): pass others.",
+        f"{needed} (32, 16) and (5,): pass others.",
+        "layer 'f32 *x32x16 nk bias': the bundle has no such layer",
+        "layer 'f32 *x32x16 kn' is not called from here: give one such as 'bf16 *x32x16 nk bias'.",
         "nowhere is no bundle: make one with gemm-tuner bundle layers.csv nowhere.",
     ]
