@@ -10,7 +10,7 @@ is called through Python, which takes tens of microseconds: this is for layers t
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -49,9 +49,9 @@ def replaced(model: onnx.ModelProto, **settings: object) -> onnx.ModelProto:
     """
     model = onnx.ModelProto.FromString(model.SerializeToString())
     graph = model.graph
-    constants = {one.name: one for one in graph.initializer}
-    readers = Counter(name for node in graph.node for name in node.input)
-    readers.update(one.name for one in graph.output)
+    inputs = {one.name for one in graph.input}  # a caller may give another value of these
+    constants = {one.name: one for one in graph.initializer if one.name not in inputs}
+    readers = Counter(_names_read(graph))
     nodes = list(graph.node)
     for node in list(nodes):
         layer = _layer_of(node, constants)
@@ -68,13 +68,24 @@ def replaced(model: onnx.ModelProto, **settings: object) -> onnx.ModelProto:
         nodes[nodes.index(node)] = made
         if last is not node:
             nodes.remove(last)
-    read = {name for node in nodes for name in node.input}
-    kept = [one for one in graph.initializer if one.name in read]
-    del graph.node[:], graph.initializer[:]
+    del graph.node[:]
     graph.node.extend(nodes)
+    read = inputs.union(_names_read(graph))
+    kept = [one for one in graph.initializer if one.name in read]
+    del graph.initializer[:]
     graph.initializer.extend(kept)
     model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
     return model
+
+
+def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yield each name that a graph returns or reads, also in graphs within its nodes."""
+    yield from (one.name for one in graph.output)
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _names_read(inner)
 
 
 def _layer_of(
@@ -83,18 +94,25 @@ def _layer_of(
     """Return the weights (n, k) and the bias (n) of a node, None if it is no such layer."""
     factors = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
     is_plain = all(factors.get(name, of) == of for name, of in PLAIN.items())
-    if node.op_type not in {"Gemm", "MatMul"} or not is_plain:
+    if node.op_type not in {"Gemm", "MatMul"} or not _is_of_onnx(node) or not is_plain:
         return None
     if any(name not in constants for name in node.input[1:]):
         return None
     w, *rest = (onnx.numpy_helper.to_array(constants[name]) for name in node.input[1:])
-    if w.dtype != np.float32 or w.ndim != 2 or any(bias.ndim != 1 for bias in rest):
+    if w.dtype != np.float32 or w.ndim != 2 or w.size == 0:
         return None
-    return w if factors.get("transB") else w.T, rest[0] if rest else None
+    w = w if factors.get("transB") else w.T
+    if any(bias.shape != w.shape[:1] for bias in rest):
+        return None
+    return w, rest[0] if rest else None
 
 
 def _is_fused(node: onnx.NodeProto) -> bool:
-    return node.op_type in FUNCTIONS and not node.attribute
+    return node.op_type in FUNCTIONS and _is_of_onnx(node) and not node.attribute
+
+
+def _is_of_onnx(node: onnx.NodeProto) -> bool:
+    return node.domain in {"", "ai.onnx"}
 
 
 def session_of(model: onnx.ModelProto) -> onnxruntime.InferenceSession:

@@ -17,14 +17,31 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "onnxruntime" / "run_model.py
 
 
 def model_of_layers() -> bytes:
-    """Return a model of six products, of which four can be computed by kernels."""
+    """Return a model of nine products, of which five can be computed by kernels."""
     draw = np.random.default_rng(1)
     helper, n, k = onnx.helper, PROBLEM.n, PROBLEM.k
-    shapes = {"w1": (n, k), "b1": (n,), "w2": (n, n), "w3": (n, k), "w4": (k, 4), "b5": (4, 4)}
+    shapes = {
+        "w1": (n, k),
+        "b1": (n,),
+        "w2": (n, n),
+        "w3": (n, k),
+        "w4": (k, 4),
+        "b5": (4, 4),
+        "b6": (1,),
+        "w7": (4, 4),
+        "c8": (4,),
+    }
     constants = [
         onnx.numpy_helper.from_array(draw.standard_normal(shape, np.float32), name)
         for name, shape in shapes.items()
     ]
+    constants.append(onnx.numpy_helper.from_array(np.array(True), "is"))
+
+    def inner(operator: str) -> object:
+        y = helper.make_tensor_value_info("inner", onnx.TensorProto.FLOAT, None)
+        node = helper.make_node(operator, ["12", "c8"], ["inner"])
+        return helper.make_graph([node], operator, [], [y])
+
     nodes = [
         helper.make_node("Gemm", ["x", "w1", "b1"], ["1"], transB=1),
         helper.make_node("Relu", ["1"], ["2"]),  # fused
@@ -34,12 +51,21 @@ def model_of_layers() -> bytes:
         helper.make_node("MatMul", ["5", "w3"], ["6"]),
         helper.make_node("Gemm", ["6", "w4"], ["7"], alpha=0.5),  # left: a factor
         helper.make_node("MatMul", ["6", "w4"], ["8"]),
-        helper.make_node("Gemm", ["7", "b5", "8"], ["y"]),  # left: no constant to add
+        helper.make_node("Gemm", ["7", "b5", "8"], ["9"]),  # left: no constant to add
+        helper.make_node("Gemm", ["9", "b5", "b6"], ["10"]),  # left: one number for all columns
+        helper.make_node("MatMul", ["10", "w7"], ["11"]),  # left: w7 is an input, too
+        helper.make_node("MatMul", ["11", "b5"], ["12"]),
+        helper.make_node("Relu", ["12"], ["13"]),  # not fused: the branches read 12
+        helper.make_node("If", ["is"], ["14"], then_branch=inner("Add"), else_branch=inner("Sub")),
+        helper.make_node("Add", ["13", "14"], ["y"]),
     ]
     graph = helper.make_graph(
         nodes,
         "layers",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [PROBLEM.m.high, k])],
+        [
+            helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [PROBLEM.m.high, k]),
+            helper.make_tensor_value_info("w7", onnx.TensorProto.FLOAT, [4, 4]),
+        ],
         [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
         constants,
     )
@@ -64,6 +90,6 @@ def test_a_model_computes_the_same_with_kernels(site: Site, tmp_path: Path) -> N
 
     assert done.returncode == 0, done.stderr
     first, layer, row, *_others = done.stdout.splitlines()
-    assert first == "model.onnx: 4 layers, equal to ONNX Runtime's own results"
+    assert first == "model.onnx: 5 layers, equal to ONNX Runtime's own results"
     assert layer == f"f32 *x{PROBLEM.n}x{PROBLEM.k} nk bias+relu"
     assert "m = 8: gemm-tuner" in row
