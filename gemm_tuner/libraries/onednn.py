@@ -155,11 +155,16 @@ class OneDnnLibrary(OpenMp):
         self.call("engine_create", ctypes.byref(self.engine), _CPU, 0)
 
     @property
-    def text(self) -> str:
-        """Return the name and version: `onednn 3.2.0`."""
+    def version(self) -> tuple[int, int, int]:
+        """Return the version: (3, 2, 0)."""
         self._library.dnnl_version.restype = ctypes.POINTER(_VersionStruct)
         version = self._library.dnnl_version().contents
-        return f"onednn {version.major}.{version.minor}.{version.patch}"
+        return version.major, version.minor, version.patch
+
+    @property
+    def text(self) -> str:
+        """Return the name and version: `onednn 3.2.0`."""
+        return f"onednn {'.'.join(map(str, self.version))}"
 
     def address(self, function: str) -> int:
         """Return where a function is, by its name without the prefix `dnnl_`."""

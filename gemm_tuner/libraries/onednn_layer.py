@@ -67,7 +67,11 @@ class OneDnnLayer:
         library = open_onednn(library_path) if library_path else open_onednn()
         self._given = problem
         self._problem = plain = plain_problem(problem)
-        products = usable_products(library, plain, threads)
+        products = [one for one in usable_products(library, plain, threads) if one.bears_signals]
+        if not products:
+            raise BaselineMissing(
+                f"{library.text} computes {plain.text} only in a way that a signal breaks."
+            )
         forms = {product.spelling: _Form(product) for product in products}
         key = (library, plain, threads)
         if key not in _CHOSEN:

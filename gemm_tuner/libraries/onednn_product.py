@@ -40,6 +40,9 @@ _KEPT_PRIMITIVES = 64
 # have packed weights.
 _REFERENCE = "ref"
 _PACKS = "brg"
+# Before 3.12, its stack register points to the heap, where a signal is then handled (issue 4845 of
+# oneDNN).
+_MOVES_STACK, _KEEPS_STACK_SINCE = "gemm:jit", (3, 12)
 _BYTES = {DType.S8, DType.U8}
 _FOR_ALL, _FOR_EACH_ROW, _FOR_EACH_COLUMN = 0, 1, 2
 
@@ -88,6 +91,11 @@ class OneDnnProduct:
     def is_reference(self) -> bool:
         """Say whether oneDNN has nothing fast for the spelling."""
         return self.implementation.startswith(_REFERENCE)
+
+    @property
+    def bears_signals(self) -> bool:
+        """Say whether a signal that comes during a call leaves the memory of the process whole."""
+        return _MOVES_STACK not in self.implementation or self.library.version >= _KEEPS_STACK_SINCE
 
     @property
     def packs_weights(self) -> bool:
