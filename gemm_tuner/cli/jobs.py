@@ -12,7 +12,7 @@ from gemm_tuner.cli.output import print_json, print_line, print_message, print_t
 from gemm_tuner.domain.job import DEFAULT_BUDGET_S, Job, JobState
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.units import context_text, counted, duration_text, time_text
-from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.errors import InvalidSetting, StoreFailed
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.jobs import Jobs
@@ -78,7 +78,11 @@ def list_command(
 ) -> None:
     """Print the newest jobs."""
     store = Jobs(open_database(db, may_create=False))
-    found = store.newest(limit, state=_parse_state(state))
+    known = store.several(ids := store.newest_ids(limit, state=_parse_state(state)))
+    for one in ids:
+        if isinstance(fault := known.get(one), StoreFailed):
+            print_message(f"Job {one} is left out: {fault}")
+    found = [job for one in ids if isinstance(job := known.get(one), Job)]
     if as_json:
         print_json([job_facts(job) for job in found])
         return

@@ -3,7 +3,7 @@
 Who asks what somebody else's job does already gets that job, and may see it too.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Row, func, or_, select
@@ -55,7 +55,21 @@ class JobViews(Statements):
         state: JobState | None = None,
         before: str | None = None,
     ) -> tuple[Job, ...]:
-        """Return the jobs that were asked for last, the newest first, without damaged ones.
+        """Return the jobs of `newest_ids`, without damaged ones."""
+        ids = self.newest_ids(limit, owner=owner, state=state, before=before)
+        found = self.several(ids)
+        each = (found.get(one) for one in ids)
+        return tuple(job for job in each if isinstance(job, Job))
+
+    def newest_ids(
+        self,
+        limit: int,
+        *,
+        owner: str | None = None,
+        state: JobState | None = None,
+        before: str | None = None,
+    ) -> Sequence[str]:
+        """Return the ids of the jobs that were asked for last, the newest first.
 
         With an owner, only those that this owner asked for, also where they were there already;
         `before` is the id of a job, and only those that were asked for before it are returned.
@@ -70,10 +84,7 @@ class JobViews(Statements):
             shared = select(job_keys.c.job_id).where(job_keys.c.owner == owner)
             query = query.where(or_(jobs.c.owner == owner, jobs.c.id.in_(shared)))
         with self._reading() as connection:
-            ids = connection.scalars(query).all()
-        found = self.several(ids)
-        each = (found.get(one) for one in ids)
-        return tuple(job for job in each if isinstance(job, Job))
+            return connection.scalars(query).all()
 
     def share(self, job: Job, owner: str) -> None:
         """Let an owner see a job of somebody else, who asked the same before."""

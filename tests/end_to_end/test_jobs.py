@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from gemm_tuner.cli.main import ANSWER_IS_NO, SOMETHING_IS_MISSING, WRONG_USAGE, run
 from gemm_tuner.domain.job import JobProgress, JobState
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.tables import jobs
 
 SUBMIT = ["jobs", "submit", "8", "32", "16", "--epilogue", "bias+relu"]
 
@@ -106,6 +108,20 @@ def test_what_cannot_be_done_is_said_in_a_line(
 
     said = capsys.readouterr()
     assert (said.out + said.err).count("\n") == 1
+
+
+def test_a_list_says_which_job_is_damaged(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged, other = submitted(capsys)["id"], submitted(capsys, "--threads", "2")["id"]
+    with open_database(database_url).begin() as connection:
+        connection.execute(update(jobs).where(jobs.c.id == damaged).values(problem="f32 1x1x1"))
+
+    assert run(["jobs", "list", "--json"]) == 0
+
+    told = capsys.readouterr()
+    assert [job["id"] for job in json.loads(told.out)] == [other]
+    assert f"Job {damaged} is left out: the problem" in told.err.replace("\n", " ")
 
 
 def test_a_list_makes_no_database(capsys: pytest.CaptureFixture[str]) -> None:
