@@ -1,6 +1,7 @@
 """Where the kernels of layers come from: a service, a database, a lock file, the local store."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -119,7 +120,10 @@ AnySource = str | Path | Client | Source | None
 
 
 class StoredKernels:
-    """Kernels from a database on this machine, `url` or the user's own."""
+    """Kernels from a database on this machine, `url` or the user's own.
+
+    It holds connections during a question alone: a model may have hundreds of layers.
+    """
 
     def __init__(self, url: str | None = None) -> None:
         """Open the database; the user's own is created if it is missing.
@@ -129,12 +133,15 @@ class StoredKernels:
             StoreFailed: there is no such database, or it cannot be opened.
         """
         self.text: str | None = url or default_database_url()
-        self._repository = Repository(open_database(self.text, may_create=url is None))
+        self._engine = open_database(self.text, may_create=url is None)
+        self._repository = Repository(self._engine)
         self._cpu: Cpu = detect_cpu()
+        self._engine.dispose()
 
     def find(self, wanted: WantedLayer) -> FoundLayer:
         """Return the kernels for a layer, those for weights from memory before others."""
-        return _best_of(self._find(wanted, regime) for regime in _REGIMES)
+        with self._connected():
+            return _best_of(self._find(wanted, regime) for regime in _REGIMES)
 
     def choices(self, wanted: WantedLayer) -> Sequence[FoundLayer]:
         """Return what `find` does, and where there is one number of rows, the next best kernels.
@@ -144,13 +151,22 @@ class StoredKernels:
         """
         found = [self.find(wanted)]
         if len(wanted.rows) == 1:
-            found += [_told([one]) for one in self._next_best(wanted)]
+            with self._connected():
+                found += [_told([one]) for one in self._next_best(wanted)]
         by_kernel = {tuple(one.artifact.sha256 for one in way.kernels): way for way in found}
         return list(by_kernel.values())[:_MOST_CHOICES]
 
     def source_text(self, sha256: str) -> str | None:
         """Return the C++ of a kernel, None if the database does not keep it."""
-        return self._repository.source_text(sha256)
+        with self._connected():
+            return self._repository.source_text(sha256)
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._engine.dispose()
 
     def _next_best(self, wanted: WantedLayer) -> Iterator[Kernel | NoKernel]:
         [problem] = layer_problems(**wanted.asked, max_loss=MAX_LOSS)

@@ -47,6 +47,18 @@ def test_stored_kernels_compute_their_rows_and_a_library_the_others(site: Site) 
     assert f"nothing was tuned for 'f32 1x{N}x{K} nk bias+relu'" in layer.explain()
 
 
+def test_layers_keep_no_file_open(site: Site) -> None:
+    url = site.settings.database_url
+    compute(linear(W, BIAS, "relu", source=url), M)
+    open_before = len([*Path("/proc/self/fd").iterdir()])
+
+    layers = [linear(W, BIAS, "relu", source=url) for _layer in range(4)]
+    for layer in layers:
+        compute(layer, M)
+
+    assert len([*Path("/proc/self/fd").iterdir()]) <= open_before
+
+
 def test_without_a_source_the_own_database_is_asked() -> None:
     layer = linear(W, BIAS, "relu")
 
