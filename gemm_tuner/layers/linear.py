@@ -1,7 +1,7 @@
 """A linear layer for NumPy that finds its kernels by itself, or has them tuned."""
 
 from collections.abc import Iterable
-from math import inf
+from math import inf, nan
 from numbers import Integral, Real
 from threading import local
 from typing import Any, Literal, Never
@@ -219,9 +219,13 @@ def _check_sums(k: int) -> None:
 
 
 def _positive_s(budget_s: object) -> float:
-    if not isinstance(budget_s, Real) or not 0 < float(budget_s) < inf:
+    try:
+        seconds = float(budget_s) if isinstance(budget_s, Real) else nan
+    except OverflowError:
+        seconds = inf
+    if not 0 < seconds < inf:
         raise InvalidSetting(f"budget_s = {budget_s!r} cannot be used; give a positive time.")
-    return float(budget_s)
+    return seconds
 
 
 def _rows_of(rows: object) -> tuple[int | str, ...]:

@@ -132,7 +132,7 @@ def quantise_channels(w: SharedArray, *, w_layout: str = "nk") -> QuantisedChann
         InvalidArray: `w` is no such matrix, or holds NaN or infinity.
         InvalidProblem: `w_layout` is not known.
     """
-    if w_layout not in ("nk", "kn"):
+    if not isinstance(w_layout, str) or w_layout not in ("nk", "kn"):
         raise InvalidProblem(f"the layout {w_layout!r} has no channels; use 'nk' or 'kn'.")
     given = as_array("w", w)
     if w_layout == "kn" and isinstance(given, np.ndarray):

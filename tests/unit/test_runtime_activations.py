@@ -348,6 +348,8 @@ def test_channels_that_no_integer_stands_for_are_named() -> None:
         quantise_channels(w.T, w_layout="kn")
     with pytest.raises(InvalidProblem, match="'nk:g32' has no channels"):
         quantise_channels(w, w_layout="nk:g32")
+    with pytest.raises(InvalidProblem, match="has no channels"):
+        quantise_channels(w, w_layout=np.array(["nk", "kn"]))  # type: ignore[arg-type]  # no text
     with pytest.raises(InvalidArray, match="w has the dtype <f8"):
         quantise_channels(w.astype(np.float64))
 
