@@ -112,7 +112,7 @@ def as_array(name: str, value: object) -> object:
     try:
         kind, number = shared.__dlpack_device__()
         capsule = _export(shared) if kind in _READABLE_DEVICES else None
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidArray(
             f"{name} is a {type(value).__name__} that its library does not share: {error}; "
             f"pass {name}.detach(), or a dense copy."

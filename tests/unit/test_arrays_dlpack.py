@@ -41,6 +41,13 @@ class _Private(_Foreign):
         raise BufferError(f"not for you, {max_version}")
 
 
+class _Traced(_Foreign):
+    """A number of a program that JAX traces."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise AttributeError("a tracer lies nowhere")
+
+
 class _Nothing(_Foreign):
     def __dlpack__(self, *, max_version: tuple[int, int] | None = None) -> object:
         return max_version
@@ -117,6 +124,7 @@ def test_other_values_are_left_as_they_are(value: object) -> None:
 @pytest.mark.parametrize(
     ("foreign", "reason"),
     [
+        (_Traced(np.ones(3)), "does not share: a tracer lies nowhere"),
         (_Foreign(np.ones(3), device=(2, 1)), "x lies on the device cuda 1"),
         (_Foreign(np.ones(3), device=(99, 0)), "DLPack type 99"),
         (_Private(np.ones(3)), "does not share: not for you"),
