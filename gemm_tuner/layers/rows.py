@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from threading import Lock, Thread
+from threading import RLock, Thread
 from typing import Any
 from weakref import ref
 
@@ -68,7 +68,7 @@ class RowKernels:
         self._forget()
 
     def _forget(self) -> None:
-        self._lock = Lock()
+        self._lock = RLock()  # a signal handler may ask what computes
         self._ready: dict[int, Ready] = {}
         self._copies: dict[str, PackedWeights] = {}
         self._rows: tuple[int | str, ...] = ()

@@ -27,7 +27,7 @@ from gemm_tuner.errors import (
     ServiceUnreachable,
     StoreFailed,
 )
-from gemm_tuner.layers.sources import Tune
+from gemm_tuner.layers.sources import FoundLayer, Tune, WantedLayer
 from gemm_tuner.libraries.fallback import FallbackKernel
 
 
@@ -232,6 +232,20 @@ def test_one_number_of_rows_may_stand_alone(rows: Any, kernels: Kernels) -> None
 
     assert not kernels.tuned
     assert f"m = {M}: {OURS}" in layer.explain()
+
+
+def test_a_signal_handler_may_ask_while_the_source_is_asked(kernels: Kernels) -> None:
+    told: list[str] = []
+
+    class Asking(Kernels):
+        def find(self, wanted: WantedLayer) -> FoundLayer:
+            told.append(layer.explain())
+            return super().find(wanted)
+
+    layer = linear(W, BIAS, "relu", source=Asking(kernels.kernel))
+    compute(layer, M)
+
+    assert told[0] == f"f32 *x{N}x{K} nk bias+relu"
 
 
 def test_what_was_interrupted_is_asked_for_again(kernels: Kernels) -> None:
