@@ -77,13 +77,14 @@ class FixedOrder:
         """
         steps, remaining = [*problem.epilogue.steps], [*operands]
         if problem.types.x.is_integer:
-            sums = x.astype(np.float64) @ w  # exact, whatever the order
+            sums = (x.astype(np.float64) @ w).astype(np.int64)  # exact, whatever the order
+            of_w = w.sum(axis=0).astype(np.int64)
             while steps and steps[0].kind.is_offset:
                 step = steps.pop(0)
-                sums -= _spread(step, remaining.pop(0)) * w.sum(axis=0)
-            values = np.mod(sums + 2.0**31, 2.0**32) - 2.0**31  # as sums of 32 bits wrap
+                sums -= _spread(step, remaining.pop(0)).astype(np.int64) * of_w
+            values = sums.astype(np.int32)  # sums of 32 bits wrap
             if problem.types.y.is_integer and problem.types.y.size_bytes == 4:
-                return values.astype(np.int32)
+                return values
             y = np.ascontiguousarray(values.astype(np.float32))
         else:
             y = self._product(problem, np.ascontiguousarray(x, np.float32), w)

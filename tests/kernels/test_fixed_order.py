@@ -249,6 +249,17 @@ def test_what_runs_where_no_kernel_is_served_gives_the_same_bits(text: str) -> N
     assert "slow" in fallback.reason
 
 
+@pytest.mark.parametrize("zero", [5, 2**31 - 1, 3 - 2**31])
+def test_sums_of_bytes_wrap_exactly_whatever_the_zero_point(zero: int) -> None:
+    problem = Problem.parse("s8_s8_s32_s32 1x1x200001 nk x_zero_point fixed")
+    fallback = FallbackKernel(problem=problem, reason="Nothing was tuned.")
+    x, w = (np.full((1, problem.k), value, np.int8) for value in (1, 127))
+
+    y = np.asarray(fallback(x, fallback.pack(w), x_zero_point=np.int32(zero)))
+
+    assert y[0, 0] == (problem.k * 127 * (1 - zero) + 2**31) % 2**32 - 2**31
+
+
 def test_the_definition_rounds_each_addition_once() -> None:
     """Without instructions too: compared with exact fractions, where roundings are close."""
     library = build_fixed_order(find_toolchain())
