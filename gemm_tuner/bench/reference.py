@@ -25,6 +25,7 @@ from gemm_tuner.domain.epilogue import OperandShape, StepKind
 from gemm_tuner.domain.problem import Problem, WeightLayout
 
 _EXACT_IN_FLOAT = 2.0**24
+_LARGEST_FLOAT = float(np.finfo(np.float32).max)
 _ELEMENTS_AT_ONCE = 2**19  # of w: 4 MiB in float64
 # A group of d elements makes d roundings; then come zero_point * scale, its product with the sum of
 # x, the scaling, the subtraction, and one addition for each group: with g groups at most d + 4 + g,
@@ -36,7 +37,8 @@ def compute_expected(problem: Problem, inputs: Inputs) -> Expected:
     """Return `epilogue(x @ w)` in float64 with its error bounds.
 
     The error of the product is passed through the chain: each step widens it by its own slope and
-    adds its own rounding, as its row in the table of steps says.
+    adds its own rounding, as its row in the table of steps says. Where numbers may become larger
+    than float32 has, anything is right.
     """
     accumulator = problem.types.accumulator
     needs_bounds = not inputs.product_is_exact
@@ -51,12 +53,15 @@ def compute_expected(problem: Problem, inputs: Inputs) -> Expected:
             sums_of_w[columns] = w.sum(axis=0)
             if needs_bounds:
                 bounds[:, columns] = np.abs(x) @ _magnitudes_of_w(problem, inputs, w)
+        may_overflow = np.isfinite(bounds) & (bounds > _LARGEST_FLOAT)
         if needs_bounds:
             bounds *= summation_bound(terms, accumulator)
         if not accumulator.is_integer:
             bounds += flush_bound(problem.k, accumulator)
         product = Expected(values=values, bounds=bounds)
-        finished = _apply_epilogue(problem, inputs, product, sums_of_w=sums_of_w)
+        finished = _apply_epilogue(
+            problem, inputs, product, sums_of_w=sums_of_w, may_overflow=may_overflow
+        )
     return round_to_y(finished, problem.types)
 
 
@@ -100,10 +105,15 @@ def _magnitudes_of_w(
 
 
 def _apply_epilogue(
-    problem: Problem, inputs: Inputs, product: Expected, *, sums_of_w: NDArray[np.float64]
+    problem: Problem,
+    inputs: Inputs,
+    product: Expected,
+    *,
+    sums_of_w: NDArray[np.float64],
+    may_overflow: NDArray[np.bool_],
 ) -> Expected:
     values, bounds = product.values, _only_finite(product.values, product.bounds)
-    is_unknown = np.zeros(values.shape, bool)
+    is_unknown = may_overflow
     operands = iter(inputs.operands.values())
     is_integer = problem.types.accumulator.is_integer
     for step in problem.epilogue.steps:
@@ -125,6 +135,7 @@ def _apply_epilogue(
         values = kind.reference(np, values, operand, *step.parameters)
         own_error = kind.ulp * ULP * np.abs(values) + kind.absolute + flush_bound(0, DType.F32)
         bounds = bounds + own_error
+        is_unknown |= np.isfinite(values) & (np.abs(values) + bounds > _LARGEST_FLOAT)
         bounds = _only_finite(values, bounds)
     if is_integer and not problem.types.y.is_integer:
         bounds = _bounds_as_floats(values)

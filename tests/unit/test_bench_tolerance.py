@@ -76,6 +76,31 @@ def test_nan_must_stay_nan(planted: float) -> None:
     assert find_error(expected, result) is not None
 
 
+@pytest.mark.parametrize("epilogue", ["none", "scale+scale", "bias"])
+def test_what_float32_cannot_hold_may_be_anything(epilogue: str) -> None:
+    problem = Problem.parse(f"f32 1x3x3 nk {epilogue}")
+    large = np.float32(3e38)
+    inputs = make_inputs(problem, InputKind.NORMAL, 1)
+    inputs.x[...] = [[large, large, -large]]
+    inputs.w[...] = [[1, 1, 1], [1, 0, 0], [1e-9, 0, 0]]  # one overflows on the way
+    for operand in inputs.operands.values():
+        operand[...] = 1.5
+    with np.errstate(all="ignore"):
+        result = np.zeros((1, 3), np.float32)
+        for at in range(3):
+            result += inputs.x[:, at, np.newaxis] * inputs.w[:, at]
+        for operand in inputs.operands.values():
+            result = result + operand if epilogue == "bias" else result * operand
+    assert np.isinf(result[0, 0])
+
+    expected = compute_expected(problem, inputs)
+
+    assert find_error(expected, result) is None
+    assert (shares_of_bounds(expected, result) <= 1).all()
+    result[0, 2] = np.inf
+    assert find_error(expected, result) is not None
+
+
 def test_infinity_must_keep_its_sign() -> None:
     inputs = make_inputs(PROBLEM, InputKind.SPECIAL, 1)
     expected = compute_expected(PROBLEM, inputs)
