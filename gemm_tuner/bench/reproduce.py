@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from gemm_tuner.arrays.packed import PackedWeights
 from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.weights import check_weights
 from gemm_tuner.bench.inputs import InputKind, Inputs
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.tolerance import Expected, find_error
@@ -78,7 +79,8 @@ class KernelCall:
     @property
     def error(self) -> str | None:
         """Return in words how far the kernel is from the exact result, None where it is right."""
-        return find_error(self.expected, self.result)
+        result = self.result  # which refuses arrays that it cannot read
+        return find_error(self.expected, result)
 
 
 def row_operands(problem: Problem) -> frozenset[str]:
@@ -124,7 +126,7 @@ def read_call(folder: Path) -> KernelCall:
         return _read_call(folder)
     except GemmTunerError:
         raise
-    except (KeyError, TypeError, ValueError, BadZipFile) as error:
+    except (KeyError, TypeError, ValueError, EOFError, RecursionError, BadZipFile) as error:
         raise InvalidRecord(
             f"the files are damaged ({type(error).__name__}: {error}); let gemm_tuner.torch.debug "
             "write them again."
@@ -147,11 +149,15 @@ def _read_call(folder: Path) -> KernelCall:
             name: file[name].view(NUMPY_TYPES[types[name]]) if name in types else file[name]
             for name in file.files
         }
+    packed = arrays.get("packed")
+    size_bytes = kernel.native.packed_weight_bytes
+    if packed is not None and (packed.dtype, packed.shape) != (np.uint8, (size_bytes,)):
+        raise ValueError(f"packed has {packed.size} of {packed.dtype}, not {size_bytes} bytes")
     return KernelCall(
         kernel=kernel,
         x=arrays["x"],
-        w=arrays["w"],
-        packed=arrays.get("packed"),
+        w=check_weights(problem, arrays["w"]).w,
+        packed=packed,
         operands={name: one for name, one in arrays.items() if name not in _OWN},
         parts=facts["parts"],
     )

@@ -5,9 +5,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.reproduce import KernelCall, main, read_call, write_call
@@ -88,7 +90,9 @@ def test_weights_that_were_packed_otherwise_are_wrong(tmp_path: Path) -> None:
         ("kernel.so", b"damaged", "nothing was loaded"),
         ("call.json", b"{}", "damaged"),
         ("call.json", b"[", "damaged"),
+        ("call.json", b"[" * 100_000, "damaged"),
         ("operands.npz", b"PK damaged", "damaged"),
+        ("operands.npz", b"", "damaged"),
         ("operands.npz", None, "No such file"),
     ],
 )
@@ -100,6 +104,34 @@ def test_damaged_files_are_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+
+    assert main(folder) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "told"),
+    [
+        ("x", np.zeros((6, 3), np.float32), "x has"),
+        ("w", np.zeros((8, 9), np.float32), "w has"),
+        ("bias", np.zeros(3, np.float32), "bias has"),
+        ("add", None, "reads bias, add"),
+        ("packed", np.zeros(3, np.uint8), "packed has 3 of uint8"),
+    ],
+)
+def test_arrays_of_another_shape_are_no_wrong_kernel(
+    folder: Path,
+    name: str,
+    array: NDArray[Any] | None,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = folder / "operands.npz"
+    with np.load(path) as file:
+        arrays = {key: file[key] for key in file.files if key != name}
+    if array is not None:
+        arrays[name] = array
+    np.savez(path, allow_pickle=False, **arrays)
 
     assert main(folder) == 2
     assert told in capsys.readouterr().err
