@@ -18,10 +18,12 @@ def checked_folder(folder: str | Path) -> Path:
     """Return the path of a folder that is new or empty.
 
     Raises:
-        InvalidSetting: there is something.
+        InvalidSetting: there is something, or it is no path.
         StoreFailed: it cannot be read.
     """
     path = Path(folder)
+    if "\0" in str(path):
+        raise InvalidSetting(f"folder {str(path)!r} is no path; give one without zero bytes.")
     try:
         is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
     except OSError as error:

@@ -13,6 +13,7 @@ from torch.utils import _pytree
 
 from gemm_tuner.abi import ArgsStruct
 from gemm_tuner.bench.reproduce import KernelCall
+from gemm_tuner.domain.printable import quoted
 from gemm_tuner.domain.units import time_text
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.torch.calls import Call, calls_of
@@ -55,7 +56,8 @@ class Accuracy:
             time = time_text(one.seconds * 1e9)
             state = f": WRONG: {one.why_wrong}" if one.why_wrong else ""
             lines.append(
-                f"{one.share:9.3g}  {one.calls:5}  {time:>8}  {one.name}: {one.problem}{state}"
+                f"{one.share:9.3g}  {one.calls:5}  {time:>8}  {quoted(one.name)}: {one.problem}"
+                f"{state}"
             )
         return "\n".join(lines)
 
@@ -225,7 +227,7 @@ def _with_times(judge: Judge, runs: Runs) -> tuple[LayerError, ...]:
 
 def _verdict_of(wrong: WrongCall, smaller: KernelCall | None) -> str:
     """Return what is said of the first layer that is wrong by itself."""
-    head = f"{wrong.name} is wrong, in its call {wrong.number}: {wrong.why}."
+    head = f"{quoted(wrong.name)} is wrong, in its call {wrong.number}: {wrong.why}."
     sha256 = wrong.kernel_call.kernel.artifact.sha256
     if smaller is None:
         return (
@@ -287,6 +289,6 @@ def _why_no_kernel(judge: Judge, runs: Runs) -> str:
         )
     left = "; ".join(one.text for one in runs.graphs.reports)
     return (
-        "no kernel was called with these inputs: no layer has one for so many rows, or each "
-        f"computes as PyTorch does. {left}".rstrip()
+        "no kernel was called with these inputs in this thread: no layer has one for so many rows, "
+        f"each computes as PyTorch does, or other threads of the model call it. {left}".rstrip()
     )

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gemm_tuner.domain.printable import quoted
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerReport:
@@ -21,7 +23,7 @@ class LayerReport:
     def text(self) -> str:
         """Return one line."""
         state = "taken" if self.is_taken else "left"
-        return f"{self.name}: {state}: {self.problem}: {self.reason}"
+        return f"{quoted(self.name)}: {state}: {self.problem}: {self.reason}"
 
 
 class Report(Sequence[LayerReport]):

@@ -161,9 +161,9 @@ class Runs:
         """Call a model, and return copies of the tensors that it returns.
 
         Raises:
-            InvalidSetting: it returns none.
+            InvalidSetting: it returns none, or one that cannot be compared.
         """
-        tensors = []
+        tensors: list[Any] = []
         for call in self._calls:
             output = call.copied().on(model)
             found = [one for one in _pytree.tree_leaves(output) if isinstance(one, torch.Tensor)]
@@ -172,6 +172,12 @@ class Runs:
                     f"the model returns a {type(output).__name__}, in which no tensor is found; "
                     "give one that returns a tensor, or a tuple, list or dict of tensors."
                 )
+            for one in found:
+                if one.device.type != "cpu" or one.layout is not torch.strided or one.is_nested:
+                    raise InvalidSetting(
+                        f"the model returns a tensor on {one.device} of the layout {one.layout}, "
+                        "which is not compared; give one that returns dense tensors on the CPU."
+                    )
             tensors += [one.detach().clone() for one in found]
         return tensors
 

@@ -354,6 +354,7 @@ def _replaced(*layers: Any, is_training: bool = False) -> Any:  # noqa: ANN401 -
     return model
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
@@ -367,6 +368,9 @@ def _replaced(*layers: Any, is_training: bool = False) -> Any:  # noqa: ANN401 -
         (lambda: torch.nn.Linear(K, K), "no layer of the model calls a tuned kernel"),
         (lambda: torch.nn.functional.relu, "of type .*function"),
         (lambda: _Twice(lambda _y: None), "no tensor is found"),
+        (lambda: _Twice(lambda y: y.to_sparse()), "of the layout torch.sparse_coo"),
+        (lambda: _Twice(lambda y: y.to("meta")), "a tensor on meta"),
+        (lambda: _Twice(lambda y: torch.nested.nested_tensor([*y])), "which is not compared"),
     ],
 )
 def test_models_that_cannot_be_compared_are_refused(model: Any, reason: str) -> None:  # noqa: ANN401
@@ -375,6 +379,17 @@ def test_models_that_cannot_be_compared_are_refused(model: Any, reason: str) -> 
         gt.replace(made, sample_x(), source=Kernels())
     with pytest.raises(InvalidSetting, match=reason):
         gt.debug(made, sample_x())
+
+
+def test_a_name_does_not_speak_for_what_was_found(tmp_path: Path) -> None:
+    model = torch.nn.Sequential()
+    model.add_module("\x1b[2J\n```\n# All is well", torch.nn.Linear(K, N))
+    gt.replace(model, sample_x(), source=Kernels())
+
+    found = gt.debug(model, sample_x(), folder=tmp_path)
+
+    assert str(found).endswith(rf"\x1b[2J\n```\n# All is well: f32 6x{N}x{K} nk bias")
+    assert "\n# All" not in (tmp_path / "index.md").read_text()
 
 
 def test_arguments_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
@@ -386,6 +401,7 @@ def test_arguments_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         ({"tolerance": "1"}, "tolerance is '1'"),
         ({"folder": tmp_path}, "is not empty"),
         ({"folder": tmp_path / "file"}, "is not empty"),
+        ({"folder": tmp_path / "a\0b"}, "is no path"),
     ):
         with pytest.raises(InvalidSetting, match=reason):
             gt.debug(model, x, **arguments)
