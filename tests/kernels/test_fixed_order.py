@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from needs import each_executed
+from needs import each_executed, need_compiler
 from numpy.typing import NDArray
 from proof import Needs, Subject, prove_all
 from rows import ROWS, ROWS_WITH_TAILS, Row, candidate_text
 
 from gemm_tuner.bench.drivers import build_fixed_order
 from gemm_tuner.bench.inputs import InputKind, make_inputs
-from gemm_tuner.build.compile import Build, compile_kernels
+from gemm_tuner.build.compile import Build, compile_hosted, compile_kernels
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
@@ -31,6 +31,7 @@ from gemm_tuner.domain.source import Source
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.libraries.fixed_order import FixedOrder, multiplied
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.resources import library_native_dir
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import CATALOG, family_named
 
@@ -274,6 +275,25 @@ def test_the_definition_rounds_each_addition_once() -> None:
         )
         for i, j in np.ndindex(4, 4):
             assert y[i, j] == _in_fractions(x[i], w[j])
+
+
+@needs_avx2
+@pytest.mark.parametrize("name", ["gcc", "clang", pytest.param("zig", marks=pytest.mark.proof)])
+def test_the_definition_is_the_same_where_a_compiler_might_fuse(name: str) -> None:
+    """As zig does by default, which compiles for the CPU that it runs on."""
+    toolchain = need_compiler(name)
+    source = (library_native_dir() / "fixed_order.c").read_text()
+    fusing = FixedOrder.load(compile_hosted(source, name="fused", toolchain=toolchain, isa=AVX2))
+    plain = FixedOrder.load(build_fixed_order(find_toolchain()))
+    for text in ("f32 4x30x37 nk scale+gelu_erf+mish fixed", "f32_s8 4x30x64 nk:g32 silu fixed"):
+        problem = Problem.parse(text)
+        inputs = make_inputs(problem, InputKind.NORMAL, seed=7)
+        w = multiplied(problem, inputs.w, inputs.scales)
+        results = [
+            order.compute(problem, inputs.x, w, [*inputs.operands.values()])
+            for order in (fusing, plain)
+        ]
+        assert results[0].tobytes() == results[1].tobytes(), text
 
 
 def _in_fractions(x: NDArray[np.float32], w: NDArray[np.float32]) -> np.float32:

@@ -6,12 +6,14 @@
  * Each operation of a step is rounded by itself. The steps are those of the templates in parts/ and of the table in
  * domain/step_table.py; exponentials and error functions say there how exact they are.
  *
- * No instruction that multiplies and adds may stand for two operations of a step: steps are compiled
- * for any CPU, which has none. */
+ * No instruction that multiplies and adds may stand for two operations of a step. A compiler may use
+ * one where the CPU that it compiles for has it, which zig and some systems take as the default. */
 #include <stdint.h>
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3", "no-trapping-math", "no-math-errno")
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#else
+#pragma GCC optimize("O3", "fp-contract=off", "no-trapping-math", "no-math-errno")
 #endif
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -51,8 +53,8 @@ INLINE float multiply_add(float x, float y, float z) {
 }
 
 /* The sums of a group of weights, times its scales, are added to those of the groups before: two
- * operations. They are by themselves, where no instruction does both. */
-__attribute__((noinline)) static void add_group(int64_t count, const float *sums,
+ * operations. */
+static void add_group(int64_t count, const float *sums,
                                                 const float *scales, float *y) {
     for (int64_t j = 0; j < count; j++) {
         float scaled = sums[j] * scales[j];
