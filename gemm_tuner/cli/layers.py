@@ -96,6 +96,11 @@ def _read_layers(
             f"file {path} has the column {', '.join(unknown)}, which is not known; "
             f"rename it to one of {', '.join((*_REQUIRED, *_OPTIONAL))}, or leave it out."
         )
+    twice = sorted({name for name in columns if columns.count(name) > 1})
+    if twice:
+        raise InvalidSetting(
+            f"file {path} has the column {', '.join(twice)} more than once; keep one of each."
+        )
     if not rows:
         raise InvalidSetting(f"file {path} has no layer; add a line below the column names.")
     layers: list[Layer] = []

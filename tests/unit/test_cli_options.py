@@ -64,6 +64,14 @@ def test_a_file_of_layers_is_read(encoding: str, tmp_path: Path) -> None:
     ]
 
 
+def test_a_column_that_a_file_has_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "layers.csv"
+    path.write_text("name,m,n,k,reduction,reduction\none,1,2,3,fixed,any\n")
+
+    with pytest.raises(InvalidSetting, match="has the column reduction more than once"):
+        layers_of(m=None, n=None, k=None, shapes=path, dtype="f32", epilogue="none", w_layout="nk")
+
+
 @pytest.mark.parametrize(
     ("time_ns", "text"),
     [(0.5, "0.5 ns"), (412, "412 ns"), (999.6, "1 µs"), (1240, "1.24 µs"), (3.02e6, "3.02 ms"),
