@@ -29,7 +29,7 @@ from served import PROBLEM, keep_trial  # noqa: E402
 from torch_kernels import Kernels, kernel_of  # noqa: E402 - after PyTorch was found
 from torch_samples import HIDDEN, K, N, check, operator_calls, sample_model, sample_x  # noqa: E402
 
-from gemm_tuner.layers.sources import FoundLayer, WantedLayer  # noqa: E402
+from gemm_tuner.layers.sources import FoundLayer, WantedLayer, open_source  # noqa: E402
 from gemm_tuner.torch import tuning  # noqa: E402
 from gemm_tuner.torch.calls import Call, Capturing  # noqa: E402
 from gemm_tuner.torch.tuned_linear import TunedLinear  # noqa: E402
@@ -382,7 +382,7 @@ def test_what_was_not_faster_alone_is_timed_in_the_model(tmp_path: Path) -> None
     """A database offers the next best kernels too, the fastest first."""
     url = f"sqlite:///{tmp_path}/store.sqlite3"
     repository = Repository(open_database(url))
-    source = gt.sources.open_source(url)
+    source = open_source(url)
     wanted = WantedLayer(n=32, k=16, rows=(8,), dtype="f32", epilogue="bias+relu", threads=1)
     assert [one.kernels for one in source.choices(wanted)] == [()]
 
