@@ -111,7 +111,17 @@ _IN_HALVES = {
     r"__builtin_ia32_storedquqi128_mask[^;]*;": "for (int i = 0; i < count; ++i)"
     " static_cast<int8_t *>(to)[i] = bytes[i];",
     r'asm\("vmovntps [^;]*;': "*reinterpret_cast<Row *>(to) = row;",
-    r'asm\("" : "\+v"\((value|bits)\)\);': r"(void)\1;",
+    r'asm\("" : "\+v"\((value|bits|index)\)\);': r"(void)\1;",
+    r'asm\("vcvtph2ps [^;]*"v"[^;]*;': "for (int i = 0; i < 16; ++i)"
+    " value[i] = number_of(bits[i]);",
+    r'asm\("vcvtph2ps [^;]*"m"[^;]*;': "for (int i = 0; i < 16; ++i)"
+    " value[i] = number_of(from[i].bits);",
+    r"return to_float\(__builtin_ia32_loaddquhi256_mask[^;]*;": "{ F16Vector bits = {};"
+    " for (int i = 0; i < count; ++i) bits[i] = from[i].bits; return to_float(bits); }",
+    r'asm\("vcvtps2ph \$0[^;]*;': "for (int i = 0; i < 16; ++i) bits[i] = half_of(value[i]);",
+    r'asm\("vpmovsxbd [^;]*;': "for (int i = 0; i < 16; ++i)"
+    " integers[i] = reinterpret_cast<const int8_t *>(chunk + step * lanes)[i];",
+    r'asm\("vpermps [^;]*;': "for (int i = 0; i < 16; ++i) weights[i] = numbers[index[i] & 15];",
     r'asm\("vpmovzxwd [^;]*"m"[^;]*;': "for (int i = 0; i < 16; ++i) wide[i] = from[i].bits;",
     r'asm\("vpmovzxwd [^;]*"v"[^;]*;': "for (int i = 0; i < 16; ++i)"
     " wide[i] = i < count ? from[i].bits : 0;",
@@ -123,11 +133,26 @@ _IN_HALVES = {
 }
 
 
+_HALVES_OF_C = """
+static inline float number_of(uint16_t bits) {
+    _Float16 half;
+    __builtin_memcpy(&half, &bits, 2);
+    return half;
+}
+static inline uint16_t half_of(float number) {
+    const _Float16 half = number;
+    uint16_t bits;
+    __builtin_memcpy(&bits, &half, 2);
+    return bits;
+}
+"""
+
+
 def _in_halves(source: Source, _isa: frozenset[IsaFeature]) -> Needs:
-    text = source.text
+    text = source.text.replace("#include <stdint.h>\n", f"#include <stdint.h>\n{_HALVES_OF_C}", 1)
     for instruction, spelled in _IN_HALVES.items():
         text = re.sub(instruction, spelled, text)
-    return replace(source, text=text), AVX2
+    return replace(source, text=text), AVX2 | {IsaFeature.F16C}
 
 
 @needs_avx2
@@ -137,6 +162,9 @@ def _in_halves(source: Source, _isa: frozenset[IsaFeature]) -> Needs:
         ("f32", "avx512_f32_2x32 mc2_nc32_kc16", "scale+gelu_erf+bias"),
         ("bf16", "avx512_bf16_by_f32_2x32 mc2_nc32_kc16", "row_scale+silu+bias"),
         ("s8_s8_s32_s8", "avx512_int8_2x32 mc2_nc32_kc16", "channel_scale+tanh+y_zero_point"),
+        ("f16", "avx512_f16_by_f32_2x32 mc2_nc32_kc16", "scale+mish+bias"),
+        ("f32_s8", "avx512_w8_2x32 mc2_nc32_kc32", "bias+gelu_tanh"),
+        ("bf16_s4", "avx512_w4_2x32 mc2_nc32_kc32", "silu+bias"),
         *(
             pytest.param("f32", "avx512_f32_2x32 mc2_nc32_kc16", name, marks=pytest.mark.proof)
             for name, kind in STEP_KINDS.items()
@@ -146,8 +174,9 @@ def _in_halves(source: Source, _isa: frozenset[IsaFeature]) -> Needs:
 )
 def test_the_source_for_avx512_gives_the_same_bits(types: str, tile: str, epilogue: str) -> None:
     """Its instructions are spelled in C: they compute what AVX2's do, in longer vectors."""
+    layout, k = ("kn:g32", 65) if "_" in types and "s32" not in types else ("kn", 33)
     subject = Subject(
-        problem=f"{types} 1..5x37x33 kn {epilogue} fixed", candidate=f"{tile} jc_ic_jr_ir"
+        problem=f"{types} 1..5x37x{k} {layout} {epilogue} fixed", candidate=f"{tile} jc_ic_jr_ir"
     )
 
     assert not prove_all([subject], find_toolchain(), respell=_in_halves)
