@@ -1,3 +1,4 @@
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -9,8 +10,10 @@ from gemm_tuner.bench.baselines.chain import Link, split_chain
 from gemm_tuner.bench.baselines.onnx_model import write_model
 from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.workload import Workload, make_workload
+from gemm_tuner.domain.cpu import WHOLE_SUMS_OF_BYTES, IsaFeature
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import BaselineMissing
+from gemm_tuner.machine.detect import detect_cpu
 
 
 def _workload(text: str) -> Workload:
@@ -85,6 +88,7 @@ def _numbers(tensor: Any) -> NDArray[Any]:  # noqa: ANN401 - of an optional pack
     return numbers
 
 
+@pytest.mark.baseline("onnxruntime")
 def test_onnx_model_has_the_nodes_and_constants_of_its_layer() -> None:
     workload = _workload("f32 4x5x6 nk bias+gelu_tanh+add+clamp:-1:300")
 
@@ -99,13 +103,25 @@ def test_onnx_model_has_the_nodes_and_constants_of_its_layer() -> None:
     assert [constant.tolist() for constant in constants[2:]] == [-1.0, 300.0]
 
 
-def test_onnx_model_of_bytes_takes_scales_and_zero_point_into_the_product() -> None:
+@pytest.mark.baseline("onnxruntime")
+@pytest.mark.parametrize(("isa", "first_bit"), [(frozenset(), 128), (WHOLE_SUMS_OF_BYTES, 0)])
+def test_onnx_model_of_bytes_takes_scales_and_zero_point_into_the_product(
+    isa: frozenset[IsaFeature], first_bit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signed x, and w where sums of bytes saturate, become unsigned."""
     workload = _workload("s8_s8_s32_s8 4x5x6 nk x_zero_point+scale+channel_scale+bias+y_zero_point")
+    cpu = replace(detect_cpu(), isa=isa)
+    monkeypatch.setattr("gemm_tuner.bench.baselines.onnx_model.detect_cpu", lambda: cpu)
 
     graph = _graph(workload)
 
-    assert [node.op_type for node in graph.node] == ["MatMulIntegerToFloat", "QuantizeLinear"]
-    assert np.array_equal(_numbers(graph.initializer[0]), workload.w.T)
+    assert [node.op_type for node in graph.node] == [
+        "BitwiseXor",
+        "MatMulIntegerToFloat",
+        "QuantizeLinear",
+    ]
+    [w] = [one for one in map(_numbers, graph.initializer) if one.shape == workload.w.T.shape]
+    assert np.array_equal(w.astype(int), workload.w.T.astype(int) + first_bit)
 
 
 def test_onnx_model_without_an_operator_for_a_step_is_refused() -> None:
