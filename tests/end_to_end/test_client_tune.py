@@ -171,12 +171,12 @@ def test_a_faster_baseline_ends_the_wait(shop: Shop) -> None:
 def test_waiting_ends_when_its_time_is_up_and_says_that_nobody_works(shop: Shop) -> None:
     with shop.site.serving() as address:
         begin_s = time.monotonic()
-        kernel = shop.client(address).kernel(PROBLEM, tune="wait", tune_timeout_s=0.5)
+        kernel = shop.client(address).kernel(PROBLEM, tune="wait", tune_timeout_s=2.0)
         passed_s = time.monotonic() - begin_s
 
     assert isinstance(kernel, FallbackKernel)
-    assert "was not over after 0.5 s: it is waiting, and no worker" in kernel.reason
-    assert 0.5 <= passed_s < 10
+    assert "was not over after 2 s: it is waiting, and no worker" in kernel.reason
+    assert 2 <= passed_s < 12
     assert shop.jobs.newest(1)[0].state is JobState.WAITING
 
 
