@@ -18,7 +18,7 @@ from gemm_tuner.bench.guard import Flush, GuardedMatrix
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import GemmTunerError, InvalidArray, InvalidProblem, InvalidSetting
+from gemm_tuner.errors import InvalidArray, InvalidProblem, InvalidSetting, ToolchainMissing
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.resources import call_native_dir
 from gemm_tuner.runtime import activations
@@ -46,13 +46,11 @@ needs_native = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=["c", "numpy"])
+@pytest.fixture(params=[pytest.param("c", marks=needs_native), "numpy"])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let C quantise, and then NumPy, as where nothing was built."""
     if request.param == "numpy":
         monkeypatch.setattr(activations, "NATIVE", None)
-    elif NATIVE is None:
-        pytest.skip("gemm_tuner.runtime._native is not built; run hatch_build.py")
     return str(request.param)
 
 
@@ -233,7 +231,7 @@ def test_every_level_and_compiler_gives_the_same_bits(
     """A compiler that fuses a product and a sum, or drops a rounding, would give others."""
     try:
         toolchain = find_toolchain(compiler)
-    except GemmTunerError as missing:
+    except ToolchainMissing as missing:
         pytest.skip(str(missing))
     library = built(toolchain.command, flags, tmp_path)
     for number, dtype in enumerate(FLOATS):

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from gemm_tuner.bench.baselines.chain import Chain, Link, split_chain
 from gemm_tuner.bench.baselines.torch_steps import (
     Torch,
+    followed_on_result,
     operand_of,
-    step_in_place,
     tensor_of,
     weight_of,
 )
@@ -62,16 +62,7 @@ def make_call_on_bytes(torch: Torch, workload: Workload, w: NDArray[Any]) -> Cal
         scalars,
         algorithm,
     )
-    steps = [step_in_place(torch, link, operand_of(torch, link)) for link in others]
-
-    def run() -> object:
-        result = call()
-        for step in steps:
-            step(result)
-        return result
-
-    y.copy_(run())  # calls have no y of their own; this one is checked
-    return run if steps else call
+    return followed_on_result(torch, call, others, y)
 
 
 def _number(link: Link | None, default: float) -> float:

@@ -14,9 +14,9 @@ from gemm_tuner.bench.baselines.torch_steps import (
     Torch,
     check_floats,
     check_steps,
+    followed_in_place,
     import_torch,
     operand_of,
-    step_in_place,
     tensor_of,
     torch_version,
     weight_of,
@@ -69,18 +69,7 @@ def _make_call(torch: Torch, workload: Workload, w: NDArray[Any]) -> Callable[[]
         product = partial(torch.mm, x, weight, out=y)
     else:
         product = partial(torch.addmm, operand_of(torch, chain.bias), x, weight, out=y)
-    if not chain.others:
-        return product
-    steps = [
-        partial(step_in_place(torch, link, operand_of(torch, link)), y) for link in chain.others
-    ]
-
-    def call() -> None:
-        product()
-        for step in steps:
-            step()
-
-    return call
+    return followed_in_place(torch, product, chain.others, y)
 
 
 def _find(_materials: object) -> list[Copy]:

@@ -13,9 +13,9 @@ from gemm_tuner.bench.baselines.torch_steps import (
     Torch,
     check_floats,
     check_steps,
+    followed_on_result,
     import_torch,
     operand_of,
-    step_in_place,
     tensor_of,
     torch_version,
     weight_of,
@@ -90,16 +90,7 @@ def _make_call(torch: Torch, workload: Workload, w: NDArray[Any]) -> Callable[[]
         scalars = list(others.pop(0).step.parameters) if post_op else []
         name, algorithm = post_op or _PLAIN
         product = partial(linear.default, x, packed, bias, name, scalars, algorithm)
-    steps = [step_in_place(torch, link, operand_of(torch, link)) for link in others]
-
-    def run() -> object:
-        result = product()
-        for step in steps:
-            step(result)
-        return result
-
-    y.copy_(run())  # calls have no y of their own; this one is checked
-    return run if steps else product
+    return followed_on_result(torch, product, others, y)
 
 
 def _find(_materials: object) -> list[Copy]:

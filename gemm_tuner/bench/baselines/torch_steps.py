@@ -1,6 +1,7 @@
 """PyTorch for its baselines: the package, its tensors, and how it applies steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -99,6 +100,41 @@ def step_in_place(torch: Torch, link: Link, operand: Tensor | None) -> Callable[
     name = f"{operator.name}_"
     apply = getattr(torch.Tensor, name, None) or getattr(torch.ops.aten, name).default
     return _with_arguments(apply, link, operand)
+
+
+def followed_in_place(
+    torch: Torch, product: Callable[[], object], links: Sequence[Link], y: Tensor
+) -> Callable[[], object]:
+    """Return a call of a product that writes to `y`, and of the steps after it."""
+    if not links:
+        return product
+    steps = [partial(step_in_place(torch, link, operand_of(torch, link)), y) for link in links]
+
+    def call() -> None:
+        product()
+        for step in steps:
+            step()
+
+    return call
+
+
+def followed_on_result(
+    torch: Torch, product: Callable[[], Tensor], links: Sequence[Link], y: Tensor
+) -> Callable[[], Tensor]:
+    """Return a call of a product that makes a new tensor, and of the steps after it.
+
+    One result is written to `y`, where it is checked: calls have no y of their own.
+    """
+    steps = [step_in_place(torch, link, operand_of(torch, link)) for link in links]
+
+    def call() -> Tensor:
+        result = product()
+        for step in steps:
+            step(result)
+        return result
+
+    y.copy_(call())
+    return call if steps else product
 
 
 def step_in_new_tensor(

@@ -14,9 +14,9 @@ from gemm_tuner.bench.baselines.torch_steps import (
     Torch,
     check_floats,
     check_steps,
+    followed_in_place,
     import_torch,
     operand_of,
-    step_in_place,
     tensor_of,
     torch_version,
     weight_of,
@@ -102,16 +102,7 @@ def _make_call(torch: Torch, workload: Workload, w: NDArray[Any]) -> Callable[[]
         raise BaselineMissing(
             f"zentorch refuses {workload.problem.text}: {error}; choose another baseline."
         ) from error
-    if not others:
-        return product
-    steps = [partial(step_in_place(torch, link, operand_of(torch, link)), y) for link in others]
-
-    def call() -> None:
-        product()
-        for step in steps:
-            step()
-
-    return call
+    return followed_in_place(torch, product, others, y)
 
 
 def _fused_name(link: Link) -> str | None:
