@@ -30,7 +30,9 @@ TAG = "cp311-abi3-linux_x86_64"
 
 _RESOURCES = Path("gemm_tuner/resources.py")
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-fvisibility=hidden")
-_COMPILERS = ("cc", "gcc", "clang", "zig cc")
+_COMPILERS = ("cc", "gcc", "clang", "zig cc", "python-zig cc")
+# Others compile for any CPU, and check nothing at run time, unless they are asked to.
+_ZIG_FLAGS = ("-mcpu=baseline", "-fno-sanitize=undefined")
 
 
 class NotBuilt(Exception):
@@ -49,7 +51,8 @@ def build_native(root: Path, target: Path) -> None:
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").is_file():
         raise NotBuilt(f"{headers} has no Python.h; install the headers, such as python3-dev")
-    include = ["-I", str(headers), "-I", str(root / "templates" / "abi")]
+    folders = (headers, root / "templates" / "abi", root / "gemm_tuner" / "libraries" / "native")
+    include = [word for folder in folders for word in ("-I", str(folder))]
     _run([*_compiler(), *_FLAGS, *include, *_sources(root, "call"), "-o", str(target), "-lpthread"])
 
 
@@ -84,7 +87,8 @@ def _compiler() -> list[str]:
     for choice in (os.environ.get("CC", ""), *_COMPILERS):
         words = shlex.split(choice)
         if words and shutil.which(words[0]):
-            return words
+            is_zig = any("zig" in Path(word).name for word in words)
+            return [*words, *(_ZIG_FLAGS if is_zig else ())]
     raise NotBuilt(f"none of {', '.join(_COMPILERS)} is on PATH, and CC names no compiler")
 
 

@@ -20,12 +20,14 @@ _LOADED = count(1)
 class ArrayView:
     """Where an array lies: its address, and the distance between its rows in elements.
 
-    In a batch, the array of the next product lies `batch_stride` elements further.
+    In a batch, the array of the next product lies `batch_stride` elements further, and that of the
+    next head `head_stride`.
     """
 
     address: int
     leading_dimension: int
     batch_stride: int = 0
+    head_stride: int = 0
 
 
 class OperandStruct(ctypes.Structure):
@@ -68,6 +70,19 @@ class ArgsStruct(ctypes.Structure):
         ("operands", ctypes.POINTER(OperandStruct)),
         ("operand_count", ctypes.c_uint64),
         ("workspace", ctypes.c_void_p),
+        ("w", ctypes.c_void_p),
+        ("w_leading_dimension", ctypes.c_int64),
+        ("w_batch_stride", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("x_head_stride", ctypes.c_int64),
+        ("w_head_stride", ctypes.c_int64),
+        ("y_head_stride", ctypes.c_int64),
+        ("operand_head_strides", ctypes.POINTER(ctypes.c_int64)),
+        ("v", ctypes.c_void_p),
+        ("v_leading_dimension", ctypes.c_int64),
+        ("v_batch_stride", ctypes.c_int64),
+        ("v_head_stride", ctypes.c_int64),
+        ("n", ctypes.c_int64),
     )
 
 
@@ -213,14 +228,23 @@ def make_args(
     *,
     m: int,
     x: ArrayView,
-    packed_w: int,
+    packed_w: int = 0,
+    w: ArrayView | None = None,
+    v: ArrayView | None = None,
+    n: int = 0,
     y: ArrayView,
     operands: Sequence[ArrayView],
     workspace: int,
     batch: int = 1,
+    heads: int = 1,
     packed_w_batch_stride_bytes: int = 0,
 ) -> ArgsStruct:
-    """Return the arguments of a call; packed weights and workspace are given by their addresses."""
+    """Return the arguments of a call; packed weights and workspace are given by their addresses.
+
+    A linear kernel reads `packed_w`, a product of two activations `w`. Attention reads `n` keys `w`
+    and as many values `v`.
+    """
+    own_w, own_v = w or ArrayView(0, 0), v or ArrayView(0, 0)
     table = _operand_table(len(operands))(
         *(
             OperandStruct(operand.address, operand.leading_dimension, operand.batch_stride)
@@ -242,7 +266,25 @@ def make_args(
         operands=table,
         operand_count=len(operands),
         workspace=workspace or None,
+        w=own_w.address,
+        w_leading_dimension=own_w.leading_dimension,
+        w_batch_stride=own_w.batch_stride,
+        heads=heads,
+        x_head_stride=x.head_stride,
+        w_head_stride=own_w.head_stride,
+        y_head_stride=y.head_stride,
+        operand_head_strides=_head_strides(operands),
+        v=own_v.address,
+        v_leading_dimension=own_v.leading_dimension,
+        v_batch_stride=own_v.batch_stride,
+        v_head_stride=own_v.head_stride,
+        n=n,
     )
+
+
+def _head_strides(operands: Sequence[ArrayView]) -> ctypes.Array[ctypes.c_int64] | None:
+    strides = [operand.head_stride for operand in operands]
+    return (ctypes.c_int64 * len(strides))(*strides) if any(strides) else None
 
 
 @cache

@@ -29,7 +29,9 @@ from gemm_tuner.errors import InvalidRecord
 
 # To be raised when other verdicts follow from the same trials, or they are stored in another form:
 # then all are derived again.
-RULES = 5
+RULES = 6
+# The share of the speed of a kernel for the greatest m alone that several for a range have there.
+LEAST_OF_RANGE = 0.9
 SCALAR = "scalar"  # how the name begins of the baseline for want of a library
 
 # A sweep that came to the end of its search: CPU, context, toolchain, generator and baseline.
@@ -383,8 +385,18 @@ def no_verdict(problem: Problem, *, cpu_key: str, context: ExecutionContext) -> 
     )
 
 
-def _fastest(timed: Iterable[tuple[Trial, Measurement]]) -> tuple[Trial, Measurement]:
-    return min(timed, key=lambda one: (-one[1].comparable_speed, _simplicity(one[0].candidate)))
+def _fastest(timed: Sequence[tuple[Trial, Measurement]]) -> tuple[Trial, Measurement]:
+    """Return the fastest; of a range, several kernels count before one for the greatest m alone.
+
+    That one is tuned where it is timed, and may be slow for any other m. Several that are slower by
+    more than a tenth there were put together badly.
+    """
+    enough = LEAST_OF_RANGE * max(measurement.comparable_speed for _trial, measurement in timed)
+    several = [one for one in timed if one[0].candidate.below and one[1].comparable_speed >= enough]
+    return min(
+        several or timed,
+        key=lambda one: (-one[1].comparable_speed, _simplicity(one[0].candidate)),
+    )
 
 
 def _simplicity(candidate: Candidate) -> tuple[int, str]:

@@ -30,7 +30,8 @@ candidate that does not compile, crashes or is wrong) is an `Outcome` in a recor
     ├── StoreFailed
     ├── ContributionsFull
     ├── ServiceFailed
-    │   └── ServiceUnreachable
+    │   ├── ServiceUnreachable
+    │   └── QuestionNotKnown
     └── TrialFailed                     the machinery around a trial broke, not the candidate
         └── PreparationStopped
 """
@@ -162,6 +163,10 @@ class ServiceFailed(GemmTunerError):
 
 class ServiceUnreachable(ServiceFailed):
     """The service did not answer, or said that it cannot now."""
+
+
+class QuestionNotKnown(ServiceFailed):
+    """The service does not know a problem that this package knows: it is of another version."""
 
 
 class TrialFailed(GemmTunerError):

@@ -37,12 +37,13 @@ def bench_native_dir() -> Path:
 
 def call_native_sources() -> tuple[Path, ...]:
     """Return the files that gemm_tuner/runtime/_native is built from."""
-    return *sorted(call_native_dir().glob("*.[ch]")), templates_dir() / "abi" / "gemm_tuner.h"
+    own = sorted(call_native_dir().glob("*.[ch]"))
+    return *own, library_native_dir() / "levels.h", templates_dir() / "abi" / "gemm_tuner.h"
 
 
 def library_native_sources() -> tuple[Path, ...]:
     """Return the files that gemm_tuner/libraries/_finish is built from."""
-    return tuple(sorted(library_native_dir().glob("*.c")))
+    return tuple(sorted(library_native_dir().glob("*.[ch]")))
 
 
 def digest_of_sources(sources: Iterable[Path]) -> str:

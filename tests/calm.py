@@ -4,6 +4,7 @@ from math import inf
 
 import pytest
 
+from gemm_tuner.cli import bench
 from gemm_tuner.domain import doubt
 from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.tuning import context_sweep, finished
@@ -17,4 +18,5 @@ def let_nothing_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (doubt, context_sweep):
         monkeypatch.setattr(module, "why_disturbed", why_disturbed)
-    monkeypatch.setattr(finished, "_WIDE", inf)
+    for module, widest in ((finished, "_WIDE"), (bench, "_WIDEST_INTERVAL")):
+        monkeypatch.setattr(module, widest, inf)

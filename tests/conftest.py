@@ -24,7 +24,7 @@ from gemm_tuner.libraries.onednn import find_onednn
 from gemm_tuner.libraries.openblas import find_openblas
 from gemm_tuner.machine.detect import detect_cpu
 
-pytest_plugins = ("databases", "long_first")
+pytest_plugins = ("databases", "long_first", "shared_collection")
 
 
 def _find_libxsmm() -> object:

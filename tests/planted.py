@@ -73,5 +73,5 @@ def build_planted(
         .replace("CANDIDATE_HERE", CANDIDATE)
         .replace("STATEMENT_HERE", statement)
     )
-    source = Source(text=header + sizes + body)
+    source = Source(text=header + sizes + body, abi_version=abi)
     return compile_kernel(source, isa=frozenset(), toolchain=toolchain)

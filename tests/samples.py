@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from gemm_tuner.cli.page.answers import Answer, Search, Standing
 from gemm_tuner.derive import derive_verdict
-from gemm_tuner.domain.artifact import ABI_VERSION, Artifact
+from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature
@@ -46,7 +46,7 @@ def make_artifact(binary: bytes = b"\x7fELF sample", **changes: object) -> Artif
     artifact = Artifact(
         sha256=sha256(binary).hexdigest(),
         size_bytes=len(binary),
-        abi_version=ABI_VERSION,
+        abi_version=PROBLEM.operation.abi_version,
         required_isa=frozenset({IsaFeature.AVX512F}),
         toolchain="gcc 12.2.0 -O3",
         source_sha256=sha256(SOURCE_TEXT.encode()).hexdigest(),

@@ -52,7 +52,9 @@ class Shop:
         """Return a client that may ask and, by default, have problems tuned."""
         allowed = scopes or (Scope.RESOLVE, Scope.TUNE)
         _token, secret = self.tokens.create("ci", allowed, actor="test", now=now())
-        return Client(address, cache_dir=self.folder / "cache", token=secret.text)
+        return Client(
+            address, cache_dir=self.folder / "cache", token=secret.text, timeout_s=WITHIN_S
+        )
 
     def claim(self) -> Job:
         """Take the job that is asked for soon."""

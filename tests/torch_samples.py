@@ -6,9 +6,11 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 K, HIDDEN, N = 24, 40, 17
+HEADS = 3
 
 # The operators, as the profiler names them.
 LINEAR, MODULE = "gemm_tuner::linear", "gemm_tuner::linear_or_plain"
+MATMUL, ATTENTION = "gemm_tuner::matmul", "gemm_tuner::attention"
 
 
 def sample_model(dtype: str = "float32", *, bias: bool = True) -> Any:  # noqa: ANN401 - a module
@@ -21,6 +23,11 @@ def sample_model(dtype: str = "float32", *, bias: bool = True) -> Any:  # noqa: 
 def sample_x(*shape: int, dtype: str = "float32") -> Any:  # noqa: ANN401 - a tensor
     """Return what such a model reads, in six rows if nothing else is said."""
     return torch.randn(*(shape or (6, K))).to(getattr(torch, dtype))
+
+
+def heads_of(rows: int, heads: int = HEADS, columns: int = K) -> Any:  # noqa: ANN401 - a tensor
+    """Return (2, heads, rows, columns) as attention has it: the heads of a row side by side."""
+    return sample_x(2, rows, heads, columns).transpose(1, 2)
 
 
 def check(y: Any, expected: Any, *, equal_nan: bool = False) -> None:  # noqa: ANN401 - tensors

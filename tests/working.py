@@ -15,7 +15,7 @@ from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.worker import Worker
 
 PROBLEM = Problem.parse("f32 8x32x16 nk bias+relu")
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 def ask_for(

@@ -5,12 +5,14 @@
  *     cc -O2 -std=c11 -Ibundle call_bundle.c bundle/gemm_tuner_bundle.c -o call_bundle -ldl
  *     ./call_bundle bundle/kernels 'f32 *x3072x768 nk bias+relu' 128 3072 768 y.bin
  *
- * The layer is y = relu(x @ w.T + bias) in f32, with numbers from a generator.
+ * The layer is y = relu(x @ w.T + bias) in f32, with numbers from a generator; or the product of two
+ * activations 'matmul f32 *x3072x768 nk bias+relu', which gets w in the call.
  */
 #include "gemm_tuner_bundle.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static void fail(const char *what, const char *detail) {
     fprintf(stderr, "%s: %s\n", what, detail);
@@ -40,8 +42,9 @@ int main(int argc, char **argv) {
     float *x = numbers(m * k, 1), *w = numbers(n * k, 2), *bias = numbers(n, 3);
     float *y = numbers(m * n, 4);
     gemm_tuner_weights weights = {.size_bytes = sizeof weights, .elements = w, .leading_dimension = k};
-    gemm_tuner_packed *packed = gemm_tuner_layer_pack(layer, &weights);
-    if (packed == NULL) fail("the weights cannot be packed", argv[2]);
+    int packs_ahead = strncmp(argv[2], "matmul ", 7) != 0;
+    gemm_tuner_packed *packed = packs_ahead ? gemm_tuner_layer_pack(layer, &weights) : NULL;
+    if (packs_ahead && packed == NULL) fail("the weights cannot be packed", argv[2]);
     gemm_tuner_operand operands[] = {{.elements = bias, .leading_dimension = n}};
     gemm_tuner_args args = {
         .size_bytes = sizeof args,
@@ -53,6 +56,9 @@ int main(int argc, char **argv) {
         .y_leading_dimension = n,
         .operands = operands,
         .operand_count = 1,
+        .w = w, /* of two activations; layers read their packed weights */
+        .w_leading_dimension = k,
+        .heads = 1,
     };
     int32_t status = gemm_tuner_layer_run(layer, packed, &args, 0, NULL, NULL);
     if (status == GEMM_TUNER_NO_KERNEL) fail("there is no kernel for so many rows", argv[3]);

@@ -6,7 +6,8 @@
  *     ./call_kernel ./kernel.so M N K
  *
  * kernel.so must hold a kernel for the problem `f32 MxNxK nk bias+relu`, that is
- * y = relu(x @ w.T + bias) with x (M, K), w (N, K), bias (N) and y (M, N), all row-major.
+ * y = relu(x @ w.T + bias) with x (M, K), w (N, K), bias (N) and y (M, N), all row-major; or for the
+ * same with `matmul` in front (gemm-tuner sweep --operation matmul ...), which gets w in each call.
  */
 #include "gemm_tuner.h"
 
@@ -105,19 +106,27 @@ static double largest_error(int64_t m, int64_t n, int64_t k, const float *x, con
     return largest;
 }
 
-/* Nothing else keeps a kernel for other sizes from reading and writing beyond the arrays. */
-static void check_problem(const kernel_library *kernel, int64_t m, int64_t n, int64_t k) {
+/* Nothing else keeps a kernel for other sizes from reading and writing beyond the arrays. Return
+ * whether it multiplies two activations. */
+static int check_problem(const kernel_library *kernel, const char *m, int64_t n, int64_t k) {
+    const char *const operations[] = {"", "matmul "};
     char wanted[128];
-    snprintf(wanted, sizeof wanted, "\"problem\":\"f32 %lldx%lldx%lld nk bias+relu\"", (long long)m,
-             (long long)n, (long long)k);
-    if (strstr(kernel->describe(), wanted) == NULL) fail("the kernel is for another problem", wanted);
+    for (int i = 0; i < 2; ++i) {
+        snprintf(wanted, sizeof wanted, "\"problem\":\"%sf32 %.40sx%lldx%lld nk bias+relu\"",
+                 operations[i], m, (long long)n, (long long)k);
+        if (strstr(kernel->describe(), wanted) != NULL) return i;
+    }
+    fail("the kernel is for another problem", wanted);
+    return 0;
 }
 
 int main(int argc, char **argv) {
-    if (argc != 5) fail("wrong usage", "call_kernel KERNEL.so M N K");
+    if (argc != 5) fail("wrong usage", "call_kernel KERNEL.so M N K, M as in 64 or 1..64");
     kernel_library kernel = load(argv[1]);
-    int64_t m = atoll(argv[2]), n = atoll(argv[3]), k = atoll(argv[4]);
-    check_problem(&kernel, m, n, k);
+    const char *range = strstr(argv[2], "..");
+    int64_t least = atoll(argv[2]), m = range ? atoll(range + 2) : least;
+    int64_t n = atoll(argv[3]), k = atoll(argv[4]);
+    int multiplies_activations = check_problem(&kernel, argv[2], n, k);
     float *x = allocate_floats(m * k), *w = allocate_floats(n * k);
     float *bias = allocate_floats(n), *y = allocate_floats(m * n);
     fill(x, m * k, 1);
@@ -126,13 +135,12 @@ int main(int argc, char **argv) {
 
     void *packed_w = allocate(kernel.packed_weight_bytes());
     gemm_tuner_weights weights = {.size_bytes = sizeof weights, .elements = w, .leading_dimension = k};
-    if (kernel.pack_weights(&weights, packed_w) != GEMM_TUNER_OK)
+    if (!multiplies_activations && kernel.pack_weights(&weights, packed_w) != GEMM_TUNER_OK)
         fail("the kernel refused the weights", "it may be made for weights in groups");
     int32_t parts = kernel.preferred_parts();
     gemm_tuner_operand operands[] = {{.elements = bias, .leading_dimension = n}};
     gemm_tuner_args args = {
         .size_bytes = sizeof args,
-        .m = m,
         .batch = 1,
         .x = x,
         .x_leading_dimension = k,
@@ -142,10 +150,18 @@ int main(int argc, char **argv) {
         .operands = operands,
         .operand_count = 1,
         .workspace = allocate(kernel.workspace_bytes(parts)),
+        .w = w, /* of two activations: nothing is packed ahead */
+        .w_leading_dimension = k,
+        .heads = 1,
     };
-    call(&kernel, &args, parts);
-
-    double error = largest_error(m, n, k, x, w, bias, y);
+    /* A library for a range of m reads the same packed weights for each. */
+    double error = 0.0;
+    for (args.m = least; args.m <= m; ++args.m) {
+        call(&kernel, &args, parts);
+        double share = largest_error(args.m, n, k, x, w, bias, y);
+        if (!(share <= error)) error = share; /* also where it is no number */
+        if (isnan(error)) break;
+    }
     printf("%s\n", kernel.describe());
     printf("largest error: %.3f of the bound\n", error);
     if (!(error <= 1.0)) fail("the result is wrong", "report the kernel above");

@@ -16,7 +16,7 @@ from gemm_tuner.domain.epilogue import EpilogueOperand, OperandShape
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
 
-_DIMENSIONS = {
+OPERAND_DIMENSIONS = {
     OperandShape.SCALAR: 1,  # of one element
     OperandShape.ROW_VECTOR: 1,
     OperandShape.COLUMN_VECTOR: 1,
@@ -124,7 +124,7 @@ def batched_operands(
     batched = {}
     for operand in operands:
         array = as_array(operand.name, values.get(operand.name))
-        if isinstance(array, np.ndarray) and array.ndim == _DIMENSIONS[operand.shape] + 1:
+        if isinstance(array, np.ndarray) and array.ndim == OPERAND_DIMENSIONS[operand.shape] + 1:
             if len(array) != count:
                 raise InvalidArray(
                     f"{operand.name} has the shape {array.shape}, but there are {count} products: "

@@ -2,7 +2,7 @@
 
 import ctypes
 import sys
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +15,8 @@ _READABLE_DEVICES = frozenset({1, 3, 11})
 _DEVICES = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 14: "oneapi"}
 _NEWEST_VERSION = (1, 0)
 _READ_ONLY = 1
+# Arrays that never change, whatever their capsules say.
+_LIBRARIES_OF_CONSTANTS = frozenset({"jax", "jaxlib"})
 _BFLOAT = 4
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _KINDS = {code: kind for kind, code in _CODES.items()}
@@ -99,7 +101,8 @@ def as_array(name: str, value: object) -> object:
     """Return a NumPy view of an array that speaks DLPack, and any other value as it is.
 
     Raises:
-        InvalidArray: it lies on another device, its library does not share it, or it is masked.
+        InvalidArray: it lies on another device, its library does not share it, it is masked, or it
+            has a tangent.
     """
     if isinstance(value, np.ndarray) and _is_masked(value):
         raise InvalidArray(
@@ -108,6 +111,11 @@ def as_array(name: str, value: object) -> object:
         )
     if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__dlpack__"):
         return value
+    if _has_tangent(value):
+        raise InvalidArray(
+            f"{name} has a tangent of forward mode, which a kernel would not see: "
+            f"pass torch.autograd.forward_ad.unpack_dual({name}).primal."
+        )
     shared = cast(SharedArray, value)
     try:
         kind, number = shared.__dlpack_device__()
@@ -163,6 +171,14 @@ def _export(value: SharedArray) -> object:
         return value.__dlpack__()
 
 
+def _has_tangent(value: object) -> bool:
+    forward_mode: Any = sys.modules.get("torch.autograd.forward_ad")
+    if forward_mode is None or forward_mode._current_level < 0:  # noqa: SLF001 - there is no other
+        return False
+    tensor = sys.modules["torch"].Tensor
+    return isinstance(value, tensor) and forward_mode.unpack_dual(value).tangent is not None
+
+
 class _Tensor:
     """A tensor taken out of its capsule; NumPy arrays on its memory keep it alive."""
 
@@ -190,12 +206,13 @@ class _Tensor:
                 "traced: call the kernel with real ones."
             )
         flags = getattr(self._managed, "flags", 0)
+        is_read_only = bool(flags & _READ_ONLY) or self.library in _LIBRARIES_OF_CONSTANTS
         self.__array_interface__ = {
             "version": 3,
             "shape": shape,
             # NumPy has no bfloat16.
             "typestr": f"<V{dtype.itemsize}",
-            "data": ((tensor.data or 0) + tensor.byte_offset, bool(flags & _READ_ONLY)),
+            "data": ((tensor.data or 0) + tensor.byte_offset, is_read_only),
             "strides": (
                 tuple(step * dtype.itemsize for step in tensor.strides[: tensor.ndim])
                 if tensor.strides

@@ -66,12 +66,21 @@ def count_rows(x: object, problem: Problem) -> int:
             f"has the shape {x.shape}" if isinstance(x, np.ndarray) else f"is a {type(x).__name__}"
         )
         raise InvalidArray(f"x {given}, but an array of two dimensions, (m, k), is needed.")
-    if len(x) not in problem.m:
+    return check_rows(len(x), problem)
+
+
+def check_rows(rows: int, problem: Problem) -> int:
+    """Return the number of rows of x.
+
+    Raises:
+        InvalidArray: the problem has not so many.
+    """
+    if rows not in problem.m:
         raise InvalidArray(
-            f"x has {len(x)} rows, but the kernel is made for m = {problem.m.text}; "
+            f"x has {rows} rows, but the kernel is made for m = {problem.m.text}; "
             "ask for a kernel of this size, or of a range of m."
         )
-    return len(x)
+    return rows
 
 
 def view_output(array: object, shape: tuple[int, int], dtype: DType) -> ArrayView:
@@ -179,9 +188,10 @@ def _array_of(name: str, number: float | np.number[Any], dtype: DType) -> NDArra
     try:
         array = np.array([number], NUMPY_TYPES[dtype])
     except (OverflowError, ValueError):
-        array = np.array([])
-    if dtype.is_integer and not (array.size and array[0] == number):
+        array = None
+    if array is None or (dtype.is_integer and array[0] != number):
         raise InvalidArray(
-            f"{name} is {number!r}, which is no number of the type {dtype.value}: pass an integer."
+            f"{name} is {number!r}, which is no number of the type {dtype.value}: pass "
+            f"{'an integer' if dtype.is_integer else 'a float'}."
         )
     return array

@@ -29,6 +29,7 @@ from gemm_tuner.bench.regimes import (
 )
 from gemm_tuner.bench.requests import Setup, TimeRequest
 from gemm_tuner.bench.roofline import PeakLoop, ReadLoop, footprint_bytes, roofline_timing
+from gemm_tuner.bench.sample import Sample
 from gemm_tuner.bench.workload import Runner, Workload, make_workload
 from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.context import Regime
@@ -70,6 +71,10 @@ class BuildRound:
     least_ns: float
     plain_ns: dict[int, float] = field(default_factory=dict)
     epilogue_ns: float
+
+    def samples_of(self, build: int) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
+        """Return the samples of a build and of the first baseline."""
+        return self.rounds.samples[build], self.rounds.samples[self.baselines[0]]
 
     def beside(
         self, build: int, baseline: int, checked: CheckedBaseline, raced: tuple[Raced, ...]
@@ -151,6 +156,7 @@ class RoundTimer:
             settling_ns=0 if self.setup.threads == 1 else SETTLING_NS,
             candidates=len(kernels),
             wait_ns=thread_wait_ns,
+            keeps_all=request.keeps_all,
         )
         problem_calls = self.problem.flop(workload.rows) / peak_loop.flop_per_call
         peak, *reads = rounds.timings[first_form + len(on_one_thread) :]

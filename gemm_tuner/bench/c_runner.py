@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
@@ -37,11 +38,11 @@ class CRunner:
 
 
 class CRunnerOfArray(CRunner):
-    """A layer whose library takes the weights as an array, `w`."""
+    """A layer whose library takes the weights as an array, `w`; None where the layer has them."""
 
-    def __init__(self, loop: Callable[..., int], layer: object, w: NDArray[Any]) -> None:
+    def __init__(self, loop: Callable[..., int], layer: object, w: NDArray[Any] | None) -> None:
         super().__init__(loop, layer)
-        self._w = w
+        self._w = np.empty(0) if w is None else w
 
     @property
     def packed_weight_bytes(self) -> int:

@@ -20,7 +20,7 @@ def gather_conditions(*, peak_flop_per_s: float, baseline: Timing, sandbox: Sand
     return Conditions(
         peak_flop_per_s=peak_flop_per_s,
         noise=relative_spread(baseline.samples_ns),
-        huge_pages=_huge_pages(),
+        huge_pages=huge_pages(),
         kernel_release=platform.release(),
         microcode=_microcode(),
         topology=detect_topology().text,
@@ -36,7 +36,7 @@ def relative_spread(samples: tuple[int, ...]) -> float:
     return (third - first) / median(samples)
 
 
-def _huge_pages() -> str:
+def huge_pages() -> str:
     """Return the setting in use: the word in brackets of `always [madvise] never`."""
     text = _read(_HUGE_PAGES)
     chosen = text.partition("[")[2].partition("]")[0]

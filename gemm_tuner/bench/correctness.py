@@ -24,14 +24,18 @@ from gemm_tuner.bench.finding import Finding
 from gemm_tuner.bench.guard import Flush, GuardedMatrix, GuardedMemory, Region
 from gemm_tuner.bench.inputs import InputKind, Inputs, make_inputs
 from gemm_tuner.bench.reference import compute_expected
-from gemm_tuner.bench.tolerance import Expected, find_error, rotated_rows
+from gemm_tuner.bench.tolerance import Expected, find_error, rolled_columns, rotated_rows
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.libraries.fixed_order import FixedOrder, multiplied
 from gemm_tuner.runtime.load import Kernel
 
-# Larger calls are made in fewer ways: their arithmetic is what takes time.
+# Larger calls are made in fewer ways: their arithmetic is what takes time, or the copies of x, of
+# which there is one for each way.
 _LARGE_FLOP = 2_000_000_000
+_LARGE_X_BYTES = 1 << 28
 
 _PREFERRED = 0  # the parts that the kernel prefers, or three if it prefers one
 _FORWARDS = (False,)
@@ -53,7 +57,8 @@ class _Scenario:
 
     `parts` says for each extent into how many parts the calls are cut. `orders` says for
     each run of a call whether the parts run from the last to the first. A `batch` has this many
-    products, each of the same rows in another order. Weights are packed in `pack_parts` parts.
+    products, each of the same rows in another order. Weights are packed in `pack_parts` parts; a w
+    that comes with each call is another for each of several `heads`.
     """
 
     kind: InputKind
@@ -61,6 +66,7 @@ class _Scenario:
     padding: int
     orders: tuple[bool, ...]
     batch: int = 1
+    heads: int = 1
     pack_parts: int = 1
     parts: dict[_Extent, tuple[int, ...]]
 
@@ -73,7 +79,8 @@ _SCENARIOS = (
     _Scenario(kind=InputKind.EXACT,   flush=Flush.END,   padding=0, orders=_FORWARDS,
               parts={_Extent.FULL: (1, _PREFERRED), _Extent.LARGE: (1,), _Extent.TAIL: (1,)}),
     _Scenario(kind=InputKind.EXACT,   flush=Flush.START, padding=3, orders=_FORWARDS, batch=3,
-              pack_parts=16, parts={_Extent.FULL: (3, 16, 64), _Extent.TAIL: (_PREFERRED,)}),
+              heads=2, pack_parts=16,
+              parts={_Extent.FULL: (3, 16, 64), _Extent.TAIL: (_PREFERRED,)}),
     _Scenario(kind=InputKind.NORMAL,  flush=Flush.START, padding=3, orders=_BACKWARDS,
               pack_parts=2, parts={_Extent.FULL: (1, _PREFERRED), _Extent.LARGE: (_PREFERRED,)}),
     _Scenario(kind=InputKind.SPECIAL, flush=Flush.END,   padding=5, orders=_BOTH_ORDERS,
@@ -124,6 +131,17 @@ class _Right:
         bits = None if self.bits is None else rotated_rows(self.bits, batch)
         return _Right(expected=self.expected.rotated(batch), bits=bits)
 
+    def in_heads(self, heads: int) -> "_Right":
+        """Return the result of some heads, one below the other, as `Inputs.in_heads`."""
+        bits = None if self.bits is None else rolled_columns(self.bits, heads)
+        return _Right(expected=self.expected.in_heads(heads), bits=bits)
+
+    def of_products(self, problem: Problem, batch: int, heads: int) -> "_Right":
+        """Return the result of batch * heads products, as `Inputs.of_products`."""
+        if problem.operation.has_values:
+            return self.in_heads(batch * heads)
+        return self.rotated(batch).in_heads(heads)
+
 
 class Case:
     """Inputs of one kind with their right result, and the weights where every kernel reads them."""
@@ -146,6 +164,7 @@ class Case:
                 multiplied(problem, self.inputs.w, self.inputs.scales),
                 [*self.inputs.operands.values()],
             )
+        self._problem = problem
         self.right = _Right(expected=compute_expected(problem, self.inputs), bits=bits)
         self.w = _GuardedWeights(problem, self.inputs, scenario)
 
@@ -153,6 +172,16 @@ class Case:
     def expected(self) -> Expected:
         """Return the exact result with its bounds."""
         return self.right.expected
+
+    def right_of(self, rows: int) -> _Right:
+        """Return what is right of a call with fewer rows: what causal hides depends on them."""
+        problem = self._problem
+        hides = any(step.kind.hides for step in problem.epilogue.steps)
+        if not hides or rows == problem.m.high:
+            return self.right.first_rows(rows)
+        of_rows = replace(problem, m=Rows(low=rows, high=rows))
+        expected = compute_expected(of_rows, self.inputs.first_rows(rows))
+        return _Right(expected=expected, bits=None)
 
 
 def verify(
@@ -168,47 +197,53 @@ def verify(
     that touches a guard page or writes to an input ends the process: `report` says where.
     """
     library = kernel.native
-    checks = rows_to_check(problem.m, kernel.candidate.micro_kernel.mr)
+    checks = rows_to_check(problem.m, kernel.candidate)
     for scenario in _SCENARIOS:
         case = cases[scenario.kind]
         calls = [
             (rows, _resolve_parts(parts, library))
             for rows, extent in checks.items()
-            for parts in scenario.parts.get(_limit_for_size(extent, problem.flop(rows)), ())
+            for parts in scenario.parts.get(_limit_for_size(extent, problem, rows), ())
         ]
         if not calls:
             continue
-        packed_w = _pack(library, case.w, scenario, report)
-        if stray_write := packed_w.find_stray_write():
-            return Finding(outcome=Outcome.OUT_OF_BOUNDS, detail=stray_write)
+        packed_w = None
+        if problem.operation.packs_ahead:
+            packed_w = _pack(library, case.w, scenario, report)
+            if stray_write := packed_w.find_stray_write():
+                return Finding(outcome=Outcome.OUT_OF_BOUNDS, detail=stray_write)
         for rows, parts in calls:
-            run = _Run(library, NUMPY_TYPES[problem.types.y], scenario, parts, report)
-            finding = _check_run(
-                run, packed_w, case.inputs.first_rows(rows), case.right.first_rows(rows)
-            )
+            run = _Run(library, problem, scenario, parts, report)
+            finding = _check_run(run, packed_w, case.inputs.first_rows(rows), case.right_of(rows))
             if finding.outcome is not Outcome.CORRECT:
                 where = f"m = {rows}, {scenario.kind.value} inputs, {parts} parts"
                 return replace(finding, detail=f"{finding.detail} ({where})")
     return Finding(outcome=Outcome.CORRECT)
 
 
-def rows_to_check(rows: Rows, mr: int) -> dict[int, _Extent]:
+def rows_to_check(rows: Rows, candidate: Candidate) -> dict[int, _Extent]:
     """Return the numbers of rows that stand for a range, each with the extent of its checks.
 
     They are its ends, their neighbours and the middle, and the first two tiles of rows, so that
-    every height of a last tile occurs.
+    every height of a last tile occurs. Each of several kernels has these of its own part, so that
+    both sides of each boundary are among them.
     """
-    marks = {rows.low, rows.low + 1, (rows.low + rows.high) // 2, rows.high - 1, rows.high}
-    tails = range(rows.low, rows.low + 2 * mr + 1)
-    return {
-        count: _Extent.FULL if count in marks else _Extent.TAIL
-        for count in sorted(marks.union(tails))
-        if count in rows
-    }
+    found: dict[int, _Extent] = {}
+    for part, kernel in candidate.kernels(rows):
+        marks = {part.low, part.low + 1, (part.low + part.high) // 2, part.high - 1, part.high}
+        tails = range(part.low, part.low + 2 * kernel.micro_kernel.mr + 1)
+        found |= {
+            count: _Extent.FULL if count in marks else _Extent.TAIL
+            for count in sorted(marks.union(tails))
+            if count in part
+        }
+    return found
 
 
-def _limit_for_size(extent: _Extent, flop: int) -> _Extent:
-    return _Extent.LARGE if extent is _Extent.FULL and flop > _LARGE_FLOP else extent
+def _limit_for_size(extent: _Extent, problem: Problem, rows: int) -> _Extent:
+    x_bytes = rows * problem.k * problem.types.x.size_bytes
+    is_large = problem.flop(rows) > _LARGE_FLOP or x_bytes > _LARGE_X_BYTES
+    return _Extent.LARGE if extent is _Extent.FULL and is_large else extent
 
 
 def _resolve_parts(parts: int, library: KernelLibrary) -> int:
@@ -234,42 +269,63 @@ class _Run:
     """A kernel and how it is called."""
 
     library: KernelLibrary
-    y_type: np.dtype[np.generic]
+    problem: Problem
     scenario: _Scenario
     parts: int
     report: Report
 
 
-def _check_run(run: _Run, packed_w: GuardedMemory, inputs: Inputs, right: _Right) -> Finding:
-    scenario, rows = run.scenario, len(inputs.x)
-    inputs, right = inputs.rotated(scenario.batch), right.rotated(scenario.batch)
+def _check_run(run: _Run, packed_w: GuardedMemory | None, inputs: Inputs, right: _Right) -> Finding:
+    """Check calls with weights packed ahead, or with w and heads where there are none."""
+    scenario, problem = run.scenario, run.problem
+    heads = scenario.heads if packed_w is None else 1
+    rows, all_rows = len(inputs.x), len(inputs.x) * scenario.batch
+    inputs = inputs.of_products(problem, scenario.batch, heads)
+    right = right.of_products(problem, scenario.batch, heads)
     x = _guard_input("x", inputs.x, scenario)
-    # Vectors and scalars are matrices of one row here.
-    operands = {
-        name: _guard_input(name, np.atleast_2d(operand), scenario)
-        for name, operand in inputs.operands.items()
-    }
+    w = _guard_input("w", inputs.w, scenario) if packed_w is None else None
+    v = _guard_input("v", inputs.v, scenario) if inputs.v is not None else None
+    rows_of_w, all_rows_of_w = (
+        (problem.n, problem.n * scenario.batch) if v else (0, problem.w_shape[0])
+    )
+    # Vectors and scalars are matrices of a row here.
+    operands = [
+        (
+            operand.shape,
+            _guard_input(operand.name, np.atleast_2d(inputs.operands[operand.name]), scenario),
+        )
+        for operand in problem.epilogue.operands
+    ]
     workspace = _guard_block("workspace", run.library.workspace_bytes(run.parts), scenario)
+    given = [x, *([w] if w else []), *([v] if v else []), *(matrix for _shape, matrix in operands)]
     results = []
     for is_reversed in scenario.orders:
         y = GuardedMatrix(
-            "y", right.expected.shape, run.y_type, padding=scenario.padding, flush=scenario.flush
+            "y",
+            right.expected.shape,
+            NUMPY_TYPES[problem.types.y],
+            padding=scenario.padding,
+            flush=scenario.flush,
         )
         args = make_args(
             m=rows,
             batch=scenario.batch,
-            x=_view(x, rows),
-            packed_w=packed_w.address,
-            y=_view(y, rows),
+            heads=heads,
+            x=_view(x, rows, all_rows if v else 0),
+            packed_w=packed_w.address if packed_w else 0,
+            w=_view(w, rows_of_w, all_rows_of_w) if w else None,
+            v=_view(v, rows_of_w, all_rows_of_w) if v else None,
+            n=problem.n,
+            y=_view(y, rows, all_rows),
             operands=[
-                _view(operand, rows if name in inputs.row_operands else 0)
-                for name, operand in operands.items()
+                _view(operand, *_rows_of_operand(shape, rows, all_rows))
+                for shape, operand in operands
             ],
             workspace=workspace.address,
         )
-        matrices = [x, *operands.values(), y]
-        regions = [region for matrix in matrices for region in matrix.regions]
-        run.report.watch_regions([*regions, *packed_w.regions, *workspace.regions])
+        regions = [region for matrix in (*given, y) for region in matrix.regions]
+        regions += packed_w.regions if packed_w else []
+        run.report.watch_regions([*regions, *workspace.regions])
         status = _call(run, args, is_reversed=is_reversed)
         if status != OK:
             return Finding(outcome=Outcome.WRONG, detail=f"gemm_tuner_run returned {status}")
@@ -279,11 +335,24 @@ def _check_run(run: _Run, packed_w: GuardedMemory, inputs: Inputs, right: _Right
     return _judge(results, right)
 
 
-def _view(matrix: GuardedMatrix, rows: int) -> ArrayView:
-    """Return where a matrix lies, of which each product of a batch has `rows` rows."""
+def _view(matrix: GuardedMatrix, rows: int, rows_of_head: int = 0) -> ArrayView:
+    """Return where a matrix lies, of which each product of a batch has `rows` rows.
+
+    Those of the next head lie `rows_of_head` rows further.
+    """
     is_vector = len(matrix.values) == 1
     stride = rows if is_vector else rows * matrix.leading_dimension
-    return ArrayView(matrix.address, matrix.leading_dimension, stride)
+    of_head = rows_of_head * matrix.leading_dimension
+    return ArrayView(matrix.address, matrix.leading_dimension, stride, of_head)
+
+
+def _rows_of_operand(shape: OperandShape, rows: int, all_rows: int) -> tuple[int, int]:
+    """Return the rows of an operand in each product, and in each head."""
+    return {
+        OperandShape.COLUMN_VECTOR: (rows, 0),
+        OperandShape.ROW_VECTOR: (0, 1),
+        OperandShape.MATRIX: (rows, all_rows),
+    }.get(shape, (0, 0))
 
 
 def _call(run: _Run, args: ArgsStruct, *, is_reversed: bool) -> int:

@@ -131,7 +131,7 @@ def _build_finish(toolchain: Toolchain, cpu: Cpu) -> Path:
     """Build the pass after products, for the features of this CPU."""
     source = (library_native_dir() / "finish.c").read_text()
     return compile_hosted(
-        f"#define FOR_EACH_LEVEL\n{source}",
+        f"#define ONE_LEVEL\n{source}",
         name="bench-finish",
         toolchain=toolchain,
         isa=widest_vectors(cpu.isa),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from gemm_tuner.bench.sample import Sample
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.measurement import Measurement, Timing
 from gemm_tuner.domain.record import Conditions, Outcome
@@ -27,7 +28,8 @@ class TimedFinding:
 
     All measurements, and the peak among the conditions, were taken in the same rounds, as was the
     `roofline`, where it was asked for: what no call can be faster than.
-    `left_out` says by name why a baseline is not among them.
+    `left_out` says by name why a baseline is not among them. `samples` are those of the candidate
+    and of the first baseline, where every sample was to be kept.
     """
 
     finding: Finding
@@ -35,6 +37,7 @@ class TimedFinding:
     conditions: Conditions | None = None
     roofline: Timing | None = None
     left_out: dict[str, str] = field(default_factory=dict)
+    samples: tuple[tuple[Sample, ...], tuple[Sample, ...]] | None = None
 
     @property
     def measurement(self) -> Measurement | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gemm_tuner.arrays.quantise import store_elements
 from gemm_tuner.arrays.views import NUMPY_TYPES
-from gemm_tuner.bench.tolerance import rotated_rows
+from gemm_tuner.bench.tolerance import rolled_columns, rotated_rows
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
@@ -33,6 +33,9 @@ _SPECIAL_VALUES = {
 # Of float16: the largest number, and the unit of small multiples that are subnormal.
 _LARGEST_F16 = 65504.0
 _SUBNORMAL_UNIT_F16 = 2.0**-22
+# So many elements of an array are drawn, and then they come again: to draw the 256 million of 512 x
+# 500000 takes seconds. The number is prime: no two rows or blocks of a kernel are alike.
+_PERIOD = 4_194_301
 
 
 class InputKind(StrEnum):
@@ -51,7 +54,7 @@ class Inputs:
     """The inputs of a call. All arrays are contiguous and have the types of the problem.
 
     x: (m, k). w: as the problem's layout says. scales, zero_points: (n, groups), where w has them.
-    operands: by name; a scalar has the shape (1,).
+    v: (n, k), where the problem has values. operands: by name; a scalar has the shape (1,).
     """
 
     kind: InputKind
@@ -61,6 +64,7 @@ class Inputs:
     row_operands: frozenset[str]  # have a row or an element for each row of x
     scales: Array | None = None
     zero_points: Array | None = None
+    v: Array | None = None
 
     @property
     def product_is_exact(self) -> bool:
@@ -78,6 +82,43 @@ class Inputs:
             operands={
                 name: rotated_rows(operand, batch) if name in self.row_operands else operand
                 for name, operand in self.operands.items()
+            },
+        )
+
+    def in_heads(self, problem: Problem, heads: int) -> "Inputs":
+        """Return the inputs of some heads with the same x, each with other columns of w.
+
+        The columns of each head lie one further than those of the last, the last one at the front.
+        What has columns has those of all heads one below the other.
+        """
+        if heads == 1:
+            return self
+        across = 0 if problem.w_layout is WeightLayout.NK else 1
+        operands = dict(self.operands)
+        for operand in problem.epilogue.operands:
+            if operand.shape in {OperandShape.MATRIX, OperandShape.ROW_VECTOR}:
+                array = np.atleast_2d(operands[operand.name])
+                operands[operand.name] = rolled_columns(array, heads)
+        w = np.concatenate([np.roll(self.w, head, axis=across) for head in range(heads)])
+        return replace(self, w=w, operands=operands)
+
+    def of_products(self, problem: Problem, batch: int, heads: int) -> "Inputs":
+        """Return the inputs of batch * heads products, those of a head one below the other.
+
+        Of attention, the elements of queries, keys and values lie one further in each product than
+        in the last: scores stay, and so does what causal hides; the columns of y move as they do.
+        """
+        if self.v is None:
+            return self.rotated(batch).in_heads(problem, heads)
+        products = batch * heads
+        return replace(
+            self,
+            x=rolled_columns(self.x, products),
+            w=rolled_columns(self.w, products),
+            v=rolled_columns(self.v, products),
+            operands={
+                name: np.tile(array, (products, 1)) if name in self.row_operands else array
+                for name, array in self.operands.items()
             },
         )
 
@@ -107,16 +148,21 @@ def make_inputs(problem: Problem, kind: InputKind, seed: int) -> Inputs:
     w = _elements(random, (n, k), kind, problem.types.w, scale=w_scale)
     scales, zero_points = _make_groups(problem, kind, random, exponent)
     operands = _make_operands(problem, kind, random)
+    v = _make_values(problem, kind, random)
     if kind is InputKind.SPECIAL:
         if problem.types.x is DType.F16 and problem.types.accumulator is DType.F32:
             _use_range_of_f16(random, x, w)
         # Weights with zero points do not promise what an infinity becomes.
         of_x = (np.nan,) if problem.has_zero_points else _special_values(problem, problem.types.x)
         _plant_in_rows(random, x, of_x)
-        _plant_in_rows(random, w, _special_values(problem, problem.types.w))
+        # One infinite key would make NaN of all rows.
+        of_w = () if problem.operation.has_values else _special_values(problem, problem.types.w)
+        _plant_in_rows(random, w, of_w)
         for operand in problem.epilogue.operands:
             special = _special_values(problem, problem.operand_type(operand))
             _plant(random, operands[operand.name], special)
+        if v is not None:
+            _hide_rows(random, x, operands)
     if kind is InputKind.NORMAL and not problem.types.x.is_integer:
         _plant_in_rows(random, x, (_SUBNORMALS[problem.types.x],))
         if not problem.types.w.is_integer:
@@ -127,6 +173,7 @@ def make_inputs(problem: Problem, kind: InputKind, seed: int) -> Inputs:
         w=_stored(problem, w),
         scales=scales,
         zero_points=zero_points,
+        v=v,
         operands=operands,
         row_operands=frozenset(
             operand.name
@@ -146,6 +193,10 @@ def _elements(
 ) -> Array:
     # Elements of 4 bits are made in bytes of their own.
     wanted = NUMPY_TYPES[DType.S8 if dtype is DType.S4 else dtype]
+    count = shape[0] * shape[1]
+    if count > _PERIOD:
+        drawn = _elements(random, (1, _PERIOD), kind, dtype, scale=scale)
+        return np.resize(drawn, shape)
     if kind is not InputKind.NORMAL:
         least = -3 if dtype.is_signed else 0
         small = random.integers(least, 4, shape, dtype=np.int8)
@@ -171,6 +222,25 @@ def _make_groups(
     if not problem.has_zero_points:
         return powers, None
     return powers, random.integers(0, largest if is_normal else 4, shape, dtype=np.uint8)
+
+
+def _make_values(problem: Problem, kind: InputKind, random: np.random.Generator) -> Array | None:
+    """Return the values of attention, with special ones among them; None where there are none."""
+    if not problem.operation.has_values:
+        return None
+    v = _elements(random, (problem.n, problem.k), kind, problem.types.w)
+    if kind is InputKind.SPECIAL:
+        _plant_in_rows(random, v, _special_values(problem, problem.types.w))
+    return v
+
+
+def _hide_rows(random: np.random.Generator, x: Array, operands: dict[str, Array]) -> None:
+    """Hide all keys from a query of numbers, and some from all, where a matrix is added."""
+    mask = operands.get("add")
+    if mask is not None and mask.size:
+        mask[:, random.random(mask.shape[1]) < 0.25] = -np.inf
+        of_numbers = np.flatnonzero(np.isfinite(x.astype(np.float32)).all(axis=1))
+        mask[of_numbers[-1:]] = -np.inf
 
 
 def _stored(problem: Problem, w: Array) -> Array:
@@ -199,6 +269,9 @@ def _make_operands(
             operands[operand.name] = random.integers(least, 21, shape, dtype=np.int32)
             continue
         values = random.standard_normal(shape, dtype=np.float32)
+        if problem.operation.has_values and kind is InputKind.NORMAL and operand.kind.is_scale:
+            # With one below zero, PyTorch 2.13 returns NaN where it hides what is not causal.
+            values = np.abs(values)
         if operand.kind.is_scale:
             values, scale = values * np.float32(scale), 1.0
         operands[operand.name] = values.astype(NUMPY_TYPES[dtype])

@@ -218,6 +218,7 @@ class TrialHost:
         reads: bool = False,
         checks_large_ratios: bool = False,
         process: int = 0,
+        keeps_all: bool = False,
     ) -> tuple[TimedFinding, ...]:
         """Return the measurements of verified builds, timed in alternation with the baselines.
 
@@ -234,6 +235,8 @@ class TrialHost:
                 without the epilogue, too, so that one can tell whether that is plausible.
             process: the number of the process among those that time the same: in each, arrays
                 begin elsewhere.
+            keeps_all: whether every sample of each is wanted, of those that are clearly slower and
+                of interrupted rounds too.
 
         Raises:
             InvalidSetting: the context has other threads than this host.
@@ -253,6 +256,7 @@ class TrialHost:
             reads=reads,
             checks_large_ratios=checks_large_ratios,
             process=process,
+            keeps_all=keeps_all,
         )
         found: tuple[TimedFinding, ...] = self._ask(request, tuple)
         return found

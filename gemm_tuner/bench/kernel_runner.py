@@ -61,8 +61,10 @@ class KernelRunner(CRunner):
         return self._library.packed_weight_bytes
 
     def pack(self, address: int) -> None:
-        """Pack the weights of the workload into the memory at `address`."""
+        """Pack the weights of the workload, if it has some, into the memory at `address`."""
         workload = self._workload
+        if not workload.problem.operation.packs_ahead:
+            return
         weights = check_weights(workload.problem, workload.w, workload.scales, workload.zero_points)
         self._library.pack_weights(weights.struct, address)
 
@@ -100,8 +102,10 @@ class KernelRunner(CRunner):
         return make_args(
             m=workload.rows,
             x=ArrayView(address_of(workload.x), max(1, workload.problem.k)),
-            packed_w=0,
-            y=ArrayView(address_of(workload.y), n),
+            w=ArrayView(address_of(workload.w), max(1, workload.w.shape[1])),
+            v=None if workload.v is None else ArrayView(address_of(workload.v), workload.problem.k),
+            n=workload.problem.n,
+            y=ArrayView(address_of(workload.y), max(1, workload.problem.y_columns)),
             operands=[
                 ArrayView(address_of(array), leading_dimensions[name])
                 for name, array in workload.operands.items()

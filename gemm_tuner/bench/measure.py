@@ -6,13 +6,12 @@ from math import ceil
 from time import perf_counter_ns
 
 from gemm_tuner.bench.regimes import WeightCopies
+from gemm_tuner.bench.sample import Sample
 from gemm_tuner.bench.workload import Runner
 from gemm_tuner.domain.measurement import Timing
 
 # A sample during which the system took the processor away says nothing; it is taken again. So does
-# one whose threads waited for a core: to be woken takes less than the shortest of these times.
-_WAITED_SHARE = 0.1
-_WAITED_NS = 200_000
+# one whose threads waited for a core.
 _TRIES_FOR_A_CALM_SAMPLE = 3
 _MAX_CALLS_PER_SAMPLE = 1 << 20
 _WARM_UP_SHARE = 8  # of the calls of a hot sample
@@ -57,7 +56,7 @@ class Contestant:
         enough = ceil(calls * _ENOUGH_WARM_UP_NS / elapsed_ns)
         return max(min(self.least_warm_up_calls, enough), calls // _WARM_UP_SHARE, settling)
 
-    def sample(self, calls: int, *, warm_up_calls: int, wait_ns: Callable[[], int]) -> "_Sample":
+    def sample(self, calls: int, *, warm_up_calls: int, wait_ns: Callable[[], int]) -> Sample:
         """Return the time of `calls` calls, from a calm sample if there is one.
 
         There is one try if it takes long; before another, one call warms up what was warm.
@@ -66,15 +65,15 @@ class Contestant:
         for _retry in range(_TRIES_FOR_A_CALM_SAMPLE - 1):
             if calmest.is_calm or calmest.elapsed_ns >= _LONG_SAMPLE_NS:
                 break
-            calmest = min(calmest, self._sample(calls, 1, wait_ns), key=_Sample.unrest)
+            calmest = min(calmest, self._sample(calls, 1, wait_ns), key=Sample.unrest)
         return calmest
 
-    def _sample(self, calls: int, warm_up_calls: int, wait_ns: Callable[[], int]) -> "_Sample":
+    def _sample(self, calls: int, warm_up_calls: int, wait_ns: Callable[[], int]) -> Sample:
         waited_before_ns = wait_ns()
         sample = self.runner.sample(
             self.weights.struct, warm_up_calls=warm_up_calls, timed_calls=calls
         )
-        return _Sample(
+        return Sample(
             elapsed_ns=max(1, int(sample.elapsed_ns)),
             involuntary_switches=int(sample.involuntary_switches),
             # A thread that has ended takes its time with it.
@@ -82,34 +81,11 @@ class Contestant:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sample:
-    """The time of some calls, and how long threads waited for a core in them and their warm-up."""
-
-    elapsed_ns: int
-    involuntary_switches: int
-    waited_ns: int
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Say whether threads waited for so long that the time is not that of the calls."""
-        return self.waited_ns > max(_WAITED_NS, _WAITED_SHARE * self.elapsed_ns)
-
-    @property
-    def is_calm(self) -> bool:
-        """Say whether nothing came between."""
-        return self.involuntary_switches == 0 and not self.is_disturbed
-
-    def unrest(self) -> tuple[bool, int]:
-        """Return the sort key of samples: the calmest is the least."""
-        return self.is_disturbed, self.involuntary_switches
-
-
 @dataclass(frozen=True, slots=True)
 class _Round:
     """One sample of each contestant that took part."""
 
-    samples: dict[int, _Sample]
+    samples: dict[int, Sample]
 
     @property
     def is_calm(self) -> bool:
@@ -119,18 +95,15 @@ class _Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedRounds:
-    """The timing of each contestant, sample i of each from the same round.
-
-    `disturbed` says of each sample whether its threads waited for a core, in the same order.
-    """
+    """The timing of each contestant, and its samples; sample i of each is from the same round."""
 
     timings: tuple[Timing, ...]
-    disturbed: tuple[tuple[bool, ...], ...]
+    samples: tuple[tuple[Sample, ...], ...]
 
     def disturbed_share(self, one: int, other: int) -> float:
         """Return the share of the rounds of both in which one or the other was disturbed."""
-        pairs = list(zip(self.disturbed[one], self.disturbed[other], strict=False))
-        return sum(any(pair) for pair in pairs) / len(pairs)
+        pairs = list(zip(self.samples[one], self.samples[other], strict=False))
+        return sum(any(sample.is_disturbed for sample in pair) for pair in pairs) / len(pairs)
 
 
 def measure(
@@ -142,6 +115,7 @@ def measure(
     settling_ns: int = 0,
     candidates: int = 1,
     wait_ns: Callable[[], int] = lambda: 0,
+    keeps_all: bool = False,
 ) -> TimedRounds:
     """Return the timings of all contestants, sample i of each taken in the same round.
 
@@ -151,7 +125,8 @@ def measure(
     take long are not warmed up; those up to three times as long as of the fastest candidate are
     treated as its are. `on_turn` is told who runs before each sample, and then nothing is done
     for `settling_ns`, so that threads of the one before come to rest. `wait_ns` tells how long
-    threads of this process have waited for a core so far.
+    threads of this process have waited for a core so far. With `keeps_all`, nobody has fewer
+    samples, and those of interrupted rounds are kept.
     """
     calls, elapsed_ns = [], []
     for index, contestant in enumerate(contestants):
@@ -169,6 +144,8 @@ def measure(
     rounds_of_all = max(_LEAST_ROUNDS_OF_ALL, pairs // _SHARE_OF_ALL)
 
     def stays(index: int, number: int) -> bool:
+        if keeps_all:
+            return True
         if index >= candidates:
             return number < _ROUNDS_OF_SLOW or elapsed_ns[index] <= slow_ns
         is_behind = call_ns[index] > _BEHIND_FASTEST * min(call_ns[:candidates])
@@ -186,16 +163,19 @@ def measure(
             call_ns[index] = min(call_ns[index], samples[index].elapsed_ns / calls[index])
         return _Round(samples)
 
+    def chosen(rounds: Sequence[_Round]) -> Sequence[_Round]:
+        return rounds if keeps_all else _without_interrupted(rounds)
+
     present = list(range(len(contestants)))
     kept: list[_Round] = []
     of_present: list[_Round] = []
     for number in range(pairs):
         staying = [index for index in present if stays(index, number)]
         if staying != present:
-            kept += _without_interrupted(of_present)
+            kept += chosen(of_present)
             present, of_present = staying, []
         of_present.append(run_round(number, present))
-    kept += _without_interrupted(of_present)
+    kept += chosen(of_present)
     samples_of = [
         [one.samples[index] for one in kept if index in one.samples]
         for index in range(len(contestants))
@@ -205,7 +185,7 @@ def measure(
             Timing(calls_per_sample=count, samples_ns=tuple(one.elapsed_ns for one in samples))
             for count, samples in zip(calls, samples_of, strict=True)
         ),
-        disturbed=tuple(tuple(one.is_disturbed for one in samples) for samples in samples_of),
+        samples=tuple(map(tuple, samples_of)),
     )
 
 

@@ -4,7 +4,6 @@ import ctypes
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.epilogue import OperandShape
@@ -13,6 +12,7 @@ from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.finish import (
     Array,
     Finish,
+    GivenWeights,
     Operation,
     TeamStruct,
     has_operation,
@@ -67,27 +67,16 @@ def finish(library: Path, workload: Workload, sums: Array, *, fused: int, team: 
             raise BaselineMissing(
                 f"no pass in C does the step {step.text!r}: {step.kind.left_to_numpy}."
             )
-    return Pass(
-        library,
-        Finish(
-            operations,
-            sums,
-            workload.y,
-            sums_of_w=_sums_of_w(workload) if _takes_offset(operations) else None,
-            team=team,
-        ),
-    )
+    is_kn = workload.problem.w_layout is WeightLayout.KN
+    sums_of_w, w = None, None
+    if any(one.step.kind.is_offset for one in operations):
+        if workload.problem.operation.packs_ahead:
+            sums_of_w = sums_of_columns(workload.w, axis=0 if is_kn else 1)
+        else:
+            w = GivenWeights(workload.w, is_kn)
+    return Pass(library, Finish(operations, sums, workload.y, sums_of_w=sums_of_w, w=w, team=team))
 
 
 def openmp_team(threads: int) -> TeamStruct:
     """Return how the OpenMP of the system runs a pass; on one thread where there is none."""
     return TeamStruct() if threads == 1 else system_openmp().team(threads)
-
-
-def _takes_offset(operations: list[Operation]) -> bool:
-    return any(one.step.kind.is_offset for one in operations)
-
-
-def _sums_of_w(workload: Workload) -> NDArray[np.int32]:
-    is_nk = workload.problem.w_layout is WeightLayout.NK
-    return sums_of_columns(workload.w, axis=1 if is_nk else 0)

@@ -12,6 +12,7 @@ from gemm_tuner.arrays.quantise import (
     spread_along_k,
 )
 from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.bench.attend import attend
 from gemm_tuner.bench.inputs import Inputs
 from gemm_tuner.bench.tolerance import (
     ULP,
@@ -26,7 +27,10 @@ from gemm_tuner.domain.problem import Problem, WeightLayout
 
 _EXACT_IN_FLOAT = 2.0**24
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
-_ELEMENTS_AT_ONCE = 2**19  # of w: 4 MiB in float64
+_OF_W_AT_ONCE = 2**19  # elements: 4 MiB in float64
+_OF_X_AT_ONCE = 2**23
+# However long they are: a product of fewer would read the other operand for each.
+_LEAST_ROWS, _LEAST_COLUMNS = 64, 16
 # A group of d elements makes d roundings; then come zero_point * scale, its product with the sum of
 # x, the scaling, the subtraction, and one addition for each group: with g groups at most d + 4 + g,
 # where d + g is at most k + 1.
@@ -40,19 +44,26 @@ def compute_expected(problem: Problem, inputs: Inputs) -> Expected:
     adds its own rounding, as its row in the table of steps says. Where numbers may become larger
     than float32 has, anything is right.
     """
+    if problem.operation.has_values:
+        scores = compute_expected(problem.scores, inputs)
+        return round_to_y(attend(problem, inputs, scores), problem.types)
     accumulator = problem.types.accumulator
     needs_bounds = not inputs.product_is_exact
     terms = problem.k + (0 if inputs.scales is None else _ROUNDINGS_OF_GROUPS)
-    x = inputs.x.astype(np.float64)
-    values, bounds = np.empty((len(x), problem.n)), np.zeros((len(x), problem.n))
+    m = len(inputs.x)
+    values, bounds = np.empty((m, problem.n)), np.zeros((m, problem.n))
     sums_of_w = np.empty(problem.n)
     with np.errstate(all="ignore"):
-        for columns in _blocks_of_columns(problem):
-            w = _numbers_of_w(problem, inputs, columns)
-            values[:, columns] = x @ w
-            sums_of_w[columns] = w.sum(axis=0)
-            if needs_bounds:
-                bounds[:, columns] = np.abs(x) @ _magnitudes_of_w(problem, inputs, w)
+        for rows in _blocks(m, problem.k, elements=_OF_X_AT_ONCE, least=_LEAST_ROWS):
+            x = inputs.x[rows].astype(np.float64)
+            magnitudes_of_x = np.abs(x) if needs_bounds else x
+            for columns in _blocks_of_columns(problem):
+                w = _numbers_of_w(problem, inputs, columns)
+                values[rows, columns] = x @ w
+                sums_of_w[columns] = w.sum(axis=0)
+                if needs_bounds:
+                    magnitudes = _magnitudes_of_w(problem, inputs, w)
+                    bounds[rows, columns] = magnitudes_of_x @ magnitudes
         may_overflow = np.isfinite(bounds) & (bounds > _LARGEST_FLOAT)
         if needs_bounds:
             bounds *= summation_bound(terms, accumulator)
@@ -67,10 +78,15 @@ def compute_expected(problem: Problem, inputs: Inputs) -> Expected:
 
 def _blocks_of_columns(problem: Problem) -> Iterator[slice]:
     """Yield blocks of columns of w whose float64 stay in caches; quantised weights are one."""
-    step = problem.n if problem.types.is_weight_only else _ELEMENTS_AT_ONCE // max(1, problem.k)
-    step = max(1, step)
-    for begin in range(0, problem.n, step):
-        yield slice(begin, min(begin + step, problem.n))
+    least = problem.n if problem.types.is_weight_only else _LEAST_COLUMNS
+    return _blocks(problem.n, problem.k, elements=_OF_W_AT_ONCE, least=least)
+
+
+def _blocks(count: int, k: int, *, elements: int, least: int) -> Iterator[slice]:
+    """Yield blocks of rows or columns of k elements, of at least so many, whatever they hold."""
+    step = max(1, least, elements // max(1, k))
+    for begin in range(0, count, step):
+        yield slice(begin, min(begin + step, count))
 
 
 def _numbers_of_w(problem: Problem, inputs: Inputs, columns: slice) -> NDArray[np.float64]:

@@ -3,8 +3,9 @@
     python reproduce.py [FOLDER]
 
 It needs gemm-tuner, and no PyTorch. The folder has what `write_call` wrote: `call.json` says what
-the kernel computes and in how many parts, `operands.npz` has x, w, what the epilogue reads, and the
-packed weights where these are not what the kernel makes of w. A copy of this file lies beside them.
+the kernel computes and in how many parts, `operands.npz` has x, w, v of attention, what the
+epilogue reads, and the packed weights where these are not what the kernel makes of w. A copy of
+this file lies beside them.
 """
 
 import json
@@ -34,22 +35,25 @@ from gemm_tuner.machine.memory import allocate_aligned
 from gemm_tuner.runtime.load import Kernel, load_kernel
 
 _FACTS, _OPERANDS, _BINARY, _SCRIPT = "call.json", "operands.npz", "kernel.so", "reproduce.py"
-_OWN = ("x", "w", "packed")  # names of arrays that no epilogue has
+_OWN = ("x", "w", "v", "scales", "packed")  # names of arrays that no epilogue has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCall:
-    """A call of a kernel: x (m, k), w (n, k), the operands of its epilogue by name.
+    """A call of a kernel: x (m, k), w (n, k) or (k, n), the operands of its epilogue by name.
 
-    `packed` are the weights as they were packed, in bytes; None where the kernel is to pack w.
+    `scales` (n, groups) are of weights that have some, `v` (n, k) the values of attention. `packed`
+    are the weights as they were packed, in bytes; None where the kernel is to pack w.
     """
 
     kernel: Kernel
     x: NDArray[Any]
     w: NDArray[Any]
     operands: dict[str, NDArray[Any]] = field(default_factory=dict)
+    scales: NDArray[np.float32] | None = None
     packed: NDArray[np.uint8] | None = None
     parts: int = 1
+    v: NDArray[Any] | None = None
 
     @property
     def expected(self) -> Expected:
@@ -61,20 +65,29 @@ class KernelCall:
             w=self.w,
             operands={name: np.atleast_1d(one) for name, one in self.operands.items()},
             row_operands=row_operands(problem),
+            scales=self.scales,
+            v=self.v,
         )
         return compute_expected(problem, inputs)
 
     @property
     def result(self) -> NDArray[Any]:
         """Return what the kernel computes, in one thread."""
-        if self.packed is None:
-            packed = self.kernel.pack(self.w)
-        else:
-            memory = allocate_aligned(self.packed.size)
-            memory[...] = self.packed
-            packed = PackedWeights(owner=self.kernel.packed_format, memory=memory)
-        y = self.kernel.compute(self.x, packed, threads=1, parts=self.parts, **self.operands)
+        y = self.kernel.compute(
+            self.x, self._w, self.v, threads=1, parts=self.parts, **self.operands
+        )
         return np.asarray(y)
+
+    @property
+    def _w(self) -> Any:  # noqa: ANN401 - as the kernel takes it
+        """Return w as the kernel reads it: packed, or as it is of two activations."""
+        if not self.kernel.problem.operation.packs_ahead:
+            return self.w
+        if self.packed is None:
+            return self.kernel.pack(self.w, scales=self.scales)
+        memory = allocate_aligned(self.packed.size)
+        memory[...] = self.packed
+        return PackedWeights(owner=self.kernel.packed_format, memory=memory)
 
     @property
     def error(self) -> str | None:
@@ -107,8 +120,8 @@ def write_call(call: KernelCall, folder: Path) -> None:
     (folder / _FACTS).write_text(json.dumps(facts, indent=2) + "\n")
     (folder / _BINARY).write_bytes(call.kernel.native.binary)
     arrays = {"x": call.x, "w": call.w, **call.operands}
-    if call.packed is not None:
-        arrays["packed"] = call.packed
+    others = {"scales": call.scales, "packed": call.packed, "v": call.v}
+    arrays |= {name: one for name, one in others.items() if one is not None}
     kept: dict[str, Any] = {name: _as_bytes(one) for name, one in arrays.items()}
     np.savez_compressed(folder / _OPERANDS, **kept)
     (folder / _SCRIPT).write_text(Path(__file__).read_text())
@@ -143,12 +156,13 @@ def _read_call(folder: Path) -> KernelCall:
     )
     problem = kernel.problem
     types = {one.name: problem.operand_type(one) for one in problem.epilogue.operands}
-    types |= {"x": problem.types.x, "w": problem.types.w}
+    types |= {"x": problem.types.x, "w": problem.types.w, "v": problem.types.w}
     with np.load(folder / _OPERANDS) as file:
         arrays = {
             name: file[name].view(NUMPY_TYPES[types[name]]) if name in types else file[name]
             for name in file.files
         }
+    stored = check_weights(problem, arrays["w"], arrays.get("scales"))
     packed = arrays.get("packed")
     size_bytes = kernel.native.packed_weight_bytes
     if packed is not None and (packed.dtype, packed.shape) != (np.uint8, (size_bytes,)):
@@ -156,10 +170,12 @@ def _read_call(folder: Path) -> KernelCall:
     return KernelCall(
         kernel=kernel,
         x=arrays["x"],
-        w=check_weights(problem, arrays["w"]).w,
+        w=stored.w,
+        scales=stored.scales,
         packed=packed,
         operands={name: one for name, one in arrays.items() if name not in _OWN},
         parts=facts["parts"],
+        v=arrays.get("v"),
     )
 
 

@@ -61,7 +61,8 @@ class TimeRequest:
 
     With `reads`, a loop that only reads takes part. With `checks_large_ratios`, a baseline that is
     much slower than a build is timed without the epilogue, too. `process` numbers the processes in
-    which the same is timed: in each, arrays lie elsewhere.
+    which the same is timed: in each, arrays lie elsewhere. With `keeps_all`, every sample of each
+    is in the answer.
     """
 
     builds: tuple[Build, ...]
@@ -71,3 +72,4 @@ class TimeRequest:
     reads: bool = False
     checks_large_ratios: bool = False
     process: int = 0
+    keeps_all: bool = False

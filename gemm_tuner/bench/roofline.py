@@ -86,22 +86,26 @@ class ReadLoop:
 
 
 def footprint_bytes(problem: Problem, rows: int) -> int:
-    """Return how many bytes a call must touch: x, w, y and what the epilogue reads, each once."""
+    """Return how many bytes a call must touch: x, w, v, y and what steps read, each once.
+
+    What is added to hidden scores is not read.
+    """
     elements = {
         OperandShape.SCALAR: 1,
         OperandShape.ROW_VECTOR: problem.n,
         OperandShape.COLUMN_VECTOR: rows,
-        OperandShape.MATRIX: rows * problem.n,
+        OperandShape.MATRIX: problem.seen(rows),
     }
     operand_bytes = sum(
         elements[operand.shape] * problem.operand_type(operand).size_bytes
         for operand in problem.epilogue.operands
     )
     types = problem.types
+    matrices_like_w = 2 if problem.operation.has_values else 1
     return (
         rows * problem.k * types.x.size_bytes
-        + problem.w_bytes
-        + rows * problem.n * types.y.size_bytes
+        + matrices_like_w * problem.w_bytes
+        + rows * problem.y_columns * types.y.size_bytes
         + operand_bytes
     )
 

@@ -91,7 +91,11 @@ class Session:
         )
         choice = choose_baselines(
             setup.baselines,
-            baseline_rows(),
+            [
+                row
+                for row in baseline_rows()
+                if row.computes(problem.operation) or row.name in setup.baselines
+            ],
             partial(self._find_copies, materials),
             self._check_baseline,
             setup.race,
@@ -197,6 +201,11 @@ class Session:
                 timed = _timed_findings(
                     baselines, result, left_out, self._raced, self._setup.sandbox
                 )
+                if request.keeps_all:
+                    timed = [
+                        replace(one, samples=result.samples_of(build))
+                        for build, one in enumerate(timed)
+                    ]
                 found |= zip(living, timed, strict=True)
             elif result.running < len(builds):
                 turn = living[max(0, result.running)]  # whoever dies may have changed the number
@@ -225,8 +234,13 @@ class Session:
 
     def _find_copies(self, materials: Materials, row: Row) -> Sequence[Copy]:
         """Return the installed copies of a library, with plain weights where it has no others."""
-        copies = row.find(materials)
         problem = self._problem
+        if not row.computes(problem.operation):
+            raise BaselineMissing(
+                f"{row.name} is not called for the operation {problem.operation.value!r}; use "
+                "another baseline."
+            )
+        copies = row.find(materials)
         if row.takes_quantised or not problem.types.is_weight_only:
             return copies
         if self._plain_w is None:

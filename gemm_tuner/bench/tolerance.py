@@ -41,6 +41,18 @@ class Expected:
             values=rotated_rows(self.values, batch), bounds=rotated_rows(self.bounds, batch)
         )
 
+    def in_heads(self, heads: int) -> "Expected":
+        """Return the result of some heads, one below the other, as `Inputs.in_heads`."""
+        return Expected(
+            values=rolled_columns(self.values, heads), bounds=rolled_columns(self.bounds, heads)
+        )
+
+    def of_products(self, batch: int, heads: int, *, has_values: bool) -> "Expected":
+        """Return the result of batch * heads products, as `Inputs.of_products`."""
+        if has_values:
+            return self.in_heads(batch * heads)
+        return self.rotated(batch).in_heads(heads)
+
     def first_rows(self, rows: int) -> "Expected":
         """Return the first rows, which do not depend on the others."""
         return Expected(values=self.values[:rows], bounds=self.bounds[:rows])
@@ -51,6 +63,13 @@ def rotated_rows(array: NDArray[Any], batch: int) -> NDArray[Any]:
     if batch == 1:
         return array
     return np.concatenate([np.roll(array, item, axis=0) for item in range(batch)])
+
+
+def rolled_columns(array: NDArray[Any], heads: int) -> NDArray[Any]:
+    """Return copies one below the other, each with its columns one further than the last."""
+    if heads == 1:
+        return array
+    return np.concatenate([np.roll(array, head, axis=-1) for head in range(heads)])
 
 
 def summation_bound(k: int, accumulator: DType) -> float:

@@ -19,7 +19,8 @@ class Workload:
     """A problem with the largest number of rows: dense, aligned arrays, large ones in huge pages.
 
     x: (m, k). w: as the problem's layout says, with scales and zero_points where it has them.
-    y: (m, n). operands: by name. `placement` says where they and what runners allocate begin.
+    y: (m, n), of attention (m, k), with values v (n, k). operands: by name. `placement` says where
+    they and what runners allocate begin.
     """
 
     problem: Problem
@@ -30,6 +31,7 @@ class Workload:
     zero_points: NDArray[Any] | None
     y: NDArray[Any]
     operands: dict[str, NDArray[Any]]
+    v: NDArray[Any] | None = None
     placement: Placement = field(default_factory=Placement)
 
     @property
@@ -64,8 +66,11 @@ def make_workload(problem: Problem, inputs: Inputs, *, threads: int, process: in
         w=placement.copy(inputs.w),
         scales=inputs.scales,
         zero_points=inputs.zero_points,
-        y=placement.copy(np.zeros((problem.m.high, problem.n), NUMPY_TYPES[problem.types.y])),
+        y=placement.copy(
+            np.zeros((problem.m.high, problem.y_columns), NUMPY_TYPES[problem.types.y])
+        ),
         operands={name: placement.copy(array) for name, array in inputs.operands.items()},
+        v=None if inputs.v is None else placement.copy(inputs.v),
         placement=placement,
     )
 

@@ -3,9 +3,12 @@
 The SHA-256 of a binary stands behind its last byte, where loaders do not look.
 """
 
+import logging
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,6 +18,8 @@ from gemm_tuner.errors import StoreFailed
 from gemm_tuner.files import read_bounded
 
 CACHE_VARIABLE = "GEMM_TUNER_CACHE"
+
+_LOG = logging.getLogger(__name__)
 
 _DIGEST_BYTES = sha256().digest_size
 MAX_BUILD_BYTES = 2**26
@@ -54,6 +59,30 @@ def make_private(folder: Path) -> None:
         )
 
 
+@contextmanager
+def building(name: str, longest_wait_s: float) -> Iterator[None]:
+    """Hold the lock of what has this name, so that one process builds it and others find it.
+
+    Who has waited for `longest_wait_s`, or cannot lock, goes on without: building twice harms
+    nothing.
+
+    Raises:
+        StoreFailed: the folder cannot be made, or others can write to it.
+    """
+    # Each process that runs trials imports this module, and takes longer to load filelock.
+    from filelock import FileLock, Timeout  # noqa: PLC0415
+
+    lock = FileLock(build_cache_dir() / f"{name}.lock", timeout=longest_wait_s, mode=0o600)
+    try:
+        lock.acquire()
+    except (Timeout, OSError, NotImplementedError) as error:
+        _LOG.debug("Built without a lock: %s", error)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def read_build(path: Path) -> bytes | None:
     """Return the binary that `write_build` wrote, or None if it is not there, or was changed."""
     try:
@@ -73,8 +102,15 @@ def write_build(path: Path, binary: bytes) -> None:
     write_atomically(path, binary + sha256(binary).digest())
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(
+    path: Path,
+    content: bytes,
+    *,
+    remedy: str = f"set {CACHE_VARIABLE} to a writable folder",
+) -> None:
     """Write a file that other processes see whole or not at all.
+
+    The `remedy` is what a user may do if that fails, besides freeing some space.
 
     Raises:
         StoreFailed: the folder is not writable or the disk is full.
@@ -90,6 +126,5 @@ def write_atomically(path: Path, content: bytes) -> None:
             raise
     except OSError as error:
         raise StoreFailed(
-            f"{path} cannot be written ({error.strerror}); free some space, "
-            f"or set {CACHE_VARIABLE} to a writable folder."
+            f"{path} cannot be written ({error.strerror}); free some space, or {remedy}."
         ) from error

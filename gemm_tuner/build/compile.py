@@ -13,9 +13,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
-from gemm_tuner.build.cache import MAX_BUILD_BYTES, build_cache_dir, read_build, write_build
+from gemm_tuner.build.cache import (
+    MAX_BUILD_BYTES,
+    build_cache_dir,
+    building,
+    read_build,
+    write_build,
+)
 from gemm_tuner.build.toolchain import Toolchain
-from gemm_tuner.domain.artifact import ABI_VERSION, Artifact
+from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.canonical import identity
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.source import Source
@@ -113,10 +119,13 @@ class Build:
     binary: bytes
 
 
-def compile_kernel(source: Source, *, isa: frozenset[IsaFeature], toolchain: Toolchain) -> Build:
+def compile_kernel(
+    source: Source, *, isa: frozenset[IsaFeature], toolchain: Toolchain, is_afresh: bool = False
+) -> Build:
     """Compile a generated kernel for exactly the features in `isa`, or take it from the cache.
 
-    The same source, features and toolchain give the same bytes on every machine.
+    What is compiled `is_afresh` is not looked for there: whoever asks wants to know how long it
+    takes. The same source, features and toolchain give the same bytes on every machine.
 
     Raises:
         CompilationFailed: the compiler refused the source.
@@ -125,11 +134,13 @@ def compile_kernel(source: Source, *, isa: frozenset[IsaFeature], toolchain: Too
     """
     flags = compile_flags(isa, toolchain, keeps_roundings=source.keeps_roundings)
     command = [*toolchain.command, "-x", "c++", *flags, "-o", "kernel.so", "kernel.cpp"]
-    _path, binary = _build_cached(source.text, "kernel.cpp", [command], toolchain)
+    _path, binary = _build_cached(
+        source.text, "kernel.cpp", [command], toolchain, is_afresh=is_afresh
+    )
     artifact = Artifact(
         sha256=sha256(binary).hexdigest(),
         size_bytes=len(binary),
-        abi_version=ABI_VERSION,
+        abi_version=source.abi_version,
         required_isa=isa,
         toolchain=toolchain.text,
         source_sha256=source.sha256,
@@ -186,7 +197,8 @@ def compile_hosted(
 ) -> Path:
     """Compile a C source that uses libc, threads and dlopen; return the path of the library.
 
-    It is linked with `libraries`, named without `lib` and ending.
+    It is linked with `libraries`, named without `lib` and ending. Of processes that want it at
+    once, one compiles it.
 
     Raises:
         CompilationFailed: the compiler refused the source.
@@ -201,7 +213,10 @@ def compile_hosted(
         [*compiler, "-x", "c", *_HOSTED_FLAGS, *features, "-c", "-o", "kernel.o", "kernel.c"],
         [*compiler, "-shared", "-o", "kernel.so", "kernel.o", *linked],
     ]
-    path, _binary = _build_cached(source_text, "kernel.c", commands, toolchain, label=name)
+    path = _cached_at(source_text, commands, toolchain, name)
+    if read_build(path) is None:
+        with building(name, COMPILE_TIMEOUT_S):
+            _build_cached(source_text, "kernel.c", commands, toolchain, label=name)
     return path
 
 
@@ -216,16 +231,23 @@ def _build_cached(
     commands: list[list[str]],
     toolchain: Toolchain,
     label: str = "kernel",
+    *,
+    is_afresh: bool = False,
 ) -> tuple[Path, bytes]:
     """Return where the library is in the cache, and its bytes; one that was changed is replaced."""
-    arguments = [command[len(toolchain.command) :] for command in commands]
-    key = identity([text, arguments, toolchain.text])
-    target = build_cache_dir() / f"{label}-{key}.so"
-    binary = read_build(target)
+    target = _cached_at(text, commands, toolchain, label)
+    binary = None if is_afresh else read_build(target)
     if binary is None:
         binary = _build(text, file_name, commands, toolchain)
         write_build(target, binary)
     return target, binary
+
+
+def _cached_at(text: str, commands: list[list[str]], toolchain: Toolchain, label: str) -> Path:
+    """Return where the library is, or will be, in the cache."""
+    arguments = [command[len(toolchain.command) :] for command in commands]
+    key = identity([text, arguments, toolchain.text])
+    return build_cache_dir() / f"{label}-{key}.so"
 
 
 def _build(text: str, file_name: str, commands: list[list[str]], toolchain: Toolchain) -> bytes:

@@ -15,6 +15,7 @@ from gemm_tuner.bundle.place import ENCODING, SUMS, replacing
 from gemm_tuner.client.lock import LOCK_FILE, LockedKernel, write_lock
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.printable import quoted
 from gemm_tuner.domain.problem import Rows
 from gemm_tuner.domain.reason import speed_text
@@ -38,6 +39,7 @@ class _Row:
     layer_name: str
     low: int
     high: int
+    operation: Operation
     kernel: BundledKernel | None = None
     layout: int = 0
 
@@ -165,11 +167,27 @@ def _rows(kernels: Sequence[BundledKernel], missing: Sequence[Missing]) -> Itera
             known.append(kernel.packed_format)
         layout = known.index(kernel.packed_format)
         name = kernel.layer_name
-        rows.append(_Row(layer_name=name, low=m.low, high=m.high, kernel=kernel, layout=layout))
+        rows.append(
+            _Row(
+                layer_name=name,
+                low=m.low,
+                high=m.high,
+                operation=kernel.problem.operation,
+                kernel=kernel,
+                layout=layout,
+            )
+        )
     for one in missing:
         if one.layer_name in formats:
             high = one.problem.m.high
-            rows.append(_Row(layer_name=one.layer_name, low=high, high=high))
+            rows.append(
+                _Row(
+                    layer_name=one.layer_name,
+                    low=high,
+                    high=high,
+                    operation=one.problem.operation,
+                )
+            )
 
     def place(row: _Row) -> tuple[str, int, int, bool]:
         return row.layer_name, row.high - row.low, row.low, row.kernel is None
@@ -184,7 +202,13 @@ def _layers(rows: Sequence[_Row]) -> list[dict[str, object]]:
         of_layer = list(each)
         layouts = 1 + max(row.layout for row in of_layer)
         layers.append(
-            {"name": name, "first_kernel": first, "kernels": len(of_layer), "layouts": layouts}
+            {
+                "name": name,
+                "first_kernel": first,
+                "kernels": len(of_layer),
+                "layouts": layouts,
+                "packs_ahead": of_layer[0].operation.packs_ahead,
+            }
         )
         first += len(of_layer)
     return layers

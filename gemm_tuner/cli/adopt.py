@@ -74,6 +74,7 @@ def adopt(
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
     reduction: options.ReductionName = "any",
+    operation: options.OperationName = "linear",
     threads: options.Threads = 1,
     regime: options.RegimeChoice = "hot",
     url: Annotated[
@@ -107,6 +108,7 @@ def adopt(
             "--w-layout": w_layout != "nk",
             "--groups": groups is not None,
             "--reduction": reduction != "any",
+            "--operation": operation != "linear",
             "--threads": threads != 1,
             "--regime": regime != "hot",
         }
@@ -130,6 +132,7 @@ def adopt(
             epilogue=epilogue,
             w_layout=options.with_groups(w_layout, groups),
             reduction=reduction,
+            operation=operation,
         )
         contexts = options.execution_contexts(threads, regime)
         check_cpus(threads)

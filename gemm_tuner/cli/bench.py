@@ -38,7 +38,6 @@ from gemm_tuner.select.choose import choose
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 
-_LIBRARIES = tuple(row.name for row in baseline_rows() if row.is_usual)
 _CHOICE = tuple(row.name for row in baseline_rows() if not row.is_last_resort)
 _PAIRS = 30
 _SAMPLE_NS = 5_000_000
@@ -83,6 +82,7 @@ def bench(
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
     reduction: options.ReductionName = "any",
+    operation: options.OperationName = "linear",
     threads: options.Threads = 1,
     regime: options.RegimeChoice = "hot",
     baseline: _Baselines = None,
@@ -106,6 +106,7 @@ def bench(
         epilogue=epilogue,
         w_layout=options.with_groups(w_layout, groups),
         reduction=reduction,
+        operation=operation,
     )
     contexts = options.execution_contexts(threads, regime)
     check_cpus(threads)
@@ -160,7 +161,13 @@ def _chosen_baselines(
         return tuple(dict.fromkeys(names))
     is_weight_only = any(layer.problem.types.is_weight_only for layer in layers)
     others = {ONE_THREAD: threads > 1, TORCH_WEIGHTS: is_weight_only}
-    return (*_LIBRARIES, *(name for name, is_wanted in others.items() if is_wanted))
+    attends = {layer.problem.operation.has_values for layer in layers}
+    usual = (
+        row.name
+        for row in baseline_rows()
+        if (row.is_usual and False in attends) or (row.attention_alone and True in attends)
+    )
+    return (*usual, *(name for name, is_wanted in others.items() if is_wanted))
 
 
 def _name(layer: Layer, context: ExecutionContext) -> str:

@@ -32,6 +32,7 @@ def bundle(
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
     reduction: options.ReductionName = "any",
+    operation: options.OperationName = "linear",
     threads: options.Threads = 1,
     regime: options.RegimeName = "hot",
     db: options.DatabaseUrl = None,
@@ -52,6 +53,7 @@ def bundle(
         epilogue=epilogue,
         w_layout=layout,
         reduction=reduction,
+        operation=operation,
     )
     context = options.execution_context(threads, regime)
     check_place(folder)

@@ -55,11 +55,8 @@ def collect(
     _print(collected)
     if out is not None:
         count = collected.write_layers(out, dtype=dtype)
-        told = (
-            f"; tune them with: gemm-tuner sweep --shapes {out} --dtype {dtype} "
-            "--regime cold_weights"
-        )
-        print_line(f"{out} holds {counted(count, 'layer')} of {dtype}{told if count else ''}.")
+        told = f"; tune them with: gemm-tuner sweep --shapes {out} --dtype {dtype} --regime both"
+        print_line(f"{out} holds {counted(count, 'product')} of {dtype}{told if count else ''}.")
     return code
 
 
@@ -74,17 +71,10 @@ def _print(collected: "Collected") -> None:
                 one.dtype,
                 one.sizes,
                 "yes" if one.has_bias else "",
-                _weights_text(one.weights),
+                one.weights_text,
             )
             for one in islice(collected, _SHOWN)
         ],
     )
     if len(collected) > _SHOWN:
         print_line(f"{len(collected) - _SHOWN} kinds that took less time are not shown.")
-
-
-def _weights_text(weights: tuple[str, ...]) -> str:
-    if not weights:
-        return "none: computed by the model"
-    more = f" and {len(weights) - 1} more" if len(weights) > 1 else ""
-    return f"{weights[0]}{more}"

@@ -41,7 +41,7 @@ def dispatch(
     engine = open_database(db)
     dispatcher = Dispatcher(
         jobs=Jobs(engine),
-        connect=lambda: DaskEngine(fleet),
+        connect=lambda: DaskEngine(fleet, print_message),
         tell=print_message,
         now=lambda: datetime.now(UTC),
     )

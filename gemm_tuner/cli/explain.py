@@ -6,11 +6,13 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.conditions import conditions_facts, conditions_lines, trial_behind
 from gemm_tuner.cli.output import print_json, print_line
 from gemm_tuner.cli.provenance import provenance_facts, provenance_lines
+from gemm_tuner.cli.range_report import curve_facts, kernel_facts, print_curve, print_kernels
 from gemm_tuner.cli.sweep_report import price_facts, verdict_facts
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.choose import choose
+from gemm_tuner.select.measured_range import measured_range
 from gemm_tuner.select.price import price_of_fixed_order
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
@@ -26,6 +28,7 @@ def explain(
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
     reduction: options.ReductionName = "any",
+    operation: options.OperationName = "linear",
     threads: options.Threads = 1,
     regime: options.RegimeName = "hot",
     db: options.DatabaseUrl = None,
@@ -34,7 +37,14 @@ def explain(
     """Print each step of the lookup for a layer, and the evidence for it."""
     layout = options.with_groups(w_layout, groups)
     problem = Problem.create(
-        m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue, reduction=reduction
+        m,
+        n,
+        k,
+        dtype=dtype,
+        w_layout=layout,
+        epilogue=epilogue,
+        reduction=reduction,
+        operation=operation,
     )
     problem.check_work()
     context = options.execution_context(threads, regime)
@@ -44,6 +54,13 @@ def explain(
     tried = repository.trials(problem=problem, cpu_key=cpu.exact_key)
     price = price_of_fixed_order(repository, match.verdict, cpu)
     behind = trial_behind(match.verdict, tried)
+    candidate = match.verdict.candidate
+    several = candidate if candidate and candidate.below else None
+    curve = (
+        measured_range(repository, behind.artifact.sha256, problem, cpu=cpu, context=context)
+        if several and behind and behind.artifact
+        else ()
+    )
     failures = [trial for trial in tried if trial.outcome is not Outcome.CORRECT]
     outcomes: dict[str, int] = {}
     for trial in [trial for trial in tried if trial.context == context]:
@@ -56,6 +73,8 @@ def explain(
             **price_facts(match.verdict, price),
             "explain": list(match.explain),
             "conditions": conditions_facts(behind),
+            "kernels": kernel_facts(problem, several) if several else [],
+            **curve_facts(curve),
             "trials": outcomes,
             "failures": [
                 {
@@ -68,6 +87,10 @@ def explain(
         }
         print_json({**verdict_facts(match.verdict), **facts})
         return
+    if several:
+        print_kernels(problem, several)
+    if curve:
+        print_curve(problem, curve)
     for step in match.explain:
         print_line(f"- {step}")
     if price is not None:

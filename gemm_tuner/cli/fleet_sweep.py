@@ -50,18 +50,20 @@ def sweep_in_fleet(
         raise InvalidSetting(
             f"budget {budget_s:g} s is too much for a job; give at most {MAX_BUDGET_S:g}s."
         )
-    with closing(DaskEngine(fleet)) as there:
+    with closing(DaskEngine(fleet, print_message)) as there:
         places = there.places()
     questions = [
         Question(problem=layer.problem, class_key=class_key, context=context)
         for layer in layers
         for class_key in _classes(wanted, places, fleet)
-        for context in contexts
+        for context in layer.contexts_of(contexts)
     ]
     engine = open_database(db)
     jobs, owner = Jobs(engine), f"uid {os.getuid()}"
     spread = Spread(jobs, JobViews(engine), questions, budget_s=budget_s, owner=owner)
-    dispatcher = Dispatcher(jobs=jobs, connect=lambda: DaskEngine(fleet), tell=print_message)
+    dispatcher = Dispatcher(
+        jobs=jobs, connect=lambda: DaskEngine(fleet, print_message), tell=print_message
+    )
     with closing(dispatcher):
         is_stopped = _follow(spread, dispatcher, places)
     names = {layer.problem: layer.name for layer in layers}

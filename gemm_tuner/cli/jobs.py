@@ -34,6 +34,7 @@ def submit_command(
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
     reduction: options.ReductionName = "any",
+    operation: options.OperationName = "linear",
     threads: options.Threads = 1,
     regime: options.RegimeName = "hot",
     budget: options.Budget = f"{DEFAULT_BUDGET_S:g}s",
@@ -49,7 +50,14 @@ def submit_command(
     store = Jobs(open_database(db))
     job, is_new = store.submit(
         Problem.create(
-            m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue, reduction=reduction
+            m,
+            n,
+            k,
+            dtype=dtype,
+            w_layout=layout,
+            epilogue=epilogue,
+            reduction=reduction,
+            operation=operation,
         ),
         class_key=cpu.class_key,
         context=options.execution_context(threads, regime),

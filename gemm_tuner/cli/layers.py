@@ -3,17 +3,20 @@
 import csv
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
+from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import Problem, Reduction
 from gemm_tuner.errors import InvalidInput, InvalidSetting
 from gemm_tuner.files import read_bounded
 
 _REQUIRED = ("name", "m", "n", "k")
-_OPTIONAL = ("epilogue", "reduction", "from")
+_WORDS = ("dtype", "epilogue", "w_layout", "reduction", "operation")  # besides the sizes
+_OPTIONAL = (*_WORDS, "from")
 _FAULTS_TOLD = 20
 _LONGEST_TOLD = 60
 
@@ -39,6 +42,16 @@ class Layer:
                 f"the name {self.name[:_LONGEST_TOLD]!r} holds a control character; leave it out."
             )
 
+    def contexts_of(self, contexts: Sequence[ExecutionContext]) -> tuple[ExecutionContext, ...]:
+        """Return those of several contexts that the layer can be in, or all if it is none.
+
+        Two activations are both warm: of two regimes, they have one.
+        """
+        if self.problem.operation.packs_ahead:
+            return tuple(contexts)
+        warm = tuple(one for one in contexts if one.regime is Regime.HOT)
+        return warm or tuple(contexts)
+
 
 def layers_of(
     *,
@@ -50,39 +63,39 @@ def layers_of(
     epilogue: str,
     w_layout: str,
     reduction: str = Reduction.ANY.value,
+    operation: str = Operation.LINEAR.value,
 ) -> tuple[Layer, ...]:
     """Return the layers meant by the arguments M N K or by the option `--shapes`.
 
-    M may be several, joined by commas. In a file, an empty or absent epilogue or reduction means
-    the one of the option `--epilogue` or `--reduction`.
+    M may be several, joined by commas. In a file, an empty or absent dtype, epilogue, w_layout,
+    reduction or operation means the one of the option of this name.
 
     Raises:
         InvalidSetting: both or neither are given, or the file cannot be read.
-        InvalidInput: a size, dtype, layout, epilogue or reduction cannot be used, or nothing is
-            multiplied.
+        InvalidInput: a size, dtype, layout, epilogue, reduction or operation cannot be used, or
+            nothing is multiplied.
     """
     if (m is None) == (shapes is None):
         raise InvalidSetting("which layers is not clear; give either M N K or --shapes FILE.")
+    words = {
+        "dtype": dtype,
+        "epilogue": epilogue,
+        "w_layout": w_layout,
+        "reduction": reduction,
+        "operation": operation,
+    }
     if shapes is not None:
-        return _read_layers(
-            shapes, dtype=dtype, epilogue=epilogue, w_layout=w_layout, reduction=reduction
-        )
+        return _read_layers(shapes, words)
     if m is None or n is None or k is None:
         raise InvalidSetting(f"sizes {m} {n or ''} are not complete; give M, N and K.")
-    problems = [
-        Problem.create(
-            rows, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue, reduction=reduction
-        )
-        for rows in dict.fromkeys(m.split(","))
-    ]
+    problems = [Problem.create(rows, n, k, **words) for rows in dict.fromkeys(m.split(","))]
     for problem in problems:
         problem.check_work()
     return tuple(Layer(name=problem.sizes_text, problem=problem) for problem in problems)
 
 
-def _read_layers(
-    path: Path, *, dtype: str, epilogue: str, w_layout: str, reduction: str
-) -> tuple[Layer, ...]:
+def _read_layers(path: Path, words: Mapping[str, str]) -> tuple[Layer, ...]:
+    """Return the layers of a file, with those of `words` that a row leaves out."""
     columns, rows = _read_table(path)
     missing = [name for name in _REQUIRED if name not in columns]
     if missing:
@@ -108,15 +121,7 @@ def _read_layers(
     for line, cells in rows:
         try:
             row = _row_of(cells, columns)
-            layers.append(
-                _layer_of(
-                    row,
-                    dtype=dtype,
-                    w_layout=w_layout,
-                    epilogue=row.get("epilogue") or epilogue,
-                    reduction=row.get("reduction") or reduction,
-                )
-            )
+            layers.append(_layer_of(row, {name: row.get(name) or words[name] for name in _WORDS}))
         except InvalidInput as error:
             faults.append(type(error)(f"{path}, line {line}: {error}"))
     if len(faults) > 1:
@@ -180,18 +185,9 @@ def _row_of(cells: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
     return row
 
 
-def _layer_of(
-    row: dict[str, str], *, dtype: str, epilogue: str, w_layout: str, reduction: str
-) -> Layer:
-    problem = Problem.create(
-        row["m"],
-        _integer("n", row["n"]),
-        _integer("k", row["k"]),
-        dtype=dtype,
-        w_layout=w_layout,
-        epilogue=epilogue,
-        reduction=reduction,
-    )
+def _layer_of(row: Mapping[str, str], words: Mapping[str, str]) -> Layer:
+    n, k = _integer("n", row["n"]), _integer("k", row["k"])
+    problem = Problem.create(row["m"], n, k, **words)
     problem.check_work()
     # A line break in a name would be one in a table.
     name = " ".join(row["name"].split())

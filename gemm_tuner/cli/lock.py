@@ -46,6 +46,7 @@ def lock(
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
     reduction: options.ReductionName = "any",
+    operation: options.OperationName = "linear",
     threads: options.Threads = 1,
     regime: options.RegimeName = "hot",
 ) -> None:
@@ -60,6 +61,7 @@ def lock(
         epilogue=epilogue,
         w_layout=layout,
         reduction=reduction,
+        operation=operation,
     )
     context = options.execution_context(threads, regime)
     client = Client(url, lock=file if frozen else None, frozen=frozen, offline=offline)

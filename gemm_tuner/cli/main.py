@@ -53,6 +53,8 @@ COMMANDS = {
     "tune-shortlist": "Time the kernels chosen for this kind of CPU, and serve the best of them",
     "bench":          "Time the best stored kernels beside all baselines at once; exit 1 if a "
                       "verdict is refuted",
+    "bench-models":   "Time whole models beside what a user would pick instead, one process for "
+                      "each way",
     "resolve":        "Print the verdict for a layer; exit with 1 if no kernel is to be used",
     "explain":        "Print each step of the lookup for a layer, and the evidence for it",
     "source":         "Print the generated source of the winner, or of any candidate, or write its "
@@ -77,6 +79,7 @@ COMMANDS = {
                       "to others",
     "records":        "Export, import and attest records",
     "model":          "Check the model that ranks candidates",
+    "replay":         "Compare strategies of a search on recorded trials, without the machine",
     "simulate":       "Predict how long a call takes on many threads, and what bounds it",
 }
 # fmt: on

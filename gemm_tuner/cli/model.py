@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 
 from gemm_tuner.cli import options
+from gemm_tuner.cli.model_record import record_command
+from gemm_tuner.cli.model_train import train_command
 from gemm_tuner.cli.output import print_json, print_line, print_table
 from gemm_tuner.domain.units import context_text, counted
 from gemm_tuner.errors import InvalidSetting
@@ -14,6 +16,12 @@ from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 
 model = typer.Typer(help="Check the model that ranks candidates", no_args_is_help=False)
+model.command(
+    "record", help="Time a grid of candidates of each layer, and keep every sample for replays"
+)(record_command)
+model.command("train", help="Train a ranker of candidates on recorded trials, by scikit-learn")(
+    train_command
+)
 
 _HEADERS = ("problem", "context", ">timed", ">rank", ">regret", "the model's first", "the best")
 

@@ -10,6 +10,8 @@ from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.errors import InvalidSetting
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h)?")
+_NO_TIME = re.compile(r"0+(\.0*)?\s*(ms|s|m|h)?")
+_LONGEST_S = 365 * 86400.0  # what waits cannot count much longer
 _UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 # fmt: off
@@ -24,8 +26,8 @@ OptionalDepth = Annotated[
     int | None, typer.Argument(metavar="K", help="Columns of x, summed over")]
 Shapes = Annotated[
     Path | None, typer.Option(metavar="FILE.csv", help="Take the layers from a file with the "
-                              "columns name, m, n, k and, if you like, epilogue, reduction, "
-                              "from")]
+                              "columns name, m, n, k and, if you like, dtype, epilogue, "
+                              "w_layout, reduction, operation, from")]
 DTypeName = Annotated[
     str, typer.Option("--dtype", help="Element type of x, w and y; or such as int8, bf16_s4")]
 EpilogueText = Annotated[
@@ -38,6 +40,9 @@ Groups = Annotated[
 ReductionName = Annotated[
     str, typer.Option("--reduction", help="Order of additions: any, or fixed for the same bits "
                       "from every kernel")]
+OperationName = Annotated[
+    str, typer.Option("--operation", help="linear, whose w is constant, matmul, a product of two "
+                      "activations, or attention: softmax of q (M, K) by keys (N, K), by values")]
 Threads = Annotated[int, typer.Option("--threads", help="Threads that share one call")]
 RegimeName = Annotated[str, typer.Option("--regime", help="hot or cold_weights")]
 RegimeChoice = Annotated[str, typer.Option("--regime", help="hot, cold_weights or both")]
@@ -54,6 +59,9 @@ Compiler = Annotated[
     str | None, typer.Option("--compiler", help="gcc, clang or zig; by default the first found")]
 Again = Annotated[
     bool, typer.Option("--again", help="Measure anew what was tuned before")]
+RankerFile = Annotated[
+    Path | None, typer.Option("--ranker", metavar="FILE.json", help="For the strategy learned: "
+                              'what "gemm-tuner model train" wrote')]
 SchedulerAddress = Annotated[
     str | None, typer.Option("--scheduler", metavar="URL", help="Scheduler of a fleet: "
                              "tls://HOST:PORT, or tcp:// on this machine")]
@@ -78,13 +86,24 @@ def parse_duration_s(text: str) -> float:
     """Return the seconds written as `30s`, `2m`, `500ms`, `1h` or `30`.
 
     Raises:
-        InvalidSetting: `text` is not a positive duration.
+        InvalidSetting: `text` is not a positive duration, or longer than a year.
     """
     match = _DURATION.fullmatch(text.strip())
     seconds = float(match["number"]) * _UNIT_S[match["unit"] or "s"] if match else 0.0
     if seconds <= 0:
         raise InvalidSetting(f"duration {text!r} is not understood; write it as '30s' or '2m'.")
+    if seconds > _LONGEST_S:
+        raise InvalidSetting(f"duration {text[:40]!r} is longer than a year; choose a shorter one.")
     return seconds
+
+
+def parse_duration_or_none_s(text: str) -> float:
+    """Return the seconds as `parse_duration_s` does, and 0.0 for `0` or `0s`: no time at all.
+
+    Raises:
+        InvalidSetting: `text` is not a duration.
+    """
+    return 0.0 if _NO_TIME.fullmatch(text) else parse_duration_s(text)
 
 
 def parse_percent(name: str, percent: float) -> float:

@@ -50,6 +50,11 @@ class ProgressLine:
         if messages().is_terminal:
             self._bar.stop()
 
+    def begin(self) -> None:
+        """Say that the task has begun, which takes some time before there is a first step."""
+        if not messages().is_terminal:  # where the bar is seen
+            print_message(f"{self._label}: preparing")
+
     def show(self, step: Progress) -> None:
         """Show where the task is."""
         note = f"{duration_text(step.remaining_s + self._later_s)} left"

@@ -33,6 +33,7 @@ def resolve(
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
     reduction: options.ReductionName = "any",
+    operation: options.OperationName = "linear",
     threads: options.Threads = 1,
     regime: options.RegimeName = "hot",
     db: options.DatabaseUrl = None,
@@ -41,7 +42,14 @@ def resolve(
     """Print the verdict for a layer; exit with 1 if no kernel is to be used."""
     layout = options.with_groups(w_layout, groups)
     problem = Problem.create(
-        m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue, reduction=reduction
+        m,
+        n,
+        k,
+        dtype=dtype,
+        w_layout=layout,
+        epilogue=epilogue,
+        reduction=reduction,
+        operation=operation,
     )
     problem.check_work()
     context = options.execution_context(threads, regime)

@@ -28,7 +28,7 @@ from gemm_tuner.cli.simulate_report import (
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime, check_threads
 from gemm_tuner.domain.cpu import isa_text
-from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.topology import Level
 from gemm_tuner.errors import InvalidSetting, IsaNotUsable, KernelRejected
@@ -121,7 +121,9 @@ def simulate(
             as_json=as_json,
         )
         return
-    candidate_of_call, reason = _chosen(problem, server, candidate, target, db)
+    chosen, reason = _chosen(problem, server, candidate, target, db)
+    # Of several kernels for a range of m, the one that computes this call.
+    ((_rows, candidate_of_call),) = chosen.kernels(Rows(low=rows, high=rows))
     asked = Simulation(
         problem=problem,
         rows=rows,

@@ -53,6 +53,7 @@ def source(
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
     reduction: options.ReductionName = "any",
+    operation: options.OperationName = "linear",
     threads: options.Threads = 1,
     regime: options.RegimeName = "hot",
     db: options.DatabaseUrl = None,
@@ -61,7 +62,14 @@ def source(
     """Print the generated source of the winner, or of any candidate, or write its library."""
     layout = options.with_groups(w_layout, groups)
     problem = Problem.create(
-        m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue, reduction=reduction
+        m,
+        n,
+        k,
+        dtype=dtype,
+        w_layout=layout,
+        epilogue=epilogue,
+        reduction=reduction,
+        operation=operation,
     )
     context = options.execution_context(threads, regime)
     if header is not None:

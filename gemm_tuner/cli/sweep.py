@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from gemm_tuner.cli.layers import Layer, layers_of
 from gemm_tuner.cli.measuring import measuring
 from gemm_tuner.cli.output import print_json, print_line, print_message, print_table
 from gemm_tuner.cli.progress_line import ProgressLine
+from gemm_tuner.cli.range_report import check_ranges, split_ranges
 from gemm_tuner.cli.scheduler import fleet_of
 from gemm_tuner.cli.sharing_report import (
     SharedLayers,
@@ -43,6 +45,8 @@ from gemm_tuner.select.shared_weights import MAX_LOSS
 from gemm_tuner.space.cores import core_named
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.strategies.ranker import own_ranker_path, read_ranker
+from gemm_tuner.strategies.table import DEFAULT, LEARNED, STRATEGIES, Plan
 from gemm_tuner.tuning.estimate import estimate
 from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.settings import SweepSettings
@@ -73,6 +77,7 @@ def sweep(
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
     reduction: options.ReductionName = "any",
+    operation: options.OperationName = "linear",
     threads: options.Threads = 1,
     regime: options.RegimeChoice = "hot",
     budget: options.Budget = "30s",
@@ -80,6 +85,11 @@ def sweep(
     target: options.Target = None,
     db: options.DatabaseUrl = None,
     compiler: options.Compiler = None,
+    strategy: Annotated[
+        str,
+        typer.Option("--strategy", help=f"How to search: one of {', '.join(STRATEGIES)}"),
+    ] = DEFAULT,
+    ranker: options.RankerFile = None,
     as_json: options.AsJson = False,
     share_weights: Annotated[
         bool,
@@ -93,6 +103,14 @@ def sweep(
         float,
         typer.Option("--max-loss", help="Percent of its speed that sharing may cost an m"),
     ] = 100 * MAX_LOSS,
+    split_range: Annotated[
+        bool,
+        typer.Option(
+            "--split-range",
+            help="Make one library of a few kernels for a range of m, as in 1..512, and say what "
+            "each m loses; the budget is for each m that is measured",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say how many candidates and seconds it would take")
     ] = False,
@@ -126,6 +144,7 @@ def sweep(
         epilogue=epilogue,
         w_layout=options.with_groups(w_layout, groups),
         reduction=reduction,
+        operation=operation,
     )
     contexts = options.execution_contexts(threads, regime)
     budget_s = options.parse_duration_s(budget)
@@ -135,9 +154,12 @@ def sweep(
             {
                 "--again": again,
                 "--share-weights": share_weights,
+                "--split-range": split_range,
                 "--dry-run": dry_run,
                 "--target": target is not None,
                 "--compiler": compiler is not None,
+                "--strategy": strategy != DEFAULT,
+                "--ranker": ranker is not None,
             }
         )
         _sweep_in_fleet(
@@ -151,12 +173,24 @@ def sweep(
         )
         return
     _refuse_without_fleet(cpu_classes)
-    settings = SweepSettings(budget_s=budget_s, toolchain=find_toolchain(compiler), again=again)
+    settings = SweepSettings(
+        budget_s=budget_s,
+        toolchain=find_toolchain(compiler),
+        again=again,
+        plan=_plan(strategy, ranker),
+    )
     loss = options.parse_percent("--max-loss", max_loss)
     alike = sharing_groups(layers, loss) if share_weights else []
     if target is not None:
         _refuse_what_times(
-            target, {"--dry-run": dry_run, "--share-weights": share_weights, "--again": again}
+            target,
+            {
+                "--dry-run": dry_run,
+                "--share-weights": share_weights,
+                "--split-range": split_range,
+                "--again": again,
+                "--strategy": strategy != DEFAULT,
+            },
         )
         predict_layers(
             layers,
@@ -169,6 +203,22 @@ def sweep(
         return
     check_cpus(threads)
     cpu = detect_cpu()
+    if split_range:
+        others = {
+            "--share-weights": share_weights,
+            "--dry-run": dry_run,
+            "--strategy": strategy != DEFAULT,
+        }
+        check_ranges(layers, others)
+        split_ranges(
+            layers,
+            contexts=contexts,
+            cpu=cpu,
+            repository=Repository(open_database(db)),
+            settings=settings,
+            as_json=as_json,
+        )
+        return
     if dry_run:
         _print_estimate(layers, contexts, cpu, settings, as_json=as_json)
         return
@@ -196,6 +246,31 @@ def sweep(
             max_loss=loss,
         )
 
+    _print_swept(
+        layers,
+        swept,
+        shared,
+        max_loss=loss,
+        cpu=cpu,
+        repository=repository,
+        as_json=as_json,
+    )
+    if shared.is_stopped:
+        print_message("Stopped; what was found is kept: run the same command again to resume.")
+    if shared.is_stopped or swept.failures or not shared.is_complete:
+        raise typer.Exit(1)
+
+
+def _print_swept(
+    layers: tuple[Layer, ...],
+    swept: SweptLayers,
+    shared: SharedLayers,
+    *,
+    max_loss: float,
+    cpu: Cpu,
+    repository: Repository,
+    as_json: bool,
+) -> None:
     if as_json:
         print_json(
             {
@@ -209,18 +284,23 @@ def sweep(
                 "failures": [failure_facts(failure) for failure in swept.failures],
                 "not_begun": [layer.name for layer in swept.not_begun],
                 "summary": summary_facts([result.verdict for _layer, result in swept.found]),
-                "shared": [shared_facts(one, loss) for one in shared.found],
+                "shared": [shared_facts(one, max_loss) for one in shared.found],
             }
         )
     else:
         if len(layers) > 1:
             print_summary(swept.found, swept.failures, swept.not_begun)
         for one in shared.found:
-            print_shared(one, loss)
-    if shared.is_stopped:
-        print_message("Stopped; what was found is kept: run the same command again to resume.")
-    if shared.is_stopped or swept.failures or not shared.is_complete:
-        raise typer.Exit(1)
+            print_shared(one, max_loss)
+
+
+def _plan(strategy: str, ranker: Path | None) -> Plan:
+    """Return the plan of a search; the learned strategy has this ranker or the user's own."""
+    if strategy != LEARNED:
+        if ranker is not None:
+            raise InvalidSetting(f"--ranker is for --strategy {LEARNED}; leave it out.")
+        return Plan(name=strategy)
+    return Plan(name=strategy, ranker=read_ranker(ranker or own_ranker_path()))
 
 
 def _sweep_in_fleet(layers: tuple[Layer, ...], **named: Any) -> None:  # noqa: ANN401 - passed on
@@ -278,9 +358,10 @@ def sweep_layers(
                     measuring(interrupt.is_stopped),
                     ProgressLine(label, later_s=rest_s) as progress,
                 ):
+                    progress.begin()
                     results = sweep_problem(
                         layer.problem,
-                        contexts=contexts,
+                        contexts=layer.contexts_of(contexts),
                         cpu=cpu,
                         repository=repository,
                         settings=settings,
@@ -313,7 +394,10 @@ def _print_estimate(
     as_json: bool,
 ) -> None:
     budget_s = settings.budget_s
-    estimates = [(layer, estimate(layer.problem, contexts, cpu, budget_s)) for layer in layers]
+    estimates = [
+        (layer, estimate(layer.problem, layer.contexts_of(contexts), cpu, budget_s))
+        for layer in layers
+    ]
     if as_json:
         facts = [
             {

@@ -139,6 +139,7 @@ def result_facts(layer: Layer, result: SweepResult, price: Price | None = None) 
         "interrupted": result.is_interrupted,
         "recalled": _recalled_facts(result.recalled),
         "note": result.note,
+        "raced_on": result.raced_on,
     }
 
 
@@ -179,6 +180,8 @@ def print_result(result: SweepResult, price: Price | None = None) -> None:
         print_line(price.text)
     if result.recalled is not None:
         print_line(recalled_text(result.recalled))
+    if result.raced_on:
+        print_line(f"candidates raced as {result.raced_on}, finalists on the whole problem")
     print_line(f"{counted(result.tried, 'candidate')} tried, {result.failed} failed\n")
 
 

@@ -45,7 +45,7 @@ def predict_layers(
                 with ProgressLine(label, later_s=0.0) as progress:
                     shortlist = predict(
                         layer.problem,
-                        context=contexts[0],
+                        context=layer.contexts_of(contexts)[0],
                         cpu=cpu,
                         repository=repository,
                         settings=settings,

@@ -1,6 +1,5 @@
 """`gemm-tuner tune-model`: tune the models of a script, and print what they gain."""
 
-import re
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from gemm_tuner.torch.tuning import LayerGain, ModelGain
 
 _BUDGET = "10m"
-_NOTHING = re.compile(r"0+(\.0*)?\s*(ms|s|m|h)?")
 
 
 def tune_model(
@@ -44,7 +42,7 @@ def tune_model(
     goes to their linear layers by their shares of the time of the model.
     """
     check_script(script, "tune-model")
-    budget_s = 0.0 if _NOTHING.fullmatch(budget) else options.parse_duration_s(budget)
+    budget_s = options.parse_duration_or_none_s(budget)
     url = db or default_database_url()
     open_database(url).dispose()
     with aborting():

@@ -34,6 +34,7 @@ def tune_shortlist(
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
     reduction: options.ReductionName = "any",
+    operation: options.OperationName = "linear",
     threads: options.Threads = 1,
     regime: options.RegimeChoice = "hot",
     budget: options.Budget = "10s",
@@ -56,6 +57,7 @@ def tune_shortlist(
         epilogue=epilogue,
         w_layout=options.with_groups(w_layout, groups),
         reduction=reduction,
+        operation=operation,
     )
     contexts = options.execution_contexts(threads, regime)
     check_cpus(threads)

@@ -28,6 +28,7 @@ def verify(
     w_layout: options.LayoutName = "nk",
     groups: options.Groups = None,
     reduction: options.ReductionName = "any",
+    operation: options.OperationName = "linear",
     compiler: options.Compiler = None,
     db: options.DatabaseUrl = None,
     as_json: options.AsJson = False,
@@ -40,7 +41,14 @@ def verify(
     layout = options.with_groups(w_layout, groups)
     trial = prove(
         Problem.create(
-            m, n, k, dtype=dtype, w_layout=layout, epilogue=epilogue, reduction=reduction
+            m,
+            n,
+            k,
+            dtype=dtype,
+            w_layout=layout,
+            epilogue=epilogue,
+            reduction=reduction,
+            operation=operation,
         ),
         Candidate.parse(candidate),
         cpu=detect_cpu(),

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 # A worker lets go of its job after the trial in flight; asked again, it aborts the trial.
-_GRACE_S = 5.0
+_GRACE_S = 8.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _MAX_DEATHS = 10  # one after the other, each before a worker has lived for as long as this:

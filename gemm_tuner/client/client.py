@@ -46,7 +46,7 @@ from gemm_tuner.domain.canonical import identity
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import IsaNotUsable, KernelRejected, ServiceUnreachable
+from gemm_tuner.errors import IsaNotUsable, KernelRejected, QuestionNotKnown, ServiceUnreachable
 from gemm_tuner.libraries.fallback import FallbackKernel, NoKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.layer import Layer
@@ -441,13 +441,13 @@ class Client:
             found = self._locked.load(locked, question, asking)
             return callable_of(question, found)
         kept = self._cache.answer(self._key(question))
-        if isinstance(asking, Session):
-            try:
-                found = self._served_kernel(asking, question, kept, answer)
-                return callable_of(question, found)
-            except ServiceUnreachable as error:
-                asking = error
-        return self._kept_kernel(question, kept, str(asking))
+        if not isinstance(asking, Session):
+            return self._kept_kernel(question, kept, str(asking))
+        try:
+            found = self._served_kernel(asking, question, kept, answer)
+        except (ServiceUnreachable, QuestionNotKnown) as error:
+            return self._kept_kernel(question, kept, str(error))
+        return callable_of(question, found)
 
     def _served_kernel(
         self, session: Session, question: Question, kept: bytes | None, answer: Answer | None

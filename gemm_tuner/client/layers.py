@@ -15,7 +15,13 @@ from gemm_tuner.client.locked import Locked
 from gemm_tuner.client.question import LayerQuestion, NotFetched
 from gemm_tuner.client.requests import Requests
 from gemm_tuner.client.transport import Asking, Session
-from gemm_tuner.errors import IsaNotUsable, KernelRejected, ServiceUnreachable, SignatureInvalid
+from gemm_tuner.errors import (
+    IsaNotUsable,
+    KernelRejected,
+    QuestionNotKnown,
+    ServiceUnreachable,
+    SignatureInvalid,
+)
 from gemm_tuner.libraries.fallback import NoKernel
 from gemm_tuner.runtime.layer import Layer, make_layer
 from gemm_tuner.runtime.load import Kernel
@@ -57,7 +63,7 @@ class Layers:
             try:
                 document, given = self._ask(asking, question, request, kept)
                 found = self._load(question, given, asking)
-            except ServiceUnreachable as error:
+            except (ServiceUnreachable, QuestionNotKnown) as error:
                 asking = error
             else:
                 if not any(isinstance(one, NotFetched) for one in found):

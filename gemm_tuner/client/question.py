@@ -58,8 +58,8 @@ def ask(problem: Problem | str, threads: int, regime: Regime | str) -> Question:
         InvalidInput: it, the threads or the regime cannot be used.
     """
     asked = Problem.parse(problem) if isinstance(problem, str) else problem
-    asked.check_work()
     context = ExecutionContext(threads=threads, regime=Regime.parse_one(regime))
+    asked.check_work(context.regime)
     return Question(problem=asked, context=context)
 
 

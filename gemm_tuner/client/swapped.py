@@ -7,7 +7,7 @@ from typing import Any, Never
 import numpy as np
 
 from gemm_tuner.arrays.batch import PackedBatch
-from gemm_tuner.arrays.dlpack import AnyArray, as_array
+from gemm_tuner.arrays.dlpack import AnyArray, SharedArray, as_array
 from gemm_tuner.arrays.packed import PackedWeights
 from gemm_tuner.client.forks import tell_of_forks
 from gemm_tuner.domain.problem import Problem
@@ -83,7 +83,8 @@ class SwappedWeights:
 class SwappedKernel:
     """A problem that a library computes until its kernel was tuned, and then that kernel.
 
-    It is called like a `Kernel`: pack the weights once, then call, from any number of threads.
+    It is called like a `Kernel`: pack the weights once, then call, from any number of threads; of
+    two activations call it as `kernel(x, w)`.
     Weights that were packed before go on to work: at the next call with them, they are packed again
     for the kernel. Until then a copy of them is kept as they were given, so that they take twice
     the memory, and three times while they are packed again. No call mixes the two. The result of a
@@ -168,7 +169,8 @@ class SwappedKernel:
     def __call__(
         self,
         x: AnyArray,
-        packed: SwappedWeights,
+        packed: SwappedWeights | SharedArray,
+        v: object = None,
         *,
         out: AnyArray | None = None,
         threads: int | None = None,
@@ -182,7 +184,8 @@ class SwappedKernel:
             InvalidSetting: `threads` or `parts` is out of range.
         """
         kernel, weights = self._newest(packed)
-        return kernel(x, weights, out=out, threads=threads, parts=parts, **operands)
+        values = () if v is None else (v,)
+        return kernel(x, weights, *values, out=out, threads=threads, parts=parts, **operands)
 
     def batch(
         self,
@@ -221,7 +224,10 @@ class SwappedKernel:
         }
         return SwappedWeights(self, kernel, packed, lambda newer: pack(newer, copies))
 
-    def _newest(self, packed: SwappedWeights) -> tuple[AnyKernel, Any]:
+    def _newest(self, packed: object) -> tuple[AnyKernel, Any]:
+        """Return what computes, and the weights for it, or w as it was given with the call."""
+        if not self.problem.operation.packs_ahead:
+            return self.kernel, packed
         if not isinstance(packed, SwappedWeights) or packed.owner is not self:
             raise InvalidArray(
                 f"packed is a {type(packed).__name__} that was not packed by this kernel: pass "

@@ -24,7 +24,13 @@ from gemm_tuner.client.connection import BoundedBackend, Deadline, OtherUserList
 from gemm_tuner.client.retries import Dropped, NoAnswer, Passing, ask_again, retry_after_s
 from gemm_tuner.domain.access import TokenSecret
 from gemm_tuner.domain.printable import quoted
-from gemm_tuner.errors import DigestMismatch, InvalidSetting, ServiceFailed, ServiceUnreachable
+from gemm_tuner.errors import (
+    DigestMismatch,
+    InvalidSetting,
+    QuestionNotKnown,
+    ServiceFailed,
+    ServiceUnreachable,
+)
 
 UNIX = "unix:"
 TOKEN_VARIABLE = "GEMM_TUNER_TOKEN"  # noqa: S105 - its name
@@ -40,6 +46,10 @@ _FAILURES = (
 )
 _PASSING = (httpcore.NetworkError, httpcore.RemoteProtocolError)
 _BUSY = frozenset({429, 502, 503, 504})
+# What a service says of problems that this package has checked, if it knows fewer.
+_NOT_KNOWN = frozenset(
+    f"urn:gemm-tuner:problem:{name}" for name in ("invalid-problem", "invalid-epilogue")
+)
 
 AWAY_S = 5.0
 
@@ -259,6 +269,7 @@ class Session:
 
         Raises:
             ServiceUnreachable: nothing answers, after several attempts, or the service cannot now.
+            QuestionNotKnown: it is older, and cannot use the question.
             ServiceFailed: the service refuses the request.
         """
         sent = {"Accept-Encoding": "identity", **(headers or {})}
@@ -310,12 +321,18 @@ class Session:
         if status in _BUSY:
             said = {name.lower(): value.decode("latin-1") for name, value in response.headers}
             raise Passing(message, after_s=retry_after_s(said.get(b"retry-after")))
+        if status == HTTPStatus.UNPROCESSABLE_ENTITY and _kind(answer) in _NOT_KNOWN:
+            raise QuestionNotKnown(
+                "the service's version does not know this problem; update the service to have its "
+                f"kernels. {message}",
+                status,
+            )
         is_fault = status >= HTTPStatus.INTERNAL_SERVER_ERROR
         raise (ServiceUnreachable if is_fault else ServiceFailed)(message, status)
 
 
 # What asks the service until the deadline of an ask, or why nothing does.
-Asking = Session | ServiceUnreachable
+Asking = Session | ServiceUnreachable | QuestionNotKnown
 
 
 def _pool(address: Address, backend: BoundedBackend) -> httpcore.ConnectionPool:
@@ -381,6 +398,14 @@ def _problem_text(content: bytes) -> str:
     except (ValueError, KeyError, TypeError, RecursionError):
         text = content[:200].decode(errors="replace")
     return quoted(text) or "no explanation."
+
+
+def _kind(content: bytes) -> str:
+    """Return the type of a problem document, or nothing where it is none."""
+    try:
+        return str(json.loads(content)["type"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
 
 
 def _without_password(url: str) -> str:

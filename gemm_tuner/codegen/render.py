@@ -3,24 +3,25 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 from gemm_tuner.codegen.environment import environment
 from gemm_tuner.codegen.packing import packing_block, panels_packed_together
-from gemm_tuner.domain.artifact import ABI_VERSION
-from gemm_tuner.domain.blocking import LoopOrder
+from gemm_tuner.domain.attention import products_of_attention
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape, Step
+from gemm_tuner.domain.in_place import reads_w_in_place
 from gemm_tuner.domain.kept_panel import keeps_panel
 from gemm_tuner.domain.micro_kernel import Additions, Can, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.packed_format import needs_column_sums, packed_format
-from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.source import Source
-from gemm_tuner.domain.step_table import FUNCTION_PARTS
+from gemm_tuner.domain.step_table import FUNCTION_PARTS, SOFTMAX_FUNCTIONS
 
 _QUANTISING = "parts/quantise"
 _BLANK_LINES = re.compile(r"\n{3,}")
@@ -51,8 +52,110 @@ class _RenderedStep:
     parameters: tuple[tuple[str, str], ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RenderedKernel:
+    """One of several kernels as their template sees it; `name` is that of its namespace.
+
+    It was tuned for so many `parts`.
+    """
+
+    name: str
+    rows: Rows
+    phases: int
+    parts: int
+    text: str
+
+
 def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> Source:
-    """Return the C++ of `candidate`, whose micro-kernel is of `family`, for `problem`."""
+    """Return the C++ of `candidate`, whose micro-kernels are of `family`, for `problem`."""
+    if candidate.below:
+        text = _render_several(problem, candidate, family)
+    else:
+        text = _render_one(problem, candidate, family)
+    return Source(
+        text=_BLANK_LINES.sub("\n\n", text),
+        keeps_roundings=problem.is_fixed,
+        abi_version=problem.operation.abi_version,
+    )
+
+
+def _render_several(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> str:
+    """Return the kernels of a candidate, each for its part of the range of m, and what calls them.
+
+    Each is rendered as if it were alone, so that the same is compiled that was tuned.
+    """
+    kernels = [
+        _RenderedKernel(
+            name=f"up_to_{rows.high}",
+            rows=rows,
+            phases=2 if kernel.blocking.grid_k > 1 else 1,
+            parts=kernel.parts,
+            text=_render_one(
+                replace(problem, m=rows), kernel, family, is_one_of_several=True
+            ).strip(),
+        )
+        for rows, kernel in candidate.kernels(problem.m)
+    ]
+    return (
+        environment()
+        .get_template("several.cpp.j2")
+        .render(
+            problem=problem,
+            candidate=candidate,
+            kernels=kernels,
+            phases=max(kernel.phases for kernel in kernels),
+            most_parts=max(kernel.parts for kernel in kernels),
+            description=json.dumps(_describe(problem, candidate, family)),
+        )
+    )
+
+
+def _render_one(
+    problem: Problem,
+    candidate: Candidate,
+    family: MicroKernelFamily,
+    *,
+    is_one_of_several: bool = False,
+) -> str:
+    if problem.operation.has_values:
+        return _render_attention(problem, candidate, family, is_one_of_several=is_one_of_several)
+    facts = _facts(problem, candidate, family, is_one_of_several=is_one_of_several)
+    return environment().get_template("gemm.cpp.j2").render(facts)
+
+
+def _render_attention(
+    problem: Problem, candidate: Candidate, family: MicroKernelFamily, *, is_one_of_several: bool
+) -> str:
+    """Return a kernel of attention: its two products, each in a namespace, and what joins them."""
+    outer = replace(candidate, blocking=replace(candidate.blocking, pack_w=False))
+    products = {
+        name: environment()
+        .get_template("within.cpp.j2")
+        .render(_facts(product, of_product, family) | {"is_within": True, "function_parts": []})
+        .strip()
+        for name, (product, of_product) in products_of_attention(problem, candidate).items()
+    }
+    facts = _facts(problem, outer, family, is_one_of_several=is_one_of_several)
+    functions = [one for each in SOFTMAX_FUNCTIONS for one in each.closure()]
+    parts = {function.part for function in functions}
+    facts |= products | {
+        "candidate": candidate,
+        "packs_values": candidate.blocking.pack_w,
+        "functions": {function.name for function in functions},
+        "function_parts": [part for part in FUNCTION_PARTS if part in parts],
+        "description": json.dumps(_describe(problem, candidate, family)),
+    }
+    return environment().get_template("attention.cpp.j2").render(facts)
+
+
+def _facts(
+    problem: Problem,
+    candidate: Candidate,
+    family: MicroKernelFamily,
+    *,
+    is_one_of_several: bool = False,
+) -> dict[str, Any]:
+    """Return what a template reads of one product."""
     blocking = candidate.blocking
     mr = candidate.micro_kernel.mr
     operands = _rendered_operands(problem)
@@ -65,62 +168,60 @@ def render(problem: Problem, candidate: Candidate, family: MicroKernelFamily) ->
     # What becomes floats once takes its scales there; integers in bf16 stay exact without.
     converts_to_floats = blocking.convert_once and family.k_step == 1
     packing = packing_block(problem, family, candidate.packed_columns)
-    text = (
-        environment()
-        .get_template("gemm.cpp.j2")
-        .render(
-            problem=problem,
-            candidate=candidate,
-            family=family,
-            blocking=blocking,
-            packing=packing,
-            panels_packed_together=panels_packed_together(
-                problem, packing, candidate.micro_kernel.nr
-            ),
-            steps=steps,
-            operands=operands,
-            offsets=[operand for operand in operands if operand.is_offset],
-            elements=_elements(problem),
-            quantises=problem.types.y in {DType.S8, DType.U8} or _QUANTISING in parts,
-            needs_column_sums=needs_column_sums(problem, family),
-            functions={function.name for function in functions},
-            function_parts=[
-                part for part in FUNCTION_PARTS if part in parts and part != _QUANTISING
-            ],
-            k_blocks=k_blocks,
-            sums_in_workspace=blocking.grid_k > 1
-            or (k_blocks > 1 and not problem.types.y_holds_sums),
-            is_long=any(kind.is_long for kind in kinds),
-            has_single_columns=family.layout is PackedLayout.COLUMNS
-            and 1 in {candidate.micro_kernel.nr, problem.n % candidate.micro_kernel.nr},
-            digits=family.digits(problem.types.x),
-            packs_pairs=family.packs_pairs(problem.types),
-            quad_steps=_quad_steps(problem, family),
-            register=family.vectors.constraint,
-            keeps_panel=keeps_panel(problem, candidate, family),
-            shuffles_x=blocking.shuffle_x and family.can_shuffle(problem.types.x),
-            tile_x=(blocking.pack_x and family.packed_x(problem.types.x)) or "X",
-            has_zeros_behind_x=blocking.pack_x and _ends_in_part_of_tile(problem, family),
-            reads_weights_once=_reads_weights_once(problem, candidate, family),
-            converts_to_floats=converts_to_floats,
-            micro_kernel=candidate.micro_kernel,
-            micro_kernel_template=(converts_to_floats and family.template.of_floats)
-            or family.template.name,
-            sums_x=problem.has_zero_points and not converts_to_floats,
-            fills_registers=_fills_registers(candidate, family),
-            has_gapless_copy=_has_gapless_copy(problem, candidate, family),
-            adds_in_turn=problem.is_fixed and family.additions is Additions.IN_TURN,
-            rounds_by_instruction=IsaFeature.AVX512_BF16 in family.isa,
-            stores_pairs=family.stores_pairs(problem.types.y),
-            exact_rest=exact_rest,
-            rest_heights=_rest_heights(problem, mr, family),
-            rest_steps=_rest_steps(problem, mr, family),
-            is_jc_outer=blocking.loop_order in {LoopOrder.JC_IC_JR_IR, LoopOrder.JC_IC_IR_JR},
-            is_ir_outer=blocking.loop_order.is_ir_outer,
-            description=json.dumps(_describe(problem, candidate, family)),
-        )
-    )
-    return Source(text=_BLANK_LINES.sub("\n\n", text), keeps_roundings=problem.is_fixed)
+    return {
+        "problem": problem,
+        "candidate": candidate,
+        "family": family,
+        "blocking": blocking,
+        "packing": packing,
+        "panels_packed_together": panels_packed_together(
+            problem, packing, candidate.micro_kernel.nr
+        ),
+        "steps": steps,
+        "operands": operands,
+        "offsets": [operand for operand in operands if operand.is_offset],
+        "elements": _elements(problem),
+        "quantises": problem.types.y in {DType.S8, DType.U8} or _QUANTISING in parts,
+        "needs_column_sums": needs_column_sums(problem, family),
+        "functions": {function.name for function in functions},
+        "function_parts": [
+            part for part in FUNCTION_PARTS if part in parts and part != _QUANTISING
+        ],
+        "k_blocks": k_blocks,
+        "sums_in_workspace": blocking.grid_k > 1
+        or (k_blocks > 1 and not problem.types.y_holds_sums),
+        "is_long": any(kind.is_long for kind in kinds),
+        "has_single_columns": family.layout is PackedLayout.COLUMNS
+        and 1 in {candidate.micro_kernel.nr, problem.n % candidate.micro_kernel.nr},
+        "digits": family.digits(problem.types.x),
+        "packs_pairs": family.packs_pairs(problem.types),
+        "quad_steps": _quad_steps(problem, family),
+        "register": family.vectors.constraint,
+        "keeps_panel": keeps_panel(problem, candidate, family),
+        "reads_w_in_place": reads_w_in_place(problem, blocking),
+        "shuffles_x": blocking.shuffle_x and family.can_shuffle(problem.types.x),
+        "tile_x": (blocking.pack_x and family.packed_x(problem.types.x)) or "X",
+        "has_zeros_behind_x": blocking.pack_x and _ends_in_part_of_tile(problem, family),
+        "reads_weights_once": _reads_weights_once(problem, candidate, family),
+        "converts_to_floats": converts_to_floats,
+        "micro_kernel": candidate.micro_kernel,
+        "micro_kernel_template": (converts_to_floats and family.template.of_floats)
+        or family.template.name,
+        "sums_x": problem.has_zero_points and not converts_to_floats,
+        "fills_registers": _fills_registers(candidate, family),
+        "has_gapless_copy": _has_gapless_copy(problem, candidate, family),
+        "adds_in_turn": problem.is_fixed and family.additions is Additions.IN_TURN,
+        "rounds_by_instruction": IsaFeature.AVX512_BF16 in family.isa,
+        "stores_pairs": family.stores_pairs(problem.types.y),
+        "exact_rest": exact_rest,
+        "rest_heights": _rest_heights(problem, mr, family),
+        "rest_steps": _rest_steps(problem, mr, family),
+        "is_jc_outer": blocking.loop_order.is_jc_outer,
+        "is_ir_outer": blocking.loop_order.is_ir_outer,
+        "is_one_of_several": is_one_of_several,
+        "is_within": False,
+        "description": json.dumps(_describe(problem, candidate, family)),
+    }
 
 
 def _quad_steps(problem: Problem, family: MicroKernelFamily) -> tuple[int, ...]:
@@ -227,7 +328,7 @@ def _rendered_steps(
     steps = []
     for step in problem.epilogue.steps:
         operand = next(operands) if step.kind.operand is not OperandShape.NONE else None
-        if not step.kind.is_offset:
+        if not (step.kind.is_offset or step.kind.hides):
             steps.append(
                 _RenderedStep(
                     cpp=step.kind.cpp, operand=operand, parameters=_rendered_parameters(step)
@@ -244,12 +345,16 @@ def _rendered_parameters(step: Step) -> tuple[tuple[str, str], ...]:
 
 
 def _describe(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> str:
-    return canonical_json(
-        {
-            "abi_version": ABI_VERSION,
-            "candidate": candidate.text,
-            "packed_format": packed_format(problem, candidate, family),
-            "problem": problem.text,
-            "required_isa": sorted(feature.value for feature in family.isa),
-        }
-    )
+    facts: dict[str, object] = {
+        "abi_version": problem.operation.abi_version,
+        "candidate": candidate.text,
+        "packed_format": packed_format(problem, candidate, family),
+        "problem": problem.text,
+        "required_isa": sorted(feature.value for feature in family.isa),
+    }
+    if candidate.below:
+        facts["kernels"] = [
+            {"m": rows.text, "candidate": kernel.text}
+            for rows, kernel in candidate.kernels(problem.m)
+        ]
+    return canonical_json(facts)

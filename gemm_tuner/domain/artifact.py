@@ -7,10 +7,10 @@ from gemm_tuner.domain.cpu import IsaFeature, isa_text
 from gemm_tuner.domain.recipe import Recipe
 from gemm_tuner.errors import AbiMismatch, DigestMismatch, IsaNotUsable
 
-# The version of new kernels, and those that this package calls: kernels of version 2 cannot pack
-# their weights in parts.
-ABI_VERSION = 3
-CALLED_ABI_VERSIONS = (2, 3)
+# The newest version, and those that this package calls: kernels of version 2 cannot pack their
+# weights in parts. New kernels say the version of their operation.
+ABI_VERSION = 5
+CALLED_ABI_VERSIONS = (2, 3, 4, 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,8 @@ def check_abi_version(kernel: str, version: int) -> None:
         AbiMismatch: it does not.
     """
     if version not in CALLED_ABI_VERSIONS:
-        called = " and ".join(map(str, CALLED_ABI_VERSIONS))
+        *others, newest = map(str, CALLED_ABI_VERSIONS)
+        called = f"{', '.join(others)} and {newest}"
         raise AbiMismatch(
             f"{kernel} has version {version} of the kernel ABI, but this package calls versions "
             f"{called}; tune or resolve the problem again."

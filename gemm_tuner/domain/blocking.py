@@ -23,6 +23,11 @@ class LoopOrder(StrEnum):
     IC_JC_IR_JR = "ic_jc_ir_jr"
 
     @property
+    def is_jc_outer(self) -> bool:
+        """Return whether a block of columns meets all blocks of rows, instead of the reverse."""
+        return self in {LoopOrder.JC_IC_JR_IR, LoopOrder.JC_IC_IR_JR}
+
+    @property
     def is_ir_outer(self) -> bool:
         """Return whether a tile of rows meets all panels, instead of a panel all tiles of rows."""
         return self in {LoopOrder.JC_IC_IR_JR, LoopOrder.IC_JC_IR_JR}
@@ -41,6 +46,7 @@ class Blocking:
     kc: int
     loop_order: LoopOrder = LoopOrder.JC_IC_JR_IR
     pack_x: bool = False
+    pack_w: bool = False
     convert_once: bool = False
     prefetch_w_bytes: int = 0
     prefetch_next_panel: bool = False
@@ -88,6 +94,7 @@ WORDS: tuple[Word, ...] = (
     sizes("mc", "nc", "kc"),
     one_of("loop_order", LoopOrder),
     flag("pack_x"),
+    flag("pack_w"),
     flag("convert_once"),
     number("prefetch_w_bytes", "pf", unsaid=0),
     flag("prefetch_next_panel", "pf_next"),

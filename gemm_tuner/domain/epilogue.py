@@ -9,7 +9,7 @@ from math import isfinite
 
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.step_kind import OperandShape, StepKind
-from gemm_tuner.domain.step_table import STEP_KINDS
+from gemm_tuner.domain.step_table import MASK_KINDS, STEP_KINDS
 from gemm_tuner.errors import InvalidEpilogue
 
 __all__ = [
@@ -69,7 +69,7 @@ class Step:
             InvalidEpilogue: the name is unknown, or a parameter is not a number or not allowed.
         """
         name, *values = text.strip().split(":")
-        kind = STEP_KINDS.get(name)
+        kind = STEP_KINDS.get(name) or MASK_KINDS.get(name)
         if kind is None:
             known = ", ".join(sorted(STEP_KINDS))
             raise InvalidEpilogue(

@@ -23,8 +23,11 @@ def packed_format(problem: Problem, candidate: Candidate, family: MicroKernelFam
     steps of k in a block if there are several, steps of k side by side if there are several
     (`k4`), columns in the last panel if it is narrower (`last16`), what k is padded to if that is
     more than the steps side by side (`whole32`), and `sums` if those of the columns follow. It is
-    the same for both orders in which the caller may store w.
+    the same for both orders in which the caller may store w. It is `none` where nothing is packed
+    ahead of calls.
     """
+    if not problem.operation.packs_ahead:
+        return "none"
     if family.layout is PackedLayout.GROUPS:
         return _groups_format(problem, candidate, family)
     words = [problem.types.w.value, f"{problem.n}x{problem.k}", family.layout.value]

@@ -1,13 +1,19 @@
-"""The problem: `y = epilogue(x @ w)`, as a caller asks for it, with no machine in it."""
+"""The problem: `y = epilogue(x @ w)`, or attention, as a caller asks for it.
+
+It has no machine in it.
+"""
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.dtype import F32, DType, OperandTypes
 from gemm_tuner.domain.epilogue import NO_EPILOGUE, Epilogue, EpilogueOperand
-from gemm_tuner.errors import InvalidEpilogue, InvalidProblem
+from gemm_tuner.domain.operation import Operation
+from gemm_tuner.errors import InvalidEpilogue, InvalidProblem, InvalidSetting
 
 MAX_DIMENSION = 2**31 - 1
 MAX_OPERAND_BYTES = 2**40
@@ -17,12 +23,20 @@ WHOLE_COLUMN = "k"
 
 _NUMBER = "-?[0-9]{1,99}"  # int() refuses thousands of digits
 _ROWS = re.compile(rf"(?P<low>{_NUMBER})(?:\.\.(?P<high>{_NUMBER}))?")
-_SIZES = re.compile(rf"(?P<m>{_NUMBER}(?:\.\.{_NUMBER})?)x(?P<n>{_NUMBER})x(?P<k>{_NUMBER})")
+_RANGE = rf"{_NUMBER}(?:\.\.{_NUMBER})?"
+_SIZES = re.compile(rf"(?P<m>{_RANGE})x(?P<n>{_RANGE})x(?P<k>{_NUMBER})")
 _GROUP = re.compile(r"[0-9]{1,99}")
+
+_EXAMPLE = "'f32 128x3072x768 nk bias+gelu_erf'"
+_EXAMPLE_OF_ATTENTION = "'attention f32 128x512x64 scale+causal', whose keys are always (n, k)"
+
+MAX_HEAD_SIZE = 256
+_TYPES_OF_ATTENTION = (DType.F32, DType.BF16)
+_OF_SCORES = ("scale", "add", "causal")
 
 
 class WeightLayout(StrEnum):
-    """How the caller stores the weights before packing."""
+    """How the caller stores w."""
 
     NK = "nk"  # (n, k), row-major, as PyTorch's Linear does
     KN = "kn"  # (k, n), row-major
@@ -77,10 +91,12 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A linear layer: y (m, n) = epilogue(x (m, k) @ w), lengths in elements.
+    """A product: y (m, n) = epilogue(x (m, k) @ w), lengths in elements.
 
     n and k are known at build time; m is exact or a range. The text form is
-    `f32 128x3072x768 nk bias+gelu_erf`; the last two words may be left out when parsing.
+    `f32 128x3072x768 nk bias+gelu_erf`; the last two words may be left out when parsing. It is that
+    of a linear layer, whose w is constant; a first word names another `operation`:
+    `matmul f32 128x128x64 nk scale`, whose w is another array in each call.
 
     Where w alone is of integers, `w_group` elements along k share a scale, and a zero point if the
     integers are unsigned: `bf16_s4 1x4096x4096 nk:g128`, or `nk:gk` for one group per column. The
@@ -91,6 +107,11 @@ class Problem:
     is before the epilogue, and each operation of the epilogue is rounded by itself, whatever kernel
     computes it. Of weights in groups, that is the sum of a group; these, times their scales, are
     added from +0, the first group first. Sums of bytes are exact in any order.
+
+    `attention f32 128x512x64 scale+causal` is y (m, k) = softmax(epilogue(x @ w.T)) @ v of m
+    queries x and n keys w, each of k elements, and values v (n, k). The softmax is that of rows;
+    one all of whose scores are minus infinity gives zeros. In `attention f32 1x1..4096x64 scale`,
+    the call says how many keys there are: at least `least_n`, and n at most.
     """
 
     m: Rows
@@ -101,15 +122,19 @@ class Problem:
     w_group: int | None = None
     epilogue: Epilogue = field(default=NO_EPILOGUE)
     reduction: Reduction = Reduction.ANY
+    operation: Operation = Operation.LINEAR
+    least_n: int | None = None
 
     def __post_init__(self) -> None:
         """Check the sizes."""
         _check_dimension("n", self.n)
         _check_dimension("k", self.k)
+        scores = self.m.high * self.n if self.operation.has_values else 0
         for name, elements, dtype in (
             ("x", self.m.high * self.k, self.types.x),
             ("w", self.n * self.k, self.types.w),
-            ("y", self.m.high * self.n, self.types.y),
+            ("y", self.m.high * self.y_columns, self.types.y),
+            ("the product of queries and keys", scores, DType.F32),
         ):
             if dtype.row_bytes(elements) > MAX_OPERAND_BYTES:
                 raise InvalidProblem(
@@ -119,26 +144,42 @@ class Problem:
         self._check_group()
         self._check_steps()
         self._check_reduction()
+        self._check_attention()
 
     @property
     def sizes_text(self) -> str:
         """Return the sizes as `m x n x k` without spaces."""
-        return f"{self.m.text}x{self.n}x{self.k}"
+        return f"{self.m.text}x{self._n_text}x{self.k}"
+
+    @property
+    def _n_text(self) -> str:
+        return str(self.n) if self.least_n is None else f"{self.least_n}..{self.n}"
+
+    @property
+    def columns(self) -> Rows:
+        """Return the columns of `epilogue(x @ w)`: exact, or from the least to the most keys."""
+        return Rows(low=self.n if self.least_n is None else self.least_n, high=self.n)
+
+    @property
+    def y_columns(self) -> int:
+        """Return the columns of y: those of the product, or of the values."""
+        return self.k if self.operation.has_values else self.n
 
     @property
     def text(self) -> str:
         """Return the text form, which `parse` reads back."""
-        return " ".join((self.types.text, self.sizes_text, *self._last_words))
+        return self._text_with(self.sizes_text)
 
     @property
     def layer_text(self) -> str:
         """Return the text form with `*` for the rows: all but m."""
-        return " ".join((self.types.text, f"*x{self.n}x{self.k}", *self._last_words))
+        return self._text_with(f"*x{self._n_text}x{self.k}")
 
-    @property
-    def _last_words(self) -> tuple[str, ...]:
-        words = (self.layout_text, self.epilogue.text)
-        return (*words, self.reduction.value) if self.is_fixed else words
+    def _text_with(self, sizes: str) -> str:
+        words = (*self.operation.words, self.types.text, sizes)
+        layout = () if self.operation.has_values else (self.layout_text,)
+        last = (self.reduction.value,) if self.is_fixed else ()
+        return " ".join((*words, *layout, self.epilogue.text, *last))
 
     @property
     def is_fixed(self) -> bool:
@@ -168,20 +209,65 @@ class Problem:
         """Return the rows and columns of w as the caller stores it."""
         return (self.n, self.k) if self.w_layout is WeightLayout.NK else (self.k, self.n)
 
-    def flop(self, rows: int) -> int:
-        """Return the floating-point operations of the product for `rows` rows."""
-        return 2 * rows * self.n * self.k
+    @property
+    def scores(self) -> "Problem":
+        """Return the product of queries and keys before keys are hidden, in float32."""
+        steps = tuple(step for step in self.epilogue.steps if not step.kind.hides)
+        return replace(
+            self,
+            types=self.product_types,
+            epilogue=Epilogue(steps=steps),
+            operation=Operation.MATMUL,
+            least_n=None,
+        )
 
-    def check_work(self) -> None:
-        """Check that there is something to multiply, without which no kernel can be the fastest.
+    @property
+    def product_types(self) -> OperandTypes:
+        """Return the types that micro-kernels multiply: of attention, both products in float32."""
+        is_product = not self.operation.has_values
+        return self.types if is_product else OperandTypes.of(self.types.x, y=DType.F32)
+
+    def flop(self, rows: int) -> int:
+        """Return the floating-point operations of the products for `rows` rows.
+
+        Of attention that is the product with the keys and that with the values, without those that
+        are hidden by their place.
+        """
+        products = 2 if self.operation.has_values else 1
+        return 2 * products * self.seen(rows) * self.k
+
+    def seen(self, rows: int) -> int:
+        """Return how many elements `x @ w` has for `rows` rows, without those that are hidden."""
+        hidden = 0
+        if any(step.kind.hides for step in self.epilogue.steps):
+            last = min(rows, self.n)  # rows that do not see all keys, but some
+            hidden = last * (last - 1) // 2 + (rows - last) * self.n
+        return rows * self.n - hidden
+
+    def check_work(self, *regimes: Regime) -> None:
+        """Check that a kernel can be the fastest, in each of some regimes.
 
         Raises:
-            InvalidProblem: n, k or every m is 0.
+            InvalidProblem: n, k or every m is 0: there is nothing to multiply.
+            InvalidSetting: cold weights are asked for, and w is an activation.
         """
+        self.check_regimes(*regimes)
         if 0 in {self.m.high, self.n, self.k}:
             raise InvalidProblem(
                 f"problem {self.text!r} multiplies nothing; use sizes of at least 1, "
                 "and for m also a range from 0, such as 0..64."
+            )
+
+    def check_regimes(self, *regimes: Regime) -> None:
+        """Check that the operands of a call can be in some regimes.
+
+        Raises:
+            InvalidSetting: they have cold weights, and w is an activation.
+        """
+        if Regime.COLD_WEIGHTS in regimes and not self.operation.packs_ahead:
+            raise InvalidSetting(
+                f"problem {self.text!r} has no weights that could be cold: both operands are "
+                "activations, which are warm; use the regime 'hot'."
             )
 
     def operand_type(self, operand: EpilogueOperand) -> DType:
@@ -189,6 +275,12 @@ class Problem:
         return operand.dtype or (DType.F32 if self.types.y.is_integer else self.types.y)
 
     def _check_group(self) -> None:
+        if self.types.is_weight_only and not self.operation.packs_ahead:
+            raise InvalidProblem(
+                f"types {self.types.text} have quantised weights, but w of the operation "
+                f"{self.operation.value!r} is known in the call alone; use f32, bf16, f16 or bytes "
+                "such as int8."
+            )
         sizes = f"{', '.join(map(str, GROUP_SIZES))} or {WHOLE_COLUMN}, a whole column"
         if self.types.is_weight_only is (self.w_group is None):
             raise InvalidProblem(
@@ -220,6 +312,48 @@ class Problem:
                 "use another type of y, or only zero points of x."
             )
 
+    def _check_attention(self) -> None:
+        if not self.operation.has_values:
+            if self.least_n is not None:
+                raise InvalidProblem(
+                    f"n = {self._n_text} is a range, which the operation 'attention' alone has; "
+                    "give the number of columns of w."
+                )
+            masks = [step.text for step in self.epilogue.steps if step.kind.hides]
+            if masks:
+                raise InvalidEpilogue(
+                    f"epilogue step {masks[0]!r} hides scores of attention, but the operation is "
+                    f"{self.operation.value!r}: leave it out."
+                )
+            return
+        if self.types != OperandTypes.of(self.types.x) or self.types.x not in _TYPES_OF_ATTENTION:
+            raise InvalidProblem(
+                f"attention is not computed in the types {self.types.text}; use one of: "
+                f"{', '.join(_TYPES_OF_ATTENTION)}."
+            )
+        if self.w_layout is not WeightLayout.NK or self.w_group is not None or self.is_fixed:
+            raise InvalidProblem(
+                "attention has keys as (n, k), no groups of weights and no fixed order of "
+                "additions; leave the weight layout and the reduction as they are by default."
+            )
+        if not 1 <= self.k <= MAX_HEAD_SIZE:
+            raise InvalidProblem(
+                f"heads of {self.k} elements are not supported; use a head size from 1 to "
+                f"{MAX_HEAD_SIZE}."
+            )
+        refused = [step.text for step in self.epilogue.steps if step.kind.name not in _OF_SCORES]
+        names = [step.kind.name for step in self.epilogue.steps]
+        if refused or names != sorted(set(names), key=_OF_SCORES.index):
+            raise InvalidEpilogue(
+                f"the steps {self.epilogue.text!r} are not those of scores; use each of "
+                f"{', '.join(_OF_SCORES)} once at most, in this order, as in 'scale+add+causal'."
+            )
+        if self.least_n is not None:
+            raise InvalidProblem(
+                f"n = {self._n_text} is a range of keys, for which no kernel is generated yet; "
+                "give their number."
+            )
+
     def _check_reduction(self) -> None:
         is_defined = self.types.accumulator is not DType.F16 and not self.has_zero_points
         if self.is_fixed and not is_defined:
@@ -246,65 +380,84 @@ class Problem:
     def create(
         cls,
         m: int | str,
-        n: int,
+        n: int | str,
         k: int,
         *,
         dtype: str = DType.F32.value,
         w_layout: str = WeightLayout.NK.value,
         epilogue: str = "none",
         reduction: str = Reduction.ANY.value,
+        operation: str = Operation.LINEAR.value,
     ) -> "Problem":
         """Return the problem described by plain values, as they come from a user.
 
         `w_layout` is `nk` or `kn`, with groups `nk:g128` or `nk:gk`; `reduction` is `any` or
-        `fixed`.
+        `fixed`; `operation` is `linear`, `matmul` or `attention`, which alone takes a range of n
+        such as `1..4096`.
 
         Raises:
-            InvalidProblem: a size, dtype, layout or reduction cannot be used.
+            InvalidProblem: a size, dtype, layout, reduction or operation cannot be used.
             InvalidEpilogue: the epilogue cannot be used.
         """
         layout, group = _parse_layout(w_layout, k)
+        low, high = _parse_n(n)
         return cls(
             m=Rows.parse(str(m)),
-            n=n,
+            n=high,
+            least_n=low,
             k=k,
             types=_parse_types(dtype),
             w_layout=layout,
             w_group=group,
             epilogue=_parse_epilogue(epilogue),
             reduction=_parse_reduction(reduction),
+            operation=Operation.parse(operation),
         )
 
     @classmethod
     def parse(cls, text: str) -> "Problem":
-        """Return the problem written as `f32 128x3072x768 nk bias+gelu_erf`, or with `fixed` last.
+        """Return the problem written as `f32 128x3072x768 nk bias+gelu_erf`.
+
+        The name of an operation may stand in front, and `fixed` at the end. Of attention, the
+        steps follow the sizes: `attention f32 128x512x64 scale+causal`.
 
         Raises:
             InvalidProblem: the text does not have this form, or a size cannot be used.
             InvalidEpilogue: the epilogue cannot be used.
         """
         words = text.split()
+        operation = words.pop(0) if words[:1] in _OPERATIONS else Operation.LINEAR.value
         reduction = words.pop() if words[-1:] == [Reduction.FIXED.value] else Reduction.ANY.value
+        if operation == Operation.ATTENTION.value and not _are_of_layout(words[2:3]):
+            words[2:2] = [WeightLayout.NK.value]
         sizes = _SIZES.fullmatch(words[1]) if 2 <= len(words) <= 4 else None
         if sizes is None:
+            is_attention = operation == Operation.ATTENTION.value
             raise InvalidProblem(
-                f"problem {text!r} is not understood; "
-                "write it as 'f32 128x3072x768 nk bias+gelu_erf'."
+                f"problem {text!r} is not understood; write it as "
+                f"{_EXAMPLE_OF_ATTENTION if is_attention else _EXAMPLE}."
             )
         return cls.create(
             sizes["m"],
-            int(sizes["n"]),
+            sizes["n"],
             int(sizes["k"]),
             dtype=words[0],
             w_layout=words[2] if len(words) > 2 else WeightLayout.NK.value,
             epilogue=words[3] if len(words) > 3 else "none",
             reduction=reduction,
+            operation=operation,
         )
 
+
+_OPERATIONS = [[operation.value] for operation in Operation]
 
 # The same few are asked for again and again, with other sizes.
 _parse_types = lru_cache(maxsize=256)(OperandTypes.parse)
 _parse_epilogue = lru_cache(maxsize=256)(Epilogue.parse)
+
+
+def _are_of_layout(words: Sequence[str]) -> bool:
+    return any(word.partition(":")[0] in {*map(str, WeightLayout)} for word in words)
 
 
 def _parse_layout(text: str, k: int) -> tuple[WeightLayout, int | None]:
@@ -330,6 +483,17 @@ def _parse_layout(text: str, k: int) -> tuple[WeightLayout, int | None]:
     if is_whole:
         return layout, column
     return layout, min(int(size), column) if int(size) in GROUP_SIZES else int(size)
+
+
+def _parse_n(n: int | str) -> tuple[int | None, int]:
+    """Return the least n, None where n is exact, and n."""
+    if isinstance(n, int):
+        return None, n
+    match = _ROWS.fullmatch(n)
+    if match is None:
+        raise InvalidProblem(f"n = {n!r} is not understood; write a number.")
+    low, high = int(match["low"]), match["high"]
+    return (None, low) if high is None or int(high) == low else (low, int(high))
 
 
 def _parse_reduction(text: str) -> Reduction:

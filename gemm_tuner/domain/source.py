@@ -3,17 +3,20 @@
 from dataclasses import dataclass
 from hashlib import sha256
 
+from gemm_tuner.domain.operation import Operation
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """The text of one translation unit.
 
     In one that `keeps_roundings`, each operation is rounded by itself: compilers may not make one
-    instruction of a product and a sum.
+    instruction of a product and a sum. `abi_version` is what the kernel says of itself.
     """
 
     text: str
     keeps_roundings: bool = False
+    abi_version: int = Operation.LINEAR.abi_version
 
     @property
     def sha256(self) -> str:

@@ -59,7 +59,9 @@ class StepKind:
     `operand_type` is the type of the operand, None for that of y, or f32 where y is of integers.
     A step that `is_offset` takes an offset of x off the sums of integers, before they become
     floats: its operand is that offset, and its reference gets the offset times the sums of w.
-    The operand of one that `is_scale` brings sums to the range of y.
+    The operand of one that `is_scale` brings sums to the range of y. One that `hides` makes scores
+    of attention minus infinity by their place: its reference gets all of them, and kernels leave
+    them out.
 
     `cpp` is a C++ expression over the vectors `value` and `operand` and the scalars named in
     `parameters`; it calls `functions`, and its own constants fill `constants` registers.
@@ -85,6 +87,7 @@ class StepKind:
     operand_type: DType | None = None
     is_offset: bool = False
     is_scale: bool = False
+    hides: bool = False
     parameters: tuple[tuple[str, float], ...] = ()
     functions: tuple[VectorFunction, ...] = ()
     constants: int = 0

@@ -21,6 +21,7 @@ from gemm_tuner.domain.step_kind import Array, Namespace, OperandShape, StepKind
 # fmt: off
 _MAXIMUM = VectorFunction(name="maximum", part="parts/select")
 _MINIMUM = VectorFunction(name="minimum", part="parts/select")
+_GREATER = VectorFunction(name="greater", part="parts/select")
 _SELECT_BELOW = VectorFunction(name="select_below", part="parts/select")
 _SELECT_NEGATIVE = VectorFunction(name="select_negative", part="parts/select",
                                   needs=(_SELECT_BELOW,))
@@ -46,6 +47,8 @@ _GELU = VectorFunction(name="gelu", part="parts/gelu", constants=20,
                        needs=(_MINIMUM, _MAGNITUDE_OF))
 _TANH_RISE = VectorFunction(name="tanh_rise", part="parts/gelu")
 _ERF_RISE = VectorFunction(name="erf_rise", part="parts/gelu")
+# What the weights of a softmax are computed with.
+SOFTMAX_FUNCTIONS = (_GREATER, _SELECT_BELOW, _EXPONENTIAL)
 # fmt: on
 
 # The parts that define them, in the order in which a source has them.
@@ -99,6 +102,11 @@ def _gelu_erf_of_whole_arrays(xp: Namespace, value: Array, _operand: None) -> Ar
 def _gelu_tanh(xp: Namespace, value: Array) -> Array:
     inner = 0.7978845608028654 * (value + 0.044715 * value**3)
     return value * _logistic(xp, 2.0 * inner)  # (1 + tanh(inner)) / 2 without cancellation
+
+
+def _causal(xp: Namespace, value: Array, _operand: None) -> Array:
+    rows, keys = value.shape
+    return xp.where(xp.tri(rows, keys, keys - rows, dtype=bool), value, -xp.inf)
 
 
 def _onednn(name: str, *constants: float) -> tuple[OneDnnPostOp, ...]:
@@ -245,5 +253,11 @@ STEP_KINDS: dict[str, StepKind] = {kind.name: kind for kind in (
              onednn=_onednn("GELU_ERF"), onnx=OnnxOperator(name="Gelu"),
              torch=TorchOperator(name="gelu", post_op=("gelu", "none"),
                                  zentorch="gelu_erf")),
+)}
+
+# Of scores alone: they hide keys from queries, and take no part in other chains.
+MASK_KINDS: dict[str, StepKind] = {kind.name: kind for kind in (
+    # Query i sees key j where j <= i + (keys - queries): the last one sees all of a cache.
+    StepKind(name="causal",     cpp="", hides=True, ulp=0.0, reference=_causal),
 )}
 # fmt: on

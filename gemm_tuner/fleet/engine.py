@@ -1,9 +1,11 @@
 """What places tasks on machines: its interface, and Dask behind it."""
 
 import asyncio
+import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, Protocol
 
 from gemm_tuner.fleet.library import (
@@ -54,24 +56,25 @@ class Engine(Protocol):
 
 
 class DaskEngine:
-    """The machines of a Dask scheduler.
+    """The machines of a Dask scheduler. `tell` takes a line for people.
 
     Raises:
         MissingCapability: Dask is not installed.
         SchedulerUnreachable: the scheduler does not answer.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, tell: Callable[[str], None]) -> None:
         self._scheduler = scheduler
         asyncio.run(greet(scheduler))
         try:
-            self._client: Any = load_distributed().Client(
-                scheduler.address,
-                security=security_of(scheduler),
-                set_as_default=False,
-                timeout=TIMEOUT_S,
-                name="gemm-tuner",
-            )
+            with _telling_of_versions(tell):
+                self._client: Any = load_distributed().Client(
+                    scheduler.address,
+                    security=security_of(scheduler),
+                    set_as_default=False,
+                    timeout=TIMEOUT_S,
+                    name="gemm-tuner",
+                )
         except Exception as error:  # of any kind, where something else answers
             raise SchedulerUnreachable.because(self._scheduler, error) from error
 
@@ -120,6 +123,41 @@ class DaskEngine:
         """Let go of all tasks, and of the machines."""
         with suppress(Exception):  # where the scheduler is gone, there is nothing to say goodbye to
             self._client.close(timeout=TIMEOUT_S)
+
+
+@contextmanager
+def _telling_of_versions(tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell once if packages of the fleet differ; the library warns at each connection."""
+    kind = load_distributed().versions.VersionMismatchWarning
+    warnings.simplefilter("ignore", kind)  # also when it connects again by itself
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", kind)
+        yield
+    for one in caught:
+        if one.category is kind:
+            _tell_once(tell, _of_versions(str(one.message)))
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
+@cache
+def _tell_once(tell: Callable[[str], None], text: str) -> None:
+    tell(text)
+
+
+def _of_versions(message: str) -> str:
+    """Return as a line what is a table in a warning: a row for each package with its versions."""
+    rows = [line.strip("|").split("|") for line in message.splitlines() if line.startswith("|")]
+    packages = [
+        f"{package} {here} here, {there} at the scheduler, {of_workers} at workers"
+        for package, here, there, of_workers in (
+            [cell.strip(" {}") for cell in row] for row in rows[1:]
+        )
+    ]
+    return (
+        f"Packages of the fleet differ ({'; '.join(packages)}); if jobs fail, install the same "
+        "versions on all machines."
+    )
 
 
 def resources_of(class_key: str) -> dict[str, float]:

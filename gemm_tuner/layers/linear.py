@@ -169,10 +169,7 @@ class Linear:
         Raises:
             InvalidArray: `x` or `out` cannot be used.
         """
-        shape = getattr(x, "shape", None)
-        ready = None
-        if isinstance(shape, tuple) and len(shape) == 2:
-            ready = self._kernels.known(shape[0])
+        ready = self._kernels.known(_rows_told_by(x))
         if ready is None:
             ready = self._kernels.find(self._check_rows(x))
         if self._x_type is not None:
@@ -255,6 +252,14 @@ def _functions_of(activation: str | None) -> list[str]:
                 "value, such as 'relu' or 'gelu_erf', or a kernel of Client or tune."
             )
     return [step.text for step in steps]
+
+
+def _rows_told_by(x: object) -> int:
+    try:
+        shape = getattr(x, "shape", None)
+    except RuntimeError:  # a nested tensor of PyTorch has none; what is wrong with it is said later
+        shape = None
+    return shape[0] if isinstance(shape, tuple) and len(shape) == 2 else -1
 
 
 def _bias_of(bias: object, n: int, dtype: np.dtype[Any]) -> Array:

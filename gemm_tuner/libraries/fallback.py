@@ -14,8 +14,9 @@ from gemm_tuner.arrays.batch import (
     products_of,
 )
 from gemm_tuner.arrays.call import check_batch_call, check_call
-from gemm_tuner.arrays.dlpack import AnyArray
+from gemm_tuner.arrays.dlpack import AnyArray, SharedArray
 from gemm_tuner.arrays.packed import PackedWeights, check_packed
+from gemm_tuner.arrays.products import Products, check_products, refuse_packing, refuse_values
 from gemm_tuner.arrays.weights import check_weights
 from gemm_tuner.domain.comparison import Comparison
 from gemm_tuner.domain.context import check_threads
@@ -59,7 +60,8 @@ class NoKernel:
 class FallbackKernel:
     """A problem computed by a library, and the reason why no kernel does it.
 
-    It is called like a `Kernel`: pack the weights once, then call, from any number of threads. The
+    It is called like a `Kernel`: pack the weights once, then call, from any number of threads; of
+    two activations call it as `kernel(x, w)`. The
     library is the one that kernels were compared with, where it is installed and can be called
     here; else the fastest of its race that can, oneDNN, OpenBLAS or NumPy. `library` says what
     computes: `onednn 3.2.0`. `reason` ends with what the comparison was with and, if another
@@ -119,13 +121,19 @@ class FallbackKernel:
             InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
                 be used.
         """
+        self._check_packs()
         weights = check_weights(self.problem, w, scales, zero_points)
         return PackedWeights(owner=self.packed_format, memory=self._layer.pack(weights))
+
+    def _check_packs(self) -> None:
+        if not self.problem.operation.packs_ahead:
+            refuse_packing(self.problem)
 
     def __call__(
         self,
         x: AnyArray,
-        packed: PackedWeights,
+        packed: PackedWeights | SharedArray,
+        v: object = None,
         *,
         out: AnyArray | None = None,
         threads: int | None = None,
@@ -140,11 +148,24 @@ class FallbackKernel:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
             InvalidSetting: `threads` or `parts` is out of range.
         """
+        if not self.problem.operation.packs_ahead:
+            products = check_products(self.problem, x, packed, out, operands, v=v)
+            return self._multiply(products, self._wanted_threads(threads, parts))
+        refuse_values(self.problem, v)
         check_packed(packed, self.packed_format)
+        assert isinstance(packed, PackedWeights)
         wanted = self._wanted_threads(threads, parts)
         arrays = check_call(self.problem, x, out, operands)
         read = list(arrays.operands.arrays.values())
         self._layer.compute(arrays.x, packed.memory, arrays.y, read, wanted)
+        return arrays.result
+
+    def _multiply(self, arrays: Products[AnyArray], threads: int | None) -> AnyArray:
+        """Return the products of activations, one after the other."""
+        if arrays.y.size == 0:
+            return arrays.result
+        for x, w, y, *read in arrays.each(self.problem.epilogue.operands):
+            self._layer.compute(x, w, y, read, threads)
         return arrays.result
 
     def pack_batch(
@@ -156,6 +177,7 @@ class FallbackKernel:
             InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
                 be used.
         """
+        self._check_packs()
         copies = [
             self.pack(one, scales=scale, zero_points=zero).memory
             for one, scale, zero in batch_of_weights(w, scales, zero_points)
@@ -178,6 +200,7 @@ class FallbackKernel:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
             InvalidSetting: `threads` or `parts` is out of range.
         """
+        self._check_packs()
         given, y, result = check_batch_call(self.problem, x, out)
         count = len(given)
         if isinstance(packed, PackedBatch):

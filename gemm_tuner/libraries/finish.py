@@ -81,6 +81,11 @@ class _CallStruct(ctypes.Structure):
         ("sums_type", ctypes.c_int32),
         ("y_type", ctypes.c_int32),
         ("sums_of_w", ctypes.c_void_p),
+        ("w", ctypes.c_void_p),
+        ("k", ctypes.c_int64),
+        ("w_distance", ctypes.c_int64),
+        ("w_type", ctypes.c_int32),
+        ("w_is_kn", ctypes.c_int32),
         ("team", TeamStruct),
         ("step_count", ctypes.c_int32),
         ("steps", _StepStruct * MAX_STEPS),
@@ -108,6 +113,20 @@ def spread_of(column: Array) -> Operation:
     return Operation(Step(kind=_ADD_COLUMN), column)
 
 
+class GivenWeights(NamedTuple):
+    """Weights of 8 bits, (n, k) or (k, n) with dense rows, whose columns a pass adds up."""
+
+    w: Array
+    is_kn: bool
+
+    @property
+    def fields(self) -> tuple[int, int, int, int, int]:
+        """Return the fields of `finish_call` from `w` on."""
+        k = self.w.shape[0 if self.is_kn else 1]
+        distance = self.w.strides[0] // self.w.itemsize
+        return address_of(self.w), k, distance, _TYPES[self.w.dtype.name], self.is_kn
+
+
 class Finish:
     """One pass, ready to be run any number of times; the arrays must live as long."""
 
@@ -118,13 +137,17 @@ class Finish:
         y: Array,
         *,
         sums_of_w: Array | None = None,
+        w: GivenWeights | None = None,
         team: TeamStruct | None = None,
     ) -> None:
         """Describe the pass from `sums` to `y`, both (m, n) with dense rows.
 
-        `sums_of_w`, (n,) of int32, are needed for offsets. A `team` shares the rows out.
+        `sums_of_w`, (n,) of int32, are needed for offsets; of a `w` that is given in each call,
+        the pass finds them. A `team` shares the rows out.
         """
-        self._arrays = (*operations, sums, y, sums_of_w)
+        if w is not None:
+            sums_of_w = np.zeros(y.shape[1], np.int32)
+        self._arrays = (*operations, sums, y, sums_of_w, w)
         steps = (_StepStruct * MAX_STEPS)(*(_describe(one) for one in operations))
         self._struct = _CallStruct(
             *y.shape,
@@ -135,6 +158,7 @@ class Finish:
             _TYPES[sums.dtype.name],
             _TYPES[y.dtype.name],
             None if sums_of_w is None else address_of(sums_of_w),
+            *((None, 0, 0, 0, 0) if w is None else w.fields),
             team or TeamStruct(),
             len(operations),
             steps,

@@ -176,4 +176,5 @@ class FixedOrderLayer:
         threads: int | None,  # noqa: ARG002 - it has one thread
     ) -> None:
         """Write `epilogue(x @ w)` to y; the operands are in the order of the epilogue."""
-        y[...] = self._order.compute(self._problem, x, packed, operands)
+        w = packed if self._problem.operation.packs_ahead else multiplied(self._problem, packed)
+        y[...] = self._order.compute(self._problem, x, w, operands)

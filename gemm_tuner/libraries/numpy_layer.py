@@ -36,8 +36,12 @@ class NumpyLayer:
         if weights.scales is not None:
             quantised = QuantisedWeights(weights.w, weights.scales, weights.zero_points)
             return dequantise_weights(self._problem, quantised).astype(working_type).T
-        copied: Array = weights.w.astype(working_type)
-        return copied.T if self._problem.w_layout is WeightLayout.NK else copied
+        return self._multiplied(np.array(weights.w, order="C"))
+
+    def _multiplied(self, w: Array) -> Array:
+        """Return w, (k, n), in the type in which it is multiplied."""
+        wanted: Array = w.astype(_working_type(self._problem), copy=False)
+        return wanted.T if self._problem.w_layout is WeightLayout.NK else wanted
 
     def compute(
         self,
@@ -48,6 +52,8 @@ class NumpyLayer:
         threads: int | None,  # noqa: ARG002 - NumPy chooses its threads itself
     ) -> None:
         """Write `epilogue(x @ w)` to y; the operands are in the order of the epilogue."""
+        if not self._problem.operation.packs_ahead:
+            packed = self._multiplied(packed)
         # A kernel computes with infinities in silence, and so does its substitute.
         with np.errstate(all="ignore"):
             product = np.matmul(x.astype(packed.dtype, copy=False), packed)

@@ -8,6 +8,7 @@ import numpy as np
 
 from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.arrays.weights import StoredWeights
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.errors import BaselineMissing
@@ -26,7 +27,7 @@ from gemm_tuner.libraries.onednn_product import OneDnnProduct, usable_products
 from gemm_tuner.libraries.plain import plain_of_stored, plain_problem, text_with_plain_weights
 from gemm_tuner.libraries.spelling import Spelling
 from gemm_tuner.machine.core_clock import CoreClock
-from gemm_tuner.machine.memory import address_of, allocate_aligned
+from gemm_tuner.machine.memory import ThreadMemory, address_of, allocate_aligned
 
 _SUM = np.dtype(np.int32)
 _ROUNDS = 5  # of calls that compare spellings, after one that does not count
@@ -36,6 +37,8 @@ _LONG_S = 0.05  # of all rounds: enough of them
 # Of a range of m: what is fastest for so many rows is for more, and they take little memory.
 _TRIAL_ROWS = 512
 
+# What is packed in a call is read in it alone.
+_IN_CALLS = ThreadMemory()
 
 # The spelling of each library, plain problem and number of threads, chosen once in a process: what
 # is packed for a layer fits all others of the same problem, in forked children, too.
@@ -128,9 +131,12 @@ class _Form:
     def pack(self, w: Array) -> Array:
         """Return weights in the layout of the product, followed by their sums if need be."""
         problem = self._problem
-        wanted = np.ascontiguousarray(w, NUMPY_TYPES[self.spelling.w])
+        wanted = self._converted(w, self.spelling.w)
+        if self.spelling.multiplies_stored_w and not self._has_sums:
+            return wanted
         sums_bytes = problem.n * _SUM.itemsize if self._has_sums else 0
-        packed = allocate_aligned(self._packed_bytes + sums_bytes)
+        allocate = allocate_aligned if problem.operation.packs_ahead else _IN_CALLS.get
+        packed = allocate(self._packed_bytes + sums_bytes)
         self.product.pack(address_of(wanted), address_of(packed))
         if sums_bytes:
             axis = 1 if problem.w_layout is WeightLayout.NK else 0
@@ -147,7 +153,9 @@ class _Form:
             _spread(operands[number], y.shape) if spread else np.ascontiguousarray(operands[number])
             for number, spread in zip(self.product.operands, self.product.spread, strict=True)
         ]
-        self.product.compute(self._converted(x), packed, target, fused, threads)
+        if not self._problem.operation.packs_ahead:
+            packed = self.pack(packed)
+        self.product.compute(self._converted(x, self.spelling.x), packed, target, fused, threads)
         if self.spelling.needs_finish:
             self._finish(target, packed, y, operands[self._fused_operands :], threads)
         elif target is not y:
@@ -165,7 +173,9 @@ class _Form:
             np.zeros(_shape_of(operand.shape, y.shape), NUMPY_TYPES[problem.operand_type(operand)])
             for operand in problem.epilogue.operands
         ]
-        packed = self.pack(np.zeros(problem.w_shape, NUMPY_TYPES[problem.types.w]))
+        packed = np.zeros(problem.w_shape, NUMPY_TYPES[problem.types.w])
+        if problem.operation.packs_ahead:
+            packed = self.pack(packed)
 
         clock = CoreClock(threads)
 
@@ -177,8 +187,8 @@ class _Form:
 
         return run
 
-    def _converted(self, x: Array) -> Array:
-        return np.ascontiguousarray(x, NUMPY_TYPES[self.spelling.x])
+    def _converted(self, array: Array, dtype: DType) -> Array:
+        return np.ascontiguousarray(array, NUMPY_TYPES[dtype])
 
     def _finish(
         self,

@@ -77,7 +77,13 @@ class OneDnnProduct:
         self._threads = threads
         self._constants = constants or {}
         self._primitive = lru_cache(_KEPT_PRIMITIVES)(self.make_primitive)
-        in_any_layout = library.matrix_in_any_layout(self._weights_shape, spelling.w)
+        self._reorder = lru_cache(_KEPT_PRIMITIVES)(self.make_reorder)
+        self._stored = library.array(self._weights_shape, spelling.w, self._stored_strides)
+        in_any_layout = (
+            self._stored
+            if spelling.multiplies_stored_w
+            else library.matrix_in_any_layout(self._weights_shape, spelling.w)
+        )
         with library.in_threads(threads):
             # Kept, because the layout belongs to it.
             self._greatest, described = self._describe(problem.m.high, in_any_layout)
@@ -108,23 +114,29 @@ class OneDnnProduct:
         is_transposed = self.spelling.is_inner_product
         return (problem.n, problem.k) if is_transposed else (problem.k, problem.n)
 
+    @property
+    def _stored_strides(self) -> tuple[int, ...]:
+        problem = self._problem
+        strides = (1, problem.k) if problem.w_layout is WeightLayout.NK else (problem.n, 1)
+        return strides[::-1] if self.spelling.is_inner_product else strides
+
     def pack(self, w: int, packed: int) -> None:
         """Write the weights from one address, contiguous, to another, in the layout of oneDNN.
 
         Raises:
             BaselineMissing: oneDNN failed, for lack of memory, say.
         """
-        problem, library, engine = self._problem, self.library, self.library.engine
-        strides = (1, problem.k) if problem.w_layout is WeightLayout.NK else (problem.n, 1)
-        if self.spelling.is_inner_product:
-            strides = strides[::-1]
-        given = library.array(self._weights_shape, self.spelling.w, strides)
-        arguments: list[MemoryArgument] = [(SOURCE, given), (DESTINATION, self._layout)]
-        with library.in_threads(self._threads):
-            description = library.create(
-                "reorder_primitive_desc", given, engine, self._layout, engine, None
-            )
-            Primitive(library, description, arguments).execute([w, packed])
+        with self.library.in_threads(self._threads) as usable:
+            self._reorder(usable).execute([w, packed])
+
+    def make_reorder(self, _threads: int | None) -> "Primitive":
+        """Return the primitive that packs, for the threads that OpenMP has now."""
+        library, engine = self.library, self.library.engine
+        arguments: list[MemoryArgument] = [(SOURCE, self._stored), (DESTINATION, self._layout)]
+        description = library.create(
+            "reorder_primitive_desc", self._stored, engine, self._layout, engine, None
+        )
+        return Primitive(library, description, arguments)
 
     def compute(
         self,

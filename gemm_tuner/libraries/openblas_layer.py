@@ -44,9 +44,9 @@ class OpenBlasLayer:
         self._library = open_openblas()
         self._openmp = system_openmp()  # here: it tells a forked child by what process it was made
         self._pass = built_finish()
-        self._converts_x = plain.types.x is not DType.F32
+        converts_x = plain.types.x is not DType.F32
         self._finishes = bool(plain.epilogue.steps) or plain.types.y is not DType.F32
-        has_passes = self._converts_x or self._finishes
+        has_passes = converts_x or self._finishes
         if has_passes and self._pass is None:
             raise BaselineMissing("the pass in C that OpenBLAS needs was not built.")
         for step in plain.epilogue.steps:
@@ -56,6 +56,8 @@ class OpenBlasLayer:
                 )
         # OpenBLAS is up to 1.7 times as fast with w as (k, n), but for a single row of x.
         self._wanted = WeightLayout.NK if plain.m.high == 1 else WeightLayout.KN
+        if not problem.operation.packs_ahead:
+            self._wanted = problem.w_layout
         name = f"{self._library.text} + pass" if has_passes else self._library.text
         self.text = text_with_plain_weights(name, problem)
 
@@ -77,17 +79,22 @@ class OpenBlasLayer:
         if not len(x):
             return
         sums = y if y.dtype == np.float32 else np.empty(y.shape, np.float32)
-        w = packed.T if self._wanted is WeightLayout.NK else packed
         with self._library.in_threads(threads) as used:
-            if self._converts_x:
-                converted = np.empty(x.shape, np.float32)
-                self._run([], x, converted, used)
-                x = converted
+            x, w = (self._in_float32(one, used) for one in (x, packed))
+            w = w.T if self._wanted is WeightLayout.NK else w
             # A kernel computes with infinities in silence, and so does its substitute.
             with np.errstate(all="ignore"):
                 np.matmul(x, w, out=sums)
         if self._finishes:
             self._run(operations_of(self._problem.epilogue.steps, operands), sums, y, used)
+
+    def _in_float32(self, array: Array, threads: int) -> Array:
+        """Return an array as it is multiplied: of other types of x, and of w in the call."""
+        if array.dtype == np.float32:
+            return array
+        converted = np.empty(array.shape, np.float32)
+        self._run([], array, converted, threads)
+        return converted
 
     def _run(
         self, operations: Sequence[Operation], source: Array, target: Array, threads: int

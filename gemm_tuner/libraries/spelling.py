@@ -31,6 +31,8 @@ class Spelling:
     The product takes x, w and y in these types, and fuses the first `fused` steps of the epilogue;
     a pass converts x before it, and another does the rest after it. In a layer that `is_fixed`,
     scalars are constants of the product. A product is a `matmul` of oneDNN, or an `inner_product`.
+    A w that comes with each call is multiplied as it is stored, or `reorders_w` to the layout that
+    oneDNN likes best.
     """
 
     problem: Problem
@@ -41,6 +43,12 @@ class Spelling:
     columns: Columns = Columns.COLUMN
     is_fixed: bool = False
     is_inner_product: bool = False
+    reorders_w: bool = False
+
+    @property
+    def multiplies_stored_w(self) -> bool:
+        """Say whether w is multiplied as it is stored, but for its type."""
+        return not (self.problem.operation.packs_ahead or self.reorders_w)
 
     @property
     def converts_x(self) -> bool:
@@ -81,6 +89,8 @@ class Spelling:
             parts.append(f"x and w in {self.x.value}")
         if self.is_inner_product:
             parts.append("as an inner product")
+        if self.reorders_w:
+            parts.append("w reordered")
         if steps:
             parts.append("fused" if self.fused == steps else f"{self.fused} of {steps} steps fused")
         if self.fuses_columns:
@@ -112,6 +122,7 @@ def spellings_of(problem: Problem, *, of_fixed_layer: bool) -> list[Spelling]:
             columns=columns,
             is_fixed=is_fixed,
             is_inner_product=is_inner_product,
+            reorders_w=reorders_w,
         )
         for x, w in products
         for fused in _fused_counts(problem, x)
@@ -123,6 +134,7 @@ def spellings_of(problem: Problem, *, of_fixed_layer: bool) -> list[Spelling]:
             else (False,)
         )
         for is_inner_product in ((False, True) if (x, w) == _FLOATS else (False,))
+        for reorders_w in ((False,) if problem.operation.packs_ahead else (False, True))
     ]
 
 

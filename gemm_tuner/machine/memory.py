@@ -2,6 +2,7 @@
 
 import mmap
 from contextlib import suppress
+from threading import local
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,20 @@ def map_memory(size_bytes: int) -> mmap.mmap:
         with suppress(OSError):
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping
+
+
+class ThreadMemory(local):
+    """Memory of each thread, kept between its calls: new pages take as long as a small product."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._kept = np.empty(0, np.uint8)
+
+    def get(self, size_bytes: int) -> NDArray[np.uint8]:
+        """Return so many bytes, aligned, with whatever the last call left in them."""
+        if self._kept.size < size_bytes:
+            self._kept = allocate_aligned(size_bytes)
+        return self._kept[:size_bytes]
 
 
 def address_of(array: NDArray[np.generic]) -> int:

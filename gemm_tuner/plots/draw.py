@@ -94,7 +94,7 @@ def draw_searches(lines: Sequence[Line], middle: Line, says: str) -> str:
 def draw_panels(panels: Sequence[Panel], says: str) -> str:
     """Return small plots of speed over m, two in a row, with the kernel's line and the baseline's.
 
-    Panels have up to two lines.
+    A third line, if there is one, is that of a library for a range.
     """
     across = min(2, len(panels))
     rows = ceil(len(panels) / across)
@@ -109,7 +109,7 @@ def draw_panels(panels: Sequence[Panel], says: str) -> str:
             axes.set_visible(False)
         for axes, panel in zip(grid, panels, strict=False):
             for line, (colour, shape) in zip(
-                panel.lines, ((TUNED, "o"), (BASELINE, "D")), strict=False
+                panel.lines, ((TUNED, "o"), (BASELINE, "D"), (FIRST, "s")), strict=False
             ):
                 xs, ys = zip(*line.points, strict=True)
                 axes.plot(

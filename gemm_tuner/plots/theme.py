@@ -42,6 +42,22 @@ _VARIABLES = {
     SECOND: "second",
 }
 
+# For a picture in a file of its own, on a light and on a dark page; as in cli/page/page.css.
+# fmt: off
+_PAGES: Mapping[str, tuple[str, str]] = {
+    "page":     ("#ffffff", "#0d1117"),
+    "ink":      ("#1f2328", "#f0f6fc"),
+    "muted":    ("#59636e", "#9198a1"),
+    "grid":     ("#d8dee4", "#30363d"),
+    "band":     ("#eef1f4", "#1b222b"),
+    "tuned":    ("#0072b2", "#56b4e9"),
+    "tie":      ("#6b7280", "#a8b1bb"),
+    "baseline": ("#c2410c", "#f59e0b"),
+    "first":    ("#0072b2", "#56b4e9"),
+    "second":   ("#c2410c", "#f59e0b"),
+}
+# fmt: on
+
 # The marks of decisions, and of the two databases of a comparison: colour and shape.
 # fmt: off
 MARKS: Mapping[str, tuple[str, str]] = {
@@ -134,6 +150,19 @@ def svg_of(figure: Figure, says: str) -> str:
     text = _styles_as_classes(_TAG.sub(tidy, text))
     text = re.sub(r">\s+<", ">\n<", text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(plain(says))}" ', 1)
+
+
+def in_own_file(svg: str) -> str:
+    """Return a picture that `svg_of` made as a file of its own, with colours and a background."""
+    light, dark = (
+        "".join(f"--{name}:{colours[page]};" for name, colours in _PAGES.items()) for page in (0, 1)
+    )
+    style = f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}"
+    background = '<rect width="100%" height="100%" fill="var(--page)"/>'
+    head, tag, rest = svg.partition("</defs>")
+    assert tag, "matplotlib writes its styles first"
+    font = f"text{{font:{FONT_POINTS}px sans-serif}}"
+    return f"{head}<style>{style}{font}</style>{tag}{background}{rest}"
 
 
 def _styles_as_classes(text: str) -> str:

@@ -31,11 +31,14 @@ class DirectCall:
         owner: str,
         new_result: Callable[[SharedArray, tuple[int, int], np.dtype[np.generic]], SharedArray],
         operands: tuple[tuple[str, int, ElementType], ...],
+        w_type: ElementType | None,
+        w_shape: tuple[int, int],
     ) -> None: ...
     def __call__(
         self,
         x: AnyArray,
-        packed: PackedWeights,
+        packed: PackedWeights | SharedArray,
+        v: object = None,
         *,
         out: AnyArray | None = None,
         threads: int | None = None,

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
-from threading import local
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +23,9 @@ from gemm_tuner.arrays.batch import (
     view_products,
 )
 from gemm_tuner.arrays.call import check_batch_call, check_call, view_operands
-from gemm_tuner.arrays.dlpack import AnyArray, element_type, new_result
+from gemm_tuner.arrays.dlpack import AnyArray, SharedArray, element_type, new_result
 from gemm_tuner.arrays.packed import PackedWeights, check_packed
+from gemm_tuner.arrays.products import Products, check_products, refuse_packing, refuse_values
 from gemm_tuner.arrays.views import NUMPY_TYPES, count_rows, view_matrix, view_output
 from gemm_tuner.arrays.weights import StoredWeights, check_weights
 from gemm_tuner.domain.artifact import Artifact
@@ -36,7 +36,7 @@ from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidSetting, KernelRejected
 from gemm_tuner.machine.amx import ask_for_amx
-from gemm_tuner.machine.memory import address_of, allocate_aligned
+from gemm_tuner.machine.memory import ThreadMemory, address_of, allocate_aligned
 from gemm_tuner.runtime.direct import DirectCall, sealed
 from gemm_tuner.runtime.pool import configure_pool, pack_parts, run_parts
 
@@ -54,6 +54,9 @@ _SHAPE_NUMBERS = {
 @sealed
 class Kernel(DirectCall):
     """A loaded kernel: `y = epilogue(x @ w)` for one n and k.
+
+    That of a product of two activations is called as `kernel(x, w, ...)`, that of attention as
+    `kernel(q, k, v, ...)`; they have nothing to pack.
 
     `kernel(x, packed, ...)` computes what `kernel.compute(x, packed, ...)` does, through the call
     path in C where that was built. Any number of threads may call it at once. `library` names what
@@ -89,8 +92,9 @@ class Kernel(DirectCall):
             ) from error
         self._y_type = NUMPY_TYPES[self.problem.types.y]
         self._operands = self.problem.epilogue.operands
-        self._memory = _ThreadMemory()
-        if native.run_address:
+        self._memory = ThreadMemory()
+        # Calls with values go through Python.
+        if native.run_address and not self.problem.operation.has_values:
             self._prepare()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -127,9 +131,14 @@ class Kernel(DirectCall):
             InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
                 be used.
         """
+        self._check_packs()
         memory = allocate_aligned(self.native.packed_weight_bytes)
         self._pack_into(memory, [check_weights(self.problem, w, scales, zero_points)])
         return PackedWeights(owner=self.packed_format, memory=memory)
+
+    def _check_packs(self) -> None:
+        if not self.problem.operation.packs_ahead:
+            refuse_packing(self.problem)
 
     def _pack_into(
         self, memory: NDArray[np.uint8], products: Sequence[StoredWeights], stride_bytes: int = 0
@@ -146,21 +155,26 @@ class Kernel(DirectCall):
     def compute(
         self,
         x: AnyArray,
-        packed: PackedWeights,
+        packed: PackedWeights | SharedArray,
+        v: object = None,
         *,
         out: AnyArray | None = None,
         threads: int | None = None,
         parts: int | None = None,
         **operands: object,
     ) -> AnyArray:
-        """Return `epilogue(x @ w)`.
+        """Return `epilogue(x @ w)`, or attention of queries x, keys w and values v.
 
         Arrays are those of NumPy, or of any library that speaks DLPack, such as PyTorch; they are
         not copied.
 
         Args:
-            x: (m, k), rows at any distance.
-            packed: what `pack` returned, of this kernel or of one with the same `packed_format`.
+            x: (m, k), rows at any distance; of two activations also (batch, m, k) or
+                (batch, heads, m, k), views with any strides whose last dimension is dense.
+            packed: what `pack` returned, of this kernel or of one with the same `packed_format`. Of
+                two activations it is w, in front of its two dimensions as x; what is missing or 1
+                there is the same for all products.
+            v: the values of attention, (n, k), in front of its two dimensions as x.
             out: where the result goes, (m, n), and what is returned; by default a new array of the
                 library of x. It shares no memory with an input: between blocks of k it holds
                 unfinished sums.
@@ -175,7 +189,13 @@ class Kernel(DirectCall):
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
             InvalidSetting: `threads` or `parts` is out of range.
         """
+        if not self.problem.operation.packs_ahead:
+            return self._multiply(
+                check_products(self.problem, x, packed, out, operands, v=v), threads, parts
+            )
+        refuse_values(self.problem, v)
         check_packed(packed, self.packed_format)
+        assert isinstance(packed, PackedWeights)
         threads = check_threads(self.threads if threads is None else threads)
         parts = self._parts(threads, parts)
         arrays = check_call(self.problem, x, out, operands)
@@ -186,7 +206,33 @@ class Kernel(DirectCall):
             packed_w=address_of(packed.memory),
             y=arrays.y_view,
             operands=arrays.operands.views,
-            workspace=self._memory.workspace(workspace_bytes) if workspace_bytes else 0,
+            workspace=address_of(self._memory.get(workspace_bytes)) if workspace_bytes else 0,
+        )
+        self._run(args, parts, threads)
+        return arrays.result
+
+    def _multiply(
+        self, arrays: Products[AnyArray], threads: int | None, parts: int | None
+    ) -> AnyArray:
+        """Return the products of activations, each of all heads of a batch."""
+        threads = check_threads(self.threads if threads is None else threads)
+        # Products of a batch are for all threads, however few parts were best for one of them.
+        enough = min(threads, arrays.batch * arrays.heads) if parts is None else 1
+        parts = max(enough, self._parts(threads, parts))
+        if arrays.y.size == 0:
+            return arrays.result
+        workspace_bytes = self.native.workspace_bytes(parts)
+        args = make_args(
+            m=arrays.rows,
+            batch=arrays.batch,
+            heads=arrays.heads,
+            x=arrays.x_view,
+            w=arrays.w_view,
+            v=arrays.v_view,
+            n=self.problem.n,
+            y=arrays.y_view,
+            operands=arrays.operands.views,
+            workspace=address_of(self._memory.get(workspace_bytes)) if workspace_bytes else 0,
         )
         self._run(args, parts, threads)
         return arrays.result
@@ -205,6 +251,7 @@ class Kernel(DirectCall):
             InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
                 be used.
         """
+        self._check_packs()
         size_bytes = self.native.packed_weight_bytes
         stride_bytes = -(-max(1, size_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         products = [
@@ -240,6 +287,7 @@ class Kernel(DirectCall):
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
             InvalidSetting: `threads` or `parts` is out of range.
         """
+        self._check_packs()
         given, y, result = check_batch_call(self.problem, x, out)
         count = len(given)
         if isinstance(packed, PackedBatch):
@@ -265,7 +313,7 @@ class Kernel(DirectCall):
             packed_w_batch_stride_bytes=stride_bytes,
             y=view_products("out", y, lambda one: view_output(one, (rows, n), types.y)),
             operands=views,
-            workspace=self._memory.workspace(workspace_bytes) if workspace_bytes else 0,
+            workspace=address_of(self._memory.get(workspace_bytes)) if workspace_bytes else 0,
         )
         self._run(args, parts, threads)
         return result
@@ -279,6 +327,7 @@ class Kernel(DirectCall):
 
     def _prepare(self) -> None:
         problem = self.problem
+        w_type = element_type(NUMPY_TYPES[problem.types.w])
         self.prepare(
             run=self.native.run_address,
             workspace_bytes=self.native.workspace_bytes_address,
@@ -301,6 +350,8 @@ class Kernel(DirectCall):
                 )
                 for operand in self._operands
             ),
+            w_type=None if problem.operation.packs_ahead else w_type,
+            w_shape=problem.w_shape,
         )
 
     def _parts(self, threads: int, parts: int | None = None) -> int:
@@ -327,19 +378,6 @@ class Kernel(DirectCall):
 
 def _known(view: ArrayView, _array: NDArray[np.generic]) -> ArrayView:
     return view
-
-
-class _ThreadMemory(local):
-    """The workspace of each calling thread, kept between its calls."""
-
-    def __init__(self) -> None:
-        self._kept = np.empty(0, np.uint8)
-
-    def workspace(self, size_bytes: int) -> int:
-        """Return the address of at least `size_bytes` bytes, not initialised."""
-        if self._kept.size < size_bytes:
-            self._kept = allocate_aligned(size_bytes)
-        return address_of(self._kept)
 
 
 def load_kernel(

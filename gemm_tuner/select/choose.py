@@ -48,7 +48,7 @@ def choose(
     Raises:
         InvalidProblem: the problem multiplies nothing.
     """
-    problem.check_work()
+    problem.check_work(context.regime)
     known = repository.known(problem, cpu=cpu, context=context)
     return match(Question(store=repository, problem=problem, cpu=cpu, context=context, known=known))
 
@@ -62,7 +62,7 @@ def match(question: Question) -> Match:
     """
     problem, cpu = question.problem, question.cpu
     context, known = question.context, question.known
-    problem.check_work()
+    problem.check_work(context.regime)
     explain: list[str] = []
     is_lasting = True
     doubted: Verdict | None = None

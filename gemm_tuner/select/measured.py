@@ -41,7 +41,10 @@ def _what_there_is(question: Question) -> str:
         )
     tried = {trial.candidate for trial in trials}
     if tried:
-        return f"; {_count(tried)} tried there, so a sweep was stopped: sweep again to go on"
+        return (
+            f"; {_count(tried)} tried there, by a sweep that was stopped or for a larger problem: "
+            "sweep to go on"
+        )
     return ""
 
 

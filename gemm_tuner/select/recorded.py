@@ -4,13 +4,13 @@ Records are hints. A kernel is served for what was proved and timed here alone.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu, isa_text
 from gemm_tuner.domain.doubt import why_doubted
-from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.errors import InvalidCandidate, InvalidRecord
 from gemm_tuner.space.candidates import Space
@@ -174,9 +174,13 @@ def _in_turn(ranked: Sequence[Recorded], most: int) -> tuple[Recorded, ...]:
 
 
 def _is_careful(trial: Trial) -> bool:
-    """Return whether a trial was timed with many samples, and gives no reason to doubt."""
+    """Return whether a trial was timed with many samples, and gives no reason to doubt.
+
+    A library for a range that was timed at one m is no kernel of that m.
+    """
     return (
         trial.outcome is Outcome.CORRECT
+        and not (trial.candidate.below and trial.problem.m.exact is not None)
         and trial.stage in {Stage.FINAL, Stage.CONFIRM}
         and trial.had_its_threads
         and trial.measurement is not None
@@ -234,10 +238,22 @@ def _why_not_possible(candidate: Candidate, space: Space) -> str | None:
         check_covers(space.problem, candidate)
     except InvalidCandidate as error:
         return str(error)
-    is_tried = is_possible(space.problem, space.cpu, family, tile.mr, tile.nr)
-    if not is_tried or candidate not in space.cuts_of(candidate):
+    if not all(
+        _is_made(kernel, rows, space) for rows, kernel in candidate.kernels(space.problem.m)
+    ):
         return "this version makes no such kernel for the problem"
     return None
+
+
+def _is_made(kernel: Candidate, rows: Rows, space: Space) -> bool:
+    """Return whether a search makes a kernel, for its part of the range of m.
+
+    It may have been tuned for another m of the range, so its tile may be higher than its part.
+    """
+    tile, family = kernel.micro_kernel, CATALOG[kernel.micro_kernel.family]
+    of_part = replace(space, problem=replace(space.problem, m=rows))
+    is_tried = is_possible(space.problem, space.cpu, family, tile.mr, tile.nr)
+    return is_tried and kernel in of_part.cuts_of(kernel)
 
 
 def problems_of(repository: Repository, cpu: Cpu) -> Iterator[tuple[Problem, ExecutionContext]]:

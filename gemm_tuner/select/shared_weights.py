@@ -144,6 +144,11 @@ def check_sharing(problems: Sequence[Problem], max_loss: float) -> None:
     """
     if not 0 <= max_loss < 1:
         raise InvalidSetting(f"loss {max_loss} is not a share; use one from 0 to 1, such as 0.02.")
+    if not all(problem.operation.packs_ahead for problem in problems):
+        raise InvalidSetting(
+            "products of two activations have no weights to share; tune a range of m instead, with "
+            "--split-range if need be."
+        )
     if not 1 <= len(problems) <= MOST_PROBLEMS:
         raise InvalidSetting(
             f"{len(problems)} values of m cannot share weights; give 1 to {MOST_PROBLEMS}, "

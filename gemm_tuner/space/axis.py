@@ -1,7 +1,7 @@
 """A row for an axis of the space: the fields of a blocking that it decides, and how."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from gemm_tuner.domain.blocking import Blocking
@@ -12,6 +12,8 @@ from gemm_tuner.space.tile import Tile
 
 # Of one field, or a tuple of one for each field: the fields say of which types.
 Value = Any
+
+_UNSAID = {field.name: field.default for field in fields(Blocking)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,8 @@ class Axis:
     offered. `first` puts the value to try first; by default the first choice.
     `settle` makes of what was asked for what goes with the other fields; by default it stays if it
     is offered, and is the first choice otherwise. `moves` are the steps of a search; by default to
-    every choice. Those that change two axes are `moves_last`.
+    every choice. Those that change two axes are `moves_last`. Kernels of attention have what is
+    `of_attention`; the fields of other axes stay as they are where nothing is said.
     """
 
     fields: tuple[str, ...]
@@ -47,9 +50,13 @@ class Axis:
     settle: Callable[[Tile, Choice], Choice] | None = None
     moves: Callable[[Tile, Choice], Iterator[Choice]] | None = None
     moves_last: bool = False
+    of_attention: bool = False
 
     def offered(self, tile: Tile, choice: Choice) -> Iterator[Choice]:
         """Yield the choice with each value that a kernel can have."""
+        if not self._is_for(tile.problem):
+            yield self.put(choice, self._unsaid)
+            return
         for value in dict.fromkeys(self.choices(tile, choice)):
             other = self.put(choice, value)
             if not self._refuses(tile, other):
@@ -57,12 +64,14 @@ class Axis:
 
     def tried_first(self, tile: Tile, choice: Choice) -> Choice:
         """Return the choice with the value to try first."""
-        if self.first:
+        if self.first and self._is_for(tile.problem):
             return self.first(tile, choice)
         return next(self.offered(tile, choice))
 
     def settled(self, tile: Tile, choice: Choice) -> Choice:
         """Return the choice with a value that goes with the fields that this axis reads."""
+        if not self._is_for(tile.problem):
+            return self.put(choice, self._unsaid)
         if self.settle:
             return self.settle(tile, choice)
         if self.value(choice) in self.choices(tile, choice) and not self._refuses(tile, choice):
@@ -71,12 +80,34 @@ class Axis:
 
     def steps(self, tile: Tile, choice: Choice) -> Iterator[Choice]:
         """Yield the choices one step away."""
+        if not self._is_for(tile.problem):
+            return
         yield from self.moves(tile, choice) if self.moves else self.offered(tile, choice)
 
-    def value(self, choice: Choice) -> Value:
+    def refused(
+        self,
+        problem: Problem,
+        family: MicroKernelFamily,
+        tile: MicroKernel,
+        blocking: Blocking,
+    ) -> Refusal | None:
+        """Return why a kernel cannot have the value of a blocking; None if it can."""
+        if not self._is_for(problem) and self.value(blocking) != self._unsaid:
+            return Refusal(what=f"{' or '.join(self.fields)}: it computes {problem.text!r}")
+        return self.refusal(problem, family, tile, blocking) if self.refusal else None
+
+    def value(self, choice: Blocking) -> Value:
         """Return the value that a choice has on this axis."""
         values = tuple(getattr(choice, field) for field in self.fields)
         return values if len(values) > 1 else values[0]
+
+    @property
+    def _unsaid(self) -> Value:
+        values = tuple(_UNSAID[field] for field in self.fields)
+        return values if len(values) > 1 else values[0]
+
+    def _is_for(self, problem: Problem) -> bool:
+        return self.of_attention or not problem.operation.has_values
 
     def put(self, choice: Choice, value: Value) -> Choice:
         """Return the choice with another value on this axis."""
@@ -86,6 +117,4 @@ class Axis:
         return replace(choice, **dict(zip(self.fields, values, strict=True)))
 
     def _refuses(self, tile: Tile, choice: Choice) -> bool:
-        if self.refusal is None:
-            return False
-        return self.refusal(tile.problem, tile.family, tile.micro_kernel, choice) is not None
+        return self.refused(tile.problem, tile.family, tile.micro_kernel, choice) is not None

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
+import numpy as np
+
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import Cpu
@@ -22,7 +24,7 @@ from gemm_tuner.space.cuts import CUTS
 from gemm_tuner.space.first import first_choices
 from gemm_tuner.space.limits import is_possible
 from gemm_tuner.space.tile import Tile
-from gemm_tuner.space.walk import count_choices, every_choice, moves, settled
+from gemm_tuner.space.walk import count_choices, drawn_choice, every_choice, moves, settled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,12 @@ class Space:
 
     def __contains__(self, candidate: Candidate) -> bool:
         """Return whether the packed weights of `candidate` lie as they have to."""
-        return self.like is None or self._format(candidate) == self._format(self.like)
+        return self.like is None or self._format(candidate) == self.packed_format
+
+    @property
+    def packed_format(self) -> str:
+        """Return the one format of packed weights that is searched, empty if it is any."""
+        return self._format(self.like) if self.like else ""
 
     def tiles(self) -> Iterator[Tile]:
         """Yield the register tiles that no limit speaks against."""
@@ -63,7 +70,7 @@ class Space:
             for candidate in islice(self._by_grid(tile, choice), 1)
         )
         if not found:
-            packed = f" in the format {self._format(self.like)!r}" if self.like else ""
+            packed = f" in the format {self.packed_format!r}" if self.like else ""
             raise NoKernelFamily(
                 f"no kernel family covers {self.problem.text!r}{packed} on {self.cpu.brand}; "
                 'run "gemm-tuner cpu" to see what there is.'
@@ -101,6 +108,18 @@ class Space:
                 if candidate in self:
                     yield candidate
 
+    def draw(self, dice: np.random.Generator) -> Candidate | None:
+        """Return a candidate of a tile drawn at random, with a value drawn on each axis.
+
+        None if what was drawn is not of this space.
+        """
+        tiles = list(self.tiles())
+        if not tiles:
+            return None
+        tile = tiles[dice.integers(len(tiles))]
+        candidate = tile.candidate(drawn_choice(tile, dice).blocking)
+        return candidate if candidate in self else None
+
     def size(self) -> int:
         """Return how many candidates there are in any format, without making them all."""
         return sum(count_choices(tile) for tile in self.tiles())
@@ -135,12 +154,16 @@ class Space:
             yield _candidate(beside, choice)
 
     def _tiles_beside(self, tile: Tile) -> Iterator[Tile]:
-        """Yield the family's tiles one register higher or lower, and the tallest one vector off."""
+        """Yield the family's tiles one register higher or lower, and the tallest one step off.
+
+        A step is one vector, or a panel where their width is given.
+        """
         family = tile.family
         possible = [
             size for size in family.tiles if is_possible(self.problem, self.cpu, family, *size)
         ]
-        step = 1 if family.layout is PackedLayout.COLUMNS else family.lanes
+        vector = tile.given_panel or family.lanes
+        step = 1 if family.layout is PackedLayout.COLUMNS else vector
         for mr, nr in possible:
             if nr == tile.nr and abs(mr - tile.mr) == family.register_rows:
                 yield tile.beside(mr, nr)

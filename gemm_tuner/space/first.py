@@ -5,10 +5,13 @@ An alternative stands where measurements or CPUs disagree about which of two way
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from math import ceil
 
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.micro_kernel import Can
 from gemm_tuner.space.axes.kc import depths
+from gemm_tuner.space.axes.pack_w import AXIS as PACK_W
 from gemm_tuner.space.axes.prefetch import distances_first
 from gemm_tuner.space.axes.w_streams import AXIS as W_STREAMS
 from gemm_tuner.space.choice import Choice
@@ -25,12 +28,12 @@ _TILES_THAT_CONVERT_ONCE = 4
 def first_choices(tile: Tile) -> list[Choice]:
     """Return one choice, or one for each way, order or number of streams that may be faster."""
     choice = _fetching_panels(tile, tried_first(tile))
-    others = [*_converted_once(tile), *_in_place(tile, choice)]
+    others = [*_converted_once(tile), *_in_place(tile, choice), *_w_in_place(tile, choice)]
     if choice.cut.is_ir_outer:
         return [choice, replace(choice, cut=Cut()), *others]
     if Can.UNPACK_GROUPS in tile.family.can or tile.problem.m.high > _FEW_ROWS:
         return [choice, *others]
-    return [*_in_two_streams(tile, choice), *_fetched_ahead(tile, choice), *others]
+    return [*_in_streams(tile, choice), *_fetched_ahead(tile, choice), *others]
 
 
 def _fetching_panels(tile: Tile, choice: Choice) -> Choice:
@@ -56,21 +59,31 @@ def _in_place(tile: Tile, first: Choice) -> Iterator[Choice]:
     if Can.REUSE_PANEL not in tile.family.can:
         return
     kcs = depths(tile)
+    if first.kc < min(kcs):
+        return
     shallow = _fetching_panels(tile, tried_first(tile, kc=kcs[min(1, len(kcs) - 1)]))
     in_place = replace(shallow, pack_x=False)
     if in_place != first:
         yield in_place
 
 
-def _in_two_streams(tile: Tile, choice: Choice) -> Iterator[Choice]:
-    """Yield the choice that reads panels side by side, far apart, where weights fill L3."""
-    if not tile.weights_fill_l3:
+def _w_in_place(tile: Tile, first: Choice) -> Iterator[Choice]:
+    """Yield the choice that reads w where it lies, where that can be and is another."""
+    for one in PACK_W.offered(tile, first):
+        if one.pack_w < first.pack_w:
+            yield _fetching_panels(tile, tried_first(tile, pack_w=False))
+
+
+def _in_streams(tile: Tile, choice: Choice) -> Iterator[Choice]:
+    """Yield the choice that reads panels side by side, far apart, where weights fill L3 or wait."""
+    if not tile.weights_fill_l3 and tile.regime is not Regime.COLD_WEIGHTS:
         return
     far_apart = replace(choice, kc=max(depths(tile)), prefetch_w_bytes=0)
-    yield from (one for one in W_STREAMS.offered(tile, far_apart) if one.w_streams > 1)
+    several = (one for one in W_STREAMS.offered(tile, far_apart) if one.w_streams > 1)
+    yield from islice(several, 1)
 
 
 def _fetched_ahead(tile: Tile, choice: Choice) -> Iterator[Choice]:
     """Yield the choice with each distance of prefetch that may be best."""
-    for ahead in distances_first(tile):
+    for ahead in distances_first(tile, choice.w_streams):
         yield replace(choice, prefetch_w_bytes=ahead)

@@ -4,10 +4,13 @@ The model counts what the inner loop issues and what moves between the caches, a
 core (`space/cores.py`). It ranks; it never decides: only measured candidates win.
 """
 
+from dataclasses import replace
 from math import ceil
 
+from gemm_tuner.domain.attention import products_of_attention
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.in_place import reads_w_in_place
 from gemm_tuner.domain.kept_panel import keeps_panel
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout, Rate
 from gemm_tuner.domain.problem import Problem
@@ -45,6 +48,15 @@ _UNFINISHED_CYCLES = 30.0
 # Of a vector of sums of a slice of k, to write it and to add it to the others: measured on an EPYC
 # 9004.
 _SUMMED_CYCLES = 7.0
+# Of a vector of w, to pack it in the call: measured on an EPYC of Zen 3.
+_PACKED_CYCLES = 4.5
+# Of a vector of scores, to make it weights, and of a row of them: measured on an EPYC of Zen 3.
+_WEIGHT_CYCLES = 12.0
+_ROW_OF_WEIGHTS_CYCLES = 40.0
+# Rows at multiples of so many bytes share sets of L1; how much longer than from L2 it takes to read
+# them again: measured on an EPYC of Zen 3.
+_L1_SET_STRIDE_BYTES = 4096
+_CONFLICTS_OVER_L2 = 1.5
 # Lines of y that a tile writes past the caches at once; of each more, until it leaves: measured on
 # an EPYC 9004.
 _LINE_BYTES = 64
@@ -66,11 +78,15 @@ def predict_cycles(
 
     At least `memory_bytes` come from memory, whatever the caches have room for.
     """
+    if problem.operation.has_values:
+        return _attention_cycles(problem, candidate, family, cpu, memory_bytes=memory_bytes)
     rows, rates, parts = problem.m.high, core_of(cpu).rates, candidate.parts
     compute = compute_cycles(problem, candidate, family, rates)
     compute = max(compute, _panel_cycles(problem, candidate, cpu, rates))
     compute += _conversion_cycles(problem, candidate, family)
     compute += _unfinished_cycles(problem, candidate, family, cpu)
+    compute += _packing_cycles(problem, candidate, family)
+    compute += _conflict_cycles(problem, candidate, family, rates)
     compute += summed_cycles(problem, candidate, family)
     memory = _memory_cycles(problem, candidate, cpu, rates)
     memory = max(memory, memory_bytes / rates.memory_bytes)
@@ -83,6 +99,32 @@ def predict_cycles(
     busy = alone + _overlapped(beside, memory)
     waking = _WAKING_CYCLES * (parts - 1)
     return _CALL_CYCLES + waking + busy * _unevenness(problem, candidate) / parts
+
+
+def _attention_cycles(
+    problem: Problem,
+    candidate: Candidate,
+    family: MicroKernelFamily,
+    cpu: Cpu,
+    *,
+    memory_bytes: float,
+) -> float:
+    """Return the cycles of both products, for all keys, and of what makes scores weights."""
+    cycles = 0.0
+    for name, (product, of_product) in products_of_attention(problem, candidate).items():
+        whole = replace(
+            product,
+            n=problem.n if name == "scores" else product.n,
+            k=problem.n if name == "values" else product.k,
+        )
+        cycles += predict_cycles(whole, of_product, family, cpu, memory_bytes=memory_bytes / 2)
+    blocks = ceil(problem.n / candidate.blocking.nc)
+    vectors = ceil(problem.n / family.lanes) * _WEIGHT_CYCLES
+    # What a block adds for each row, and its sums when a maximum moves.
+    vectors += blocks * (_ROW_OF_WEIGHTS_CYCLES + ceil(problem.k / family.lanes))
+    cycles += problem.m.high * vectors
+    waking = _WAKING_CYCLES * (candidate.parts - 1)
+    return waking + cycles * _unevenness(problem, candidate) / candidate.parts
 
 
 def loads_per_multiplication(
@@ -204,6 +246,37 @@ def _conversion_cycles(problem: Problem, candidate: Candidate, family: MicroKern
     vectors = ceil(problem.n / family.lanes) * ceil(problem.k / family.k_step)
     cycles = _CYCLES_TO_FLOATS if _scales_weights(candidate, family) else _CYCLES_TO_PAIRS
     return vectors * ceil(problem.m.high / candidate.blocking.mc) * cycles
+
+
+def _packing_cycles(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> float:
+    """Return the cycles to pack w where that is done in the call.
+
+    Each part packs what it reads, again for each block of rows where these are the outer loop.
+    """
+    blocking = candidate.blocking
+    if not blocking.pack_w:
+        return 0.0
+    is_dot = family.layout is PackedLayout.COLUMNS
+    columns = problem.n if is_dot else ceil(problem.n / family.lanes)
+    times = blocking.grid_m
+    if not blocking.loop_order.is_jc_outer:
+        times *= ceil(ceil(problem.m.high / blocking.grid_m) / blocking.mc)
+    return times * columns * ceil(problem.k / family.k_step) * _PACKED_CYCLES
+
+
+def _conflict_cycles(
+    problem: Problem, candidate: Candidate, family: MicroKernelFamily, rates: Rates
+) -> float:
+    """Return the cycles to read w again for each tile of rows, where its own rows share L1 sets.
+
+    Only of w read in place: a packed panel is dense.
+    """
+    is_panel = family.layout is PackedLayout.PANELS
+    is_in_place = is_panel and reads_w_in_place(problem, candidate.blocking)
+    if not is_in_place or problem.types.w.row_bytes(problem.n) % _L1_SET_STRIDE_BYTES:
+        return 0.0
+    tiles = ceil(problem.m.high / candidate.micro_kernel.mr)
+    return (tiles - 1) * problem.w_bytes / rates.l2_bytes * _CONFLICTS_OVER_L2
 
 
 def _unfinished_cycles(

@@ -9,6 +9,7 @@ from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.space.catalog import family_named
 
 _UNKNOWN_L2_BYTES = 512 << 10
 
@@ -42,6 +43,14 @@ class Tile:
     def micro_kernel(self) -> MicroKernel:
         """Return the micro-kernel."""
         return MicroKernel(family=self.family.name, mr=self.mr, nr=self.nr)
+
+    @property
+    def given_panel(self) -> int | None:
+        """Return the columns of a packed panel, where `like` says them."""
+        if self.like is None:
+            return None
+        family = family_named(self.like.micro_kernel.family)
+        return family.panel_width(self.like.packed_columns)
 
     @property
     def l2_bytes(self) -> int:

@@ -6,6 +6,8 @@ from dataclasses import fields, replace
 from graphlib import TopologicalSorter
 from typing import Any
 
+import numpy as np
+
 from gemm_tuner.domain.blocking import Blocking
 from gemm_tuner.space.axes import AXES
 from gemm_tuner.space.axis import Axis
@@ -61,6 +63,15 @@ def every_choice(
     axis = _BY_DEPENDENCE[decided]
     for other in axis.offered(tile, choice):
         yield from every_choice(tile, other, decided + 1)
+
+
+def drawn_choice(tile: Tile, dice: np.random.Generator) -> Choice:
+    """Return a settled choice with a value drawn on each axis, of those that are offered there."""
+    choice = _NOTHING_CHOSEN
+    for axis in _BY_DEPENDENCE:
+        offered = list(axis.offered(tile, choice))
+        choice = offered[dice.integers(len(offered))]
+    return choice
 
 
 def count_choices(tile: Tile) -> int:

@@ -87,7 +87,8 @@ def is_decisive(trial: Trial) -> bool:
 def layer_id(problem: Problem) -> str:
     """Return a key that problems share which differ in m alone."""
     words = (problem.n, problem.k, problem.types.text, problem.layout_text, problem.epilogue.text)
-    return _identity_of((*words, problem.reduction.value) if problem.is_fixed else words)
+    fixed = (problem.reduction.value,) if problem.is_fixed else ()
+    return _identity_of((*words, *fixed, *problem.operation.words))
 
 
 # A model asks for one layer with many m.
@@ -356,11 +357,11 @@ class Deriving:
 
 
 def exhausted_sweeps(connection: Connection, problem: Problem) -> frozenset[SweepKey]:
-    """Return the sweeps of a problem that came to the end of their search."""
+    """Return the sweeps of a problem, in all formats, that came to the end of their search."""
     ends = sweep_ends.c
     query = select(
         ends.cpu_key, ends.threads, ends.regime, ends.toolchain, ends.generator, ends.baseline
-    ).where(ends.problem_id == problem_id(problem), ends.is_exhausted)
+    ).where(ends.problem_id == problem_id(problem), ends.packed_format == "", ends.is_exhausted)
     return frozenset(
         (cpu_key, _context(threads, regime), toolchain, generator, baseline)
         for cpu_key, threads, regime, toolchain, generator, baseline in connection.execute(query)

@@ -83,7 +83,7 @@ def _exhausted_sweeps(connection: Connection) -> dict[str, set[SweepKey]]:
         ends.toolchain,
         ends.generator,
         ends.baseline,
-    ).where(ends.is_exhausted)
+    ).where(ends.packed_format == "", ends.is_exhausted)
     found: dict[str, set[SweepKey]] = defaultdict(set)
     for key, cpu_key, threads, regime, toolchain, generator, baseline in connection.execute(query):
         context = ExecutionContext(threads=threads, regime=Regime(regime))

@@ -77,7 +77,7 @@ class Jobs(JobQueue, JobViews, WithheldKernels):
                 another question.
             JobsFull: too many jobs are in flight, or this owner has too many of them or of keys.
         """
-        problem.check_work()
+        problem.check_work(context.regime)
         _check_names(owner, idempotency_key)
         columns = question_columns(problem, class_key, context)
         asked = Job(

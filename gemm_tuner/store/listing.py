@@ -168,6 +168,18 @@ class Listing(Statements):
         with self._reading() as connection:
             return self._listed(connection.execute(query).all())
 
+    def range_with(self, problem: Problem) -> str | None:
+        """Return the key of the narrowest range of m tried here that holds that of a problem."""
+        row, m = verdicts.c, problem.m
+        query = (
+            select(row.problem_id)
+            .where(row.range_of == layer_id(problem), row.m_low <= m.low, row.m_high >= m.high)
+            .where(_IS_OWN)
+            .order_by(row.m_high - row.m_low, row.problem_id)
+        )
+        found = self._first(query.limit(1))
+        return None if found is None else str(found[0])
+
     def of_layer(
         self, problem: Problem, cpu_key: str, context: ExecutionContext
     ) -> tuple[Listed, ...]:

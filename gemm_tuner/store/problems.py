@@ -14,14 +14,18 @@ class Problems(Statements):
 
     def ranges_of(self, problem: Problem) -> tuple[Problem, ...]:
         """Return the known problems for a range of m that differ from `problem` in m alone."""
+        return tuple(one for one in self._of_layer(problem) if one.m.exact is None)
+
+    def exact_of(self, problem: Problem) -> tuple[Problem, ...]:
+        """Return the known problems for one m that differ from `problem` in m alone."""
+        return tuple(one for one in self._of_layer(problem) if one.m.exact is not None)
+
+    def _of_layer(self, problem: Problem) -> tuple[Problem, ...]:
         query = select(problems.c.id, problems.c.document).where(same_layer(problem))
         with self._reading() as connection:
             known = tuple(read_problem(key, text) for key, text in connection.execute(query))
-        return tuple(
-            each
-            for each in known
-            if each.m.exact is None and each != problem and each.reduction is problem.reduction
-        )
+        layer = problem.layer_text
+        return tuple(one for one in known if one != problem and one.layer_text == layer)
 
 
 def problem_id(problem: Problem) -> str:
@@ -30,7 +34,10 @@ def problem_id(problem: Problem) -> str:
 
 
 def same_layer(problem: Problem) -> ColumnElement[bool]:
-    """Return the condition that a row differs from `problem` in m and the reduction at most."""
+    """Return the condition that a row differs from `problem` in what has no column at most.
+
+    That is m, the reduction and the operation.
+    """
     return and_(
         problems.c.n == problem.n,
         problems.c.k == problem.k,

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import RowMapping, Select, select
 
 from gemm_tuner.domain.record import Outcome, Trial
-from gemm_tuner.errors import InvalidRecord, InvalidSetting, StoreFailed
+from gemm_tuner.errors import InvalidCandidate, InvalidRecord, InvalidSetting, StoreFailed
 from gemm_tuner.store.integrity import attestation_of, check_document
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.tables import cpus, trials
@@ -77,7 +78,26 @@ def why_not_believed(keys: MeasuringKeys, trial: Trial, row: RowMapping) -> str 
 
     A failure counts whoever noted it.
     """
-    return None if trial.outcome is not Outcome.CORRECT else why_not_attested(keys, row)
+    if trial.outcome is not Outcome.CORRECT:
+        return None
+    return why_not_attested(keys, row) or why_in_another_order(trial)
+
+
+def why_in_another_order(trial: Trial) -> str | None:
+    """Return why a kernel has not the fixed order of additions of its problem, None if it may.
+
+    Of several kernels for a range of m, those count that compute the m of the problem.
+    """
+    if not trial.problem.is_fixed:
+        return None
+    from gemm_tuner.space.limits import check_covers  # noqa: PLC0415 - seldom needed
+
+    try:
+        for rows, kernel in trial.candidate.kernels(trial.problem.m):
+            check_covers(replace(trial.problem, m=rows), kernel)
+    except InvalidCandidate as error:
+        return str(error).removesuffix(".")
+    return None
 
 
 def why_not_attested(keys: MeasuringKeys, row: RowMapping) -> str | None:

@@ -23,12 +23,17 @@ class Sweeps(Statements):
         toolchain: str,
         generator: str,
         end: SweepEnd,
+        packed_format: str = "",
     ) -> None:
-        """Note how a sweep ended; an earlier end of it beside the same baseline is replaced."""
+        """Note how a sweep ended; an earlier end of it beside the same baseline is replaced.
+
+        It was of all formats of packed weights, or of the one that is named.
+        """
         with self._writing() as connection:
             insert_problem(connection, problem)
             key = {
                 **_sweep_key(problem, cpu_key, context, toolchain, generator),
+                "packed_format": packed_format,
                 "baseline": end.baseline,
             }
             connection.execute(delete(sweep_ends).filter_by(**key))
@@ -49,11 +54,13 @@ class Sweeps(Statements):
         *,
         toolchain: str,
         generator: str,
+        packed_format: str = "",
     ) -> tuple[SweepEnd, ...]:
         """Return how such sweeps ended, one for each baseline, that of most time first."""
         query = (
             select(sweep_ends.c.baseline, sweep_ends.c.is_exhausted, sweep_ends.c.budget_s)
             .filter_by(**_sweep_key(problem, cpu_key, context, toolchain, generator))
+            .filter_by(packed_format=packed_format)
             .order_by(sweep_ends.c.budget_s.desc())
         )
         with self._reading() as connection:

@@ -112,7 +112,8 @@ artifacts = Table(
     *_attestation_columns(),
 )
 
-# A sweep that nobody stopped; a sweep without a row can be resumed.
+# A sweep that nobody stopped; a sweep without a row can be resumed. It was of all formats of packed
+# weights, or of the one that is named.
 sweep_ends = Table(
     "sweep_ends",
     METADATA,
@@ -123,6 +124,7 @@ sweep_ends = Table(
     Column("toolchain", String(512), primary_key=True),
     Column("generator", String(128), primary_key=True),
     Column("baseline", String(128), primary_key=True),
+    Column("packed_format", String(256), primary_key=True, server_default=""),
     Column("is_exhausted", Boolean, nullable=False),
     Column("budget_s", Double, nullable=False),
 )

@@ -11,6 +11,7 @@ from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import AttestedTrial, Outcome, Stage, Trial
+from gemm_tuner.errors import InvalidRecord
 from gemm_tuner.store.deriving import Deriving
 from gemm_tuner.store.integrity import check_document, digest_of
 from gemm_tuner.store.problems import insert_problem, problem_id
@@ -18,6 +19,7 @@ from gemm_tuner.store.reading import (
     columns_of,
     read_trial,
     select_trials,
+    why_in_another_order,
     why_not_attested,
     why_not_believed,
 )
@@ -50,7 +52,11 @@ class Trials(Statements):
 
         Raises:
             InvalidSetting: the measuring key cannot be used.
+            InvalidRecord: the problem has a fixed order of additions, and the kernel another.
         """
+        why_not = why_in_another_order(trial)
+        if why_not:
+            raise InvalidRecord(f"a trial of {trial.candidate.text} is not kept: {why_not}.")
         attestation = self._keys.attest(Statement.TRIAL, dump_record(trial))
         with self._writing() as connection:
             if _append(connection, trial, Origin.MEASURED, attestation):
@@ -146,8 +152,8 @@ class Trials(Statements):
         )
         with self._reading() as connection:
             rows = connection.execute(query).mappings().all()
-        # What is attested need not be read, which takes longest.
-        doubted = (row for row in rows if why_not_attested(self._keys, row))
+        # What is attested need not be read, which takes longest, if it may add in any order.
+        doubted = (row for row in rows if problem.is_fixed or why_not_attested(self._keys, row))
         reasons = (self._why_not_believed(read_trial(row), row) for row in doubted)
         return Counter(filter(None, reasons))
 
@@ -162,7 +168,7 @@ class Trials(Statements):
             rows = [
                 row
                 for row in connection.execute(query).mappings()
-                if self._why_not_believed(read_trial(row), row)
+                if read_trial(row).outcome is Outcome.CORRECT and why_not_attested(self._keys, row)
             ]
         with self._writing() as connection:
             for row in rows:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gemm_tuner.domain.artifact import Artifact
-from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.candidate import MAX_CHARACTERS, Candidate
 from gemm_tuner.domain.canonical import canonical_json, json_pointer
 from gemm_tuner.domain.context import MAX_THREADS, ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature
@@ -379,7 +379,7 @@ class WireRecord(WireModel):
     cpu: WireCpu
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)]
     regime: Regime
-    candidate: Line
+    candidate: Annotated[str, Field(max_length=MAX_CHARACTERS)]
     toolchain: Line
     # Kept in a column, and PostgreSQL has no NUL in its texts.
     generator: Annotated[str, Field(max_length=128, pattern=r"^[^\x00]*$")]
@@ -436,11 +436,14 @@ class WireRecord(WireModel):
 
         Raises:
             InvalidInput: a text form in the record is not understood.
+            InvalidSetting: the regime has cold weights, and w is an activation.
             OverflowError: the date is not one of the calendar in UTC.
         """
+        problem = Problem.parse(self.problem)
+        problem.check_regimes(self.regime)
         return Trial(
             created_at=self.created_at.astimezone(UTC),
-            problem=Problem.parse(self.problem),
+            problem=problem,
             cpu=self.cpu.to_domain(),
             context=ExecutionContext(threads=self.threads, regime=self.regime),
             candidate=Candidate.parse(self.candidate),

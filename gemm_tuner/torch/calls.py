@@ -1,6 +1,7 @@
 """How a model is called: as its user's examples say, or as a script did."""
 
 import copy
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,6 @@ from torch.utils import _pytree
 
 from gemm_tuner.errors import InvalidSetting
 
-_COMPILED = torch._dynamo.eval_frame.OptimizedModule  # noqa: SLF001 - it has no public name
 _MOST_MODELS = 16
 _MOST_CALLS = 8  # of one model, that differ in shapes
 
@@ -207,7 +207,7 @@ class Capturing:
     def _model(self, module: Any) -> CalledModel | None:  # noqa: ANN401 - a module
         """Return what is kept of a module, None if nothing is."""
         if is_compiled(module):
-            own = module._orig_mod if isinstance(module, _COMPILED) else module  # noqa: SLF001
+            own = getattr(module, "_orig_mod", module)
             self.compiled[type(own).__name__] = None
             return None
         if id(module) not in self.models:
@@ -223,8 +223,10 @@ class Capturing:
 
 def is_compiled(module: Any) -> bool:  # noqa: ANN401 - a module
     """Return whether `torch.compile(module)` made it, or `module.compile()` changed it."""
+    # What makes compiled modules takes seconds to import, and is imported where there are any.
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
     in_place = getattr(module, "_compiled_call_impl", None)
-    return isinstance(module, _COMPILED) or in_place is not None
+    return in_place is not None or bool(dynamo and isinstance(module, dynamo.OptimizedModule))
 
 
 def _kept(model: CalledModel, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call | None:

@@ -4,6 +4,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter
@@ -14,11 +15,22 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gemm_tuner.domain.operation import Operation
+from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.torch.calls import calls_of
+from gemm_tuner.torch.graphs import ATTENTION
 from gemm_tuner.torch.operators import TYPES
+from gemm_tuner.torch.quantised import BYTES, dequantised_from
 
 _ATEN = torch.ops.aten
 _WARM_UPS = 1
+
+# What PyTorch copies heads with, so that they are one batch.
+_COPIES = (_ATEN.clone.default, _ATEN._unsafe_view.default)  # noqa: SLF001 - so called
+
+# What takes the zero point of x off, and scales the sums of bytes.
+_STEPS_OF_BYTES = ("x_zero_point", "channel_scale")
 
 # Operators that are not made of others, as far as was seen.
 _SIMPLE: set[Any] = set()
@@ -32,14 +44,19 @@ class _Kind:
     k: int
     dtype: str
     has_bias: bool
+    w_layout: str
+    scores: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product(_Kind):
     """Products of one kind: y (m, n) = x (m, k) @ w, `batch` of them in a call.
 
-    `weights` are the names of the parameters that they multiply with; where there are none, w is
-    computed by the model, and no kernel can be packed for it. `share` is of the time of the model.
+    `weights` are the names of the parameters that they multiply with. Where there are none, w is
+    computed by the model, and lies as `w_layout` says: where it was copied, as it lay before that.
+    `share` is of the time of the model.
+
+    Attention has steps to its `scores`: m queries, n keys, and heads of k elements.
     """
 
     weights: tuple[str, ...]
@@ -52,6 +69,38 @@ class Product(_Kind):
         """Return the sizes as `128x3072x768`, with the batch before them."""
         sizes = f"{self.m}x{self.n}x{self.k}"
         return sizes if self.batch == 1 else f"{self.batch} of {sizes}"
+
+    @property
+    def operation(self) -> Operation:
+        """Return whether w is constant, or whether this is attention."""
+        if self.scores:
+            return Operation.ATTENTION
+        return Operation.LINEAR if self.weights else Operation.MATMUL
+
+    @property
+    def name(self) -> str:
+        """Return a name for a file of layers: that of the first weights, or the sizes."""
+        if self.scores:
+            return f"attention_{self.n}x{self.k}"
+        if not self.weights:
+            return f"matmul_{self.n}x{self.k}_{self.w_layout}"
+        return self.weights[0].removesuffix(".weight").replace(".", "_")
+
+    @property
+    def problem(self) -> str:
+        """Return the problem of one of them as text, as `gemm-tuner resolve` takes its words."""
+        words = self.operation.words
+        sizes = f"{self.m}x{self.n}x{self.k}"
+        steps = self.scores or f"{self.w_layout} {'bias' if self.has_bias else 'none'}"
+        return " ".join([*words, self.dtype, sizes, steps])
+
+    @property
+    def weights_text(self) -> str:
+        """Return the first of the weights and how many more there are, or the problem."""
+        if not self.weights:
+            return f"none: {self.problem}"
+        more = f" and {len(self.weights) - 1} more" if len(self.weights) > 1 else ""
+        return f"{self.weights[0]}{more}"
 
 
 class Collected(Sequence[Product]):
@@ -70,34 +119,55 @@ class Collected(Sequence[Product]):
 
     def __str__(self) -> str:
         """Return a table."""
-        lines = [f"{'share':>6}  {'calls':>5}  {'type':5} {'m x n x k':24} weights"]
+        width = max([5, *(len(one.dtype) for one in self)])
+        lines = [f"{'share':>6}  {'calls':>5}  {'type':{width}} {'m x n x k':24} weights"]
         for one in self:
-            names = one.weights[0] if one.weights else "none: computed by the model"
-            more = f" and {len(one.weights) - 1} more" if len(one.weights) > 1 else ""
             sizes = f"{one.sizes} +bias" if one.has_bias else one.sizes
-            lines.append(f"{one.share:6.1%}  {one.calls:5}  {one.dtype:5} {sizes:24} {names}{more}")
+            lines.append(
+                f"{one.share:6.1%}  {one.calls:5}  {one.dtype:{width}} {sizes:24} "
+                f"{one.weights_text}"
+            )
         return "\n".join(lines)
 
     def write_layers(self, path: Path | str, *, dtype: str = "f32") -> int:
-        """Write the layers of one type with constant weights as `gemm-tuner sweep` reads them.
+        """Write the products of one type as `gemm-tuner sweep` reads them.
 
-        A batch is tuned as one of its products.
+        A batch is tuned as one of its products. Of bytes, only products with constant weights are
+        written, since no other is computed by kernels.
 
         Returns:
             How many were written.
         """
         layers = [
-            one for one in self if one.weights and one.dtype == dtype and one.m * one.n * one.k
+            one
+            for one in self
+            if one.dtype == dtype
+            and one.m * one.n * one.k
+            and (one.weights or dtype in TYPES.values())
+            and (not one.scores or _is_problem(one.problem))
         ]
         with Path(path).open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["name", "m", "n", "k", "epilogue", "from"])
+            columns = ("name", "m", "n", "k", "epilogue", "w_layout", "operation", "from")
+            writer.writerow(columns)
             for one in layers:
-                name = one.weights[0].removesuffix(".weight").replace(".", "_")
-                epilogue = "bias" if one.has_bias else "none"
+                name = f"{one.name}_m{one.m}"
+                first = _STEPS_OF_BYTES if dtype.endswith("_s8_s32_f32") else ()
+                last = ["bias"] if one.has_bias else []
+                epilogue = one.scores or "+".join([*first, *last]) or "none"
                 told = f"{one.calls} calls, {one.share:.1%} of the time"
-                writer.writerow([f"{name}_m{one.m}", one.m, one.n, one.k, epilogue, told])
+                how = epilogue, one.w_layout, one.operation.value
+                writer.writerow([name, one.m, one.n, one.k, *how, told])
         return len(layers)
+
+
+def _is_problem(text: str) -> bool:
+    """Return whether kernels are generated for such a problem."""
+    try:
+        Problem.parse(text)
+    except GemmTunerError:
+        return False
+    return True
 
 
 @dataclass(slots=True)
@@ -144,6 +214,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
         super().__init__()
         self._names = names
         self._casts: dict[str, Any] = {}  # held, as autocast does: else others get their memory
+        self._bytes = _Names()  # the types of the bytes that floats were made of
+        self._turned = _Names()  # copies whose matrices lay the other way round before
         self.seen: dict[_Kind, _Seen] = {}
 
     def collected(self, whole_s: float, repeats: int = 1) -> Collected:
@@ -169,7 +241,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - what it returns
         factors = _factors(function, args)
-        if factors is None and isinstance(function, OpOverload) and function not in _SIMPLE:
+        attention = _attention(function, args, kwargs or {})
+        if (
+            factors is None
+            and attention is None
+            and isinstance(function, OpOverload)
+            and function not in _SIMPLE
+        ):
             # In inference mode nothing was taken apart yet.
             with self:
                 result = function.decompose(*args, **(kwargs or {}))
@@ -184,18 +262,48 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
             if name is not None:
                 self._casts[name] = result
                 self._names.add(result, name)
-        if factors is not None:
-            x, w, bias = factors
-            batch = x.shape[0] if x.dim() == 3 else 1
-            m, k, n = x.shape[-2], x.shape[-1], w.shape[-1]
-            kind = _Kind(batch=batch, m=m, n=n, k=k, dtype=_type_of(x), has_bias=bias is not None)
-            seen = self.seen.setdefault(kind, _Seen())
-            seen.calls += 1
-            seen.seconds += seconds
-            name = self._names.of(w)
+        if function in _COPIES and self._layout_of(args[0]) != _layout_of(result):
+            self._turned.add(result, "")
+        given = dequantised_from(function, args)
+        if given is not None:
+            self._bytes.add(result, BYTES[given.dtype])
+            name = self._names.of(given)
             if name is not None:
-                seen.weights[name] = None
+                self._names.add(result, name)
+        if attention is not None:
+            self._add(attention, seconds)
+        if factors is not None:
+            self._add_product(*factors, seconds)
         return result
+
+    def _add_product(self, x: Any, w: Any, bias: Any, seconds: float) -> None:  # noqa: ANN401
+        x_type, w_type = self._bytes.of(x), self._bytes.of(w)
+        name = self._names.of(w)
+        kind = _Kind(
+            batch=x.shape[0] if x.dim() == 3 else 1,
+            m=x.shape[-2],
+            n=w.shape[-1],
+            k=x.shape[-1],
+            dtype=f"{x_type}_{w_type}_s32_f32" if x_type and w_type else _type_of(x),
+            has_bias=bias is not None,
+            w_layout=self._layout_of(w) if name is None else WeightLayout.NK.value,
+        )
+        seen = self._add(kind, seconds)
+        if name is not None:
+            seen.weights[name] = None
+
+    def _add(self, kind: _Kind, seconds: float) -> _Seen:
+        seen = self.seen.setdefault(kind, _Seen())
+        seen.calls += 1
+        seen.seconds += seconds
+        return seen
+
+    def _layout_of(self, w: Any) -> str:  # noqa: ANN401 - a tensor
+        """Return how matrices (k, n) lie, or lay before they were copied."""
+        own = _layout_of(w)
+        if self._turned.of(w) is None:
+            return own.value
+        return (WeightLayout.KN if own is WeightLayout.NK else WeightLayout.NK).value
 
 
 def _factors(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, Any] | None:  # noqa: ANN401
@@ -207,6 +315,39 @@ def _factors(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, Any] | Non
     if function in (_ATEN.addmm.default, _ATEN.baddbmm.default):
         return args[1], args[2], args[0] if args[0].dim() == 1 else None
     return None
+
+
+def _attention(
+    function: Any,  # noqa: ANN401 - an operator
+    args: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+) -> _Kind | None:
+    """Return what attention an operator computes, or None if it is none that kernels compute."""
+    if function is not ATTENTION:
+        return None
+    q, k = args[:2]
+    batch, heads, m, size = q.shape
+    n = k.shape[2]
+    is_causal = len(args) > 4 and args[4]
+    if is_causal and m != n:  # PyTorch hides others then
+        return None
+    mask = ["add"] if keywords.get("attn_mask") is not None else []
+    return _Kind(
+        batch=batch * heads,
+        m=m,
+        n=n,
+        k=size,
+        dtype=_type_of(q),
+        has_bias=False,
+        w_layout=WeightLayout.NK.value,
+        scores="+".join(["scale", *mask, *(["causal"] if is_causal else [])]),
+    )
+
+
+def _layout_of(w: Any) -> WeightLayout:  # noqa: ANN401 - a tensor
+    """Return how matrices (k, n) lie."""
+    has_columns = w.dim() > 1 and w.stride(-1) != 1 and w.stride(-2) == 1
+    return WeightLayout.NK if has_columns else WeightLayout.KN
 
 
 def _type_of(tensor: Any) -> str:  # noqa: ANN401 - a tensor
@@ -237,7 +378,7 @@ def collect(
         for call in calls * _WARM_UPS:
             call.on(model)
         if isinstance(model, torch.nn.Module):  # whose parameters are made by now
-            for name, parameter in model.named_parameters():
+            for name, parameter in (*model.named_buffers(), *model.named_parameters()):
                 names.add(parameter, name)
         torch.clear_autocast_cache()  # so that what is converted is seen
         begin_s = perf_counter()
@@ -295,7 +436,8 @@ class Recording:
             root = type(module).__name__
             for name, one in module.named_modules():
                 self._paths[one] = f"{root}.{name}" if name else root
-        for name, parameter in module.named_parameters(recurse=False):
+        own = (module.named_buffers(recurse=False), module.named_parameters(recurse=False))
+        for name, parameter in chain(*own):
             self._names.add(parameter, f"{self._paths[module]}.{name}")
 
     def _leave_module(self, _module: object, _inputs: object, _output: object) -> None:

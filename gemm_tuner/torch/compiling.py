@@ -5,9 +5,10 @@ then folds `pack` away: it runs once, when the model is compiled.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,12 +16,21 @@ import torch
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import Rows
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.layers.sources import AnySource, FoundLayer, Source, WantedLayer, open_source
+from gemm_tuner.torch.activations import (
+    Activations,
+    activations_of,
+    insert_matmul,
+    product_of_activations,
+)
+from gemm_tuner.torch.asking import WantedProduct, find, tune_wanted
+from gemm_tuner.torch.attention import Attention, attention_of, insert_attention
 from gemm_tuner.torch.epilogues import Step, steps_after
 from gemm_tuner.torch.exporting import write_kernels
-from gemm_tuner.torch.graphs import Graph, Node
+from gemm_tuner.torch.graphs import ATTENTION, Graph, Node
 from gemm_tuner.torch.joining import (
     groups_of,
     is_timed,
@@ -30,12 +40,15 @@ from gemm_tuner.torch.joining import (
     sizes_of,
     unlike,
 )
-from gemm_tuner.torch.operators import TYPES, OperatorLayer, add_layer, library
-from gemm_tuner.torch.products import Product, constants_of, products_of
+from gemm_tuner.torch.operators import OperatorLayer, add_layer, library
+from gemm_tuner.torch.products import Product, constants_of, is_inner, products_of
 from gemm_tuner.torch.report import LayerReport, Report
 from gemm_tuner.torch.rewriting import insert
 
 _LOG = logging.getLogger(__name__)
+
+OfActivations = Activations | Attention
+AnyProduct = Product | OfActivations
 
 
 @dataclass(slots=True)
@@ -138,6 +151,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             self._warn("it was not compiled under torch.no_grad(), or without freezing.")
             return
         constants = constants_of(graph)
+        varying = frozenset() if is_inner(graph) else activations_of(graph, constants)
         groups = groups_of(products_of(graph.nodes, constants), constants)
         of_first = {group[0].node: [part.node for part in group] for group in groups}
         joined: set[Node] = set()
@@ -145,6 +159,10 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         is_changed = False
         for node in list(graph.nodes):
             if node in joined:
+                continue
+            if node in varying:
+                of_activations = _of_activations(node)
+                is_changed |= of_activations is not None and self._replace(graph, of_activations)
                 continue
             # Of the nodes as they are now: what products read may have been replaced meanwhile.
             parts = products_of(of_first.get(node, [node]), constants)
@@ -183,30 +201,35 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         chains = dict.fromkeys(_chain(part, steps) for steps in (steps_after(part.node), ()))
         return [self._find(replace(wanted, epilogue=one), is_first=True) for one in chains]
 
-    def _replace(self, graph: Graph, product: Product, remark: str) -> bool:
+    def _replace(self, graph: Graph, product: AnyProduct, remark: str = "") -> bool:
         """Replace a product, with as many of the steps after it as there are kernels for."""
         wanted, bounds = self._wanted(product)
         why_left = product.why_left
-        if not wanted.rows:
+        if not wanted.rows and not why_left:
             why_left = "its rows are known when it runs; give dynamic_rows to say what to ask for."
         if why_left:
             self._tell(product, wanted, [why_left], is_taken=False)
             return False
-        steps = steps_after(product.node)
+        steps = _steps(product)
         reasons: list[str] = []
         for count in range(len(steps), -1, -1):
-            fused = replace(wanted, epilogue=_chain(product, steps[:count]))
+            fused = _with_steps(wanted, product, steps[:count])
             found = self._find(fused, is_first=count == len(steps))
             if found.kernels:
                 layer = self._layer(found, product.name)
                 reasons = [kernel.reason for kernel in found.kernels]
                 self._tell(product, fused, [*reasons, *found.reasons, remark], is_taken=True)
                 self._taken[layer.number] = layer
-                is_whole = layer.holds(*bounds)
-                insert(graph, product, layer, steps[:count], is_whole=is_whole)
+                if isinstance(product, Attention):
+                    insert_attention(graph, product, layer.number)
+                elif isinstance(product, Activations):
+                    insert_matmul(graph, product, layer.number, steps[:count])
+                else:
+                    is_whole = layer.holds(*bounds)
+                    insert(graph, product, layer, steps[:count], is_whole=is_whole)
                 return True
             reasons += found.reasons
-        whole = replace(wanted, epilogue=_chain(product, steps))
+        whole = _with_steps(wanted, product, steps)
         self._tell(product, whole, [*reasons, remark], is_taken=False)
         return False
 
@@ -218,7 +241,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         return layer
 
     def _tell(
-        self, product: Product, wanted: WantedLayer, reasons: Sequence[str], *, is_taken: bool
+        self, product: AnyProduct, wanted: WantedLayer, reasons: Sequence[str], *, is_taken: bool
     ) -> None:
         report = LayerReport(
             name=product.name,
@@ -231,7 +254,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         if not is_taken:
             self._warn(report.reason)
 
-    def _wanted(self, product: Product) -> tuple[WantedLayer, tuple[int, int]]:
+    def _wanted(self, product: AnyProduct) -> tuple[WantedLayer, tuple[int, int]]:
         """Return the layer to ask for, and the least and greatest number of rows."""
         n, k = product.sizes
         rows = product.rows
@@ -245,13 +268,17 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         else:
             bounds = (int(rows), int(rows))
             asked = (int(rows),)
-        wanted = WantedLayer(
-            n=int(n),
-            k=int(k),
+        make: Callable[..., WantedLayer] = WantedLayer
+        if isinstance(product, OfActivations):
+            make = partial(WantedProduct, operation=product.operation)
+        wanted = make(
+            n=n,
+            k=k,
             rows=asked,
-            dtype=TYPES[product.dtype],
+            dtype=product.types,
             epilogue="none",
-            threads=torch.get_num_threads(),
+            threads=_threads(product),
+            w_layout=product.w_layout,
         )
         return wanted, bounds
 
@@ -261,12 +288,12 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             self._tuned.add(wanted)
             self._found.pop(wanted, None)
             try:
-                self._source.tune(wanted, self._budget_s)
+                tune_wanted(self._source, wanted, self._budget_s)
             except GemmTunerError as error:
                 self._warn(str(error))
         if wanted not in self._found:
             try:
-                self._found[wanted] = self._source.find(wanted)
+                self._found[wanted] = find(self._source, wanted)
             except GemmTunerError as error:
                 self._found[wanted] = FoundLayer(kernels=(), reasons=(str(error),))
         return self._found[wanted]
@@ -278,16 +305,56 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             _LOG.warning("A product is compiled as it would be without gemm-tuner: %s", reason)
 
 
-def _problem_text(wanted: WantedLayer, batch: int | None = None) -> str:
+def _problem_text(wanted: WantedLayer, batch: Any = None) -> str:  # noqa: ANN401 - as in a product
     rows = ",".join(map(str, wanted.rows))
     many = "" if batch in (None, 1) else f"{batch} of "
-    return f"{many}{wanted.dtype} {rows}x{wanted.n}x{wanted.k} {wanted.epilogue}"
+    sizes = f"{rows}x{wanted.n}x{wanted.k}"
+    if isinstance(wanted, WantedProduct):
+        is_attention = wanted.operation == Operation.ATTENTION.value  # whose keys lie one way
+        layout = () if is_attention else (wanted.w_layout,)
+        return many + " ".join((wanted.operation, wanted.dtype, sizes, *layout, wanted.epilogue))
+    return f"{many}{wanted.dtype} {sizes} {wanted.epilogue}"
 
 
-def _chain(product: Product, steps: Sequence[Step]) -> str:
+def _of_activations(node: Node) -> OfActivations | None:
+    return attention_of(node) if node.target is ATTENTION else product_of_activations(node)
+
+
+def _threads(product: AnyProduct) -> int:
+    """Return how many threads share a product: of a batch of activations, each may have its own.
+
+    Libraries deal whole products out too, so that is how both are compared.
+    """
+    threads: int = torch.get_num_threads()
+    if isinstance(product, OfActivations):
+        batch = product.batch
+        return 1 if isinstance(batch, int) and batch >= threads else threads
+    return threads
+
+
+def _steps(product: AnyProduct) -> list[Step]:
+    """Return the steps after a product that kernels may have."""
+    if isinstance(product, OfActivations):
+        return product.steps()
+    return steps_after(product.node, is_quantised=product.quantised is not None)
+
+
+def _with_steps(wanted: WantedLayer, product: AnyProduct, steps: Sequence[Step]) -> WantedLayer:
+    """Return the layer with steps after it, which may make bytes of y."""
+    requantisation = steps[-1].requantisation if steps else None
+    dtype = product.types
+    if isinstance(product, Product) and product.quantised and requantisation is not None:
+        dtype = f"{product.quantised.types}_{requantisation.type}"
+    return replace(wanted, dtype=dtype, epilogue=_chain(product, steps))
+
+
+def _chain(product: AnyProduct, steps: Sequence[Step]) -> str:
     """Return the text of an epilogue."""
+    if isinstance(product, OfActivations):
+        return "+".join(step.name for step in (*product.own, *steps)) or "none"
+    first = [] if product.quantised is None else ["x_zero_point", "channel_scale"]
     bias = [] if product.bias is None else ["bias"]
-    return "+".join([*bias, *(step.name for step in steps)]) or "none"
+    return "+".join([*first, *bias, *(step.name for step in steps)]) or "none"
 
 
 def _int_or(bound: Any, otherwise: int) -> int:  # noqa: ANN401 - a number of sympy

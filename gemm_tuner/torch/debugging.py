@@ -21,9 +21,9 @@ from gemm_tuner.torch.debug_folder import checked_folder, write_folder
 from gemm_tuner.torch.judging import Judge, LayerError, WrongCall, smallest
 from gemm_tuner.torch.runs import Runs
 
-# Of the largest element of an output: where some numbers are of 16 bits, and where none are.
+# Of the largest element of an output: where some numbers are of 16 or 8 bits, and where none are.
 _COARSE, _FINE = 5e-2, 1e-4
-_OF_16_BITS = (torch.bfloat16, torch.float16)
+_SHORT = (torch.bfloat16, torch.float16, torch.int8, torch.uint8)
 
 _TIMED_RUNS = 3
 
@@ -85,7 +85,7 @@ def debug(
             the pass, the C++ of the kernels, and the smallest call that is wrong, with a script
             that makes it without PyTorch. None writes nothing.
         tolerance: how far an element of the output may be from what PyTorch computes, as a share of
-            the largest element; by default 1e-4, or 0.05 where there are numbers of 16 bits.
+            the largest element; by default 1e-4, or 0.05 where there are numbers of 16 or 8 bits.
 
     Raises:
         InvalidSetting: the model is not on the CPU, changes from call to call, or calls no kernel,
@@ -176,7 +176,7 @@ def _check(model: Any, calls: Sequence[Call], tolerance: object) -> None:  # noq
 
 def _tolerance(model: Any, outputs: Sequence[Any]) -> float:  # noqa: ANN401 - a module
     is_coarse = torch.is_autocast_enabled("cpu") or any(
-        one.dtype in _OF_16_BITS for one in [*model.parameters(), *outputs]
+        one.dtype in _SHORT for one in [*model.parameters(), *model.buffers(), *outputs]
     )
     return _COARSE if is_coarse else _FINE
 

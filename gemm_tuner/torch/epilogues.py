@@ -5,6 +5,7 @@ nodes between a product and the one that needs all of them are evaluated at some
 compared with the references of the table.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -18,6 +19,7 @@ from gemm_tuner.domain.step_kind import OperandShape
 from gemm_tuner.domain.step_table import STEP_KINDS
 from gemm_tuner.torch.graphs import ATEN, CASTS, VIEWS, Node, is_view
 from gemm_tuner.torch.operators import STEP_NUMBERS
+from gemm_tuner.torch.quantised import Requantisation, requantised
 
 _POINTWISE = frozenset(
     {
@@ -56,6 +58,8 @@ _POINTWISE = frozenset(
 )
 _MOST_NODES = 16
 
+_SCALES = frozenset({ATEN.mul.Tensor, ATEN.mul.Scalar, ATEN.div.Tensor, ATEN.div.Scalar})
+
 # Where functions that are alike differ, and out to the ends of float32, where bounds would show.
 # All is computed in float64, so that what differs is not rounded away.
 _FAR = (1e-3, 12.5, 20.5, 40.0, 100.5, 1e3, 1e5, 1e10, 3e38)
@@ -72,18 +76,30 @@ class Step:
     """A step that follows a product: its name, the node that holds its result, what it adds.
 
     `view` is the node that gave y the shape of the result; None where it is that of the product.
+    One that makes bytes of y is several steps of the table. One that multiplies y by a number has
+    this as its `scale`.
     """
 
     name: str
     result: Node
     view: Node | None
     other: Node | None = None
+    scale: float | None = None
+    requantisation: Requantisation | None = None
 
 
-def steps_after(product: Node) -> list[Step]:
+def steps_after(
+    product: Node,
+    *,
+    is_quantised: bool = False,
+    operands: frozenset[str] = frozenset({"add"}),
+    may_broadcast: bool = False,
+) -> list[Step]:
     """Return the steps after a product that nothing else in the graph reads the middle of.
 
-    At most one adds another array of the shape of y.
+    At most one adds another array, and one multiplies by a number, where `operands` names `add` and
+    `scale`. The array has the shape of y, or `may_broadcast` to it. What makes bytes of y is the
+    last of them, where the product `is_quantised`.
     """
     steps: list[Step] = []
     is_image = product.target is ATEN.convolution.default  # its columns are not the last dimension
@@ -91,8 +107,14 @@ def steps_after(product: Node) -> list[Step]:
     view = None if head is product else head
     while True:
         step = _function_after(head)
-        if step is None and not any(one.other is not None for one in steps):
-            step = _addition_after(head, product)
+        free = operands - {one.name for one in steps}
+        if step is None and "scale" in free:
+            step = _scale_after(head)
+        if step is None and "add" in free:
+            step = _addition_after(head, product, may_broadcast=may_broadcast)
+        if step is None and is_quantised and (found := requantised(head)) is not None:
+            name, node, how = found
+            return [*steps, Step(name, node, view, requantisation=how)]
         if step is None:
             return steps
         steps.append(replace(step, view=view))
@@ -121,7 +143,24 @@ def _keeps_columns(node: Node, view: Node) -> bool:
     return all(isinstance(one, int) for one in columns) and columns[0] == columns[1]
 
 
-def _addition_after(head: Node, product: Node) -> Step | None:
+def _scale_after(head: Node) -> Step | None:
+    """Return the step that multiplies or divides by a number."""
+    users = list(head.users)
+    if len(users) != 1 or users[0].target not in _SCALES or users[0].kwargs:
+        return None
+    [scaled] = users
+    numbers = [one for one in scaled.args if type(one) in (int, float)]
+    value, result = head.meta.get("val"), scaled.meta.get("val")
+    if len(numbers) != 1 or value is None or result is None or value.dtype != result.dtype:
+        return None
+    is_divided = scaled.target in (ATEN.div.Tensor, ATEN.div.Scalar)
+    if is_divided and (scaled.args[0] is not head or not numbers[0]):
+        return None
+    factor = 1.0 / numbers[0] if is_divided else float(numbers[0])
+    return Step("scale", scaled, None, scale=factor)
+
+
+def _addition_after(head: Node, product: Node, *, may_broadcast: bool) -> Step | None:
     users = list(head.users)
     if len(users) != 1 or users[0].target is not ATEN.add.Tensor or users[0].kwargs:
         return None
@@ -133,14 +172,25 @@ def _addition_after(head: Node, product: Node) -> Step | None:
     values = [one.meta.get("val") for one in (head, other, added)]
     if any(type(one).__name__ != "FakeTensor" for one in values):
         return None
-    is_alike = all(
-        one.shape == values[0].shape and one.dtype == product.meta["val"].dtype for one in values
+    is_alike = values[2].shape == values[0].shape and all(
+        one.dtype == product.meta["val"].dtype for one in values
+    )
+    is_alike &= values[1].shape == values[0].shape or (
+        may_broadcast and _is_broadcast(values[1].shape, values[0].shape)
     )
     if product.target is ATEN.convolution.default:
         is_alike &= all(one.is_contiguous(memory_format=torch.channels_last) for one in values)
     else:
         is_alike &= values[2].is_contiguous()
     return Step("add", added, None, other) if is_alike and other is not product else None
+
+
+def _is_broadcast(shape: Sequence[Any], whole: Sequence[Any]) -> bool:
+    """Return whether an array is the same along some dimensions of another, and has the others."""
+    return len(shape) <= len(whole) and all(
+        (isinstance(one, int) and one == 1) or one == length
+        for one, length in zip(reversed(shape), reversed(whole), strict=False)
+    )
 
 
 def _function_after(head: Node) -> Step | None:
@@ -221,5 +271,5 @@ def _known_functions() -> dict[str, NDArray[np.float64]]:
                 np, _POINTS, None, *(default for _name, default in kind.parameters)
             )
             for kind in STEP_KINDS.values()
-            if kind.operand is OperandShape.NONE and kind.name in STEP_NUMBERS
+            if kind.operand is OperandShape.NONE and kind.name in STEP_NUMBERS and not kind.hides
         }

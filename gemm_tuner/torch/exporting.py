@@ -12,7 +12,7 @@ from gemm_tuner.trust.files import write_publicly
 
 LIBRARY_NAME = "libgemm_tuner_torch.so"
 _LAYERS_NAME = "layers.txt"
-_FIRST_LINE = "gemm-tuner layers 1"
+_FIRST_LINE = "gemm-tuner layers 2"
 
 
 def write_kernels(folder: Path, layers: Iterable[OperatorLayer]) -> Path:
@@ -63,7 +63,7 @@ def _layer_line(layer: OperatorLayer) -> str:
     problem = layer.problem
     return (
         f"layer {layer.number} {problem.n} {problem.k} {layer.packed_bytes} "
-        f"{layer.type_number} {steps}"
+        f"{layer.type_number} {layer.weights_number} {steps}"
     )
 
 

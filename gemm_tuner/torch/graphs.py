@@ -4,6 +4,7 @@ from operator import getitem
 from typing import Any
 
 import torch
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
 Node = Any  # torch.fx.Node
 Graph = Any  # torch.fx.Graph
@@ -13,6 +14,8 @@ ATEN, PRIMS = torch.ops.aten, torch.ops.prims
 VIEWS = frozenset(
     {ATEN.view.default, ATEN.reshape.default, ATEN._unsafe_view.default}  # noqa: SLF001 - so called
 )
+# What torch.compile makes of `scaled_dot_product_attention` for a CPU.
+ATTENTION = ATEN._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001 - so called
 CASTS = frozenset({PRIMS.convert_element_type.default, ATEN._to_copy.default})  # noqa: SLF001
 TRANSPOSES = frozenset({ATEN.permute.default, ATEN.t.default, ATEN.transpose.int})
 # What shows the elements of an array, or some of them, in another shape.
@@ -38,10 +41,22 @@ SHOWS = (
 
 
 def new_node(graph: Graph, target: Any, arguments: tuple[Any, ...]) -> Node:  # noqa: ANN401
-    """Return a node that calls an operator, and knows the type and shape of its result."""
+    """Return a node that calls an operator, and knows the type and shape of its result.
+
+    Inductor's own pass for quantised models reads these in `tensor_meta`.
+    """
     node = graph.call_function(target, arguments)
-    node.meta["val"] = target(*torch.fx.node.map_arg(arguments, lambda one: one.meta["val"]))
+    value = target(*torch.fx.node.map_arg(arguments, lambda one: one.meta["val"]))
+    node.meta["val"] = value
+    node.meta["tensor_meta"] = _extract_tensor_metadata(value)
     return node
+
+
+def as_floats(graph: Graph, node: Node) -> Node:
+    """Return a node as float32, where nodes are inserted now."""
+    if node.meta["val"].dtype == torch.float32:
+        return node
+    return new_node(graph, PRIMS.convert_element_type.default, (node, torch.float32))
 
 
 def untransposed(node: Node) -> Node | None:

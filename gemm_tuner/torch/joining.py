@@ -153,6 +153,9 @@ def _x_of(node: Node) -> object:
 def _can_be_joined(product: Product, constants: frozenset[Node]) -> bool:
     if (
         product.is_image
+        or bool(product.why_left)
+        or product.quantised is not None
+        or product.weight_only is not None
         or product.batch is not None
         or (product.bias is not None and not is_constant(product.bias, constants))
     ):

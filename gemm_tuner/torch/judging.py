@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from gemm_tuner.abi import ArgsStruct, ArrayView
 from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.reproduce import KernelCall, row_operands
 from gemm_tuner.bench.tolerance import find_error, shares_of_bounds
+from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.problem import WeightLayout
+from gemm_tuner.domain.step_kind import OperandShape
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.torch.operators import OperatorLayer, count_parts
@@ -19,11 +23,15 @@ from gemm_tuner.torch.operators import OperatorLayer, count_parts
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KnownLayer:
-    """A layer of a model, its kernels, and the weights (n, k) of its products as they are now."""
+    """A layer of a model, its kernels, and the weights (n, k) of its products as they are now.
+
+    Products of two activations have none.
+    """
 
     name: str
     layer: OperatorLayer
     w: Sequence[NDArray[Any]]
+    scales: NDArray[np.float32] | None = None  # (n, groups), of weights that have some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +114,9 @@ class Judge:
     def correct(self, number: int, args: ArgsStruct, _time_ns: int) -> None:
         """Put the exact result, rounded to the type of y, in the place of what was computed."""
         for one in self._products(number, args):
+            values = one.kernel_call.expected.values
             with np.errstate(over="ignore"):
-                one.y[...] = one.kernel_call.expected.values.astype(np.float32)
+                one.y[...] = np.rint(values) if one.y.dtype.kind in "iu" else np.float32(values)
 
     def _products(self, number: int, args: ArgsStruct) -> list["_Product"]:
         """Return the products of a call: several of a batch; none if its kernel is not known."""
@@ -115,16 +124,22 @@ class Judge:
         placed = None if known is None else known.layer.kernel_for(args.m)
         if known is None or placed is None:
             return []
-        return [_product(placed.kernel, args, w, place) for place, w in enumerate(known.w)]
+        if not placed.kernel.problem.operation.packs_ahead:
+            places = product(range(args.batch), range(args.heads))
+            return [_Place(args, *one).of_activations(placed.kernel) for one in places]
+        return [
+            _Place(args, number).of_weights(placed.kernel, w, known.scales)
+            for number, w in enumerate(known.w)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Product:
-    """One product: the call of its kernel, what it computed, and its weights as they are packed."""
+    """One product: the call of its kernel, what it computed, and its weights if they are packed."""
 
     kernel_call: KernelCall
     y: NDArray[Any]
-    packed: NDArray[np.uint8]
+    packed: NDArray[np.uint8] | None = None
 
     @property
     def held(self) -> KernelCall:
@@ -135,40 +150,77 @@ class _Product:
             x=call.x.copy(),
             w=call.w.copy(),
             operands={name: one.copy() for name, one in call.operands.items()},
-            packed=self.packed.copy(),
+            packed=None if self.packed is None else self.packed.copy(),
+            v=None if call.v is None else call.v.copy(),
         )
 
 
-def _product(kernel: Kernel, args: ArgsStruct, w: NDArray[Any], place: int) -> _Product:
-    """Return one product of a call: its arrays where they lie."""
-    problem = kernel.problem
-    m, n, k = args.m, problem.n, problem.k
-    dtype = NUMPY_TYPES[problem.types.x]
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One product of a call: its place in the batch, and in its heads."""
 
-    def rows_at(view: ArrayView, shape: tuple[int, int]) -> NDArray[Any]:
-        address = view.address + place * view.batch_stride * dtype.itemsize
-        return array_at(address, shape, view.leading_dimension, dtype)
+    args: ArgsStruct
+    batch: int
+    head: int = 0
 
-    operands = {}
-    for number, one in enumerate(problem.epilogue.operands):
-        given = args.operands[number]
-        view = ArrayView(given.elements, given.leading_dimension, given.batch_stride)
-        is_matrix = one.name in row_operands(problem)
-        rows = rows_at(view, (m if is_matrix else 1, n))
-        operands[one.name] = rows if is_matrix else rows[0]
-    packed_address = args.packed_w + place * args.packed_w_batch_stride_bytes
-    size_bytes = kernel.native.packed_weight_bytes
-    return _Product(
-        kernel_call=KernelCall(
-            kernel=kernel,
-            x=rows_at(ArrayView(args.x, args.x_leading_dimension, args.x_batch_stride), (m, k)),
-            w=w,
-            operands=operands,
-            parts=count_parts(kernel),
-        ),
-        y=rows_at(ArrayView(args.y, args.y_leading_dimension, args.y_batch_stride), (m, n)),
-        packed=array_at(packed_address, (1, size_bytes), size_bytes, np.dtype(np.uint8))[0],
-    )
+    def of_weights(
+        self, kernel: Kernel, w: NDArray[Any], scales: NDArray[np.float32] | None
+    ) -> _Product:
+        """Return a product with these weights, which the call reads as they are packed."""
+        size_bytes = kernel.native.packed_weight_bytes
+        address = self.args.packed_w + self.batch * self.args.packed_w_batch_stride_bytes
+        call = KernelCall(w=w, scales=scales, **self._read(kernel))
+        packed = array_at(address, (1, size_bytes), size_bytes, np.dtype(np.uint8))[0]
+        return _Product(kernel_call=call, y=self._y(kernel), packed=packed)
+
+    def of_activations(self, kernel: Kernel) -> _Product:
+        """Return a product whose w is in the call, or attention with its values."""
+        args, problem = self.args, kernel.problem
+        view = ArrayView(args.w, args.w_leading_dimension, args.w_batch_stride, args.w_head_stride)
+        w = self._rows(view, problem.w_shape, problem.types.w)
+        v = None
+        if problem.operation.has_values:
+            values = ArrayView(
+                args.v, args.v_leading_dimension, args.v_batch_stride, args.v_head_stride
+            )
+            v = self._rows(values, problem.w_shape, problem.types.w)
+        call = KernelCall(w=w, v=v, **self._read(kernel))
+        return _Product(kernel_call=call, y=self._y(kernel))
+
+    def _read(self, kernel: Kernel) -> dict[str, Any]:
+        """Return what a call reads besides w: its arrays where they lie."""
+        args, problem = self.args, kernel.problem
+        m = args.m
+        x = ArrayView(args.x, args.x_leading_dimension, args.x_batch_stride, args.x_head_stride)
+        operands = {}
+        for number, one in enumerate(problem.epilogue.operands):
+            given, heads = args.operands[number], args.operand_head_strides
+            head_stride = heads[number] if heads else 0
+            view = ArrayView(
+                given.elements, given.leading_dimension, given.batch_stride, head_stride
+            )
+            is_matrix = one.name in row_operands(problem)
+            columns = 1 if one.shape is OperandShape.SCALAR else problem.n
+            shape = m if is_matrix else 1, columns
+            rows = self._rows(view, shape, problem.operand_type(one))
+            operands[one.name] = rows if is_matrix else rows[0]
+        return {
+            "kernel": kernel,
+            "x": self._rows(x, (m, problem.k), problem.types.x),
+            "operands": operands,
+            "parts": count_parts(kernel),
+        }
+
+    def _y(self, kernel: Kernel) -> NDArray[Any]:
+        args, problem = self.args, kernel.problem
+        view = ArrayView(args.y, args.y_leading_dimension, args.y_batch_stride, args.y_head_stride)
+        return self._rows(view, (args.m, problem.y_columns), problem.types.y)
+
+    def _rows(self, view: ArrayView, shape: tuple[int, int], dtype: DType) -> NDArray[Any]:
+        elements = NUMPY_TYPES[dtype]
+        first = self.batch * view.batch_stride + self.head * view.head_stride
+        address = view.address + first * elements.itemsize
+        return array_at(address, shape, view.leading_dimension, elements)
 
 
 def array_at(
@@ -238,6 +290,12 @@ def _with_rows(
 
 
 def _with_columns(call: KernelCall, columns: Sequence[int] | NDArray[np.intp]) -> KernelCall:
+    if call.v is not None:
+        v = np.zeros_like(call.v)
+        v[:, columns] = call.v[:, columns]
+        return replace(call, v=v)
     w = np.zeros_like(call.w)
-    w[columns] = call.w[columns]
+    is_nk = call.kernel.problem.w_layout is WeightLayout.NK
+    of_columns = (columns,) if is_nk else (slice(None), columns)
+    w[of_columns] = call.w[of_columns]
     return replace(call, w=w)

@@ -31,6 +31,7 @@ class ModelLayer:
     module: Any
     rows: tuple[int | str, ...]
     why_left: str | None
+    reduction: str = "any"
 
     @property
     def wanted(self) -> WantedLayer | None:
@@ -44,15 +45,18 @@ class ModelLayer:
             dtype=TYPES[self.module.weight.dtype],
             epilogue="none" if self.module.bias is None else "bias",
             threads=torch.get_num_threads(),
+            reduction=self.reduction,
         )
 
     @property
     def problem(self) -> str:
-        """Return what it computes, in words such as `f32 1,16x3072x768 bias`."""
+        """Return what it computes, in words such as `f32 1,16x3072x768 bias fixed`."""
         dtype = TYPES.get(self.module.weight.dtype, str(self.module.weight.dtype))
         shown = ",".join(str(one) for one in self.rows) or "?"
         bias = "" if self.module.bias is None else " bias"
-        return f"{dtype} {shown}x{self.module.out_features}x{self.module.in_features}{bias}"
+        fixed = "" if self.reduction == "any" else f" {self.reduction}"
+        sizes = f"{shown}x{self.module.out_features}x{self.module.in_features}"
+        return f"{dtype} {sizes}{bias}{fixed}"
 
     def report(self, reason: str, *, is_taken: bool) -> LayerReport:
         """Return what became of it."""
@@ -66,6 +70,7 @@ def model_layers(
     *,
     calls: Sequence[Call] = (),
     rows: Rows | None = None,
+    reduction: str = "any",
 ) -> list[ModelLayer]:
     """Return the linear layers of a model, with the `rows` that are given, or that calls show."""
     modules = {
@@ -85,6 +90,7 @@ def model_layers(
             module=module,
             rows=seen[name],
             why_left=_why_left(module, seen[name], is_bypassed=name in bypassed),
+            reduction=reduction,
         )
         for name, module in modules.items()
     ]

@@ -5,6 +5,7 @@ built with GNU's C++ library, which zig does not link with.
 """
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,8 +20,7 @@ from gemm_tuner.abi import ALIGNMENT_BYTES
 from gemm_tuner.build.extension import compile_extension
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.canonical import identity
-from gemm_tuner.domain.epilogue import Step
-from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.domain.step_kind import OperandShape
 from gemm_tuner.errors import InvalidSetting, ToolchainMissing
 from gemm_tuner.resources import templates_dir
@@ -29,19 +29,38 @@ from gemm_tuner.runtime.load import Kernel
 TYPES: dict[Any, str] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 # As native/operators.cpp numbers them.
-_TYPE_NUMBERS = {"f32": 0, "bf16": 1}
+_TYPE_NUMBERS = {
+    name: number
+    for number, name in enumerate(
+        (
+            *("f32", "bf16", "u8_s8_s32_f32", "u8_s8_s32_u8", "u8_s8_s32_s8"),
+            *("s8_s8_s32_f32", "s8_s8_s32_u8", "s8_s8_s32_s8"),
+            *("f32_s8_f32_f32", "bf16_s8_f32_bf16"),
+        )
+    )
+}
 STEP_NUMBERS = {
     name: number
     for number, name in enumerate(
         (
             *("bias", "add", "relu", "leaky_relu", "clamp", "hardswish", "sigmoid", "tanh"),
             *("silu", "gelu_erf", "gelu_tanh", "elu", "mish"),
+            *("x_zero_point", "channel_scale", "scale", "y_zero_point", "clamp:0:127"),
+            "causal",
         )
     )
 }
-_MOST_STEPS = 8
+_MOST_STEPS = 12
+
+# How w comes to a kernel, as native/steps.h numbers it.
+_PACKED, _KEYS = 0, 3
+_IN_CALLS = {WeightLayout.NK: 1, WeightLayout.KN: 2}
+# What products of two activations and attention read, and of which types they are.
+_STEPS_OF_MATMUL = frozenset({"bias", "add", "scale"})
 
 _SOURCE = Path(__file__).parent / "native" / "operators.cpp"
+# One before those in it.
+_HEADERS = ("steps", "layers", "layers_file", "rows", "calls", "matmul", "attention", "packing")
 _LIBRARIES = ("torch_cpu", "c10")
 _NUMBER_BITS = 62
 _LOADING = Lock()
@@ -54,6 +73,7 @@ class _LayerFacts(ctypes.Structure):
         ("k", ctypes.c_int64),
         ("packed_bytes", ctypes.c_int64),
         ("type", ctypes.c_int32),
+        ("w", ctypes.c_int32),
         ("step_count", ctypes.c_int32),
         ("steps", ctypes.c_int32 * _MOST_STEPS),
     )
@@ -109,9 +129,17 @@ class OperatorLayer:
         return _TYPE_NUMBERS[self.problem.types.text]
 
     @property
+    def weights_number(self) -> int:
+        """Return how its kernels get w, as the operators number it."""
+        operation = self.problem.operation
+        if operation.has_values:
+            return _KEYS
+        return _PACKED if operation.packs_ahead else _IN_CALLS[self.problem.w_layout]
+
+    @property
     def step_numbers(self) -> list[int]:
         """Return the steps of its epilogue as the operators number them."""
-        return [STEP_NUMBERS[one.kind.name] for one in self.problem.epilogue.steps]
+        return [STEP_NUMBERS[one.text] for one in self.problem.epilogue.steps]
 
     def kernel_for(self, rows: int) -> PlacedKernel | None:
         """Return the kernel that computes this many rows, as the operators choose it."""
@@ -177,7 +205,7 @@ def build(toolchain: Toolchain) -> Path:
     """
     root = Path(torch.__file__).parent
     text = _SOURCE.read_text()
-    own = (_SOURCE.with_name(name) for name in ("layers_file.h", "rows.h"))
+    own = (_SOURCE.with_name(f"{name}.h") for name in _HEADERS)
     for header in (*own, templates_dir() / "abi" / "gemm_tuner.h"):
         text = text.replace(f'#include "{header.name}"', header.read_text())
     return compile_extension(
@@ -223,6 +251,7 @@ def add_layer(kernels: Sequence[Kernel], name: str = "") -> OperatorLayer:
         k=layer.problem.k,
         packed_bytes=layer.packed_bytes,
         type=layer.type_number,
+        w=layer.weights_number,
         step_count=len(steps),
         steps=(ctypes.c_int32 * _MOST_STEPS)(*steps),
     )
@@ -258,17 +287,17 @@ def _placed(kernels: Sequence[Kernel], name: str) -> OperatorLayer:
 def _is_computed(problem: Problem) -> bool:
     """Return whether the operators compute a problem, with and without a kernel."""
     steps = problem.epilogue.steps
-    names = [one.kind.name for one in steps]
     operands = [one.kind.name for one in steps if one.kind.operand is not OperandShape.NONE]
+    is_read = problem.operation.packs_ahead or (
+        problem.types.text in TYPES.values() and set(operands) <= _STEPS_OF_MATMUL
+    )
     return (
-        problem.types.text in _TYPE_NUMBERS
-        and set(names) <= set(STEP_NUMBERS)
-        and len(names) <= _MOST_STEPS
+        is_read
+        and problem.types.text in _TYPE_NUMBERS
+        and problem.w_group in (None, problem.k)
+        and {one.text for one in steps} <= set(STEP_NUMBERS)
+        and len(steps) <= _MOST_STEPS
         and len(operands) == len(set(operands))
-        and all(
-            one == Step(kind=one.kind, parameters=tuple(d for _n, d in one.kind.parameters))
-            for one in steps
-        )
     )
 
 
@@ -317,4 +346,19 @@ def _register_flop() -> None:
             rows *= length
         return 2 * rows * x[-1] * out_shape[-1]
 
-    register_flop_formula(torch.ops.gemm_tuner.linear)(count)
+    for one in (torch.ops.gemm_tuner.linear, torch.ops.gemm_tuner.quantised_linear):
+        register_flop_formula(one)(count)
+
+    def count_products(
+        x: Sequence[int], _w: object, *_rest: object, out_shape: Sequence[int]
+    ) -> int:
+        return 2 * math.prod(out_shape) * x[-1]
+
+    register_flop_formula(torch.ops.gemm_tuner.matmul)(count_products)
+
+    def count_attention(
+        q: Sequence[int], k: Sequence[int], _v: object, *_rest: object, **_keywords: object
+    ) -> int:
+        return 4 * math.prod(q) * k[-2]
+
+    register_flop_formula(torch.ops.gemm_tuner.attention)(count_attention)

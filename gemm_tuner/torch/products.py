@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ import torch
 from gemm_tuner.torch.epilogues import past_views
 from gemm_tuner.torch.graphs import ATEN, CASTS, SHOWS, Graph, Node, untransposed
 from gemm_tuner.torch.operators import TYPES
+from gemm_tuner.torch.quantised import MOST_SUMMED, Quantised, quantised_of, why_not_as_bytes
+from gemm_tuner.torch.weight_only import WeightOnly, scaled_after
 
 # How Dynamo writes the model at the head of a path.
 _ROOT = re.compile(r"^L\['\w+'\]\.?")
@@ -27,11 +29,15 @@ class Product:
     is the path of its module, or of those of several that were joined.
 
     Of a convolution by one element, x is (count, k, height, width) and y (count, n, height, width),
-    both with channels last, so that their elements lie in rows of k and n; w is (n, k, 1, 1). It is
-    left as it is where it says why.
+    both with channels last, so that their elements lie in rows of k and n; w is (n, k, 1, 1).
+
+    A product is left as it is where it says why.
 
     Of a batch, x is (batch, rows, k), y (batch, rows, n) and w (batch, n, k), or (batch, k, n); the
     bias has n elements, or as many for each.
+
+    Of one that is `quantised`, x and w are the floats that were made of bytes. Of one that is
+    `weight_only`, w is bytes as floats, which the node that computes it has scaled.
     """
 
     node: Node
@@ -41,6 +47,8 @@ class Product:
     bias: Node | None
     is_transposed: bool
     why_left: str = ""
+    quantised: Quantised | None = None
+    weight_only: WeightOnly | None = None
 
     @property
     def is_image(self) -> bool:
@@ -63,9 +71,17 @@ class Product:
         return count * math.prod(lengths)
 
     @property
-    def dtype(self) -> Any:  # noqa: ANN401 - of PyTorch
-        """Return the type of x."""
-        return self.x.meta["val"].dtype
+    def types(self) -> str:
+        """Return the types of x, w, the sums and y."""
+        if self.quantised is not None:
+            return f"{self.quantised.types}_f32"
+        dtype = TYPES[self.x.meta["val"].dtype]
+        return dtype if self.weight_only is None else f"{dtype}_s8_f32_{dtype}"
+
+    @property
+    def w_layout(self) -> str:
+        """Return how the weights lie: those of bytes alone have one group for each row."""
+        return "nk" if self.weight_only is None else "nk:gk"
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -81,7 +97,7 @@ def products_of(nodes: Iterable[Node], constants: frozenset[Node]) -> list[Produ
 
 
 def _product_of(node: Node, constants: frozenset[Node]) -> Product | None:
-    name, why_left = _module_of(node), ""
+    name, why_left = module_of(node), ""
     if node.target is ATEN.addmm.default and not node.kwargs:
         bias, x, w_t = node.args
         w = untransposed(w_t)
@@ -98,12 +114,46 @@ def _product_of(node: Node, constants: frozenset[Node]) -> Product | None:
             node, bias = _with_bias(node)
     else:
         return None
-    product = (
+    given = (
         Product(node, name, x, w_t, bias, is_transposed=True)
         if w is None
         else Product(node, name, x, w, bias, is_transposed=False, why_left=why_left)
     )
-    return product if is_constant(product.w, constants) and _can_be_read(product) else None
+    if not is_constant(given.w, constants):
+        product = _quantised(given, constants)
+    elif node.target is ATEN.mm.default:
+        product = _with_scales(given, w_t, constants)
+    else:
+        product = given
+    return product if product is not None and _can_be_read(product) else None
+
+
+def _with_scales(product: Product, w_t: Node, constants: frozenset[Node]) -> Product:
+    """Return a product with the scales of its weights, where these are bytes."""
+    found = scaled_after(product.node, w_t, lambda one: is_constant(one, constants))
+    if found is None:
+        return product
+    return replace(product, node=found.node, bias=found.bias, weight_only=found.weight_only)
+
+
+def _quantised(product: Product, constants: frozenset[Node]) -> Product | None:
+    """Return a product of constant weights of bytes, None where it is none."""
+    is_linear = not product.is_image and product.batch is None
+    quantised = None
+    if is_linear and not product.is_transposed:
+        quantised = quantised_of(product.x, product.w, constants)
+    if quantised is None:
+        why = why_not_as_bytes(product.x, product.w, constants)
+        if why and not is_linear:
+            why = "it is a convolution or a batch of bytes."
+        return replace(product, why_left=why) if why else None
+    k = product.sizes[1]
+    why_left = (
+        f"its k is {k}, and 32 bits hold the sum of at most {MOST_SUMMED} products of bytes."
+        if k > MOST_SUMMED
+        else ""
+    )
+    return replace(product, quantised=quantised, why_left=why_left)
 
 
 def _with_bias(node: Node) -> tuple[Node, Node | None]:
@@ -161,18 +211,19 @@ def _why_left(node: Node) -> str:
     return ""
 
 
+def are_of_one_type(values: Sequence[Any]) -> bool:
+    """Return whether all are tensors of this CPU of one type, which kernels read."""
+    if any(type(one).__name__ != "FakeTensor" or one.device.type != "cpu" for one in values):
+        return False
+    types = {one.dtype for one in values}
+    return len(types) == 1 and types <= TYPES.keys()
+
+
 def _can_be_read(product: Product) -> bool:
     """Return whether kernels read arrays of these types and shapes."""
     arrays = (product.x, product.w, product.bias)
     values = [one.meta.get("val") for one in arrays if one is not None]
-    if any(type(one).__name__ != "FakeTensor" for one in values):
-        return False
-    types = {one.dtype for one in values}
-    if (
-        len(types) != 1
-        or not types <= set(TYPES)
-        or any(one.device.type != "cpu" for one in values)
-    ):
+    if not are_of_one_type(values):
         return False
     count, *lengths = values[0].shape
     if product.batch is not None:
@@ -208,6 +259,14 @@ def is_constant(node: Node, constants: frozenset[Node]) -> bool:
     return node in constants
 
 
+def is_inner(graph: Graph) -> bool:
+    """Return whether a graph is that of a branch or a loop: freezing leaves it."""
+    context = torch._guards.TracingContext.try_get()  # noqa: SLF001 - as freezing itself does
+    if context is None or context.fw_metadata is None:
+        return False
+    return not all("desc" in one.meta for one in graph.find_nodes(op="placeholder"))
+
+
 def constants_of(graph: Graph) -> frozenset[Node]:
     """Return the nodes that freezing makes constants: the parameters that nothing changes."""
     constants = set(graph.find_nodes(op="get_attr"))
@@ -216,8 +275,8 @@ def constants_of(graph: Graph) -> frozenset[Node]:
         return frozenset(constants)
     metadata = context.fw_metadata
     placeholders = graph.find_nodes(op="placeholder")
-    if not all("desc" in one.meta for one in placeholders):
-        return frozenset()  # the graph of a branch or a loop: freezing leaves it
+    if is_inner(graph):
+        return frozenset()
     changed = {place for place, one in enumerate(metadata.input_info) if one.mutates_data} | {
         one.base_idx for one in metadata.output_info if one.base_idx is not None
     }
@@ -232,7 +291,7 @@ def constants_of(graph: Graph) -> frozenset[Node]:
     )
 
 
-def _module_of(node: Node) -> str:
+def module_of(node: Node) -> str:
     """Return the path of the module that a node comes from, or the name of the node."""
     modules = list(node.meta.get("nn_module_stack", {}).values())
     path = _ROOT.sub("", str(modules[-1][0])) if modules else ""

@@ -19,6 +19,7 @@ from gemm_tuner.torch.tuned_linear import (
 _LOG = logging.getLogger(__name__)
 
 Tune = Literal["never", "wait"]
+Reduction = Literal["any", "fixed"]
 
 
 def replace(
@@ -29,6 +30,7 @@ def replace(
     source: AnySource = None,
     tune: Tune = "never",
     budget_s: float = 10.0,
+    reduction: Reduction = "any",
 ) -> Report:
     """Let the linear layers of a model call tuned kernels, and return what became of each.
 
@@ -44,6 +46,8 @@ def replace(
             database, the path of a lock file; by default the user's own database.
         tune: `never`, or `wait` to tune what is missing in the database first.
         budget_s: the time to tune one layer, in seconds.
+        reduction: `any`, or `fixed` for rows of y that have the same bits whatever the other rows
+            are, and how many. Such a layer refuses a call that no kernel is for.
 
     Raises:
         InvalidSetting: neither inputs nor rows are given, or both, or an argument cannot be used.
@@ -51,6 +55,8 @@ def replace(
     """
     if tune not in ("never", "wait"):
         raise InvalidSetting(f"tune = {tune!r} is not known; use 'never' or 'wait'.")
+    if reduction not in ("any", "fixed"):
+        raise InvalidSetting(f"reduction = {reduction!r} is not known; use 'any' or 'fixed'.")
     if (example_inputs is None) == (rows is None):
         raise InvalidSetting("give either example_inputs or rows, so that m is known.")
     library()
@@ -58,7 +64,7 @@ def replace(
     calls = [] if rows is not None else calls_of(example_inputs)
     reports: list[LayerReport] = []
     found: dict[WantedLayer, FoundLayer] = {}
-    for one in model_layers(model, calls=calls, rows=rows):
+    for one in model_layers(model, calls=calls, rows=rows, reduction=reduction):
         wanted = one.wanted
         if wanted is None:
             reports.append(one.report(one.why_left or "", is_taken=False))

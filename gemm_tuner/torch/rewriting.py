@@ -8,6 +8,7 @@ from gemm_tuner.torch.epilogues import Step
 from gemm_tuner.torch.graphs import ATEN, Graph, Node, new_node
 from gemm_tuner.torch.operators import OperatorLayer
 from gemm_tuner.torch.products import Product
+from gemm_tuner.torch.quantised import Number
 
 
 def insert(
@@ -17,26 +18,71 @@ def insert(
 
     The plain weights stay if there are rows that no kernel is for.
     """
-    ops = torch.ops.gemm_tuner
     last = steps[-1].result if steps else product.node
-    others = [step.other for step in steps if step.other is not None]
     with graph.inserting_before(last):
-        w = weights(graph, product, product.w)
-        packed = new_node(graph, ops.pack.default, (w, layer.packed_bytes, layer.number))
-        x = _rows(graph, product, product.x) if product.is_image else product.x
-        other = _rows(graph, product, others[0]) if others else None
-        arguments = [x, packed, _bias(graph, product), layer.number, other]
-        if not is_whole:
-            arguments.append(w)
-        elif other is None:
-            arguments.pop()
-        y = new_node(graph, ops.linear.default, tuple(arguments))
+        if product.quantised is not None:
+            y = _product_of_bytes(graph, product, layer, steps, is_whole=is_whole)
+        else:
+            y = _product(graph, product, layer, steps, is_whole=is_whole)
         if product.is_image:
             y = _image(graph, product, y)
-        elif steps and steps[-1].view is not None:
-            y = new_node(graph, ATEN.reshape.default, (y, steps[-1].view.args[1]))
+        elif (view := _view_of(product, steps)) is not None:
+            y = new_node(graph, ATEN.reshape.default, (y, view.args[1]))
     last.replace_all_uses_with(y)
     graph.erase_node(last)
+
+
+def _view_of(product: Product, steps: Sequence[Step]) -> Node | None:
+    """Return the node that gave y its shape, None where that is of rows and columns."""
+    if steps and steps[-1].view is not None:
+        return steps[-1].view
+    return None if product.weight_only is None else product.weight_only.view
+
+
+def _product(
+    graph: Graph, product: Product, layer: OperatorLayer, steps: Sequence[Step], *, is_whole: bool
+) -> Node:
+    ops = torch.ops.gemm_tuner
+    others = [step.other for step in steps if step.other is not None]
+    w = weights(graph, product, product.w)
+    if product.weight_only is None:
+        packed = new_node(graph, ops.pack.default, (w, layer.packed_bytes, layer.number))
+    else:
+        read = product.weight_only.w, layer.packed_bytes, layer.number
+        scales = product.weight_only.scales(graph)
+        packed = new_node(graph, ops.pack.default, (*read, scales))
+        w = w if is_whole else product.weight_only.plain(graph, w)
+    x = _rows(graph, product, product.x) if product.is_image else product.x
+    other = _rows(graph, product, others[0]) if others else None
+    arguments = [x, packed, _bias(graph, product), layer.number, other]
+    if not is_whole:
+        arguments.append(w)
+    elif other is None:
+        arguments.pop()
+    return new_node(graph, ops.linear.default, tuple(arguments))
+
+
+def _product_of_bytes(
+    graph: Graph, product: Product, layer: OperatorLayer, steps: Sequence[Step], *, is_whole: bool
+) -> Node:
+    ops, quantised = torch.ops.gemm_tuner, product.quantised
+    assert quantised is not None
+    packed = new_node(graph, ops.pack.default, (quantised.w, layer.packed_bytes, layer.number))
+    # What each step that reads something reads, in the order of the chain.
+    read: list[Number] = [quantised.x.zero_point, quantised.channel_scale(graph)]
+    if product.bias is not None:
+        read.append(product.bias)
+    for step in steps:
+        if step.other is not None:
+            read.append(_rows(graph, product, step.other))
+        if step.requantisation is not None:
+            read += [1.0 / step.requantisation.scale, step.requantisation.zero_point]
+    arrays = [one if isinstance(one, torch.fx.Node) else None for one in read]
+    numbers = [0.0 if isinstance(one, torch.fx.Node) else float(one) for one in read]
+    x = quantised.x.placed(graph)
+    w = [] if is_whole else [quantised.w]
+    arguments = (x, packed, arrays, numbers, layer.number, *w)
+    return new_node(graph, ops.quantised_linear.default, arguments)
 
 
 def weights(graph: Graph, product: Product, w: Node) -> Node:

@@ -68,6 +68,7 @@ class Runs:
         is_own = self.is_compiled and not self._is_given_compiled
         self._model = torch.compile(model) if is_own else model
         self._weights: dict[int, list[NDArray[Any]]] = {}
+        self._scales: dict[int, NDArray[np.float32]] = {}
         self._named: dict[str, list[NDArray[Any]]] = {}
         self._exits = ExitStack()
 
@@ -116,8 +117,12 @@ class Runs:
         """Return the layer that a call is of, None if it is none of this model."""
         if number in self.graphs.layers:
             name, layer = self.graphs.layers[number]
+            if not layer.problem.operation.packs_ahead:
+                return KnownLayer(name=name, layer=layer, w=[])
             w = self._weights.get(number, [])[: args.batch]
-            return KnownLayer(name=self._unlike(name, number), layer=layer, w=w) if w else None
+            scales = self._scales.get(number)
+            name = self._unlike(name, number) if w else name
+            return KnownLayer(name=name, layer=layer, w=w, scales=scales) if w else None
         for name, module in self.layers:
             tuned = module._tuned  # noqa: SLF001 - of this package
             packed = tuned.packed and tuned.packed.result
@@ -138,6 +143,9 @@ class Runs:
                 NUMPY_TYPES[problem.types.w],
             )
             self._weights.setdefault(number, []).append(w.copy())
+            if weights.scales:
+                scales = array_at(weights.scales, (problem.n, 1), 1, np.dtype(np.float32))
+                self._scales[number] = scales.copy()
 
     def sources(self) -> list[Source]:
         """Return where its kernels come from."""

@@ -8,10 +8,13 @@ from math import inf
 from typing import Any
 
 import torch
+from torch._compile import (
+    _disable_dynamo,
+)  # torch.compiler.disable imports the compiler, for seconds
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gemm_tuner.errors import GemmTunerError
+from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.layers.sources import WantedLayer, open_source
 from gemm_tuner.torch.operators import TYPES, OperatorLayer, add_layer
 
@@ -30,7 +33,9 @@ class TunedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it
     packed copy follows when they change in place, are trained, or are replaced.
 
     What is recorded for a derivative, a subclass of `Tensor`, or what is being traced, exported or
-    compiled goes the ordinary way, and so does a number of rows that no kernel is for.
+    compiled goes the ordinary way, and so does a number of rows that no kernel is for. Where the
+    order of additions is fixed, such rows are refused instead, and `torch.compile` leaves the layer
+    to eager mode.
     """
 
     def forward(self, input: Any) -> Any:  # noqa: A002, ANN401 - a tensor, named as in PyTorch
@@ -39,20 +44,33 @@ class TunedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it
         try:
             weight, bias = parameters["weight"], parameters["bias"]
         except KeyError:  # computed from others, such as by torch.nn.utils.prune
-            return functional.linear(input, self.weight, self.bias)
+            return self._ordinary(input, self.weight, self.bias)
         if type(input) is not torch.Tensor or _is_followed():
-            return functional.linear(input, weight, bias)
+            return self._ordinary(input, weight, bias)
         if torch.is_grad_enabled() and weight.requires_grad:
             _note_writing(weight)  # what is recorded is likely to be trained by it
             return functional.linear(input, weight, bias)
         tuned = self._tuned
         # The operator would find out, too, but to call it takes longer than torch's own.
         if not tuned.least <= input.numel() <= tuned.most or _is_cast():
-            return functional.linear(input, weight, bias)
-        packed = tuned.packed_now(weight)
-        if packed is None:
-            return functional.linear(input, weight, bias)
-        return torch.ops.gemm_tuner.linear_or_plain.default(input, weight, bias, *packed)
+            return tuned.plain(input, weight, bias)
+        packed, is_fixed = tuned.packed_now(weight), tuned.is_fixed
+        if packed is None or (is_fixed and not tuned.has_kernel(input)):
+            return tuned.plain(input, weight, bias)
+        return torch.ops.gemm_tuner.linear_or_plain.default(input, weight, bias, *packed, is_fixed)
+
+    def _ordinary(self, x: Any, weight: Any, bias: Any) -> Any:  # noqa: ANN401 - tensors
+        """Return what an ordinary layer computes of what no kernel reads.
+
+        Raises:
+            InvalidSetting: the order of additions is fixed, and it is not followed or recorded.
+        """
+        if torch.is_grad_enabled() and weight.requires_grad:
+            return functional.linear(x, weight, bias)
+        if _is_followed():
+            is_apart = self._tuned.is_fixed and _is_compiled()
+            return _apart(self, x) if is_apart else functional.linear(x, weight, bias)
+        return self._tuned.plain(x, weight, bias)
 
 
 def _is_followed() -> bool:
@@ -62,6 +80,17 @@ def _is_followed() -> bool:
         or torch._C._is_tracing()  # noqa: SLF001 - torch.jit.is_tracing takes four times as long
         or torch._C._len_torch_dispatch_stack()  # noqa: SLF001 - make_fx; it has no public name
     )
+
+
+def _is_compiled() -> bool:
+    """Return whether `torch.compile` follows what is called; it can leave parts to eager mode."""
+    return bool(torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting())
+
+
+@_disable_dynamo  # type: ignore[untyped-decorator]  # without PyTorch, it is Any
+def _apart(layer: Any, x: Any) -> Any:  # noqa: ANN401 - a layer and tensors
+    """Return what a layer computes in eager mode, between two compiled parts of a model."""
+    return layer.forward(x)  # its hooks are called by whoever called it
 
 
 def _is_cast() -> bool:
@@ -90,7 +119,7 @@ def _follow_optimizers() -> None:
                 _note_writing(parameter)
 
     # A compiled step, which is in several parts anyway, calls it between them.
-    register_optimizer_step_post_hook(torch.compiler.disable(note))
+    register_optimizer_step_post_hook(_disable_dynamo(note))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,6 +173,31 @@ class PackedLayer:
             packed = _Packed(at, memory, weight.detach(), self._pack(weight))
             self.packed = packed
         return packed.result
+
+    @property
+    def is_fixed(self) -> bool:
+        """Return whether the order of additions is fixed, as that of PyTorch is not."""
+        return self.wanted.reduction == "fixed"
+
+    def has_kernel(self, x: Any) -> bool:  # noqa: ANN401 - a tensor
+        """Return whether a kernel computes as many rows as x has."""
+        return self.layer is not None and self.layer.holds(x.numel() // self.wanted.k)
+
+    def plain(self, x: Any, weight: Any, bias: Any) -> Any:  # noqa: ANN401 - tensors
+        """Return what an ordinary layer computes.
+
+        Raises:
+            InvalidSetting: the order of additions is fixed.
+        """
+        if self.is_fixed and x.numel():
+            rows = x.numel() // self.wanted.k
+            raise InvalidSetting(
+                f"no kernel computes {rows} rows of a layer with the reduction 'fixed' here; give "
+                f"gemm_tuner.torch.replace these rows, such as rows=['1..{rows}'], and call the "
+                "layer with a plain tensor, without autocast, with weights that are computed from "
+                "no others, of the type and the sizes that they had."
+            )
+        return functional.linear(x, weight, bias)
 
     def _pack(self, weight: Any) -> tuple[Any, int] | None:  # noqa: ANN401 - a tensor
         if not self.is_looked_up:

@@ -2,21 +2,20 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from time import monotonic
 
 from gemm_tuner.derive import standing_trials
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.doubt import why_disturbed, why_doubted
-from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
 from gemm_tuner.select.sturdiest import EQUALLY_FAST, sturdiest_of_fastest
 from gemm_tuner.space.candidates import Space
-from gemm_tuner.tuning.attempt import Attempts
+from gemm_tuner.strategies.local_search import FAVOURITES
+from gemm_tuner.strategies.strategy import Strategy
 from gemm_tuner.tuning.budget import Budget
-from gemm_tuner.tuning.earlier import best_beside_others, earlier_trials, relevant_trials
+from gemm_tuner.tuning.earlier import best_beside_others, relevant_trials
+from gemm_tuner.tuning.figures import Figures
 from gemm_tuner.tuning.finished import is_settled
-from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.patience import Patience
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.result import SweepResult, make_result
@@ -30,7 +29,7 @@ from gemm_tuner.tuning.sampling import (
     is_slower_than_before,
     most_finalists,
 )
-from gemm_tuner.tuning.search import FAVOURITES, Strategy
+from gemm_tuner.tuning.trial_source import TrialSource
 
 _SHARE_TO_CONFIRM = 0.6  # of the budget in a context
 
@@ -39,12 +38,20 @@ _SHARE_TO_CONFIRM = 0.6  # of the budget in a context
 class ContextSweep:
     """The search in one context, within its `budget`, which is a part of the whole.
 
+    It goes on from `earlier` trials of the problem that still stand. `on_end` is told of its end,
+    if nobody stopped it.
     The winner of one thread, `alone`, is a finalist if several threads are asked for. With `again`,
     no earlier timing counts: all is timed anew. Where candidates are few, the first race of several
     `is_final`.
+
+    Where calls are slow, candidates are proved and raced on a part of the problem, by `slices`,
+    whose `earlier_slices` are what is known of it. Only finalists are then proved and timed whole.
     """
 
-    attempts: Attempts
+    attempts: TrialSource
+    earlier: Sequence[Trial]
+    patience: Patience
+    on_end: Callable[[SweepEnd], None]
     space: Space
     context: ExecutionContext
     whole_budget: Budget
@@ -54,21 +61,21 @@ class ContextSweep:
     alone: Candidate | None = None
     again: bool = False
     is_final: bool = False
-    patience: Patience = field(init=False)
-    _speeds: dict[Candidate, float] = field(default_factory=dict)  # compares rounds
-    _ratios: dict[Candidate, float] = field(default_factory=dict)  # over the baseline, in a round
-    _call_ns: dict[Candidate, float] = field(default_factory=dict)
+    slices: TrialSource | None = None
+    earlier_slices: Sequence[Trial] = ()
+    _whole: Figures = field(default_factory=Figures)
+    _raced: Figures = field(init=False)  # of slices if there are any, else of whole calls too
+    _of_slices: list[Trial] = field(default_factory=list)
     _trials: list[Trial] = field(default_factory=list)
     _to_renew: list[Candidate] = field(default_factory=list)  # whose confirmations are not settled
     _best_beside_others: list[Candidate] = field(default_factory=list)  # beside other baselines
     _recalled: int = 0  # trials that are of earlier sweeps
     _in_final: dict[Candidate, float] = field(default_factory=dict)  # over the baseline, together
-    _slowest_call_s: float = 0.0
     _proof_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Have patience for the sweep's budget."""
-        self.patience = Patience(budget_s=self.whole_budget.seconds, threads=self.context.threads)
+        """Never mix what slices take with what whole calls take."""
+        self._raced = Figures() if self.slices else self._whole
 
     def run(
         self, strategy: Strategy, *, certain: Sequence[Candidate], is_search: bool
@@ -81,7 +88,7 @@ class ContextSweep:
         resumed = self._recall()
         self._race([*certain, *self._to_renew, *self._best_beside_others], is_certain=True)
         is_exhausted = self._search(strategy) and is_search
-        if self._speeds and not self.is_stopped():
+        if (self._raced.speeds or self._whole.speeds) and not self.is_stopped():
             self._confirm()
             self._renew()
         problem, cpu = self.space.problem, self.space.cpu
@@ -90,49 +97,41 @@ class ContextSweep:
             cpu,
             self.context,
             [*self._trials, *self.attempts.failures],
+            of_slices=[*self._of_slices, *(self.slices.failures if self.slices else ())],
             complete=is_exhausted,
             resumed=resumed,
             note=self.attempts.host.baseline_note,
         )
         is_interrupted = self.is_stopped()
         is_final = is_search and result.verdict.doubt is None
-        if is_final and not is_interrupted and self.space.like is None:
-            self.attempts.repository.mark_ended(
-                problem,
-                cpu.exact_key,
-                self.context,
-                toolchain=self.attempts.toolchain.text,
-                generator=generator_version(),
-                end=SweepEnd(
+        if is_final and not is_interrupted:
+            self.on_end(
+                SweepEnd(
                     baseline=self.attempts.host.baseline_text,
                     is_exhausted=is_exhausted,
                     budget_s=self.whole_budget.seconds,
-                ),
+                )
             )
         return replace(result, is_interrupted=is_interrupted)
 
     def ranked(self) -> list[Candidate]:
         """Return the candidates that were timed, fastest first."""
-        return sorted(self._speeds, key=lambda one: (-self._speeds[one], one.text))
+        return list(dict.fromkeys([*self._whole.ranked(), *self._raced.ranked()]))
 
     def _recall(self) -> bool:
         """Take over what earlier, stopped sweeps have found; return whether there was anything."""
-        attempts = self.attempts
-        earlier = earlier_trials(
-            attempts.repository, self.space.problem, self.space.cpu, attempts.toolchain
-        )
-        self._trials = relevant_trials(
-            earlier, self.space, self.context, attempts.host.baseline_text
-        )
+        baseline = self.attempts.host.baseline_text
+        self._trials = relevant_trials(self.earlier, self.space, self.context, baseline)
         for trial in self._trials:
             if trial.measurement is not None:
                 if not self.again and why_doubted(trial.measurement) is None:
-                    self._learn(trial.candidate, trial.measurement)
+                    self._whole.learn(trial.candidate, trial.measurement)
             elif trial.outcome is not Outcome.CORRECT:
-                self._speeds.pop(trial.candidate, None)
+                self._whole.forget(trial.candidate)
+        self._recall_slices()
         self._recalled = len(self._trials)
         self._best_beside_others = best_beside_others(
-            earlier, self.space, self.context, attempts.host.baseline_text
+            self.earlier, self.space, self.context, baseline
         )
         before = make_result(
             self.space.problem,
@@ -147,64 +146,98 @@ class ContextSweep:
             self._to_renew = [one.candidate for one in standing if one.context == self.context]
         return not self.again and any(trial.context == self.context for trial in self._trials)
 
+    def _recall_slices(self) -> None:
+        """Take over what earlier races of slices have found beside the same baseline."""
+        if self.slices is None or self.again:
+            return
+        baseline = self.slices.host.baseline_text
+        self._of_slices = relevant_trials(self.earlier_slices, self.space, self.context, baseline)
+        failed = {trial.candidate for trial in self.attempts.failures}
+        for trial in self._of_slices:
+            if trial.measurement is not None and trial.candidate not in failed:
+                self._raced.learn(trial.candidate, trial.measurement)
+
     def _search(self, strategy: Strategy) -> bool:
         """Race batch after batch; return whether the search came to its end by itself."""
-        while batch := strategy.next_batch(self._speeds):
-            if self.is_stopped() or (self._speeds and not self._has_time_for(1)):
+        while (batch := strategy.propose(self._raced.speeds)).candidates:
+            if self.is_stopped() or (self._raced.speeds and not self._has_time_for(1)):
                 return False
-            is_whole = self._race(batch)
+            is_whole = self._race(batch.candidates, care=batch.care)
             self._report("searching", strategy.pending)
             if not is_whole:
                 return False
         return True
 
-    def _race(self, batch: Sequence[Candidate], *, is_certain: bool = False) -> bool:
-        """Time the new ones of a batch; return whether there was time for all."""
-        new = [one for one in dict.fromkeys(batch) if one not in self._speeds]
+    def _race(self, batch: Sequence[Candidate], *, is_certain: bool = False, care: int = 1) -> bool:
+        """Time the new ones of a batch, and with `care` above 1 all; return if there was time."""
+        speeds, source = self._raced.speeds, self.slices or self.attempts
+        new = [one for one in dict.fromkeys(batch) if care > 1 or one not in speeds]
+        if self.slices:
+            failed = {trial.candidate for trial in self.attempts.failures}
+            new = [one for one in new if one not in failed]
         if not new:
             return True
-        self.attempts.compile(new)
+        source.compile(new)
         proven: list[Candidate] = []
-        at_once = self.attempts.host.provers
+        at_once = source.host.provers
+        is_first = not speeds
         for start in range(0, len(new), at_once):
             group = new[start : start + at_once]
             if self.is_stopped():
                 return False
-            is_first = not (self._speeds or proven)
-            if not (is_certain or is_first or self._has_time_for(len(proven) + len(group))):
-                self._time_race(proven)
+            # A batch of slices takes about as long as the few whole ones that are always tried.
+            is_due = is_certain or (is_first and (self.slices is not None or not proven))
+            if not (is_due or self._has_time_for(len(proven) + len(group), care)):
+                self._time_race(proven, care)
                 return False
-            begin_s = monotonic()
-            proven += self.attempts.prove(group, self.context)
-            self._proof_s = monotonic() - begin_s
-        self._time_race(proven)
+            begin_s = self.budget.clock()
+            proven += source.prove(group, self.context)
+            self._proof_s = self.budget.clock() - begin_s
+        self._time_race(proven, care)
         return True
 
-    def _time_race(self, candidates: Sequence[Candidate]) -> None:
+    def _time_race(self, candidates: Sequence[Candidate], care: int) -> None:
         """Time the candidates of a race, as carefully as it deserves."""
-        if self.is_final and len(candidates) > 1:
+        if self.slices:
+            self._time_slices(candidates, RACE.with_care(care), self.slices)
+        elif self.is_final and len(candidates) > 1:
             self._in_final = self._time(candidates, FINAL)
         else:
-            self._time(candidates, RACE)
+            self._time(candidates, RACE.with_care(care))
+
+    def _time_slices(
+        self, candidates: Sequence[Candidate], sampling: Sampling, slices: TrialSource
+    ) -> None:
+        if candidates:
+            trials = self._ask(slices, candidates, sampling, self._race_call_s)
+            self._of_slices += trials
+            self._learn(self._raced, candidates, trials)
 
     @property
     def _call_s(self) -> float:
         """Return the time of the slowest call that was timed, or else of one of the baseline."""
-        return self._slowest_call_s or self.attempts.host.baseline_call_s
+        return self._whole.slowest_call_s or self.attempts.host.baseline_call_s
 
-    def _has_time_for(self, candidates: int) -> bool:
+    @property
+    def _race_call_s(self) -> float:
+        """Return the same of the calls of races."""
+        source = self.slices or self.attempts
+        return self._raced.slowest_call_s or source.host.baseline_call_s
+
+    def _has_time_for(self, candidates: int, care: int = 1) -> bool:
         """Return whether some may still be proved and raced, and the best be confirmed.
 
         Where calls are slow, what is over the share for confirming comes on top of the budget.
         """
         call_s, budget_s = self._call_s, self.whole_budget.seconds
         most = self._most_finalists() + (self.context.threads > 1)
-        finalists = min(most, len(self._speeds) + candidates)
+        finalists = min(most, len(self._raced.speeds) + candidates)
         reserved_s = min(
             confirming_s(call_s, budget_s, threads=self.context.threads, finalists=finalists),
             _SHARE_TO_CONFIRM * self.budget.seconds,
         )
-        race_s = RACE.duration_s(candidates, call_s=call_s, budget_s=budget_s)
+        race = RACE.with_care(care)
+        race_s = race.duration_s(candidates, call_s=self._race_call_s, budget_s=budget_s)
         return self.budget.remaining_s > self._proof_s + race_s + reserved_s
 
     def _confirm(self) -> None:
@@ -214,7 +247,7 @@ class ContextSweep:
         those of the others.
         """
         self._report("confirming", 0)
-        proven = self.attempts.prove(self._finalists(), self.context)
+        proven = self._proven_finalists()
         if self.is_stopped():
             return
         if self._in_final.keys() >= set(proven):
@@ -249,18 +282,40 @@ class ContextSweep:
             self._time([candidate], self._how_to_confirm(candidate))
 
     def _how_to_confirm(self, candidate: Candidate) -> Sampling:
-        return how_to_confirm(self._call_ns.get(candidate, 0.0) / 1e9, self.context.threads)
+        least_ns = self._raced.call_ns.get(candidate, 0.0)  # a slice takes no longer
+        call_ns = self._whole.call_ns.get(candidate, least_ns)
+        return how_to_confirm(call_ns / 1e9, self.context.threads)
 
     def _most_finalists(self) -> int:
         return most_finalists(call_s=self._call_s, budget_s=self.whole_budget.seconds)
 
+    def _proven_finalists(self) -> list[Candidate]:
+        """Return the finalists that are right; where one is not, the next takes its place."""
+        while True:
+            finalists = self._finalists()
+            proven = self.attempts.prove(finalists, self.context)
+            wrong = [one for one in finalists if one not in proven]
+            if not wrong or self.is_stopped():
+                return proven
+            for candidate in wrong:
+                self._whole.forget(candidate)
+                self._raced.forget(candidate)
+
     def _finalists(self) -> list[Candidate]:
-        """Return the best few, and of several threads the best that needs one."""
-        best = self.ranked()[: self._most_finalists()]
-        if self.context.threads == 1:
-            return best
-        alone = self.alone if self.alone in self._speeds else self._fastest_alone(self._speeds)
-        return list(dict.fromkeys([*best, alone] if alone else best))
+        """Return the best few, and of several threads the best that needs one.
+
+        The best of whole calls that were timed before is among them, however its slice did.
+        """
+        best = [*self._raced.ranked()[: self._most_finalists()], *self._whole.ranked()[:1]]
+        if self.context.threads > 1:
+            speeds = self._raced.speeds
+            alone = (
+                self.alone
+                if self.alone in speeds
+                else self._fastest_alone(speeds, self._raced.call_ns)
+            )
+            best += [alone] if alone else []
+        return list(dict.fromkeys(best))
 
     def _without_useless_threads(self, speeds: dict[Candidate, float]) -> dict[Candidate, float]:
         """Leave out what takes longer with several threads than the fastest takes with one.
@@ -268,19 +323,24 @@ class ContextSweep:
         Speeds over a baseline may not show it: where its threads get into each other's way, its
         own time differs from one run to the next.
         """
-        alone = self._fastest_alone(speeds)
+        call_ns = self._whole.call_ns
+        if len(speeds) == 1:  # which there was no need to time
+            return speeds
+        alone = self._fastest_alone(speeds, call_ns)
         if alone is None:
             return speeds
         return {
             one: speed
             for one, speed in speeds.items()
-            if one.parts == 1 or self._call_ns[one] < self._call_ns[alone]
+            if one.parts == 1 or call_ns[one] < call_ns[alone]
         }
 
-    def _fastest_alone(self, candidates: Iterable[Candidate]) -> Candidate | None:
+    def _fastest_alone(
+        self, candidates: Iterable[Candidate], call_ns: dict[Candidate, float]
+    ) -> Candidate | None:
         return min(
             (one for one in candidates if one.parts == 1),
-            key=lambda one: (self._call_ns[one], one.text),
+            key=lambda one: (call_ns[one], one.text),
             default=None,
         )
 
@@ -294,32 +354,47 @@ class ContextSweep:
             return {}
         earlier = tuple(self._trials)
         trials = self._time_once(candidates, sampling)
-        if sampling is not RACE:
+        if sampling.stage is not Stage.RACE:
             if is_slower_than_before(trials, earlier):
                 trials = self._time_once([trial.candidate for trial in trials], sampling)
             while self._is_disturbed(trials) and self._wait():
                 trials = self._time_once([trial.candidate for trial in trials], sampling)
-        for candidate in candidates:  # only now: until then, what is told of them is the earlier
-            self._speeds.pop(candidate, None)
+        self._learn(self._whole, candidates, trials)  # until now, what is told is the earlier
+        return {one: self._whole.ratios[one] for one in candidates if one in self._whole.speeds}
+
+    def _learn(
+        self, figures: Figures, candidates: Sequence[Candidate], trials: Sequence[Trial]
+    ) -> None:
+        """Put what was timed now in the place of what was known of some candidates."""
+        for candidate in candidates:
+            figures.forget(candidate)
         for trial in trials:
             if trial.measurement is not None:
-                self._learn(trial.candidate, trial.measurement)
-        return {one: self._ratios[one] for one in candidates if one in self._speeds}
+                figures.learn(trial.candidate, trial.measurement)
 
     def _time_once(self, candidates: Sequence[Candidate], sampling: Sampling) -> list[Trial]:
-        trials = self.attempts.time(
+        trials = self._ask(self.attempts, candidates, sampling, self._call_s)
+        self._trials += trials
+        return trials
+
+    def _ask(
+        self,
+        source: TrialSource,
+        candidates: Sequence[Candidate],
+        sampling: Sampling,
+        call_s: float,
+    ) -> list[Trial]:
+        return source.time(
             candidates,
             self.context,
             stage=sampling.stage,
             pairs=sampling.affordable_pairs(
-                len(candidates), call_s=self._call_s, budget_s=self.whole_budget.seconds
+                len(candidates), call_s=call_s, budget_s=self.whole_budget.seconds
             ),
             sample_ns=sampling.sample_ns,
             processes=sampling.processes,
             on_process=lambda process: self._report(f"confirming, process {process + 1}", 0),
         )
-        self._trials += trials
-        return trials
 
     def _is_disturbed(self, trials: Sequence[Trial]) -> bool:
         return any(one.measurement and why_disturbed(one.measurement) for one in trials)
@@ -331,24 +406,17 @@ class ContextSweep:
             on_wait=lambda: self._report("disturbed, waiting for idle cores", 0),
         )
 
-    def _learn(self, candidate: Candidate, measurement: Measurement) -> None:
-        self._speeds[candidate] = measurement.comparable_speed
-        self._ratios[candidate] = measurement.ratio.median
-        call_ns = self._call_ns[candidate] = measurement.candidate.median_ns
-        slowest_ns = max(call_ns, measurement.baseline_timing.median_ns)
-        self._slowest_call_s = max(self._slowest_call_s, slowest_ns / 1e9)
-
     def _report(self, stage: str, pending: int) -> None:
-        tried = len(self._speeds) + len(self.attempts.failures)
-        best = self.ranked()[:1]
+        tried = len(self.ranked()) + len(self.attempts.failures)
+        best = self._whole.ranked()[:1]
         self.on_progress(
             Progress(
                 stage=f"{self.context.regime.value}, {stage}",
                 done=tried,
                 total=max(tried + pending, FAVOURITES),
-                best_ratio=self._ratios[best[0]] if best else None,
+                best_ratio=self._whole.ratios[best[0]] if best else None,
                 remaining_s=self.whole_budget.remaining_s,
                 failed=len(self.attempts.failures),
-                best_ns=self._call_ns[best[0]] if best else None,
+                best_ns=self._whole.call_ns[best[0]] if best else None,
             )
         )

@@ -14,8 +14,8 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.strategies.strategy import BATCH
 from gemm_tuner.tuning.generator import generator_version
-from gemm_tuner.tuning.search import BATCH
 from gemm_tuner.tuning.standing import stands
 
 _FROM_OTHER_REGIMES = 2

@@ -21,11 +21,7 @@ def estimate(
     machine that does other work, parts of it may be timed twice.
     """
     space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads)
-    fastest = min(
-        predict_cycles(problem, one, family_named(one.micro_kernel.family), cpu)
-        for one in space.defaults()
-    )
-    call_s = fastest / NOMINAL_CLOCK_HZ
+    call_s = predicted_call_s(space)
     longest_s = confirming_s(
         call_s,
         budget_s,
@@ -35,6 +31,15 @@ def estimate(
     )
     seconds = budget_s + len(contexts) * longest_s
     return Estimate(candidates=space.size(), seconds=seconds)
+
+
+def predicted_call_s(space: Space) -> float:
+    """Return the least time of a call that the model predicts, in seconds."""
+    fastest = min(
+        predict_cycles(space.problem, one, family_named(one.micro_kernel.family), space.cpu)
+        for one in space.defaults()
+    )
+    return fastest / NOMINAL_CLOCK_HZ
 
 
 def estimate_job(

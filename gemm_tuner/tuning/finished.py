@@ -28,11 +28,12 @@ def recall_finished(
     """Return the results of those contexts whose sweep beside `baseline` came to its end.
 
     That is a sweep by this generator whose search was exhausted, or that had as large a budget, and
-    whose trials stand, unless what it found is not settled or is to be measured `again`. The
+    whose trials stand, unless what it found is not settled or is to be measured `again`, or another
+    strategy is asked for. A search in one format of packed weights has an end of its own. The
     baseline is a name, which stands for each version, or a name and a version; None is not known
     yet.
     """
-    if settings.again or baseline is None:
+    if settings.again or baseline is None or not settings.plan.is_default:
         return {}
     found = {
         context: _recall(space, context, repository, settings, baseline) for context in contexts
@@ -54,6 +55,7 @@ def _recall(
         context,
         toolchain=settings.toolchain.text,
         generator=generator_version(),
+        packed_format=space.packed_format,
     )
     for end in ends:
         is_as_long = end.is_exhausted or end.budget_s >= settings.budget_s

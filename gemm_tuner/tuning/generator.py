@@ -16,7 +16,7 @@ from gemm_tuner.resources import templates_dir
 
 _PACKAGE = Path(__file__).parents[1]
 _ROOTS = (
-    "gemm_tuner.tuning.search",
+    "gemm_tuner.strategies.table",
     "gemm_tuner.codegen.render",
     "gemm_tuner.build.compile",
 )

@@ -1,5 +1,6 @@
 """Starting the server in which a sweep proves and times its kernels."""
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,14 +11,17 @@ from gemm_tuner.build.compile import Build, compile_kernel
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem, Reduction
+from gemm_tuner.errors import BaselineMissing, NotEnoughMemory, TrialFailed
 from gemm_tuner.libraries.plain import plain_problem
 from gemm_tuner.machine.cpus import usable_cpus
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.model import predict_cycles
+from gemm_tuner.strategies.strategy import BATCH
 from gemm_tuner.tuning.attempt import build_candidate
-from gemm_tuner.tuning.search import BATCH
 from gemm_tuner.tuning.settings import SweepSettings
+
+logger = logging.getLogger(__name__)
 
 
 def start_host(
@@ -50,15 +54,46 @@ def start_host(
     )
 
 
+def start_slice_host(
+    space: Space,
+    host: TrialHost,
+    settings: SweepSettings,
+    race: Race,
+    is_stopped: Callable[[], bool],
+) -> TrialHost | None:
+    """Return a server for a slice of the problem of `host`, beside the same library.
+
+    None where the slice cannot be timed beside `host`.
+
+    Raises:
+        PreparationStopped: it `is_stopped` before it is ready, where the settings heed that.
+    """
+    try:
+        return start_host(
+            space.problem,
+            space,
+            settings,
+            provers=host.provers,
+            race=replace(race, earlier=host.raced),
+            is_stopped=lambda: settings.stops_preparing and is_stopped(),
+        )
+    except (BaselineMissing, NotEnoughMemory, TrialFailed) as failure:
+        logger.info("%s is not timed in slices: %s", host.baseline_text, failure)
+        return None
+
+
 def start_host_while_compiling(
     space: Space,
     first: Sequence[Candidate],
     settings: SweepSettings,
     race: Race,
     is_stopped: Callable[[], bool],
+    *,
+    for_problem: Problem,
 ) -> TrialHost:
     """Return a server; while it prepares, the first candidates are compiled into the cache.
 
+    They are compiled `for_problem`, which is a slice where candidates race on one.
     When it is ready, no more of that begins: what the sweep needs at once goes first.
 
     Raises:
@@ -70,7 +105,7 @@ def start_host_while_compiling(
         for candidate in first[:BATCH]:
             executor.submit(
                 build_candidate,
-                space.problem,
+                for_problem,
                 candidate,
                 toolchain=settings.toolchain,
                 render=settings.render,

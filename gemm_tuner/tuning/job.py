@@ -1,5 +1,6 @@
 """Running a job: a sweep within its budget, and what its end means for it."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,16 +11,21 @@ from gemm_tuner.domain.job import JobProgress, JobState
 from gemm_tuner.domain.reason import LEAD_OF_WAITING
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.verdict import Verdict
-from gemm_tuner.errors import PreparationStopped
+from gemm_tuner.errors import PreparationStopped, TrialFailed
 from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.withheld import Withheld
 from gemm_tuner.tuning.earlier import earlier_trials
 from gemm_tuner.tuning.holding import HeldJob
 from gemm_tuner.tuning.progress import Progress
+from gemm_tuner.tuning.range_budget import budget_of_each
+from gemm_tuner.tuning.range_search import Stopped
 from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.settings import SweepSettings
+from gemm_tuner.tuning.split_range import split_range
 from gemm_tuner.tuning.sweep import sweep
+
+logger = logging.getLogger(__name__)
 
 _CONFIRMING_S = 10.0  # of a job that is cancelled
 
@@ -52,27 +58,35 @@ class JobRun:
     def run(self) -> Ending | None:
         """Tune the problem, and return how the job ends; None if it was stopped or lost before.
 
-        A job that is cancelled ends with the best so far, which is confirmed within some seconds.
-        One whose deciding measurement other work disturbed is to be tried again.
+        A range of m becomes one library of several kernels where the budget suffices for that. A
+        job that is cancelled ends with the best so far, which is confirmed within some seconds. One
+        whose deciding measurement other work disturbed is to be tried again.
 
         Raises:
             GemmTunerError: as `sweep` does.
         """
         others = self._withheld()
         is_second = bool(others.hosts) and not self.repository.has_measured(others)
-        result = self._sweep(
-            self.held.job.budget_s,
-            lambda: self._is_given_up or self._is_cancelled,
-            chosen=self._to_confirm(others) if is_second else (),
-            again=is_second,
-        )
+        job = self.held.job
+        each_s = None if is_second else budget_of_each(job.problem, job.budget_s)
+        if each_s is not None:
+            result = self._split_range(each_s)
+        else:
+            result = self._sweep(
+                job.budget_s,
+                lambda: self._is_ended,
+                chosen=self._to_confirm(others) if is_second else (),
+                again=is_second,
+            )
         if result is not None and not result.is_interrupted:
             return self._ending(result, is_second=is_second)
         if self._is_given_up:
             return None
         best = self._best_so_far()
         if best is None:
-            return Ending(state=JobState.CANCELLED, detail="cancelled before a kernel was timed")
+            kept = "" if each_s is None else " for the range; what was tried for single m is kept"
+            detail = f"cancelled before a kernel was timed{kept}"
+            return Ending(state=JobState.CANCELLED, detail=detail)
         budget_s = min(_CONFIRMING_S, self.held.job.budget_s)
         result = self._sweep(budget_s, lambda: self._is_given_up, chosen=(best,))
         if result is None or result.is_interrupted:
@@ -87,6 +101,35 @@ class JobRun:
     @property
     def _is_cancelled(self) -> bool:
         return self.held.is_cancelled
+
+    @property
+    def _is_ended(self) -> bool:
+        return self._is_given_up or self._is_cancelled
+
+    def _split_range(self, each_s: float) -> SweepResult | None:
+        """Return what came of a range of m as one library, with some seconds for each m.
+
+        Where that fails, the range is tuned at its greatest m. None if it was stopped before.
+        """
+        job = self.held.job
+        try:
+            split_range(
+                job.problem,
+                context=job.context,
+                cpu=self.cpu,
+                repository=self.repository,
+                settings=SweepSettings(
+                    budget_s=each_s, toolchain=self.toolchain, stops_preparing=True
+                ),
+                on_progress=self._note,
+                is_stopped=lambda: self._is_ended,
+            )
+        except (Stopped, PreparationStopped):
+            return None
+        except TrialFailed as error:
+            logger.info("%s: not split: %s", job.problem.text, error)
+            each_s = job.budget_s
+        return self._sweep(each_s, lambda: self._is_ended)
 
     def _sweep(
         self,

@@ -1,6 +1,7 @@
 """The race for the baseline: how long it may take, and who won it before."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 
 from gemm_tuner.bench.baselines.choose import AUTO, Race, raced_packages
@@ -25,13 +26,17 @@ def find_race(trials: Sequence[Trial], settings: SweepSettings, *, threads: int)
         threads: of the calls; the fastest library on one may not be so on several.
     """
     limit_s = _SHARE_OF_BUDGET * settings.budget_s if settings.race_s is None else settings.race_s
-    wanted, installed = set(raced_packages(limit_s)), set(raced_packages(inf))
+    packages: Callable[[float], tuple[str, ...]] = raced_packages
+    if any(trial.problem.operation.has_values for trial in trials):
+        packages = partial(raced_packages, attends=True)
+    wanted, installed = set(packages(limit_s)), set(packages(inf))
     for trial in reversed(trials):
         raced = trial.measurement.raced if trial.measurement else ()
         is_good = bool(raced) and wanted <= {one.package for one in raced}
         if is_good and trial.context.threads == threads and raced[0].package in installed:
-            return Race(limit_s=limit_s, earlier=raced if is_believed(trial) else ())
-    return Race(limit_s=limit_s)
+            earlier = raced if is_believed(trial) else ()
+            return Race(limit_s=limit_s, earlier=earlier, threads=threads)
+    return Race(limit_s=limit_s, threads=threads)
 
 
 def expected_baseline(settings: SweepSettings, race: Race) -> str | None:

@@ -28,6 +28,8 @@ class SweepResult:
     else of the last confirmation.
     `note` says in words why the baseline is not the one that was to be expected, and which kernels
     the store had lost; it is empty if all is well. The user stopped one that `is_interrupted`.
+    `raced_on` is the text of the smaller problem on which candidates were compared where calls are
+    slow; it is empty where that is the problem itself.
     """
 
     verdict: Verdict
@@ -39,6 +41,7 @@ class SweepResult:
     note: str = ""
     is_interrupted: bool = False
     recalled: Recalled | None = None
+    raced_on: str = ""
 
 
 def make_result(
@@ -50,9 +53,14 @@ def make_result(
     complete: bool,
     resumed: bool,
     note: str = "",
+    of_slices: Sequence[Trial] = (),
 ) -> SweepResult:
-    """Return the result of `trials`, all that count in a context."""
+    """Return the result of `trials`, all that count in a context.
+
+    What was tried only on a slice of the problem is counted, and decides nothing.
+    """
     outcomes = {trial.candidate: trial.outcome for trial in trials}
+    tried = {trial.candidate: trial.outcome for trial in of_slices} | outcomes
     finals = {
         trial.candidate: trial
         for trial in trials
@@ -67,8 +75,8 @@ def make_result(
         together=_last_timed_together(
             [trial for trial in trials if outcomes[trial.candidate] is Outcome.CORRECT]
         ),
-        tried=len(outcomes),
-        failed=sum(outcome is not Outcome.CORRECT for outcome in outcomes.values()),
+        tried=len(tried),
+        failed=sum(outcome is not Outcome.CORRECT for outcome in tried.values()),
         resumed=resumed,
         note=note,
     )

@@ -30,6 +30,10 @@ class Sampling:
     share: float
     processes: int = 1
 
+    def with_care(self, care: int) -> "Sampling":
+        """Return the sampling with so many times the samples and their share of the budget."""
+        return replace(self, pairs=care * self.pairs, share=care * self.share)
+
     def affordable_pairs(self, candidates: int, *, call_s: float, budget_s: float) -> int:
         """Return how many samples of some candidates and of the baseline may be taken."""
         pairs = self._pairs_for_share(candidates, call_s, budget_s)

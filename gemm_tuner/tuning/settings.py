@@ -6,6 +6,7 @@ from math import inf
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.strategies.table import Plan
 from gemm_tuner.tuning.attempt import Render
 
 
@@ -17,7 +18,8 @@ class SweepSettings:
     than `race_s` to load is not raced for the baseline; by default, a share of the budget. With
     `tries_all_chosen`, candidates that were chosen are tried whatever the budget, and, if they are
     no more than finalists, in a final at once. With `stops_preparing`, a sweep that is stopped
-    before it can try anything ends there, with `PreparationStopped`, and not when it can.
+    before it can try anything ends there, with `PreparationStopped`, and not when it can. The
+    `plan` says by which strategy it searches.
     """
 
     toolchain: Toolchain
@@ -28,6 +30,7 @@ class SweepSettings:
     race_s: float | None = None
     tries_all_chosen: bool = False
     stops_preparing: bool = False
+    plan: Plan = field(default_factory=Plan)
     render: Render = field(default=render)
 
     def __post_init__(self) -> None:

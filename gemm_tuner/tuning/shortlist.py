@@ -51,13 +51,16 @@ def predict(
     Features that this machine lacks are emulated; what can neither run nor be emulated here is left
     out. As many are proved at the same time as there are cores, and each is in the repository, with
     its binary, before `on_progress` hears of it; what was proved before is not proved again, unless
-    it hung. One at least is tried, and others while `settings.budget_s` lasts.
+    it hung, in whichever regime: nothing is timed. One at least is tried, and others while
+    `settings.budget_s` lasts.
 
     Raises:
+        InvalidSetting: cold weights are asked for, and w is an activation.
         NoKernelFamily: no family covers the problem on this CPU.
         IsaNotUsable: none of the candidates can be proved on this machine.
         NotEnoughMemory: the operands do not fit.
     """
+    problem.check_work(context.regime)
     space = Space(problem=problem, cpu=cpu, threads=context.threads)
     order = ranked_on_server(space.defaults(), problem, cpu, space.threads)
     candidates = _provable(order[:SHORTLIST], cpu)
@@ -69,7 +72,7 @@ def predict(
         )
         if trial.stage is Stage.PREDICTED
         and trial.outcome is not Outcome.HUNG
-        and trial.context == context
+        and trial.context.threads == context.threads
         and stands(trial, settings.toolchain)
     }
     found = {one: known[one] for one in candidates if one in known}

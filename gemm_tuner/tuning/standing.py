@@ -5,7 +5,6 @@ from functools import lru_cache
 from gemm_tuner.build.compile import compile_flags, has_flags_of_old
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.codegen.render import render as render_kernel
-from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
@@ -28,7 +27,8 @@ def stands(trial: Trial, toolchain: Toolchain) -> bool:
     recipe = trial.recipe
     if recipe is None or recipe.toolchain != toolchain.text:
         return False
-    if trial.artifact is not None and trial.artifact.abi_version != ABI_VERSION:
+    abi_version = trial.problem.operation.abi_version
+    if trial.artifact is not None and trial.artifact.abi_version != abi_version:
         return False
     try:
         family = check_covers(trial.problem, trial.candidate)

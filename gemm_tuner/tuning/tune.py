@@ -12,10 +12,12 @@ from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.layer import Layer, make_layer
 from gemm_tuner.runtime.load import Kernel
+from gemm_tuner.select.choose import choose
 from gemm_tuner.select.shared_weights import MAX_LOSS, Sharing, layer_problems
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.settings import SweepSettings
+from gemm_tuner.tuning.split_range import split_range as split_one_range
 from gemm_tuner.tuning.stored import kernel_or_none
 from gemm_tuner.tuning.sweep import sweep
 from gemm_tuner.tuning.sweep_shared import split_budget, sweep_shared
@@ -42,16 +44,21 @@ def tune(
     budget_s: float = 30.0,
     again: bool = False,
     db_url: str | None = None,
+    split_range: bool = False,
 ) -> Tuned:
     """Tune a problem on this machine, or recall that it was, and return the kernel to call.
+
+    With `split_range`, a problem for a range of m such as `f32 1..512x3072x768` gets one library of
+    a few kernels, which read one packed copy of the weights.
 
     Args:
         problem: a `Problem`, or its text such as `f32 128x3072x768 nk bias+relu`.
         threads: how many threads will share a call; the kernel then uses as many.
         regime: the state of the caches when it is called, `hot` or `cold_weights`.
-        budget_s: the time to spend, in seconds.
+        budget_s: the time to spend, in seconds; of a split range, on each m that is measured.
         again: measure anew what was tuned before.
         db_url: the database for the records, as an SQLAlchemy URL; None for the user's own.
+        split_range: whether to tune a range of m as several kernels.
 
     Raises:
         InvalidInput: an argument cannot be used.
@@ -63,18 +70,33 @@ def tune(
     context = ExecutionContext(threads=threads, regime=Regime.parse_one(regime))
     cpu = detect_cpu()
     repository = Repository(open_database(db_url))
-    (result,) = sweep(
-        asked,
-        contexts=[context],
-        cpu=cpu,
-        repository=repository,
-        settings=SweepSettings(budget_s=budget_s, toolchain=find_toolchain(), again=again),
-        on_progress=lambda _progress: None,
-        is_stopped=lambda: False,
-    )
-    found = kernel_or_none(result.verdict, repository, cpu, threads)
+    settings = SweepSettings(budget_s=budget_s, toolchain=find_toolchain(), again=again)
+    if split_range:
+        split = split_one_range(
+            asked,
+            context=context,
+            cpu=cpu,
+            repository=repository,
+            settings=settings,
+            on_progress=lambda _progress: None,
+            is_stopped=lambda: False,
+        )
+        verdict = choose(repository, asked, cpu=cpu, context=context).verdict
+        finalists: tuple[Trial, ...] = (split.trial,)
+    else:
+        (result,) = sweep(
+            asked,
+            contexts=[context],
+            cpu=cpu,
+            repository=repository,
+            settings=settings,
+            on_progress=lambda _progress: None,
+            is_stopped=lambda: False,
+        )
+        verdict, finalists = result.verdict, result.finalists
+    found = kernel_or_none(verdict, repository, cpu, threads)
     kernel = found if isinstance(found, Kernel) else found.fallback(asked, threads=threads)
-    return Tuned(verdict=result.verdict, finalists=result.finalists, kernel=kernel)
+    return Tuned(verdict=verdict, finalists=finalists, kernel=kernel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,14 @@ def _number_to_text(value: object) -> object:
 
 
 Text = Annotated[str, Field(max_length=1000)]
+OperationText = Annotated[
+    str,
+    Field(
+        max_length=32,
+        description="`linear`, whose w is constant, `matmul`, a product of two activations, or "
+        "`attention` of m queries, n keys and values, and heads of k elements",
+    ),
+]
 ReductionText = Annotated[
     str,
     Field(
@@ -80,6 +88,7 @@ class KernelQuery(RequestModel):
     epilogue: Text = "none"
     w_layout: Text = "nk"
     reduction: ReductionText = "any"
+    operation: OperationText = "linear"
     cpu: Text | None = None
     isa: Text | None = None
     threads: int = 1
@@ -94,6 +103,7 @@ class KernelQuery(RequestModel):
             dtype=self.dtype,
             w_layout=self.w_layout,
             reduction=self.reduction,
+            operation=self.operation,
             epilogue="+".join(self.epilogue.replace("+", " ").split()),
         )
 
@@ -151,7 +161,8 @@ class ContextFields(RequestModel):
 class ResolveRequest(ContextFields):
     """The problem as text, such as `f32 128x3072x768 nk bias+gelu_erf`, or as m, n and k.
 
-    A last word `fixed` of the text is the `reduction` of the fields.
+    A last word `fixed` of the text is the `reduction` of the fields, a first word `matmul` the
+    `operation`.
     """
 
     problem: Text | None = None
@@ -162,11 +173,12 @@ class ResolveRequest(ContextFields):
     epilogue: Text = "none"
     w_layout: Text = "nk"
     reduction: ReductionText = "any"
+    operation: OperationText = "linear"
 
     @model_validator(mode="after")
     def _check_that_one_form_is_used(self) -> Self:
         text_alone = self.problem is not None and not self.model_fields_set & {
-            "m", "n", "k", "dtype", "epilogue", "w_layout", "reduction"
+            "m", "n", "k", "dtype", "epilogue", "w_layout", "reduction", "operation"
         }  # fmt: skip
         fields_alone = self.problem is None and None not in (self.m, self.n, self.k)
         if not (text_alone or fields_alone):
@@ -187,6 +199,7 @@ class ResolveRequest(ContextFields):
             dtype=self.dtype,
             w_layout=self.w_layout,
             reduction=self.reduction,
+            operation=self.operation,
             epilogue=self.epilogue,
         )
 

@@ -11,6 +11,13 @@
  *   4. for each phase from 0 to gemm_tuner_phases() - 1: call gemm_tuner_run(args, phase, part,
  *      parts) for every part from 0 to parts - 1, on any threads, and wait for all of them.
  *
+ * That is a kernel of a linear layer, whose w is constant. One of the operation "matmul" multiplies
+ * two activations: there is nothing to pack ahead (step 2 falls away: the size is 0), and each call
+ * gets w as the caller stores it. gemm_tuner_describe() has the problem, whose first word is
+ * "matmul" then. One of the operation "attention" computes y = softmax(steps(x @ w^T)) @ v: x are
+ * the queries, w the keys and v the values, k is the head size, and the steps are those that it
+ * calls its epilogue. A row all of whose scores are minus infinity gives zeros.
+ *
  * The result depends on `parts` alone, never on the order or the threads in which they ran.
  *
  *   - A part that is not run leaves its piece of y, or of the sums that the next phase adds up, as it
@@ -32,13 +39,13 @@
 extern "C" {
 #endif
 
-#define GEMM_TUNER_ABI_VERSION 3
+#define GEMM_TUNER_ABI_VERSION 5       /* the first with attention; 4: of two activations */
 #define GEMM_TUNER_LEAST_ABI_VERSION 2 /* has all but gemm_tuner_pack_weights_part */
 #define GEMM_TUNER_ALIGNMENT 64
 
 /* What a call returns. */
 #define GEMM_TUNER_OK 0
-#define GEMM_TUNER_BAD_ARGS 1 /* size_bytes, m, batch, operand_count, phase, part or parts */
+#define GEMM_TUNER_BAD_ARGS 1 /* size_bytes, m, n, batch, heads, operand_count, phase or part(s) */
 
 /* The weights as the caller stores them: (n, k) or (k, n), as the problem says. Two 4-bit elements
  * lie in one byte, neighbours along a row, the first in the lower half; a row starts with a byte,
@@ -65,7 +72,16 @@ typedef struct gemm_tuner_operand {
     int64_t batch_stride;
 } gemm_tuner_operand;
 
-/* A batch is any number of products of the same sizes. */
+/* A batch is any number of products of the same sizes.
+ *
+ * What begins with `w` is for products of two activations alone: linear kernels read nothing of it,
+ * and also take a size_bytes that ends before it, as callers of versions 2 and 3 give it. Then a
+ * call computes batch * heads products. Product (b, h) reads x from b * x_batch_stride +
+ * h * x_head_stride on, w likewise, and writes y likewise; a stride of 0 gives several products the
+ * same x or w, as grouped heads have it.
+ *
+ * What begins with `v` is for attention alone: the others read nothing of it, and take a size_bytes
+ * that ends before it. There y and v have k columns, and v has n rows, as w. */
 typedef struct gemm_tuner_args {
     uint64_t size_bytes; /* sizeof(gemm_tuner_args) of the caller */
     int64_t m;           /* rows of x and y */
@@ -81,9 +97,22 @@ typedef struct gemm_tuner_args {
     const gemm_tuner_operand *operands;
     uint64_t operand_count;
     void *workspace; /* gemm_tuner_workspace_bytes(parts) bytes, or NULL if that is 0 */
+    const void *w;   /* (n, k) or (k, n), as the problem says; must not overlap y */
+    int64_t w_leading_dimension;
+    int64_t w_batch_stride;
+    int64_t heads; /* at least 1 */
+    int64_t x_head_stride;
+    int64_t w_head_stride;
+    int64_t y_head_stride;
+    const int64_t *operand_head_strides; /* of each operand; NULL: all heads have the same */
+    const void *v;                       /* (n, k); must not overlap y */
+    int64_t v_leading_dimension;
+    int64_t v_batch_stride;
+    int64_t v_head_stride;
+    int64_t n; /* keys: that of the problem, or one of its range */
 } gemm_tuner_args;
 
-/* The version of this interface that the library was built for. */
+/* The version of this interface that has all that the kernel needs of its caller. */
 uint32_t gemm_tuner_abi_version(void);
 
 /* The problem, the candidate, the required CPU features and the format of packed weights, as JSON.
@@ -91,11 +120,12 @@ uint32_t gemm_tuner_abi_version(void);
  * Kernels whose "packed_format" is the same read each other's packed weights. */
 const char *gemm_tuner_describe(void);
 
-/* The size of the packed weights, in bytes. */
+/* The size of the packed weights, in bytes; 0 where w is an activation. */
 uint64_t gemm_tuner_packed_weight_bytes(void);
 
 /* Pack the weights of one product. Returns GEMM_TUNER_OK, or GEMM_TUNER_BAD_ARGS and does nothing:
- * size_bytes, part or parts, or scales and zero points unlike those of the problem. */
+ * size_bytes, part or parts, scales and zero points unlike those of the problem, or w is an
+ * activation. */
 int32_t gemm_tuner_pack_weights(const gemm_tuner_weights *weights, void *packed_w);
 
 /* Pack what one of several parts reads. All parts from 0 to parts - 1, on any threads and in any

@@ -23,6 +23,7 @@ from gemm_tuner.client.lock import LOCK_FILE, read_lock
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
@@ -98,10 +99,12 @@ def build_c(bundle: Path) -> Path:
     return build_program(bundle, EXAMPLES / "call_bundle.c", *AS_C)
 
 
-def call(program: Path, bundle: Path, m: int, *more: str) -> subprocess.CompletedProcess[str]:
+def call(
+    program: Path, bundle: Path, m: int, *more: str, layer: str = LAYER
+) -> subprocess.CompletedProcess[str]:
     """Run an example, which writes its result beside the bundle."""
     sizes = [str(m), str(PROBLEM.n), str(PROBLEM.k)]
-    arguments = [str(bundle / "kernels"), LAYER, *sizes, str(bundle.parent / "y"), *more]
+    arguments = [str(bundle / "kernels"), layer, *sizes, str(bundle.parent / "y"), *more]
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
 
 
@@ -118,7 +121,8 @@ def computed_in_python(build: Build, m: int, threads: int = 1) -> bytes:
     """Return the bytes of the result of a kernel."""
     n, k = PROBLEM.n, PROBLEM.k
     kernel = load_kernel(build.binary, artifact=build.artifact, cpu=HERE)
-    packed = kernel.pack(numbers(n * k, 2).reshape(n, k))
+    w = numbers(n * k, 2).reshape(n, k)
+    packed = kernel.pack(w) if kernel.problem.operation.packs_ahead else w
     x, bias = numbers(m * k, 1).reshape(m, k), numbers(n, 3)
     y = kernel(x, packed, bias=bias, threads=threads)
     assert isinstance(y, np.ndarray)
@@ -133,6 +137,48 @@ def test_c_computes_what_python_computes(bundle: Path, build: Build, few: Build)
         assert done.returncode == 0, done.stderr
         assert (bundle.parent / "y").read_bytes() == computed_in_python(kernel, m)
         assert f'"problem":"{(PROBLEM if kernel is build else FEW).text}"' in done.stdout
+
+
+def test_a_product_of_two_activations_gets_w_in_the_call(site: Site, tmp_path: Path) -> None:
+    problem = replace(PROBLEM, operation=Operation.MATMUL)
+    candidate = Candidate.parse("scalar_f32_2x4 mc8_nc32_kc16 jc_ic_jr_ir pack_w")
+    family = family_named(candidate.micro_kernel.family)
+    source = render(problem, candidate, family)
+    build = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
+    keep_trial(site.repository, build, cpu=HERE, speed=10, problem=problem, candidate=candidate)
+    layers, folder = tmp_path / "layers.csv", tmp_path / "bundle"
+    layers.write_text("name,m,n,k,epilogue,operation\nscores,8,32,16,bias+relu,matmul\n")
+    assert run(["bundle", str(layers), str(folder), "--db", site.settings.database_url]) == 0
+
+    done = call(build_c(folder), folder, 8, layer=problem.layer_text)
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "y").read_bytes() == computed_in_python(build, 8)
+    refused = call(build_c(folder), folder, 9, layer=problem.layer_text)
+    assert "there is no kernel for so many rows" in refused.stderr
+
+
+def test_attention_gets_keys_and_values_in_the_call(site: Site, tmp_path: Path) -> None:
+    problem = Problem.parse("attention f32 8x21x5 scale+causal")
+    candidate = Candidate.parse("scalar_f32_2x4 mc8_nc8_kc5 ic_jc_jr_ir pack_w")
+    family = family_named(candidate.micro_kernel.family)
+    source = render(problem, candidate, family)
+    build = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
+    keep_trial(site.repository, build, cpu=HERE, speed=10, problem=problem, candidate=candidate)
+    layers, folder = tmp_path / "layers.csv", tmp_path / "bundle"
+    layers.write_text("name,m,n,k,epilogue,operation\nheads,8,21,5,scale+causal,attention\n")
+    assert run(["bundle", str(layers), str(folder), "--db", site.settings.database_url]) == 0
+    program = build_program(folder, EXAMPLES / "call_attention.c", *AS_C)
+
+    arguments = [str(folder / "kernels"), problem.layer_text, "8", "21", "5", str(tmp_path / "y")]
+    done = subprocess.run([str(program), *arguments], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    q = numbers(8 * 2 * 5, 1).reshape(8, 2, 5).swapaxes(0, 1)
+    k, v = (numbers(21 * 5, seed).reshape(21, 5) for seed in (2, 3))
+    kernel = load_kernel(build.binary, artifact=build.artifact, cpu=HERE)
+    right = np.asarray(kernel(q, k, v, scale=0.5)).swapaxes(0, 1)
+    assert (tmp_path / "y").read_bytes() == np.ascontiguousarray(right).tobytes()
 
 
 def test_threads_of_cpp_compute_what_python_computes(bundle: Path, build: Build) -> None:

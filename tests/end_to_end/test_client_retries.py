@@ -162,7 +162,7 @@ def test_a_network_that_is_cut_within_a_download_ends_at_the_deadline(
             kernel = client.kernel(PROBLEM)
 
     assert isinstance(kernel, FallbackKernel)
-    assert time.monotonic() - begin_s < 10
+    assert time.monotonic() - begin_s < 60  # and nothing else would end it
     assert not list((tmp_path / "cache" / "artifacts").iterdir())
 
 

@@ -74,13 +74,13 @@ def test_all_layers_of_a_model_are_tuned_in_one_wait(shop: Shop) -> None:
     with shop.site.serving() as address, shop.working(tune_one_of_two):
         client = shop.client(address)
         first, second, again = client.kernels(
-            [PROBLEM, other, PROBLEM], tune="wait", tune_timeout_s=3
+            [PROBLEM, other, PROBLEM], tune="wait", tune_timeout_s=8
         )
 
         assert isinstance(first, Kernel)
         assert again is first
         assert isinstance(second, FallbackKernel)
-        assert "was not over after 3 s" in second.reason
+        assert "was not over after 8 s" in second.reason
     assert len(shop.jobs.newest(10)) == 2, "one for each problem"
 
 
@@ -171,12 +171,12 @@ def test_a_faster_baseline_ends_the_wait(shop: Shop) -> None:
 def test_waiting_ends_when_its_time_is_up_and_says_that_nobody_works(shop: Shop) -> None:
     with shop.site.serving() as address:
         begin_s = time.monotonic()
-        kernel = shop.client(address).kernel(PROBLEM, tune="wait", tune_timeout_s=2.0)
+        kernel = shop.client(address).kernel(PROBLEM, tune="wait", tune_timeout_s=4.0)
         passed_s = time.monotonic() - begin_s
 
     assert isinstance(kernel, FallbackKernel)
-    assert "was not over after 2 s: it is waiting, and no worker" in kernel.reason
-    assert 2 <= passed_s < 12
+    assert "was not over after 4 s: it is waiting, and no worker" in kernel.reason
+    assert 4 <= passed_s < 60
     assert shop.jobs.newest(1)[0].state is JobState.WAITING
 
 

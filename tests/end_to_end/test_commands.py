@@ -320,7 +320,7 @@ def test_explain_tells_of_a_sweep_that_confirmed_nothing(
 
     out = capsys.readouterr().out
     assert "- exact: no kernel confirmed in this store on" in out
-    assert "1 candidate was tried there, so a sweep was stopped: sweep again to go on." in out
+    assert "1 candidate was tried there, by a sweep that was stopped or for a larger" in out
 
 
 def test_records_move_to_another_store(

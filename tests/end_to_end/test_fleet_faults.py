@@ -1,6 +1,6 @@
 """Jobs of a fleet whose parts are killed at random moments: each ends, and none is lost.
 
-    FLEET_SEEDS=5 pytest -m proof tests/end_to_end/test_fleet_faults.py
+    FLEET_JOBS=20 FLEET_SEEDS=5 pytest -m proof tests/end_to_end/test_fleet_faults.py
 
 Each seed kills each part once: the service, the scheduler, the dispatcher and PostgreSQL at any
 moment, and a worker before its first trial, in the race and among the finalists.
@@ -45,7 +45,7 @@ pytestmark = [
 ]
 pytest.importorskip("distributed", reason='the extra "fleet" is not installed')
 
-JOBS = 20
+JOBS = int(os.environ.get("FLEET_JOBS", "12"))
 SEEDS = int(os.environ.get("FLEET_SEEDS", "1"))
 BUDGET_S = 0.5
 LEASE_S = 6.0

@@ -3,21 +3,27 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 from served import PROBLEM, Site
 
-pytestmark = pytest.mark.proof
-pytest.importorskip("onnxruntime_extensions", reason="its extensions are not installed")
-onnx = pytest.importorskip("onnx")
+pytestmark = [
+    pytest.mark.proof,
+    # The example loads them, with PyTorch, in a process of its own.
+    pytest.mark.skipif(
+        find_spec("onnxruntime_extensions") is None, reason="its extensions are not installed"
+    ),
+]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "onnxruntime" / "run_model.py"
 
 
 def model_of_layers() -> bytes:
     """Return a model of nine products, of which five can be computed by kernels."""
+    onnx = pytest.importorskip("onnx")
     draw = np.random.default_rng(1)
     helper, n, k = onnx.helper, PROBLEM.n, PROBLEM.k
     shapes = {

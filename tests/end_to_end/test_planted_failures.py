@@ -22,9 +22,9 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.strategies.local_search import LocalSearch
 from gemm_tuner.tuning.attempt import Render
 from gemm_tuner.tuning.result import SweepResult
-from gemm_tuner.tuning.search import LocalSearch
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep import sweep
 
@@ -43,7 +43,7 @@ def repository(database: str) -> Repository:
 
 def first_batch() -> list[Candidate]:
     """Return the candidates that a sweep tries first."""
-    return LocalSearch(Space(problem=PROBLEM, cpu=detect_cpu())).next_batch({})
+    return list(LocalSearch(Space(problem=PROBLEM, cpu=detect_cpu())).propose({}).candidates)
 
 
 def sweep_first_batch(repository: Repository, render: Render = render) -> SweepResult:

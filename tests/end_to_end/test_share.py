@@ -225,18 +225,22 @@ def test_kernels_are_searched_in_the_formats_of_other_m(tmp_path: Path) -> None:
 
     facts: Any = {"cpu": detect_cpu(), "context": ExecutionContext(), "max_loss": MAX_LOSS}
 
+    steps: list[Progress] = []
+
     before = share(repository, problems, **facts)
     after = sweep_shared(
         problems,
         **facts,
         repository=repository,
         settings=SETTINGS,
-        on_progress=lambda _step: None,
+        on_progress=steps.append,
         is_stopped=lambda: False,
     )
 
     assert len(before.formats) == 2
     assert len(after.formats) == 1
+    assert {step.stage.partition(", ")[0] for step in steps} <= {"m = 4", "m = 8"}
+    assert steps[0].stage.endswith(", preparing")
 
 
 def _is_confirmed_like(like: Candidate, trial: Trial) -> bool:

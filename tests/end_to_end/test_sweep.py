@@ -39,7 +39,7 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning import attempt, context_sweep, earlier, finished, patience, sampling
+from gemm_tuner.tuning import earlier, finished, patience, sampling
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.result import SweepResult
@@ -299,6 +299,12 @@ def test_kill_9_loses_at_most_the_trials_in_flight(
     assert facts["resumed"]
 
 
+def _let_generator_be_older(patched: pytest.MonkeyPatch) -> None:
+    for module in ("attempt", "earlier", "finished", "sweep"):
+        name = f"gemm_tuner.tuning.{module}.generator_version"
+        patched.setattr(name, lambda: "gemm-tuner 0.0.1+older")
+
+
 def _tune(
     database: str,
     *,
@@ -369,8 +375,7 @@ def test_what_won_with_another_generator_is_tried_whatever_the_time(
 ) -> None:
     unlikely = shortlist(Space(problem=PROBLEM, cpu=detect_cpu()), 60)[-1]
     with monkeypatch.context() as before:
-        for module in (attempt, context_sweep, earlier, finished):
-            before.setattr(module, "generator_version", lambda: "gemm-tuner 0.0.1+older")
+        _let_generator_be_older(before)
         _tune(database, baseline="scalar", chosen=[unlikely])
     # Its sources are not these: nothing that it measured stands.
     present = generator_version()
@@ -390,8 +395,7 @@ def test_what_an_earlier_generator_timed_is_only_confirmed_again(
     """Its sources are those of today: nothing has to be raced, and the winner is confirmed."""
     chosen = shortlist(Space(problem=PROBLEM, cpu=detect_cpu()), 3)
     with monkeypatch.context() as before:
-        for module in (attempt, context_sweep, earlier, finished):
-            before.setattr(module, "generator_version", lambda: "gemm-tuner 0.0.1+older")
+        _let_generator_be_older(before)
         _tune(database, baseline="scalar", budget_s=600.0, chosen=chosen)
 
     result = _tune(database, baseline="scalar", budget_s=600.0, chosen=chosen)
@@ -458,20 +462,23 @@ def test_the_best_beside_another_baseline_are_tried_beside_this_one_whatever_the
 def test_threads_that_only_slow_the_baseline_down_do_not_win(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside kernels of two parts the baseline is made slower yet than they are."""
+    """Kernels of two parts take twice as long, and the baseline beside them 50 times."""
     _tune(database, baseline="scalar")
 
     def slow_down(build: Build, found: TimedFinding) -> TimedFinding:
         kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
         beside = found.measurement
-        if kernel.native.preferred_parts == 1 or beside is None:
+        if beside is None:
             return found
-        slowed = replace(
-            beside,
-            candidate=_times(beside.candidate, 2),
-            baseline_timing=_times(beside.baseline_timing, 100),
+        kernel_ns, baseline_ns = (
+            (1_000, 10_000) if kernel.native.preferred_parts == 1 else (2_000, 500_000)
         )
-        return replace(found, measurements=(slowed,))
+        planted = replace(
+            beside,
+            candidate=_all(beside.candidate, kernel_ns),
+            baseline_timing=_all(beside.baseline_timing, baseline_ns),
+        )
+        return replace(found, measurements=(planted,))
 
     _plant(monkeypatch, slow_down)
     verdict = _tune_for_two(database).verdict
@@ -529,8 +536,9 @@ def test_a_short_call_of_two_threads_is_confirmed_in_several_processes(
     assert {len(one.measurement.processes) for one in of_two if one.measurement} == {6}
 
 
-def _times(timing: Timing, factor: int) -> Timing:
-    return replace(timing, samples_ns=tuple(factor * sample for sample in timing.samples_ns))
+def _all(timing: Timing, call_ns: int) -> Timing:
+    """Return the timing as it would be if each call had taken this long."""
+    return replace(timing, samples_ns=(call_ns * timing.calls_per_sample,) * len(timing.samples_ns))
 
 
 def test_a_finished_sweep_is_answered_without_a_trial_host(
@@ -666,9 +674,12 @@ def test_the_time_left_is_that_of_all_layers(capsys: pytest.CaptureFixture[str])
     step = Progress(stage="hot, searching", done=1, total=2, best_ratio=None, remaining_s=10.0)
 
     with ProgressLine("first (1 of 3)", later_s=60.0) as progress:
+        progress.begin()
         progress.show(step)
 
-    assert capsys.readouterr().err == "first (1 of 3): hot, searching 1 of 2, 1 min 10 s left\n"
+    assert capsys.readouterr().err == (
+        "first (1 of 3): preparing\nfirst (1 of 3): hot, searching 1 of 2, 1 min 10 s left\n"
+    )
 
 
 @pytest.mark.proof

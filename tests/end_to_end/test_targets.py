@@ -16,7 +16,7 @@ from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli.main import run
-from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage
@@ -230,6 +230,28 @@ def test_what_a_target_does_not_do_is_refused(
     layers = ["1,17", *ARGUMENTS[1:]]
     assert run(["sweep", *layers, "--target", "zen5", option, "--db", url]) == 2
     assert f"leave out {option}" in capsys.readouterr().err
+
+
+@pytest.mark.proof
+@pytest.mark.isa("avx2", "fma")
+def test_regimes_share_what_is_proved(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", "2", "16", "8", "--target", "zen3", "--budget", "1ms", "--db", url]
+    problem, repository = Problem.parse("f32 2x16x8"), Repository(open_database(url))
+
+    assert run([*command, "--regime", "both"]) == 0
+    proved = repository.trials(problem=problem)
+    assert run([*command, "--regime", "cold_weights"]) == 0
+
+    assert repository.trials(problem=problem) == proved
+    for regime in Regime:
+        context = ExecutionContext(regime=regime)
+        match = choose(repository, problem, cpu=core_named("zen3").cpu, context=context)
+        assert match.verdict.artifact is not None
+    capsys.readouterr()
+
+    of_activations = [*command, "--operation", "matmul", "--regime", "cold_weights"]
+    assert run(of_activations) == 2
+    assert "no weights that could be cold" in capsys.readouterr().err
 
 
 def test_a_target_that_is_not_known_is_refused(

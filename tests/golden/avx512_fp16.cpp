@@ -18,6 +18,13 @@
  *   4. for each phase from 0 to gemm_tuner_phases() - 1: call gemm_tuner_run(args, phase, part,
  *      parts) for every part from 0 to parts - 1, on any threads, and wait for all of them.
  *
+ * That is a kernel of a linear layer, whose w is constant. One of the operation "matmul" multiplies
+ * two activations: there is nothing to pack ahead (step 2 falls away: the size is 0), and each call
+ * gets w as the caller stores it. gemm_tuner_describe() has the problem, whose first word is
+ * "matmul" then. One of the operation "attention" computes y = softmax(steps(x @ w^T)) @ v: x are
+ * the queries, w the keys and v the values, k is the head size, and the steps are those that it
+ * calls its epilogue. A row all of whose scores are minus infinity gives zeros.
+ *
  * The result depends on `parts` alone, never on the order or the threads in which they ran.
  *
  *   - A part that is not run leaves its piece of y, or of the sums that the next phase adds up, as it
@@ -39,13 +46,13 @@
 extern "C" {
 #endif
 
-#define GEMM_TUNER_ABI_VERSION 3
+#define GEMM_TUNER_ABI_VERSION 5       /* the first with attention; 4: of two activations */
 #define GEMM_TUNER_LEAST_ABI_VERSION 2 /* has all but gemm_tuner_pack_weights_part */
 #define GEMM_TUNER_ALIGNMENT 64
 
 /* What a call returns. */
 #define GEMM_TUNER_OK 0
-#define GEMM_TUNER_BAD_ARGS 1 /* size_bytes, m, batch, operand_count, phase, part or parts */
+#define GEMM_TUNER_BAD_ARGS 1 /* size_bytes, m, n, batch, heads, operand_count, phase or part(s) */
 
 /* The weights as the caller stores them: (n, k) or (k, n), as the problem says. Two 4-bit elements
  * lie in one byte, neighbours along a row, the first in the lower half; a row starts with a byte,
@@ -72,7 +79,16 @@ typedef struct gemm_tuner_operand {
     int64_t batch_stride;
 } gemm_tuner_operand;
 
-/* A batch is any number of products of the same sizes. */
+/* A batch is any number of products of the same sizes.
+ *
+ * What begins with `w` is for products of two activations alone: linear kernels read nothing of it,
+ * and also take a size_bytes that ends before it, as callers of versions 2 and 3 give it. Then a
+ * call computes batch * heads products. Product (b, h) reads x from b * x_batch_stride +
+ * h * x_head_stride on, w likewise, and writes y likewise; a stride of 0 gives several products the
+ * same x or w, as grouped heads have it.
+ *
+ * What begins with `v` is for attention alone: the others read nothing of it, and take a size_bytes
+ * that ends before it. There y and v have k columns, and v has n rows, as w. */
 typedef struct gemm_tuner_args {
     uint64_t size_bytes; /* sizeof(gemm_tuner_args) of the caller */
     int64_t m;           /* rows of x and y */
@@ -88,9 +104,22 @@ typedef struct gemm_tuner_args {
     const gemm_tuner_operand *operands;
     uint64_t operand_count;
     void *workspace; /* gemm_tuner_workspace_bytes(parts) bytes, or NULL if that is 0 */
+    const void *w;   /* (n, k) or (k, n), as the problem says; must not overlap y */
+    int64_t w_leading_dimension;
+    int64_t w_batch_stride;
+    int64_t heads; /* at least 1 */
+    int64_t x_head_stride;
+    int64_t w_head_stride;
+    int64_t y_head_stride;
+    const int64_t *operand_head_strides; /* of each operand; NULL: all heads have the same */
+    const void *v;                       /* (n, k); must not overlap y */
+    int64_t v_leading_dimension;
+    int64_t v_batch_stride;
+    int64_t v_head_stride;
+    int64_t n; /* keys: that of the problem, or one of its range */
 } gemm_tuner_args;
 
-/* The version of this interface that the library was built for. */
+/* The version of this interface that has all that the kernel needs of its caller. */
 uint32_t gemm_tuner_abi_version(void);
 
 /* The problem, the candidate, the required CPU features and the format of packed weights, as JSON.
@@ -98,11 +127,12 @@ uint32_t gemm_tuner_abi_version(void);
  * Kernels whose "packed_format" is the same read each other's packed weights. */
 const char *gemm_tuner_describe(void);
 
-/* The size of the packed weights, in bytes. */
+/* The size of the packed weights, in bytes; 0 where w is an activation. */
 uint64_t gemm_tuner_packed_weight_bytes(void);
 
 /* Pack the weights of one product. Returns GEMM_TUNER_OK, or GEMM_TUNER_BAD_ARGS and does nothing:
- * size_bytes, part or parts, or scales and zero points unlike those of the problem. */
+ * size_bytes, part or parts, scales and zero points unlike those of the problem, or w is an
+ * activation. */
 int32_t gemm_tuner_pack_weights(const gemm_tuner_weights *weights, void *packed_w);
 
 /* Pack what one of several parts reads. All parts from 0 to parts - 1, on any threads and in any
@@ -139,6 +169,7 @@ constexpr int64_t m_low = 24;
 constexpr int64_t m_high = 24;
 constexpr int64_t n = 512;
 constexpr int64_t k = 1001;
+constexpr uint64_t args_bytes = __builtin_offsetof(gemm_tuner_args, w); // of what is read here
 
 // The candidate: register tile, cache blocks, parts.
 constexpr int mr = 12;
@@ -455,22 +486,18 @@ inline void pack_panel(const W *w, int64_t ldw, int64_t columns, int64_t width, 
 }
 
 // Both sides are walked in whole cache lines: a panel a few vectors of k at a time.
-inline void pack_weights(const W *w, int64_t ldw, int64_t begin, int64_t end, W *packed)
+inline void pack_block(const W *w, int64_t ldw, int64_t begin, int64_t end, int64_t pc, int64_t depth,
+                       W *packed)
 {
-    const auto pack_stretch = [&](int64_t pc, int64_t depth, int64_t column, int64_t p) {
+    const auto pack_stretch = [&](int64_t column, int64_t p) {
         const int64_t width = column + nr <= n ? nr : last_width;
         const int64_t steps = p + stretch < depth ? stretch : depth - p;
         W *to = packed + (packed_panel(packed, pc, depth, column) - packed) + p * width;
         pack_panel(w + column * ldw + pc + p, ldw, n - column, width, steps, to);
     };
-    for (int64_t pc = 0; pc < k; pc += kc)
-    {
-        const int64_t depth = pc + kc < k ? kc : k - pc;
-        for (int64_t column = begin; column < end; column += nr)
-            for (int64_t p = 0; p < depth; p += stretch)
-                pack_stretch(pc, depth, column, p);
-    }
-    finish_stores();
+    for (int64_t column = begin; column < end; column += nr)
+        for (int64_t p = 0; p < depth; p += stretch)
+            pack_stretch(column, p);
 }
 
 // Comparisons that hand on a NaN in `value`: every comparison with NaN is false.
@@ -539,7 +566,9 @@ inline Call read_args(const gemm_tuner_args &args, int64_t item)
 struct Columns
 {
     Vector bias;
-};template <int count>
+};
+
+template <int count>
 inline Columns read_columns([[maybe_unused]] const Call &call, [[maybe_unused]] int64_t column)
 {
     Columns columns;
@@ -559,6 +588,14 @@ inline auto apply_epilogue([[maybe_unused]] const Call &call, [[maybe_unused]] c
     }
     value = maximum(value, 0.0f);
     return value;
+}
+
+// Pack the columns from `begin` to `end`, one block of k after the other.
+inline void pack_weights(const W *w, int64_t ldw, int64_t begin, int64_t end, W *packed)
+{
+    for (int64_t pc = 0; pc < k; pc += kc)
+        pack_block(w, ldw, begin, end, pc, pc + kc < k ? kc : k - pc, packed);
+    finish_stores();
 }
 
 // The micro-kernel by outer products: rows x columns sums stay in registers while each turn adds
@@ -925,7 +962,7 @@ inline ColumnRange columns_to_pack(int64_t part, int64_t parts)
 
 extern "C" {
 
-uint32_t gemm_tuner_abi_version() { return GEMM_TUNER_ABI_VERSION; }
+uint32_t gemm_tuner_abi_version() { return 3; }
 
 const char *gemm_tuner_describe() { return "{\"abi_version\":3,\"candidate\":\"avx512_fp16_12x32 mc24_nc512_kc1002 jc_ic_jr_ir pf8192\",\"packed_format\":\"f16 512x1001 panels nr32 k2\",\"problem\":\"f16_f16_f16_f16 24x512x1001 nk bias+relu\",\"required_isa\":[\"avx2\",\"avx512_fp16\",\"avx512bw\",\"avx512dq\",\"avx512f\",\"avx512vl\",\"fma\"]}"; }
 
@@ -959,11 +996,12 @@ int32_t gemm_tuner_phases() { return phases; }
 
 int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part, int32_t parts)
 {
-    if (args->size_bytes < sizeof(gemm_tuner_args) || args->m < m_low || args->m > m_high || args->batch < 0 ||
+    if (args->size_bytes < args_bytes || args->m < m_low || args->m > m_high || args->batch < 0 ||
         args->operand_count != 1 || phase < 0 || phase >= phases || part < 0 || part >= parts)
         return GEMM_TUNER_BAD_ARGS;
+    const int64_t products = args->batch;
     X *workspace = nullptr;
-    const Share share = share_of(args->m, args->batch, part, parts);
+    const Share share = share_of(args->m, products, part, parts);
     const Part whole{0, args->m, 0, n};
     const Part *pieces = &whole;
     int32_t piece_count = 1;
@@ -972,7 +1010,7 @@ int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part,
     {
         if (left == share.shared)
         {
-            item = args->batch - share.shared;
+            item = products - share.shared;
             pieces = share.pieces;
             piece_count = share.piece_count;
         }

@@ -25,6 +25,10 @@ SOURCES = {
         "avx512_f32_18x16 mc522_nc16_kc512 jc_ic_jr_ir",
     ),
     "avx2_dot": ("f32 1x100x300 nk scale", "avx2_f32_dot_1x4 mc1_nc100_kc300 jc_ic_jr_ir u4"),
+    "avx2_two_streams": (
+        "f32 1..2x50x64 nk bias",
+        "avx2_f32_2x32 mc2_nc64_kc64 jc_ic_jr_ir ws2",
+    ),
     "avx512_bf16": (
         "bf16 16x4096x4095 nk bias+silu",
         "avx512_bf16_8x48 mc16_nc4128_kc4096 jc_ic_jr_ir pf16384",
@@ -36,6 +40,22 @@ SOURCES = {
     "avx512_int8": (
         "s8_s8_s32_u8 17x40x67 nk x_zero_point+channel_scale+bias+relu+scale+y_zero_point",
         "avx512_int8_6x32 mc18_nc64_kc68 jc_ic_jr_ir u2",
+    ),
+    "avx2_matmul_packed": (
+        "matmul f32 1..128x100x64 nk scale+add",
+        "avx2_f32_6x16 mc132_nc112_kc64 jc_ic_jr_ir pack_w",
+    ),
+    "avx2_matmul_bytes": (
+        "matmul int8 16x100x67 kn x_zero_point+scale",
+        "avx2_int8_4x16 mc16_nc64_kc32 ic_jc_jr_ir pack_w",
+    ),
+    "avx512_matmul_in_place": (
+        "matmul f32 128x70x128 kn none",
+        "avx512_f32_12x32 mc132_nc96_kc128 jc_ic_jr_ir",
+    ),
+    "avx2_attention": (
+        "attention f32 1..128x500x60 scale+add+causal",
+        "avx2_f32_6x16 mc132_nc128_kc60 ic_jc_jr_ir pack_w",
     ),
     "avx512_kept_panel": (
         "int8 64x32x14 nk bias+relu",

@@ -79,13 +79,13 @@ def traits_of(subject: Subject) -> frozenset[str]:
     problem, candidate = Problem.parse(subject.problem), Candidate.parse(subject.candidate)
     tile, blocking = candidate.micro_kernel, candidate.blocking
     steps = [step.kind.name for step in problem.epilogue.steps]
-    _types, rows, *_rest = subject.problem.split()
     return frozenset(
         {
             f"family {tile.family}",
             f"types {problem.types.text}",
             f"layout {problem.w_layout}",
-            f"m {'of a range' if '..' in rows else 'exact'}",
+            f"operation {problem.operation}",
+            f"m {'of a range' if problem.m.exact is None else 'exact'}",
             f"n {_rest_of(problem.n, tile.nr)}",
             f"k {_rest_of(problem.k, blocking.kc)}",
             *(f"word {word}" for word in words_in(subject.candidate)),

@@ -7,7 +7,7 @@ from gemm_tuner.domain.source import Source
 
 _BODY = r"(int32_t {name}\([^)]*\)\n\{{\n).*?\n\}}\n"
 
-_SHARE = "const Share share = share_of(args->m, args->batch, part, parts);"
+_SHARE = "const Share share = share_of(args->m, products, part, parts);"
 
 
 def only_packing(source: Source) -> Source:

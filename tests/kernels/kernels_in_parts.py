@@ -12,11 +12,14 @@ from template_parts import render_in_parts
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily
 from gemm_tuner.space.catalog import CATALOG, family_named
 
-# The types of the problem and the constants at the head of a kernel are there for every part.
-_HEAD = "gemm.cpp.j2"
 # What random draws seldom have: a panel in registers, one row of bytes as pairs.
 _RARE = (
     ("avx512_f32", "f32 12x48x4 nk bias+add", "avx512_f32_6x16 mc6_nc48_kc4 jc_ic_jr_ir"),
+    (
+        "avx2_f32",
+        "attention f32 4x40x20 scale+add+causal",
+        "avx2_f32_4x16 mc4_nc16_kc20 ic_jc_jr_ir pack_w",
+    ),
     (
         "avx512_bf16_w8",
         "bf16_s8 1x64x256 nk:g128 none",
@@ -46,6 +49,7 @@ def kernels() -> list[KernelInParts]:
         parts: dict[str, str] = defaultdict(str)
         for part, text in render_in_parts(problem, candidate):
             parts[part] += "\n" + text
-        del parts[_HEAD]
-        found.append(KernelInParts(family=family_named(name), parts=dict(parts)))
+        # The types and the constants at the head of a kernel are there for every part.
+        own = {part: text for part, text in parts.items() if "/" in part}
+        found.append(KernelInParts(family=family_named(name), parts=own))
     return found

@@ -26,6 +26,7 @@ from gemm_tuner.space.limits import check_covers
 EMULATED = parse_isa(("amx_tile", "amx_bf16", "amx_int8", "amx_fp16", "avx512_fp16"))
 
 _FIXED = 0.3  # of the problems that can have a fixed order of additions
+_OF_ACTIVATIONS = 0.3  # of those without quantised weights: products of two activations
 
 
 def draw_subjects(count: int, seed: int) -> list[Subject]:
@@ -86,7 +87,11 @@ class _Dice:
         is_defined = types.accumulator is not DType.F16 and not has_zero_points
         can_be_fixed = family.can_be_fixed and is_defined
         is_fixed = can_be_fixed and self.random.random() < _FIXED
-        return Problem.parse(f"{problem} fixed" if is_fixed else problem)
+        is_linear = types.is_weight_only or self.random.random() >= _OF_ACTIVATIONS
+        operation = "linear" if is_linear else "matmul"
+        return Problem.parse(
+            f"{operation} {problem} fixed" if is_fixed else f"{operation} {problem}"
+        )
 
     def epilogue(self, types: OperandTypes) -> str:
         """Return a chain of up to two offsets and four other steps."""

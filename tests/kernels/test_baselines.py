@@ -350,3 +350,45 @@ def test_torch_inductor_computes_a_layer() -> None:
     text = _baseline_of("f32 19x37x23 nk bias+gelu_erf+add", baseline="torch-inductor", threads=2)
 
     assert text.startswith("torch-inductor ")
+
+
+@pytest.mark.parametrize(
+    ("baseline", "text"),
+    [
+        pytest.param(name, f"matmul {text}", marks=pytest.mark.baseline(name))
+        for name, texts in {
+            "onednn": (
+                "f32 19x37x23 nk scale+add",
+                "f32 1x37x23 kn none",
+                "bf16 19x37x23 kn scale",
+                "int8 19x37x23 nk scale",
+                "u8_s8_s32_f32 19x37x23 kn x_row_zero_point+row_scale",
+            ),
+            "openblas": (
+                "f32 19x37x23 nk scale+add",
+                "f32 1x37x23 kn none",
+                "f32 1x37x23 nk none",
+                "f32 19x1x23 kn none",
+                "bf16 19x37x23 kn scale",
+            ),
+            "mkl": (
+                "f32 19x37x23 nk scale+add",
+                "f32 19x37x23 kn none",
+                "bf16 19x37x23 kn scale",
+                "u8_s8_s32_f32 19x37x23 nk x_zero_point",
+                "u8_s8_s32_f32 19x37x23 kn x_row_zero_point",
+            ),
+            "torch": ("f32 19x37x23 nk scale", "bf16 19x37x23 kn none"),
+        }.items()
+        for text in texts
+    ],
+)
+def test_libraries_multiply_two_activations(baseline: str, text: str) -> None:
+    found = _baseline_of(text, baseline=baseline)
+
+    assert found.startswith(baseline)
+
+
+def test_a_library_that_packs_ahead_is_no_baseline_of_activations() -> None:
+    with pytest.raises(BaselineMissing, match="libxsmm is not called for the operation 'matmul'"):
+        _baseline_of("matmul f32 19x37x23 nk none", baseline="libxsmm")

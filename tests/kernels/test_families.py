@@ -252,16 +252,21 @@ def test_loop_orders_layouts_and_extras(row: Row, toolchain: Toolchain) -> None:
 
 @pytest.mark.parametrize("row", each_executed(OF_VECTORS))
 def test_tiles_read_panels_side_by_side(row: Row, toolchain: Toolchain) -> None:
+    """Of one to four rows, at ends of n where each of the panels is the last and narrower."""
     lanes = row.family.lanes
     k = 2 * KC + 3
     subjects = [
         Subject(
-            problem=row.problem(f"3x{n}x{k}", layout, "bias"),
-            candidate=candidate_text(row, k, tile=(2, 4 * lanes), extras=extras),
+            problem=row.problem(f"{m}x{vectors * lanes + rest}x{k}", layout, "bias"),
+            candidate=candidate_text(row, k, tile=(mr, width * lanes), extras=extras),
         )
-        for n, layout, extras in (
-            (4 * lanes + 3 * lanes + 1, "nk", " pf_next ws2"),
-            (4 * lanes + 2 * lanes - 1, "kn", " ws4 u2 grid1x2"),
+        for (mr, width), m, (vectors, rest), layout, extras in (
+            ((2, 4), "3", (7, 1), "nk", " pf_next ws2"),
+            ((2, 4), "3", (6, -1), "kn", " ws4 u2 grid1x2"),
+            ((2, 4), "1..4", (6, 1), "nk", " pf4096 ws2"),
+            ((1, 4), "0..2", (5, 0), "kn", " ws2 u4 grid1x1x2"),
+            ((3, 3), "2..7", (5, -1), "kn", " pack_x ws3 grid2x1"),
+            ((4, 2), "4", (4, 1), "kn", " pf1024 ws2"),
         )
     ]
 

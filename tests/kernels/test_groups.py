@@ -101,6 +101,9 @@ def test_blocks_of_groups_and_weights_converted_once(
         *zip((*in_blocks, *whole), cycle(all_pairs(texts, once, ("nk", "kn"))), strict=False),
         *zip(in_blocks[::2], cycle(all_pairs(texts, ("",), ("nk", "kn"))), strict=False),
     )
+    # Without vectors, weights of 8 bits and of 4 share them.
+    if family.lanes == 1:
+        chosen = chosen[IN_BLOCKS.index(family) % 2 :: 2]
     subjects = [
         Subject(
             problem=f"{types} {sizes}x{k} {layout}:{groups} bias",

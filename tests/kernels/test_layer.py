@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gemm_tuner.arrays.dlpack import AnyArray
+from gemm_tuner.arrays.dlpack import AnyArray, SharedArray
 from gemm_tuner.arrays.packed import PackedWeights
 from gemm_tuner.build.compile import Build, compile_kernels
 from gemm_tuner.build.toolchain import find_toolchain
@@ -62,9 +62,11 @@ class CountingKernel(Kernel):
 
     called: ClassVar[list[int]] = []
 
-    def __call__(self, x: AnyArray, packed: PackedWeights, **named: object) -> AnyArray:
+    def __call__(
+        self, x: AnyArray, packed: PackedWeights | SharedArray, v: object = None, **named: object
+    ) -> AnyArray:
         self.called.append(len(np.asarray(x)))
-        return super().__call__(x, packed, **named)  # type: ignore[arg-type]  # by their names
+        return super().__call__(x, packed, v, **named)  # type: ignore[arg-type]  # by their names
 
 
 def assert_computes(layer: Layer, rows: int, *, has_out: bool = False) -> None:

@@ -389,6 +389,8 @@ _ALIKE = (
      ("f32 1..64x100x70 kn bias",    "avx512_f32_8x48 mc64_nc48_kc32 ic_jc_ir_jr pack_x u2")),
     (("f32 4x100x70 nk",             "avx512_f32_4x48 mc4_nc144_kc32 jc_ic_jr_ir"),
      ("f32 1x100x70 kn",             "avx512_f32_1x96 mc1_nc192_kc32 jc_ic_jr_ir ws2")),
+    (("f32 4x100x70 nk",             "avx2_f32_4x16 mc4_nc112_kc32 jc_ic_jr_ir"),
+     ("f32 2x100x70 kn",             "avx2_f32_2x32 mc2_nc128_kc32 jc_ic_jr_ir ws2")),
     (("bf16 16x96x33 nk",            "avx512_bf16_4x32 mc16_nc96_kc34 jc_ic_jr_ir"),
      ("bf16_bf16_f32_f32 1x96x33",   "avx512_bf16_1x32 mc1_nc96_kc34 jc_ic_jr_ir pf4096")),
     (("u8_s8_s32_f32 4x50x70 nk x_zero_point", "avx512_int8_4x32 mc4_nc64_kc72 jc_ic_jr_ir"),

@@ -1,13 +1,13 @@
 """Weights packed in parts: each part packs what it reads in a call, in that order in memory."""
 
-from dataclasses import replace
+import json
 
 import numpy as np
 import pytest
 from test_cuts import FEW_ROWS, ONE_ROW, RANGE, SLICED, SQUARE, kernel_of, normal
 from written import check_parts, written_by
 
-from gemm_tuner.abi import OK, ArrayView, make_args
+from gemm_tuner.abi import OK, ArgsStruct, ArrayView, make_args
 from gemm_tuner.arrays.weights import StoredWeights, check_weights
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
@@ -106,13 +106,38 @@ def test_a_kernel_of_version_2_is_packed_and_called() -> None:
     parsed = Candidate.parse(candidate)
     family = family_named(parsed.micro_kernel.family)
     text = render(Problem.parse(problem), parsed, family).text
-    old = text.replace("ABI_VERSION 3", "ABI_VERSION 2").replace("pack_weights_part", "not_yet")
-    build = compile_kernel(Source(text=old), isa=family.isa, toolchain=find_toolchain())
-    artifact = replace(build.artifact, abi_version=2)
+    old = text.replace("abi_version() { return 3", "abi_version() { return 2")
+    old = old.replace("pack_weights_part", "not_yet")
+    source = Source(text=old, abi_version=2)
+    build = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
     w, x = normal(40, 100), normal(8, 40)
 
-    kernel = load_kernel(build.binary, artifact=artifact, cpu=detect_cpu(), threads=2)
+    kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu(), threads=2)
     y = kernel(x, kernel.pack(w), threads=3)
 
     assert not hasattr(kernel.native._library, "gemm_tuner_pack_weights_part")
+    np.testing.assert_allclose(y, x @ w, rtol=1e-4, atol=1e-4)
+
+
+def test_a_caller_of_version_3_need_not_know_what_came_later() -> None:
+    kernel = kernel_of(*BATCH)
+    w, x, y = normal(40, 100), normal(8, 40), np.zeros((8, 100), np.float32)
+    packed = kernel.pack(w)
+    said = kernel.native._library.gemm_tuner_abi_version()
+    described = json.loads(kernel.native.describe())["abi_version"]
+    assert (said, described, kernel.artifact.abi_version) == (3, 3, 3)
+    args = make_args(
+        m=8,
+        x=ArrayView(address_of(x), 40),
+        packed_w=address_of(packed.memory),
+        y=ArrayView(address_of(y), 100),
+        operands=[],
+        workspace=0,
+    )
+
+    args.size_bytes = ArgsStruct.w.offset - 8
+    assert kernel.native.run(args, 0, 0, 1) != OK
+    args.size_bytes = ArgsStruct.w.offset
+    args.heads = -1  # as whatever lies behind
+    assert kernel.native.run(args, 0, 0, 1) == OK
     np.testing.assert_allclose(y, x @ w, rtol=1e-4, atol=1e-4)

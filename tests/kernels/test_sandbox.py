@@ -135,7 +135,7 @@ def _host(toolchain: Toolchain) -> TrialHost:
         toolchain=toolchain,
         seed=3,
         scalar_build=build_planted(toolchain),
-        stall_timeout_s=2.0,
+        stall_timeout_s=6.0,
     )
 
 

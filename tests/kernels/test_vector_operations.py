@@ -18,6 +18,7 @@ every_vectors = pytest.mark.parametrize("vectors", VECTORS, ids=lambda one: one.
 
 OF_ALL = {
     "define_bounds",
+    "define_greater",
     "define_nearest_even",
     "define_reciprocal",
     "define_stream_row",

@@ -144,6 +144,26 @@ def test_tensors_without_memory_are_told() -> None:
         kernel(x, packed, scale=0.5, bias=_random(N), add=_random(M, N))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # by forward mode itself
+@pytest.mark.parametrize("way", ["direct", "fallback"])
+def test_a_tangent_of_forward_mode_is_refused_and_not_lost(way: str) -> None:
+    kernel: Kernel | FallbackKernel = _load(f"f32 {M}x{N}x{K}", f"scalar_f32_2x2 mc{M}_nc{N}_kc{K}")
+    if way == "fallback":
+        kernel = FallbackKernel(problem=kernel.problem, reason="a test asked for it")
+    x, w, y = _random(M, K), _random(N, K), torch.empty(M, N)
+    packed = kernel.pack(w)
+    kernel(x, packed, out=y)
+    forward_mode = torch.autograd.forward_ad
+
+    with forward_mode.dual_level():
+        dual = forward_mode.make_dual(x, torch.ones_like(x))
+        with pytest.raises(InvalidArray, match=r"x has a tangent .*unpack_dual\(x\)\.primal"):
+            kernel(dual, packed, out=y)
+        kernel(forward_mode.unpack_dual(dual).primal, packed, out=y)
+
+    torch.testing.assert_close(y, x @ w.T)
+
+
 def test_overlap_of_tensors_is_told() -> None:
     kernel = _kernel("f32")
     both = torch.zeros(M + 1, N)

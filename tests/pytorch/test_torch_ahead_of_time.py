@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.errors import InvalidSetting, StoreFailed
@@ -41,10 +42,45 @@ class _Grouped(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is
         return torch.bmm(x.unflatten(1, (2, -1)).transpose(0, 1), self.w).transpose(0, 1).flatten(1)
 
 
+class _Attention(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+    """Rows that are added up by how alike they are: two products of activations."""
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+        return torch.softmax(x @ x.T / 5, -1) @ x
+
+
+class _Heads(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+    """Rows that see themselves and those before, by two heads."""
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+        heads = x.view(1, ROWS, 2, K // 2).transpose(1, 2)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(heads, heads, heads, is_causal=True).transpose(1, 2).reshape(ROWS, K)
+
+
+class _OfBytes(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+    """Columns by weights of bytes, with x rounded to bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("w", torch.randint(-127, 128, (K, K), dtype=torch.int8))
+        self.register_buffer("scale", torch.rand(K) / 100)
+        self.register_buffer("zero", torch.zeros(K, dtype=torch.int64))
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+        ops, how = torch.ops.quantized_decomposed, (0.01, 100, 0, 255, torch.uint8)
+        x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *how), *how)
+        w = ops.dequantize_per_channel(self.w, self.scale, self.zero, 0, -127, 127, torch.int8)
+        return torch.nn.functional.linear(x, w)
+
+
 def _model() -> Any:  # noqa: ANN401 - a module
+    # It has the operators of quantised models, and imports Inductor, which warns.
+    import torch.ao.quantization.fx._decomposed  # noqa: PLC0415
+
     torch.manual_seed(3)
     layers = torch.nn.Linear(K, HIDDEN), torch.nn.GELU(), torch.nn.Linear(HIDDEN, N)
-    return torch.nn.Sequential(_Grouped(), *layers).eval()
+    return torch.nn.Sequential(_OfBytes(), _Grouped(), _Attention(), _Heads(), *layers).eval()
 
 
 def _x() -> Any:  # noqa: ANN401 - a tensor
@@ -58,18 +94,33 @@ def _close(y: Any) -> None:  # noqa: ANN401 - a tensor
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The package of a model that was compiled ahead of time, and the operators beside kernels."""
-    folder = tmp_path_factory.mktemp("ahead of time")
+    """The package of a model that was compiled ahead of time, and the operators beside kernels.
+
+    Processes of pytest-xdist share it: the first compiles it.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    folder /= "ahead of time"
+    with FileLock(f"{folder}.lock"):
+        path, written = folder / "model.pt2", folder / "written"
+        if not written.exists():
+            folder.mkdir(exist_ok=True)
+            written.write_text(str(_compile(path, folder / "kernels")))
+        return path, Path(written.read_text())
+
+
+def _compile(path: Path, kernels: Path) -> Path:
+    """Compile a model ahead of time, and return the operators beside its kernels."""
     tuned = gt.enable(Kernels())
     with torch.no_grad():
         exported = torch.export.export(_model(), (_x(),))
-        path = folder / "model.pt2"
         with torch._inductor.config.patch(COMPILED_ONCE):
             torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
-    assert [one.is_taken for one in tuned.report] == [True, True, True]
-    library = tuned.write_kernels(folder / "kernels")
+    assert [one.is_taken for one in tuned.report] == [True] * 7
+    library: Path = tuned.write_kernels(kernels)
     gt.disable()
-    return path, library
+    return library
 
 
 def _in_new_process(script: str, *arguments: str, **variables: str) -> str:
@@ -123,9 +174,16 @@ def test_another_process_of_python_runs_it(package: tuple[Path, Path], tmp_path:
 
     y, names = torch.load(file)
     _close(y)
+    of_bytes = f"{ROWS}x{K}x{K} nk x_zero_point+channel_scale"
     up, down = f"{ROWS}x{HIDDEN}x{K} nk bias+gelu_erf", f"{ROWS}x{N}x{HIDDEN} nk bias"
+    attention = f"attention f32 {ROWS}x{ROWS}x12"
+    own = "0.001728 MFLOP, 0.001296 MB"
     assert {one for one in names if one.startswith("gemm-tuner ")} == {
+        f"gemm-tuner u8_s8_s32_f32 {of_bytes} (m = {ROWS}, 0.006912 MFLOP, 0.001296 MB)",
         f"gemm-tuner 2 of f32 {ROWS}x12x12 nk none (m = {ROWS}, 0.003456 MFLOP, 0.002304 MB)",
+        f"gemm-tuner matmul f32 {ROWS}x{ROWS}x{K} nk scale (m = {ROWS}, {own})",
+        f"gemm-tuner matmul f32 {ROWS}x{K}x{ROWS} kn none (m = {ROWS}, {own})",
+        f"gemm-tuner 2 of {attention} scale+causal (m = {ROWS}, 0.003456 MFLOP, 0.002304 MB)",
         f"gemm-tuner f32 {up} (m = {ROWS}, 1.152 MFLOP, 0.480576 MB)",
         f"gemm-tuner f32 {down} (m = {ROWS}, 0.816 MFLOP, 0.368408 MB)",
     }
@@ -134,7 +192,7 @@ def test_another_process_of_python_runs_it(package: tuple[Path, Path], tmp_path:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("gemm-tuner layers 1", "gemm-tuner layers 2", "line 1"),
+        ("gemm-tuner layers 2", "gemm-tuner layers 1", "line 1"),
         ("\nlayer ", "\nlayer x", "line 2"),
         ("\nkernel ", "\nkernel ../", "line 3"),
         (".so ", ".so", "line 3"),

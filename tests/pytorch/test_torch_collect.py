@@ -53,13 +53,15 @@ def test_the_layers_of_a_script_are_written(
 
     printed = capsys.readouterr().out
     assert "Model.layers.0.weight" in printed
-    assert "none: computed by the model" in printed
-    assert f"{out} holds 2 layers of f32" in printed
+    assert "none: matmul f32 3x3x5 nk none" in printed
+    assert f"{out} holds 3 products of f32" in printed
     with out.open() as file:
         rows = {row["name"]: row for row in csv.DictReader(file)}
-    assert {(row["m"], row["n"], row["k"], row["epilogue"]) for row in rows.values()} == {
-        ("3", "5", "8", "bias"),
-        ("3", "5", "5", "none"),
+    names = ("m", "n", "k", "epilogue", "w_layout", "operation")
+    assert {tuple(row[name] for name in names) for row in rows.values()} == {
+        ("3", "5", "8", "bias", "nk", "linear"),
+        ("3", "5", "5", "none", "nk", "linear"),
+        ("3", "3", "5", "none", "nk", "matmul"),
     }
     assert run(["collect", _script(tmp_path, MODEL), "--out", str(out), "--dtype", "bf16"]) == 0
     assert out.read_text().count("2,5,8,bias") == 1

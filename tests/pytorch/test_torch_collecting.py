@@ -5,14 +5,21 @@ from typing import Any
 
 import pytest
 
-from gemm_tuner.cli.layers import layers_of
+from gemm_tuner.cli.layers import Layer, layers_of
+from gemm_tuner.domain.problem import Problem
 
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 gt: Any = pytest.importorskip("gemm_tuner.torch")
 
-from torch_samples import K, N, sample_x  # noqa: E402
+from torch_samples import HEADS, K, N, heads_of, sample_x  # noqa: E402
+
+
+def _layers_in(path: Path) -> tuple[Layer, ...]:
+    return layers_of(
+        m=None, n=None, k=None, shapes=path, dtype="f32", epilogue="none", w_layout="nk"
+    )
 
 
 def test_modules_of_any_kind_are_collected() -> None:
@@ -25,6 +32,51 @@ def test_modules_of_any_kind_are_collected() -> None:
         (f"6x{N}x{K}", ("0.weight",)),
         (f"6x{K}x{N}", ("1.weight",)),
     }
+
+
+def test_products_of_heads_are_collected_as_they_lie() -> None:
+    def attend(q: Any, k: Any, v: Any) -> Any:  # noqa: ANN401 - tensors
+        return torch.softmax(q @ k.mT, -1) @ v
+
+    found = gt.collect(attend, (heads_of(6), heads_of(N), heads_of(N)))
+
+    batch = 2 * HEADS
+    assert {(one.problem, one.batch, one.calls) for one in found} == {
+        (f"matmul f32 6x{N}x{K} nk none", batch, 1),
+        (f"matmul f32 6x{K}x{N} kn none", batch, 1),
+    }
+    assert all(Problem.parse(one.problem).text == one.problem for one in found)
+    assert all(one.share > 0 for one in found)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_attention_is_collected_as_one_problem(mode: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def model(q: Any, k: Any) -> Any:  # noqa: ANN401 - tensors
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+        for one in (q, q.bfloat16()):
+            attend(one, k.to(one.dtype), k.to(one.dtype), seen, enable_gqa=True)
+        attend(q, k, k, is_causal=True, enable_gqa=True)
+        wide = torch.zeros(1, 1, 4, 257)  # which no kernel is for
+        return attend(k, k, k, is_causal=True), attend(wide, wide, wide)
+
+    with mode():
+        found = gt.collect(model, (heads_of(6, 2 * HEADS), heads_of(N)))
+
+    assert {(one.problem, one.batch, one.calls) for one in found} == {
+        (f"attention f32 6x{N}x{K} scale+add", 4 * HEADS, 1),
+        (f"attention bf16 6x{N}x{K} scale+add", 4 * HEADS, 1),
+        (f"attention f32 {N}x{N}x{K} scale+causal", 2 * HEADS, 1),
+        ("attention f32 4x4x257 scale", 1, 1),
+    }
+    assert f"none: attention f32 6x{N}x{K} scale+add" in str(found)
+    path = tmp_path / "layers.csv"
+    assert found.write_layers(path) == 2
+    assert {one.problem.text for one in _layers_in(path)} == {
+        one.problem for one in found if one.dtype == "f32" and one.k == K
+    }
+    assert found.write_layers(path, dtype="bf16") == 1
 
 
 def test_products_are_collected_with_their_weights(tmp_path: Path) -> None:
@@ -54,17 +106,10 @@ def test_products_are_collected_with_their_weights(tmp_path: Path) -> None:
     }
     assert 0 < sum(one.share for one in found) < 1
     assert "first.weight" in str(found)
-    assert found.write_layers(tmp_path / "layers.csv") == 5
-    layers = layers_of(
-        m=None,
-        n=None,
-        k=None,
-        shapes=tmp_path / "layers.csv",
-        dtype="f32",
-        epilogue="none",
-        w_layout="nk",
-    )
-    assert {(one.problem.n, one.problem.k) for one in layers} == {(N, K), (K, K)}
+    assert f"none: matmul f32 6x6x{N} nk none" in str(found)
+    assert found.write_layers(tmp_path / "layers.csv") == len(found)
+    layers = _layers_in(tmp_path / "layers.csv")
+    assert {one.problem.text for one in layers} == {one.problem for one in found}
     assert found.write_layers(tmp_path / "layers.csv", dtype="bf16") == 0
 
 

@@ -69,16 +69,6 @@ def test_training_is_compiled_as_before() -> None:
         check(parameter.grad, plain.get_parameter(name).grad)
 
 
-def test_a_product_without_constants_is_left() -> None:
-    source = Kernels()
-    gt.enable(source)
-    with torch.no_grad():
-        x, w = sample_x(), sample_x(N, K)
-        compiled = torch.compile(torch.nn.functional.linear)
-        check(compiled(x, w), x @ w.T)
-    assert not source.asked
-
-
 def test_a_source_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     model, x = sample_model().eval(), sample_x()
     gt.enable(Kernels(error=StoreFailed("the disk is gone")))

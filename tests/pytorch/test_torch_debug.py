@@ -19,7 +19,7 @@ torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 gt: Any = pytest.importorskip("gemm_tuner.torch")
 
-from torch_kernels import Kernels, kernel_of  # noqa: E402 - after PyTorch was found
+from torch_kernels import RETURN, Kernels, kernel_of, with_wrong_tail  # noqa: E402 - after PyTorch was found
 from torch_samples import K, N, sample_model, sample_x  # noqa: E402
 
 from gemm_tuner.layers.sources import FoundLayer, WantedLayer  # noqa: E402
@@ -63,24 +63,11 @@ def _x(dtype: str = "float32") -> Any:  # noqa: ANN401 - a tensor
     return sample_x(3, TOKENS, K, dtype=dtype)
 
 
-# What is put behind the work of `gemm_tuner_run`: the last column is that before it.
-RETURN = "    return GEMM_TUNER_OK;\n}\n\n} // extern"
-TAIL = """    const Call call = read_args(*args, 0);
-    for (int64_t row = 0; row < call.m; row++)
-        call.y[row * call.ldy + n - 1] = call.y[row * call.ldy + n - 2];
-"""
-
-
-def _with_wrong_tail(text: str) -> str:
-    assert RETURN in text
-    return text.replace(RETURN, TAIL + RETURN)
-
-
 @dataclass
 class Planted(Kernels):
     """Has a wrong kernel for the layer of the odd width, and keeps its source."""
 
-    plant: Callable[[str], str] = _with_wrong_tail
+    plant: Callable[[str], str] = with_wrong_tail
     computes: str = ""  # the epilogue that the wrong kernel computes, if another
 
     def find(self, wanted: WantedLayer) -> FoundLayer:
@@ -316,8 +303,8 @@ def test_errors_that_add_up_are_told() -> None:
 def test_a_wrong_graph_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = _Twice(lambda y: y).eval(), sample_x()
 
-    def wrong_steps(node: Any) -> list[Step]:  # noqa: ANN401 - of PyTorch
-        return [replace(one, name="silu") for one in steps_after(node)]
+    def wrong_steps(node: Any, *, is_quantised: bool) -> list[Step]:  # noqa: ANN401 - of PyTorch
+        return [replace(one, name="silu") for one in steps_after(node, is_quantised=is_quantised)]
 
     monkeypatch.setattr("gemm_tuner.torch.compiling.steps_after", wrong_steps)
     gt.enable(Kernels())

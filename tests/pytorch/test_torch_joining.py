@@ -14,6 +14,7 @@ from torch_samples import HIDDEN, LINEAR, K, N, check, operator_calls, passed, s
 
 from gemm_tuner.domain.context import Regime  # noqa: E402
 from gemm_tuner.layers.sources import CallTime, FoundLayer, WantedLayer  # noqa: E402
+from gemm_tuner.torch.asking import WantedProduct  # noqa: E402
 from gemm_tuner.torch.joining import joined_time  # noqa: E402
 
 
@@ -43,7 +44,10 @@ def test_products_of_one_x_are_compiled_as_one() -> None:
             return super().forward(x), self.k.weight[1:]  # so k is no constant
 
     model, x = Shown().eval(), sample_x(2, 3, K)
-    source = Kernels(time=by_columns, lack=lambda one: one.n in (HIDDEN, 2 * HIDDEN))
+    source = Kernels(
+        time=by_columns,
+        lack=lambda one: isinstance(one, WantedProduct) or one.n in (HIDDEN, 2 * HIDDEN),
+    )
     tuned = gt.enable(source)
     concatenating = torch._inductor.config.patch({"cpp.enable_concat_linear": True})
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), concatenating:

@@ -34,6 +34,7 @@ def test_tensors_are_quantised_as_arrays_are(name: str, element: Any) -> None:  
     np.testing.assert_array_equal(quantise_channels(x).w, quantise_channels(array).w)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("dtype", [None, "int8"])
 def test_a_layer_takes_tensors_and_returns_one(
     dtype: Any,  # noqa: ANN401 - a word or None
@@ -53,3 +54,5 @@ def test_a_layer_takes_tensors_and_returns_one(
         linear(plain.weight)
     with pytest.raises(InvalidArray, match="x is a Tensor that its library does not share"):
         layer(rows().requires_grad_())
+    with pytest.raises(InvalidArray, match="x is a Tensor that its library does not share"):
+        layer(torch.nested.nested_tensor([rows(), rows()]))

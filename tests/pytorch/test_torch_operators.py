@@ -30,6 +30,21 @@ def test_operators_hold_what_pytorch_asks_of_them() -> None:
     )
 
 
+def test_weights_are_packed_the_same_each_time() -> None:
+    problems = [f"f32_s8 {rows}x{N}x{K} nk:gk" for rows in (1, 6)]
+    layer = add_layer([kernel_of(Problem.parse(one), 1) for one in problems])
+    w, scales = torch.randint(-127, 128, (N, K), dtype=torch.int8), torch.rand(N)
+    assert any(one.kernel.native.packed_weight_bytes % 64 for one in layer.kernels)
+    found = []
+    for byte in (7, 99):
+        rooms = [torch.full((layer.packed_bytes,), byte, dtype=torch.uint8) for _ in range(9)]
+        del rooms  # what is packed lies in such memory next
+        arguments = w, layer.packed_bytes, layer.number, scales
+        found.append(torch.ops.gemm_tuner.pack(*arguments))
+    assert torch.equal(*found)
+    torch.library.opcheck(torch.ops.gemm_tuner.pack.default, arguments)
+
+
 def test_packed_weights_may_lie_anywhere() -> None:
     layer = add_layer([kernel_of(Problem.parse(f"f32 6x{N}x{K} nk"), 1)])
     ops, x = torch.ops.gemm_tuner, sample_x()

@@ -13,7 +13,7 @@ from samples import make_artifact, make_disturbed_trial
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import StoreFailed
+from gemm_tuner.errors import InvalidSetting, StoreFailed
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
@@ -55,6 +55,71 @@ def test_replaced_layers_compute_what_they_did(dtype: str, *, bias: bool) -> Non
     gt.restore(model)
     assert not operator_calls(model, x)
     assert type(model[0]) is torch.nn.Linear
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_have_the_same_bits_in_a_batch_of_one_and_of_seven(dtype: str) -> None:
+    model, source = torch.nn.Linear(300, 200).to(getattr(torch, dtype)), Kernels()
+    x = sample_x(7, 300, dtype=dtype)
+
+    report = gt.replace(model, rows=[1, 7], source=source, reduction="fixed")
+
+    assert [one.is_taken for one in report] == [True]
+    assert [one.reduction for one in source.asked] == ["fixed"]
+    with torch.no_grad():
+        whole = model(x)
+        alone = [model(row) for row in x]
+        assert torch.equal(whole, torch.stack(alone))
+        check(whole, torch.nn.functional.linear(x, model.weight, model.bias))
+        for rows in (3, 8):  # PyTorch's own would have other bits
+            with pytest.raises(InvalidSetting, match=f"no kernel computes {rows} rows of a layer"):
+                model(sample_x(rows, 300, dtype=dtype))
+        assert model(sample_x(0, 300, dtype=dtype)).shape == (0, 200)
+
+
+@pytest.mark.proof
+def test_a_compiled_model_keeps_the_bits_of_layers_with_a_fixed_order() -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.ReLU()), sample_x(7, 300)
+    gt.replace(model, rows=["1..7"], source=Kernels(), reduction="fixed")
+    calls: list[object] = []
+    model[0].register_forward_hook(lambda *_arguments: calls.append(model))
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        whole = model(x)
+        assert torch.equal(compiled(x), whole)
+        assert torch.equal(compiled(x[2:3]), whole[2:3])
+        assert len(calls) == 3
+        torch.compiler.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported):  # rather than other bits
+            torch.compile(model, backend="eager", fullgraph=True)(x)
+    assert compiled(x).requires_grad  # what is recorded takes the ordinary way
+
+
+def test_what_pytorch_would_compute_in_its_own_order_is_refused() -> None:
+    layer, x = torch.nn.Linear(K, N), sample_x()
+    gt.replace(layer, rows=["1..6"], source=Kernels(), reduction="fixed")
+    without_bias, transposed, computed = (copy.deepcopy(layer) for _ in range(3))
+    without_bias.bias = None
+    transposed.weight = torch.nn.Parameter(layer.weight.detach().T.contiguous().T)
+    torch.nn.utils.parametrizations.weight_norm(computed)
+    calls = {
+        "no bias": (without_bias, x),
+        "weights in columns": (transposed, x),
+        "weights that are computed": (computed, x),
+        "a view that is negated": (layer, torch._neg_view(x)),
+        "a parameter": (layer, torch.nn.Parameter(x, requires_grad=False)),
+    }
+    with torch.no_grad():
+        for name, (model, given) in calls.items():
+            with pytest.raises(ValueError, match=r"no kernel .* 'fixed'"):
+                pytest.fail(f"{name}: {model(given).shape}")
+    for model, given in (*calls.values(), (layer, x.clone().requires_grad_())):
+        assert model(given).requires_grad  # what is recorded takes the ordinary way
+
+
+def test_a_reduction_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="reduction = 'some' is not known"):
+        gt.replace(sample_model(), rows=[1], source=Kernels(), reduction="some")
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

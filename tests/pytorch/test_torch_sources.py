@@ -20,8 +20,20 @@ from samples import CONTEXT, SOURCE_TEXT, make_artifact, make_disturbed_trial, m
 from torch_kernels import kernel_of  # noqa: E402 - after PyTorch was found
 
 from gemm_tuner.layers.sources import CallTime, StoredKernels, WantedLayer  # noqa: E402
+from gemm_tuner.torch.asking import WantedProduct, find  # noqa: E402
 
 WANTED = WantedLayer(n=17, k=24, rows=(6,), dtype="f32", epilogue="bias", threads=1)
+
+
+def _keep(url: str, problem: Problem, trial: Trial) -> None:
+    """Keep a trial of a kernel for a problem, as it is found where kernels are hot."""
+    repository = Repository(open_database(url))
+    kernel = kernel_of(problem, 1)
+    artifact = replace(kernel.artifact, source_sha256=make_artifact().source_sha256)
+    repository.add_build(artifact, binary=kernel.native.binary, source_text=SOURCE_TEXT)
+    here = replace(trial, problem=problem, cpu=detect_cpu(), candidate=kernel.candidate)
+    context = replace(CONTEXT, regime=Regime.HOT)
+    repository.add_trial(replace(here, artifact=artifact, context=context))
 
 
 @pytest.mark.parametrize(
@@ -38,14 +50,8 @@ def test_times_of_calls_are_those_of_the_very_problem(
     tmp_path: Path, m: int | str, trial: Trial, time_ns: float | None
 ) -> None:
     url = f"sqlite:///{tmp_path}/store.sqlite3"
-    repository = Repository(open_database(url))
     problem = Problem.create(m, WANTED.n, WANTED.k, dtype="f32", epilogue="bias")
-    kernel = kernel_of(problem, 1)
-    artifact = replace(kernel.artifact, source_sha256=make_artifact().source_sha256)
-    repository.add_build(artifact, binary=kernel.native.binary, source_text=SOURCE_TEXT)
-    here = replace(trial, problem=problem, cpu=detect_cpu(), candidate=kernel.candidate)
-    context = replace(CONTEXT, regime=Regime.HOT)
-    repository.add_trial(replace(here, artifact=artifact, context=context))
+    _keep(url, problem, trial)
 
     found = StoredKernels(url).find(WANTED)
 
@@ -53,3 +59,18 @@ def test_times_of_calls_are_those_of_the_very_problem(
     assert found.times == (expected,)
     assert found.regime is (Regime.COLD_WEIGHTS if m == 7 else Regime.HOT)  # asked for first
     assert bool(found.kernels) is (time_ns == 800 or m == "1..64")
+
+
+@pytest.mark.parametrize("steps", ["scale", "scale+causal"])
+def test_a_verdict_for_attention_is_found_for_its_own_scores(tmp_path: Path, steps: str) -> None:
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    _keep(url, Problem.parse("attention f32 17x17x24 scale+causal"), make_trial(call_ns=800))
+    wanted = WantedProduct(
+        n=17, k=24, rows=(17,), dtype="f32", epilogue=steps, threads=1, operation="attention"
+    )
+
+    found = find(StoredKernels(url), wanted)
+
+    assert len(found.kernels) == (steps == "scale+causal")
+    assert {one.problem for one in found.kernels} <= set(wanted.problems)
+    assert bool(found.reasons) is (steps == "scale")

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from http import HTTPStatus
 from io import StringIO
 
@@ -24,8 +25,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gemm_tuner.domain.access import TokenSecret
 
-LIMITS = ConnectionLimits(head_s=0.3, body_s=0.3, answer_s=0.5, idle_s=1, connections=24, backlog=4)
+HURRIED = ConnectionLimits(
+    head_s=0.3, body_s=0.3, answer_s=0.5, idle_s=1, connections=24, backlog=4
+)
 PATIENCE_S = 20
+# Of those who are to be answered, on a busy machine too.
+UNHURRIED = replace(HURRIED, head_s=PATIENCE_S, body_s=PATIENCE_S, answer_s=PATIENCE_S)
 MAX_BUFFERED_BYTES = 2**24  # by the sockets of both sides
 HEAD = b"POST /v1/resolve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
 
@@ -33,7 +38,14 @@ HEAD = b"POST /v1/resolve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
 @pytest.fixture
 def hurried(settings: Settings) -> Iterator[httpx.Client]:
     """Yield a client of a service with short deadlines and few connections."""
-    with served(settings, LIMITS) as client:
+    with served(settings, HURRIED) as client:
+        yield client
+
+
+@pytest.fixture
+def unhurried(settings: Settings) -> Iterator[httpx.Client]:
+    """Yield a client of a service that waits for requests, and closes what idles after them."""
+    with served(settings, UNHURRIED) as client:
         yield client
 
 
@@ -68,7 +80,7 @@ BOTH_ENDS = (
     CHUNKED + b"Content-Length: 12\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
     HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
 )
-LONG = b"x" * (LIMITS.head_bytes + 1)
+LONG = b"x" * (HURRIED.head_bytes + 1)
 ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -82,8 +94,8 @@ ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
         bytes(range(256)),
     ],
 )
-def test_what_is_no_request_is_refused(hurried: httpx.Client, sent: bytes) -> None:
-    with connect(hurried) as connection:
+def test_what_is_no_request_is_refused(unhurried: httpx.Client, sent: bytes) -> None:
+    with connect(unhurried) as connection:
         half = len(sent) // 2  # an error may show in the first part, and end the connection
         with suppress(ConnectionError):
             connection.sendall(sent[:half])
@@ -99,9 +111,9 @@ def test_what_is_no_request_is_refused(hurried: httpx.Client, sent: bytes) -> No
 @pytest.mark.parametrize("path", [b"/v1/nothing", b"/v1/records"])
 @pytest.mark.parametrize("sent", BOTH_ENDS)
 def test_a_refused_request_with_two_ends_is_the_last_of_its_connection(
-    hurried: httpx.Client, path: bytes, sent: bytes
+    unhurried: httpx.Client, path: bytes, sent: bytes
 ) -> None:
-    with connect(hurried) as connection:
+    with connect(unhurried) as connection:
         connection.sendall(sent.replace(b"/v1/resolve", path) + ASK)
         answer = read_to_end(connection)
 
@@ -118,9 +130,9 @@ def test_a_refused_request_with_two_ends_is_the_last_of_its_connection(
         CHUNKED + b"\r\n2\r\n{}\r\n0\r\nX-Long: ",
     ],
 )
-def test_a_line_without_end_is_not_read_on(hurried: httpx.Client, begin: bytes) -> None:
+def test_a_line_without_end_is_not_read_on(unhurried: httpx.Client, begin: bytes) -> None:
     sent_bytes = 0
-    with connect(hurried) as connection, suppress(ConnectionError):
+    with connect(unhurried) as connection, suppress(ConnectionError):
         connection.sendall(begin)
         while True:
             connection.sendall(LONG)
@@ -129,10 +141,10 @@ def test_a_line_without_end_is_not_read_on(hurried: httpx.Client, begin: bytes) 
     assert sent_bytes < MAX_BUFFERED_BYTES
 
 
-def test_requests_in_one_piece_are_answered_in_order(hurried: httpx.Client) -> None:
+def test_requests_in_one_piece_are_answered_in_order(unhurried: httpx.Client) -> None:
     paths = [b"/healthz", b"/version", b"/absent"] * 10
     requests = [b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in paths]
-    with connect(hurried) as connection:
+    with connect(unhurried) as connection:
         connection.sendall(b"".join(requests) + b"BAD\0\r\n\r\n")
         answer = read_to_end(connection)
 
@@ -141,13 +153,15 @@ def test_requests_in_one_piece_are_answered_in_order(hurried: httpx.Client) -> N
 
 
 @pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
-def test_an_upgrade_is_not_made_and_the_body_is_read(hurried: httpx.Client, upgrade: bytes) -> None:
+def test_an_upgrade_is_not_made_and_the_body_is_read(
+    unhurried: httpx.Client, upgrade: bytes
+) -> None:
     body = json.dumps({"problem": PROBLEM.text}).encode()
     head = (
         b"POST /v1/resolve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         b"Connection: Upgrade\r\nUpgrade: %b\r\nContent-Length: %d\r\n\r\n"
     )
-    with connect(hurried) as connection:
+    with connect(unhurried) as connection:
         connection.sendall(head % (upgrade, len(body)))
         time.sleep(0.05)
         connection.sendall(body)
@@ -158,22 +172,22 @@ def test_an_upgrade_is_not_made_and_the_body_is_read(hurried: httpx.Client, upgr
     assert b'"decision":"tuned"' in answer
 
 
-def test_who_sends_no_more_is_still_answered(hurried: httpx.Client) -> None:
+def test_who_sends_no_more_is_still_answered(unhurried: httpx.Client) -> None:
     body = json.dumps({"problem": PROBLEM.text, "threads": 1}).encode()
     head = b"POST /v1/resolve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     for _ask in range(5):
-        with connect(hurried) as connection:
+        with connect(unhurried) as connection:
             connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             connection.shutdown(socket.SHUT_WR)
             answer = read_to_end(connection)
         assert answer.startswith(b"HTTP/1.1 200")
 
 
-def test_a_trailer_is_no_header(hurried: httpx.Client) -> None:
+def test_a_trailer_is_no_header(unhurried: httpx.Client) -> None:
     body = json.dumps({"problem": PROBLEM.text}).encode()
     chunk = b"%x\r\n%b\r\n" % (len(body), body)
     json_head = CHUNKED + b"Content-Type: application/json\r\n\r\n"
-    with connect(hurried) as connection:
+    with connect(unhurried) as connection:
         connection.sendall(json_head + chunk + b"0\r\nX-Request-ID: mine\r\n\r\n")
         answer = read_to_end(connection)
 
@@ -215,7 +229,7 @@ def test_more_idle_connections_than_the_bound_do_not_keep_others_out(
     hurried: httpx.Client,
 ) -> None:
     with ExitStack() as stack:
-        for _number in range(4 * LIMITS.connections):
+        for _number in range(4 * HURRIED.connections):
             connection = stack.enter_context(connect(hurried))
             connection.sendall(HEAD)
         health = hurried.get("/healthz")

@@ -213,6 +213,25 @@ def test_what_was_imported_is_not_shown(site: JobSite) -> None:
     assert "Nothing was tried here" in found.text
 
 
+def test_an_m_of_a_range_is_found_where_the_range_is(site: JobSite) -> None:
+    texts = {m: f"f32 {m}x7x7 nk none" for m in ("1..512", "1..64", "8", "64", "65", "513")}
+    for m in ("1..512", "1..64", "8"):
+        Repository(site.engine).add_trial(make_trial(problem=Problem.parse(texts[m])))
+
+    def found(m: str) -> str:
+        asked = {"text": texts[m]}
+        answer = site.client.get("/problems", params=asked, follow_redirects=False)
+        return str(answer.headers.get("Location", ""))
+
+    def page_of(m: str) -> str:
+        return f"/problems/{problem_id(Problem.parse(texts[m]))}"
+
+    assert found("64") == page_of("1..64")  # the narrowest
+    assert found("65") == page_of("1..512")
+    assert found("8") == page_of("8")
+    assert not found("513")
+
+
 def test_what_others_wrote_is_text_and_nothing_else(site: JobSite) -> None:
     cpu = replace(CPU, brand=HOSTILE, stepping=9)
     measured = make_trial().measurement

@@ -221,7 +221,10 @@ def test_who_leaves_at_once_keeps_no_place_to_wait(
     while site.jobs.newest(1) == () and time.monotonic() < until_s:
         time.sleep(0.01)
     time.sleep(1.0)  # until all of them would wait
-    assert site.resolve("?tune=auto&wait=1s").status_code == 202
+    # A busy machine may see later that the last has left. Those who wait would for a minute.
+    while (status := site.resolve("?tune=auto&wait=1s").status_code) == 429:
+        assert time.monotonic() < until_s
+    assert status == 202
 
 
 def test_what_was_cancelled_before_it_began_may_be_asked_for_again(site: JobSite) -> None:
@@ -269,7 +272,7 @@ def test_who_waits_is_answered_when_the_service_ends(settings: Settings, engine:
             begin_s = time.monotonic()
         answer = waiting.result(timeout=WITHIN_S)
 
-    assert time.monotonic() - begin_s < 5
+    assert time.monotonic() - begin_s < WITHIN_S
     assert answer.status_code == 202
 
 

@@ -59,6 +59,12 @@ class _OfTorch(_Foreign):
     __module__ = "torch"
 
 
+class _OfJax(_Foreign):
+    """What JAX gives: a capsule that does not say that nothing may write."""
+
+    __module__ = "jaxlib._jax"
+
+
 def _shared(foreign: _Foreign) -> NDArray[Any]:
     array = as_array("x", foreign)
     assert isinstance(array, np.ndarray)
@@ -114,6 +120,10 @@ def test_read_only_memory_stays_read_only() -> None:
     array.flags.writeable = False
 
     assert not _shared(_Foreign(array)).flags.writeable
+
+
+def test_arrays_of_jax_are_read_only_whatever_they_say() -> None:
+    assert not _shared(_OfJax(np.ones((4, 6), np.float32))).flags.writeable
 
 
 @pytest.mark.parametrize("value", [1.0, "text", None, [1.0], np.ones(3), np.float32(1)])

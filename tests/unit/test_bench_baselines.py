@@ -133,6 +133,27 @@ def test_close_libraries_run_once_more() -> None:
     assert heats == {"one": [], "open": [], "mkl": []}
 
 
+@pytest.mark.parametrize(
+    ("threads", "open_s", "runs"),
+    [(1, 0.6, 1), (1, 0.51, 2), (2, 0.6, 2)],
+)
+def test_long_calls_run_once_more_only_where_that_may_tell_another_winner(
+    threads: int, open_s: float, runs: int
+) -> None:
+    """Of one thread the time on a core counts, so that 1.2 times as long is clear."""
+    rows = (_row("onednn", "one"), _row("openblas", "open"))
+    checked: list[str] = []
+
+    def check(baseline: object) -> Checked:
+        assert isinstance(baseline, Library)
+        checked.append(baseline.text)
+        return _checked(baseline.text, {"one": 0.5, "open": open_s}[baseline.text])
+
+    _choose(["auto"], rows, check, Race(threads=threads))
+
+    assert checked == ["one", "open"] * runs
+
+
 def test_a_library_that_crashes_is_left_out_of_the_race() -> None:
     rows = (_row("onednn", "one 3.2", "one 3.13"), ROWS[2])
 

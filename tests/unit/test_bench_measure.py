@@ -58,6 +58,8 @@ def timed_rounds(
     pairs: int,
     candidates: int = 1,
     wait_ns: Callable[[], int] = lambda: 0,
+    *,
+    keeps_all: bool = False,
 ) -> TimedRounds:
     return measure(
         contestants,
@@ -66,6 +68,7 @@ def timed_rounds(
         on_turn=lambda _index: None,
         candidates=candidates,
         wait_ns=wait_ns,
+        keeps_all=keeps_all,
     )
 
 
@@ -168,6 +171,23 @@ def test_interrupted_rounds_are_dropped_for_all() -> None:
 
     assert [len(timing.samples_ns) for timing in timings] == [6, 6, 6]
     assert set(timings[0].samples_ns) == {30_000_000}
+
+
+def test_a_recording_keeps_each_sample_of_each_with_what_came_between() -> None:
+    # Calibration takes two samples; the third round is interrupted in all three tries.
+    hindered = Clock(1000, lambda sample: 2 if 5 <= sample < 8 else 0)
+    clocks = [hindered, Clock(3000), Clock(1000), Clock(100)]
+    contestants = [
+        Contestant(runner=clock, weights=WeightCopies(clock, 1, seed=0), is_cold=False)
+        for clock in clocks
+    ]
+
+    rounds = timed_rounds(contestants, 9, candidates=2, keeps_all=True)
+
+    assert [len(samples) for samples in rounds.samples] == 4 * [9]
+    assert [len(timing.samples_ns) for timing in rounds.timings] == 4 * [9]
+    assert sum(one.involuntary_switches == 2 for one in rounds.samples[0]) == 1
+    assert all(one.is_calm for one in rounds.samples[1])
 
 
 def test_rounds_are_kept_when_most_are_interrupted() -> None:

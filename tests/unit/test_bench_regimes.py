@@ -3,7 +3,7 @@ import ctypes
 import pytest
 
 from gemm_tuner.bench.conditions import relative_spread
-from gemm_tuner.bench.correctness import rows_to_check
+from gemm_tuner.bench.correctness import _Extent, _limit_for_size, rows_to_check
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.regimes import (
     WeightCopies,
@@ -13,6 +13,7 @@ from gemm_tuner.bench.regimes import (
     warm_up_ns,
 )
 from gemm_tuner.bench.roofline import footprint_bytes, roofline_timing
+from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.measurement import Timing
 from gemm_tuner.domain.problem import Problem, Rows
@@ -106,17 +107,41 @@ def test_every_copy_has_the_packed_weights_and_progress_is_told() -> None:
     assert len(told) == 3
 
 
+def _kernel(mr: int) -> str:
+    return f"scalar_f32_{mr}x4 mc{mr}_nc4_kc8 jc_ic_jr_ir"
+
+
+def _checked(low: int, high: int, candidate: str) -> list[int]:
+    return list(rows_to_check(Rows(low=low, high=high), Candidate.parse(candidate)))
+
+
 def test_rows_to_check_are_two_tiles_the_ends_and_some_between() -> None:
-    assert list(rows_to_check(Rows(low=7, high=7), 4)) == [7]
-    assert list(rows_to_check(Rows(low=1, high=64), 1)) == [1, 2, 3, 32, 63, 64]
-    assert list(rows_to_check(Rows(low=0, high=1), 8)) == [0, 1]
-    assert list(rows_to_check(Rows(low=0, high=64), 4)) == [*range(9), 32, 63, 64]
+    assert _checked(7, 7, _kernel(4)) == [7]
+    assert _checked(1, 64, _kernel(1)) == [1, 2, 3, 32, 63, 64]
+    assert _checked(0, 1, _kernel(8)) == [0, 1]
+    assert _checked(0, 64, _kernel(4)) == [*range(9), 32, 63, 64]
+
+
+def test_of_several_kernels_both_sides_of_each_boundary_are_checked() -> None:
+    several = f"..10 {_kernel(1)} | ..40 {_kernel(2)} | {_kernel(4)}"
+
+    rows = _checked(1, 100, several)
+
+    first, second, third = {1, 2, 3, 5, 9, 10}, {*range(11, 16), 25, 39, 40}, {*range(41, 50), 70}
+    assert set(rows) == first | second | third | {99, 100}
+    assert _checked(10, 11, several) == [10, 11]
 
 
 def test_footprint_counts_each_array_once() -> None:
     problem = Problem.create(3, 5, 7, epilogue="bias+scale+add")
 
     assert footprint_bytes(problem, 3) == 4 * (3 * 7 + 5 * 7 + 3 * 5 + 5 + 1 + 3 * 5)
+
+
+def test_what_is_added_to_hidden_scores_need_not_be_read() -> None:
+    problem = Problem.parse("attention f32 3x5x7 add+causal")
+
+    assert footprint_bytes(problem, 3) == 4 * (3 * 7 + 2 * 5 * 7 + 3 * 7 + (3 + 4 + 5))
 
 
 @pytest.mark.parametrize(
@@ -153,3 +178,21 @@ def test_roofline_of_a_call_of_few_ns_is_not_rounded_to_whole_ones() -> None:
 def test_spread_is_the_interquartile_range_over_the_median() -> None:
     assert relative_spread((100, 110, 120, 130, 140)) == pytest.approx(20 / 120)
     assert relative_spread((5,)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "extent"),
+    [
+        ("256x4x200000", _Extent.FULL),
+        ("256x4x400000", _Extent.LARGE),  # 0.8 GFLOP, but x has 410 MB
+        ("2048x2048x2048", _Extent.LARGE),
+        ("1x65536x8192", _Extent.FULL),
+    ],
+)
+def test_calls_that_take_long_to_prepare_are_made_in_fewer_ways(
+    sizes: str, extent: _Extent
+) -> None:
+    problem = Problem.parse(f"f32 {sizes} nk none")
+
+    assert _limit_for_size(_Extent.FULL, problem, problem.m.high) is extent
+    assert _limit_for_size(_Extent.TAIL, problem, problem.m.high) is _Extent.TAIL

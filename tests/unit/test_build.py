@@ -1,6 +1,10 @@
 import ctypes
 import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 
 import pytest
 
@@ -77,6 +81,22 @@ def test_a_file_of_the_cache_is_not_built_again(
     assert compile_kernel(kernel_source(), isa=isa, toolchain=toolchain) == built
 
 
+def test_what_is_compiled_afresh_is_not_looked_for_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMM_TUNER_CACHE", str(tmp_path))
+    binaries = iter([b"first", b"second"])
+    monkeypatch.setattr("gemm_tuner.build.compile._build", lambda *_args: next(binaries))
+    toolchain = Toolchain(name="gcc", version="12.2.0", command=("gcc",))
+
+    built = [
+        compile_kernel(Source(text="//"), isa=frozenset(), toolchain=toolchain, is_afresh=afresh)
+        for afresh in (False, False, True, False)
+    ]
+
+    assert [one.binary for one in built] == [b"first", b"first", b"second", b"second"]
+
+
 def test_a_truncated_driver_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMM_TUNER_CACHE", str(tmp_path))
     text, toolchain = "int four(void) { return 4; }\n", find_toolchain()
@@ -86,6 +106,59 @@ def test_a_truncated_driver_is_built_again(tmp_path: Path, monkeypatch: pytest.M
     library = ctypes.CDLL(str(compile_hosted(text, name="four", toolchain=toolchain)))
 
     assert library.four() == 4
+
+
+def test_of_those_who_want_a_driver_at_once_one_builds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMM_TUNER_CACHE", str(tmp_path))
+    both, builds = Barrier(2), []
+
+    def build(text: str, *_others: object) -> bytes:
+        builds.append(text)
+        with suppress(BrokenBarrierError):
+            both.wait(timeout=0.3)  # for the other one, if it builds too
+        return b"built"
+
+    monkeypatch.setattr("gemm_tuner.build.compile._build", build)
+    toolchain = Toolchain(name="gcc", version="12.2.0", command=("gcc",))
+
+    with ThreadPoolExecutor() as pool:
+        ways = [
+            pool.submit(compile_hosted, "int x;", name="x", toolchain=toolchain) for _ in range(2)
+        ]
+        paths = {way.result() for way in ways}
+
+    assert builds == ["int x;"]
+    assert len(paths) == 1
+
+
+def test_who_finds_a_driver_waits_for_nobody_who_builds_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMM_TUNER_CACHE", str(tmp_path))
+    monkeypatch.setattr("gemm_tuner.build.compile._build", lambda *_others: b"built")
+    ask = partial(compile_hosted, name="x", toolchain=find_toolchain())
+    path = ask("int x;")
+
+    def wait(*_others: object) -> None:
+        pytest.fail("it waited")
+
+    monkeypatch.setattr("gemm_tuner.build.compile.building", wait)
+
+    assert ask("int x;") == path
+
+
+def test_where_nothing_can_be_locked_a_driver_is_built_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMM_TUNER_CACHE", str(tmp_path))
+    (tmp_path / "builds" / "four.lock").mkdir(parents=True)
+    (tmp_path / "builds").chmod(0o700)
+
+    path = compile_hosted("int four;", name="four", toolchain=find_toolchain())
+
+    assert path.is_file()
 
 
 def test_binary_names_no_path_and_needs_no_library(toolchain: Toolchain) -> None:

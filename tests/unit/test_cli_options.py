@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from gemm_tuner.cli import main
-from gemm_tuner.cli.layers import layers_of
+from gemm_tuner.cli.layers import Layer, layers_of
 from gemm_tuner.cli.main import run
 from gemm_tuner.cli.options import execution_contexts, parse_duration_s
 from gemm_tuner.cli.output import print_table
 from gemm_tuner.domain.context import Regime
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.units import duration_text, time_text
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.tuning.generator import generator_version
@@ -47,11 +48,31 @@ def test_both_regimes_make_two_contexts() -> None:
     assert {context.threads for context in contexts} == {2}
 
 
+@pytest.mark.parametrize(
+    ("problem", "regime", "regimes"),
+    [
+        ("f32 1x2x3", "both", [Regime.HOT, Regime.COLD_WEIGHTS]),
+        ("matmul f32 1x2x3", "both", [Regime.HOT]),
+        ("matmul f32 1x2x3", "cold_weights", [Regime.COLD_WEIGHTS]),  # which is then refused
+    ],
+)
+def test_two_activations_have_one_of_two_regimes(
+    problem: str, regime: str, regimes: list[Regime]
+) -> None:
+    layer = Layer(name="one", problem=Problem.parse(problem))
+
+    contexts = layer.contexts_of(execution_contexts(2, regime))
+
+    assert [context.regime for context in contexts] == regimes
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 def test_a_file_of_layers_is_read(encoding: str, tmp_path: Path) -> None:
     path = tmp_path / "layers.csv"
     path.write_text(
-        "name,m,n,k,epilogue,from\nup,128,3072,768,bias+gelu_erf,BERT\n,1..64,8,9,,\n", encoding
+        "name,m,n,k,epilogue,from,dtype,w_layout\n"
+        "up,128,3072,768,bias+gelu_erf,BERT,,nk\n,1..64,8,9,,,int8\n",
+        encoding,
     )
 
     layers = layers_of(
@@ -59,8 +80,8 @@ def test_a_file_of_layers_is_read(encoding: str, tmp_path: Path) -> None:
     )
 
     assert [(layer.name, layer.problem.text) for layer in layers] == [
-        ("up", "f32 128x3072x768 kn bias+gelu_erf"),
-        ("1..64x8x9", "f32 1..64x8x9 kn relu"),
+        ("up", "f32 128x3072x768 nk bias+gelu_erf"),
+        ("1..64x8x9", "u8_s8_s32_f32 1..64x8x9 kn relu"),
     ]
 
 

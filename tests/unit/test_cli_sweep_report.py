@@ -47,3 +47,17 @@ def test_a_layer_that_was_not_begun_is_listed(capsys: pytest.CaptureFixture[str]
     row = capsys.readouterr().out.splitlines()[3]
     assert row.split()[0] == "down"
     assert row.endswith("   not begun")
+
+
+def test_a_slow_problem_says_as_what_its_candidates_raced(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    raced = replace(TUNED, raced_on="f32 64x32x16 nk none")
+
+    print_result(raced)
+    print_result(TUNED)
+
+    told = "candidates raced as f32 64x32x16 nk none, finalists on the whole problem"
+    assert capsys.readouterr().out.count(told) == 1
+    assert result_facts(LAYER, raced)["raced_on"] == "f32 64x32x16 nk none"
+    assert result_facts(LAYER, TUNED)["raced_on"] == ""

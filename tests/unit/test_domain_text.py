@@ -16,6 +16,7 @@ from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import STEP_KINDS, Epilogue, Step
 from gemm_tuner.domain.measurement import Measurement, Ratio, Timing, of_several_processes
 from gemm_tuner.domain.micro_kernel import MicroKernel
+from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import GROUP_SIZES, Problem, Reduction, Rows, WeightLayout
 from gemm_tuner.domain.verdict import Decision, decide
 from gemm_tuner.errors import (
@@ -88,6 +89,9 @@ def problems(draw: st.DrawFn) -> Problem:
         and types.accumulator is not DType.F16
         and (types.w.is_signed or not types.is_weight_only)
         else Reduction.ANY,
+        operation=Operation.LINEAR
+        if types.is_weight_only
+        else draw(st.sampled_from([Operation.LINEAR, Operation.MATMUL])),
     )
 
 
@@ -381,3 +385,16 @@ def test_keys_of_problems_for_any_order_are_what_they_were() -> None:
     words = (32, 16, "f32", "nk", "bias")
     assert layer_id(problem) == identity(words)
     assert layer_id(replace(problem, reduction=Reduction.FIXED)) != layer_id(problem)
+
+
+def test_the_first_word_of_a_text_names_the_operation() -> None:
+    problem = Problem.create(128, 128, 64, epilogue="scale", operation="matmul")
+
+    assert problem.text == "matmul f32 128x128x64 nk scale"
+    assert problem.layer_text == "matmul f32 *x128x64 nk scale"
+    assert layer_id(problem) != layer_id(replace(problem, operation=Operation.LINEAR))
+    assert Problem.parse("linear f32 8x32x16").text == "f32 8x32x16 nk none"
+    with pytest.raises(InvalidProblem, match="operation 'conv' is not known"):
+        Problem.create(8, 32, 16, operation="conv")
+    with pytest.raises(InvalidProblem, match="known in the call alone; use f32, bf16, f16"):
+        Problem.parse("matmul bf16_s4 1x64x64 nk:g32")

@@ -6,8 +6,10 @@ import ssl
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from certificates import make_identity
@@ -28,7 +30,7 @@ from gemm_tuner.fleet import engine, library
 from gemm_tuner.fleet.scheduler import Scheduler
 engine.TIMEOUT_S = library.TIMEOUT_S = 2.0
 try:
-    engine.DaskEngine(Scheduler(address=sys.argv[1]))
+    engine.DaskEngine(Scheduler(address=sys.argv[1]), print)
 except MissingCapability as error:
     print(error, flush=True)
 os._exit(0)
@@ -91,7 +93,8 @@ def test_a_scheduler_of_another_authority_is_refused_with_the_reason(tmp_path: P
             asyncio.run(greet(scheduler))
 
 
-def test_what_a_task_returns_is_not_read() -> None:
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Scheduler]:
     with distributed.LocalCluster(
         n_workers=1,
         threads_per_worker=1,
@@ -102,14 +105,43 @@ def test_what_a_task_returns_is_not_read() -> None:
         worker_dashboard_address=None,
         resources=resources_of("a"),
     ) as cluster:
-        engine = DaskEngine(Scheduler(address=cluster.scheduler_address))
-        assert engine.places() == {"a": 1}
+        yield Scheduler(address=cluster.scheduler_address)
 
-        placed = engine.place(harm, "0" * 32, class_key="a")
-        wait_until(placed.done)
-        elsewhere = engine.place(harm, "1" * 32, class_key="a", names=["nobody"])
-        engine.close()
+
+def test_what_a_task_returns_is_not_read(fleet: Scheduler) -> None:
+    engine = DaskEngine(fleet, print)
+    assert engine.places() == {"a": 1}
+
+    placed = engine.place(harm, "0" * 32, class_key="a")
+    wait_until(placed.done)
+    elsewhere = engine.place(harm, "1" * 32, class_key="a", names=["nobody"])
+    engine.close()
 
     assert _RUN == ["0" * 32]
     assert not _READ
     assert elsewhere.done()
+
+
+def test_other_versions_in_the_fleet_are_told_once(
+    fleet: Scheduler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def with_another_msgpack() -> dict[str, dict[str, object]]:
+        facts: dict[str, dict[str, object]] = versions.get_versions()
+        return facts | {"packages": facts["packages"] | {"msgpack": "0.1"}}
+
+    versions = distributed.versions
+    found = versions.get_versions()["packages"]["msgpack"]
+    of_client = SimpleNamespace(
+        get_versions=with_another_msgpack,
+        VersionMismatchWarning=versions.VersionMismatchWarning,
+    )
+    monkeypatch.setattr(distributed.client, "version_module", of_client)
+    told: list[str] = []
+
+    for _again in range(2):
+        DaskEngine(fleet, told.append).close()
+
+    [line] = told
+    assert f"(msgpack 0.1 here, {found} at the scheduler, {found} at workers)" in line
+    assert "install the same versions" in line
+    assert capsys.readouterr() == ("", "")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import pytest
@@ -23,11 +23,13 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.measurement import Library
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.libraries import onednn_layer, onednn_product
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.libraries.finish import load_finish
 from gemm_tuner.libraries.onednn import Installed, find_onednn, installed_onednn, open_onednn
 from gemm_tuner.libraries.onednn_layer import OneDnnLayer
 from gemm_tuner.libraries.openblas import open_openblas
+from gemm_tuner.libraries.spelling import Spelling, spellings_of
 from gemm_tuner.machine.detect import detect_cpu
 
 SEED = 5
@@ -280,6 +282,53 @@ def test_where_it_cannot_be_had_the_best_computes_and_the_reason_says_so(
     assert kernel.library.startswith("onednn 3.")
     assert reason in kernel.reason
     _assert_right(kernel)
+
+
+@needs_onednn
+@needs_openblas
+@pytest.mark.parametrize(
+    ("text", "library"),
+    [
+        ("matmul f32 1x64x24 nk", "openblas"),
+        ("matmul f32 0..16x8x24 kn", "openblas"),
+        ("matmul f32 1x8x24 kn scale", "openblas"),
+        ("matmul f32 9x8x24 kn scale", "onednn"),
+        ("matmul bf16 1x8x24 nk", "onednn"),
+        ("matmul int8 4x8x24 nk", "onednn"),
+        ("f32 1x64x24 nk", "onednn"),
+    ],
+)
+def test_of_activations_the_library_computes_whose_calls_cost_least(
+    text: str, library: str
+) -> None:
+    kernel = _fallback(text, None)
+
+    assert kernel.library.startswith(f"{library} ")
+    assert kernel.reason == "A test asked for it."
+
+
+@needs_onednn
+def test_what_is_packed_in_a_call_lies_where_it_lay_in_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def spellings(problem: Problem, *, of_fixed_layer: bool) -> list[Spelling]:
+        found = spellings_of(problem, of_fixed_layer=of_fixed_layer)
+        return [one for one in found if one.reorders_w]
+
+    monkeypatch.setattr(onednn_product, "spellings_of", spellings)
+    monkeypatch.setattr(onednn_layer, "_CHOSEN", {})
+    layer = OneDnnLayer(Problem.parse("matmul f32 4x16x24 kn"), 1)
+    w = np.random.default_rng(SEED).standard_normal((24, 16), np.float32)
+    x, y = w[:4, :8].repeat(3, axis=1), np.empty((4, 16), np.float32)
+    layer.compute(x, w, y, [], 1)
+
+    def allocate(size_bytes: int) -> Never:
+        raise AssertionError(f"{size_bytes} bytes are allocated in each call")
+
+    monkeypatch.setattr(onednn_layer, "allocate_aligned", allocate)
+    layer.compute(x, w, y, [], 1)
+
+    np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-5)
 
 
 @needs_onednn

@@ -1,10 +1,17 @@
 """Memory for packed weights: its alignment, and the pages it lies in."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from gemm_tuner.machine.memory import HUGE_PAGE_BYTES, address_of, allocate_aligned
+from gemm_tuner.machine.memory import (
+    HUGE_PAGE_BYTES,
+    ThreadMemory,
+    address_of,
+    allocate_aligned,
+)
 
 _THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _SIZE_BYTES = 8 * HUGE_PAGE_BYTES + 4096
@@ -12,6 +19,20 @@ _SIZE_BYTES = 8 * HUGE_PAGE_BYTES + 4096
 
 def test_small_memory_starts_at_a_cache_line() -> None:
     assert address_of(allocate_aligned(1000)) % 64 == 0
+
+
+def test_a_thread_gets_the_same_memory_again_and_no_other_has_it() -> None:
+    memory = ThreadMemory()
+    first = memory.get(1000)
+
+    again = memory.get(500)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(memory.get, 500).result()
+
+    assert address_of(first) == address_of(again)
+    assert again.size == other.size == 500
+    assert not np.shares_memory(first, other)
+    assert memory.get(2000).size == 2000
 
 
 def test_large_memory_starts_at_a_huge_page() -> None:

@@ -21,6 +21,7 @@ from sqlalchemy import Engine, text
 
 from gemm_tuner.cli.page.answers import BREAK_S, Standing, Step, read_contents
 from gemm_tuner.cli.page.summary import summarise
+from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.record import Outcome, Stage
 from gemm_tuner.domain.verdict import Decision
@@ -162,3 +163,27 @@ def test_time_goes_to_what_ended_it_without_breaks(repository: Repository, engin
     spent = {step: (one.records, one.seconds) for step, one in contents.spent.items()}
     assert spent == {Step.PROOF: (1, 0.0), Step.RACE: (1, 2.0), Step.CONFIRM: (2, 0.0)}
     assert contents.breaks == 1
+
+
+def test_an_answer_for_one_m_tells_the_time_of_the_newest_library_for_a_range(
+    repository: Repository, engine: Engine
+) -> None:
+    add_build(repository)
+    alone = make_trial(conditions=FAST_CONDITIONS)
+    several = Candidate.parse(f"..9 {alone.candidate.text} | {alone.candidate.text}")
+    repository.add_trial(alone)
+    for minute, call_ns in ((1, 850), (2, 810)):
+        repository.add_trial(
+            make_trial(
+                call_ns=call_ns,
+                minute=minute,
+                candidate=several,
+                stage=Stage.FINAL,
+                conditions=FAST_CONDITIONS,
+            )
+        )
+
+    [answer] = read_contents(engine, "some").answers
+
+    assert answer.in_range_ns == 810
+    assert answer.verdict.candidate == alone.candidate

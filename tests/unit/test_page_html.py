@@ -191,6 +191,18 @@ def test_speed_over_m_is_drawn_of_layers_with_several_m(
     assert ("m, rows of x" in read.in_pictures) is drawn
 
 
+def test_a_library_for_a_range_is_drawn_beside_the_kernels_of_each_m() -> None:
+    alone = [make_answer(f"f32 {m}x3072x768 nk bias") for m in (1, 2, 16)]
+    answers = [alone[0], *(replace(one, in_range_ns=1000.0) for one in alone[1:])]
+
+    with_one, without = _Reader(_page(answers)), _Reader(_page(alone))
+
+    rows = [row for row in with_one.rows if row[0] == "f32 3072x768 bias, hot, 1 thread"]
+    assert [row[-1] for row in rows] == ["", "1 µs", "1 µs"]
+    assert "one library for a range" in with_one.in_pictures
+    assert "one library for a range" not in without.in_pictures
+
+
 def test_each_cpu_has_a_row_with_the_date_of_its_last_answer() -> None:
     answers = [
         make_answer(),

@@ -253,7 +253,7 @@ def built(command: tuple[str, ...], flags: list[str], folder: Path) -> ctypes.CD
     native = call_native_dir()
     subprocess.run(
         [
-            *(*command, "-x", "c", "-std=gnu11", "-O2", "-fPIC", "-shared", "-DFOR_EACH_LEVEL="),
+            *(*command, "-x", "c", "-std=gnu11", "-O2", "-fPIC", "-shared", "-DONE_LEVEL"),
             *(*flags, "-I", str(native), str(native / "quantise.c"), "-o", str(target)),
         ],
         check=True,

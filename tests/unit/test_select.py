@@ -45,6 +45,19 @@ def derive(*trials: Trial) -> Verdict:
     )
 
 
+@pytest.mark.parametrize(("call_ns", "counts"), [(880, True), (900, False)])
+def test_several_kernels_for_a_range_count_before_one_for_the_greatest_m(
+    call_ns: int,
+    counts: bool,  # noqa: FBT001 - a parameter of a test
+) -> None:
+    one = make_trial(call_ns=800)
+    several = Candidate.parse(f"..9 {one.candidate.text} | {one.candidate.text}")
+
+    verdict = derive(one, make_trial(call_ns=call_ns, candidate=several))
+
+    assert verdict.candidate == (several if counts else one.candidate)
+
+
 def test_the_fastest_confirmed_trial_wins() -> None:
     verdict = derive(
         make_trial(call_ns=800, nr=48),

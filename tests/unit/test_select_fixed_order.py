@@ -4,16 +4,22 @@ from dataclasses import replace
 
 import pytest
 from samples import CONTEXT, CPU, PROBLEM, SIBLING_CPU, add_build, make_trial
+from sqlalchemy import Engine
 
+from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.domain.problem import Problem, Reduction, Rows
 from gemm_tuner.domain.verdict import Basis, Decision
+from gemm_tuner.errors import InvalidRecord
 from gemm_tuner.select.choose import Match, choose
 from gemm_tuner.select.price import price_of_fixed_order
 from gemm_tuner.select.shared_weights import share
+from gemm_tuner.store.database import open_database, writing
 from gemm_tuner.store.repository import Repository
 
 FIXED = replace(PROBLEM, reduction=Reduction.FIXED)
+NARROW = Candidate.parse("avx512_f32_1x16 mc128_nc768_kc768 jc_ic_jr_ir")
+DOT = Candidate.parse("avx512_f32_dot_1x1 mc128_nc768_kc768 jc_ic_jr_ir")
 
 
 def ask(repository: Repository, problem: Problem, cpu: Cpu = CPU) -> Match:
@@ -64,6 +70,63 @@ def test_a_kernel_of_the_other_class_never_answers(
             assert match.verdict.basis is Basis.NONE
     assert ask(repository, held).verdict.artifact is not None
     assert repository.ranges_of(asked) == ()
+
+
+def test_a_kernel_of_another_order_is_refused_and_never_served(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = make_trial(problem=FIXED, candidate=DOT, artifact=add_build(repository))
+
+    with pytest.raises(InvalidRecord, match="is not kept: family avx512_f32_dot does not add in"):
+        repository.add_trial(trial)
+    assert repository.trials(problem=FIXED) == ()
+
+    # A worker may write what it likes, with a key that is believed.
+    monkeypatch.setattr("gemm_tuner.store.trials.why_in_another_order", lambda _trial: None)
+    repository.add_trial(trial)
+    refused = ask(repository, FIXED)
+    assert refused.verdict.artifact is None
+    said = [line for line in refused.explain if line.startswith("not served: 1 trial")]
+    assert "since family avx512_f32_dot does not add in the fixed order" in "".join(said)
+    assert not any(line.endswith("..") for line in said)
+    repository.add_trial(replace(trial, problem=PROBLEM))
+    assert ask(repository, PROBLEM).verdict.artifact is not None
+
+
+def test_what_was_derived_before_the_order_counted_is_derived_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = Repository(engine)
+    with monkeypatch.context() as former:
+        for place in ("reading", "trials"):
+            former.setattr(f"gemm_tuner.store.{place}.why_in_another_order", lambda _trial: None)
+        repository.add_trial(
+            make_trial(problem=FIXED, candidate=DOT, artifact=add_build(repository))
+        )
+        assert ask(repository, FIXED).verdict.artifact is not None
+    with writing(engine).begin() as connection:
+        connection.exec_driver_sql("UPDATE verdict_state SET rules = 5")
+
+    opened = open_database(engine.url.render_as_string(hide_password=False))
+
+    assert ask(Repository(opened), FIXED).verdict.artifact is None
+    opened.dispose()
+
+
+def test_a_library_for_a_fixed_range_is_kept_at_each_m_unless_it_adds_otherwise(
+    repository: Repository,
+) -> None:
+    library = Candidate.parse(f"..8 {NARROW.text} | {NARROW.text}")
+    for m in ("1..128", "8", "128"):
+        problem = replace(FIXED, m=Rows.parse(m))
+        repository.add_trial(make_trial(problem=problem, candidate=library))
+        assert len(repository.trials(problem=problem)) == 1
+
+    of_dot = Candidate.parse(f"..8 {DOT.text} | {DOT.text}")
+    for m in ("1..128", "8"):
+        problem = replace(FIXED, m=Rows.parse(m))
+        with pytest.raises(InvalidRecord, match="avx512_f32_dot does not add in"):
+            repository.add_trial(make_trial(problem=problem, candidate=of_dot))
 
 
 def test_a_fixed_range_of_m_and_a_sibling_answer(repository: Repository) -> None:

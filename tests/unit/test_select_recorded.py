@@ -57,6 +57,40 @@ def test_the_greatest_ratio_comes_first_and_three_are_enough() -> None:
     assert not found.left_out
 
 
+def test_a_library_for_a_range_that_was_timed_at_this_m_is_none_of_its_kernels() -> None:
+    several = Candidate.parse(f"..9 {ONES[0].text} | {ONES[0].text}")
+
+    found = choose_of(trial_of(0), trial_of(1, candidate=several, stage=Stage.FINAL, call_ns=100))
+
+    assert found.candidates == (ONES[0],)
+    assert not found.left_out
+
+
+@pytest.mark.parametrize(
+    ("few", "reason"),
+    [
+        ("..1 avx512_f32_8x16 mc8_nc48_kc64 jc_ic_jr_ir", None),
+        ("..1 avx512_f32_8x16 mc16_nc48_kc64 jc_ic_jr_ir", "makes no such kernel"),
+        ("..1 avx512_f32_14x16 mc14_nc48_kc64 jc_ic_jr_ir", "makes no such kernel"),
+    ],
+)
+def test_of_several_kernels_each_is_one_that_is_made_for_its_part(
+    few: str, reason: str | None
+) -> None:
+    problem = Problem.parse("f32 1..9x48x64")
+    several = Candidate.parse(f"{few} | avx512_f32_9x16 mc9_nc48_kc64 jc_ic_jr_ir")
+    trial = trial_of(0, problem=problem, candidate=several)
+
+    found = recorded_winners(
+        Records(found=(Recorded(trial=trial, source=IMPORTED),)),
+        replace(SPACE, problem=problem),
+        CONTEXT,
+    )
+
+    assert found.candidates == (() if reason else (several,))
+    assert [reason in told for told in found.left_out if reason] == [True] * bool(reason)
+
+
 def test_this_cpu_comes_before_its_class_and_that_before_the_model() -> None:
     slow_here = trial_of(0, call_ns=990)
     of_class = trial_of(1, call_ns=500, cpu=replace(HERE, stepping=2))

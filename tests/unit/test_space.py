@@ -1,4 +1,4 @@
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby, islice
 from math import ceil
@@ -308,24 +308,31 @@ def test_packed_x_stays_in_the_cache() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "first", "all_there_are"),
+    ("shape", "tile", "first", "cold"),
     [
-        ("1x4096x4096", {1, 2}, {1, 2}),
-        ("1x2048x2048", {1, 2}, {1, 2}),  # half of it
-        ("1x1024x1024", {1}, {1, 2}),
-        ("1x256x256", {1}, {1}),
-        ("4x4096x4096", {1}, {1}),
+        ("1x4096x4096", "1x128", {1, 2}, {1, 2}),
+        ("1x2048x2048", "1x128", {1, 2}, {1, 2}),  # half of it
+        ("1x1024x1024", "1x128", {1}, {1, 2}),
+        ("1x256x256", "1x128", {1}, {1}),
+        ("4x4096x4096", "4x80", {1}, {1}),  # of five vectors
+        ("4x4096x4096", "4x96", {1, 2}, {1, 2}),
+        ("4x1024x1024", "4x48", {1}, {1, 3}),
+        ("5x4096x4096", "4x96", {1}, {1}),
     ],
 )
-def test_one_row_reads_two_streams_of_weights_that_fill_l3(
-    shape: str, first: set[int], all_there_are: set[int]
+def test_few_rows_read_streams_of_weights_that_are_cold_or_fill_l3(
+    shape: str, tile: str, first: set[int], cold: set[int]
 ) -> None:
-    space = Space(problem=Problem.parse(f"f32 {shape}"), cpu=cpu("avx512"))
-    wide = [one for one in space.defaults() if one.micro_kernel.text == "avx512_f32_1x128"]
+    def streams(candidates: Iterable[Candidate]) -> set[int]:
+        text = f"avx512_f32_{tile}"
+        return {one.blocking.w_streams for one in candidates if one.micro_kernel.text == text}
 
-    assert {one.blocking.w_streams for one in wide} == first
-    neighbours = space.neighbours(wide[0])
-    assert {one.blocking.w_streams for one in neighbours} == all_there_are
+    space = Space(problem=Problem.parse(f"f32 {shape}"), cpu=cpu("avx512"))
+    start = next(one for one in space.defaults() if one.micro_kernel.text.endswith(f"_{tile}"))
+
+    assert streams(space.defaults()) == first
+    assert streams(replace(space, regime=Regime.COLD_WEIGHTS).defaults()) == cold
+    assert cold <= streams(space.neighbours(start))
 
 
 def test_next_panel_is_fetched_by_many_tiles_that_wait_for_it() -> None:
@@ -489,11 +496,74 @@ def test_a_space_can_be_cut_down_to_one_format_of_packed_weights(shape: str, lik
     whole = Space(problem=problem, cpu=cpu("avx512"), threads=2)
     cut = replace(whole, like=example)
 
-    found = {candidate.text for candidate in cut.all()}
-    assert found == {one.text for one in whole.all() if format_of(one) == format_of(example)}
+    found = set(cut.all())
+    own = {one for one in whole.all() if format_of(one) == format_of(example)}
+    assert own <= found
+    # Where panels are given, tiles of several of them are worth trying that are not otherwise.
+    assert all(one.blocking.w_streams > 1 for one in found - own)
+    assert {format_of(one) for one in found} == {format_of(example)}
     for start in cut.defaults():
-        assert start.text in found
-        assert {neighbour.text for neighbour in cut.neighbours(start)} <= found
+        assert {start, *cut.neighbours(start)} <= found
+
+
+@pytest.mark.parametrize(
+    ("problem", "like", "start", "reached"),
+    [
+        (
+            "f32 2x3072x768",
+            "avx2_f32_4x16 mc4_nc3072_kc768 jc_ic_jr_ir",
+            "avx2_f32_2x16 mc2_nc3072_kc768 jc_ic_jr_ir u4",
+            "avx2_f32_2x32 mc2_nc3072_kc768 jc_ic_jr_ir ws2",
+        ),
+        (  # weights in L2 gain as much from sums that do not wait for each other
+            "f32 1x48x80",
+            "avx2_f32_1x32 mc1_nc64_kc80 jc_ic_jr_ir ws2",
+            "avx2_f32_1x32 mc1_nc64_kc80 jc_ic_jr_ir ws2 u4",
+            "avx2_f32_1x48 mc1_nc48_kc80 jc_ic_jr_ir ws3 u4",
+        ),
+        (  # panels of tiles of AMX are always 16 columns wide
+            "bf16 4x768x768",
+            "amx_bf16_16x32 mc16_nc768_kc768 jc_ic_jr_ir",
+            "avx512_bf16_4x16 mc4_nc768_kc768 jc_ic_jr_ir",
+            "avx512_bf16_4x32 mc4_nc768_kc768 jc_ic_jr_ir ws2",
+        ),
+    ],
+)
+def test_few_rows_reach_tiles_of_several_panels_of_a_format(
+    problem: str, like: str, start: str, reached: str
+) -> None:
+    def tiles_of(candidates: Iterable[Candidate]) -> set[tuple[str, int]]:
+        return {(one.micro_kernel.text, one.blocking.w_streams) for one in candidates}
+
+    space = Space(problem=Problem.parse(problem), cpu=cpu("amx"), like=Candidate.parse(like))
+    wanted = tiles_of([Candidate.parse(reached)])
+
+    assert wanted <= tiles_of(space.defaults())
+    assert wanted <= tiles_of(space.neighbours(Candidate.parse(start)))
+    assert all(one in space for one in space.neighbours(Candidate.parse(reached)))
+
+
+def test_more_rows_read_one_panel_of_a_format() -> None:
+    like = Candidate.parse("avx2_f32_4x16 mc8_nc3072_kc768 jc_ic_jr_ir")
+    space = Space(problem=Problem.parse("f32 5x3072x768"), cpu=cpu("avx2"), like=like)
+
+    assert {one.blocking.w_streams for one in space.defaults()} == {1}
+
+
+def test_panels_side_by_side_are_not_fetched_far_ahead_at_first() -> None:
+    like = Candidate.parse("avx2_f32_4x16 mc4_nc3072_kc768 jc_ic_jr_ir")
+    space = Space(problem=Problem.parse("f32 2x3072x768"), cpu=cpu("avx2"), like=like)
+
+    first = {
+        streams: {
+            one.blocking.prefetch_w_bytes
+            for one in space.defaults()
+            if one.blocking.w_streams == streams
+        }
+        for streams in (1, 2)
+    }
+
+    assert first == {1: {0, 16384}, 2: {0, 1024}}
 
 
 def test_a_format_that_no_kernel_reads_is_told() -> None:
@@ -707,6 +777,37 @@ def test_blocks_of_k_are_whole_groups_of_weights() -> None:
 
     assert len(depths) > 2
     assert all(kc == 5000 or kc % 128 == 0 for kc in depths)
+
+
+@pytest.mark.parametrize(
+    ("text", "kc"),
+    [
+        ("f32 1x4096x128 kn", 8),  # rows of 16 KB, read as streams
+        ("f32 4x128x4096 kn", 64),
+        ("f32 32x768x3072 kn", 128),  # rows of 3 KB share sets of L1
+        ("f32 128x64x512 kn", 512),
+        ("f32 1x4096x6 kn", 6),  # no more steps than that
+    ],
+)
+def test_blocks_of_a_w_in_place_are_as_deep_as_its_rows_are_short(text: str, kc: int) -> None:
+    space = Space(problem=Problem.parse(f"matmul {text}"), cpu=cpu("avx2"))
+
+    first = [one.blocking for one in space.defaults() if "dot" not in one.micro_kernel.family]
+
+    assert {one.kc for one in first if not one.pack_w} == {kc}
+
+
+@pytest.mark.parametrize(("k", "least"), [(600, 128), (100, 100)])
+def test_few_rows_of_w_are_not_packed_for_themselves(k: int, least: int) -> None:
+    space = Space(problem=Problem.parse(f"matmul f32 32x768x{k} kn"), cpu=cpu("avx2"))
+
+    every = list(space.all())
+
+    assert min(one.blocking.kc for one in every if one.blocking.pack_w) == least
+    in_place = next(one for one in every if one.blocking.kc == 8)
+    packed = [one.blocking.kc for one in space.neighbours(in_place) if one.blocking.pack_w]
+    assert packed
+    assert set(packed) == {least}
 
 
 @pytest.mark.parametrize(

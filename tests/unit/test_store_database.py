@@ -3,12 +3,16 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from postgres import PostgresServer
+from samples import CONTEXT, CPU, PROBLEM
 from sqlalchemy import make_url
 
+from gemm_tuner.domain.record import SweepEnd
 from gemm_tuner.errors import InvalidSetting, StoreFailed
 from gemm_tuner.store.database import (
     default_database_url,
@@ -18,6 +22,7 @@ from gemm_tuner.store.database import (
     writing,
 )
 from gemm_tuner.store.postgresql import create_postgresql_engine
+from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.tables import METADATA
 
 
@@ -48,6 +53,28 @@ def test_opening_again_keeps_what_is_there(empty_url: str) -> None:
     with second.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM cpus").scalar() == 1
     second.dispose()
+
+
+def test_the_end_of_a_sweep_stays_when_formats_get_ends_of_their_own(empty_url: str) -> None:
+    end = SweepEnd(baseline="onednn 3.2.0", is_exhausted=True, budget_s=30.0)
+    key = {"toolchain": "gcc 12.2.0", "generator": "0.1.0-aaaa"}
+    engine = open_database(empty_url)
+    for packed_format in ("", "f32 768x3072 panels nr16"):
+        in_format = key | {"packed_format": packed_format}
+        Repository(engine).mark_ended(PROBLEM, CPU.exact_key, CONTEXT, **in_format, end=end)
+    with writing(engine).begin() as connection:
+        config = Config(attributes={"connection": connection})
+        folder = Path(open_database.__code__.co_filename).parent / "migrations"
+        config.set_main_option("script_location", str(folder))
+        command.downgrade(config, "quorum")
+    engine.dispose()
+
+    engine = open_database(empty_url)
+
+    ends = Repository(engine).sweep_ends(PROBLEM, CPU.exact_key, CONTEXT, **key)
+    forgotten = Repository(engine).sweep_ends(PROBLEM, CPU.exact_key, CONTEXT, **in_format)
+    engine.dispose()
+    assert (ends, forgotten) == ((end,), ())
 
 
 def test_a_store_at_the_newest_schema_opens_while_another_writes(

@@ -59,6 +59,11 @@ def test_a_search_that_came_to_its_end_is_known(repository: Repository, engine: 
     for baseline, is_exhausted in (("onednn 3.2.0", True), ("mkl 1", False)):
         end = SweepEnd(baseline=baseline, is_exhausted=is_exhausted, budget_s=3.0)
         repository.mark_ended(PROBLEM, CPU.exact_key, CONTEXT, **sweep, end=end)
+    # The end of a search in one format is none of a sweep.
+    end = SweepEnd(baseline="blis 2", is_exhausted=True, budget_s=3.0)
+    repository.mark_ended(
+        PROBLEM, CPU.exact_key, CONTEXT, **sweep, end=end, packed_format="f32 768x3072 panels nr16"
+    )
 
     [history] = History(engine).problems()
 

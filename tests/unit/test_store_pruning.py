@@ -9,9 +9,12 @@ from samples import CONTEXT, CPU, PROBLEM, add_build, make_failed_trial, make_tr
 from sqlalchemy import Engine, func, select
 
 from gemm_tuner.domain.artifact import Artifact
+from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.problem import Rows
 from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.select.choose import choose
+from gemm_tuner.select.measured_range import measured_range
 from gemm_tuner.select.same_model import nameable_with_fewer_features
 from gemm_tuner.store.audit import AuditLog
 from gemm_tuner.store.pruning import Pruning, PruningReport
@@ -85,6 +88,31 @@ def test_every_answer_is_what_it_was(
     assert [choose(repository, PROBLEM, cpu=cpu, context=CONTEXT) for cpu in cpus] == before
     assert {match.verdict.basis.value for match in before} == {"measured", "same_model"}
     assert swept
+
+
+def test_the_time_over_m_of_a_library_for_a_range_stays(
+    engine: Engine, repository: Repository
+) -> None:
+    one_m, of_range = (replace(PROBLEM, m=Rows(low=low, high=16)) for low in (16, 1))
+    alone = make_trial(problem=one_m, minute=1)
+    library = Candidate.parse(f"..4 {alone.candidate.text} | {alone.candidate.text}")
+    add(repository, b"alone", alone)
+    loser = make_trial(problem=one_m, minute=2, nr=32, stage=Stage.FINAL, generator="0.0.9")
+    add(repository, b"loser", loser)
+    digest = add(
+        repository, b"library", make_trial(problem=of_range, candidate=library, minute=3)
+    ).sha256
+    add(repository, b"alone", make_trial(problem=one_m, minute=4, stage=Stage.FINAL))
+    timed = make_trial(problem=one_m, candidate=library, minute=4, stage=Stage.FINAL, call_ns=810)
+    add(repository, b"library", timed)
+    add(repository, b"last", make_trial(problem=one_m, nr=16, minute=5, stage=Stage.RACE))
+    before = measured_range(repository, digest, of_range, cpu=CPU, context=CONTEXT)
+
+    report = prune(engine)
+
+    assert report == PruningReport(trials=1, artifacts=1, sources=0)
+    assert measured_range(repository, digest, of_range, cpu=CPU, context=CONTEXT) == before
+    assert [one.rows for one in before] == [16]
 
 
 def test_a_second_pruning_finds_nothing(engine: Engine, swept: dict[str, Artifact]) -> None:

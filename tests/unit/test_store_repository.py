@@ -143,8 +143,12 @@ def test_the_last_end_of_a_sweep_is_kept_for_the_whole_key(repository: Repositor
 
     assert repository.sweep_ends(PROBLEM, CPU.exact_key, CONTEXT, **key) == (last,)
     assert repository.sweep_ends(PROBLEM, SIBLING_CPU.exact_key, CONTEXT, **key) == ()
-    other = key | {"generator": "0.2.0-bbbb"}
-    assert repository.sweep_ends(PROBLEM, CPU.exact_key, CONTEXT, **other) == ()
+    for other in (key | {"generator": "0.2.0-bbbb"}, key | {"packed_format": "f32 8x8 panels"}):
+        assert repository.sweep_ends(PROBLEM, CPU.exact_key, CONTEXT, **other) == ()
+    in_format = key | {"packed_format": "f32 8x8 panels"}
+    repository.mark_ended(PROBLEM, CPU.exact_key, CONTEXT, **in_format, end=first)
+    assert repository.sweep_ends(PROBLEM, CPU.exact_key, CONTEXT, **in_format) == (first,)
+    assert repository.sweep_ends(PROBLEM, CPU.exact_key, CONTEXT, **key) == (last,)
 
 
 def test_sweeps_beside_different_baselines_end_apart(repository: Repository) -> None:

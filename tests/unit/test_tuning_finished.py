@@ -5,10 +5,16 @@ from dataclasses import replace
 import pytest
 from samples import CONTEXT, CPU, PROBLEM, make_disturbed_trial, make_trial
 
+from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.derive import derive_verdict
 from gemm_tuner.domain.measurement import Measurement, Timing, of_several_processes
-from gemm_tuner.domain.record import Trial
-from gemm_tuner.tuning.finished import is_settled
+from gemm_tuner.domain.record import SweepEnd, Trial
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.strategies.table import Plan
+from gemm_tuner.tuning.finished import is_settled, recall_finished
+from gemm_tuner.tuning.generator import generator_version
+from gemm_tuner.tuning.settings import SweepSettings
 
 PAIRS = 20
 
@@ -53,3 +59,31 @@ def test_a_tie_is_settled_when_its_interval_is_narrow_and_the_minimums_agree(
     )
 
     assert is_settled(verdict) is settled
+
+
+@pytest.mark.parametrize(("strategy", "is_recalled"), [("local", True), ("random", False)])
+def test_the_end_of_the_default_search_is_not_that_of_another(
+    strategy: str, repository: Repository, monkeypatch: pytest.MonkeyPatch, *, is_recalled: bool
+) -> None:
+    trial = replace(make_trial(), generator=generator_version())
+    repository.add_trial(trial)
+    repository.mark_ended(
+        PROBLEM,
+        CPU.exact_key,
+        CONTEXT,
+        toolchain=trial.toolchain,
+        generator=trial.generator,
+        end=SweepEnd(baseline="onednn 3.2.0", is_exhausted=True, budget_s=30.0),
+    )
+    monkeypatch.setattr("gemm_tuner.tuning.earlier.stands", lambda _trial, _toolchain: True)
+    name, version, *_flags = trial.toolchain.split()
+    settings = SweepSettings(
+        toolchain=Toolchain(name=name, version=f"{version} -O3", command=("gcc",)),
+        plan=Plan(name=strategy),
+    )
+
+    found = recall_finished(
+        Space(problem=PROBLEM, cpu=CPU), [CONTEXT], repository, settings, baseline="onednn"
+    )
+
+    assert (CONTEXT in found) is is_recalled

@@ -18,9 +18,10 @@ from gemm_tuner.build import compile as build
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.codegen import render as codegen
 from gemm_tuner.codegen.environment import environment
-from gemm_tuner.domain.artifact import ABI_VERSION
+from gemm_tuner.domain import operation
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.kept_panel import keeps_panel
+from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.recipe import Recipe
 from gemm_tuner.domain.record import Outcome, Stage, Trial
@@ -114,7 +115,9 @@ def change_flags_of_compiler(patch: pytest.MonkeyPatch) -> None:
 
 
 def change_abi(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(codegen, "ABI_VERSION", ABI_VERSION + 1)
+    facts = operation._FACTS[Operation.LINEAR]
+    changed = replace(facts, abi_version=facts.abi_version + 1)
+    patch.setitem(operation._FACTS, Operation.LINEAR, changed)
 
 
 CHANGES: list[Change] = [
@@ -154,7 +157,9 @@ def test_a_kernel_of_another_abi_is_set_aside() -> None:
     trial = trial_of(recipe(), generator=generator_version())
     assert trial.artifact is not None
 
-    of_old = replace(trial, artifact=replace(trial.artifact, abi_version=ABI_VERSION - 1))
+    of_old = replace(
+        trial, artifact=replace(trial.artifact, abi_version=trial.artifact.abi_version - 1)
+    )
 
     assert stands(trial, GCC)
     assert not stands(of_old, GCC)
@@ -260,7 +265,8 @@ def digest(original: Path) -> str:
         "gemm_tuner/space/cores.csv",
         "gemm_tuner/codegen/packing.py",
         "gemm_tuner/build/compile.py",
-        "gemm_tuner/tuning/search.py",
+        "gemm_tuner/strategies/local_search.py",
+        "gemm_tuner/strategies/ranker.py",
     ],
 )
 def test_each_input_of_the_generator_counts(original: Path, digest: str, name: str) -> None:

@@ -9,6 +9,7 @@ from gemm_tuner.bench.inputs import Inputs
 from gemm_tuner.bench.workload import Runner, Workload
 from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import Problem
 
 
@@ -136,8 +137,10 @@ class Row:
     may not last as long. A last resort is a kernel of ours, for where no other can be used. `place`
     is the order in which rows are listed; they are prepared from the last to the first. A row that
     `takes_quantised` weights gets them as they are. One that computes `one_problem` was built for
-    it, and cannot be asked for its product alone. One that `is_usual` is what `bench` times beside
-    unless it is told otherwise.
+    it, and cannot be asked for its product alone. One that `takes_activations` also multiplies two
+    of them: it gets w in each call as its caller stores it. One that `attends` computes attention,
+    and one for `attention_alone` nothing else. One that `is_usual` is what `bench`
+    times beside unless it is told otherwise.
     """
 
     name: str
@@ -148,4 +151,13 @@ class Row:
     is_last_resort: bool = False
     takes_quantised: bool = False
     one_problem: bool = False
+    takes_activations: bool = False
+    attends: bool = False
+    attention_alone: bool = False
     is_usual: bool = True
+
+    def computes(self, operation: Operation) -> bool:
+        """Return whether the library computes an operation."""
+        if operation.has_values:
+            return self.attends
+        return not self.attention_alone and (operation.packs_ahead or self.takes_activations)

@@ -36,6 +36,9 @@ _ROUNDINGS_TO_Y = 4.0
 # Libraries whose times in the first heat are within this factor of the least run once more: the
 # heats are in processes of their own.
 _CLOSE = 1.5
+# On one thread the time on a core counts, and long calls hardly differ from process to process.
+_CLOSE_OF_LONG_CALLS = 1.1
+_LONG_CALL_S = 0.05
 _SAMPLES = 7
 _SAMPLE_NS = 300_000
 _LONG_NS = 20_000_000  # of all calm samples: enough of them
@@ -71,12 +74,15 @@ def row_named(name: str) -> Row:
     return rows[name]
 
 
-def raced_packages(race_s: float) -> tuple[str, ...]:
-    """Return the packages that a race may be between, if none may take longer to load."""
+def raced_packages(race_s: float, *, attends: bool = False) -> tuple[str, ...]:
+    """Return the packages that a race may be between, if none may take longer to load.
+
+    Those of a race for attention are others.
+    """
     return tuple(
         package.text
         for row in baseline_rows()
-        if row.is_raced
+        if row.is_raced and row.attention_alone is attends
         for package in row.installed()
         if package.start_s <= race_s
     )
@@ -128,11 +134,12 @@ class Race:
     """How `auto` is decided: by the winner of an earlier race, or by one between quick libraries.
 
     `limit_s` is how long a library may take to load. An earlier race counts where nothing has been
-    installed since that could take part.
+    installed since that could take part. `threads` of calls are 0 if they are not known.
     """
 
     limit_s: float = inf
     earlier: tuple[Raced, ...] = ()
+    threads: int = 0
 
 
 Check = Callable[[Baseline], Checked | str]
@@ -231,7 +238,7 @@ def _run_race(
         if found is not None:
             reasons.forget_refusals(_expected(rows))
             return found, race.earlier
-    finished = _heats(entrants, check, reasons)
+    finished = _heats(entrants, check, reasons, threads=race.threads)
     if finished:
         for _package, found in finished:
             reasons.forget(found.name)
@@ -250,7 +257,7 @@ def _expected(rows: Sequence[Row]) -> str:
 
 
 def _heats(
-    entrants: Sequence[tuple[str, Copy]], check: Check, reasons: _Reasons
+    entrants: Sequence[tuple[str, Copy]], check: Check, reasons: _Reasons, *, threads: int
 ) -> list[tuple[str, CheckedBaseline]]:
     """Return the packages whose baseline is right with it, the fastest first.
 
@@ -260,7 +267,7 @@ def _heats(
     for name, copy in entrants:
         if found := _enter(name, copy, check, reasons):
             best[copy.package] = found
-    close = _close_ones({package: found.call_s for package, found in best.items()})
+    close = _close_ones({package: found.call_s for package, found in best.items()}, threads)
     for name, copy in entrants:
         again = _enter(name, copy, check, reasons) if copy.package in close else None
         if again is not None and again.call_s < best[copy.package].call_s:
@@ -300,10 +307,12 @@ def _winner_of(
     return next((one for one in installed if one[1].package == earlier[0].package), None)
 
 
-def _close_ones(times_s: Mapping[str, float]) -> list[str]:
+def _close_ones(times_s: Mapping[str, float], threads: int) -> list[str]:
     """Return those whose time is close to the least, if there are several."""
     least = min(times_s.values(), default=0.0)
-    close = [key for key, time_s in times_s.items() if time_s <= _CLOSE * least]
+    is_sure = threads == 1 and least >= _LONG_CALL_S
+    most = least * (_CLOSE_OF_LONG_CALLS if is_sure else _CLOSE)
+    close = [key for key, time_s in times_s.items() if time_s <= most]
     return close if len(close) > 1 else []
 
 
@@ -372,12 +381,15 @@ def check_baseline(
     tolerance = max(_TOLERANCE, _ROUNDINGS_TO_Y * roundoff)
     bounds = _FACTOR * expected.bounds + tolerance * (1.0 + np.abs(expected.values))
 
+    clock = CoreClock(threads)
+    clock.start()
     sample = runner.sample(weights.struct, warm_up_calls=0, timed_calls=1)
+    first_ns = clock.counted_ns(sample.elapsed_ns)
 
     error = find_error(Expected(values=expected.values, bounds=bounds), workload.y)
     if error is not None:
         return error
-    return least_time_s(runner, weights, int(sample.elapsed_ns), threads=threads)
+    return least_time_s(runner, weights, int(first_ns), threads=threads)
 
 
 def least_time_s(

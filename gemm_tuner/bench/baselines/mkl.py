@@ -40,12 +40,15 @@ class _LayerStruct(ctypes.Structure):
         ("product", ctypes.c_int32),
         ("x", ctypes.c_void_p),
         ("y", ctypes.c_void_p),
+        ("w", ctypes.c_void_p),
         ("after", PassStruct),
     )
 
 
 class Mkl(AnyBaseline):
-    """MKL with packed weights; a pass makes y of its results, which are float32 or integers.
+    """MKL with weights packed once, or with w as it comes with each call.
+
+    A pass makes y of its results, which are float32 or integers.
 
     Its threads are chosen by MKL_THREADING_LAYER, which must be set before it is loaded.
     """
@@ -119,6 +122,7 @@ class _MklRunner(CRunner):
             product,
             address_of(workload.x),
             address_of(y),
+            None if problem.operation.packs_ahead else address_of(workload.w),
             after.struct if after else PassStruct(),
         )
         super().__init__(driver.mkl_time, ctypes.byref(layer))
@@ -158,5 +162,6 @@ ROWS = (
         find=_find,
         installed=_packages,
         is_raced=True,
+        takes_activations=True,
     ),
 )

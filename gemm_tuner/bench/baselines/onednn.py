@@ -31,7 +31,7 @@ from gemm_tuner.libraries.onednn import (
 from gemm_tuner.libraries.onednn_layer import pick_fastest
 from gemm_tuner.libraries.onednn_product import OneDnnProduct, usable_products
 from gemm_tuner.machine.core_clock import CoreClock
-from gemm_tuner.machine.memory import address_of
+from gemm_tuner.machine.memory import address_of, allocate_aligned
 
 _MOST_PASSES = 4  # BENCH_PASSES of bench/native/sample.h
 _SAMPLE_NS = 200_000  # of calls; compares spellings
@@ -51,6 +51,10 @@ class _LayerStruct(ctypes.Structure):
         ("w", ctypes.c_void_p),
         ("arguments", ctypes.c_void_p),
         ("argument_count", ctypes.c_int32),
+        ("reorder", ctypes.c_void_p),
+        ("reorder_stream", ctypes.c_void_p),
+        ("reorder_arguments", ctypes.c_void_p),
+        ("reorder_argument_count", ctypes.c_int32),
         ("before_count", ctypes.c_int32),
         ("before", PassStruct * _MOST_PASSES),
         ("after", PassStruct),
@@ -59,6 +63,9 @@ class _LayerStruct(ctypes.Structure):
 
 class OneDnn(AnyBaseline):
     """One library of oneDNN, with weights reordered once and what it can fuse fused.
+
+    A w that comes with each call is multiplied as it is stored, or reordered in the call, whichever
+    is faster.
 
     What it lacks is done by passes before and after its product, inside the timed loop. Its threads
     are those of OpenMP: OMP_NUM_THREADS must be set before it is loaded.
@@ -127,8 +134,12 @@ class _OneDnnRunner(CRunner):
         spelling, library = product.spelling, product.library
         rows, problem = workload.rows, workload.problem
         team = library.team(workload.threads)
-        self._w = workload.w.astype(NUMPY_TYPES[spelling.w], copy=False)
+        self._packs_ahead = problem.operation.packs_ahead
         before: list[Pass] = []
+        self._w = workload.w.astype(NUMPY_TYPES[spelling.w], copy=False)
+        if not self._packs_ahead and self._w is not workload.w:
+            self._w = aligned_copy(self._w)
+            before.append(convert(pass_library, workload.w, self._w, team))
         x = workload.x
         if spelling.converts_x:
             x = aligned_copy(np.zeros(x.shape, NUMPY_TYPES[spelling.x]))
@@ -153,30 +164,51 @@ class _OneDnnRunner(CRunner):
         )
         self._primitive = product.make_primitive(rows, None)
         self._arguments = self._primitive.argument_set()
-        # The weights have their address from each copy.
-        self._arguments.set_addresses([address_of(one) for one in (x, self._w, y, *operands)])
-        self._kept = (x, y, operands, before, after)
+        multiplied = self._w
+        self._reorder = None
+        if spelling.reorders_w:
+            multiplied = allocate_aligned(product.packed_weight_bytes)
+            self._reorder = product.make_reorder(None)
+            self._reordered = self._reorder.argument_set()
+            self._reordered.set_addresses([address_of(self._w), address_of(multiplied)])
+        # Weights packed ahead have their address from each copy.
+        self._arguments.set_addresses([address_of(one) for one in (x, multiplied, y, *operands)])
+        self._kept = (x, multiplied, y, operands, before, after)
         layer = _LayerStruct(
             library.address("primitive_execute"),
             library.address("stream_wait"),
             library.address("memory_set_data_handle"),
             self._primitive.handle.address,
             self._arguments.stream.address,
-            self._arguments.memories[1].address,
+            self._arguments.memories[1].address if self._packs_ahead else None,
             ctypes.addressof(self._arguments.arguments),
             len(self._arguments.arguments),
+            *self._reorder_fields(),
             len(before),
             (PassStruct * _MOST_PASSES)(*(one.struct for one in before)),
             after.struct if after else PassStruct(),
         )
         super().__init__(driver.onednn_time, ctypes.byref(layer))
 
+    def _reorder_fields(self) -> tuple[int | None, int | None, int | None, int]:
+        """Return the primitive that reorders w in each call, if one does, for the driver."""
+        if self._reorder is None:
+            return None, None, None, 0
+        reordered = self._reordered
+        return (
+            self._reorder.handle.address,
+            reordered.stream.address,
+            ctypes.addressof(reordered.arguments),
+            len(reordered.arguments),
+        )
+
     @property
     def packed_weight_bytes(self) -> int:
-        return self.product.packed_weight_bytes
+        return self.product.packed_weight_bytes if self._packs_ahead else 0
 
     def pack(self, address: int) -> None:
-        self.product.pack(address_of(self._w), address)
+        if self._packs_ahead:
+            self.product.pack(address_of(self._w), address)
 
     def _check_calls(self, status: int) -> None:
         if status != 0:
@@ -216,5 +248,6 @@ ROWS = (
         find=_find,
         installed=lambda: [Package(one.package, one.start_s) for one in installed_onednn()],
         is_raced=True,
+        takes_activations=True,
     ),
 )

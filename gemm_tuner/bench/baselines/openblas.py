@@ -7,7 +7,7 @@ import numpy as np
 
 from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Materials, Package, Row
 from gemm_tuner.bench.c_runner import CRunnerOfArray
-from gemm_tuner.bench.passes import PassStruct, convert, finish, openmp_team
+from gemm_tuner.bench.passes import Pass, PassStruct, convert, finish, openmp_team
 from gemm_tuner.bench.workload import Workload, aligned_copy
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.problem import Problem, WeightLayout
@@ -25,7 +25,9 @@ class _LayerStruct(ctypes.Structure):
         ("k", ctypes.c_int64),
         ("x", ctypes.c_void_p),
         ("y", ctypes.c_void_p),
-        ("before", PassStruct),
+        ("w", ctypes.c_void_p),
+        ("w_is_transposed", ctypes.c_int32),
+        ("before", PassStruct * 2),
         ("after", PassStruct),
     )
 
@@ -33,8 +35,8 @@ class _LayerStruct(ctypes.Structure):
 class OpenBlas(AnyBaseline):
     """OpenBLAS, which packs the weights in each call and multiplies in float32.
 
-    Other floating-point types of x are converted by a pass before the product, those of w once;
-    another pass does the epilogue.
+    Other floating-point types of x are converted by a pass before the product, those of w once, or
+    in each call where w comes with it; another pass does the epilogue.
     """
 
     fuses_epilogue = True
@@ -85,31 +87,40 @@ class _OpenBlasRunner(CRunnerOfArray):
     def __init__(self, driver: ctypes.CDLL, pass_library: Path, workload: Workload) -> None:
         problem = workload.problem
         team = openmp_team(workload.threads)
-        # OpenBLAS is up to 1.7 times as fast with w as (k, n), but for a single row of x.
-        wanted = WeightLayout.NK if workload.rows == 1 else WeightLayout.KN
-        is_as_wanted = problem.w_layout is wanted
-        w = np.ascontiguousarray(workload.w if is_as_wanted else workload.w.T, np.float32)
-        x, y = workload.x, workload.y
-        before = after = None
+        x, w, y = workload.x, workload.w, workload.y
+        before: list[Pass] = []
+        after = None
         if problem.types.x is not DType.F32:
             x = aligned_copy(np.zeros(x.shape, np.float32))
-            before = convert(pass_library, workload.x, x, team)
+            before.append(convert(pass_library, workload.x, x, team))
+        layout = problem.w_layout
+        if problem.operation.packs_ahead:
+            # OpenBLAS is up to 1.7 times as fast with w as (k, n), but for a single row of x.
+            layout = WeightLayout.NK if workload.rows == 1 else WeightLayout.KN
+            is_as_wanted = problem.w_layout is layout
+            w = np.ascontiguousarray(w if is_as_wanted else w.T, np.float32)
+        elif problem.types.w is not DType.F32:
+            w = aligned_copy(np.zeros(w.shape, np.float32))
+            before.append(convert(pass_library, workload.w, w, team))
         if problem.types.y is not DType.F32:
             y = aligned_copy(np.zeros(y.shape, np.float32))
         if problem.epilogue.steps or y is not workload.y:
             after = finish(pass_library, workload, y, fused=0, team=team)
         self.has_passes = bool(before or after)
-        self._kept = (x, y, before, after)
+        self._kept = (x, w, y, before, after)
         layer = _LayerStruct(
             workload.rows,
             problem.n,
             problem.k,
             address_of(x),
             address_of(y),
-            before.struct if before else PassStruct(),
+            None if problem.operation.packs_ahead else address_of(w),
+            layout is WeightLayout.NK,
+            (PassStruct * 2)(*(one.struct for one in before)),
             after.struct if after else PassStruct(),
         )
-        super().__init__(driver.openblas_time, ctypes.byref(layer), w)
+        given = w if problem.operation.packs_ahead else None
+        super().__init__(driver.openblas_time, ctypes.byref(layer), given)
 
 
 def _find(materials: Materials) -> list[Copy]:
@@ -124,4 +135,13 @@ def _packages() -> list[Package]:
     return [Package(f"numpy {np.__version__}")]
 
 
-ROWS = (Row(name="openblas", place=3, find=_find, installed=_packages, is_raced=True),)
+ROWS = (
+    Row(
+        name="openblas",
+        place=3,
+        find=_find,
+        installed=_packages,
+        is_raced=True,
+        takes_activations=True,
+    ),
+)

@@ -65,6 +65,8 @@ ROWS = (
         ],
         is_last_resort=True,
         one_problem=True,
+        takes_activations=True,
+        attends=True,
         is_usual=False,
     ),
     Row(
@@ -80,6 +82,8 @@ ROWS = (
         ],
         takes_quantised=True,
         one_problem=True,
+        takes_activations=True,
+        attends=True,
         is_usual=False,
     ),
 )

@@ -25,17 +25,18 @@ class PythonRunner:
         self, workload: Workload, make_call: Callable[[NDArray[Any]], Callable[[], object]]
     ) -> None:
         self._w = workload.w
+        self._packs_ahead = workload.problem.operation.packs_ahead
         self._make_call = make_call
         self._calls: list[Callable[[], object]] = []
 
     @property
     def packed_weight_bytes(self) -> int:
-        """Return the size of the weights, in bytes."""
-        return self._w.nbytes
+        """Return the size of the weights, in bytes; an activation is not copied."""
+        return self._w.nbytes if self._packs_ahead else 0
 
     def pack(self, address: int) -> None:
         """Copy the weights to `address`."""
-        ctypes.memmove(address, address_of(self._w), self._w.nbytes)
+        ctypes.memmove(address, address_of(self._w), self.packed_weight_bytes)
 
     def sample(
         self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
@@ -62,7 +63,7 @@ class PythonRunner:
         return [self._calls[turn % weights.count] for turn in range(first, first + count)]
 
     def _weights_at(self, address: int | None) -> NDArray[Any]:
-        if not address or self._w.size == 0:
+        if not address or self.packed_weight_bytes == 0:
             return self._w
         memory = (ctypes.c_uint8 * self._w.nbytes).from_address(address)
         return np.ctypeslib.as_array(memory).view(self._w.dtype).reshape(self._w.shape)

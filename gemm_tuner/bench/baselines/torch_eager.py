@@ -23,6 +23,7 @@ from gemm_tuner.bench.baselines.torch_steps import (
 )
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import BaselineMissing
 
 
 class TorchEager(AnyBaseline):
@@ -45,10 +46,14 @@ class TorchEager(AnyBaseline):
         """Refuse types that there is no operator for.
 
         Raises:
-            BaselineMissing: floating-point types differ.
+            BaselineMissing: floating-point types differ, or both operands are activations of bytes.
         """
         if not problem.types.x.is_integer:
             check_floats(problem)
+        elif not problem.operation.packs_ahead:
+            raise BaselineMissing(
+                f"PyTorch packs one operand of {problem.types.text} ahead; choose another baseline."
+            )
 
     def prepare(self, workload: Workload) -> PythonRunner:
         """Return a runner that works on `workload`.
@@ -77,4 +82,4 @@ def _find(_materials: object) -> list[Copy]:
     return [Copy(package=library.text, baseline=library)]
 
 
-ROWS = (Row(name="torch", place=6, find=_find),)
+ROWS = (Row(name="torch", place=6, find=_find, takes_activations=True),)

@@ -1,4 +1,5 @@
-/* Intel MKL as a baseline: the product with weights packed once, and a pass after it if need be.
+/* Intel MKL as a baseline: the product with weights packed once or as they are stored, and a pass
+ * after it if need be.
  *
  * The text of sample.h stands before this one; the library is loaded before this driver. The part
  * of its C interface that is used is declared here, with integers of 32 bits (LP64). */
@@ -36,11 +37,15 @@ typedef struct mkl_layer {
     int32_t product;         /* mkl_product */
     const void *x;
     void *y; /* float, or int32_t for bytes */
+    const void *w; /* as it is stored; NULL where the weights of each call are packed */
     bench_pass after;
 } mkl_layer;
 
 uint64_t mkl_packed_weight_bytes(const mkl_layer *layer) {
     int m = layer->m, n = layer->n, k = layer->k;
+    if (layer->w) {
+        return 0;
+    }
     switch (layer->product) {
     case OF_BF16:
         return cblas_gemm_bf16bf16f32_pack_get_size(B_MATRIX, m, n, k);
@@ -54,6 +59,9 @@ uint64_t mkl_packed_weight_bytes(const mkl_layer *layer) {
 void mkl_pack_weights(const mkl_layer *layer, const void *w, void *packed_w) {
     int m = layer->m, n = layer->n, k = layer->k, ldw = layer->w_leading_dimension;
     int transpose = layer->w_is_transposed ? TRANSPOSED : AS_STORED;
+    if (layer->w) {
+        return;
+    }
     switch (layer->product) {
     case OF_BF16:
         cblas_gemm_bf16bf16f32_pack(ROW_MAJOR, B_MATRIX, transpose, m, n, k, w, ldw, packed_w);
@@ -69,19 +77,20 @@ void mkl_pack_weights(const mkl_layer *layer, const void *w, void *packed_w) {
 static void call(const mkl_layer *layer, bench_weights *weights, int64_t count) {
     int m = layer->m, n = layer->n, k = layer->k, ldw = layer->w_leading_dimension;
     int32_t no_offset = 0;
+    int form = !layer->w ? PACKED : layer->w_is_transposed ? TRANSPOSED : AS_STORED;
     for (int64_t i = 0; i < count; i++) {
-        const void *w = bench_next_weights(weights);
+        const void *w = layer->w ? layer->w : bench_next_weights(weights);
         switch (layer->product) {
         case OF_BF16:
-            cblas_gemm_bf16bf16f32_compute(ROW_MAJOR, AS_STORED, PACKED, m, n, k, 1.0f, layer->x,
+            cblas_gemm_bf16bf16f32_compute(ROW_MAJOR, AS_STORED, form, m, n, k, 1.0f, layer->x,
                                            k, w, ldw, 0.0f, layer->y, n);
             break;
         case OF_BYTES:
-            cblas_gemm_s8u8s32_compute(ROW_MAJOR, AS_STORED, PACKED, FIXED_OFFSET, m, n, k, 1.0f,
+            cblas_gemm_s8u8s32_compute(ROW_MAJOR, AS_STORED, form, FIXED_OFFSET, m, n, k, 1.0f,
                                        layer->x, k, 0, w, ldw, 0, 0.0f, layer->y, n, &no_offset);
             break;
         default:
-            cblas_sgemm_compute(ROW_MAJOR, AS_STORED, PACKED, m, n, k, layer->x, k, w, ldw, 0.0f,
+            cblas_sgemm_compute(ROW_MAJOR, AS_STORED, form, m, n, k, layer->x, k, w, ldw, 0.0f,
                                 layer->y, n);
         }
         bench_run_pass(&layer->after);

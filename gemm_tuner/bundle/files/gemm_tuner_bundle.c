@@ -25,6 +25,7 @@ typedef struct {
 typedef struct {
     const char *name;
     size_t first_kernel, kernels, layouts;
+    int packs_ahead; /* 0 where w comes with each call */
 } bundled_layer;
 
 #include "gemm_tuner_bundle_table.h"
@@ -325,12 +326,15 @@ int32_t gemm_tuner_layer_run(const gemm_tuner_layer *layer, const gemm_tuner_pac
     if (args == NULL || args->size_bytes < sizeof own || parts < 0) return GEMM_TUNER_BAD_ARGS;
     kernel = kernel_for(layer, args->m, &number);
     if (kernel == NULL) return GEMM_TUNER_NO_KERNEL;
-    if (packed == NULL || packed->bundled != layer->bundled) return GEMM_TUNER_BAD_ARGS;
+    if (layer->bundled->packs_ahead ? packed == NULL || packed->bundled != layer->bundled
+                                    : packed != NULL)
+        return GEMM_TUNER_BAD_ARGS;
     if (parts == 0) parts = kernel->preferred_parts();
     own = *args;
     own.size_bytes = sizeof own;
-    own.packed_w =
-        packed->of_layout[bundled_kernels[layer->bundled->first_kernel + number].layout];
+    if (packed != NULL)
+        own.packed_w =
+            packed->of_layout[bundled_kernels[layer->bundled->first_kernel + number].layout];
     own.packed_w_batch_stride_bytes = 0;
     if (own.workspace == NULL && kernel->workspace_bytes(parts) > 0) {
         own.workspace = workspace = allocate(kernel->workspace_bytes(parts));

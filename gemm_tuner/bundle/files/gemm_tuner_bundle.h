@@ -54,7 +54,8 @@ const gemm_tuner_layer *gemm_tuner_bundle_find(const gemm_tuner_bundle *bundle, 
 const char *gemm_tuner_layer_describe(const gemm_tuner_layer *layer, int64_t m);
 
 /* The weights, packed once for each layout that the layer's kernels read. NULL if memory is short,
- * the layer has no kernel here, or scales and zero points are unlike those of the problem. */
+ * the layer has no kernel here, scales and zero points are unlike those of the problem, or it is a
+ * product of two activations, which has nothing to pack. */
 gemm_tuner_packed *gemm_tuner_layer_pack(const gemm_tuner_layer *layer,
                                          const gemm_tuner_weights *weights);
 
@@ -78,7 +79,9 @@ uint64_t gemm_tuner_layer_workspace_bytes(const gemm_tuner_layer *layer, int64_t
 /* Compute args->m rows. args->packed_w is not read. args->workspace may be NULL: then it is
  * allocated for this call, if one is needed. With `parts` 0, there are as many as were tuned for.
  * Without a runner, this thread computes all of them. The result depends on `parts` alone.
- * A batch (args->batch above 1) has the same weights for all of its products.
+ * A batch (args->batch above 1) has the same weights for all of its products. A product of two
+ * activations ("matmul f32 *x128x64 nk scale") has NULL for `packed`, and w in the args; attention
+ * ("attention f32 *x512x64 scale") has v and n there too.
  * Returns GEMM_TUNER_OK, GEMM_TUNER_BAD_ARGS or GEMM_TUNER_NO_KERNEL; with the last two, nothing
  * is computed. GEMM_TUNER_BAD_ARGS also tells that memory for the workspace is short. */
 int32_t gemm_tuner_layer_run(const gemm_tuner_layer *layer, const gemm_tuner_packed *packed,

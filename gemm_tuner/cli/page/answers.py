@@ -84,7 +84,8 @@ class Search:
 class Answer:
     """A verdict with its measurement, the conditions of that, and how many `hosts` confirmed it.
 
-    A host is a measuring key that is believed.
+    A host is a measuring key that is believed. `in_range_ns` is the time of a call of the newest
+    library for a range of m that was timed at this m.
     """
 
     cpu: Cpu
@@ -95,6 +96,7 @@ class Answer:
     conditions: Conditions | None
     search: Search
     hosts: int
+    in_range_ns: float | None = None
 
     @property
     def problem(self) -> Problem:
@@ -265,7 +267,18 @@ def _derive(
                 and one.trial.artifact == decisive.artifact
             }
         ),
+        in_range_ns=_in_range_ns(trials, context) if history.problem.m.exact else None,
     )
+
+
+def _in_range_ns(trials: Iterable[Trial], context: ExecutionContext) -> float | None:
+    """Return the time of the last of several kernels for a range that was timed at an m."""
+    times_ns = [
+        trial.measurement.candidate.median_ns
+        for trial in _by_date(trials)
+        if trial.candidate.below and trial.measurement and trial.context == context
+    ]
+    return times_ns[-1] if times_ns else None
 
 
 def _search_of(trials: Sequence[Trial]) -> Search:

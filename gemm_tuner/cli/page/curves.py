@@ -56,6 +56,7 @@ def curve_section(answers: Sequence[Answer]) -> Section | None:
                         ">GFLOP/s",
                         ">of the baseline",
                         "baseline",
+                        ">time in one library for a range",
                     ),
                     rows=[
                         (
@@ -65,6 +66,7 @@ def curve_section(answers: Sequence[Answer]) -> Section | None:
                             f"{one.gflop_per_s:.4g}",
                             f"{one.baseline_gflop_per_s:.4g}",
                             one.measured.baseline,
+                            time_text(one.in_range_ns) if one.in_range_ns else "",
                         )
                         for curve in drawn
                         for one in curve
@@ -88,18 +90,24 @@ def _words(problem: Problem) -> tuple[str, ...]:
         problem.layout_text,
         problem.epilogue.text,
         problem.reduction.value,
+        problem.operation.value,
     )
 
 
 def _title(answer: Answer) -> str:
-    types, sizes, layout, epilogue, reduction = _words(answer.problem)
-    shown = [types, sizes, *([layout] if layout != "nk" else [])]
+    types, sizes, layout, epilogue, reduction, _operation = _words(answer.problem)
+    shown = [*answer.problem.operation.words, types, sizes, *([layout] if layout != "nk" else [])]
     shown += [epilogue] if answer.problem.epilogue.steps else []
     shown += [reduction] if answer.problem.is_fixed else []
     return f"{' '.join(shown)}, {context_text(answer.context)}"
 
 
 def _panel(curve: Sequence[Answer]) -> Panel:
+    in_range = [
+        (one.problem.m.low, one.problem.flop(one.problem.m.low) / one.in_range_ns)
+        for one in curve
+        if one.in_range_ns
+    ]
     names = {one.measured.baseline.partition(" ")[0] for one in curve}
     return Panel(
         title=_title(curve[0]),
@@ -109,5 +117,6 @@ def _panel(curve: Sequence[Answer]) -> Panel:
                 name=names.pop() if len(names) == 1 else "the baseline of each m",
                 points=[(one.problem.m.low, one.baseline_gflop_per_s) for one in curve],
             ),
+            *([Line(name="one library for a range", points=in_range)] if in_range else []),
         ),
     )

@@ -199,7 +199,7 @@ def _flop_per_byte(answer: Answer) -> float:
 
 def short_text(problem: Problem) -> str:
     """Return a problem without its types, and without what most share: `128x3072x768 bias`."""
-    words = [problem.sizes_text]
+    words = [*problem.operation.words, problem.sizes_text]
     words += [problem.layout_text] if problem.layout_text != "nk" else []
     words += [problem.epilogue.text] if problem.epilogue.steps else []
     words += [problem.reduction.value] if problem.is_fixed else []

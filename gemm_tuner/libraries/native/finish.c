@@ -19,8 +19,10 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
-#ifndef FOR_EACH_LEVEL /* where it is built for the machine that it runs on, one level suffices */
-#define FOR_EACH_LEVEL __attribute__((target_clones("default", "avx2", "avx512f")))
+#ifdef ONE_LEVEL /* where it is built for the machine that it runs on */
+#define FOR_EACH_LEVEL(name, parameters, call) static void name parameters { call; }
+#else
+#include "levels.h"
 #endif
 
 /* Element types by their numbers in oneDNN. */
@@ -57,7 +59,10 @@ typedef struct finish_call {
     void *y;
     int64_t y_distance;
     int32_t sums_type, y_type;
-    const int32_t *sums_of_w; /* (n,), for offsets */
+    int32_t *sums_of_w; /* (n,), for offsets */
+    const void *w; /* bytes whose sums are found in each call, or NULL where they are known */
+    int64_t k, w_distance;
+    int32_t w_type, w_is_kn; /* else it is (n, k) */
     finish_team team;
     int32_t step_count;
     finish_step steps[MAX_STEPS];
@@ -398,7 +403,7 @@ INLINE void finish_strip(const finish_call *call, int64_t row, int64_t first, in
     store(call->y, strip, call->y_type, row * call->y_distance + first, count);
 }
 
-FOR_EACH_LEVEL static void finish_part(const finish_call *call, int64_t begin, int64_t end) {
+INLINE void finish_between(const finish_call *call, int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++) {
         for (int64_t first = 0; first < call->n; first += STRIP) {
             int64_t left = call->n - first;
@@ -407,14 +412,62 @@ FOR_EACH_LEVEL static void finish_part(const finish_call *call, int64_t begin, i
     }
 }
 
+FOR_EACH_LEVEL(finish_part, (const finish_call *call, int64_t begin, int64_t end),
+               finish_between(call, begin, end))
+
 static void finish_own_part(void *argument) {
     const finish_call *call = argument;
     int64_t thread = call->team.thread(), threads = call->team.threads();
     finish_part(call, call->m * thread / threads, call->m * (thread + 1) / threads);
 }
 
+INLINE void sum_bytes(const finish_call *call, int64_t begin, int64_t end, int is_signed) {
+    const int8_t *w = call->w;
+    const uint8_t *unsigned_w = call->w;
+    if (call->w_is_kn) {
+        memset(call->sums_of_w + begin, 0, (size_t)(end - begin) * sizeof(int32_t));
+        for (int64_t p = 0; p < call->k; p++) {
+            const int64_t row = p * call->w_distance;
+            for (int64_t column = begin; column < end; column++) {
+                call->sums_of_w[column] += is_signed ? w[row + column] : unsigned_w[row + column];
+            }
+        }
+        return;
+    }
+    for (int64_t column = begin; column < end; column++) {
+        const int64_t row = column * call->w_distance;
+        int32_t sum = 0;
+        for (int64_t p = 0; p < call->k; p++) {
+            sum += is_signed ? w[row + p] : unsigned_w[row + p];
+        }
+        call->sums_of_w[column] = sum;
+    }
+}
+
+INLINE void sums_between(const finish_call *call, int64_t begin, int64_t end) {
+    if (call->w_type == S8) {
+        sum_bytes(call, begin, end, 1);
+    } else {
+        sum_bytes(call, begin, end, 0);
+    }
+}
+
+FOR_EACH_LEVEL(sums_part, (const finish_call *call, int64_t begin, int64_t end),
+               sums_between(call, begin, end))
+
+static void sums_own_part(void *argument) {
+    const finish_call *call = argument;
+    int64_t thread = call->team.thread(), threads = call->team.threads();
+    sums_part(call, call->n * thread / threads, call->n * (thread + 1) / threads);
+}
+
 /* Write y. */
 EXPORTED void finish_rows(const finish_call *call) {
+    if (call->w != NULL && call->team.parallel != NULL) {
+        call->team.parallel(sums_own_part, (void *)call, 0, 0);
+    } else if (call->w != NULL) {
+        sums_part(call, 0, call->n);
+    }
     if (call->team.parallel != NULL && call->m > 1) {
         call->team.parallel(finish_own_part, (void *)call, 0, 0);
         return;

@@ -49,6 +49,9 @@ enum { KNOWN_TYPES = 4 }; /* torch.Tensor, torch.nn.Parameter, and room */
 static PyTypeObject *ndarray;
 static PyObject *requires_grad;
 static PyObject *exchange_name;
+static PyObject *forward_mode; /* torch.autograd.forward_ad, once a tensor of PyTorch came */
+static PyObject *forward_mode_name;
+static PyObject *current_level;
 
 static struct {
     PyTypeObject *type;
@@ -60,8 +63,13 @@ int array_view_init(void) {
     ndarray = numpy ? (PyTypeObject *)PyObject_GetAttrString(numpy, "ndarray") : NULL;
     requires_grad = PyUnicode_InternFromString("requires_grad");
     exchange_name = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
+    forward_mode_name = PyUnicode_InternFromString("torch.autograd.forward_ad");
+    current_level = PyUnicode_InternFromString("_current_level");
     Py_XDECREF(numpy);
-    return ndarray && requires_grad && exchange_name ? 0 : -1;
+    return ndarray && requires_grad && exchange_name && forward_mode_name &&
+                   current_level
+               ? 0
+               : -1;
 }
 
 bool is_ndarray(PyObject *object) { return Py_TYPE(object) == ndarray; }
@@ -105,16 +113,29 @@ static const dlpack_exchange *find_exchange(PyTypeObject *type) {
         known[place].type = type;
         known[place].exchange = exchange;
     }
+    if (!forward_mode) {
+        forward_mode = PyImport_GetModule(forward_mode_name);
+        PyErr_Clear();
+    }
     return exchange;
 }
 
-/* The exchange would leave a tensor's gradient behind in silence. */
-static bool is_recorded_for_gradients(PyObject *tensor) {
+/* Tensors have tangents inside of a level of forward mode only; outside, the level is -1. */
+static bool may_have_tangents(void) {
+    PyObject *level = forward_mode ? PyObject_GetAttr(forward_mode, current_level) : NULL;
+    bool may = level != NULL && PyLong_AsLong(level) != -1;
+    Py_XDECREF(level);
+    PyErr_Clear();
+    return may;
+}
+
+/* The exchange would leave a tensor's gradient or tangent behind in silence. */
+static bool is_differentiated(PyObject *tensor) {
     PyObject *flag = PyObject_GetAttr(tensor, requires_grad);
     bool is_recorded = flag != NULL && flag != Py_False;
     Py_XDECREF(flag);
     PyErr_Clear();
-    return is_recorded;
+    return is_recorded || may_have_tangents();
 }
 
 /* A single column with another stride is not read here: it may be the imaginary part of conjugated
@@ -122,7 +143,7 @@ static bool is_recorded_for_gradients(PyObject *tensor) {
 static bool view_tensor(PyObject *object, const element_type *type, array_view *view) {
     const dlpack_exchange *exchange = find_exchange(Py_TYPE(object));
     dlpack_tensor tensor;
-    if (!exchange || is_recorded_for_gradients(object)) {
+    if (!exchange || is_differentiated(object)) {
         return false;
     }
     if (exchange->tensor_from_object(object, &tensor) != 0) {
@@ -132,7 +153,7 @@ static bool view_tensor(PyObject *object, const element_type *type, array_view *
     const uint32_t given = tensor.code | (uint32_t)tensor.bits << 8 | (uint32_t)tensor.lanes << 16;
     view->elements = (char *)tensor.data + tensor.byte_offset;
     if (tensor.device_type != DLPACK_CPU || given != type->dlpack_type || tensor.ndim < 1 ||
-        tensor.ndim > 2 || !tensor.strides || !tensor.data || tensor.strides[tensor.ndim - 1] != 1 ||
+        tensor.ndim > MAX_DIMENSIONS || !tensor.strides || !tensor.data || tensor.strides[tensor.ndim - 1] != 1 ||
         (uintptr_t)view->elements % type->size_bytes) {
         return false;
     }
@@ -148,7 +169,7 @@ bool view_array(PyObject *array, const element_type *type, array_view *view) {
         return view_tensor(array, type, view);
     }
     view->dimensions = ((numpy_array *)array)->nd;
-    return view->dimensions >= 1 && view->dimensions <= 2 &&
+    return view->dimensions >= 1 && view->dimensions <= MAX_DIMENSIONS &&
            view_ndarray((numpy_array *)array, type, view);
 }
 
@@ -162,16 +183,52 @@ bool overlap(byte_range a, byte_range b) {
     return a.begin < b.end && b.begin < a.end;
 }
 
-bool read_matrix(PyObject *array, const element_type *type, int64_t rows, int64_t columns,
-                 array_view *view, int64_t *leading_dimension, byte_range *range) {
-    if (!view_array(array, type, view) || view->dimensions != 2 || view->shape[0] != rows ||
-        view->shape[1] != columns || (columns > 1 && rows > 0 && view->strides[1] != 1)) {
+bool read_matrices(PyObject *array, const element_type *type, int64_t rows, int64_t columns,
+                   array_view *view, int64_t *leading_dimension, byte_range *range) {
+    if (!view_array(array, type, view) || view->dimensions < 2) {
         return false;
     }
-    *leading_dimension = rows > 1 && columns > 0 ? view->strides[0] : at_least_1(columns);
-    const int64_t spanned = rows && columns ? (rows - 1) * *leading_dimension + columns : 0;
+    const int32_t front = view->dimensions - 2;
+    const int64_t *shape = view->shape + front, *strides = view->strides + front;
+    if (shape[0] != rows || shape[1] != columns || (columns > 1 && rows > 0 && strides[1] != 1)) {
+        return false;
+    }
+    *leading_dimension = rows > 1 && columns > 0 ? strides[0] : at_least_1(columns);
+    int64_t spanned = rows && columns ? (rows - 1) * *leading_dimension + columns : 0;
+    for (int32_t i = 0; i < front; i++) {
+        if (view->shape[i] < 1 || view->strides[i] < 0) {
+            return false;
+        }
+        spanned += spanned ? (view->shape[i] - 1) * view->strides[i] : 0;
+    }
     *range = range_of(view, spanned, type->size_bytes);
     return *leading_dimension >= columns;
+}
+
+bool read_matrix(PyObject *array, const element_type *type, int64_t rows, int64_t columns,
+                 array_view *view, int64_t *leading_dimension, byte_range *range) {
+    return read_matrices(array, type, rows, columns, view, leading_dimension, range) &&
+           view->dimensions == 2;
+}
+
+/* From the shortest stride to the longest, each is at least as long as all before it reach. */
+bool lies_apart(const array_view *view) {
+    bool is_seen[MAX_DIMENSIONS] = {false};
+    int64_t reach = 1;
+    for (int32_t turn = 0; turn < view->dimensions; turn++) {
+        int32_t least = -1;
+        for (int32_t i = 0; i < view->dimensions; i++) {
+            if (!is_seen[i] && (least < 0 || view->strides[i] < view->strides[least])) {
+                least = i;
+            }
+        }
+        is_seen[least] = true;
+        if (view->shape[least] > 1 && view->strides[least] < reach) {
+            return false;
+        }
+        reach += (view->shape[least] - 1) * view->strides[least];
+    }
+    return true;
 }
 
 bool read_vector(PyObject *array, const element_type *type, int64_t length, array_view *view,

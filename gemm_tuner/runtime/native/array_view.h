@@ -22,13 +22,15 @@ typedef struct element_type {
     int64_t size_bytes;
 } element_type;
 
+enum { MAX_DIMENSIONS = 4, MAX_FRONT = MAX_DIMENSIONS - 2 }; /* batch and heads in front */
+
 /* Strides are in elements. The shape belongs to the array. */
 typedef struct array_view {
     char *elements;
     int32_t dimensions;
     bool is_writeable;
     const int64_t *shape;
-    int64_t strides[2];
+    int64_t strides[MAX_DIMENSIONS];
 } array_view;
 
 typedef struct byte_range {
@@ -38,7 +40,7 @@ typedef struct byte_range {
 /* To be called once, before the others. Returns 0, or -1 with an exception set. */
 int array_view_init(void);
 
-/* Describe an array of one or two dimensions. Returns false, without an exception, if it is of
+/* Describe an array of one to four dimensions. Returns false, without an exception, if it is of
  * another type, on another device, not aligned to its elements, or of a kind not known here. */
 bool view_array(PyObject *array, const element_type *type, array_view *view);
 
@@ -48,6 +50,14 @@ bool read_matrix(PyObject *array, const element_type *type, int64_t rows, int64_
                  array_view *view, int64_t *leading_dimension, byte_range *range);
 bool read_vector(PyObject *array, const element_type *type, int64_t length, array_view *view,
                  byte_range *range);
+
+/* Describe matrices as read_matrix does, with up to MAX_FRONT dimensions in front, whose strides
+ * are not negative; `range` is from the first of them to the last. */
+bool read_matrices(PyObject *array, const element_type *type, int64_t rows, int64_t columns,
+                   array_view *view, int64_t *leading_dimension, byte_range *range);
+
+/* Return whether no two elements of an array lie in one place, as far as that is plain. */
+bool lies_apart(const array_view *view);
 
 bool overlap(byte_range a, byte_range b);
 

@@ -126,21 +126,24 @@ PyDoc_STRVAR(prepare_doc,
 static PyObject *direct_call_prepare(PyObject *object, PyObject *positional, PyObject *named) {
     static char *names[] = {
         "run",    "workspace_bytes", "phases",      "threads", "parts",      "m",        "n", "k",
-        "x_type", "y_type",          "packed_type", "owner",   "new_result", "operands", NULL,
+        "x_type", "y_type",          "packed_type", "owner",   "new_result", "operands",
+        "w_type", "w_shape",         NULL,
     };
     direct_call *self = (direct_call *)object;
     kernel_facts facts = {0};
     unsigned long long run, workspace_bytes;
-    long long m_low, m_high, n, k;
+    long long m_low, m_high, n, k, w_rows, w_columns;
+    PyObject *w_type; /* None where w is packed ahead of calls */
     if (self->is_prepared) {
         PyErr_SetString(PyExc_RuntimeError, "a kernel is prepared once.");
         return NULL;
     }
     if (!PyArg_ParseTupleAndKeywords(
-            positional, named, "$KKiii(LL)LLO&O&O!UOO&", names, &run, &workspace_bytes,
+            positional, named, "$KKiii(LL)LLO&O&O!UOO&O(LL)", names, &run, &workspace_bytes,
             &facts.phases, &facts.threads, &facts.parts, &m_low, &m_high, &n, &k, read_type,
             &facts.x, read_type, &facts.y, &PyType_Type, &facts.packed_type, &facts.owner,
-            &facts.new_result, read_operands, &facts)) {
+            &facts.new_result, read_operands, &facts, &w_type, &w_rows, &w_columns) ||
+        (w_type != Py_None && !read_type(w_type, &facts.w))) {
         return NULL;
     }
     facts.run = (run_function)(uintptr_t)run;
@@ -149,7 +152,9 @@ static PyObject *direct_call_prepare(PyObject *object, PyObject *positional, PyO
     facts.m_high = m_high;
     facts.n = n;
     facts.k = k;
-    Py_INCREF(facts.packed_type);
+    facts.w_rows = w_rows;
+    facts.w_columns = w_columns;
+    Py_INCREF((PyObject *)facts.packed_type);
     Py_INCREF(facts.owner);
     Py_INCREF(facts.new_result);
     self->facts = facts;
@@ -163,7 +168,7 @@ static void direct_call_free(PyObject *object) {
     for (int32_t i = 0; i < self->facts.operand_count; i++) {
         Py_DECREF(self->facts.operands[i].name);
     }
-    Py_XDECREF(self->facts.packed_type);
+    Py_XDECREF((PyObject *)self->facts.packed_type);
     Py_XDECREF(self->facts.owner);
     Py_XDECREF(self->facts.new_result);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);

@@ -24,6 +24,8 @@ typedef struct kernel_facts {
     int32_t parts; /* of a call in `threads` threads */
     int64_t m_low, m_high, n, k;
     element_type x, y;
+    element_type w; /* of two activations; without a type, w is packed ahead of calls */
+    int64_t w_rows, w_columns;
     PyTypeObject *packed_type; /* a tuple of the owner and the memory */
     PyObject *owner;           /* of the packed weights */
     PyObject *new_result;      /* makes y of the kind of x: (x, shape, dtype) */

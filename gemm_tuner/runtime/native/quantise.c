@@ -14,10 +14,10 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
-#if !defined(FOR_EACH_LEVEL) && defined(__GLIBC__) /* others cannot choose when they load */
-#define FOR_EACH_LEVEL __attribute__((target_clones("default", "avx2", "avx512f")))
-#elif !defined(FOR_EACH_LEVEL)
-#define FOR_EACH_LEVEL
+#ifdef ONE_LEVEL /* as in finish.c */
+#define FOR_EACH_LEVEL(name, parameters, call) static void name parameters { call; }
+#else
+#include "levels.h"
 #endif
 
 typedef union bits {
@@ -181,9 +181,9 @@ INLINE void quantise(const quantise_call *call, int32_t type) {
     }
 }
 
-FOR_EACH_LEVEL static void quantise_f32(const quantise_call *call) { quantise(call, QUANTISE_F32); }
-FOR_EACH_LEVEL static void quantise_bf16(const quantise_call *call) { quantise(call, QUANTISE_BF16); }
-FOR_EACH_LEVEL static void quantise_f16(const quantise_call *call) { quantise(call, QUANTISE_F16); }
+FOR_EACH_LEVEL(quantise_f32, (const quantise_call *call), quantise(call, QUANTISE_F32))
+FOR_EACH_LEVEL(quantise_bf16, (const quantise_call *call), quantise(call, QUANTISE_BF16))
+FOR_EACH_LEVEL(quantise_f16, (const quantise_call *call), quantise(call, QUANTISE_F16))
 
 void quantise_rows(const quantise_call *call) {
     switch (call->x_type) {

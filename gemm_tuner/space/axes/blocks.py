@@ -2,16 +2,21 @@
 
 Rows of x, columns of w, both or neither are cut to a half or a quarter of L2 (`space/cuts.py`). The
 outer loops follow from that. Inside, a panel of w meets all tiles of rows, or a tile of rows all
-panels. A search changes one of the three at a time.
+panels. A search changes one of the three at a time. Of attention, the scores of a block take a half
+or a quarter of L2: they are square, of more queries, of more keys, or of all keys.
 
 Tried first: no cut, panels outside, where x fits half of L2. Rows outside where L1 keeps all
 weights and L2 does not keep y. A larger x is cut: its blocks stay in L2 while weights pass by.
+Where w is packed in the call, its columns are cut instead, so that each block is packed once, and
+rows are outside where L2 does not keep y. Scores are square, of a quarter of L2.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import ceil, isqrt
 
 from gemm_tuner.domain.blocking import Blocking, LoopOrder
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.axis import Axis, Refusal
@@ -19,14 +24,18 @@ from gemm_tuner.space.choice import Choice
 from gemm_tuner.space.cuts import CUTS, Cut, Residence
 from gemm_tuner.space.tile import Tile, round_up
 
+_ORDER_OF_ATTENTION = LoopOrder.IC_JC_JR_IR.value
+
 
 def _blocks(tile: Tile, choice: Choice, cut: Cut) -> tuple[int, int, LoopOrder]:
     """Return mc, nc and the order of the loops that a cut comes to."""
     problem = tile.problem
+    if problem.operation.has_values:
+        return _blocks_of_scores(tile, cut)
     mc = round_up(max(1, problem.m.high), tile.mr)
     nc = round_up(max(1, problem.n), tile.nr)
     fitting = tile.l2_bytes // cut.l2_parts // problem.types.w.row_bytes(choice.kc)
-    # A packed block of x has to stay in L2, or packing it was in vain.
+    # A packed block, of x or of w, has to stay in L2, or packing it was in vain.
     if cut.residence in {Residence.X, Residence.BOTH} or choice.pack_x:
         packed = tile.family.packed_x(problem.types.x) if choice.pack_x else None
         row_bytes = (
@@ -34,9 +43,33 @@ def _blocks(tile: Tile, choice: Choice, cut: Cut) -> tuple[int, int, LoopOrder]:
         )
         rows = tile.l2_bytes // cut.l2_parts // row_bytes
         mc = min(mc, max(tile.mr, rows // tile.mr * tile.mr))
-    if cut.residence in {Residence.W, Residence.BOTH}:
+    if cut.residence in {Residence.W, Residence.BOTH} or choice.pack_w:
         nc = min(nc, max(tile.nr, fitting // tile.nr * tile.nr))
     return mc, nc, cut.loop_order
+
+
+def _blocks_of_scores(tile: Tile, cut: Cut) -> tuple[int, int, LoopOrder]:
+    """Return queries and keys of a block, whose scores take a part of L2.
+
+    A block is square, or has four times as many queries, or keys, or all keys at once. Blocks of
+    keys are even. The outer loop is that over queries.
+    """
+    problem = tile.problem
+    m, n = max(1, problem.m.high), max(1, problem.n)
+    scores = tile.l2_bytes // cut.l2_parts // DType.F32.size_bytes
+    side = isqrt(scores)
+    keys = {
+        Residence.NOTHING: n,
+        Residence.X: side // 2,
+        Residence.W: side * 2,
+        Residence.BOTH: side,
+    }[cut.residence]
+    blocks = ceil(n / max(1, keys))
+    nc = round_up(ceil(n / blocks), tile.nr)
+    rows = max(tile.mr, scores // nc // tile.mr * tile.mr)
+    mc = min(round_up(m, tile.mr), rows)
+    order = LoopOrder.IC_JC_IR_JR if cut.is_ir_outer else LoopOrder.IC_JC_JR_IR
+    return mc, nc, order
 
 
 def _choices(tile: Tile, choice: Choice) -> Iterator[tuple[int, int, LoopOrder]]:
@@ -51,12 +84,17 @@ def _settle(tile: Tile, choice: Choice) -> Choice:
 
 def _first(tile: Tile, choice: Choice) -> Choice:
     problem, caches = tile.problem, tile.cpu.caches
+    if problem.operation.has_values:
+        return replace(choice, cut=Cut(residence=Residence.BOTH, l2_parts=4))
     x_bytes = problem.m.high * choice.kc * problem.types.x.size_bytes
+    y_leaves_l2 = problem.m.high * problem.types.y.row_bytes(problem.n) > caches.l2_bytes
     if x_bytes <= caches.l2_bytes // 2:
-        # Where L1 keeps all weights, whole rows of a large y are written in order.
-        y_bytes = problem.m.high * problem.types.y.row_bytes(problem.n)
-        keeps_weights = problem.w_bytes <= caches.l1d_bytes // 2
-        cut = Cut(is_ir_outer=keeps_weights and y_bytes > caches.l2_bytes)
+        # Where caches near the core keep all panels, whole rows of a large y are written in order.
+        keeps_panels = choice.pack_w or problem.w_bytes <= caches.l1d_bytes // 2
+        cut = Cut(is_ir_outer=keeps_panels and y_leaves_l2)
+    elif choice.pack_w:
+        # Each block is packed once, for all rows.
+        cut = Cut(residence=Residence.W, is_ir_outer=y_leaves_l2)
     elif tile.weights_leave_l2:
         cut = Cut(residence=Residence.X)
     else:
@@ -71,8 +109,12 @@ def _moves(_tile: Tile, choice: Choice) -> Iterator[Choice]:
 
 
 def _refusal(
-    _problem: Problem, _family: MicroKernelFamily, tile: MicroKernel, blocking: Blocking
+    problem: Problem, _family: MicroKernelFamily, tile: MicroKernel, blocking: Blocking
 ) -> Refusal | None:
+    if problem.operation.has_values and blocking.loop_order.is_jc_outer:
+        return Refusal(
+            what="loop over keys around that over queries", remedy=f"choose {_ORDER_OF_ATTENTION}"
+        )
     for size, whole, of in ((blocking.mc, tile.mr, "rows"), (blocking.nc, tile.nr, "columns")):
         if size % whole:
             return Refusal(
@@ -84,10 +126,11 @@ def _refusal(
 
 AXIS = Axis(
     fields=("mc", "nc", "loop_order"),
-    reads=("kc", "pack_x"),
+    reads=("kc", "pack_x", "pack_w"),
     choices=_choices,
     refusal=_refusal,
     first=_first,
     settle=_settle,
     moves=_moves,
+    of_attention=True,
 )

@@ -1,8 +1,8 @@
 """Whether a block of a panel of weights is converted once, for all tiles that meet it.
 
-Only weights that are not multiplied as they lie. Each tile of rows converts them, or they are
-converted once, where several tiles meet a panel whose converted block fits half of L2. Not where
-tiles of rows are the outer loop, nor with panels side by side.
+Only weights that are packed, and not multiplied as they lie. Each tile of rows converts them, or
+they are converted once, where several tiles meet a panel whose converted block fits half of L2. Not
+where tiles of rows are the outer loop, nor with panels side by side.
 
 Tried first: by each tile; from four tiles of rows on, once as well. With this word a search also
 tries each depth of a block, because converted weights are larger.
@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from gemm_tuner.domain.blocking import Blocking
 from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.in_place import reads_w_in_place
 from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.axes.kc import depths
@@ -35,6 +36,7 @@ def _refusal(
         family.converts_weights(problem.types)
         and not blocking.loop_order.is_ir_outer
         and blocking.w_streams == 1
+        and not reads_w_in_place(problem, blocking)
         # Scales would be rounded into the weights, in the place of the sums.
         and not (problem.is_fixed and problem.types.is_weight_only)
     )
@@ -49,7 +51,7 @@ def _moves(tile: Tile, choice: Choice) -> Iterator[Choice]:
 
 AXIS = Axis(
     fields=("convert_once",),
-    reads=("mc", "kc", "loop_order", "w_streams"),
+    reads=("mc", "kc", "loop_order", "w_streams", "pack_w"),
     choices=_choices,
     refusal=_refusal,
     moves=_moves,

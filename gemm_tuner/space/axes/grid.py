@@ -2,7 +2,7 @@
 
 With several threads, every cut of rows and columns of tiles into enough parts. Where y has few
 tiles, slices of k too: a second phase adds up their sums. One part is always possible. A fixed
-order of additions has no slices of k, but of integers.
+order of additions has no slices of k, but of integers. Attention is cut along m alone.
 
 Tried first: the cut whose largest part has the least to multiply and to read. Slices of k where the
 other cuts are uneven by more than slices cost.
@@ -15,6 +15,7 @@ from math import ceil
 
 from gemm_tuner.domain.blocking import Blocking
 from gemm_tuner.domain.micro_kernel import Additions, MicroKernel, MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.packed_format import needs_column_sums
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.axes.kc import depth_of_slice, depths
 from gemm_tuner.space.axis import Axis, Refusal
@@ -54,7 +55,8 @@ def grids(tile: Tile) -> tuple[Grid, ...]:
 def _fitting(tile: Tile) -> Iterator[Grid]:
     """Yield the cuts into as many parts as there are threads, with a tile for each part."""
     tiles = ceil(tile.problem.m.high / tile.mr)
-    panels = ceil(tile.problem.n / tile.nr)
+    # Each part of attention has whole rows.
+    panels = 1 if tile.problem.operation.has_values else ceil(tile.problem.n / tile.nr)
     for k in _divisors(tile.threads):
         if k == 1 or _is_worth_slicing(tile, tiles * panels, k):
             for n in reversed(_divisors(tile.threads // k)):
@@ -67,7 +69,8 @@ def _is_worth_slicing(tile: Tile, tiles: int, slices: int) -> bool:
     """Return whether the sums of `tiles` may be computed in slices of k by several threads."""
     k = tile.problem.k
     return (
-        tile.family.layout is PackedLayout.PANELS
+        not tile.problem.operation.has_values
+        and tile.family.layout is PackedLayout.PANELS
         and not _refuses_slices(tile.problem, tile.family)
         and tiles <= _FEW_TILES_PER_THREAD * tile.threads
         and k >= _LEAST_SLICE_OF_K * slices
@@ -76,17 +79,24 @@ def _is_worth_slicing(tile: Tile, tiles: int, slices: int) -> bool:
 
 
 def _refuses_slices(problem: Problem, family: MicroKernelFamily) -> bool:
-    """Return whether sums of slices of k would be added in another order than the fixed one."""
-    return problem.is_fixed and family.additions is not Additions.EXACT
+    """Return whether slices of k would be added in another order than the fixed one.
+
+    Or whether they need sums of whole columns of w, of which each packs a slice in the call.
+    """
+    sums_slices = not problem.operation.packs_ahead and needs_column_sums(problem, family)
+    return sums_slices or (problem.is_fixed and family.additions is not Additions.EXACT)
 
 
 def _refusal(
     problem: Problem, family: MicroKernelFamily, _tile: MicroKernel, blocking: Blocking
 ) -> Refusal | None:
+    if problem.operation.has_values and blocking.parts > blocking.grid_m:
+        return Refusal(what="parts with some of the keys", remedy="cut rows alone")
     if blocking.grid_k > 1 and _refuses_slices(problem, family):
-        return Refusal(
-            what=f"grid of {blocking.grid_k} slices of k with a fixed order of additions"
+        why = (
+            "a fixed order of additions" if problem.is_fixed else "offsets of x, and w in the call"
         )
+        return Refusal(what=f"grid of {blocking.grid_k} slices of k with {why}")
     return None
 
 
@@ -132,4 +142,10 @@ def _moves(tile: Tile, choice: Choice) -> Iterator[Choice]:
         yield replace(choice, kc=kc, grid_m=m, grid_n=n, grid_k=k)
 
 
-AXIS = Axis(fields=("grid_m", "grid_n", "grid_k"), choices=_choices, refusal=_refusal, moves=_moves)
+AXIS = Axis(
+    fields=("grid_m", "grid_n", "grid_k"),
+    choices=_choices,
+    refusal=_refusal,
+    moves=_moves,
+    of_attention=True,
+)

@@ -45,4 +45,10 @@ def _unroll_first(tile: Tile) -> int:
     return 2 if fits and not (gains and tile.nr == family.lanes) else 1
 
 
-AXIS = Axis(fields=("k_unroll",), reads=("shuffle_x",), choices=_choices, first=_first)
+AXIS = Axis(
+    fields=("k_unroll",),
+    reads=("shuffle_x",),
+    choices=_choices,
+    first=_first,
+    of_attention=True,
+)

@@ -2,9 +2,13 @@
 
 All of k, or even blocks of about 1, 2, 4 and 8 KB of a row of x. Only all of k where y is narrower
 than the accumulator. Blocks hold whole groups of weights. Where threads share k, each slice has the
-same number of blocks.
+same number of blocks. Of a `kn` that comes with each call, shorter blocks too: its rows may lie
+pages apart, and few of them are walked at a time.
 
-Tried first: the deepest block of up to 8 KB of a row whose panel takes at most half of L2.
+Tried first: the deepest block of up to 8 KB of a row whose panel takes at most half of L2. Beside a
+`kn` in place and few rows of x, 8 rows of w where each is longer than a page, so that they are read
+as streams, else 64. Beside more rows of x, 128 where each is longer than half a page: the lines of
+such a panel share a few sets of L1, which keeps only so many of them.
 """
 
 from dataclasses import replace
@@ -12,7 +16,8 @@ from math import ceil
 
 from gemm_tuner.domain.blocking import Blocking
 from gemm_tuner.domain.micro_kernel import Can, MicroKernel, MicroKernelFamily, PackedLayout
-from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.space.axes.pack_w import FEW_ROWS
 from gemm_tuner.space.axis import Axis, Refusal
 from gemm_tuner.space.choice import Choice
 from gemm_tuner.space.tile import Tile, round_up
@@ -21,6 +26,10 @@ from gemm_tuner.space.tile import Tile, round_up
 _TARGETS_BYTES = (8192, 2048, 1024, 4096)
 _TARGETS_OF_TILES_BYTES = _TARGETS_BYTES[1:]
 _TARGETS_OF_GROUPS_BYTES = (8192, 4096, 2048)  # besides all of k
+# Of rows of a `kn` that comes with each call, besides the above: where it is packed, and in place.
+_ROWS_TO_PACK = (192, 128)
+_ROWS_IN_PLACE = (*_ROWS_TO_PACK, 64, 8)
+_PAGE_BYTES = 4096
 
 
 def depths(tile: Tile) -> tuple[int, ...]:
@@ -31,6 +40,8 @@ def depths(tile: Tile) -> tuple[int, ...]:
         return _depths_of_groups(problem, family)
     if family.layout is not PackedLayout.PANELS:
         return (k,)
+    if problem.operation.has_values:
+        return (round_up(k, family.k_multiple),)
     whole = round_up(k, family.k_multiple)
     if tile.like is not None:
         kc = tile.like.blocking.kc
@@ -72,10 +83,25 @@ def _in_slices(tile: Tile, kc: int, slices: int) -> int:
 
 
 def _choices(tile: Tile, choice: Choice) -> tuple[int, ...]:
-    return tuple(_in_slices(tile, kc, choice.grid_k) for kc in depths(tile))
+    usual = tuple(_in_slices(tile, kc, choice.grid_k) for kc in depths(tile))
+    return tuple(dict.fromkeys([*usual, *_short_depths(tile, choice)]))
+
+
+def _short_depths(tile: Tile, choice: Choice) -> list[int]:
+    """Return depths of a few rows of w, where it comes with each call and lies in rows along n."""
+    problem, family = tile.problem, tile.family
+    is_of_rows = problem.w_layout is WeightLayout.KN and family.layout is PackedLayout.PANELS
+    is_cut = choice.grid_k > 1 or family.k_tile
+    if problem.operation.packs_ahead or is_cut or not (is_of_rows and problem.types.y_holds_sums):
+        return []
+    rows = _ROWS_TO_PACK if choice.pack_w else _ROWS_IN_PLACE
+    return [kc for kc in rows if kc < problem.k and kc % family.k_multiple == 0]
 
 
 def _settle(tile: Tile, choice: Choice) -> Choice:
+    offered = _choices(tile, choice)
+    if choice.pack_w and choice.kc in _ROWS_IN_PLACE and choice.kc not in offered:
+        return replace(choice, kc=min(offered))
     return replace(choice, kc=_in_slices(tile, choice.kc, choice.grid_k))
 
 
@@ -83,6 +109,11 @@ def _refusal(
     problem: Problem, family: MicroKernelFamily, _tile: MicroKernel, blocking: Blocking
 ) -> Refusal | None:
     kc, group = blocking.kc, problem.w_group
+    if problem.operation.has_values and kc < problem.k:
+        return Refusal(
+            what=f"blocks of {kc} elements of a head, which is multiplied at once",
+            remedy=f"choose {round_up(problem.k, family.k_multiple)}",
+        )
     slices, blocks = blocking.grid_k, ceil(problem.k / kc)
     if slices > max(1, blocks):
         return Refusal(what=f"grid of {slices} slices for {blocks} blocks of k")
@@ -108,7 +139,18 @@ def _refusal(
 
 
 def _first(tile: Tile, choice: Choice) -> Choice:
-    return replace(choice, kc=_deepest_first(tile))
+    return replace(choice, kc=_first_in_place(tile, choice) or _deepest_first(tile))
+
+
+def _first_in_place(tile: Tile, choice: Choice) -> int | None:
+    """Return the depth for rows of w that are read where they lie, if they are long enough."""
+    short = [] if choice.pack_w else _short_depths(tile, choice)
+    row_bytes = tile.problem.types.w.row_bytes(tile.problem.n)
+    if tile.problem.m.high <= FEW_ROWS:
+        offered = [kc for kc in short if kc < min(_ROWS_TO_PACK)]
+        return min(offered, default=None) if row_bytes > _PAGE_BYTES else max(offered, default=None)
+    kept = min(_ROWS_TO_PACK)
+    return kept if row_bytes > _PAGE_BYTES // 2 and kept in short else None
 
 
 def _deepest_first(tile: Tile) -> int:
@@ -123,9 +165,10 @@ def _deepest_first(tile: Tile) -> int:
 
 AXIS = Axis(
     fields=("kc",),
-    reads=("grid_k",),
+    reads=("grid_k", "pack_w"),
     choices=_choices,
     refusal=_refusal,
     first=_first,
     settle=_settle,
+    of_attention=True,
 )

@@ -1,11 +1,12 @@
-"""How far ahead packed weights are fetched, or whether the next panel is instead.
+"""How far ahead weights packed ahead are fetched, or whether the next panel is instead.
 
 Not at all, or 4, 8 or 16 KB ahead. One or two rows that wait for weights outside L2: also 1 KB,
 into L2 alone. The next panel, into L2, where it takes at most half of L2 and either eight tiles of
 rows meet it, each fetching its part, or it is converted once.
 
 Tried first: the next panel where it can be fetched. Else 16 KB for weights that do not fit L2, and
-none for one row or for weights in L2. None and a distance are both tried where CPUs differ.
+none for one row or for weights in L2; never far ahead of panels side by side. None and a distance
+are both tried where CPUs differ.
 """
 
 from collections.abc import Iterator
@@ -28,18 +29,18 @@ _FEW_ROWS = 4
 _LEAST_TILES_THAT_FETCH = 8
 
 
-def distances_first(tile: Tile) -> tuple[int, ...]:
+def distances_first(tile: Tile, w_streams: int) -> tuple[int, ...]:
     """Return how far ahead to fetch weights at first, in bytes, the most promising in front.
 
     The hardware fetches a single stream well, except on some CPUs where small elements or several
-    rows leave it no time.
+    rows leave it no time. Of panels side by side, far ahead is not where the next tile begins.
     """
     problem, family, caches = tile.problem, tile.family, tile.cpu.caches
-    if problem.w_bytes <= caches.l1d_bytes:
+    if not problem.operation.packs_ahead or problem.w_bytes <= caches.l1d_bytes:
         return (0,)
     is_cold = tile.regime is Regime.COLD_WEIGHTS
     near = (NEAR_BYTES,) if _can_fetch_near(tile) else ()
-    if near and is_cold:
+    if w_streams > 1 or (near and is_cold):
         return (*near, 0)
     if problem.m.high > 1 or family.layout is PackedLayout.GROUPS:
         if not tile.weights_leave_l2:
@@ -84,6 +85,8 @@ def _can_fetch_panels(tile: Tile, choice: Choice) -> bool:
 
 def _choices(tile: Tile, choice: Choice) -> Iterator[tuple[int, bool]]:
     yield 0, False
+    if not tile.problem.operation.packs_ahead:
+        return
     if tile.problem.w_bytes > tile.cpu.caches.l1d_bytes:
         near = (NEAR_BYTES,) if _can_fetch_near(tile) else ()
         for ahead in (*_DISTANCES_BYTES, *near):
@@ -93,19 +96,24 @@ def _choices(tile: Tile, choice: Choice) -> Iterator[tuple[int, bool]]:
 
 
 def _refusal(
-    _problem: Problem, family: MicroKernelFamily, _tile: MicroKernel, blocking: Blocking
+    problem: Problem, family: MicroKernelFamily, _tile: MicroKernel, blocking: Blocking
 ) -> Refusal | None:
-    can_fetch = Can.FETCH_NEXT_PANEL in family.can or blocking.convert_once
+    if not problem.operation.packs_ahead and blocking.prefetch_w_bytes:
+        return Refusal(what=f"pf{blocking.prefetch_w_bytes}")
+    can_fetch = problem.operation.packs_ahead and (
+        Can.FETCH_NEXT_PANEL in family.can or blocking.convert_once
+    )
     return Refusal(what="pf_next") if blocking.prefetch_next_panel and not can_fetch else None
 
 
 def _first(tile: Tile, choice: Choice) -> Choice:
-    return replace(choice, prefetch_w_bytes=distances_first(tile)[0])
+    ahead, *_others = distances_first(tile, choice.w_streams)
+    return replace(choice, prefetch_w_bytes=ahead)
 
 
 AXIS = Axis(
     fields=("prefetch_w_bytes", "prefetch_next_panel"),
-    reads=("grid_m", "mc", "kc", "loop_order", "convert_once"),
+    reads=("grid_m", "mc", "kc", "loop_order", "convert_once", "w_streams"),
     choices=_choices,
     refusal=_refusal,
     first=_first,

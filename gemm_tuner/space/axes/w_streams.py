@@ -1,9 +1,11 @@
 """How many packed panels a tile reads side by side.
 
-One or two, for one row of x and weights that do not fit L2. Only outer products in whole vectors.
+One to three, for up to four rows of x and weights that do not fit L2. In a given format as many as
+make up a tile of so few rows, which may be wider than its panels. Only outer products in whole
+vectors, and weights packed ahead.
 
-Tried first: one. Two as well where weights fill half of L3 or more, with deep blocks of k and
-without prefetch.
+Tried first: one, or what the format asks for. Where weights are cold or fill half of L3 or more,
+two or three as well, with deep blocks of k and without prefetch.
 """
 
 from gemm_tuner.domain.blocking import Blocking
@@ -13,17 +15,35 @@ from gemm_tuner.space.axis import Axis, Refusal
 from gemm_tuner.space.choice import Choice
 from gemm_tuner.space.tile import Tile
 
+# So few rows of x wait for their weights.
+_FEW_ROWS = 4
+
 
 def _choices(tile: Tile, _choice: Choice) -> tuple[int, ...]:
-    waits_for_weights = tile.problem.m.high == 1 and tile.weights_leave_l2
-    return (1, 2) if waits_for_weights else (1,)
+    if tile.problem.m.high > _FEW_ROWS or not tile.problem.operation.packs_ahead:
+        return (1,)
+    if tile.given_panel:
+        return (_panels_in(tile, tile.given_panel),)
+    return (1, 2, 3) if tile.weights_leave_l2 else (1,)
+
+
+def _panels_in(tile: Tile, columns: int) -> int:
+    """Return how many panels make up a tile, or one if it cannot be read so."""
+    panels, rest = divmod(tile.nr, columns)
+    can_split = _can_split(tile.family, tile.nr, panels) if panels else False
+    return panels if can_split and rest == 0 else 1
+
+
+def _can_split(family: MicroKernelFamily, columns: int, streams: int) -> bool:
+    can_read = Can.READ_PANELS_SIDE_BY_SIDE in family.can
+    return can_read and columns // family.lanes % streams == 0
 
 
 def _refusal(
-    _problem: Problem, family: MicroKernelFamily, tile: MicroKernel, blocking: Blocking
+    problem: Problem, family: MicroKernelFamily, tile: MicroKernel, blocking: Blocking
 ) -> Refusal | None:
-    streams, vectors = blocking.w_streams, tile.nr // family.lanes
-    can_split = Can.READ_PANELS_SIDE_BY_SIDE in family.can and vectors % streams == 0
+    streams = blocking.w_streams
+    can_split = problem.operation.packs_ahead and _can_split(family, tile.nr, streams)
     return Refusal(what=f"ws{streams}") if streams > 1 and not can_split else None
 
 

@@ -1,8 +1,8 @@
 /* Layers from a folder: layers.txt says what they are, and the kernels lie beside it.
  * gemm_tuner/torch/exporting.py writes it; one line is one layer or one kernel of the layer above.
  *
- *   gemm-tuner layers 1
- *   layer NUMBER N K PACKED_BYTES TYPE STEPS               steps: numbers joined by commas, or -
+ *   gemm-tuner layers 2
+ *   layer NUMBER N K PACKED_BYTES TYPE W STEPS             steps: numbers joined by commas, or -
  *   kernel FILE M_LOW M_HIGH PACKED_OFFSET IS_PACKER THREADS FEATURES PROBLEM
  *                                                          features: x86_64, or names of
  *                                                          /proc/cpuinfo joined by commas
@@ -20,7 +20,7 @@
 namespace gemm_tuner_layers {
 
 constexpr const char *file_name = "layers.txt";
-constexpr const char *first_line = "gemm-tuner layers 1";
+constexpr const char *first_line = "gemm-tuner layers 2";
 
 using Add = void (*)(const LayerFacts &, const KernelEntry *, int64_t);
 
@@ -84,13 +84,27 @@ inline void open_kernel(const std::string &path, const LayerFacts &layer, Kernel
     find(library, "gemm_tuner_describe", describe);
     const std::string sizes =
         "x" + std::to_string(layer.n) + "x" + std::to_string(layer.k) + " ";
-    TORCH_CHECK(std::string(describe()).find(sizes) != std::string::npos &&
+    const std::string described = describe();
+    const auto says = [&](const std::string &words) {
+        return described.find(words) != std::string::npos;
+    };
+    const auto w = static_cast<Weights>(layer.w);
+    TORCH_CHECK(says(sizes) && says("\"matmul ") == (w == Weights::nk || w == Weights::kn) &&
+                    says("\"attention ") == (w == Weights::keys) &&
                     packed_bytes() <= static_cast<uint64_t>(layer.packed_bytes) &&
                     static_cast<uint64_t>(kernel.packed_offset) <=
                         static_cast<uint64_t>(layer.packed_bytes) - packed_bytes(),
                 path, " is not of the layer that it is listed for; export the kernels again.");
     kernel.phases = phases();
     kernel.parts = parts();
+}
+
+/* Whether each step that reads an operand is there at most once. */
+inline bool has_operands_once(const LayerFacts &layer) {
+    return std::all_of(layer.steps, layer.steps + layer.step_count, [&](int32_t step) {
+        return !reads_operand(static_cast<Step>(step)) ||
+               std::count(layer.steps, layer.steps + layer.step_count, step) == 1;
+    });
 }
 
 struct Reading {
@@ -112,7 +126,8 @@ struct Reading {
     bool read_layer(std::istream &words) {
         finish_layer();
         std::string steps;
-        words >> layer.number >> layer.n >> layer.k >> layer.packed_bytes >> layer.type >> steps;
+        words >> layer.number >> layer.n >> layer.k >> layer.packed_bytes >> layer.type >>
+            layer.w >> steps;
         std::istringstream numbers(steps == "-" ? "" : steps);
         for (std::string text; std::getline(numbers, text, ',');) {
             std::istringstream number(text);
@@ -124,9 +139,8 @@ struct Reading {
             layer.steps[layer.step_count++] = step;
         }
         return words && layer.n > 0 && layer.k > 0 && layer.packed_bytes >= 0 &&
-               std::count(layer.steps, layer.steps + layer.step_count, 0) <= 1 &&
-               std::count(layer.steps, layer.steps + layer.step_count, 1) <= 1 &&
-               (layer.type == 0 || layer.type == 1);
+               has_operands_once(layer) && layer.type >= 0 && layer.type < type_kinds &&
+               layer.w >= 0 && layer.w < weights_kinds;
     }
 
     bool read_kernel(std::istream &words) {

@@ -1,4 +1,4 @@
-/* Arrays of PyTorch as rows that a kernel reads, in place where it can. */
+/* Arrays of PyTorch as a kernel reads them, in place where it can: rows, and operands of steps. */
 
 namespace {
 
@@ -47,5 +47,43 @@ inline Rows batch_of(const char *name, const Tensor &given, int64_t batch, int64
     const int64_t leading = count <= 1 ? columns : holder.stride(1), stride = holder.stride(0);
     return {std::move(holder), elements, count, leading, batch, stride};
 }
+
+/* The operands of a call as the kernel reads them; what they point to is kept here. */
+struct ReadOperands {
+    gemm_tuner_operand elements[max_operands] = {};
+    float floats[max_operands];
+    int32_t integers[max_operands];
+    Tensor holders[max_operands];
+    Rows other;
+
+    void read_vector(size_t place, const char *name, const Tensor &given, int64_t n,
+                     at::ScalarType type, std::optional<int64_t> batch) {
+        const bool is_own = batch && given.dim() == 2 && given.size(0) == *batch;
+        TORCH_CHECK((is_own || given.dim() == 1) && given.size(-1) == n &&
+                        given.scalar_type() == type,
+                    name, " must be ", n, " elements of ", type,
+                    batch ? ", or as many for each product." : ".");
+        holders[place] = given.contiguous();
+        elements[place].elements = holders[place].const_data_ptr();
+        elements[place].batch_stride = is_own ? n : 0;
+    }
+
+    void read_rows(size_t place, Rows rows) {
+        other = std::move(rows);
+        elements[place].elements = other.elements;
+        elements[place].leading_dimension = other.leading_dimension;
+        elements[place].batch_stride = other.batch_stride;
+    }
+
+    void read_scale(size_t place, const Operand &given) {
+        floats[place] = static_cast<float>(number_of(given));
+        elements[place].elements = &floats[place];
+    }
+
+    void read_zero_point(size_t place, const Operand &given) {
+        integers[place] = static_cast<int32_t>(number_of(given));
+        elements[place].elements = &integers[place];
+    }
+};
 
 } // namespace

@@ -150,7 +150,8 @@ def curve_picture(points: Sequence[Point], place: Listed) -> str:
             Line(name="baseline, by the ratio", points=[(m, speed) for m, _own, speed in drawn]),
         )
         problem = place.problem
-        title = f"n = {problem.n}, k = {problem.k}, {problem.types.text}"
+        named = " ".join((*problem.operation.words, problem.types.text))
+        title = f"n = {problem.n}, k = {problem.k}, {named}"
         return draw_panels(
             [Panel(title=title, lines=lines)],
             "Speed of kernels and baselines over m; the table below has the figures.",

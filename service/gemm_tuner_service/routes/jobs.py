@@ -186,7 +186,7 @@ def _estimate(service: RunningService, asked: Asked, budget_s: float) -> Estimat
         NoKernelFamily: nothing can be tuned for it on such a CPU.
     """
     problem, context, cpu = asked.problem, asked.context, asked.cpu
-    problem.check_work()
+    problem.check_work(context.regime)
     if service.estimate is None:
         space = Space(problem=problem, cpu=cpu, threads=context.threads)
         space.defaults()

@@ -143,13 +143,17 @@ def read_cpu(
 def find_problem(
     request: Request, service: Service, work: RequestWork, text: _Text = ""
 ) -> Response:
-    """Go to the page of the problem with this text, or say that nothing was tried of it."""
+    """Go to the page of the problem with this text, or of a range that holds its m.
+
+    Where nothing was tried of either, say so.
+    """
     work.charge(1)
     if not text.strip():
         return _page(request, "find.html.j2", problem=None)
     problem = Problem.parse(text.replace(" + ", "+"))
-    key = problem_id(problem)
-    if service.listing.of_problem(key):
+    is_known = service.listing.of_problem(problem_id(problem))
+    key = problem_id(problem) if is_known else service.listing.range_with(problem)
+    if key is not None:
         return Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": f"/problems/{key}"})
     return _page(request, "find.html.j2", status=HTTPStatus.NOT_FOUND, problem=problem.text)
 

@@ -1,0 +1,27 @@
+"""Whether a kernel reads w where its caller stores it."""
+
+from gemm_tuner.domain.blocking import Blocking
+from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.packed_format import needs_column_sums
+from gemm_tuner.domain.problem import Problem, WeightLayout
+
+
+def reads_w_in_place(problem: Problem, blocking: Blocking) -> bool:
+    """Return whether w, given in the call, is read as it lies."""
+    return not (problem.operation.packs_ahead or blocking.pack_w)
+
+
+def can_read_w_in_place(problem: Problem, family: MicroKernelFamily) -> bool:
+    """Return whether vectors of w lie in it as the family multiplies them.
+
+    They do along its rows: of `kn`, vectors of columns where one step of k is multiplied at once;
+    of `nk`, vectors along k where k has whole ones. The sums of columns are found in packing alone.
+    Of attention they are the values, which lie as `kn`; keys are always packed.
+    """
+    if problem.operation.packs_ahead or needs_column_sums(problem, family):
+        return False
+    if problem.operation.has_values:
+        return family.layout is PackedLayout.PANELS and family.k_multiple == 1
+    if family.layout is PackedLayout.COLUMNS:
+        return problem.w_layout is WeightLayout.NK and problem.k % family.k_step == 0
+    return problem.w_layout is WeightLayout.KN and family.k_multiple == 1

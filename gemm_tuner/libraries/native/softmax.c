@@ -1,0 +1,111 @@
+/* The softmax of rows of scores, between the two products of attention that libraries compute.
+ *
+ * Exponential: Cephes, expf.c, as in finish.c; zero below e^-87. Loops over a row are simple, so that
+ * compilers make vectors of them.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#pragma GCC optimize("O3", "no-trapping-math", "no-math-errno")
+
+enum { LANES = 16 }; /* greatest scores and sums of a row that are kept side by side */
+
+#define EXPORTED __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline))
+#include "levels.h"
+
+typedef struct softmax_call {
+    int64_t m, n;
+    float *scores; /* and then the weights */
+    int64_t distance;
+    float scale;
+    const float *add; /* or NULL */
+    int64_t add_distance;
+    int64_t behind; /* row i sees i + behind keys, and n at most */
+} softmax_call;
+
+INLINE float weight_of(float x) {
+    float turned = x * 1.44269504f + 12582912.0f; /* its lowest bits are the exponent */
+    float exponent = turned - 12582912.0f;
+    float rest = x - exponent * 0.693359375f + exponent * 2.12194440e-4f;
+    float sum = 1.9875691500e-4f;
+    sum = sum * rest + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    union {
+        float number;
+        int32_t word;
+    } shifted = {turned}, power;
+    power.word = (int32_t)(((uint32_t)shifted.word << 23) + 0x3f800000u);
+    float weight = power.number * (sum * rest * rest + rest + 1.0f);
+    return x < -87.0f ? 0.0f : weight;
+}
+
+INLINE void row_of(const softmax_call *call, int64_t row) {
+    float *scores = call->scores + row * call->distance;
+    const float *add = call->add ? call->add + row * call->add_distance : NULL;
+    const int64_t visible = row + call->behind;
+    const int64_t seen = visible < 0 ? 0 : visible < call->n ? visible : call->n;
+    if (add) {
+        for (int64_t j = 0; j < seen; j++) {
+            scores[j] = scores[j] * call->scale + add[j];
+        }
+    } else if (call->scale != 1.0f) {
+        for (int64_t j = 0; j < seen; j++) {
+            scores[j] *= call->scale;
+        }
+    }
+    float maxima[LANES], totals[LANES];
+    for (int i = 0; i < LANES; i++) {
+        maxima[i] = -INFINITY;
+        totals[i] = 0.0f;
+    }
+    const int64_t whole = seen / LANES * LANES;
+    for (int64_t j = 0; j < whole; j += LANES) {
+        for (int i = 0; i < LANES; i++) {
+            maxima[i] = scores[j + i] > maxima[i] ? scores[j + i] : maxima[i];
+        }
+    }
+    float greatest = -INFINITY, total = 0.0f;
+    for (int64_t j = whole; j < seen; j++) {
+        greatest = scores[j] > greatest ? scores[j] : greatest;
+    }
+    for (int i = 0; i < LANES; i++) {
+        greatest = maxima[i] > greatest ? maxima[i] : greatest;
+    }
+    const float offset = greatest == -INFINITY ? 0.0f : greatest;
+    for (int64_t j = 0; j < seen; j++) {
+        scores[j] = weight_of(scores[j] - offset);
+    }
+    for (int64_t j = 0; j < whole; j += LANES) {
+        for (int i = 0; i < LANES; i++) {
+            totals[i] += scores[j + i];
+        }
+    }
+    for (int64_t j = whole; j < seen; j++) {
+        total += scores[j];
+    }
+    for (int i = 0; i < LANES; i++) {
+        total += totals[i];
+    }
+    const float factor = total == 0.0f ? 0.0f : 1.0f / total;
+    for (int64_t j = 0; j < seen; j++) {
+        scores[j] *= factor;
+    }
+    memset(scores + seen, 0, (size_t)(call->n - seen) * sizeof(float));
+}
+
+INLINE void rows_between(const softmax_call *call, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) {
+        row_of(call, row);
+    }
+}
+
+FOR_EACH_LEVEL(softmax_part, (const softmax_call *call, int64_t begin, int64_t end),
+               rows_between(call, begin, end))
+
+/* Make weights of the scores. */
+EXPORTED void softmax_rows(const softmax_call *call) { softmax_part(call, 0, call->m); }

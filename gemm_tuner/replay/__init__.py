@@ -1,0 +1,1 @@
+"""Searches run again on what was recorded, without the machine."""

@@ -1,0 +1,321 @@
+"""Record a problem: build, prove and time each candidate of its grid, and keep every sample."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from time import monotonic
+from typing import TypeVar
+
+import numpy as np
+
+from gemm_tuner.bench.finding import Finding, TimedFinding
+from gemm_tuner.bench.isolate import TrialHost
+from gemm_tuner.bench.sample import Sample
+from gemm_tuner.build.compile import Build, compile_kernel
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome
+from gemm_tuner.errors import (
+    CompilationFailed,
+    NotEnoughMemory,
+    PreparationStopped,
+    TrialFailed,
+)
+from gemm_tuner.machine.cpus import usable_cpus
+from gemm_tuner.replay.grid import MOST, grid
+from gemm_tuner.replay.recording import RecordedCandidate, RecordedRequest, Recording, Series
+from gemm_tuner.replay.standing import recipes_digest
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.catalog import family_named
+from gemm_tuner.space.model import predict_cycles
+from gemm_tuner.store.wire import WireCpu
+from gemm_tuner.strategies.strategy import BATCH
+from gemm_tuner.tuning.generator import generator_version
+from gemm_tuner.tuning.host import start_host
+from gemm_tuner.tuning.race import find_race
+from gemm_tuner.tuning.sampling import FINAL, RACE, Sampling
+from gemm_tuner.tuning.settings import SweepSettings
+
+VISITS = 3
+# Of a final in each visit: three of them have as many as a final of a sweep.
+_FINAL = replace(FINAL, pairs=11)
+# Calls that are slow have as few samples as in a sweep of this budget.
+_BUDGET_S = 10.0
+_STEPS_TO_PREPARE = 20  # it takes about as long as so many builds, proofs or timings
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entry:
+    """A candidate, and what became of it so far; times in seconds."""
+
+    candidate: Candidate
+    build: Build | None = None
+    finding: Finding
+    compile_s: float
+    prove_s: float = 0.0
+
+    @property
+    def is_correct(self) -> bool:
+        """Say whether it may be timed."""
+        return self.finding.outcome is Outcome.CORRECT
+
+
+@dataclass(slots=True, kw_only=True)
+class Recorder:
+    """Records one problem on this machine, in contexts that differ in the regime alone.
+
+    The same candidates are recorded in all contexts, at most so many, whether some contexts are
+    `done` already or not. Each is timed in so many `visits`, each time beside
+    others. `report` is told what is done, and of each step that is over. When `is_stopped`, nothing
+    new is begun.
+    """
+
+    problem: Problem
+    contexts: Sequence[ExecutionContext]
+    cpu: Cpu
+    settings: SweepSettings
+    report: Callable[[str, int], None]
+    is_stopped: Callable[[], bool]
+    most: int = MOST
+    visits: int = VISITS
+    done: Collection[ExecutionContext] = ()
+    candidates: list[Candidate] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Choose the candidates.
+
+        Raises:
+            NoKernelFamily: no family covers the problem on this CPU.
+        """
+        spaces = [
+            Space(
+                problem=self.problem, cpu=self.cpu, threads=context.threads, regime=context.regime
+            )
+            for context in self.contexts
+        ]
+        self.candidates = grid(spaces, self.most)
+
+    @property
+    def steps(self) -> int:
+        """Return how many steps there are: a build, a proof and timings of each candidate."""
+        of_each = 2 + self.visits * len(self._left)
+        return _STEPS_TO_PREPARE + len(self.candidates) * of_each
+
+    @property
+    def _left(self) -> list[ExecutionContext]:
+        return [context for context in self.contexts if context not in self.done]
+
+    def run(self) -> Iterator[Recording]:
+        """Yield what was recorded in each context, when it is whole.
+
+        Raises:
+            PreparationStopped: it `is_stopped`.
+            GemmTunerError: nothing can be built, proved or timed here.
+        """
+        space = Space(problem=self.problem, cpu=self.cpu, threads=self.contexts[0].threads)
+        self.report("preparing", 0)
+        begin_s = monotonic()
+        with start_host(
+            self.problem,
+            space,
+            self.settings,
+            provers=min(BATCH, usable_cpus()),
+            race=find_race([], self.settings, threads=space.threads),
+            is_stopped=self.is_stopped,
+        ) as host:
+            prepare_s = monotonic() - begin_s
+            recipes = recipes_digest(self.problem, self.candidates, self.settings.toolchain)
+            self.report("preparing", _STEPS_TO_PREPARE)
+            entries = self._at_once("building", self._build, self.candidates, usable_cpus())
+            entries = self._at_once(
+                "proving", lambda entry: self._prove(entry, host), entries, host.provers
+            )
+            for context in self._left:
+                requests = tuple(self._time(entries, host, context))
+                if not any(entry.is_correct for entry in entries):
+                    raise TrialFailed(
+                        f"no candidate of {self.problem.text} is right here: "
+                        f"{entries[0].finding.detail}"
+                    )
+                yield Recording(
+                    recorded_at=datetime.now(UTC),
+                    cpu=WireCpu.of(self.cpu),
+                    toolchain=self.settings.toolchain.text,
+                    generator=generator_version(),
+                    recipes=recipes,
+                    problem=self.problem.text,
+                    threads=context.threads,
+                    regime=context.regime,
+                    baseline=host.baseline_text,
+                    baseline_call_s=host.baseline_call_s,
+                    builders=usable_cpus(),
+                    provers=host.provers,
+                    prepare_s=prepare_s,
+                    candidates=tuple(map(self._recorded, entries)),
+                    requests=tuple(_of_correct(request, entries) for request in requests),
+                )
+
+    def _at_once(
+        self, stage: str, task: Callable[[Given], Made], given: Sequence[Given], workers: int
+    ) -> list[Made]:
+        """Return what a task makes of each of those given; so many run at the same time."""
+
+        def go_on(one: Given) -> Made:
+            self._check()
+            return task(one)
+
+        made = []
+        with ThreadPoolExecutor(max_workers=workers) as executor:
+            for one in executor.map(go_on, given):
+                made.append(one)
+                self.report(stage, 1)
+        return made
+
+    def _check(self) -> None:
+        if self.is_stopped():
+            raise PreparationStopped(f"{self.problem.text} is not recorded to its end.")
+
+    def _build(self, candidate: Candidate) -> _Entry:
+        family = family_named(candidate.micro_kernel.family)
+        source = self.settings.render(self.problem, candidate, family)
+        begin_s = monotonic()
+        build, finding = None, Finding(outcome=Outcome.CORRECT)
+        try:
+            build = compile_kernel(
+                source, isa=family.isa, toolchain=self.settings.toolchain, is_afresh=True
+            )
+        except CompilationFailed as error:
+            finding = Finding(outcome=Outcome.COMPILE_FAILED, detail=str(error))
+        return _Entry(
+            candidate=candidate, build=build, finding=finding, compile_s=monotonic() - begin_s
+        )
+
+    def _prove(self, entry: _Entry, host: TrialHost) -> _Entry:
+        if entry.build is None:
+            return entry
+        begin_s = monotonic()
+        finding = host.verify(entry.build)
+        return replace(entry, finding=finding, prove_s=monotonic() - begin_s)
+
+    def _time(
+        self, entries: Sequence[_Entry], host: TrialHost, context: ExecutionContext
+    ) -> Iterator[RecordedRequest]:
+        """Yield the requests of a context: in each visit, batches of others, as a search has them.
+
+        A candidate that fails becomes an entry with that outcome.
+        """
+        first_s = monotonic()
+        for visit in range(self.visits):
+            correct = [place for place, entry in enumerate(entries) if entry.is_correct]
+            np.random.default_rng(visit).shuffle(correct)
+            for start in range(0, len(correct), BATCH):
+                batch = correct[start : start + BATCH]
+                for sampling in (RACE, _FINAL):
+                    self._check()
+                    begin_s = monotonic()
+                    found = self._findings(entries, batch, host, context, sampling)
+                    yield from _requests_of(
+                        found,
+                        sampling=sampling,
+                        begin_s=begin_s - first_s,
+                        wall_s=monotonic() - begin_s,
+                    )
+                self.report(f"timing, {context.regime.value}", len(batch))
+
+    def _findings(
+        self,
+        entries: Sequence[_Entry],
+        batch: Sequence[int],
+        host: TrialHost,
+        context: ExecutionContext,
+        sampling: Sampling,
+    ) -> dict[int, TimedFinding]:
+        """Return what was found of the entries in these places that are correct so far."""
+        builds = {
+            place: build
+            for place in batch
+            if entries[place].is_correct and (build := entries[place].build)
+        }
+        if not builds:
+            return {}
+        timed = host.time_together(
+            list(builds.values()),
+            context=context,
+            pairs=sampling.affordable_pairs(
+                len(builds), call_s=host.baseline_call_s, budget_s=_BUDGET_S
+            ),
+            sample_ns=sampling.sample_ns,
+            keeps_all=True,
+        )
+        found = dict(zip(builds, timed, strict=True))
+        for place, one in found.items():
+            entries[place].finding = one.finding
+            if one.samples is None and entries[place].is_correct:
+                raise NotEnoughMemory(
+                    f"{entries[place].candidate.text} is not timed: {one.finding.detail}"
+                )
+        return found
+
+    def _recorded(self, entry: _Entry) -> RecordedCandidate:
+        family = family_named(entry.candidate.micro_kernel.family)
+        return RecordedCandidate(
+            text=entry.candidate.text,
+            outcome=entry.finding.outcome,
+            detail=entry.finding.detail,
+            compile_s=entry.compile_s,
+            prove_s=entry.prove_s,
+            cycles=predict_cycles(self.problem, entry.candidate, family, self.cpu),
+        )
+
+
+def _requests_of(
+    found: Mapping[int, TimedFinding], *, sampling: Sampling, begin_s: float, wall_s: float
+) -> Iterator[RecordedRequest]:
+    """Yield the requests that candidates in these places took part in.
+
+    It is one, unless they did not fit into memory together: then each was timed beside the baseline
+    alone.
+    """
+    together: dict[tuple[Sample, ...], list[int]] = {}
+    for place, one in found.items():
+        if one.samples is not None:
+            together.setdefault(one.samples[1], []).append(place)
+    for places in together.values():
+        measured = [timed for place in places if (timed := found[place].measurement)]
+        samples = [taken for place in places if (taken := found[place].samples)]
+        interference = measured[0].interference
+        yield RecordedRequest(
+            stage=sampling.stage,
+            sample_ns=sampling.sample_ns,
+            begin_s=begin_s,
+            wall_s=wall_s / len(together),
+            stolen=interference.stolen if interference else 0.0,
+            others=interference.others if interference else 0.0,
+            candidates=tuple(places),
+            series=tuple(
+                Series.of(one.candidate.calls_per_sample, ours)
+                for one, (ours, _theirs) in zip(measured, samples, strict=True)
+            ),
+            baseline=Series.of(measured[0].baseline_timing.calls_per_sample, samples[0][1]),
+        )
+
+
+def _of_correct(request: RecordedRequest, entries: Sequence[_Entry]) -> RecordedRequest:
+    """Return a request without the samples of candidates that failed later."""
+    kept = [
+        (place, series)
+        for place, series in zip(request.candidates, request.series, strict=True)
+        if entries[place].is_correct
+    ]
+    return request.model_copy(
+        update={
+            "candidates": tuple(place for place, _series in kept),
+            "series": tuple(series for _place, series in kept),
+        }
+    )

@@ -1,0 +1,137 @@
+"""The samples of a recording: windows of them for a timing, and how fast each candidate is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from gemm_tuner.bench.sample import Sample
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.measurement import Interference, Measurement, Timing
+from gemm_tuner.domain.record import Stage
+from gemm_tuner.replay.recording import RecordedRequest, Recording, Series
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A sample of a candidate and one of the baseline from the same round of a request.
+
+    Each is the time of its number of calls.
+    """
+
+    ours: Sample
+    calls: int
+    theirs: Sample
+    baseline_calls: int
+    stolen: float
+    others: float
+
+    @property
+    def is_calm(self) -> bool:
+        """Say whether nothing came between."""
+        return self.ours.is_calm and self.theirs.is_calm
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Say whether threads waited for a core."""
+        return self.ours.is_disturbed or self.theirs.is_disturbed
+
+    @property
+    def call_ns(self) -> float:
+        """Return the time of a call of the candidate, in ns."""
+        return self.ours.elapsed_ns / self.calls
+
+    @property
+    def baseline_call_ns(self) -> float:
+        """Return the time of a call of the baseline, in ns."""
+        return self.theirs.elapsed_ns / self.baseline_calls
+
+
+class Samples:
+    """All samples of a recording, by candidate and stage, in the order in which they were taken."""
+
+    def __init__(self, recording: Recording) -> None:
+        """Sort the samples."""
+        candidates = [one.candidate for one in recording.candidates]
+        self._baseline = recording.baseline
+        self._pairs: dict[tuple[Stage, Candidate], list[Pair]] = {}
+        self._speeds: dict[Candidate, list[float]] = {}
+        self._overheads: dict[Stage, list[float]] = {}
+        for request in recording.requests:
+            self._overheads.setdefault(request.stage, []).append(_overhead_s(request))
+            for place, series in zip(request.candidates, request.series, strict=True):
+                pairs = _pairs(series, request)
+                key = (request.stage, candidates[place])
+                self._pairs.setdefault(key, []).extend(pairs)
+                if request.stage is Stage.FINAL:
+                    speed = self.measurement(pairs).comparable_speed
+                    self._speeds.setdefault(candidates[place], []).append(speed)
+
+    def speeds(self) -> dict[Candidate, float]:
+        """Return how fast each candidate is that was right: what a search is to find out.
+
+        It is the median of its visits, each of which says what a sweep compares finals by.
+        """
+        return {one: median(speeds) for one, speeds in self._speeds.items()}
+
+    def overhead_s(self, stage: Stage) -> float:
+        """Return what a request takes besides its samples, for each that takes part."""
+        return median(self._overheads[stage])
+
+    def window(self, candidate: Candidate, stage: Stage, count: int, place: float) -> list[Pair]:
+        """Return so many pairs that were taken one after the other, or all that there are.
+
+        Where a race is to have more than were recorded, they are those of finals. After the last
+        pair comes the first. `place`, from 0 to 1, says where the window begins.
+        """
+        pairs = self._pairs[stage, candidate]
+        if len(pairs) < count:
+            pairs = max(pairs, self._pairs[Stage.FINAL, candidate], key=len)
+        begin = int(place * len(pairs))
+        return [*pairs[begin:], *pairs[:begin]][:count]
+
+    def measurement(self, pairs: Sequence[Pair]) -> Measurement:
+        """Return the measurement that pairs make: of the calm ones if they are half of all."""
+        calm = [pair for pair in pairs if pair.is_calm]
+        kept = calm if 2 * len(calm) >= len(pairs) else pairs
+        count = len(kept)
+        return Measurement(
+            candidate=_timing(kept[0].calls, [pair.call_ns for pair in kept]),
+            baseline=self._baseline,
+            baseline_timing=_timing(
+                kept[0].baseline_calls, [pair.baseline_call_ns for pair in kept]
+            ),
+            interference=Interference(
+                disturbed_rounds=sum(pair.is_disturbed for pair in kept) / count,
+                stolen=sum(pair.stolen for pair in kept) / count,
+                others=sum(pair.others for pair in kept) / count,
+            ),
+        )
+
+
+def _timing(calls: int, call_ns: Sequence[float]) -> Timing:
+    """Return the timing of calls that took so long in each sample."""
+    return Timing(
+        calls_per_sample=calls,
+        samples_ns=tuple(max(1, round(calls * one_ns)) for one_ns in call_ns),
+    )
+
+
+def _pairs(series: Series, request: RecordedRequest) -> list[Pair]:
+    return [
+        Pair(
+            ours=ours,
+            calls=series.calls,
+            theirs=theirs,
+            baseline_calls=request.baseline.calls,
+            stolen=request.stolen,
+            others=request.others,
+        )
+        for ours, theirs in zip(series.samples, request.baseline.samples, strict=True)
+    ]
+
+
+def _overhead_s(request: RecordedRequest) -> float:
+    """Return what a request took besides its samples, in seconds for each that took part."""
+    series = (*request.series, request.baseline)
+    sampled_s = sum(sum(one.elapsed_ns) for one in series) / 1e9
+    return max(0.0, request.wall_s - sampled_s) / len(series)

@@ -1,0 +1,1 @@
+"""Strategies of a search: which candidates to try next, told how fast others were."""

@@ -1,0 +1,139 @@
+"""A learned ranker: boosted trees as JSON, evaluated without the library that made them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from platformdirs import user_data_path
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gemm_tuner.build.cache import write_atomically
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.errors import InvalidSetting, StoreFailed
+from gemm_tuner.files import read_bounded
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.strategies.features import FEATURES, features
+
+_MAX_FILE_BYTES = 1 << 26
+
+# Sums of these are finite, and places are integers of NumPy.
+Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+Place = Annotated[int, Field(ge=-2, lt=10_000)]
+Nodes = Annotated[tuple[Place, ...], Field(min_length=1, max_length=10_000)]
+Figures = Annotated[tuple[Number, ...], Field(min_length=1, max_length=10_000)]
+
+
+class _Model(BaseModel):
+    """The parent of both models: strict, closed and finite."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Tree(_Model):
+    """A tree of decisions; node 0 is its root.
+
+    Node i asks whether feature `feature[i]` is at most `threshold[i]`, and leads to `left[i]` if so
+    and to `right[i]` if not. A leaf, whose `left` is -1, has the `value`.
+    """
+
+    feature: Nodes
+    threshold: Figures
+    left: Nodes
+    right: Nodes
+    value: Figures
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        count = len(self.value)
+        if {len(one) for one in (self.feature, self.threshold, self.left, self.right)} != {count}:
+            raise ValueError("a tree has as many features, thresholds, branches and values.")
+        for node, (feature, left, right) in enumerate(
+            zip(self.feature, self.left, self.right, strict=True)
+        ):
+            is_leaf = left == -1
+            is_branch = node < left < count and node < right < count
+            if not is_leaf and not (is_branch and 0 <= feature < len(FEATURES)):
+                raise ValueError(f"node {node} leads nowhere.")
+        return self
+
+    def predict(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return the value of the leaf that each row comes to."""
+        feature, left, right = (np.array(one) for one in (self.feature, self.left, self.right))
+        threshold = np.array(self.threshold)
+        node = np.zeros(len(rows), np.int64)
+        while (inner := np.flatnonzero(left[node] != -1)).size:
+            at = node[inner]
+            goes_left = rows[inner, feature[at]].astype(np.float64) <= threshold[at]
+            node[inner] = np.where(goes_left, left[at], right[at])
+        values: NDArray[np.float64] = np.array(self.value)[node]
+        return values
+
+
+class Ranker(_Model):
+    """Boosted trees that predict the logarithm of a candidate's time over that of the best."""
+
+    format: Literal[1] = 1
+    features: tuple[str, ...]
+    initial: Number
+    rate: Number
+    trees: Annotated[tuple[Tree, ...], Field(min_length=1, max_length=10_000)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.features != FEATURES:
+            raise ValueError("the ranker was trained on other features.")
+        return self
+
+    def predict(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return the prediction for each row of features."""
+        total = np.full(len(rows), self.initial)
+        for tree in self.trees:
+            total += self.rate * tree.predict(rows)
+        return total
+
+    def costs(self, space: Space, candidates: Sequence[Candidate]) -> dict[Candidate, float]:
+        """Return what is predicted of some candidates of a space, less is better."""
+        if not candidates:
+            return {}
+        predicted = self.predict(features(space, candidates)).tolist()
+        return dict(zip(candidates, predicted, strict=True))
+
+
+def own_ranker_path() -> Path:
+    """Return where the ranker of this user is, if one was trained."""
+    return user_data_path("gemm-tuner") / "ranker.json"
+
+
+def write_ranker(path: Path, ranker: Ranker) -> None:
+    """Write a ranker to a file that others see whole or not at all.
+
+    Raises:
+        StoreFailed: it cannot be written.
+    """
+    remedy = "name another place with --out"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreFailed(f"{path.parent} cannot be made ({error.strerror}); {remedy}.") from None
+    write_atomically(path, ranker.model_dump_json().encode(), remedy=remedy)
+
+
+def read_ranker(path: Path) -> Ranker:
+    """Return the ranker in a file.
+
+    Raises:
+        InvalidSetting: the file cannot be read, or holds none.
+    """
+    remedy = 'make one by "gemm-tuner model train", or name another file with --ranker.'
+    try:
+        return Ranker.model_validate_json(read_bounded(path, _MAX_FILE_BYTES))
+    except OSError as error:
+        raise InvalidSetting(
+            f"there is no ranker in {path}: {error.strerror or error}; {remedy}"
+        ) from None
+    except ValidationError as error:
+        first: dict[str, Any] = dict(error.errors(include_url=False, include_input=False)[0])
+        where = ".".join(map(str, first["loc"])) or "ranker"
+        raise InvalidSetting(f"{path} is no ranker: {where}: {first['msg']}; {remedy}") from None

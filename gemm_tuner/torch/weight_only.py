@@ -1,0 +1,98 @@
+"""Products with weights of bytes alone in a graph: floats by bytes, and the sums scaled.
+
+torchao's weight-only models compute `x @ cast(w).T * scale + bias`; kernels read the bytes, and
+multiply them in floats.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from gemm_tuner.torch.epilogues import past_views
+from gemm_tuner.torch.graphs import ATEN, CASTS, Graph, Node, as_floats, new_node, untransposed
+
+
+@dataclass(frozen=True, slots=True)
+class WeightOnly:
+    """Weights (n, k) of signed bytes, and the scale of each row; `view` gave y its last shape."""
+
+    w: Node
+    scale: Node
+    view: Node | None
+
+    def scales(self, graph: Graph) -> Node:
+        """Return the scales (n, 1), where nodes are inserted now."""
+        column = new_node(graph, ATEN.reshape.default, (self.scale, [-1, 1]))
+        return as_floats(graph, column)
+
+    def plain(self, graph: Graph, w: Node) -> Node:
+        """Return the weights that the bytes stand for, of the same as floats (n, k)."""
+        column = new_node(graph, ATEN.reshape.default, (self.scale, [-1, 1]))
+        return new_node(graph, ATEN.mul.Tensor, (w, column))
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """What follows a product: the node of the scaled sums, with their bias if there is one."""
+
+    node: Node
+    bias: Node | None
+    weight_only: WeightOnly
+
+
+def scaled_after(node: Node, w: Node, is_constant: Callable[[Node], bool]) -> Scaled | None:
+    """Return what makes a product by `w` one of bytes and scales, None where it is none.
+
+    `w` is what is multiplied: (k, n).
+    """
+    given = _bytes_of(w)
+    if given is None:
+        return None
+    n = given.meta["val"].shape[0]
+    scaled, scale, view = _vector_after(node, ATEN.mul.Tensor, n)
+    if scaled is None or not is_constant(scale):
+        return None
+    added, bias, later = _vector_after(scaled, ATEN.add.Tensor, n)
+    weight_only = WeightOnly(given, scale, later if added is not None and later else view)
+    return Scaled(added if added is not None else scaled, bias, weight_only)
+
+
+def _bytes_of(w: Node) -> Node | None:
+    """Return the bytes (n, k) whose transpose, as floats, a node is."""
+    casts = 0
+    turned = 0
+    while w.op == "call_function":
+        if w.target in CASTS:
+            casts, w = casts + 1, w.args[0]
+        elif (source := untransposed(w)) is not None:
+            turned, w = turned + 1, source
+        else:
+            return None
+    value = w.meta.get("val")
+    is_bytes = isinstance(value, torch.Tensor) and value.dtype == torch.int8 and value.dim() == 2
+    return w if is_bytes and casts == 1 and turned == 1 else None
+
+
+def _vector_after(
+    node: Node,
+    target: object,
+    n: int,
+) -> tuple[Node | None, Node | None, Node | None]:
+    """Return what joins a node with a vector of n in the same type, the vector, and the view."""
+    head = past_views(node)
+    if len(head.users) != 1:
+        return None, None, None
+    [user] = head.users
+    others = [one for one in user.args if one is not head]
+    if user.target is not target or user.kwargs or len(others) != 1:
+        return None, None, None
+    value = others[0].meta.get("val") if isinstance(others[0], torch.fx.Node) else None
+    is_vector = (
+        isinstance(value, torch.Tensor)
+        and tuple(value.shape) == (n,)
+        and value.dtype == node.meta["val"].dtype
+    )
+    if not is_vector:
+        return None, None, None
+    return user, others[0], None if head is node else head

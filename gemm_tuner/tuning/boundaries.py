@@ -1,0 +1,139 @@
+"""Which m of a range to measure, and where its kernels take turns. Nothing is measured here."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf, isqrt
+
+from gemm_tuner.domain.candidate import MOST_KERNELS, Candidate, UpTo
+from gemm_tuner.domain.problem import Rows
+from gemm_tuner.space.tile import round_up
+
+_FIRST_STEP = 2.0
+_MOST_FIRST = 13
+# Between two m that are nearer, a boundary need not be known better.
+_NEAR = 1.3
+# The speed, summed over all measured m, that one more kernel has to win.
+_WORTH_A_KERNEL = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A kernel for any m: a candidate, and whether a block holds all rows there are.
+
+    Such a block grows with m, so two candidates for two m may be the same kernel.
+    """
+
+    candidate: Candidate
+    holds_all_rows: bool
+
+    @classmethod
+    def of(cls, candidate: Candidate, rows: int) -> "Shape":
+        """Return the shape of a candidate for this many rows."""
+        if candidate.blocking.mc < rows:
+            return cls(candidate, holds_all_rows=False)
+        return cls(_with_block(candidate, 1), holds_all_rows=True)
+
+    def at(self, rows: int) -> Candidate:
+        """Return the candidate for up to this many rows."""
+        return _with_block(self.candidate, rows) if self.holds_all_rows else self.candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A kernel, and the least and the greatest of the measured m that it is for."""
+
+    low: int
+    high: int
+    shape: Shape
+
+
+Speeds = Mapping[int, Mapping[Shape, float]]
+
+
+def can_be_split(rows: Rows) -> bool:
+    """Return whether there are several m that multiply something."""
+    return rows.high > max(1, rows.low)
+
+
+def first_rows(rows: Rows) -> tuple[int, ...]:
+    """Return the m of a range to measure first: its ends, and some with a constant ratio."""
+    low, high = max(1, rows.low), rows.high
+    step = max(_FIRST_STEP, (high / low) ** (1 / (_MOST_FIRST - 1)))
+    count = 0
+    found = [low]
+    while (last := round(low * step ** (count := count + 1))) * _NEAR < high:
+        found.append(last)
+    return tuple(dict.fromkeys([*found, high]))
+
+
+def price_of_losses(losses: Collection[float]) -> float:
+    """Return what losses at some m count together: their mean, and the worst once more.
+
+    By the mean alone, one m would pay for what others win.
+    """
+    return sum(losses) / len(losses) + max(losses)
+
+
+def rows_between(pieces: Sequence[Piece]) -> tuple[int, ...]:
+    """Return the m to measure next: one between each two kernels that are not near yet."""
+    return tuple(
+        isqrt(piece.high * after.low)
+        for piece, after in pairwise(pieces)
+        if after.low > piece.high + 1 and after.low > _NEAR * piece.high
+    )
+
+
+def split(speeds: Speeds) -> tuple[Piece, ...]:
+    """Return the kernels with the least loss over all measured m, few of them where few will do.
+
+    Args:
+        speeds: for each measured m, the speed of each kernel that was timed there.
+    """
+    rows = sorted(speeds)
+    # For so many of the first m: the least cost, with the pieces that it comes from.
+    found: list[tuple[float, tuple[Piece, ...]]] = [(0.0, ())]
+    for end in range(1, len(rows) + 1):
+        options = [
+            (cost + _WORTH_A_KERNEL + loss, (*pieces, Piece(rows[begin], rows[end - 1], shape)))
+            for begin in range(end)
+            for cost, pieces in [found[begin]]
+            if len(pieces) < MOST_KERNELS
+            for loss, shape in [_least_loss(speeds, rows[begin:end])]
+        ]
+        found.append(min(options, key=lambda option: option[0]))
+    return found[-1][1]
+
+
+def _least_loss(speeds: Speeds, rows: Sequence[int]) -> tuple[float, Shape]:
+    """Return the shape that loses least in all at some m, and what it loses there."""
+    shapes = dict.fromkeys(shape for m in rows for shape in speeds[m])
+
+    def loss(shape: Shape) -> float:
+        return sum(
+            1.0 - speeds[m][shape] / max(speeds[m].values()) if shape in speeds[m] else inf
+            for m in rows
+        )
+
+    least = min(shapes, key=lambda shape: (loss(shape), shape.candidate.text))
+    return loss(least), least
+
+
+def candidate_of(pieces: Sequence[Piece], rows: Rows) -> Candidate:
+    """Return the candidate for a range of m, with boundaries in the middle between measured m.
+
+    Where one kernel is the best for all, it has a boundary too: so a candidate for a range that was
+    measured all over is never one that was tuned for the greatest m alone.
+    """
+    last = pieces[-1].shape.at(rows.high)
+    boundaries = [
+        (max(piece.high, isqrt(piece.high * after.low)), piece.shape)
+        for piece, after in pairwise(pieces)
+    ]
+    below = [UpTo(rows=boundary, kernel=shape.at(boundary)) for boundary, shape in boundaries]
+    return replace(last, below=tuple(below) or (UpTo(rows=max(1, rows.low), kernel=last),))
+
+
+def _with_block(candidate: Candidate, rows: int) -> Candidate:
+    block = round_up(max(1, rows), candidate.micro_kernel.mr)
+    return replace(candidate, blocking=replace(candidate.blocking, mc=block))

@@ -1,0 +1,110 @@
+"""Formats of packed weights for several m: what each would cost them, and which to search."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import inf, isinf
+
+from gemm_tuner.build.toolchain import Toolchain
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.packed_format import packed_format
+from gemm_tuner.domain.record import Stage
+from gemm_tuner.errors import NoKernelFamily
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.catalog import family_named
+from gemm_tuner.space.model import predict_cycles
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.earlier import earlier_trials
+from gemm_tuner.tuning.generator import generator_version
+
+MOST_FORMATS = 3
+_BEST_OF_EACH = 3
+
+# What losses at each m count together: the format with the least of these is best.
+Price = Callable[[Sequence[float]], float | tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedFormats:
+    """What the sweep of one problem timed: the greatest speed of each format, and an example.
+
+    A kernel was `confirmed` in some of the formats.
+    """
+
+    space: Space
+    speeds: dict[str, float] = field(default_factory=dict)
+    examples: dict[str, Candidate] = field(default_factory=dict)
+    confirmed: set[str] = field(default_factory=set)
+
+    def best(self) -> list[str]:
+        """Return the fastest formats."""
+        return sorted(self.speeds, key=lambda name: -self.speeds[name])[:_BEST_OF_EACH]
+
+    def expected_loss(self, name: str, like: Candidate) -> float:
+        """Return the share of the greatest speed that a format costs, by the model if not timed."""
+        if name in self.speeds:
+            return 1.0 - self.speeds[name] / max(1.0, *self.speeds.values())
+        in_format = replace(self.space, like=like)
+        return max(0.0, 1.0 - _fewest_cycles(self.space) / _fewest_cycles(in_format))
+
+    def is_searched(self, name: str, like: Candidate) -> bool:
+        """Return whether there is nothing to search in a format any more."""
+        return name in self.confirmed or is_empty(replace(self.space, like=like))
+
+
+def promising_formats(timed: Sequence[TimedFormats], price: Price) -> list[Candidate]:
+    """Return a candidate of each format to search: those with the least price of their losses.
+
+    They are fewer where some were searched before.
+    """
+    examples = {name: like for one in timed for name, like in one.examples.items()}
+    searched = {
+        name for name, like in examples.items() if all(one.is_searched(name, like) for one in timed)
+    }
+
+    def expected(name: str) -> float | tuple[float, ...]:
+        return price([one.expected_loss(name, examples[name]) for one in timed if one.speeds])
+
+    promising = {name for one in timed for name in one.best()} - searched
+    ranked = sorted(promising, key=lambda name: (expected(name), name))
+    return [examples[name] for name in ranked[: max(0, MOST_FORMATS - len(searched))]]
+
+
+def timed_formats(
+    space: Space, context: ExecutionContext, repository: Repository, toolchain: Toolchain
+) -> TimedFormats:
+    """Return what was timed of a problem in a context, beside the newest baseline."""
+    measured = [
+        (trial, trial.measurement)
+        for trial in earlier_trials(repository, space.problem, space.cpu, toolchain)
+        if trial.context == context and trial.measurement is not None
+    ]
+    found = TimedFormats(space=space)
+    for trial, measurement in measured:
+        if measurement.baseline == measured[-1][1].baseline:
+            family = family_named(trial.candidate.micro_kernel.family)
+            name = packed_format(space.problem, trial.candidate, family)
+            found.speeds[name] = max(found.speeds.get(name, 0.0), measurement.ratio.median)
+            found.examples[name] = trial.candidate
+            if trial.stage is Stage.CONFIRM and trial.generator == generator_version():
+                found.confirmed.add(name)
+    return found
+
+
+def is_empty(space: Space) -> bool:
+    """Return whether there is no candidate of a problem in a format."""
+    return isinf(_fewest_cycles(space))
+
+
+@lru_cache(maxsize=512)
+def _fewest_cycles(space: Space) -> float:
+    """Return what the model expects of the best candidate, infinity where there is none."""
+    try:
+        candidates = space.defaults()
+    except NoKernelFamily:
+        return inf
+    return min(
+        predict_cycles(space.problem, one, family_named(one.micro_kernel.family), space.cpu)
+        for one in candidates
+    )

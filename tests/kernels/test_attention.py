@@ -1,0 +1,333 @@
+"""Attention: two products of a micro-kernel, and the weights of a softmax between them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+from needs import each_executed
+from numpy.typing import NDArray
+from proof import Subject, prove_all
+from rows import ROWS, Row
+from test_cuts import kernel_of
+
+from gemm_tuner.abi import OK, ArgsStruct, ArrayView, make_args
+from gemm_tuner.bench.baselines import attention
+from gemm_tuner.bench.baselines.attention import ROWS as LIBRARIES
+from gemm_tuner.bench.baselines.attention import TorchAttention
+from gemm_tuner.bench.baselines.baseline import Row as LibraryRow
+from gemm_tuner.bench.baselines.choose import check_baseline, raced_packages
+from gemm_tuner.bench.correctness import Case
+from gemm_tuner.bench.inputs import InputKind, make_inputs
+from gemm_tuner.bench.reference import compute_expected
+from gemm_tuner.bench.tolerance import find_error
+from gemm_tuner.bench.workload import make_workload
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.dtype import DType, OperandTypes
+from gemm_tuner.domain.measurement import Library
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.source import Source
+from gemm_tuner.errors import InvalidArray, InvalidCandidate, InvalidSetting
+from gemm_tuner.libraries import attention_layer
+from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.runtime.load import Kernel
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.cores import core_named
+from gemm_tuner.space.limits import check_covers
+
+KERNEL = "scalar_f32_2x4 mc4_nc8_kc5 ic_jc_ir_jr pack_w"
+PRODUCT = "scalar_f32_2x4 mc4_nc8_kc5 ic_jc_ir_jr pack_w"
+FULL = "attention f32 1..7x21x5 scale+add+causal"
+OF_SCORES = [
+    row
+    for row in ROWS
+    if row.family.template.name == "outer_product"
+    and row.types in {OperandTypes.of(DType.F32), OperandTypes.of(DType.BF16, y=DType.F32)}
+]
+
+
+def subjects_of(row: Row) -> list[Subject]:
+    """Return attention by a family: tails, packed and in place, one block and many."""
+    family = row.family
+    mr, nr = family.tiles[1]
+    found = []
+    for m, n, k, nc, steps, words in (
+        (f"1..{2 * mr + 1}", 2 * nr + 3, nr + 3, nr, "scale+add+causal", " pack_w"),
+        (f"{mr + 1}", 2 * nr + 1, 2 * nr, 3 * nr, "scale", ""),
+        (f"{2 * mr}", nr - 1, 3, nr, "causal", ""),
+    ):
+        found.append(
+            Subject(
+                problem=f"attention {row.types.x.value} {m}x{n}x{k} {steps}",
+                candidate=f"{family.name}_{mr}x{nr} mc{mr}_nc{nc}_kc{k} ic_jc_jr_ir{words}",
+            )
+        )
+    return found
+
+
+def test_every_tile_of_single_floats_computes_attention() -> None:
+    tiles = next(row.family.tiles for row in OF_SCORES if row.family.name == "scalar_f32")
+    subjects = [
+        Subject(
+            problem="attention f32 3x10x5 causal",
+            candidate=f"scalar_f32_{mr}x{nr} mc{2 * mr}_nc{nr}_kc5 ic_jc_jr_ir{word}",
+        )
+        for mr, nr in tiles
+        for word in ("", " pack_w")
+    ]
+
+    assert prove_all(subjects, find_toolchain()) == {}
+
+
+@pytest.mark.parametrize("row", each_executed(OF_SCORES, quick=["scalar_f32"]))
+def test_every_family_computes_attention(row: Row) -> None:
+    assert prove_all(subjects_of(row), find_toolchain()) == {}
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("visible < count ? visible : count", "visible < count ? visible + 1 : count"),
+        ("store<lanes>(sums + i, load<lanes>(sums + i) * factor)", "(void)factor"),
+        ("state.totals[local] * factor + total", "state.totals[local] + total"),
+        ("whole + key < count ? keys", "whole + key <= count ? keys"),
+        ("total == 0.0f ? Vector{}", "total < 0.0f ? Vector{}"),
+        ("+ head * args.v_head_stride", ""),
+        ("+ item * args.v_batch_stride", ""),
+        (
+            "constexpr uint64_t maxima_bytes = whole_lines(",
+            "constexpr uint64_t maxima_bytes = (0 * ",
+        ),
+        ("select_below(distance, -87.0f, Vector{}, ", "("),
+    ],
+    ids=[
+        "one key too many is seen",
+        "sums do not shrink",
+        "totals do not shrink",
+        "a key past the last is read",
+        "a row that sees nothing is not zero",
+        "one v for all heads",
+        "one v for all of the batch",
+        "maxima have no room",
+        "a hidden key has a weight",
+    ],
+)
+def test_the_proof_finds_a_planted_fault(right: str, wrong: str) -> None:
+    def spoil(source: Source, isa: frozenset[IsaFeature]) -> tuple[Source, frozenset[IsaFeature]]:
+        assert right in source.text
+        return replace(source, text=source.text.replace(right, wrong)), isa
+
+    (finding,) = prove_all(
+        [Subject(problem=FULL, candidate=KERNEL)], find_toolchain(), spoil
+    ).values()
+
+    assert finding.outcome in {Outcome.WRONG, Outcome.OUT_OF_BOUNDS, Outcome.CRASHED}
+
+
+@pytest.mark.parametrize(
+    ("candidate", "what"),
+    [
+        ("avx2_f32_dot_1x4 mc1_nc4_kc5 ic_jc_jr_ir pack_w", "choose one of outer products"),
+        ("avx2_f32_4x16 mc4_nc16_kc5 jc_ic_jr_ir pack_w", "choose ic_jc_jr_ir"),
+        ("avx2_f32_4x16 mc4_nc16_kc4 ic_jc_jr_ir pack_w", "choose 5"),
+        ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir pack_x pack_w", "pack_x"),
+        ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir pack_w pf4096", "prefetch_w_bytes"),
+        ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir pack_w grid1x2", "cut rows alone"),
+        ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir pack_w grid1x1x2", "2 slices"),
+    ],
+)
+def test_what_a_kernel_of_attention_does_not_have_is_refused(candidate: str, what: str) -> None:
+    with pytest.raises(InvalidCandidate, match=what):
+        check_covers(Problem.parse(FULL), Candidate.parse(candidate))
+
+
+def test_what_is_searched_can_be_typed() -> None:
+    problem = Problem.parse("attention f32 100x300x20 scale+causal")
+    space = Space(problem=problem, cpu=core_named("zen4").cpu, threads=2)
+    dice = np.random.default_rng(1)
+
+    drawn = [space.draw(dice) for _ in range(100)]
+
+    assert len(set(drawn)) > 50
+    for candidate in (*space.defaults(), *drawn):
+        assert candidate is not None
+        check_covers(problem, candidate)
+
+
+def softmax_of(scores: NDArray[Any]) -> NDArray[Any]:
+    """Return weights, of a row that sees nothing zeros."""
+    greatest = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isneginf(greatest), 0.0, greatest))
+    sums = weights.sum(axis=-1, keepdims=True)
+    divided: NDArray[Any] = weights / np.where(sums == 0.0, 1.0, sums)
+    return divided
+
+
+def arrays_of_heads() -> dict[str, NDArray[Any]]:
+    """Return views of (batch, rows, heads, size): 2 heads of keys for 4 of queries, and a mask."""
+    random = np.random.default_rng(5)
+
+    def heads(rows: int, count: int) -> NDArray[Any]:
+        return random.standard_normal((3, rows, count, 5), np.float32).swapaxes(1, 2)
+
+    add = random.standard_normal((3, 1, 6, 21), np.float32)
+    add[1, :, 2] = -np.inf
+    k, v = (np.repeat(heads(21, 2), 2, axis=1) for _each in range(2))
+    return {"q": heads(6, 4), "k": k[:, :1], "v": v, "add": add}
+
+
+def right_of(q: Any, k: Any, v: Any, add: Any, scale: float) -> NDArray[Any]:  # noqa: ANN401
+    """Return attention in float64."""
+    q, k, v = (one.astype(np.float64) for one in (q, k, v))
+    m, n = add.shape[-2:]
+    scores = q @ k.swapaxes(-1, -2) * scale + add
+    scores = np.where(np.tri(m, n, n - m, dtype=bool), scores, -np.inf)
+    result: NDArray[Any] = softmax_of(scores) @ v
+    return result
+
+
+def by_library(name: str) -> FallbackKernel:
+    return FallbackKernel(
+        problem=Problem.parse(FULL), reason="", threads=1, instead=Library(text=name)
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: kernel_of(FULL, KERNEL),
+        lambda: by_library("onednn"),
+        lambda: by_library("openblas"),
+    ],
+    ids=["kernel", "oneDNN", "OpenBLAS"],
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_views_of_batch_and_heads_are_attended_to(
+    make: Callable[[], Kernel | FallbackKernel], threads: int
+) -> None:
+    arrays = arrays_of_heads()
+    q, k, v, add = (arrays[name] for name in ("q", "k", "v", "add"))
+    kernel, out = make(), np.zeros((3, 6, 4, 5), np.float32)
+
+    y = kernel(q, k, v, scale=0.4, add=add, out=out.swapaxes(1, 2), threads=threads)
+
+    assert np.shares_memory(y, out)
+    right = right_of(q, k, v, add, 0.4)
+    assert not right[1, :, 2].any()
+    np.testing.assert_allclose(y, right, rtol=1e-5, atol=1e-6)
+
+
+def test_numpy_makes_weights_where_the_pass_was_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_layer, "built_finish", lambda: None)
+    arrays = arrays_of_heads()
+    q, k, v, add = (arrays[name][0] for name in ("q", "k", "v", "add"))
+
+    y = by_library("openblas")(q, k, v, scale=0.4, add=add)
+
+    np.testing.assert_allclose(y, right_of(q, k, v, add, 0.4), rtol=1e-5, atol=1e-6)
+
+
+def test_wrong_calls_are_told_what_to_pass() -> None:
+    kernel, product = kernel_of(FULL, KERNEL), kernel_of("matmul f32 4x8x5 nk none", PRODUCT)
+    q, k, v = (np.zeros((rows, 5), np.float32) for rows in (4, 21, 21))
+    operands: dict[str, Any] = {"scale": 1.0, "add": np.zeros((4, 21), np.float32)}
+
+    wrong: list[tuple[Callable[[], object], str]] = [
+        (lambda: kernel(q, k, **operands), "v is missing"),
+        (lambda: kernel(q, k, v[:20], **operands), "(21, 5)"),
+        (lambda: kernel(q, k, np.stack([v, v]), **operands), "values for"),
+        (lambda: kernel(q, k, v, out=v[:4], **operands), "overlap"),
+        (lambda: kernel(q, k, v, **operands | {"scale": 10**400}), "no number of the type f32"),
+        (lambda: product(q, k[:8], v), "has no values"),
+    ]
+    for call, what in wrong:
+        with pytest.raises(InvalidArray) as raised:
+            call()
+        assert what in str(raised.value)
+    with pytest.raises(InvalidSetting, match="nothing is packed ahead"):
+        kernel.pack(k)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=pytest.mark.baseline(row.name.removesuffix("-attention")))
+        for row in LIBRARIES
+    ],
+    ids=lambda row: row.name,
+)
+@pytest.mark.parametrize("steps", ["scale+causal", "scale+add+causal"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_library_computes_what_it_is_compared_with(
+    row: LibraryRow, steps: str, dtype: str
+) -> None:
+    problem = Problem.parse(f"attention {dtype} 9x9x16 {steps}")
+    copy, *_others = row.find(None)  # type: ignore[arg-type]  # which these do not need
+
+    case = Case(problem, InputKind.NORMAL, seed=4)
+    found = check_baseline(copy.baseline, problem, case, threads=1)
+
+    assert isinstance(found, float), found
+
+
+@pytest.mark.baseline("torch")
+def test_pytorch_is_raced_in_the_shortest_budget() -> None:
+    packages = raced_packages(0.0, attends=True)
+
+    assert any(package.startswith("torch ") for package in packages)
+
+
+@pytest.mark.baseline("torch")
+def test_a_call_of_pytorch_is_the_function_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch: Any = import_module("torch")
+    problem = Problem.parse("attention f32 1x64x16 scale+causal")
+    inputs = make_inputs(problem, InputKind.NORMAL, seed=4)
+    baseline, given = TorchAttention(), []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def noted(*arrays: object, **settings: object) -> object:
+        given.append(settings)
+        return attend(*arrays, **settings)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(attention, "_least_s", lambda call: call.__name__ != "by_flash")
+    workload = make_workload(problem, inputs, threads=1)
+    call = baseline.prepare(workload)._make_call(workload.w)
+    monkeypatch.delattr(torch.nn.attention, "sdpa_kernel")
+    call()
+
+    assert baseline.implementation == "scaled_dot_product_attention, flash"
+    assert given[-1]["attn_mask"] is None  # the only row sees all keys
+    assert find_error(compute_expected(problem, inputs), workload.y) is None
+
+
+def test_callers_that_know_no_values_call_products_alone() -> None:
+    attention, product = kernel_of(FULL, KERNEL), kernel_of("matmul f32 4x8x5 nk none", PRODUCT)
+    nowhere = ArrayView(0, 5)
+    args = make_args(
+        m=4,
+        batch=0,
+        x=nowhere,
+        w=nowhere,
+        v=nowhere,
+        n=21,
+        y=nowhere,
+        operands=[nowhere, nowhere],
+        workspace=0,
+    )
+
+    assert attention.native.run(args, 0, 0, 1) == OK
+    args.n = 20
+    assert attention.native.run(args, 0, 0, 1) != OK
+    args.n = 21
+    args.size_bytes = ArgsStruct.v.offset  # as callers of version 4 give it
+    assert attention.native.run(args, 0, 0, 1) != OK
+    args.operand_count = 0
+    assert product.native.run(args, 0, 0, 1) == OK
+    args.size_bytes -= 8
+    assert product.native.run(args, 0, 0, 1) != OK

@@ -1,0 +1,210 @@
+"""`gemm-tuner bench-models` with models of PyTorch, in processes of their own."""
+
+import json
+import signal
+import subprocess
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemm_tuner.cli.main import run
+from gemm_tuner.models.messages import ORDER, Order, Ready
+from gemm_tuner.models.process import CHILD, WayProcess
+from gemm_tuner.models.row import Prepared, Work
+from gemm_tuner.models.shares import time_shares
+from gemm_tuner.models.table import MODELS, PRECISIONS, WAYS
+
+pytestmark = pytest.mark.proof
+torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
+ours: Any = pytest.importorskip("gemm_tuner.torch")
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
+from torch_samples import operator_calls  # noqa: E402
+
+
+def test_a_small_model_is_tuned_and_timed_in_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    ways = ["--ways", "eager,replace", "--budget", "500ms", "--rounds", "2", "--small"]
+    places = [
+        "--db",
+        f"sqlite:///{tmp_path}/store.sqlite3",
+        "--out",
+        str(tmp_path / "results.json"),
+    ]
+
+    assert run(["bench-models", "dlrm", *ways, *places, "--json"]) == 0
+
+    printed = capsys.readouterr()
+    [facts] = json.loads(printed.out)["models"]
+    eager, ours = facts["ways"]
+    assert [eager["reason"], ours["reason"]] == [None, None]
+    assert "were not all tuned" not in printed.err
+    assert eager["error"] == 0.0
+    assert ours["error"] < 1e-4
+    assert ours["taken"] + ours["left"] == 3
+    assert 0.0 < eager["share_left"] < 1.0
+    assert eager["share_taken"] == 0.0
+    assert facts["why_no_limit"] is None
+    assert facts["share_of_limit"] > 0.0
+    # What is there is not measured again.
+    assert run(["bench-models", "dlrm", *ways, *places, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["models"] == [facts]
+
+
+def test_the_time_of_a_kernel_is_that_of_a_layer_that_was_taken() -> None:
+    x, model = torch.randn(64, 256), torch.nn.Sequential(torch.nn.Linear(256, 512))
+    ours.replace(model, x, source=Kernels())
+    with torch.no_grad():
+        shares = time_shares(lambda: model(x))
+    assert shares.left == 0
+    assert 0.5 < shares.taken < 1
+
+
+def test_the_process_of_a_way_ends_with_the_one_that_measures() -> None:
+    order = Order(
+        model="bert-large",  # making its weights takes seconds
+        way="eager",
+        dtype="f32",
+        threads=1,
+        batch=1,
+        is_small=False,
+        db="",
+        budget_s=0,
+    )
+    with subprocess.Popen(CHILD, stdin=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdin is not None
+        process.stdin.write(ORDER.dump_json(order) + b"\n")
+        process.stdin.close()
+
+        assert process.wait(timeout=100) == -signal.SIGKILL
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # that is how it converts
+def test_openvino_compiles_for_the_shapes_of_the_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
+    from gemm_tuner.models.child import prepare  # noqa: PLC0415 - as a process of a way does
+
+    compiled = []
+
+    def compile_model(model: Any, *options: Any) -> Any:  # noqa: ANN401 - of OpenVINO
+        compiled.append(model)
+        return openvino.Core().compile_model(model, *options)
+
+    monkeypatch.setattr(openvino, "compile_model", compile_model)
+    order = Order(
+        model="dlrm",
+        way="openvino",
+        dtype="f32",
+        threads=1,
+        batch=1,
+        is_small=True,
+        db="",
+        budget_s=0,
+    )
+    with torch.no_grad():
+        _prepared, ready = prepare(order)
+
+    assert ready.error < 1e-4
+    assert [one.is_dynamic() for one in compiled] == [False]
+
+
+@pytest.mark.parametrize("way", ["openvino", "onnxruntime"])
+def test_a_package_tells_nobody_of_its_use(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(way, reason=f"{way} is not installed")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody is there
+    order = Order(
+        model="dlrm",
+        way=way,
+        dtype="f32",
+        db="",
+        threads=1,
+        batch=1,
+        is_small=True,
+        budget_s=0,
+    )
+
+    with WayProcess(order, deadline_s=100) as process:
+        process.answer(Ready)
+
+    # Each would keep a number there, by which it knows this user again.
+    assert not list(tmp_path.glob("intel/*"))
+    assert not list(tmp_path.glob(".cache/Microsoft/**/*"))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_small_model_computes_the_same_twice(model: str) -> None:
+    from gemm_tuner.models.child import prepare  # noqa: PLC0415 - as a process of a way does
+
+    order = Order(
+        model=model, way="eager", dtype="f32", threads=1, batch=2, is_small=True, db="", budget_s=0
+    )
+    with torch.no_grad():
+        prepared, ready = prepare(order)
+
+    assert ready.error == 0.0
+    assert prepared.plain is not None
+    assert all(len(one) % 2 == 0 for one in prepared.outputs(prepared.call()))  # of both in a batch
+
+
+def _flipped(layer: str, work: Work) -> Prepared:
+    """Run a model as it is, but for one layer, whose outputs are in another order."""
+    weight = work.built.module.get_submodule(layer).weight
+    weight.data = weight.data.flip(0).contiguous()
+    return WAYS["eager"].prepare(work)
+
+
+@pytest.mark.parametrize(
+    "layer", ["", "attention.self.value", "attention.output.dense", "intermediate.dense"]
+)
+def test_one_wrong_small_layer_of_bf16_is_seen(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gemm_tuner.models.child import prepare  # noqa: PLC0415 - as a process of a way does
+
+    if layer:
+        flipped = partial(_flipped, f"model.encoder.layer.0.{layer}")
+        way = replace(WAYS["eager"], name="flipped", prepare=flipped)
+        monkeypatch.setitem(WAYS, "flipped", way)
+    order = Order(
+        model="bert-base",
+        way="flipped" if layer else "eager",
+        dtype="bf16",
+        threads=1,
+        batch=1,
+        is_small=True,
+        db="",
+        budget_s=0,
+    )
+    with torch.no_grad():
+        _prepared, ready = prepare(order)
+
+    assert ready.error < 0.05  # of the largest element: a fixed tolerance sees nothing
+    assert ("of the norm" in ready.wrong) is bool(layer)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own freezing
+def test_kernels_are_called_without_python_between() -> None:
+    torch.manual_seed(1)
+    source: Any = Kernels()  # in the place of the URL of a database
+    built = MODELS["dlrm"].build(1, is_small=True)
+    with torch.no_grad():
+        expected = built.call()
+        work = Work(built=built, precision=PRECISIONS["f32"], threads=1, db=source, budget_s=0)
+        prepared = WAYS["enable-cpp-wrapper"].prepare(work)
+        outputs = prepared.outputs(prepared.call())
+        calls = operator_calls(prepared.call)
+
+    assert prepared.report is not None
+    assert len(prepared.report().taken) == 3
+    assert calls == {"gemm_tuner::linear": 3}
+    for y, wanted in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4)
+    ours.disable()

@@ -1,0 +1,376 @@
+"""What is recorded: the grid, the file, and a recording that is stopped and goes on."""
+
+import gzip
+import json
+import os
+import signal
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import pytest
+from recordings import PROBLEM, first_candidates, make_recording
+from samples import CPU, make_artifact
+
+from gemm_tuner.bench.finding import Finding, TimedFinding
+from gemm_tuner.bench.sample import Sample
+from gemm_tuner.build.compile import Build
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.cli.main import run
+from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.measurement import Measurement, Timing
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.record import Outcome, Stage
+from gemm_tuner.domain.source import Source
+from gemm_tuner.errors import CompilationFailed, InvalidRecord
+from gemm_tuner.replay import recording
+from gemm_tuner.replay.grid import evenly, grid
+from gemm_tuner.replay.recording import Recording, read_recordings, write_recordings
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.catalog import family_named
+from gemm_tuner.space.ranking import shortlist
+from gemm_tuner.tuning.generator import generator_version
+
+SPACE = Space(problem=PROBLEM, cpu=CPU)
+NOW = {"toolchain": find_toolchain().text, "generator": generator_version()}
+UNKNOWN_FAMILY = "none_f32_6x16 mc66_nc64_kc64 jc_ic_jr_ir"
+
+
+@pytest.mark.parametrize("most", [1, 7, 40])
+def test_a_grid_has_the_models_first_and_steps_around_some(most: int) -> None:
+    avx2 = replace(CPU, isa=frozenset({IsaFeature.FMA, IsaFeature.AVX2}))
+    space = Space(problem=Problem.parse("f32 12x24x4 nk none"), cpu=avx2)
+
+    found = grid([space], most)
+
+    assert len(found) == len(set(found)) == most
+    assert found[0] == shortlist(space, 1)[0]
+    assert all(map(space.cuts_of, found))  # they are of this space
+    assert len(set(space.neighbours(found[0])) & set(found)) >= most // 10
+
+
+def test_items_are_taken_at_even_distances() -> None:
+    assert evenly(range(10), 5) == [0, 2, 4, 6, 8]
+    assert evenly(range(3), 5) == [0, 1, 2]
+
+
+def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
+    recordings = [
+        make_recording(dict.fromkeys(first_candidates(2), 500.0), regime=regime)
+        for regime in Regime
+    ]
+
+    write_recordings(tmp_path / "folder" / "one.jsonl.gz", recordings)
+
+    assert read_recordings(tmp_path / "folder" / "one.jsonl.gz") == recordings
+
+
+def _without_a_race(facts: dict[str, list[dict[str, object]]]) -> None:
+    facts["requests"] = [one for one in facts["requests"] if one["stage"] != "race"]
+
+
+def _change(path: str, value: object) -> Callable[[dict[str, object]], None]:
+    def change(facts: dict[str, object]) -> None:
+        *parts, last = path.split(".")
+        place: object = facts
+        for part in parts:
+            place = place[int(part) if part.isdigit() else part]  # type: ignore[index]
+        place[last] = value  # type: ignore[index]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_change("candidates.0.text", "no candidate"), "candidates.0: .*not understood"),
+        (_change("candidates.0.text", UNKNOWN_FAMILY), "candidates.0: .*'none_f32' is not known"),
+        (_change("problem", "f32 0x"), "'f32 0x'"),
+        (_change("problem", "f32 64x64x0 nk none"), "multiplies nothing"),
+        (_change("prepare_s", 1e8), "prepare_s: .*less than"),
+        (_change("requests.0.baseline.elapsed_ns", [2**50] * 15), "baseline.elapsed_ns.0: "),
+        (_change("format", 2), "format: "),
+        (_change("surplus", 1), "surplus: "),
+        (_change("requests.0.candidates", [0]), "requests.0: .*each candidate"),
+        (_change("requests.0.stage", "confirm"), "race or in a final"),
+        (_change("requests.0.baseline.elapsed_ns", [0] * 15), "positive times"),
+        (_without_a_race, "has samples of a race and of a final"),
+    ],
+)
+def test_a_line_that_is_no_recording_is_one_error(
+    change: Callable[[dict[str, object]], None], told: str, tmp_path: Path
+) -> None:
+    whole = make_recording(dict.fromkeys(first_candidates(2), 500.0))
+    facts = json.loads(whole.model_dump_json())
+    change(facts)
+    path = tmp_path / "one.jsonl.gz"
+    other = make_recording(dict.fromkeys(first_candidates(2), 500.0), regime=Regime.COLD_WEIGHTS)
+    lines = f"{other.model_dump_json()}\n{json.dumps(facts)}\n"
+    path.write_bytes(gzip.compress(lines.encode()))
+
+    with pytest.raises(InvalidRecord, match=f"one.jsonl.gz, line 2: .*{told}"):
+        read_recordings(path)
+
+
+def test_what_is_recorded_twice_is_one_error(tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl.gz"
+    write_recordings(path, [make_recording(dict.fromkeys(first_candidates(1), 500.0))] * 2)
+
+    with pytest.raises(InvalidRecord, match=r"line 2: .* is there in this context already"):
+        read_recordings(path)
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda content: content[:-20], lambda _content: b"{}", lambda _content: b"\x1f\x8b"]
+)
+def test_a_damaged_file_is_one_error(spoil: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl.gz"
+    write_recordings(path, [make_recording(dict.fromkeys(first_candidates(1), 500.0))])
+    path.write_bytes(spoil(path.read_bytes()))
+
+    with pytest.raises(InvalidRecord, match=r"one.jsonl.gz is damaged: .*record it again"):
+        read_recordings(path)
+
+
+def test_many_lines_in_a_small_file_take_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "_MAX_FILE_BYTES", 2**16)  # room for a file is taken at once
+    path = tmp_path / "one.jsonl.gz"
+    path.write_bytes(gzip.compress(b"\n" * 2**22))
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRecord, match=r"one.jsonl.gz, line 1: "):
+            read_recordings(path)
+        _now, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert most_bytes < 2**22
+
+
+class Host:
+    """Stands for the server of trials: the build of `wrong` is."""
+
+    baseline_text = "onednn 3.2.0"
+    baseline_call_s = 1e-6
+    provers = 2
+
+    def __init__(self, wrong: str, on_request: Callable[[ExecutionContext], None]) -> None:
+        self.wrong = wrong
+        self.on_request = on_request
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Do nothing: there is no server."""
+
+    def verify(self, build: Build) -> Finding:
+        is_wrong = build.source.text == self.wrong
+        return Finding(outcome=Outcome.WRONG if is_wrong else Outcome.CORRECT)
+
+    def time_together(
+        self, builds: Sequence[Build], *, context: ExecutionContext, pairs: int, **_rest: object
+    ) -> tuple[TimedFinding, ...]:
+        self.on_request(context)
+        sample = Sample(elapsed_ns=4000, involuntary_switches=1, waited_ns=7)
+        timing = Timing(calls_per_sample=4, samples_ns=(4000,) * pairs)
+        found = TimedFinding(
+            finding=Finding(outcome=Outcome.CORRECT),
+            measurements=(
+                Measurement(candidate=timing, baseline_timing=timing, baseline=self.baseline_text),
+            ),
+            samples=((sample,) * pairs, (sample,) * pairs),
+        )
+        return (found,) * len(builds)
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Regime]:
+    """Return the regimes of the requests to a server that is none; the 9th asks to stop.
+
+    Of five candidates, the second is wrong, and the compiler refuses the fourth.
+    """
+    asked: list[Regime] = []
+
+    def on_request(context: ExecutionContext) -> None:
+        asked.append(context.regime)
+        if len(asked) == 9:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    _first, wrong, _third, refused, _fifth = (
+        render(PROBLEM, one, family_named(one.micro_kernel.family)).text
+        for one in grid([SPACE, SPACE], 5)
+    )
+
+    def compile_kernel(source: Source, **_rest: object) -> Build:
+        if source.text == refused:
+            raise CompilationFailed("no such instruction")
+        return Build(artifact=make_artifact(), source=source, binary=b"")
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    recorder, command = "gemm_tuner.replay.recorder", "gemm_tuner.cli.model_record"
+    monkeypatch.setattr(f"{recorder}.start_host", lambda *_args, **_named: Host(wrong, on_request))
+    monkeypatch.setattr(f"{recorder}.compile_kernel", compile_kernel)
+    monkeypatch.setattr(f"{command}.detect_cpu", lambda: CPU)
+    return asked
+
+
+def _read(path: Path) -> dict[Regime, Recording]:
+    return {one.regime: one for one in read_recordings(path)}
+
+
+def test_a_recording_that_is_stopped_goes_on(
+    requests: list[Regime], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "one.jsonl.gz"
+    command = ["model", "record", "64", "64", "64", "--candidates", "5", "--out", str(path)]
+
+    assert run(command) == 1  # stopped in the second context
+    first = _read(path)
+    assert run(command) == 0
+    both = _read(path)
+    assert run(command) == 0
+
+    assert [*first] == [Regime.HOT]
+    assert requests == [Regime.HOT] * 6 + [Regime.COLD_WEIGHTS] * (3 + 6)
+    assert both[Regime.HOT] == first[Regime.HOT]
+    outcomes = [one.outcome for one in both[Regime.COLD_WEIGHTS].candidates]
+    assert outcomes == [
+        Outcome.CORRECT,
+        Outcome.WRONG,
+        Outcome.CORRECT,
+        Outcome.COMPILE_FAILED,
+        Outcome.CORRECT,
+    ]
+    finals = [one for one in both[Regime.HOT].requests if one.stage is Stage.FINAL]
+    assert [sorted(one.candidates) for one in finals] == [[0, 2, 4]] * 3
+    assert finals[0].series[0].samples == [
+        Sample(elapsed_ns=4000, involuntary_switches=1, waited_ns=7)
+    ] * len(finals[0].baseline.elapsed_ns)
+    told = capsys.readouterr()
+    assert "run the same command again" in told.err
+    assert "recorded already" in told.err
+
+
+def test_what_was_recorded_while_this_one_waited_is_kept(
+    requests: list[Regime], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "one.jsonl.gz"
+    other = make_recording(
+        dict.fromkeys(first_candidates(1), 500.0), regime=Regime.COLD_WEIGHTS
+    ).model_copy(update=NOW)
+
+    @contextmanager
+    def waiting_for_another(_is_stopped: Callable[[], bool]) -> Iterator[None]:
+        write_recordings(path, [other])
+        yield
+
+    monkeypatch.setattr("gemm_tuner.cli.model_record.measuring", waiting_for_another)
+    command = ["model", "record", "64", "64", "64", "--candidates", "5", "--visits", "1"]
+
+    assert run([*command, "--out", str(path)]) == 0
+
+    assert _read(path).keys() == {Regime.HOT, Regime.COLD_WEIGHTS}
+    assert _read(path)[Regime.COLD_WEIGHTS] == other
+    assert set(requests) == {Regime.HOT}  # nor is it recorded again
+
+
+def test_two_activations_are_recorded_warm_alone(
+    requests: list[Regime], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "one.jsonl.gz"
+    command = ["model", "record", "64", "64", "64", "--operation", "matmul", "--visits", "1"]
+    command += ["--candidates", "3", "--out", str(path)]
+
+    assert run(command) == 0
+    assert run([*command, "--regime", "cold_weights"]) == 2
+
+    assert _read(path).keys() == {Regime.HOT} == set(requests)
+    assert "has no weights that could be cold" in capsys.readouterr().err
+
+
+def test_a_recording_that_goes_on_has_the_same_candidates(
+    requests: list[Regime], tmp_path: Path
+) -> None:
+    """The model favours others where weights are cold."""
+    path = tmp_path / "one.jsonl.gz"
+    command = ["model", "record", "1", "4096", "4096", "--candidates", "5", "--visits", "1"]
+    command += ["--out", str(path)]
+
+    assert run(command) == 0
+    whole = _read(path)
+    write_recordings(path, [whole[Regime.HOT]])
+    assert run(command) == 0
+
+    assert requests == [Regime.HOT] * 2 + [Regime.COLD_WEIGHTS] * (2 + 2)
+    texts = [[one.text for one in found.candidates] for found in _read(path).values()]
+    assert texts[0] == texts[1] == [one.text for one in whole[Regime.COLD_WEIGHTS].candidates]
+
+
+@pytest.mark.parametrize(
+    ("change", "stands"),
+    [
+        ({"toolchain": "gcc 1.0.0"}, False),
+        ({"generator": "gemm-tuner 0.0.1+aaaa"}, True),
+        ({"generator": "gemm-tuner 0.0.1+aaaa", "recipes": "0" * 64}, False),
+        ({"generator": "gemm-tuner 0.0.1+aaaa", "recipes": ""}, False),
+    ],
+)
+def test_a_recording_stands_while_its_sources_compiler_and_flags_do(
+    change: dict[str, str],
+    requests: list[Regime],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    stands: bool,
+) -> None:
+    path = tmp_path / "one.jsonl.gz"
+    command = ["model", "record", "64", "64", "64", "--candidates", "5", "--visits", "1"]
+    command += ["--regime", "hot", "--out", str(path)]
+    assert run(command) == 0
+    (first,) = read_recordings(path)
+    changed = first.model_copy(update=change)
+    elsewhere = changed.model_copy(update={"regime": Regime.COLD_WEIGHTS})
+    write_recordings(path, [changed, elsewhere])
+    requests.clear()
+
+    assert run(command) == 0
+
+    told = capsys.readouterr().err
+    assert ("Recording 1 recording anew" not in told) is stands
+    assert (not requests) is stands
+    if not stands:
+        assert f"were by {changed.toolchain} and {changed.generator}." in told
+        assert {**NOW, "recipes": first.recipes}.items() <= dict(_read(path)[Regime.HOT]).items()
+    assert _read(path)[Regime.COLD_WEIGHTS] == elsewhere  # which nobody asked for
+
+
+def test_a_place_where_nothing_can_be_written_is_told_before_the_work(
+    requests: list[Regime], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+
+    assert run(["model", "record", "64", "64", "64", "--out", str(file / "one.jsonl.gz")]) == 3
+
+    assert "name another place with --out." in capsys.readouterr().err
+    assert requests == []
+
+
+def test_the_file_of_another_cpu_is_not_added_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "one.jsonl.gz"
+    write_recordings(path, [make_recording(dict.fromkeys(first_candidates(1), 500.0))])
+
+    assert run(["model", "record", "8", "8", "8", "--out", str(path)]) == 2
+
+    assert "holds what was recorded on AMD EPYC 9B45" in capsys.readouterr().err

@@ -1,0 +1,52 @@
+"""What a ranker is trained on."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from recordings import PROBLEM, first_candidates, make_recording
+from samples import CPU, make_trial
+
+from gemm_tuner.cli.main import run
+from gemm_tuner.domain.record import Stage
+from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.replay.recording import write_recordings
+from gemm_tuner.replay.training import examples_in, train
+from gemm_tuner.store.repository import Repository
+
+
+def test_a_store_teaches_the_timings_of_the_newest_generator(repository: Repository) -> None:
+    old, first, second = first_candidates(3)
+    for candidate, call_ns, generator in ((old, 100, "old"), (first, 400, "b"), (second, 800, "b")):
+        repository.add_trial(
+            replace(
+                make_trial(call_ns=call_ns, stage=Stage.RACE),
+                problem=PROBLEM,
+                candidate=candidate,
+                generator=generator,
+            )
+        )
+
+    (found,) = examples_in(repository, CPU)
+
+    assert found.space.problem == PROBLEM
+    assert found.speeds.keys() == {first, second}
+    assert found.speeds[first] / found.speeds[second] == pytest.approx(2.0)
+
+
+def test_too_little_to_learn_from_is_one_error() -> None:
+    with pytest.raises(InvalidSetting, match="no problem with 8 timed candidates"):
+        train([])
+
+
+def test_training_without_scikit_learn_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "one.jsonl.gz"
+    write_recordings(path, [make_recording(dict.fromkeys(first_candidates(8), 500.0))])
+    monkeypatch.setattr("gemm_tuner.replay.training.has_trainer", lambda: False)
+
+    assert run(["model", "train", str(path), "--out", str(tmp_path / "ranker.json")]) == 3
+
+    assert "pip install gemm-tuner[model]" in capsys.readouterr().err
+    assert not (tmp_path / "ranker.json").exists()

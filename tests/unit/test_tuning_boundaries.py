@@ -1,0 +1,129 @@
+"""Where the kernels of a range of m take turns."""
+
+from dataclasses import replace
+
+import pytest
+
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.problem import Rows
+from gemm_tuner.tuning.boundaries import (
+    Shape,
+    candidate_of,
+    first_rows,
+    price_of_losses,
+    rows_between,
+    split,
+)
+
+SMALL, MIDDLE, LARGE = (
+    Shape.of(Candidate.parse(f"avx2_f32_{mr}x16 mc{mr}_nc64_kc96 jc_ic_jr_ir"), 1)
+    for mr in (1, 4, 6)
+)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "rows"),
+    [
+        (1, 512, (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)),
+        (0, 3, (1, 2, 3)),
+        (17, 64, (17, 34, 64)),
+        (1, 70, (1, 2, 4, 8, 16, 32, 70)),  # 64 is near the end
+        (1, 2, (1, 2)),
+    ],
+)
+def test_the_first_rows_are_the_ends_and_some_with_a_constant_ratio(
+    low: int, high: int, rows: tuple[int, ...]
+) -> None:
+    assert first_rows(Rows(low=low, high=high)) == rows
+
+
+def test_the_first_rows_of_any_range_are_few() -> None:
+    rows = first_rows(Rows(low=1, high=2**31 - 1))
+
+    assert len(rows) == 13
+    assert (rows[0], rows[-1]) == (1, 2**31 - 1)
+
+
+def test_each_kernel_gets_the_rows_where_it_loses_least() -> None:
+    speeds = {
+        1: {SMALL: 2.0, MIDDLE: 1.0},
+        4: {SMALL: 1.0, MIDDLE: 2.0, LARGE: 1.5},
+        16: {MIDDLE: 2.0, LARGE: 1.9},
+        64: {MIDDLE: 1.0, LARGE: 2.0},
+    }
+
+    pieces = split(speeds)
+
+    assert [(one.low, one.high, one.shape) for one in pieces] == [
+        (1, 1, SMALL),
+        (4, 16, MIDDLE),
+        (64, 64, LARGE),
+    ]
+    # Between 1 and 4 is 2, between 16 and 64 is 32.
+    assert rows_between(pieces) == (2, 32)
+
+
+def test_a_kernel_that_wins_less_than_it_is_worth_is_left_out() -> None:
+    speeds = {1: {SMALL: 2.01, MIDDLE: 2.0}, 4: {SMALL: 1.0, MIDDLE: 2.0}}
+
+    assert [one.shape for one in split(speeds)] == [MIDDLE]
+
+
+def test_there_are_no_more_kernels_than_a_candidate_holds() -> None:
+    shapes = [
+        Shape(Candidate.parse(f"avx2_f32_1x16 mc{m}_nc64_kc96 jc_ic_jr_ir"), holds_all_rows=False)
+        for m in range(1, 13)
+    ]
+    speeds = {
+        m: {shape: 2.0 if place == m else 1.9 for place, shape in enumerate(shapes)}
+        for m in range(12)
+    }
+
+    pieces = split(speeds)
+
+    assert len(pieces) == 8
+    assert candidate_of(pieces, Rows(low=0, high=11)).text.count(" | ") == 7
+
+
+def test_boundaries_lie_between_what_was_measured_and_blocks_hold_their_rows() -> None:
+    pieces = split({1: {SMALL: 2.0}, 9: {MIDDLE: 2.0}, 10: {LARGE: 2.0}})
+
+    candidate = candidate_of(pieces, Rows(low=1, high=20))
+
+    assert candidate.text == (
+        "..3 avx2_f32_1x16 mc3_nc64_kc96 jc_ic_jr_ir | "
+        "..9 avx2_f32_4x16 mc12_nc64_kc96 jc_ic_jr_ir | "
+        "avx2_f32_6x16 mc24_nc64_kc96 jc_ic_jr_ir"
+    )
+    assert Candidate.parse(candidate.text) == candidate
+
+
+def test_one_kernel_for_all_is_told_from_one_that_was_tuned_for_the_greatest_m() -> None:
+    pieces = split({1: {LARGE: 2.0}, 20: {LARGE: 2.0}})
+
+    candidate = candidate_of(pieces, Rows(low=0, high=20))
+
+    assert candidate != LARGE.at(20)
+    # There is one copy of its code all the same, that for the greatest m.
+    assert list(candidate.kernels(Rows(low=0, high=20))) == [(Rows(low=0, high=20), LARGE.at(20))]
+
+
+def test_no_m_pays_for_what_the_others_win() -> None:
+    for_one, for_all = [0.0] * 8 + [0.33, 0.16], [0.06] * 10
+
+    assert sum(for_one) < sum(for_all)
+    assert price_of_losses(for_all) < price_of_losses(for_one)
+    # Where the worst is alike, the mean counts.
+    assert price_of_losses([0.1, 0.0]) < price_of_losses([0.1, 0.1])
+
+
+def test_a_block_that_holds_all_rows_is_the_same_kernel_for_any_m() -> None:
+    for_four, for_nine = (
+        Candidate.parse(f"avx2_f32_4x16 mc{mc}_nc64_kc96 jc_ic_jr_ir") for mc in (4, 12)
+    )
+
+    assert Shape.of(for_four, 4) == Shape.of(for_nine, 9)
+    assert Shape.of(for_four, 4).at(9) == for_nine
+    # What cuts the rows into blocks keeps them.
+    assert Shape.of(for_four, 9).at(100) == for_four
+    assert replace(for_nine, below=()) == for_nine
