@@ -4,13 +4,13 @@ The list of its modules is computed: everything that the search, the renderer an
 import, however far.
 """
 
-import ast
 from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
+from modulefinder import ModuleFinder
 from pathlib import Path
-from threading import Lock
+from types import CodeType
 
 from gemm_tuner.resources import templates_dir
 
@@ -22,22 +22,13 @@ _ROOTS = (
 )
 
 
-# CPython 3.11 fails now and then where two threads parse at once (its issue 106905).
-_PARSING = Lock()
-
-
+@cache
 def generator_version() -> str:
     """Return the package's version and a digest of the generator.
 
     Where two are equal, so are the candidates of a problem, their sources and the flags of each
     compiler. Where they differ, a source may still be the same: see `standing`.
     """
-    with _PARSING:
-        return _version_here()
-
-
-@cache
-def _version_here() -> str:
     digest = generator_digest(_PACKAGE, templates_dir())
     return f"gemm-tuner {version('gemm-tuner')}+{digest[:12]}"
 
@@ -69,16 +60,21 @@ def generator_files(package: Path) -> list[Path]:
 
 
 def _imported(module: Path, package: Path) -> Iterator[Path]:
-    """Yield the files of the package's modules that a module imports, wherever in it."""
-    for node in ast.walk(ast.parse(module.read_bytes())):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        else:
-            continue
-        for name in names:
-            yield from _files_of(name, package)
+    """Yield the files of the package's modules that a module imports, wherever in it.
+
+    They are read from its bytecode. To make an ast.Module fails in CPython 3.11 where another
+    thread makes one (its issue 106905), as each traceback that it prints does.
+    """
+    finder = ModuleFinder()
+    waiting = [compile(module.read_bytes(), module, "exec", dont_inherit=True)]
+    while waiting:
+        code = waiting.pop()
+        waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        for kind, found in finder.scan_opcodes(code):
+            if kind == "absolute_import":
+                attributes, name = found
+                for imported in (name, *(f"{name}.{attribute}" for attribute in attributes or ())):
+                    yield from _files_of(imported, package)
 
 
 def _files_of(name: str, package: Path) -> list[Path]:

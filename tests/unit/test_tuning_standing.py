@@ -1,11 +1,10 @@
 """What sets an earlier trial aside, and what does not."""
 
+import ast
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -305,23 +304,14 @@ def test_every_module_that_the_generator_loads_counts() -> None:
     assert modules <= set(generator_files(generator._PACKAGE))
 
 
-def test_threads_that_need_the_version_find_it_one_after_the_other(
+def test_the_version_is_found_while_another_thread_makes_a_syntax_tree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    starts: list[float] = []
+    """CPython 3.11 fails where two make one at once: none is made here."""
+    monkeypatch.delattr(ast, "parse")
+    generator_version.cache_clear()
 
-    def digest(_package: Path, _templates: Path) -> str:
-        starts.append(time.monotonic())
-        time.sleep(0.05)
-        return "0" * 64
-
-    generator._version_here.cache_clear()
-    monkeypatch.setattr(generator, "generator_digest", digest)
-    with ThreadPoolExecutor(4) as pool:
-        versions = set(pool.map(lambda _thread: generator_version(), range(4)))
-    generator._version_here.cache_clear()
-
-    assert len(versions) == len(starts) == 1
+    assert generator_version().startswith("gemm-tuner ")
 
 
 def _digest_of(folder: Path) -> str:
