@@ -378,7 +378,23 @@ def test_torch_inductor_computes_a_layer() -> None:
                 "u8_s8_s32_f32 19x37x23 nk x_zero_point",
                 "u8_s8_s32_f32 19x37x23 kn x_row_zero_point",
             ),
-            "torch": ("f32 19x37x23 nk scale", "bf16 19x37x23 kn none"),
+            "libxsmm": ("f32 19x37x23 kn none",),
+            "torch": (
+                "f32 19x37x23 nk scale",
+                "f32 19x37x23 kn scale+add+relu",
+                "f32 19x37x23 nk bias+scale",
+                "bf16 19x37x23 kn none",
+            ),
+            "zentorch": ("f32 19x37x23 nk scale+add", "f32 19x37x23 kn bias"),
+            "onnxruntime": (
+                "f32 19x37x23 nk scale+add",
+                "f32 1x37x23 kn bias+relu",
+                "f16 19x37x23 kn none",
+                "int8 19x37x23 nk scale",
+                "s8_s8_s32_f32 19x37x23 kn x_zero_point+scale+bias",
+                "u8_s8_s32_s32 19x37x23 nk none",
+            ),
+            "openvino": ("f32 19x37x23 nk scale+add", "f32 1x37x23 kn bias+relu"),
         }.items()
         for text in texts
     ],
@@ -390,5 +406,21 @@ def test_libraries_multiply_two_activations(baseline: str, text: str) -> None:
 
 
 def test_a_library_that_packs_ahead_is_no_baseline_of_activations() -> None:
-    with pytest.raises(BaselineMissing, match="libxsmm is not called for the operation 'matmul'"):
+    with pytest.raises(
+        BaselineMissing, match="torch-onednn is not called for the operation 'matmul'"
+    ):
+        _baseline_of("matmul f32 19x37x23 nk none", baseline="torch-onednn")
+
+
+@pytest.mark.baseline("libxsmm")
+def test_libxsmm_multiplies_no_transposed_activations() -> None:
+    with pytest.raises(BaselineMissing, match=r"no kernel for a w of \(n, k\)"):
         _baseline_of("matmul f32 19x37x23 nk none", baseline="libxsmm")
+
+
+@pytest.mark.baseline("onnxruntime")
+def test_onnx_runtime_is_raced_for_two_activations() -> None:
+    with _host_beside("matmul int8 19x37x23 kn scale", AUTO, race=Race()) as host:
+        times = {one.baseline.partition(" ")[0]: one.call_ns for one in host.raced}
+
+    assert times["onnxruntime"] > 0

@@ -52,7 +52,7 @@ class Chain:
 
 def split_chain(workload: Workload) -> Chain:
     """Return the epilogue of a workload in parts."""
-    links = _links_of(workload)
+    links = links_of(workload)
     head: dict[Argument | None, Link] = {}
     y_zero_point = None
     if workload.problem.types.x.is_integer:
@@ -74,7 +74,8 @@ def split_chain(workload: Workload) -> Chain:
     )
 
 
-def _links_of(workload: Workload) -> list[Link]:
+def links_of(workload: Workload) -> list[Link]:
+    """Return the epilogue of a workload, one step after the other."""
     problem = workload.problem
     operands = iter(problem.epilogue.operands)
     links = []

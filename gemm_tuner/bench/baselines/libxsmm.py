@@ -27,11 +27,15 @@ class _LayerStruct(ctypes.Structure):
         ("x", ctypes.c_void_p),
         ("y", ctypes.c_void_p),
         ("kernel", ctypes.c_void_p),
+        ("w", ctypes.c_void_p),
     )
 
 
 class Libxsmm(AnyBaseline):
-    """A kernel of libxsmm with the weights in its order, on one thread, which small sizes need."""
+    """A kernel of libxsmm with the weights in its order, on one thread, which small sizes need.
+
+    A w that comes with each call is multiplied as it is: it must be (k, n).
+    """
 
     fuses_epilogue = False
 
@@ -59,7 +63,7 @@ class Libxsmm(AnyBaseline):
         """Return a runner that works on `workload`.
 
         Raises:
-            BaselineMissing: the problem is not in float32, or not small.
+            BaselineMissing: the problem is not in float32, or not small, or w is not in its order.
         """
         problem = workload.problem
         if problem.types != F32:
@@ -72,23 +76,30 @@ class Libxsmm(AnyBaseline):
                 f"libxsmm is for small products, of m x n x k from 1 to {_LARGEST_PRODUCT}; "
                 "choose another baseline."
             )
+        if not problem.operation.packs_ahead and problem.w_layout is WeightLayout.NK:
+            raise BaselineMissing(
+                f"libxsmm has no kernel for a w of (n, k), as in {problem.text}; "
+                "choose another baseline."
+            )
         return _LibxsmmRunner(self._driver, workload)
 
 
 class _LibxsmmRunner(CRunnerOfArray):
     def __init__(self, driver: ctypes.CDLL, workload: Workload) -> None:
         problem = workload.problem
-        is_nk = problem.w_layout is WeightLayout.NK
-        layer = ctypes.byref(
-            _LayerStruct(
-                workload.rows, problem.n, problem.k, address_of(workload.x), address_of(workload.y)
-            )
+        is_known = problem.operation.packs_ahead
+        struct = _LayerStruct(
+            workload.rows, problem.n, problem.k, address_of(workload.x), address_of(workload.y)
         )
+        if not is_known:
+            struct.w = address_of(workload.w)
+        layer = ctypes.byref(struct)
         if driver.libxsmm_prepare(layer) != 0:
             raise BaselineMissing(
                 f"libxsmm has no kernel for {problem.sizes_text}; choose another baseline."
             )
-        w = np.ascontiguousarray(workload.w.T if is_nk else workload.w)
+        is_nk = problem.w_layout is WeightLayout.NK
+        w = np.ascontiguousarray(workload.w.T if is_nk else workload.w) if is_known else None
         super().__init__(driver.libxsmm_time, layer, w)
 
 
@@ -97,4 +108,4 @@ def _find(materials: Materials) -> list[Copy]:
     return [Copy(package=library.text, baseline=library)]
 
 
-ROWS = (Row(name="libxsmm", place=4, find=_find),)
+ROWS = (Row(name="libxsmm", place=4, find=_find, takes_activations=True),)

@@ -1,4 +1,4 @@
-"""Write a linear layer as an ONNX model, by the package `onnx`."""
+"""Write a layer, or a product of two activations, as an ONNX model, by the package `onnx`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from gemm_tuner.libraries.wheels import wheel_version
 from gemm_tuner.machine.detect import detect_cpu
 
 X = "x"
+W = "w"
 Y = "y"
 
 _IR_VERSION = 10
@@ -38,6 +39,7 @@ _GEMM = "Gemm"
 _MATMUL_INTEGER = OnnxOperator(name="MatMulInteger")
 _MATMUL_INTEGER_TO_FLOAT = OnnxOperator(name="MatMulIntegerToFloat", domain=_CONTRIBUTED)
 _XOR = OnnxOperator(name="BitwiseXor")
+_TRANSPOSE = OnnxOperator(name="Transpose")
 _QUANTIZE = OnnxOperator(name="QuantizeLinear")
 # A signed byte whose first bit is flipped is an unsigned one that is so much greater.
 _FIRST_BIT = 128
@@ -51,29 +53,25 @@ def product_text(types: OperandTypes) -> str:
     return f"{_operator_of(types).name}: {moved} as u8" if moved else _operator_of(types).name
 
 
-def x_of_model(workload: Workload) -> Array:
-    """Return x as a model takes it: the same memory, signed bytes read as unsigned ones."""
-    return workload.x.view(np.uint8) if _shifts(workload.problem.types)[0] else workload.x
-
-
 def write_model(workload: Workload, w: Array) -> bytes:
     """Return the model of a workload with weights w, in the layout of the problem.
 
     Its inputs are `x` and the matrices among the operands, by name; vectors, scalars and w are
-    constants in it. Its output is `y`.
+    constants in it. A `w` that comes with each call is an input too. Its output is `y`.
 
     Raises:
         BaselineMissing: `onnx` is not installed, there is no operator for a step, or the model is
             too large.
     """
-    if w.nbytes > _LARGEST_MODEL_BYTES:
+    if workload.problem.operation.packs_ahead and w.nbytes > _LARGEST_MODEL_BYTES:
         raise BaselineMissing(
             f"an ONNX model holds at most 2 GiB, but w takes {w.nbytes} bytes; "
             "choose another baseline."
         )
     graph = _Graph()
-    graph.inputs[X] = x_of_model(workload)
     chain, problem = split_chain(workload), workload.problem
+    # Bytes that shall be greater are read as unsigned ones.
+    graph.inputs[X] = workload.x.view(np.uint8) if _shifts(problem.types)[0] else workload.x
     if problem.types.x.is_integer:
         value = _add_product_of_bytes(graph, workload, w, chain)
     else:
@@ -142,7 +140,7 @@ class _Graph:
 
 
 def _add_product_of_floats(graph: _Graph, workload: Workload, w: Array, chain: Chain) -> str:
-    inputs = [X, graph.constant("w", w)]
+    inputs = [X, _add_w(graph, workload, w)]
     if chain.bias is not None and chain.bias.array is not None:
         inputs.append(graph.constant("bias", chain.bias.array))
     transposed = (("transB", 1),) if workload.problem.w_layout is WeightLayout.NK else ()
@@ -152,14 +150,22 @@ def _add_product_of_floats(graph: _Graph, workload: Workload, w: Array, chain: C
 def _add_product_of_bytes(graph: _Graph, workload: Workload, w: Array, chain: Chain) -> str:
     problem = workload.problem
     x, x_type, w_zero_point = X, problem.types.x, ""
-    w = np.ascontiguousarray(w.T) if problem.w_layout is WeightLayout.NK else w
+    is_known = problem.operation.packs_ahead
     x_shift, w_shift = _shifts(problem.types)
     if x_shift:
-        x = graph.add(_XOR, (X, graph.constant("first_bit", np.full((), x_shift, np.uint8))))
+        x = _add_flip(graph, X, x_shift)
     if w_shift:
-        w = w.view(np.uint8) ^ np.uint8(w_shift)
+        w = w.view(np.uint8)
+        w = w ^ np.uint8(w_shift) if is_known else w
         w_zero_point = graph.constant("zero_point", np.full((), w_shift, np.uint8))
-    inputs = [x, graph.constant("w", w)]
+    if is_known and problem.w_layout is WeightLayout.NK:
+        w = np.ascontiguousarray(w.T)
+    multiplied = _add_w(graph, workload, w)
+    if not is_known:
+        multiplied = _add_flip(graph, multiplied, w_shift) if w_shift else multiplied
+        if problem.w_layout is WeightLayout.NK:
+            multiplied = graph.add(_TRANSPOSE, (multiplied,))
+    inputs = [x, multiplied]
     zero_points = [_add_zero_point(graph, chain.x_zero_point, x_type, x_shift), w_zero_point]
     operator = _operator_of(problem.types)
     if operator is _MATMUL_INTEGER:
@@ -173,6 +179,20 @@ def _add_product_of_bytes(graph: _Graph, workload: Workload, w: Array, chain: Ch
     if chain.bias is not None and chain.bias.array is not None:
         inputs.append(graph.constant("bias", chain.bias.array))
     return graph.add(operator, inputs)
+
+
+def _add_w(graph: _Graph, workload: Workload, w: Array) -> str:
+    """Return the name of w: a constant, or an input where it comes with each call."""
+    if workload.problem.operation.packs_ahead:
+        return graph.constant(W, w)
+    graph.inputs[W] = w
+    return W
+
+
+def _add_flip(graph: _Graph, value: str, first_bit: int) -> str:
+    """Return the name of bytes whose first bit is flipped."""
+    constant = graph.constant("first_bit", np.full((), first_bit, np.uint8))
+    return graph.add(_XOR, (value, constant))
 
 
 def _operator_of(types: OperandTypes) -> OnnxOperator:

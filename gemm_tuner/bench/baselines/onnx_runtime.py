@@ -5,10 +5,11 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Package, Row
-from gemm_tuner.bench.baselines.onnx_model import X, Y, product_text, write_model, x_of_model
+from gemm_tuner.bench.baselines.onnx_model import W, X, Y, product_text, write_model
 from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import F32, DType, OperandTypes
@@ -23,6 +24,7 @@ _INSTALL = 'pip install "gemm-tuner[peers]"'
 _CPU = "CPUExecutionProvider"
 _FLOATS = (F32, OperandTypes.of(DType.F16))  # f16 is converted where the CPU cannot add in it
 _ERRORS_ONLY = 3
+_UNSIGNED_BYTES = "tensor(uint8)"
 
 
 class OnnxRuntime(AnyBaseline):
@@ -82,10 +84,11 @@ def _make_call(runtime: Any, workload: Workload, w: NDArray[Any]) -> Callable[[]
             f"ONNX Runtime refuses {workload.problem.text}: {error}; choose another baseline."
         ) from error
     binding = session.io_binding()
-    arrays = {X: x_of_model(workload), **workload.operands}
+    arrays = {X: workload.x, W: w, **workload.operands}
     for wanted in session.get_inputs():
         array = arrays[wanted.name]
-        binding.bind_input(wanted.name, "cpu", 0, array.dtype.type, array.shape, address_of(array))
+        dtype = np.uint8 if wanted.type == _UNSIGNED_BYTES else array.dtype.type
+        binding.bind_input(wanted.name, "cpu", 0, dtype, array.shape, address_of(array))
     y = workload.y
     binding.bind_output(Y, "cpu", 0, y.dtype.type, y.shape, address_of(y))
     return partial(session.run_with_iobinding, binding)
@@ -107,5 +110,6 @@ ROWS = (
         find=_find,
         installed=_packages,
         is_raced=True,
+        takes_activations=True,
     ),
 )

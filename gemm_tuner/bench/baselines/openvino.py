@@ -1,6 +1,6 @@
 """OpenVINO's CPU plugin, called from Python: a model of one layer, compiled once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Row
-from gemm_tuner.bench.baselines.onnx_model import X, write_model
+from gemm_tuner.bench.baselines.onnx_model import W, X, product_text, write_model
 from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import F32
@@ -16,9 +16,67 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.wheels import wheel_version
 
-_WHEEL = "openvino"
+WHEEL = "openvino"
 _INSTALL = 'pip install "gemm-tuner[peers]"'
 _PLUGIN = "CPU"
+
+Array = NDArray[Any]
+# A model of a package that may not be there: its own, or in the format of ONNX.
+Model = Any
+
+
+def openvino_text() -> str:
+    """Return the name and version of the installed OpenVINO.
+
+    Raises:
+        BaselineMissing: there is none.
+    """
+    return f"openvino {wheel_version(WHEEL, install=_INSTALL)}"
+
+
+class CpuPlugin:
+    """Compiles models for one stream, in their own precision."""
+
+    def __init__(self) -> None:
+        """Import the package, which starts threads."""
+        self._package: Any = import_module(WHEEL)
+        self._core = self._package.Core()
+        self._bound: list[Array] = []  # which tensors do not keep alive
+
+    def compiled(
+        self, model: Model, arrays: Mapping[str, Array], y: Array, *, threads: int, text: str
+    ) -> Callable[[], object]:
+        """Return a call of a model whose inputs, by name, and output are bound to arrays.
+
+        They live as long as this plugin. `text` names the problem.
+
+        Raises:
+            BaselineMissing: OpenVINO refuses the model.
+        """
+        settings = {
+            "INFERENCE_PRECISION_HINT": "f32",  # it would be bf16 where the CPU has it
+            "INFERENCE_NUM_THREADS": threads,
+            "NUM_STREAMS": 1,
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        try:
+            read = self._core.read_model(model) if isinstance(model, bytes) else model
+            compiled = self._core.compile_model(read, _PLUGIN, settings)
+        except RuntimeError as error:
+            raise BaselineMissing(
+                f"OpenVINO refuses {text}: {error}; choose another baseline."
+            ) from error
+        request = compiled.create_infer_request()
+        for wanted in compiled.inputs:
+            array = arrays[wanted.get_any_name()]
+            request.set_tensor(wanted, self._tensor(array))
+        request.set_tensor(compiled.outputs[0], self._tensor(y))
+        call: Callable[[], object] = partial(request.infer, share_outputs=True)
+        return call
+
+    def _tensor(self, array: Array) -> object:
+        self._bound.append(array)
+        return self._package.Tensor(array, shared_memory=True)
 
 
 class OpenVino(AnyBaseline):
@@ -40,7 +98,7 @@ class OpenVino(AnyBaseline):
             BaselineMissing: it, or `onnx`, is not installed.
         """
         wheel_version("onnx", install=_INSTALL)  # writes its models
-        self.text = f"openvino {wheel_version(_WHEEL, install=_INSTALL)}"
+        self.text = openvino_text()
 
     def check_problem(self, problem: Problem) -> None:
         """Refuse other types than float32.
@@ -56,35 +114,18 @@ class OpenVino(AnyBaseline):
 
     def prepare(self, workload: Workload) -> PythonRunner:
         """Return a runner that works on `workload`."""
-        package = import_module(_WHEEL)
-        return PythonRunner(workload, partial(_make_call, package, package.Core(), workload))
+        self.implementation = product_text(workload.problem.types)
+        return PythonRunner(workload, partial(_make_call, CpuPlugin(), workload))
 
 
-def _make_call(
-    package: Any,  # noqa: ANN401 - the package is optional
-    core: Any,  # noqa: ANN401 - as above
-    workload: Workload,
-    w: NDArray[Any],
-) -> Callable[[], object]:
-    settings = {
-        "INFERENCE_PRECISION_HINT": "f32",  # it would be bf16 where the CPU has it
-        "INFERENCE_NUM_THREADS": workload.threads,
-        "NUM_STREAMS": 1,
-        "PERFORMANCE_HINT": "LATENCY",
-    }
-    try:
-        model = core.compile_model(core.read_model(write_model(workload, w)), _PLUGIN, settings)
-    except RuntimeError as error:
-        raise BaselineMissing(
-            f"OpenVINO refuses {workload.problem.text}: {error}; choose another baseline."
-        ) from error
-    request = model.create_infer_request()
-    arrays = {X: workload.x, **workload.operands}
-    for wanted in model.inputs:
-        name = wanted.get_any_name()
-        request.set_tensor(wanted, package.Tensor(arrays[name], shared_memory=True))
-    request.set_tensor(model.outputs[0], package.Tensor(workload.y, shared_memory=True))
-    return partial(request.infer, share_outputs=True)
+def _make_call(plugin: CpuPlugin, workload: Workload, w: Array) -> Callable[[], object]:
+    return plugin.compiled(
+        write_model(workload, w),
+        {X: workload.x, W: w, **workload.operands},
+        workload.y,
+        threads=workload.threads,
+        text=workload.problem.text,
+    )
 
 
 def _find(_materials: object) -> list[Copy]:
@@ -92,4 +133,4 @@ def _find(_materials: object) -> list[Copy]:
     return [Copy(package=library.text, baseline=library)]
 
 
-ROWS = (Row(name="openvino", place=11, find=_find),)
+ROWS = (Row(name="openvino", place=11, find=_find, takes_activations=True),)

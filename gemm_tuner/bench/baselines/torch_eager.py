@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Row
-from gemm_tuner.bench.baselines.chain import split_chain
+from gemm_tuner.bench.baselines.chain import links_of, split_chain
 from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.baselines.torch_bytes import make_call_on_bytes
 from gemm_tuner.bench.baselines.torch_steps import (
@@ -23,7 +23,10 @@ from gemm_tuner.bench.baselines.torch_steps import (
 )
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.spelling import Argument
 from gemm_tuner.errors import BaselineMissing
+
+_ADD = "add"  # of torch.ops.aten
 
 
 class TorchEager(AnyBaseline):
@@ -62,7 +65,11 @@ class TorchEager(AnyBaseline):
             BaselineMissing: there is no operator for a step.
         """
         check_steps(workload, split_chain(workload).others)
-        make = make_call_on_bytes if workload.problem.types.x.is_integer else _make_call
+        make, self.implementation = _make_call, "mm or addmm, then steps in place"
+        if workload.problem.types.x.is_integer:
+            make, self.implementation = make_call_on_bytes, "onednn.qlinear_pointwise"
+        elif not workload.problem.operation.packs_ahead:
+            make = _make_call_on_activations
         return PythonRunner(workload, partial(make, import_torch(workload.threads), workload))
 
 
@@ -75,6 +82,23 @@ def _make_call(torch: Torch, workload: Workload, w: NDArray[Any]) -> Callable[[]
     else:
         product = partial(torch.addmm, operand_of(torch, chain.bias), x, weight, out=y)
     return followed_in_place(torch, product, chain.others, y)
+
+
+def _make_call_on_activations(
+    torch: Torch, workload: Workload, w: NDArray[Any]
+) -> Callable[[], object]:
+    """Return a call that scales the product and adds a matrix or a bias to it in one operator."""
+    weight = weight_of(torch, workload, w).t()
+    x, y = tensor_of(torch, workload.x), tensor_of(torch, workload.y)
+    links = links_of(workload)
+    alpha, added, beta = 1.0, y, 0.0
+    if links and links[0].argument is Argument.SCALE:
+        scale = links.pop(0).array
+        alpha = alpha if scale is None else float(scale[0])
+    if links and (operator := links[0].step.kind.torch) and operator.name == _ADD:
+        added, beta = operand_of(torch, links.pop(0)), 1.0
+    product = partial(torch.addmm, added, x, weight, beta=beta, alpha=alpha, out=y)
+    return followed_in_place(torch, product, links, y)
 
 
 def _find(_materials: object) -> list[Copy]:

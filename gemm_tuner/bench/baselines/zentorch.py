@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Row
-from gemm_tuner.bench.baselines.chain import Link, split_chain
+from gemm_tuner.bench.baselines.chain import Link, links_of, split_chain
 from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.baselines.torch_steps import (
     Torch,
@@ -26,7 +26,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.wheels import wheel_version
 
-_WHEEL = "zentorch"
+WHEEL = "zentorch"
 _INSTALL = 'pip install "gemm-tuner[torch,zentorch]"'
 _NO_STEP = "none"
 
@@ -48,8 +48,7 @@ class Zentorch(AnyBaseline):
         Raises:
             BaselineMissing: it, or PyTorch, is not installed.
         """
-        torch_version()
-        self.text = f"zentorch {wheel_version(_WHEEL, install=_INSTALL)}"
+        self.text = zentorch_text()
 
     def check_problem(self, problem: Problem) -> None:
         """Refuse types that there is no operator for.
@@ -66,15 +65,67 @@ class Zentorch(AnyBaseline):
             BaselineMissing: there is no operator for a step, or the package refuses the problem.
         """
         check_steps(workload, split_chain(workload).others)
-        torch = import_torch(workload.threads)
-        try:
-            import_module(_WHEEL)
-        except ImportError as error:
-            raise BaselineMissing(
-                f"zentorch cannot be loaded beside torch {torch.__version__}: {error}; "
-                "install the version that is for it."
-            ) from error
-        return PythonRunner(workload, partial(_make_call, torch, workload))
+        torch = import_zentorch(workload.threads)
+        is_layer = workload.problem.operation.packs_ahead
+        self.implementation = "zentorch_linear" if is_layer else "zentorch_bmm"
+        make = _make_call if is_layer else _make_call_on_activations
+        return PythonRunner(workload, partial(make, torch, workload))
+
+
+def zentorch_text() -> str:
+    """Return the name and version of the installed package.
+
+    Raises:
+        BaselineMissing: it, or PyTorch, is not installed.
+    """
+    torch_version()
+    return f"zentorch {wheel_version(WHEEL, install=_INSTALL)}"
+
+
+def import_zentorch(threads: int) -> Torch:
+    """Return PyTorch with the operators of zentorch, without gradients, on so many threads.
+
+    Raises:
+        BaselineMissing: the two do not fit.
+    """
+    torch = import_torch(threads)
+    try:
+        import_module(WHEEL)
+    except ImportError as error:
+        raise BaselineMissing(
+            f"zentorch cannot be loaded beside torch {torch.__version__}: {error}; "
+            "install the version that is for it."
+        ) from error
+    return torch
+
+
+def checked_call(call: Callable[[], object], workload: Workload) -> Callable[[], object]:
+    """Return a call that was made once.
+
+    Raises:
+        BaselineMissing: zentorch refuses it.
+    """
+    try:
+        call()
+    except RuntimeError as error:
+        raise BaselineMissing(
+            f"zentorch refuses {workload.problem.text}: {error}; choose another baseline."
+        ) from error
+    return call
+
+
+def _make_call_on_activations(
+    torch: Torch, workload: Workload, w: NDArray[Any]
+) -> Callable[[], object]:
+    x, y = tensor_of(torch, workload.x), tensor_of(torch, workload.y)
+    product = partial(
+        torch.ops.zentorch.zentorch_bmm.out,
+        x[None],
+        weight_of(torch, workload, w).t()[None],
+        out=y[None],
+    )
+    links = links_of(workload)
+    return followed_in_place(torch, checked_call(product, workload), links, y)
 
 
 def _make_call(torch: Torch, workload: Workload, w: NDArray[Any]) -> Callable[[], object]:
@@ -96,13 +147,7 @@ def _make_call(torch: Torch, workload: Workload, w: NDArray[Any]) -> Callable[[]
     else:
         linear = operators.zentorch_linear_unary.out
         product = partial(linear, x, weight, bias, post_op=fused, **arguments)
-    try:
-        product()
-    except RuntimeError as error:
-        raise BaselineMissing(
-            f"zentorch refuses {workload.problem.text}: {error}; choose another baseline."
-        ) from error
-    return followed_in_place(torch, product, others, y)
+    return followed_in_place(torch, checked_call(product, workload), others, y)
 
 
 def _fused_name(link: Link) -> str | None:
@@ -115,4 +160,4 @@ def _find(_materials: object) -> list[Copy]:
     return [Copy(package=library.text, baseline=library)]
 
 
-ROWS = (Row(name="zentorch", place=10, find=_find),)
+ROWS = (Row(name="zentorch", place=10, find=_find, takes_activations=True),)

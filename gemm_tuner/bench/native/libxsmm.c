@@ -9,6 +9,7 @@ typedef struct libxsmm_layer {
     const float *x;
     float *y;
     libxsmm_smmfunction kernel;
+    const float *w; /* (k, n); NULL where each call has another copy of the weights */
 } libxsmm_layer;
 
 const char *libxsmm_driver_version(void) {
@@ -26,7 +27,7 @@ int32_t libxsmm_prepare(libxsmm_layer *layer) {
 
 static void call(const libxsmm_layer *layer, bench_weights *weights, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
-        layer->kernel(bench_next_weights(weights), layer->x, layer->y);
+        layer->kernel(layer->w ? layer->w : bench_next_weights(weights), layer->x, layer->y);
     }
 }
 
