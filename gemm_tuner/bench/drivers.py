@@ -19,7 +19,7 @@ from gemm_tuner.resources import (
 
 # Debian has them for linking only, not for loading.
 _LIBXSMM = ("xsmm", "xsmmnoblas")
-_OUR_INCLUDES = re.compile(r'#include ("pool\.h"|<gemm_tuner\.h>)\n')
+_OUR_INCLUDES = re.compile(r'#include ("(pool|team)\.h"|<gemm_tuner\.h>)\n')
 
 
 class SampleStruct(ctypes.Structure):
@@ -129,9 +129,9 @@ def build_timer(toolchain: Toolchain) -> Path:
 
 def _build_finish(toolchain: Toolchain, cpu: Cpu) -> Path:
     """Build the pass after products, for the features of this CPU."""
-    source = (library_native_dir() / "finish.c").read_text()
+    team, source = ((library_native_dir() / name).read_text() for name in ("team.h", "finish.c"))
     return compile_hosted(
-        f"#define ONE_LEVEL\n{source}",
+        f"#define ONE_LEVEL\n{team}{_OUR_INCLUDES.sub('', source)}",
         name="bench-finish",
         toolchain=toolchain,
         isa=widest_vectors(cpu.isa),

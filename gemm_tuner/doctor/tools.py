@@ -105,9 +105,10 @@ def check_sandbox(sandbox: Sandbox) -> Check:
 
 def check_baselines() -> Check:
     """Say which libraries are here to compare with, and which could be installed."""
-    rows = [row for row in baseline_rows() if row.is_raced and not row.attention_alone]
-    found = {row.name: [package.text for package in row.installed()] for row in rows}
-    packages = [text for texts in found.values() for text in texts]
+    raced = [row for row in baseline_rows() if row.is_raced]
+    found = {row.name: [package.text for package in row.installed()] for row in raced}
+    packages = [text for row in raced if not row.attention_alone for text in found[row.name]]
+    attending = [text for row in raced if row.attention_alone for text in found[row.name]]
     torch = installed_wheels("torch")
     linked = [
         f"{name} (version not known before it is linked)"
@@ -117,9 +118,15 @@ def check_baselines() -> Check:
     absent = sorted({_EXTRAS[name] for name in _EXTRAS if not found.get(name)})
     extras = [*absent, *([] if torch else ["torch"])]
     seen = f"raced: {', '.join(packages) or 'none'}"
+    if others := [text for text in attending if text not in packages]:
+        seen += f"; and for attention: {', '.join(others)}"
     if torch or linked:
         seen += f"; also timed by bench: {', '.join([*torch, *linked])}"
-    figures = {"raced": ", ".join(packages), "others": ", ".join([*torch, *linked])}
+    figures = {
+        "raced": ", ".join(packages),
+        "raced for attention": ", ".join(attending),
+        "others": ", ".join([*torch, *linked]),
+    }
     try:
         seen += f"; {open_onednn(find_onednn()).text} loads"
     except BaselineMissing as error:

@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,16 +12,14 @@ from gemm_tuner.arrays.weights import StoredWeights
 from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import NO_EPILOGUE
 from gemm_tuner.domain.problem import Problem, WeightLayout
-from gemm_tuner.libraries.finish import built_finish
+from gemm_tuner.libraries.finish import TeamStruct, built_finish
+from gemm_tuner.libraries.openmp import OpenMp
 from gemm_tuner.machine.memory import ThreadMemory, address_of
-
-if TYPE_CHECKING:
-    from gemm_tuner.libraries.choose import LibraryLayer
 
 Array = NDArray[Any]
 
 
-class _SoftmaxStruct(ctypes.Structure):
+class SoftmaxStruct(ctypes.Structure):
     """`softmax_call` of native/softmax.c."""
 
     _fields_ = (
@@ -33,7 +31,26 @@ class _SoftmaxStruct(ctypes.Structure):
         ("add", ctypes.c_void_p),
         ("add_distance", ctypes.c_int64),
         ("behind", ctypes.c_int64),
+        ("team", TeamStruct),
     )
+
+
+class ProductLayer(Protocol):
+    """A product computed by a library, whose threads also take what lies between two products.
+
+    `text` is the library's name and version.
+    """
+
+    text: str
+
+    @property
+    def openmp(self) -> OpenMp:
+        """Return the runtime that has the threads."""
+
+    def compute(
+        self, x: Array, packed: Array, y: Array, operands: Sequence[Array], threads: int | None
+    ) -> None:
+        """Write `x @ w` to y, w as it is stored; there are no operands."""
 
 
 class AttentionLayer:
@@ -42,7 +59,7 @@ class AttentionLayer:
     `compute` gets the keys where a layer gets w, and the values in front of the operands.
     """
 
-    def __init__(self, problem: Problem, make: Callable[[Problem], "LibraryLayer"]) -> None:
+    def __init__(self, problem: Problem, make: Callable[[Problem], ProductLayer]) -> None:
         """Prepare the products, each by the layer that `make` returns for it.
 
         Raises:
@@ -78,14 +95,14 @@ class AttentionLayer:
         m, n = len(x), self._problem.n
         scores = self._memory.get(m * n * 4)[: m * n * 4].view(np.float32).reshape(m, n)
         self._scores.compute(x, packed, scores, [], threads)
-        self._weigh(scores, dict(zip(self._names, read, strict=True)))
+        self._weigh(scores, dict(zip(self._names, read, strict=True)), threads)
         self._values.compute(scores, v, y, [], threads)
 
     @property
     def _names(self) -> list[str]:
         return [operand.name for operand in self._problem.epilogue.operands]
 
-    def _weigh(self, scores: Array, read: dict[str, Array]) -> None:
+    def _weigh(self, scores: Array, read: dict[str, Array], threads: int | None) -> None:
         """Make weights of scores, in place: in C, or by NumPy where that was not built."""
         m, n = scores.shape
         add = read.get("add")
@@ -95,17 +112,20 @@ class AttentionLayer:
         behind = n - m + 1 if self._hides else n
         library = built_finish()
         if library is not None and (add is None or n < 2 or add.strides[1] == add.itemsize):
-            call = _SoftmaxStruct(
-                m,
-                n,
-                address_of(scores),
-                n,
-                scale,
-                None if add is None else address_of(add),
-                0 if add is None else add.strides[0] // add.itemsize,
-                behind,
-            )
-            library.softmax_rows(ctypes.byref(call))
+            openmp = self._scores.openmp
+            with openmp.in_threads(threads) as usable:
+                call = SoftmaxStruct(
+                    m,
+                    n,
+                    address_of(scores),
+                    n,
+                    scale,
+                    None if add is None else address_of(add),
+                    0 if add is None else add.strides[0] // add.itemsize,
+                    behind,
+                    openmp.team(usable or openmp.max_threads()),
+                )
+                library.softmax_rows(ctypes.byref(call))
             return
         with np.errstate(all="ignore"):
             scores *= np.float32(scale)

@@ -13,7 +13,7 @@ from gemm_tuner.domain.dtype import F32
 from gemm_tuner.domain.measurement import Library
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import BaselineMissing
-from gemm_tuner.libraries.attention_layer import AttentionLayer
+from gemm_tuner.libraries.attention_layer import AttentionLayer, ProductLayer
 from gemm_tuner.libraries.fixed_order import FixedOrderLayer
 from gemm_tuner.libraries.numpy_layer import NumpyLayer
 from gemm_tuner.libraries.onednn import installed_onednn
@@ -45,6 +45,10 @@ class LibraryLayer(Protocol):
         """Write `epilogue(x @ w)` to y; the operands are in the order of the epilogue."""
 
 
+class _Layer(LibraryLayer, ProductLayer, Protocol):
+    """A layer of a product, of which attention may be made."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
     """A layer, and a remark on the choice, or none.
@@ -66,10 +70,10 @@ class _Row:
     """
 
     name: str
-    make: Callable[[Problem, int | None, str], LibraryLayer]
+    make: Callable[[Problem, int | None, str], _Layer]
 
 
-def _make_onednn(problem: Problem, threads: int | None, package: str) -> LibraryLayer:
+def _make_onednn(problem: Problem, threads: int | None, package: str) -> _Layer:
     # Only found libraries are loaded: what a package is called may come from another machine.
     named = [one.path for one in installed_onednn() if one.package == package]
     return OneDnnLayer(problem, threads, named[0] if named else None)
@@ -138,11 +142,11 @@ def _preferred(problem: Problem) -> Sequence[str]:
     return tuple(_ROWS)
 
 
-def _make(name: str, threads: int | None, package: str, problem: Problem) -> LibraryLayer:
+def _make(name: str, threads: int | None, package: str, problem: Problem) -> _Layer:
     return _ROWS[name].make(problem, threads, package)
 
 
-def _layer_of(problem: Problem, make: Callable[[Problem], LibraryLayer]) -> LibraryLayer:
+def _layer_of(problem: Problem, make: Callable[[Problem], _Layer]) -> LibraryLayer:
     """Return the layer of a product, or those of attention, by one library."""
     return AttentionLayer(problem, make) if problem.operation.has_values else make(problem)
 

@@ -12,6 +12,7 @@ from gemm_tuner.arrays.weights import StoredWeights
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.libraries.openmp import OpenMp, system_openmp
 
 # Elements of the problem's types; NumPy's own types do not include bfloat16.
 Array = NDArray[Any]
@@ -24,6 +25,7 @@ class NumpyLayer:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
+        self.openmp: OpenMp = system_openmp()
 
     @property
     def layout(self) -> str:

@@ -24,6 +24,7 @@ from gemm_tuner.libraries.finish import (
 from gemm_tuner.libraries.numpy_layer import finish
 from gemm_tuner.libraries.onednn import OneDnnLibrary, open_onednn
 from gemm_tuner.libraries.onednn_product import OneDnnProduct, usable_products
+from gemm_tuner.libraries.openmp import OpenMp
 from gemm_tuner.libraries.plain import plain_of_stored, plain_problem, text_with_plain_weights
 from gemm_tuner.libraries.spelling import Spelling
 from gemm_tuner.machine.core_clock import CoreClock
@@ -87,6 +88,11 @@ class OneDnnLayer:
     def layout(self) -> str:
         """Return how the weights are packed: each spelling has its own layout."""
         return f"{self.text} ({self.spelling})"
+
+    @property
+    def openmp(self) -> OpenMp:
+        """Return the runtime whose threads it computes in."""
+        return self._form.product.library
 
     @property
     def spelling(self) -> str:

@@ -17,7 +17,7 @@ from gemm_tuner.libraries.finish import (
     operations_of,
 )
 from gemm_tuner.libraries.openblas import open_openblas
-from gemm_tuner.libraries.openmp import system_openmp
+from gemm_tuner.libraries.openmp import OpenMp, system_openmp
 from gemm_tuner.libraries.plain import plain_of_stored, plain_problem, text_with_plain_weights
 
 
@@ -42,7 +42,8 @@ class OpenBlasLayer:
         if plain.types.x.is_integer or plain.types.w.is_integer:
             raise BaselineMissing(f"OpenBLAS does not compute {plain.types.text}.")
         self._library = open_openblas()
-        self._openmp = system_openmp()  # here: it tells a forked child by what process it was made
+        # Made here: it tells a forked child by what process it was made.
+        self.openmp: OpenMp = system_openmp()
         self._pass = built_finish()
         converts_x = plain.types.x is not DType.F32
         self._finishes = bool(plain.epilogue.steps) or plain.types.y is not DType.F32
@@ -103,6 +104,6 @@ class OpenBlasLayer:
         if threads == 1:
             Finish(operations, source, target).run(self._pass)
             return
-        with self._openmp.in_threads(threads) as usable:
-            one = Finish(operations, source, target, team=self._openmp.team(usable or threads))
+        with self.openmp.in_threads(threads) as usable:
+            one = Finish(operations, source, target, team=self.openmp.team(usable or threads))
             one.run(self._pass)

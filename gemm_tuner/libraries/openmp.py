@@ -27,6 +27,10 @@ class OpenMp:
         threads: int = self._openmp.omp_get_max_threads()
         return threads
 
+    def at_most(self, threads: int) -> int:
+        """Return so many threads, or fewer if OpenMP has fewer; without one, nothing is known."""
+        return threads if self._openmp is None else min(threads, self.max_threads())
+
     def team(self, threads: int) -> TeamStruct:
         """Return how this runtime runs a function in the threads that it has."""
         functions = [getattr(self._openmp, name) for name in _TEAM if hasattr(self._openmp, name)]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,16 +13,6 @@ from rows import ROWS, Row
 from test_cuts import kernel_of
 
 from gemm_tuner.abi import OK, ArgsStruct, ArrayView, make_args
-from gemm_tuner.bench.baselines import attention
-from gemm_tuner.bench.baselines.attention import ROWS as LIBRARIES
-from gemm_tuner.bench.baselines.attention import TorchAttention
-from gemm_tuner.bench.baselines.baseline import Row as LibraryRow
-from gemm_tuner.bench.baselines.choose import check_baseline, raced_packages
-from gemm_tuner.bench.correctness import Case
-from gemm_tuner.bench.inputs import InputKind, make_inputs
-from gemm_tuner.bench.reference import compute_expected
-from gemm_tuner.bench.tolerance import find_error
-from gemm_tuner.bench.workload import make_workload
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import IsaFeature
@@ -251,59 +240,6 @@ def test_wrong_calls_are_told_what_to_pass() -> None:
         assert what in str(raised.value)
     with pytest.raises(InvalidSetting, match="nothing is packed ahead"):
         kernel.pack(k)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(row, marks=pytest.mark.baseline(row.name.removesuffix("-attention")))
-        for row in LIBRARIES
-    ],
-    ids=lambda row: row.name,
-)
-@pytest.mark.parametrize("steps", ["scale+causal", "scale+add+causal"])
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_a_library_computes_what_it_is_compared_with(
-    row: LibraryRow, steps: str, dtype: str
-) -> None:
-    problem = Problem.parse(f"attention {dtype} 9x9x16 {steps}")
-    copy, *_others = row.find(None)  # type: ignore[arg-type]  # which these do not need
-
-    case = Case(problem, InputKind.NORMAL, seed=4)
-    found = check_baseline(copy.baseline, problem, case, threads=1)
-
-    assert isinstance(found, float), found
-
-
-@pytest.mark.baseline("torch")
-def test_pytorch_is_raced_in_the_shortest_budget() -> None:
-    packages = raced_packages(0.0, attends=True)
-
-    assert any(package.startswith("torch ") for package in packages)
-
-
-@pytest.mark.baseline("torch")
-def test_a_call_of_pytorch_is_the_function_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch: Any = import_module("torch")
-    problem = Problem.parse("attention f32 1x64x16 scale+causal")
-    inputs = make_inputs(problem, InputKind.NORMAL, seed=4)
-    baseline, given = TorchAttention(), []
-    attend = torch.nn.functional.scaled_dot_product_attention
-
-    def noted(*arrays: object, **settings: object) -> object:
-        given.append(settings)
-        return attend(*arrays, **settings)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
-    monkeypatch.setattr(attention, "_least_s", lambda call: call.__name__ != "by_flash")
-    workload = make_workload(problem, inputs, threads=1)
-    call = baseline.prepare(workload)._make_call(workload.w)
-    monkeypatch.delattr(torch.nn.attention, "sdpa_kernel")
-    call()
-
-    assert baseline.implementation == "scaled_dot_product_attention, flash"
-    assert given[-1]["attn_mask"] is None  # the only row sees all keys
-    assert find_error(compute_expected(problem, inputs), workload.y) is None
 
 
 def test_callers_that_know_no_values_call_products_alone() -> None:

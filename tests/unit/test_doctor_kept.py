@@ -298,6 +298,7 @@ def test_baselines_are_named_with_their_versions() -> None:
 
     assert "numpy " in check.seen
     assert check.figures["raced"]
+    assert "numpy " in str(check.figures["raced for attention"])
 
 
 def test_a_library_that_does_not_load_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:

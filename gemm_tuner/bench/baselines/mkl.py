@@ -18,7 +18,7 @@ from gemm_tuner.machine.memory import address_of
 
 _WHEEL = "mkl"
 _LIBRARY = "libmkl_rt.so.3"
-_START_S = 0.3
+START_S = 0.3
 _INSTALL = 'pip install "gemm-tuner[peers]"'
 # `mkl_product` of bench/native/mkl.c by the types of x and w, and the type of its results.
 _PRODUCTS: dict[tuple[DType, DType], tuple[int, DType]] = {
@@ -26,6 +26,29 @@ _PRODUCTS: dict[tuple[DType, DType], tuple[int, DType]] = {
     (DType.BF16, DType.BF16): (1, DType.F32),
     (DType.U8, DType.S8): (2, DType.S32),
 }
+
+
+def mkl_text() -> str:
+    """Return the name and version of the installed MKL.
+
+    Raises:
+        BaselineMissing: there is none.
+    """
+    return f"{_WHEEL} {wheel_version(_WHEEL, install=_INSTALL)}"
+
+
+def find_mkl() -> Path:
+    """Return the library.
+
+    Raises:
+        BaselineMissing: the wheel is not installed.
+    """
+    return find_in_wheel(_WHEEL, _LIBRARY, install=_INSTALL)
+
+
+def mkl_packages() -> list[Package]:
+    """Return what takes part in a race."""
+    return [Package(text, START_S) for text in installed_wheels(_WHEEL)]
 
 
 class _LayerStruct(ctypes.Structure):
@@ -62,9 +85,9 @@ class Mkl(AnyBaseline):
         Raises:
             BaselineMissing: the wheel is not installed.
         """
-        self._library = find_in_wheel(_WHEEL, _LIBRARY, install=_INSTALL)
+        self._library = find_mkl()
         self._driver, self._pass = drivers
-        self._version = f"mkl {wheel_version(_WHEEL, install=_INSTALL)}"
+        self._version = mkl_text()
 
     def check_problem(self, problem: Problem) -> None:
         """Refuse types that there is no product of.
@@ -142,17 +165,7 @@ class _MklRunner(CRunner):
 
 def _find(materials: Materials) -> list[Copy]:
     drivers = (materials.drivers.mkl, materials.drivers.finish)
-    return [
-        Copy(
-            package=f"{_WHEEL} {wheel_version(_WHEEL, install=_INSTALL)}",
-            baseline=Mkl(drivers),
-            start_s=_START_S,
-        )
-    ]
-
-
-def _packages() -> list[Package]:
-    return [Package(text, _START_S) for text in installed_wheels(_WHEEL)]
+    return [Copy(package=mkl_text(), baseline=Mkl(drivers), start_s=START_S)]
 
 
 ROWS = (
@@ -160,7 +173,7 @@ ROWS = (
         name="mkl",
         place=2,
         find=_find,
-        installed=_packages,
+        installed=mkl_packages,
         is_raced=True,
         takes_activations=True,
     ),

@@ -24,6 +24,7 @@
 #else
 #include "levels.h"
 #endif
+#include "team.h"
 
 /* Element types by their numbers in oneDNN. */
 enum { F16 = 1, BF16 = 2, F32 = 3, S32 = 4, S8 = 5, U8 = 6 };
@@ -43,14 +44,6 @@ typedef struct finish_step {
     int64_t distance; /* between the rows of a matrix, in elements */
     const void *operand;
 } finish_step;
-
-/* How OpenMP runs a function in as many threads as it has: the functions of the runtime that the
- * product's library uses; `parallel` is NULL for one thread. */
-typedef struct finish_team {
-    void (*parallel)(void (*)(void *), void *, unsigned threads, unsigned flags);
-    int (*thread)(void);
-    int (*threads)(void);
-} finish_team;
 
 typedef struct finish_call {
     int64_t m, n;

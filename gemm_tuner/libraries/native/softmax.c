@@ -1,7 +1,7 @@
 /* The softmax of rows of scores, between the two products of attention that libraries compute.
  *
  * Exponential: Cephes, expf.c, as in finish.c; zero below e^-87. Loops over a row are simple, so that
- * compilers make vectors of them.
+ * compilers make vectors of them. Threads take rows in turns: with `causal`, later ones are longer.
  */
 #include <math.h>
 #include <stdint.h>
@@ -14,6 +14,7 @@ enum { LANES = 16 }; /* greatest scores and sums of a row that are kept side by 
 #define EXPORTED __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 #include "levels.h"
+#include "team.h"
 
 typedef struct softmax_call {
     int64_t m, n;
@@ -23,6 +24,7 @@ typedef struct softmax_call {
     const float *add; /* or NULL */
     int64_t add_distance;
     int64_t behind; /* row i sees i + behind keys, and n at most */
+    finish_team team;
 } softmax_call;
 
 INLINE float weight_of(float x) {
@@ -98,14 +100,25 @@ INLINE void row_of(const softmax_call *call, int64_t row) {
     memset(scores + seen, 0, (size_t)(call->n - seen) * sizeof(float));
 }
 
-INLINE void rows_between(const softmax_call *call, int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row++) {
+INLINE void rows_from(const softmax_call *call, int64_t first, int64_t step) {
+    for (int64_t row = first; row < call->m; row += step) {
         row_of(call, row);
     }
 }
 
-FOR_EACH_LEVEL(softmax_part, (const softmax_call *call, int64_t begin, int64_t end),
-               rows_between(call, begin, end))
+FOR_EACH_LEVEL(softmax_part, (const softmax_call *call, int64_t first, int64_t step),
+               rows_from(call, first, step))
+
+static void softmax_own_part(void *argument) {
+    const softmax_call *call = argument;
+    softmax_part(call, call->team.thread(), call->team.threads());
+}
 
 /* Make weights of the scores. */
-EXPORTED void softmax_rows(const softmax_call *call) { softmax_part(call, 0, call->m); }
+EXPORTED void softmax_rows(const softmax_call *call) {
+    if (call->team.parallel != NULL && call->m > 1) {
+        call->team.parallel(softmax_own_part, (void *)call, 0, 0);
+        return;
+    }
+    softmax_part(call, 0, 1);
+}
