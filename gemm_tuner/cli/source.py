@@ -72,11 +72,11 @@ def source(
         operation=operation,
     )
     context = options.execution_context(threads, regime)
+    if binary is not None and candidate is not None:
+        raise InvalidSetting("only a winner has a library; leave out --candidate or --binary.")
     if header is not None:
         _write(header, (templates_dir() / "abi" / "gemm_tuner.h").read_bytes())
     if binary is not None:
-        if candidate is not None:
-            raise InvalidSetting("only a winner has a library; leave out --candidate or --binary.")
         _write(binary, _winner(problem, context, db).library)
         return
     if candidate is not None:

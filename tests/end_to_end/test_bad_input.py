@@ -69,6 +69,15 @@ WRONG = [
 # fmt: on
 
 
+def test_a_refused_source_writes_no_header(tmp_path: Path) -> None:
+    header = tmp_path / "gemm_tuner.h"
+    files = ["--header", str(header), "--binary", str(tmp_path / "k.so"), "--candidate", "x"]
+
+    assert run(["source", "1", "1", "1", *files]) == 2
+
+    assert not header.exists()
+
+
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=str)
 def test_wrong_usage_is_one_clear_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
