@@ -113,10 +113,11 @@ def check_products(
         InvalidArray: an array is missing, or its type, shape or strides cannot be used.
     """
     types = problem.types
-    given_x = _array_of("x", x, "(m, k)")
-    given_w = _array_of("w", w, "(n, k)" if problem.w_shape[0] == problem.n else "(k, n)")
+    names = problem.operation.factors
+    given_x = _array_of(names[0], x, "(m, k)")
+    given_w = _array_of(names[1], w, "(n, k)" if problem.w_shape[0] == problem.n else "(k, n)")
     rows = check_rows(given_x.shape[-2], problem)
-    front = _front_of(given_x, given_w)
+    front = _front_of(names, given_x, given_w)
     given_v = _values_of(problem, v, front)
     wanted = (*front, rows, problem.y_columns)
     result = new_result(x, wanted, NUMPY_TYPES[types.y]) if out is None else out
@@ -126,15 +127,15 @@ def check_products(
             f"out has the shape {given_y.shape}, but {wanted} is needed: pass another array."
         )
     check_operand_names(problem.epilogue, operands)
-    x_view = _view("x", given_x, front, (rows, problem.k), types.x)
-    w_view = _view("w", given_w, front, problem.w_shape, types.w)
+    x_view = _view(names[0], given_x, front, (rows, problem.k), types.x)
+    w_view = _view(names[1], given_w, front, problem.w_shape, types.w)
     y_view = _view("out", given_y, front, (rows, problem.y_columns), types.y)
     v_view = None if given_v is None else _view("v", given_v, front, problem.w_shape, types.w)
     read = _operands_of(problem, operands, front, rows)
     if out is not None:
         _check_apart(given_y)
         values = {} if given_v is None else {"v": given_v}
-        for name, array in {"x": given_x, "w": given_w, **values, **read.arrays}.items():
+        for name, array in {names[0]: given_x, names[1]: given_w, **values, **read.arrays}.items():
             check_overlap(given_y, name, array)
     return Products(
         front,
@@ -220,16 +221,17 @@ def _array_of(name: str, value: object, shape: str) -> Array:
     return array
 
 
-def _front_of(x: Array, w: Array) -> _Shape:
+def _front_of(names: tuple[str, str], x: Array, w: Array) -> _Shape:
     """Return what x and w have in front of their last two dimensions, or one for both."""
     if x.shape[:-2] == w.shape[:-2]:
         return x.shape[:-2]
     try:
         return np.broadcast_shapes(x.shape[:-2], w.shape[:-2])
     except ValueError:
+        first, second = names
         raise InvalidArray(
-            f"x has {x.shape[:-2]} products and w {w.shape[:-2]}: pass as many of each, or 1 where "
-            "all have the same."
+            f"{first} has {x.shape[:-2]} products and {second} {w.shape[:-2]}: pass as many of "
+            "each, or 1 where all have the same."
         ) from None
 
 

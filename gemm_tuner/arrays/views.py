@@ -77,8 +77,8 @@ def check_rows(rows: int, problem: Problem) -> int:
     """
     if rows not in problem.m:
         raise InvalidArray(
-            f"x has {rows} rows, but the kernel is made for m = {problem.m.text}; "
-            "ask for a kernel of this size, or of a range of m."
+            f"{problem.operation.factors[0]} has {rows} rows, but the kernel is made for "
+            f"m = {problem.m.text}; ask for a kernel of this size, or of a range of m."
         )
     return rows
 

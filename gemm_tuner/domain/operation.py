@@ -24,6 +24,11 @@ class Operation(StrEnum):
         return _FACTS[self].abi_version
 
     @property
+    def factors(self) -> tuple[str, str]:
+        """Return what callers call x and w."""
+        return _FACTS[self].factors
+
+    @property
     def has_values(self) -> bool:
         """Return whether the products are scores, by which the rows of a third array are added."""
         return _FACTS[self].has_values
@@ -56,10 +61,13 @@ class _Facts:
     packs_ahead: bool
     abi_version: int
     has_values: bool = False
+    factors: tuple[str, str] = ("x", "w")
 
 
 _FACTS = {
     Operation.LINEAR: _Facts(packs_ahead=True, abi_version=3),
     Operation.MATMUL: _Facts(packs_ahead=False, abi_version=4),
-    Operation.ATTENTION: _Facts(packs_ahead=False, abi_version=5, has_values=True),
+    Operation.ATTENTION: _Facts(
+        packs_ahead=False, abi_version=5, has_values=True, factors=("q", "k")
+    ),
 }

@@ -228,6 +228,13 @@ def test_wrong_calls_are_told_what_to_pass() -> None:
 
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: kernel(q, k, **operands), "v is missing"),
+        (lambda: kernel(q[:, :4], k, v, **operands), "q has the shape (4, 4)"),
+        (lambda: kernel(q, k[:20], v, **operands), "k has the shape (20, 5)"),
+        (
+            lambda: kernel(np.stack([q, q]), np.stack([k] * 3), v, **operands),
+            "q has (2,) products and k (3,)",
+        ),
+        (lambda: product(q[:, :4], k[:8]), "x has the shape (4, 4)"),
         (lambda: kernel(q, k, v[:20], **operands), "(21, 5)"),
         (lambda: kernel(q, k, np.stack([v, v]), **operands), "values for"),
         (lambda: kernel(q, k, v, out=v[:4], **operands), "overlap"),
