@@ -207,10 +207,11 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         why_left = product.why_left
         if not wanted.rows and not why_left:
             why_left = "its rows are known when it runs; give dynamic_rows to say what to ask for."
-        if why_left:
-            self._tell(product, wanted, [why_left], is_taken=False)
-            return False
         steps = _steps(product)
+        if why_left:
+            whole = _with_steps(wanted, product, steps)
+            self._tell(product, whole, [why_left], is_taken=False)
+            return False
         reasons: list[str] = []
         for count in range(len(steps), -1, -1):
             fused = _with_steps(wanted, product, steps[:count])

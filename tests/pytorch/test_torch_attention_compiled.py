@@ -228,6 +228,7 @@ def test_the_report_says_why_attention_is_left(compute: Any, reason: str) -> Non
     [told] = enabled.report
     assert not told.is_taken
     assert reason in told.reason
+    assert " scale" in told.problem
 
 
 @pytest.mark.usefixtures("loops_by_operators")
