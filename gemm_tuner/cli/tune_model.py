@@ -23,7 +23,7 @@ from gemm_tuner.store.database import default_database_url, open_database
 
 if TYPE_CHECKING:
     from gemm_tuner.torch.calls import CalledModel, Capturing
-    from gemm_tuner.torch.tuning import LayerGain, ModelGain
+    from gemm_tuner.torch.gains import LayerGain, ModelGain
 
 _BUDGET = "10m"
 
@@ -39,7 +39,8 @@ def tune_model(
     """Tune the models that a script runs, and print what they gain by it.
 
     The script runs once; then its models are called as it called them, without gradients. The time
-    goes to their linear layers by their shares of the time of the model.
+    goes to their linear layers, their products of two activations and their attention by their
+    shares of the time of the model.
     """
     check_script(script, "tune-model")
     budget_s = options.parse_duration_or_none_s(budget)

@@ -60,7 +60,8 @@ class FoundLayer:
 
     `times` are those of a call for each of the rows, in `regime`: of its kernel, or where there is
     none, of the fastest library. None was not measured; all are left out by a source without times.
-    Of one that `was_timed`, a kernel was compared with a library, whatever came out.
+    Of one that `was_timed`, a kernel was compared with a library, whatever came out. `saved_ns` is
+    the least time that the kernels save of a call, None where it is not known.
     """
 
     kernels: tuple[Kernel, ...]
@@ -68,6 +69,7 @@ class FoundLayer:
     regime: Regime | None = None
     times: tuple[CallTime | None, ...] = ()
     was_timed: bool = False
+    saved_ns: float | None = None
 
 
 @runtime_checkable
@@ -154,7 +156,7 @@ class StoredKernels:
             with self._connected():
                 found += [_told([one]) for one in self._next_best(wanted)]
         by_kernel = {tuple(one.artifact.sha256 for one in way.kernels): way for way in found}
-        return list(by_kernel.values())[:_MOST_CHOICES]
+        return list(by_kernel.values())[:MOST_CHOICES]
 
     def source_text(self, sha256: str) -> str | None:
         """Return the C++ of a kernel, None if the database does not keep it."""
@@ -173,7 +175,7 @@ class StoredKernels:
         for regime in _REGIMES:
             context = ExecutionContext(threads=wanted.threads, regime=regime)
             match = choose(self._repository, problem, cpu=self._cpu, context=context)
-            for verdict in could_be_served(self._repository, match, self._cpu)[:_MOST_CHOICES]:
+            for verdict in could_be_served(self._repository, match, self._cpu)[:MOST_CHOICES]:
                 yield kernel_or_none(verdict, self._repository, self._cpu, wanted.threads)
 
     def tune(self, wanted: WantedLayer, budget_s: float) -> None:
@@ -194,7 +196,7 @@ class StoredKernels:
         found = [
             kernel_or_none(one, self._repository, self._cpu, wanted.threads) for one in verdicts
         ]
-        times = [_time_of(one, verdict) for one, verdict in zip(found, verdicts, strict=True)]
+        times = [time_of(one, verdict) for one, verdict in zip(found, verdicts, strict=True)]
         return replace(_told(found), regime=regime, times=tuple(times))
 
 
@@ -240,7 +242,7 @@ _REGIMES = (Regime.COLD_WEIGHTS, Regime.HOT)
 _TIMED = (Basis.MEASURED, Basis.SHARED)
 
 # More of them are seldom faster, and each is timed in the model.
-_MOST_CHOICES = 3
+MOST_CHOICES = 3
 
 
 class _WithoutKernel(Protocol):
@@ -272,7 +274,7 @@ def _best_of(ways: Iterator[FoundLayer]) -> FoundLayer:
     return max(without, key=lambda found: (any(found.times), found.was_timed))
 
 
-def _time_of(found: Kernel | NoKernel, verdict: Verdict) -> CallTime | None:
+def time_of(found: Kernel | NoKernel, verdict: Verdict) -> CallTime | None:
     """Return the time of a call, if this very problem was measured on such a CPU."""
     measured = verdict.measurement
     if verdict.basis not in _TIMED or measured is None or measured.doubt is not None:

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from gemm_tuner.torch.debugging import Accuracy as Accuracy
     from gemm_tuner.torch.debugging import debug as debug
     from gemm_tuner.torch.exporting import load_kernels as load_kernels
+    from gemm_tuner.torch.gains import LayerGain as LayerGain
+    from gemm_tuner.torch.gains import ModelGain as ModelGain
     from gemm_tuner.torch.replacement import refresh as refresh
     from gemm_tuner.torch.replacement import replace as replace
     from gemm_tuner.torch.replacement import restore as restore
     from gemm_tuner.torch.report import LayerReport as LayerReport
     from gemm_tuner.torch.report import Report as Report
-    from gemm_tuner.torch.tuning import LayerGain as LayerGain
-    from gemm_tuner.torch.tuning import ModelGain as ModelGain
     from gemm_tuner.torch.tuning import tune_model as tune_model
 
 _HOMES = {
@@ -50,8 +50,8 @@ _HOMES = {
     "restore": "gemm_tuner.torch.replacement",
     "LayerReport": "gemm_tuner.torch.report",
     "Report": "gemm_tuner.torch.report",
-    "LayerGain": "gemm_tuner.torch.tuning",
-    "ModelGain": "gemm_tuner.torch.tuning",
+    "LayerGain": "gemm_tuner.torch.gains",
+    "ModelGain": "gemm_tuner.torch.gains",
     "tune_model": "gemm_tuner.torch.tuning",
 }
 

@@ -7,10 +7,20 @@ from typing import Any
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.layers.sources import FoundLayer, ServedKernels, Source, StoredKernels, WantedLayer
+from gemm_tuner.domain.verdict import Verdict
+from gemm_tuner.layers.sources import (
+    MOST_CHOICES,
+    FoundLayer,
+    ServedKernels,
+    Source,
+    StoredKernels,
+    WantedLayer,
+    time_of,
+)
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.select.choose import choose
+from gemm_tuner.select.shared_weights import could_be_served
 from gemm_tuner.tuning.stored import kernel_or_none
 from gemm_tuner.tuning.tune import tune
 
@@ -34,6 +44,18 @@ class WantedProduct(WantedLayer):
         return tuple(Problem.create(**words | {"m": rows}) for rows in self.rows)
 
 
+def problem_text(wanted: WantedLayer, batch: Any = None) -> str:  # noqa: ANN401 - of PyTorch
+    """Return the problem of a layer, a product or attention, and how many of them, in words."""
+    rows = ",".join(map(str, wanted.rows))
+    many = "" if batch in (None, 1) else f"{batch} of "
+    sizes = f"{rows}x{wanted.n}x{wanted.k}"
+    if isinstance(wanted, WantedProduct):
+        is_attention = wanted.operation == Operation.ATTENTION.value  # whose keys lie one way
+        layout = () if is_attention else (wanted.w_layout,)
+        return many + " ".join((wanted.operation, wanted.dtype, sizes, *layout, wanted.epilogue))
+    return f"{many}{wanted.dtype} {sizes} {wanted.epilogue}"
+
+
 def find(source: Source, wanted: WantedLayer) -> FoundLayer:
     """Return the kernels for a layer, for a product of two activations, or for attention.
 
@@ -43,13 +65,28 @@ def find(source: Source, wanted: WantedLayer) -> FoundLayer:
     if not isinstance(wanted, WantedProduct):
         return source.find(wanted)
     if isinstance(source, StoredKernels):
-        return _told(_stored(source, wanted))
+        return _stored(source, wanted)
     if isinstance(source, ServedKernels):
         client = source._client  # noqa: SLF001 - of this package
         return _told(client.kernels(wanted.problems, threads=wanted.threads, regime=_REGIME))
     found = source.find(wanted)
     kernels = [one for one in found.kernels if one.problem.operation.value == wanted.operation]
     return replace(found, kernels=tuple(kernels))
+
+
+def choices(source: Source, wanted: WantedLayer) -> Sequence[FoundLayer]:
+    """Return the ways to compute what is wanted that are worth a comparison, the best first.
+
+    Raises:
+        GemmTunerError: as in `Source.choices`.
+    """
+    if not isinstance(wanted, WantedProduct):
+        return source.choices(wanted)
+    found = [find(source, wanted)]
+    if isinstance(source, StoredKernels) and len(wanted.rows) == 1:
+        found += [_told([one]) for one in _next_best(source, wanted)]
+    by_kernel = {tuple(one.artifact.sha256 for one in way.kernels): way for way in found}
+    return list(by_kernel.values())[:MOST_CHOICES]
 
 
 def tune_wanted(source: Source, wanted: WantedLayer, budget_s: float) -> None:
@@ -71,14 +108,36 @@ def tune_wanted(source: Source, wanted: WantedLayer, budget_s: float) -> None:
         source.tune(wanted, budget_s)
 
 
-def _stored(source: StoredKernels, wanted: WantedProduct) -> list[Any]:
+def _next_best(source: StoredKernels, wanted: WantedProduct) -> list[Any]:
+    """Return the kernels that could be served, also those that were no faster than a library."""
+    cpu, context = detect_cpu(), ExecutionContext(threads=wanted.threads, regime=_REGIME)
+    with source._connected():  # noqa: SLF001 - of this package
+        repository = source._repository  # noqa: SLF001
+        match = choose(repository, *wanted.problems, cpu=cpu, context=context)
+        verdicts = could_be_served(repository, match, cpu)[:MOST_CHOICES]
+        return [kernel_or_none(one, repository, cpu, wanted.threads) for one in verdicts]
+
+
+def _stored(source: StoredKernels, wanted: WantedProduct) -> FoundLayer:
     cpu, context = detect_cpu(), ExecutionContext(threads=wanted.threads, regime=_REGIME)
     with source._connected():  # noqa: SLF001 - of this package
         repository = source._repository  # noqa: SLF001
         verdicts = [
             choose(repository, one, cpu=cpu, context=context).verdict for one in wanted.problems
         ]
-        return [kernel_or_none(one, repository, cpu, wanted.threads) for one in verdicts]
+        found = [kernel_or_none(one, repository, cpu, wanted.threads) for one in verdicts]
+    saved_ns = [_saved_ns(*one) for one in zip(found, verdicts, strict=True)]
+    known_ns = [one for one in saved_ns if one is not None]
+    is_known = len(known_ns) == len(saved_ns)
+    return replace(_told(found), saved_ns=min(known_ns, default=None) if is_known else None)
+
+
+def _saved_ns(found: Any, verdict: Verdict) -> float | None:  # noqa: ANN401 - a kernel or none
+    """Return what a kernel saves of a call, None if it was not timed for this very problem."""
+    time = time_of(found, verdict)
+    if time is None or verdict.measurement is None:
+        return None
+    return verdict.measurement.baseline_median_ns - time.greatest_ns
 
 
 def _told(found: Sequence[Any]) -> FoundLayer:

@@ -16,7 +16,6 @@ import torch
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import Rows
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.layers.sources import AnySource, FoundLayer, Source, WantedLayer, open_source
@@ -26,7 +25,7 @@ from gemm_tuner.torch.activations import (
     insert_matmul,
     product_of_activations,
 )
-from gemm_tuner.torch.asking import WantedProduct, find, tune_wanted
+from gemm_tuner.torch.asking import WantedProduct, find, problem_text, tune_wanted
 from gemm_tuner.torch.attention import Attention, attention_of, insert_attention
 from gemm_tuner.torch.epilogues import Step, steps_after
 from gemm_tuner.torch.exporting import write_kernels
@@ -190,7 +189,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         time = joined_time(ways, whole) if whole else None
         names = name_of(parts)
         if time is None:
-            lacking = "each of them" if whole is None else _problem_text(wanted)
+            lacking = "each of them" if whole is None else problem_text(wanted)
             return False, f"Whether {names} are faster as one is not known: no time of {lacking}."
         is_faster = bool(whole and whole.kernels) and time.is_faster
         return is_faster, f"{names} {'are' if is_faster else 'would be'} one product: {time.text}."
@@ -246,7 +245,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
     ) -> None:
         report = LayerReport(
             name=product.name,
-            problem=_problem_text(wanted, product.batch),
+            problem=problem_text(wanted, product.batch),
             rows=wanted.rows,
             is_taken=is_taken,
             reason=" ".join(dict.fromkeys(filter(None, reasons))),
@@ -304,17 +303,6 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         if not self._has_warned:
             self._has_warned = True
             _LOG.warning("A product is compiled as it would be without gemm-tuner: %s", reason)
-
-
-def _problem_text(wanted: WantedLayer, batch: Any = None) -> str:  # noqa: ANN401 - as in a product
-    rows = ",".join(map(str, wanted.rows))
-    many = "" if batch in (None, 1) else f"{batch} of "
-    sizes = f"{rows}x{wanted.n}x{wanted.k}"
-    if isinstance(wanted, WantedProduct):
-        is_attention = wanted.operation == Operation.ATTENTION.value  # whose keys lie one way
-        layout = () if is_attention else (wanted.w_layout,)
-        return many + " ".join((wanted.operation, wanted.dtype, sizes, *layout, wanted.epilogue))
-    return f"{many}{wanted.dtype} {sizes} {wanted.epilogue}"
 
 
 def _of_activations(node: Node) -> OfActivations | None:

@@ -1,7 +1,7 @@
 """The linear layers of a model: what is to be asked for, or why a layer stays as it is."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,8 +71,12 @@ def model_layers(
     calls: Sequence[Call] = (),
     rows: Rows | None = None,
     reduction: str = "any",
+    around: AbstractContextManager[None] | None = None,
 ) -> list[ModelLayer]:
-    """Return the linear layers of a model, with the `rows` that are given, or that calls show."""
+    """Return the linear layers of a model, with the `rows` that are given, or that calls show.
+
+    The calls are made inside `around`.
+    """
     modules = {
         name: module
         for name, module in model.named_modules()
@@ -81,7 +85,7 @@ def model_layers(
     seen = (
         {name: tuple(rows) for name in modules}
         if rows is not None
-        else _rows_seen(model, modules, calls)
+        else _rows_seen(model, modules, calls, around or nullcontext())
     )
     bypassed = _bypassed(model, modules)
     return [
@@ -135,10 +139,11 @@ def _rows_seen(
     model: Any,  # noqa: ANN401 - a module
     modules: Mapping[str, Any],
     calls: Sequence[Call],
+    around: AbstractContextManager[None],
 ) -> dict[str, tuple[int, ...]]:
     """Call the model, and return the numbers of rows that each layer got."""
     seen: dict[str, set[int]] = {name: set() for name in modules}
-    with _watching(modules, seen), torch.no_grad():
+    with _watching(modules, seen), torch.no_grad(), around:
         for call in calls:
             call.on(model)
     return {name: tuple(sorted(numbers)) for name, numbers in seen.items()}

@@ -60,7 +60,17 @@ _STEPS_OF_MATMUL = frozenset({"bias", "add", "scale"})
 
 _SOURCE = Path(__file__).parent / "native" / "operators.cpp"
 # One before those in it.
-_HEADERS = ("steps", "layers", "layers_file", "rows", "calls", "matmul", "attention", "packing")
+_HEADERS = (
+    "steps",
+    "layers",
+    "layers_file",
+    "rows",
+    "calls",
+    "matmul",
+    "attention",
+    "packing",
+    "eager",
+)
 _LIBRARIES = ("torch_cpu", "c10")
 _NUMBER_BITS = 62
 _LOADING = Lock()

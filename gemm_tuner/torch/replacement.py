@@ -1,12 +1,18 @@
-"""Linear layers of a model call tuned kernels, in eager mode."""
+"""Linear layers, products and attention of a model call tuned kernels, in eager mode."""
 
 import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
+
+from gemm_tuner.domain.units import time_text
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.layers.sources import AnySource, FoundLayer, Source, WantedLayer, open_source
+from gemm_tuner.torch.asking import find, problem_text, tune_wanted
 from gemm_tuner.torch.calls import calls_of
 from gemm_tuner.torch.model_layers import ModelLayer, Rows, model_layers
+from gemm_tuner.torch.model_products import ModelProducts, Seeing
 from gemm_tuner.torch.operators import OperatorLayer, add_layer, library
 from gemm_tuner.torch.report import LayerReport, Report
 from gemm_tuner.torch.tuned_linear import (
@@ -15,8 +21,12 @@ from gemm_tuner.torch.tuned_linear import (
     refresh_layer,
     restore_layer,
 )
+from gemm_tuner.torch.tuned_products import TunedProducts, restore_products
 
 _LOG = logging.getLogger(__name__)
+
+# What a function of PyTorch takes longer where products are looked for (Zen 3, in BERT's modules).
+_LOOK_NS = 3_000.0
 
 Tune = Literal["never", "wait"]
 Reduction = Literal["any", "fixed"]
@@ -32,22 +42,26 @@ def replace(
     budget_s: float = 10.0,
     reduction: Reduction = "any",
 ) -> Report:
-    """Let the linear layers of a model call tuned kernels, and return what became of each.
+    """Let a model call tuned kernels, and return what became of each of its layers.
 
-    The layers stay the modules that they are, with their parameters, hooks and `state_dict`, and
-    become `TunedLinear`. A layer without a kernel stays as it is. `restore` takes it back.
+    Linear layers stay the modules that they are, with their parameters, hooks and `state_dict`, and
+    become `TunedLinear`. A module that calls `scaled_dot_product_attention`, `torch.matmul` or
+    `torch.bmm` of two activations gets a `forward` around its own, where a verdict serves a kernel
+    for it. What has no kernel stays as it is. `restore` takes it back.
 
     Args:
         model: a `torch.nn.Module`, changed in place.
         example_inputs: what the model is called with, once, to see how many rows each layer gets: a
             tensor, a tuple, or a dict of keyword arguments; or a list of these.
-        rows: the numbers of rows instead, such as `[1, 128]` or `["1..64"]`.
+        rows: the numbers of rows instead, such as `[1, 128]` or `["1..64"]`, for linear layers
+            alone.
         source: where kernels come from: a `Client`, the address of a service, the URL of a
             database, the path of a lock file; by default the user's own database.
         tune: `never`, or `wait` to tune what is missing in the database first.
         budget_s: the time to tune one layer, in seconds.
         reduction: `any`, or `fixed` for rows of y that have the same bits whatever the other rows
-            are, and how many. Such a layer refuses a call that no kernel is for.
+            are, and how many. Such a layer refuses a call that no kernel is for; products of
+            activations stay as they are.
 
     Raises:
         InvalidSetting: neither inputs nor rows are given, or both, or an argument cannot be used.
@@ -62,16 +76,16 @@ def replace(
     library()
     opened = open_source(source)
     calls = [] if rows is not None else calls_of(example_inputs)
-    reports: list[LayerReport] = []
-    found: dict[WantedLayer, FoundLayer] = {}
-    for one in model_layers(model, calls=calls, rows=rows, reduction=reduction):
-        wanted = one.wanted
-        if wanted is None:
-            reports.append(one.report(one.why_left or "", is_taken=False))
-            continue
-        if wanted not in found:
-            found[wanted] = _find(opened, wanted, budget_s if tune == "wait" else None)
-        reports.append(_replace_one(one, wanted, found[wanted], opened))
+    seeing = Seeing(model)
+    layers = model_layers(model, calls=calls, rows=rows, reduction=reduction, around=seeing.on())
+    products = seeing.found if reduction == "any" else []
+    asked = dict.fromkeys(one.wanted for one in layers if one.wanted)
+    asked |= dict.fromkeys(wanted for one in products for wanted in one.wanted)
+    tuned_s = budget_s if tune == "wait" else None
+    found = {wanted: _find(opened, wanted, tuned_s) for wanted in asked}
+    reports = [_replace_one(one, found, opened) for one in layers]
+    for each in products:
+        reports += _replace_products(each, found, opened)
     report = Report(reports)
     if not report.taken:
         _LOG.warning("The model computes as it would without gemm-tuner. %s", report)
@@ -82,6 +96,7 @@ def restore(model: Any) -> None:  # noqa: ANN401 - a module
     """Make the layers that `replace` or `tune_model` changed ordinary ones again."""
     for module in model.modules():
         restore_layer(module)
+        restore_products(module)
 
 
 def refresh(model: Any) -> None:  # noqa: ANN401 - a module
@@ -100,22 +115,77 @@ def install(one: ModelLayer, wanted: WantedLayer, layer: OperatorLayer, source: 
     one.module.__dict__["_tuned"] = PackedLayer(wanted, source.text, layer)
 
 
+def install_products(
+    one: ModelProducts, layers: Sequence[OperatorLayer], source: Source
+) -> TunedProducts:
+    """Let products and attention of a module call kernels."""
+    tuned = TunedProducts(one.module, one.name, one.wanted, source.text, layers)
+    vars(one.module)["forward"] = tuned
+    return tuned
+
+
 def _find(source: Source, wanted: WantedLayer, budget_s: float | None) -> FoundLayer:
     """Return the kernels for a layer, tuned first if there is a budget, or why there are none."""
     try:
         if budget_s is not None:
-            source.tune(wanted, budget_s)
-        return source.find(wanted)
+            tune_wanted(source, wanted, budget_s)
+        return find(source, wanted)
     except GemmTunerError as error:
         return FoundLayer(kernels=(), reasons=(str(error),))
 
 
 def _replace_one(
-    one: ModelLayer, wanted: WantedLayer, found: FoundLayer, source: Source
+    one: ModelLayer, found: Mapping[WantedLayer, FoundLayer], source: Source
 ) -> LayerReport:
-    if not found.kernels:
+    wanted = one.wanted
+    if wanted is None:
+        return one.report(one.why_left or "", is_taken=False)
+    own = found[wanted]
+    if not own.kernels:
         restore_layer(one.module)
-        return one.report(" ".join(found.reasons), is_taken=False)
-    install(one, wanted, add_layer(found.kernels), source)
-    reasons = dict.fromkeys(kernel.reason for kernel in found.kernels)
-    return one.report(" ".join([*reasons, *found.reasons]), is_taken=True)
+        return one.report(" ".join(own.reasons), is_taken=False)
+    install(one, wanted, add_layer(own.kernels), source)
+    reasons = dict.fromkeys(kernel.reason for kernel in own.kernels)
+    return one.report(" ".join([*reasons, *own.reasons]), is_taken=True)
+
+
+def _replace_products(
+    one: ModelProducts, found: Mapping[WantedLayer, FoundLayer], source: Source
+) -> Iterator[LayerReport]:
+    """Let a module call the kernels that there are, and yield what became of each product."""
+    why_left = one.why_left or _why_slower(one, found)
+    kernels = {} if why_left else {each: found[each].kernels for each in one.wanted}
+    layers = [add_layer(each) for each in kernels.values() if each]
+    restore_products(one.module)
+    if layers:
+        install_products(one, layers, source)
+    for wanted, batch in zip(one.wanted, one.batches, strict=True):
+        is_taken = bool(kernels.get(wanted))
+        reasons = [*found[wanted].reasons] if why_left is None else [why_left]
+        if is_taken:
+            reasons = [*dict.fromkeys(each.reason for each in kernels[wanted]), *reasons]
+        yield LayerReport(
+            name=one.name,
+            problem=problem_text(wanted, batch),
+            rows=wanted.rows,
+            is_taken=is_taken,
+            reason=" ".join(filter(None, reasons)),
+        )
+
+
+def _why_slower(one: ModelProducts, found: Mapping[WantedLayer, FoundLayer]) -> str | None:
+    """Return why a module is not faster with its kernels, None if it is, or if nobody knows."""
+    threads, saved_ns = torch.get_num_threads(), 0.0
+    for wanted, batch in zip(one.wanted, one.batches, strict=True):
+        own = found[wanted]
+        if own.kernels and own.saved_ns is None:
+            return None
+        if own.kernels and own.saved_ns is not None:
+            saved_ns += own.saved_ns * batch / (threads if wanted.threads == 1 else 1)
+    cost_ns = one.looks * _LOOK_NS
+    if not saved_ns or saved_ns > cost_ns:
+        return None
+    return (
+        f"its kernels save {time_text(max(0.0, saved_ns))} of a call, and to look for its products "
+        f"among the {one.looks:.0f} functions that the module calls takes {time_text(cost_ns)}."
+    )

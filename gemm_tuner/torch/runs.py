@@ -21,6 +21,7 @@ from gemm_tuner.torch.calls import Call, is_compiled
 from gemm_tuner.torch.compiling import TunedLinears, Watched
 from gemm_tuner.torch.judging import KnownLayer, array_at
 from gemm_tuner.torch.tuned_linear import TunedLinear
+from gemm_tuner.torch.tuned_products import TunedProducts
 from gemm_tuner.torch.watching import OnCall, watching
 
 
@@ -54,7 +55,10 @@ class Runs:
         self.layers = [
             (name, one) for name, one in model.named_modules() if isinstance(one, TunedLinear)
         ]
-        if not self.layers and self.tuned_pass is None:
+        forwards = (vars(one).get("forward") for one in model.modules())
+        self.products = [one for one in forwards if isinstance(one, TunedProducts)]
+        is_replaced = bool(self.layers or self.products)
+        if not is_replaced and self.tuned_pass is None:
             raise InvalidSetting(
                 "no layer of the model calls a tuned kernel; call gemm_tuner.torch.replace or "
                 "tune_model on it, or gemm_tuner.torch.enable before it is compiled."
@@ -63,7 +67,7 @@ class Runs:
         self._calls = calls
         self._given = model
         self._is_given_compiled = any(is_compiled(one) for one in model.modules())
-        self.is_compiled = self._is_given_compiled or not self.layers
+        self.is_compiled = self._is_given_compiled or not is_replaced
         self._is_watched = False
         is_own = self.is_compiled and not self._is_given_compiled
         self._model = torch.compile(model) if is_own else model
@@ -130,6 +134,9 @@ class Runs:
             if packed and placed and packed[0].data_ptr() + placed.packed_offset == args.packed_w:
                 w = [np.asarray(as_array("w", module.weight.detach().contiguous()))]
                 return KnownLayer(name=name, layer=tuned.layer, w=w)
+        for tuned in self.products:
+            if tuned.layers and number in tuned.layers:
+                return KnownLayer(name=tuned.name, layer=tuned.layers[number], w=[])
         return None
 
     def _pack(self, number: int, weights: WeightsStruct) -> None:
@@ -149,7 +156,12 @@ class Runs:
 
     def sources(self) -> list[Source]:
         """Return where its kernels come from."""
-        texts = dict.fromkeys(module._tuned.source for _name, module in self.layers)  # noqa: SLF001
+        texts = dict.fromkeys(
+            [
+                *(module._tuned.source for _name, module in self.layers),  # noqa: SLF001
+                *(one.source for one in self.products),
+            ]
+        )
         own = [self.tuned_pass.source] if self.tuned_pass is not None else []
         return own + [open_source(one) for one in texts if one is not None]
 

@@ -45,7 +45,7 @@ class TunedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it
             weight, bias = parameters["weight"], parameters["bias"]
         except KeyError:  # computed from others, such as by torch.nn.utils.prune
             return self._ordinary(input, self.weight, self.bias)
-        if type(input) is not torch.Tensor or _is_followed():
+        if type(input) is not torch.Tensor or is_followed():
             return self._ordinary(input, weight, bias)
         if torch.is_grad_enabled() and weight.requires_grad:
             _note_writing(weight)  # what is recorded is likely to be trained by it
@@ -67,13 +67,13 @@ class TunedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it
         """
         if torch.is_grad_enabled() and weight.requires_grad:
             return functional.linear(x, weight, bias)
-        if _is_followed():
+        if is_followed():
             is_apart = self._tuned.is_fixed and _is_compiled()
             return _apart(self, x) if is_apart else functional.linear(x, weight, bias)
         return self._tuned.plain(x, weight, bias)
 
 
-def _is_followed() -> bool:
+def is_followed() -> bool:
     """Return whether a compiler or a tracer follows what is called, to repeat it later."""
     return bool(
         torch.compiler.is_compiling()

@@ -13,11 +13,13 @@ import torch
 
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.layers.sources import AnySource, Source, WantedLayer, open_source
+from gemm_tuner.torch.asking import tune_wanted
 from gemm_tuner.torch.calls import Call, calls_of
+from gemm_tuner.torch.gains import LayerGain, ModelGain
+from gemm_tuner.torch.kinds import Kind, LinearKind, ProductsKind
 from gemm_tuner.torch.model_layers import ModelLayer, model_layers
-from gemm_tuner.torch.operators import OperatorLayer, add_layer, library
-from gemm_tuner.torch.replacement import install
-from gemm_tuner.torch.tuned_linear import TunedLinear, restore_layer
+from gemm_tuner.torch.model_products import ModelProducts, Seeing
+from gemm_tuner.torch.operators import library
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,106 +55,12 @@ _CAST = "it is called under autocast, where PyTorch converts the weights and cal
 OnStep = Callable[[str, float], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerGain:
-    """Layers of a model that compute the same, and their time in all calls of it, in seconds.
-
-    `tuned_s` is None where no kernel was timed in the model. `is_served` says whether `replace`
-    finds the kernel that was taken; where it does not, `tune_model` finds it among the trials.
-    """
-
-    names: tuple[str, ...]
-    problem: str
-    share: float
-    plain_s: float
-    tuned_s: float | None
-    is_taken: bool
-    reason: str
-    is_served: bool = False
-
-    @property
-    def speedup(self) -> float | None:
-        """Return how many times as fast they are with kernels, None where none was timed."""
-        return self.plain_s / self.tuned_s if self.tuned_s and self.plain_s else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelGain:
-    """What a model gains by the kernels that its layers call now: seconds of all its calls.
-
-    The two times are medians of rounds in alternation, `speedup` that of their ratios. `layers` are
-    those that take the longest first; printed, a line for each.
-    """
-
-    plain_s: float
-    tuned_s: float
-    speedup: float
-    layers: tuple[LayerGain, ...]
-
-    def __str__(self) -> str:
-        """Return a table."""
-        before, now = (f"{seconds * 1e3:.4g} ms" for seconds in (self.plain_s, self.tuned_s))
-        lines = [f"{before}, with tuned kernels {now}: {self.speedup:.3f} times as fast"]
-        for one in self.layers:
-            speed = "" if one.speedup is None else f", {one.speedup:.3f} times"
-            more = f" and {len(one.names) - 1} more" if len(one.names) > 1 else ""
-            state = "taken" if one.is_taken else "left"
-            lines.append(
-                f"{one.share:6.1%}{speed}  {one.problem}  {one.names[0]}{more}: {state}: "
-                f"{one.reason}"
-            )
-        return "\n".join(lines)
-
-
 @dataclass(frozen=True, slots=True)
 class _Pass:
     """The seconds of the calls of a model, and those of each kind of its layers."""
 
     whole_s: float
     kinds_s: tuple[float, ...]
-
-
-class _Kind:
-    """The layers of a model that compute the same: their kernels are chosen together."""
-
-    def __init__(
-        self, layers: Sequence[ModelLayer], source: Source, why_left: str | None = None
-    ) -> None:
-        self.layers = layers
-        self.wanted = None if why_left else layers[0].wanted
-        self.reason = layers[0].why_left or why_left or ""
-        self.served: OperatorLayer | None = None
-        self.ways: list[OperatorLayer] = []
-        self.way: OperatorLayer | None = None
-        self._source = source
-
-    def learn(self) -> None:
-        """Ask the source for the ways to compute these layers."""
-        assert self.wanted is not None
-        try:
-            choices = self._source.choices(self.wanted)
-            self.ways = [add_layer(one.kernels) for one in choices if one.kernels]
-            self.served = self.ways[0] if choices and choices[0].kernels else None
-        except GemmTunerError as error:
-            self.reason = str(error)
-            return
-        kernels = [kernel for one in choices for kernel in one.kernels[:1]]
-        reasons = [reason for one in choices for reason in one.reasons]
-        self.reason = " ".join([*reasons, *(one.reason for one in kernels)][:1])
-
-    def use(self, way: OperatorLayer | None) -> None:
-        """Let the layers call kernels, or be ordinary ones."""
-        self.way = way
-        for one in self.layers:
-            restore_layer(one.module)
-            if way is not None and self.wanted is not None:
-                install(one, self.wanted, way, self._source)
-
-    def switch(self, *, is_on: bool) -> None:
-        """Let layers that have kernels call them, or not for now; what they packed stays."""
-        if self.way is not None:
-            for one in self.layers:
-                one.module.__class__ = TunedLinear if is_on else torch.nn.Linear
 
 
 def tune_model(
@@ -163,7 +71,10 @@ def tune_model(
     budget_s: float = 600.0,
     on_step: OnStep = lambda _step, _left_s: None,
 ) -> ModelGain:
-    """Tune the linear layers of a model, and let those call kernels that gain by it in the model.
+    """Tune a model, and let those of its layers call kernels that gain by it in the model.
+
+    These are its linear layers, and its modules that call `scaled_dot_product_attention`,
+    `torch.matmul` or `torch.bmm` of two activations.
 
     The time goes to the layers by their shares of the time of the model. What was tuned before is
     not tuned again. Then each layer's best kernels are timed inside the model, in alternation with
@@ -217,9 +128,11 @@ def tune_calls(
     opened = open_source(source)
     with torch.no_grad():
         on_step("the model as it is", budget_s)
-        layers = model_layers(model, calls=[one.copied() for one in calls])
+        seeing = Seeing(model)
+        copied = [one.copied() for one in calls]
+        layers = model_layers(model, calls=copied, around=seeing.on())
         why_left = _CAST if all(one.is_cast for one in calls) else None
-        kinds = _kinds(layers, opened, why_left)
+        kinds = _kinds(layers, seeing.found, opened, why_left)
         for kind in kinds:
             kind.use(None)
         try:
@@ -256,16 +169,25 @@ def _warn_of_statistics(model: Any) -> None:  # noqa: ANN401 - a module
             return
 
 
-def _kinds(layers: Sequence[ModelLayer], source: Source, why_left: str | None) -> list[_Kind]:
+def _kinds(
+    layers: Sequence[ModelLayer],
+    products: Sequence[ModelProducts],
+    source: Source,
+    why_left: str | None,
+) -> list[Kind]:
     """Return the layers by what they compute; those that stay are alike if for one reason."""
     alike: dict[object, list[ModelLayer]] = {}
     for one in layers:
         alike.setdefault(one.wanted or (one.problem, one.why_left), []).append(one)
-    return [_Kind(of_kind, source, why_left) for of_kind in alike.values()]
+    linear = [LinearKind(of_kind, source, why_left) for of_kind in alike.values()]
+    of_products: dict[object, list[ModelProducts]] = {}
+    for each in products:
+        of_products.setdefault((each.problem, each.why_left), []).append(each)
+    return [*linear, *(ProductsKind(one, source, why_left) for one in of_products.values())]
 
 
 def _tune(
-    kinds: Sequence[_Kind],
+    kinds: Sequence[Kind],
     times: Sequence[float],
     source: Source,
     budget_s: float,
@@ -273,20 +195,22 @@ def _tune(
 ) -> None:
     """Tune the kinds that take the longest first, and learn what there is for each."""
     asked = sorted(
-        ((kind, kind.wanted, time) for kind, time in zip(kinds, times, strict=True) if kind.wanted),
-        key=lambda one: -one[2],
+        ((kind, time) for kind, time in zip(kinds, times, strict=True) if kind.wanted),
+        key=lambda one: -one[1],
     )
-    whole = sum(time for _kind, _wanted, time in asked) or 1.0
+    whole = sum(time for _kind, time in asked) or 1.0
     left_s = budget_s
-    for kind, wanted, time in asked:
-        shortest_s = _SHORTEST_BUDGET_S * len(wanted.rows)
+    for kind, time in asked:
+        rows = sum(len(one.rows) for one in kind.wanted)
+        shortest_s = _SHORTEST_BUDGET_S * rows
         own_s = min(left_s, max(budget_s * time / whole, shortest_s))
         told = f"{own_s:.1f} s were left to tune it, which is too short." if budget_s else ""
         if own_s >= shortest_s:
             on_step(f"tuning {kind.layers[0].problem}, {time / whole:.0%} of the layers", left_s)
-            told = _tune_one(source, wanted, own_s / len(wanted.rows))
+            failed = [_tune_one(source, wanted, own_s / rows) for wanted in kind.wanted]
+            told = " ".join(dict.fromkeys(filter(None, failed)))
             left_s -= own_s
-        kind.learn()
+        kind.learn(source)
         if not kind.ways:
             kind.reason = told or kind.reason
 
@@ -294,15 +218,15 @@ def _tune(
 def _tune_one(source: Source, wanted: WantedLayer, budget_s: float) -> str:
     """Tune a layer, and return why it could not be, if so."""
     try:
-        source.tune(wanted, budget_s)
+        tune_wanted(source, wanted, budget_s)
     except GemmTunerError as error:
         return str(error)
     return ""
 
 
-def _choose(model: Any, kinds: Sequence[_Kind], calls: Sequence[Call]) -> None:  # noqa: ANN401
+def _choose(model: Any, kinds: Sequence[Kind], calls: Sequence[Call]) -> None:  # noqa: ANN401
     """Let each kind use the kernels that gain the most in the model, if any do."""
-    best: list[tuple[float, OperatorLayer | None]] = [(1.0, None) for _kind in kinds]
+    best: list[tuple[float, Any]] = [(1.0, None) for _kind in kinds]
     for number in range(max((len(kind.ways) for kind in kinds), default=0)):
         for kind in kinds:
             kind.use(kind.ways[number] if number < len(kind.ways) else None)
@@ -318,7 +242,7 @@ def _choose(model: Any, kinds: Sequence[_Kind], calls: Sequence[Call]) -> None: 
         kind.use(way)
 
 
-def _judged(model: Any, kinds: Sequence[_Kind], calls: Sequence[Call]) -> ModelGain:  # noqa: ANN401
+def _judged(model: Any, kinds: Sequence[Kind], calls: Sequence[Call]) -> ModelGain:  # noqa: ANN401
     """Time the chosen kernels anew, take back those that do not gain, and tell of all."""
     lost: dict[int, tuple[float, str]] = {}
     rounds = _rounds(model, kinds, calls, _ROUNDS, is_whole=True)
@@ -348,7 +272,7 @@ def _judged(model: Any, kinds: Sequence[_Kind], calls: Sequence[Call]) -> ModelG
 
 
 def _taken_back(
-    kind: _Kind, place: int, rounds: Sequence[tuple[_Pass, _Pass]], why: str
+    kind: Kind, place: int, rounds: Sequence[tuple[_Pass, _Pass]], why: str
 ) -> tuple[float, str]:
     """Let the layers of a kind be ordinary ones, and return the time with kernels, and why."""
     kind.use(None)
@@ -360,7 +284,7 @@ def _speedup(rounds: Sequence[tuple[_Pass, _Pass]]) -> float:
 
 
 def _layer_gain(
-    kind: _Kind,
+    kind: Kind,
     place: int,
     rounds: Sequence[tuple[_Pass, _Pass]],
     whole_s: float,
@@ -376,6 +300,8 @@ def _layer_gain(
         reason = "in the model, no kernel is faster than what PyTorch calls."
         if not plain_s:
             reason = _NOT_CALLED
+    if isinstance(kind, ProductsKind) and kind.way is not None:
+        reason = f"{kind.taken_of(kind.way)}{reason}"
     if lost is not None:
         tuned_s, reason = lost
     return LayerGain(
@@ -400,7 +326,7 @@ def _gain(rounds: Sequence[tuple[_Pass, _Pass]], place: int) -> float:
 
 def _rounds(
     model: Any,  # noqa: ANN401 - a module
-    kinds: Sequence[_Kind],
+    kinds: Sequence[Kind],
     calls: Sequence[Call],
     count: int,
     *,
@@ -422,7 +348,7 @@ def _rounds(
 
 def _timed(
     model: Any,  # noqa: ANN401 - a module
-    kinds: Sequence[_Kind],
+    kinds: Sequence[Kind],
     calls: Sequence[Call],
     *,
     is_whole: bool = False,
@@ -449,23 +375,41 @@ def _call_s(model: Any, call: Call) -> float:  # noqa: ANN401 - a module
     return perf_counter() - begin_s
 
 
+@dataclass(slots=True)
+class _Running:
+    """A module that runs since `began_s`, and the time of those inside it that are another's."""
+
+    began_s: float
+    is_whole: bool
+    others_s: float = 0.0
+
+
 @contextmanager
-def _stopwatches(model: Any, kinds: Sequence[_Kind]) -> Iterator[list[float]]:  # noqa: ANN401
+def _stopwatches(model: Any, kinds: Sequence[Kind]) -> Iterator[list[float]]:  # noqa: ANN401
     """Yield the seconds that the layers of each kind take until then.
 
-    A layer inside another is part of that one's time.
+    A layer inside another is part of that one's time; one inside a module with products is not.
     """
     seconds = [0.0 for _kind in kinds]
-    running: list[float] = []
+    running: list[_Running] = []
 
     def watch(module: Any, place: int) -> list[Any]:  # noqa: ANN401 - handles of PyTorch
+        is_whole = kinds[place].is_whole
+
         def begin(_module: object, _inputs: object) -> None:
-            running.append(perf_counter())
+            running.append(_Running(perf_counter(), is_whole))
 
         def end(_module: object, _inputs: object, _output: object) -> None:
-            began_s = running.pop() if running else None
-            if began_s is not None and not running:
-                seconds[place] += perf_counter() - began_s
+            ended_s = perf_counter()
+            if not running:
+                return
+            one = running.pop()
+            if any(outer.is_whole for outer in running):
+                return
+            whole_s = ended_s - one.began_s
+            seconds[place] += whole_s - one.others_s
+            if running:
+                running[-1].others_s += whole_s
 
         return [
             module.register_forward_pre_hook(begin),

@@ -123,7 +123,7 @@ def test_a_wrong_kernel_of_a_replaced_model_is_named(dtype: str, tmp_path: Path)
     assert wrong.name == WRONG_LAYER
     assert wrong.share > 1
     assert all(one.share <= 1 and not one.why_wrong and one.seconds > 0 for one in others)
-    assert len(others) == 17
+    assert len(others) == 17 + 3  # and the attention of each block
     assert "wrong by itself" in found.verdict
     code, told = _reproduced(found.folder)
     assert code == 1, told

@@ -77,6 +77,29 @@ def test_threads_of_pytorch_pack_the_bytes_of_one(threads: int) -> None:
         assert torch.equal(one, shared)
 
 
+def _calls_with_one_on_meta() -> list[Any]:
+    """Return calls of each operator, of which one array has no memory."""
+    linear = add_layer([kernel_of(Problem.parse(f"f32 6x{N}x{K} nk bias"), 1)]).number
+    product = add_layer([kernel_of(Problem.parse(f"matmul f32 6x{N}x{K} nk"), 1)]).number
+    heads = add_layer([kernel_of(Problem.parse(f"attention f32 6x{N}x{K} scale"), 1)]).number
+    ops, x, w = torch.ops.gemm_tuner, sample_x(), sample_x(N, K)
+    q, k, away = sample_x(1, 1, 6, K), sample_x(1, 1, N, K), "meta"
+    packed = torch.empty(64, dtype=torch.uint8, device=away)
+    return [
+        lambda: ops.linear(x, packed, sample_x(N), linear),
+        lambda: ops.pack(w.to(away), 64, linear, sample_x(N)),
+        lambda: ops.matmul(x, w.to(away), product),
+        lambda: ops.attention(q, k, k.to(away), heads),
+        lambda: ops.quantised_linear(x, packed, [sample_x(N), None], [0.0, 0.0], linear),
+    ]
+
+
+def test_arrays_with_and_without_memory_are_refused_together() -> None:
+    for call in _calls_with_one_on_meta():
+        with pytest.raises(RuntimeError, match="an array is on cpu, and another on meta"):
+            call()
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -176,7 +176,7 @@ def test_the_time_goes_to_the_layers_that_take_the_longest(
         tuning,
         "_timed",
         lambda _model, kinds, _calls, **_how: tuning._Pass(
-            10.0, tuple({HIDDEN: 6.0, N: 3.9, K: 0.1}[one.wanted.n] for one in kinds)
+            10.0, tuple({HIDDEN: 6.0, N: 3.9, K: 0.1}[one.wanted[0].n] for one in kinds)
         ),
     )
     tuned: list[tuple[int, float]] = []
@@ -312,7 +312,7 @@ def test_a_short_budget_goes_to_the_longest_layers(
         tuning,
         "_timed",
         lambda _model, kinds, _calls, **_how: tuning._Pass(
-            100.0, tuple({HIDDEN: 90.0, N: 7.0, K: 3.0}[one.wanted.n] for one in kinds)
+            100.0, tuple({HIDDEN: 90.0, N: 7.0, K: 3.0}[one.wanted[0].n] for one in kinds)
         ),
     )
     tuned: dict[int, float] = {}

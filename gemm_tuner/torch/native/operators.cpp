@@ -6,6 +6,8 @@
  *                                                             -> y, of bytes x and w
  *   gemm_tuner::linear_or_plain(x, weight, bias, packed, layer, is_fixed)
  *                                                             -> y, of a kernel or of at::linear
+ *   gemm_tuner::matmul_or_plain(x, w, layers), attention_or_plain(q, k, v, layers, ...)
+ *                                                             -> y, of a kernel or of PyTorch's own
  *   gemm_tuner::matmul(x, w, layer, bias, other, scale)       -> y, of x and w that come with the call
  *   gemm_tuner::attention(q, k, v, layer, mask, scale)        -> y, of scores that are not kept
  *
@@ -53,6 +55,7 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/sub.h>
 #include <ATen/ops/tanh.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/stable/c/shim.h>
@@ -64,6 +67,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -291,47 +295,41 @@ Tensor pack_autograd(const Tensor &w, int64_t size_bytes, int64_t number,
     return op.call(w, size_bytes, number, scales);
 }
 
-/* A tensor of plain memory on the CPU: no wrapper, no view that is negated or conjugated. */
-bool is_plain(const Tensor &tensor, at::ScalarType type) {
-    constexpr c10::DispatchKeySet plain({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
-                                         c10::DispatchKey::AutocastCPU,
-                                         c10::DispatchKey::ADInplaceOrView});
-    return (tensor.key_set().raw_repr() & ~plain.raw_repr()) == 0 && tensor.scalar_type() == type &&
-           !is_recorded(tensor);
-}
+} // namespace
 
-bool is_taken(const LayerEntry &layer, const Tensor &x, const Tensor &weight,
-              const std::optional<Tensor> &bias) {
-    const bool wants_bias = !layer.operands.empty();
-    return is_plain(x, layer.types.x) && is_plain(weight, layer.types.x) &&
-           (!bias || (is_plain(*bias, layer.types.x) && bias->dim() == 1 &&
-                      bias->size(0) == layer.n)) && bias.has_value() == wants_bias &&
-           weight.dim() == 2 && weight.size(0) == layer.n && weight.size(1) == layer.k &&
-           weight.is_contiguous() && x.dim() >= 1 && x.size(-1) == layer.k &&
-           kernel_for(layer, x.numel() / layer.k) &&
-           !at::autocast::is_autocast_enabled(at::kCPU);
-}
+#include "eager.h"
 
-/* What a module calls: whatever no kernel is for, and whatever is recorded, traced, transformed or
- * cast, is computed as torch.nn.Linear does. Where the order of additions is fixed, it is refused,
- * unless it is recorded. */
-Tensor linear_or_plain(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias,
-                       const Tensor &packed, int64_t number, bool is_fixed) {
-    const LayerEntry &layer = layer_numbered(number);
-    if (!is_taken(layer, x, weight, bias)) {
-        TORCH_CHECK_VALUE(!is_fixed || is_recorded(x) || is_recorded(weight) || is_recorded(bias),
-                          "no kernel of a layer with the reduction 'fixed' takes this call; call "
-                          "it with plain tensors, contiguous weights, and the bias that it had.");
-        return at::linear(x, weight, bias);
-    }
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("gemm_tuner::linear", "")
-                               .typed<decltype(linear)>();
-    at::AutoDispatchBelowADInplaceOrView below;
-    return op.call(x, packed, bias, number, std::nullopt, std::nullopt);
-}
+namespace {
 
 void read_layers(std::string folder) { gemm_tuner_layers::read(folder, add_layer); }
+
+void check_meta(const Tensor &tensor) {
+    TORCH_CHECK(!tensor.defined() || tensor.is_meta(), "an array is on ", tensor.device(),
+                ", and another on meta; give all on one device.");
+}
+
+void check_meta(const std::optional<Tensor> &tensor) {
+    if (tensor) {
+        check_meta(*tensor);
+    }
+}
+
+void check_meta(const c10::List<std::optional<Tensor>> &tensors) {
+    for (const std::optional<Tensor> &one : tensors.vec()) {
+        check_meta(one);
+    }
+}
+
+template <typename Number> void check_meta(const Number &) {}
+
+/* A meta kernel that refuses arrays with memory: PyTorch calls it where one of them has none. */
+template <auto function> struct OnMeta;
+template <typename... Arguments, Tensor (*function)(Arguments...)> struct OnMeta<function> {
+    static Tensor call(Arguments... arguments) {
+        (check_meta(arguments), ...);
+        return function(arguments...);
+    }
+};
 
 } // namespace
 
@@ -353,11 +351,19 @@ TORCH_LIBRARY(gemm_tuner, library) {
     library.def("linear_or_plain(Tensor x, Tensor weight, Tensor? bias, Tensor packed, int layer, "
                 "bool is_fixed) -> Tensor",
                 {at::Tag::pt2_compliant_tag});
+    library.def("matmul_or_plain(Tensor x, Tensor w, int[] layers) -> Tensor",
+                {at::Tag::pt2_compliant_tag});
+    library.def("attention_or_plain(Tensor q, Tensor k, Tensor v, int[] layers, Tensor? mask=None, "
+                "float dropout=0.0, bool is_causal=False, float? scale=None, "
+                "bool enable_gqa=False) -> Tensor",
+                {at::Tag::pt2_compliant_tag});
     library.def("read_layers(str folder) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(gemm_tuner, CompositeImplicitAutograd, library) {
     library.impl("linear_or_plain", linear_or_plain);
+    library.impl("matmul_or_plain", matmul_or_plain);
+    library.impl("attention_or_plain", attention_or_plain);
     library.impl("read_layers", read_layers);
 }
 
@@ -370,11 +376,11 @@ TORCH_LIBRARY_IMPL(gemm_tuner, CPU, library) {
 }
 
 TORCH_LIBRARY_IMPL(gemm_tuner, Meta, library) {
-    library.impl("pack", pack_meta);
-    library.impl("linear", linear_meta);
-    library.impl("quantised_linear", quantised_linear_meta);
-    library.impl("matmul", matmul_meta);
-    library.impl("attention", attention_meta);
+    library.impl("pack", OnMeta<pack_meta>::call);
+    library.impl("linear", OnMeta<linear_meta>::call);
+    library.impl("quantised_linear", OnMeta<quantised_linear_meta>::call);
+    library.impl("matmul", OnMeta<matmul_meta>::call);
+    library.impl("attention", OnMeta<attention_meta>::call);
 }
 
 TORCH_LIBRARY_IMPL(gemm_tuner, Autograd, library) {

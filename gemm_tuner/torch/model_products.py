@@ -1,0 +1,212 @@
+"""The products of two activations and attention that modules of a model compute in eager mode."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from gemm_tuner.domain.operation import Operation
+from gemm_tuner.domain.problem import WeightLayout
+from gemm_tuner.torch.asking import WantedProduct, problem_text
+from gemm_tuner.torch.operators import TYPES
+from gemm_tuner.torch.tuned_products import ATTENTION, PRODUCTS, TunedProducts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelProducts:
+    """A module whose `forward` computes products of two activations or attention.
+
+    `wanted` are the products that kernels may compute, each with how many there are in a call.
+    `looks` is how many functions of PyTorch a call of the module makes: each takes longer where
+    its products are looked for.
+    """
+
+    name: str
+    module: Any
+    wanted: tuple[WantedProduct, ...]
+    batches: tuple[int, ...]
+    looks: float
+    why_left: str | None = None
+
+    @property
+    def problem(self) -> str:
+        """Return what it computes, in words such as `12 of attention f32 128x128x64 scale`."""
+        parts = zip(self.wanted, self.batches, strict=True)
+        return ", ".join(problem_text(one, batch) for one, batch in parts)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The products of a module, by all but their rows: these, and how many there are."""
+
+    batches: dict[WantedProduct, int] = field(default_factory=dict)
+    rows: dict[WantedProduct, set[int]] = field(default_factory=dict)
+    looks: int = 0
+    calls: int = 0
+
+    def add(self, wanted: WantedProduct, rows: int, batch: int) -> None:
+        self.rows.setdefault(wanted, set()).add(rows)
+        self.batches[wanted] = max(batch, self.batches.get(wanted, 0))
+
+
+def _products_of(name: str, module: Any, seen: _Seen) -> ModelProducts:  # noqa: ANN401 - a module
+    own = vars(module).get("forward")
+    is_replaced = own is not None and not isinstance(own, TunedProducts)
+    return ModelProducts(
+        name=name,
+        module=module,
+        wanted=tuple(replace(one, rows=tuple(sorted(rows))) for one, rows in seen.rows.items()),
+        batches=tuple(seen.batches[one] for one in seen.rows),
+        looks=seen.looks / seen.calls,
+        why_left="its forward was replaced by another function" if is_replaced else None,
+    )
+
+
+class Seeing(TorchFunctionMode):  # type: ignore[misc]  # without PyTorch, it is Any
+    """Notes which products the modules of a model compute themselves.
+
+    Of what PyTorch's own modules compute in one operator, nothing is seen.
+    """
+
+    def __init__(self, model: Any) -> None:  # noqa: ANN401 - a module
+        """Take the model."""
+        super().__init__()
+        self._modules = list(model.named_modules())
+        self._known = {id(module) for _name, module in self._modules}
+        self._seen: dict[int, _Seen] = {}
+        self._inside: list[int] = []
+
+    @property
+    def found(self) -> list[ModelProducts]:
+        """Return the modules that did."""
+        return [
+            _products_of(name, one, self._seen[id(one)])
+            for name, one in self._modules
+            if id(one) in self._seen and self._seen[id(one)].rows
+        ]
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Look at what this thread calls; hooks of modules of their own would change its path."""
+        thread = get_ident()
+
+        def is_known(module: Any) -> bool:  # noqa: ANN401 - a module
+            return get_ident() == thread and id(module) in self._known
+
+        def begin(module: Any, _inputs: object) -> None:  # noqa: ANN401 - a module
+            if is_known(module):
+                self._inside.append(id(module))
+                self._seen.setdefault(id(module), _Seen()).calls += 1
+
+        def end(module: Any, _inputs: object, _output: object) -> None:  # noqa: ANN401
+            if is_known(module):
+                self._inside.pop()
+
+        hooks = torch.nn.modules.module
+        handles = (
+            hooks.register_module_forward_pre_hook(begin),
+            hooks.register_module_forward_hook(end, always_call=True),
+        )
+        try:
+            with self:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def __torch_function__(
+        self,
+        function: Any,  # noqa: ANN401 - a function of PyTorch
+        types: Sequence[Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - what it returns
+        given = kwargs or {}
+        for one in set(self._inside):
+            self._seen[one].looks += 1
+        if self._inside and not types:
+            self._note(function, args, given)
+        return function(*args, **given)
+
+    def _note(self, function: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:  # noqa: ANN401
+        if function is ATTENTION:
+            found = _attention_of(*args, **given)
+        elif function in PRODUCTS and len(args) == 2 and not given:
+            found = _product_of(*args)
+        else:
+            return
+        if found is not None:
+            self._seen[self._inside[-1]].add(*found)
+
+
+def _attention_of(  # noqa: PLR0917 - as in PyTorch
+    query: Any,  # noqa: ANN401 - a tensor
+    key: Any,  # noqa: ANN401 - a tensor
+    value: Any,  # noqa: ANN401 - a tensor
+    attn_mask: Any = None,  # noqa: ANN401 - a tensor
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 - as in PyTorch
+    **_how: object,
+) -> tuple[WantedProduct, int, int] | None:
+    """Return the attention of a call, how many rows and heads; None if no kernel is for such."""
+    if not (query.dim() == key.dim() == 4 and key.shape == value.shape and not dropout_p):
+        return None
+    rows, keys = query.shape[2], key.shape[2]
+    if is_causal and rows != keys:
+        return None
+    mask = [] if attn_mask is None else ["add"]
+    return _wanted(
+        (query, key, value),
+        operation=Operation.ATTENTION,
+        sizes=(rows, keys, query.shape[3]),
+        batch=query.shape[0] * query.shape[1],
+        epilogue="+".join(["scale", *mask, *(["causal"] if is_causal else [])]),
+    )
+
+
+def _product_of(x: Any, w: Any) -> tuple[WantedProduct, int, int] | None:  # noqa: ANN401 - tensors
+    """Return the product of a call, how many rows and products; None if no kernel is for such."""
+    if x.dim() < 3 or w.dim() < 2:  # others are rather of weights
+        return None
+    has_columns = w.stride(-1) != 1 and w.stride(-2) == 1
+    return _wanted(
+        (x, w),
+        operation=Operation.MATMUL,
+        sizes=(x.shape[-2], w.shape[-1], x.shape[-1]),
+        batch=x.shape[:-2].numel(),
+        layout=WeightLayout.NK if has_columns else WeightLayout.KN,
+    )
+
+
+def _wanted(
+    arrays: Sequence[Any],
+    *,
+    operation: Operation,
+    sizes: tuple[int, int, int],
+    batch: int,
+    epilogue: str = "none",
+    layout: WeightLayout = WeightLayout.NK,
+) -> tuple[WantedProduct, int, int] | None:
+    dtype = arrays[0].dtype
+    is_plain = all(
+        type(one) is torch.Tensor and one.is_cpu and one.dtype == dtype for one in arrays
+    )
+    rows, n, k = sizes
+    if not is_plain or dtype not in TYPES or not (batch and rows and n and k):
+        return None
+    threads = torch.get_num_threads()
+    wanted = WantedProduct(
+        n=n,
+        k=k,
+        rows=(),
+        dtype=TYPES[dtype],
+        epilogue=epilogue,
+        threads=1 if batch >= threads else threads,
+        w_layout=layout.value,
+        operation=operation.value,
+    )
+    return wanted, rows, batch

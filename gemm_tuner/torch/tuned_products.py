@@ -1,0 +1,154 @@
+"""A module whose products of two activations and attention call tuned kernels, in eager mode."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from inspect import Signature, signature
+from types import CodeType, MethodType
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from gemm_tuner.errors import GemmTunerError
+from gemm_tuner.layers.sources import open_source
+from gemm_tuner.torch.asking import WantedProduct, find
+from gemm_tuner.torch.operators import OperatorLayer, add_layer
+from gemm_tuner.torch.tuned_linear import is_followed
+
+_LOG = logging.getLogger(__name__)
+
+PRODUCTS = (
+    torch.matmul,
+    torch.bmm,
+    torch.Tensor.matmul,
+    torch.Tensor.bmm,
+    torch.Tensor.__matmul__,
+)
+ATTENTION = functional.scaled_dot_product_attention
+
+
+class _Taking(TorchFunctionMode):  # type: ignore[misc]  # without PyTorch, it is Any
+    """Lets products and attention that are called from Python call kernels where one takes them."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        super().__init__()
+        self._numbers = numbers
+
+    def __torch_function__(
+        self,
+        function: Any,  # noqa: ANN401 - a function of PyTorch
+        types: Sequence[Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - what it returns
+        given = kwargs or {}
+        if not types:  # plain tensors alone
+            if function is ATTENTION:
+                return _attend(self._numbers, *args, **given)
+            if function in PRODUCTS and len(args) == 2 and not given:
+                return torch.ops.gemm_tuner.matmul_or_plain.default(*args, self._numbers)
+        return function(*args, **given)
+
+
+def _attend(  # noqa: PLR0917 - as in PyTorch
+    numbers: list[int],
+    query: Any,  # noqa: ANN401 - a tensor
+    key: Any,  # noqa: ANN401 - a tensor
+    value: Any,  # noqa: ANN401 - a tensor
+    attn_mask: Any = None,  # noqa: ANN401 - a tensor
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 - as in PyTorch
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:  # noqa: ANN401 - a tensor
+    return torch.ops.gemm_tuner.attention_or_plain.default(
+        query, key, value, numbers, attn_mask, dropout_p, is_causal, scale, enable_gqa
+    )
+
+
+class TunedProducts:
+    """The `forward` of a module whose products of two activations and attention call kernels.
+
+    What is recorded for a derivative, traced, transformed, exported, compiled or under autocast is
+    computed as without it, and so is what no kernel is for. `wanted` are the products.
+    """
+
+    def __init__(
+        self,
+        module: Any,  # noqa: ANN401 - a module
+        name: str,
+        wanted: Sequence[WantedProduct],
+        source: str | None,
+        layers: Sequence[OperatorLayer],
+    ) -> None:
+        """Take the module and its name, the products, where they were asked for, and kernels."""
+        self.module = module
+        self.name = name
+        self.wanted = tuple(wanted)
+        self.source = source
+        self._use(layers)
+
+    def _use(self, layers: Sequence[OperatorLayer]) -> None:
+        """Use kernels: each module has layers of its own, so that calls tell whose they are."""
+        own = [add_layer([one.kernel for one in each.kernels], self.name) for each in layers]
+        self.layers: dict[int, OperatorLayer] | None = {one.number: one for one in own}
+        self._numbers = list(self.layers)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - of the user
+        """Call the module."""
+        forward: Callable[..., Any] = type(self.module).forward
+        if is_followed() or torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001
+            return forward(self.module, *arguments, **keywords)
+        if self.layers is None:
+            self._use(self._found())
+        with _Taking(self._numbers):
+            return forward(self.module, *arguments, **keywords)
+
+    @property
+    def __signature__(self) -> Signature:
+        """Return the signature of the module's own `forward`, as those who look for it expect."""
+        return signature(MethodType(type(self.module).forward, self.module))
+
+    @property
+    def __code__(self) -> CodeType:
+        """Return the code of the module's own `forward`, which `torch.export` reads."""
+        code: CodeType = type(self.module).forward.__code__
+        return code
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what asks for the kernels again in the process where it is unpickled."""
+        return {name: getattr(self, name) for name in ("module", "name", "wanted", "source")}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Take what was pickled."""
+        self.__dict__.update(state)
+        self.layers = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TunedProducts":
+        """Return the same kernels for a copy of the module."""
+        copied = object.__new__(TunedProducts)
+        memo[id(self)] = copied
+        copied.__dict__.update(self.__dict__)
+        copied.module = deepcopy(self.module, memo)
+        return copied
+
+    def _found(self) -> list[OperatorLayer]:
+        """Return what the source has for the products, none if it cannot be asked."""
+        if self.source is None:
+            return []
+        try:
+            source = open_source(self.source)
+            found = [find(source, one).kernels for one in self.wanted]
+        except GemmTunerError as error:
+            _LOG.warning("%s computes as it would without gemm-tuner: %s", self.name, error)
+            return []
+        return [add_layer(kernels) for kernels in found if kernels]
+
+
+def restore_products(module: Any) -> None:  # noqa: ANN401 - a module
+    """Make a module compute its products itself again, if kernels did."""
+    if isinstance(vars(module).get("forward"), TunedProducts):
+        del vars(module)["forward"]
