@@ -9,7 +9,16 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gemm_tuner.domain.operation import Operation
 from gemm_tuner.torch.epilogues import Step, steps_after
-from gemm_tuner.torch.graphs import ATEN, ATTENTION, VIEWS, Graph, Node, new_node, untransposed
+from gemm_tuner.torch.graphs import (
+    ATEN,
+    ATTENTION,
+    VIEWS,
+    Graph,
+    Node,
+    new_node,
+    untransposed,
+)
+from gemm_tuner.torch.graphs import are_same as are_same  # noqa: PLC0414 - attention takes it here
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.products import are_of_one_type, module_of
 
@@ -227,13 +236,6 @@ def _is_dense(value: Any, dimension: int) -> bool:  # noqa: ANN401 - a tensor
         value.stride(other) < length
     )
     return is_dense and is_apart
-
-
-def are_same(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Return whether lengths are known to be the same."""
-    return len(one) == len(other) and all(
-        statically_known_true(first == second) for first, second in zip(one, other, strict=True)
-    )
 
 
 def insert_matmul(graph: Graph, product: Activations, number: int, steps: Sequence[Step]) -> None:

@@ -47,7 +47,8 @@ class WantedProduct(WantedLayer):
 def problem_text(wanted: WantedLayer, batch: Any = None) -> str:  # noqa: ANN401 - of PyTorch
     """Return the problem of a layer, a product or attention, and how many of them, in words."""
     rows = ",".join(map(str, wanted.rows))
-    many = "" if batch in (None, 1) else f"{batch} of "
+    is_one = batch is None or (isinstance(batch, int) and batch == 1)
+    many = "" if is_one else f"{batch} of "
     sizes = f"{rows}x{wanted.n}x{wanted.k}"
     if isinstance(wanted, WantedProduct):
         is_attention = wanted.operation == Operation.ATTENTION.value  # whose keys lie one way

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from gemm_tuner.domain.step_kind import OperandShape
 from gemm_tuner.domain.step_table import STEP_KINDS
-from gemm_tuner.torch.graphs import ATEN, CASTS, VIEWS, Node, is_view
+from gemm_tuner.torch.graphs import ATEN, CASTS, VIEWS, Node, are_same, is_view
 from gemm_tuner.torch.operators import STEP_NUMBERS
 from gemm_tuner.torch.quantised import Requantisation, requantised
 
@@ -172,10 +172,10 @@ def _addition_after(head: Node, product: Node, *, may_broadcast: bool) -> Step |
     values = [one.meta.get("val") for one in (head, other, added)]
     if any(type(one).__name__ != "FakeTensor" for one in values):
         return None
-    is_alike = values[2].shape == values[0].shape and all(
+    is_alike = are_same(values[2].shape, values[0].shape) and all(
         one.dtype == product.meta["val"].dtype for one in values
     )
-    is_alike &= values[1].shape == values[0].shape or (
+    is_alike &= are_same(values[1].shape, values[0].shape) or (
         may_broadcast and _is_broadcast(values[1].shape, values[0].shape)
     )
     if product.target is ATEN.convolution.default:
@@ -188,7 +188,7 @@ def _addition_after(head: Node, product: Node, *, may_broadcast: bool) -> Step |
 def _is_broadcast(shape: Sequence[Any], whole: Sequence[Any]) -> bool:
     """Return whether an array is the same along some dimensions of another, and has the others."""
     return len(shape) <= len(whole) and all(
-        (isinstance(one, int) and one == 1) or one == length
+        (isinstance(one, int) and one == 1) or are_same([one], [length])
         for one, length in zip(reversed(shape), reversed(whole), strict=False)
     )
 

@@ -1,9 +1,11 @@
 """What the nodes of a graph of ATen's operators do, and new nodes."""
 
+from collections.abc import Sequence
 from operator import getitem
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
 Node = Any  # torch.fx.Node
@@ -38,6 +40,16 @@ SHOWS = (
         getitem,
     }
 )
+
+
+def are_same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Return whether lengths are known to be the same.
+
+    To compare those that are known when the graph runs would fix them to what the example has.
+    """
+    return len(one) == len(other) and all(
+        statically_known_true(first == second) for first, second in zip(one, other, strict=True)
+    )
 
 
 def new_node(graph: Graph, target: Any, arguments: tuple[Any, ...]) -> Node:  # noqa: ANN401

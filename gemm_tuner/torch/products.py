@@ -56,10 +56,10 @@ class Product:
         return len(self.x.meta["val"].shape) == _IMAGE_DIMENSIONS
 
     @property
-    def batch(self) -> int | None:
+    def batch(self) -> Any:  # noqa: ANN401 - a number; of w that is not constant, any
         """Return the number of products of a batch, None where this is one product."""
         shape = self.w.meta["val"].shape
-        return int(shape[0]) if len(shape) == _BATCH_DIMENSIONS else None
+        return shape[0] if len(shape) == _BATCH_DIMENSIONS else None
 
     @property
     def rows(self) -> Any:  # noqa: ANN401 - a number, or one that is known when it runs

@@ -11,6 +11,7 @@ torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 gt: Any = pytest.importorskip("gemm_tuner.torch")
 
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch_kernels import Kernels, kernel_of, with_wrong_tail  # noqa: E402 - after PyTorch was found
 from torch_samples import HEADS, MATMUL, K, N, check, heads_of, operator_calls, passed, sample_x  # noqa: E402
 
@@ -239,6 +240,20 @@ def test_a_product_whose_columns_are_not_known_is_left() -> None:
         check(graph(x, w), torch.bmm(x, w))
     [told] = enabled.report
     assert told.reason.startswith("its n is known when it runs")
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [torch.bmm, lambda x, w: torch.bmm(x, w) + x.new_ones(w.shape[0], 1, w.shape[2])],
+)
+def test_lengths_that_are_known_when_it_runs_are_not_fixed(compute: Any) -> None:  # noqa: ANN401
+    x, w, enabled = sample_x(*X), sample_x(*W), gt.enable(_kernels())
+    with torch.no_grad(), torch._inductor.config.patch(freezing=True):
+        graph = make_fx(compute, tracing_mode="symbolic")(x, w).graph
+        shapes = next(iter(graph.nodes)).meta["val"].fake_mode.shape_env
+        before = len(shapes.guards)
+        enabled(graph)
+    assert len(shapes.guards) == before, shapes.guards[before:]
 
 
 @pytest.mark.parametrize(
