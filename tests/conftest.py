@@ -48,6 +48,7 @@ _FINDERS: dict[str, Callable[[], object]] = {
 # What the extra `all` installs, or NumPy has: the other libraries come with the second stage.
 _ALWAYS_INSTALLED = frozenset({"onednn", "openblas"})
 _TESTS = Path(__file__).parent
+_SUMMARY_COLUMNS = 240
 # Proofs without exception, whose collection alone takes seconds in each process: it makes up
 # requests, and loads PyTorch.
 _SLOW_TO_COLLECT = tuple(_TESTS / name for name in ("service/test_schema.py", "pytorch"))
@@ -92,7 +93,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Sum up what was skipped, one line for each reason."""
+    """Sum up what was skipped, one line for each reason, and say how each failure begins."""
+    # Where the output is no terminal, 80 columns would have the name of the test alone.
+    writer = terminalreporter._tw
+    writer.fullwidth = max(writer.fullwidth, _SUMMARY_COLUMNS)
     reasons: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", ()):
         told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

@@ -4,6 +4,7 @@ import os
 import pickle
 import tempfile
 from collections.abc import Iterator
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from platformdirs import user_data_path
 from restricted import skip_where_linux_refuses
 
 from gemm_tuner.bench.isolate import TrialHost
+from gemm_tuner.bench.messages import send
 from gemm_tuner.build.cache import build_cache_dir
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.context import ExecutionContext
@@ -116,6 +118,14 @@ def _message(content: bytes) -> str:
     return f'for (long fd = 3; fd < 64; fd++) call(1, fd, (long)"{text}", {len(sent)});'
 
 
+def _as_sent(answer: object) -> bytes:
+    """Return what a trial sends: `pickle.dumps` writes errors as Dask taught it, where that was."""
+    reader, writer = Pipe(duplex=False)
+    with reader, writer:
+        send(writer, answer)
+        return reader.recv_bytes()
+
+
 @pytest.fixture(scope="module")
 def toolchain() -> Toolchain:
     return find_toolchain()
@@ -193,11 +203,14 @@ def test_an_answer_that_is_too_deep_to_show_is_an_outcome(
 
 
 def test_an_error_of_the_store_is_none_of_a_trial(host: TrialHost, toolchain: Toolchain) -> None:
-    lie = _message(pickle.dumps(StoreFailed("the disk is full")))
+    lie = _message(_as_sent(StoreFailed("the disk is full")))
 
     finding = host.verify(build_planted(toolchain, f"{CALL} {lie} __builtin_trap();"))
 
-    assert (finding.outcome, "StoreFailed" in finding.detail) == (Outcome.CRASHED, True), finding
+    assert (finding.outcome, finding.detail) == (
+        Outcome.CRASHED,
+        "sent what is no answer: StoreFailed",
+    ), finding
 
 
 def test_half_an_answer_keeps_nobody_waiting(host: TrialHost, toolchain: Toolchain) -> None:
