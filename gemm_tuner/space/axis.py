@@ -1,7 +1,8 @@
 """A row for an axis of the space: the fields of a blocking that it decides, and how."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from gemm_tuner.domain.blocking import Blocking
@@ -13,7 +14,7 @@ from gemm_tuner.space.tile import Tile
 # Of one field, or a tuple of one for each field: the fields say of which types.
 Value = Any
 
-_UNSAID = {field.name: field.default for field in fields(Blocking)}
+_UNSAID = {one.name: one.default for one in fields(Blocking)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,15 @@ class Axis:
     moves: Callable[[Tile, Choice], Iterator[Choice]] | None = None
     moves_last: bool = False
     of_attention: bool = False
+    # Returns the value that a choice has on this axis.
+    value: Callable[[Blocking], Value] = field(init=False, repr=False, compare=False)
+    _unsaid: Value = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Prepare what a search asks for at each step."""
+        unsaid = tuple(_UNSAID[name] for name in self.fields)
+        object.__setattr__(self, "value", attrgetter(*self.fields))
+        object.__setattr__(self, "_unsaid", unsaid if len(unsaid) > 1 else unsaid[0])
 
     def offered(self, tile: Tile, choice: Choice) -> Iterator[Choice]:
         """Yield the choice with each value that a kernel can have."""
@@ -96,25 +106,16 @@ class Axis:
             return Refusal(what=f"{' or '.join(self.fields)}: it computes {problem.text!r}")
         return self.refusal(problem, family, tile, blocking) if self.refusal else None
 
-    def value(self, choice: Blocking) -> Value:
-        """Return the value that a choice has on this axis."""
-        values = tuple(getattr(choice, field) for field in self.fields)
-        return values if len(values) > 1 else values[0]
-
-    @property
-    def _unsaid(self) -> Value:
-        values = tuple(_UNSAID[field] for field in self.fields)
-        return values if len(values) > 1 else values[0]
-
     def _is_for(self, problem: Problem) -> bool:
         return self.of_attention or not problem.operation.has_values
 
     def put(self, choice: Choice, value: Value) -> Choice:
         """Return the choice with another value on this axis."""
-        if self.value(choice) == value:
-            return choice
         values = value if isinstance(value, tuple) else (value,)
-        return replace(choice, **dict(zip(self.fields, values, strict=True)))
+        return choice.having(**dict(zip(self.fields, values, strict=True)))
 
     def _refuses(self, tile: Tile, choice: Choice) -> bool:
-        return self.refused(tile.problem, tile.family, tile.micro_kernel, choice) is not None
+        """Return whether a kernel of a problem that has this axis cannot have this value."""
+        if self.refusal is None:
+            return False
+        return self.refusal(tile.problem, tile.family, tile.micro_kernel, choice) is not None

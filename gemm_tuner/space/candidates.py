@@ -5,7 +5,7 @@ what `space/first.py` says of a tile, and moves along one axis at a time.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -143,7 +143,7 @@ class Space:
     def _by_grid(self, tile: Tile, choice: Choice) -> Iterator[Candidate]:
         """Yield the candidates that differ from `choice` in the grid at most, the best first."""
         for m, n, k in grids(tile):
-            candidate = _candidate(tile, replace(choice, grid_m=m, grid_n=n, grid_k=k))
+            candidate = _candidate(tile, choice.having(grid_m=m, grid_n=n, grid_k=k))
             if candidate in self:
                 yield candidate
 

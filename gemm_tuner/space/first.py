@@ -4,7 +4,6 @@ An alternative stands where measurements or CPUs disagree about which of two way
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from math import ceil
 
@@ -30,7 +29,7 @@ def first_choices(tile: Tile) -> list[Choice]:
     choice = _fetching_panels(tile, tried_first(tile))
     others = [*_converted_once(tile), *_in_place(tile, choice), *_w_in_place(tile, choice)]
     if choice.cut.is_ir_outer:
-        return [choice, replace(choice, cut=Cut()), *others]
+        return [choice, choice.having(cut=Cut()), *others]
     if Can.UNPACK_GROUPS in tile.family.can or tile.problem.m.high > _FEW_ROWS:
         return [choice, *others]
     return [*_in_streams(tile, choice), *_fetched_ahead(tile, choice), *others]
@@ -38,7 +37,7 @@ def first_choices(tile: Tile) -> list[Choice]:
 
 def _fetching_panels(tile: Tile, choice: Choice) -> Choice:
     """Return the choice that fetches the next panel, where one can be fetched."""
-    ahead = replace(choice, prefetch_w_bytes=0, prefetch_next_panel=True)
+    ahead = choice.having(prefetch_w_bytes=0, prefetch_next_panel=True)
     return ahead if settled(tile, ahead).prefetch_next_panel else choice
 
 
@@ -62,7 +61,7 @@ def _in_place(tile: Tile, first: Choice) -> Iterator[Choice]:
     if first.kc < min(kcs):
         return
     shallow = _fetching_panels(tile, tried_first(tile, kc=kcs[min(1, len(kcs) - 1)]))
-    in_place = replace(shallow, pack_x=False)
+    in_place = shallow.having(pack_x=False)
     if in_place != first:
         yield in_place
 
@@ -78,7 +77,7 @@ def _in_streams(tile: Tile, choice: Choice) -> Iterator[Choice]:
     """Yield the choice that reads panels side by side, far apart, where weights fill L3 or wait."""
     if not tile.weights_fill_l3 and tile.regime is not Regime.COLD_WEIGHTS:
         return
-    far_apart = replace(choice, kc=max(depths(tile)), prefetch_w_bytes=0)
+    far_apart = choice.having(kc=max(depths(tile)), prefetch_w_bytes=0)
     several = (one for one in W_STREAMS.offered(tile, far_apart) if one.w_streams > 1)
     yield from islice(several, 1)
 
@@ -86,4 +85,4 @@ def _in_streams(tile: Tile, choice: Choice) -> Iterator[Choice]:
 def _fetched_ahead(tile: Tile, choice: Choice) -> Iterator[Choice]:
     """Yield the choice with each distance of prefetch that may be best."""
     for ahead in distances_first(tile, choice.w_streams):
-        yield replace(choice, prefetch_w_bytes=ahead)
+        yield choice.having(prefetch_w_bytes=ahead)

@@ -1,6 +1,6 @@
 """A register tile for a problem on a CPU: what the values on every axis depend on."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from gemm_tuner.domain.blocking import Blocking
@@ -30,6 +30,12 @@ class Tile:
     family: MicroKernelFamily
     mr: int
     nr: int
+    micro_kernel: MicroKernel = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Make the micro-kernel, which each step of a search asks for."""
+        micro_kernel = MicroKernel(family=self.family.name, mr=self.mr, nr=self.nr)
+        object.__setattr__(self, "micro_kernel", micro_kernel)
 
     def beside(self, mr: int, nr: int) -> "Tile":
         """Return another tile of the family in the same place."""
@@ -38,11 +44,6 @@ class Tile:
     def candidate(self, blocking: Blocking) -> Candidate:
         """Return the tile under a blocking."""
         return Candidate(micro_kernel=self.micro_kernel, blocking=blocking)
-
-    @property
-    def micro_kernel(self) -> MicroKernel:
-        """Return the micro-kernel."""
-        return MicroKernel(family=self.family.name, mr=self.mr, nr=self.nr)
 
     @property
     def given_panel(self) -> int | None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from graphlib import TopologicalSorter
 from typing import Any
 
@@ -40,7 +40,7 @@ def tried_first(tile: Tile, **given: Any) -> Choice:  # noqa: ANN401 - of the ty
 
     It is not settled yet: each axis reads what was asked for on those before it.
     """
-    choice = replace(_NOTHING_CHOSEN, **given)
+    choice = _NOTHING_CHOSEN.having(**given)
     for axis in _BY_DEPENDENCE:
         if given.keys().isdisjoint(axis.fields):
             choice = axis.tried_first(tile, choice)
@@ -84,7 +84,7 @@ def count_choices(tile: Tile) -> int:
         following: Counter[Choice] = Counter()
         for choice, count in counts.items():
             for other in axis.offered(tile, choice):
-                following[replace(other, **forgotten)] += count
+                following[other.having(**forgotten)] += count
         counts = following
     return counts.total()
 

@@ -12,7 +12,6 @@ rows are outside where L2 does not keep y. Scores are square, of a quarter of L2
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import ceil, isqrt
 
 from gemm_tuner.domain.blocking import Blocking, LoopOrder
@@ -79,13 +78,13 @@ def _choices(tile: Tile, choice: Choice) -> Iterator[tuple[int, int, LoopOrder]]
 
 def _settle(tile: Tile, choice: Choice) -> Choice:
     mc, nc, order = _blocks(tile, choice, choice.cut)
-    return replace(choice, mc=mc, nc=nc, loop_order=order)
+    return choice.having(mc=mc, nc=nc, loop_order=order)
 
 
 def _first(tile: Tile, choice: Choice) -> Choice:
     problem, caches = tile.problem, tile.cpu.caches
     if problem.operation.has_values:
-        return replace(choice, cut=Cut(residence=Residence.BOTH, l2_parts=4))
+        return choice.having(cut=Cut(residence=Residence.BOTH, l2_parts=4))
     x_bytes = problem.m.high * choice.kc * problem.types.x.size_bytes
     y_leaves_l2 = problem.m.high * problem.types.y.row_bytes(problem.n) > caches.l2_bytes
     if x_bytes <= caches.l2_bytes // 2:
@@ -99,13 +98,13 @@ def _first(tile: Tile, choice: Choice) -> Choice:
         cut = Cut(residence=Residence.X)
     else:
         cut = Cut(is_ir_outer=not choice.convert_once)
-    return replace(choice, cut=cut)
+    return choice.having(cut=cut)
 
 
 def _moves(_tile: Tile, choice: Choice) -> Iterator[Choice]:
     for cut in CUTS:
         if cut.is_beside(choice.cut):
-            yield replace(choice, cut=cut)
+            yield choice.having(cut=cut)
 
 
 def _refusal(

@@ -9,7 +9,6 @@ tries each depth of a block, because converted weights are larger.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from gemm_tuner.domain.blocking import Blocking
 from gemm_tuner.domain.dtype import DType
@@ -46,7 +45,7 @@ def _refusal(
 def _moves(tile: Tile, choice: Choice) -> Iterator[Choice]:
     if tile.family.converts_weights(tile.problem.types):
         for kc in depths(tile):
-            yield replace(choice, convert_once=not choice.convert_once, kc=kc)
+            yield choice.having(convert_once=not choice.convert_once, kc=kc)
 
 
 AXIS = Axis(

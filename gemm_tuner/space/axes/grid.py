@@ -9,7 +9,6 @@ other cuts are uneven by more than slices cost.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
@@ -139,7 +138,7 @@ def _moves(tile: Tile, choice: Choice) -> Iterator[Choice]:
     depth, *others = depths(tile)
     kc = choice.kc if choice.kc in others else depth
     for m, n, k in grids(tile):
-        yield replace(choice, kc=kc, grid_m=m, grid_n=n, grid_k=k)
+        yield choice.having(kc=kc, grid_m=m, grid_n=n, grid_k=k)
 
 
 AXIS = Axis(

@@ -7,7 +7,6 @@ where they hold a longer panel. Four for few sums, which would wait for each oth
 with shuffles and for weights in groups, whose chunk is several steps.
 """
 
-from dataclasses import replace
 from math import ceil
 
 from gemm_tuner.domain.kept_panel import panel_fits_registers
@@ -28,7 +27,7 @@ def _choices(_tile: Tile, _choice: Choice) -> tuple[int, ...]:
 
 def _first(tile: Tile, choice: Choice) -> Choice:
     is_unrolled = tile.family.layout is PackedLayout.GROUPS or choice.shuffle_x
-    return replace(choice, k_unroll=1 if is_unrolled else _unroll_first(tile))
+    return choice.having(k_unroll=1 if is_unrolled else _unroll_first(tile))
 
 
 def _unroll_first(tile: Tile) -> int:

@@ -11,7 +11,6 @@ as streams, else 64. Beside more rows of x, 128 where each is longer than half a
 such a panel share a few sets of L1, which keeps only so many of them.
 """
 
-from dataclasses import replace
 from math import ceil
 
 from gemm_tuner.domain.blocking import Blocking
@@ -101,8 +100,8 @@ def _short_depths(tile: Tile, choice: Choice) -> list[int]:
 def _settle(tile: Tile, choice: Choice) -> Choice:
     offered = _choices(tile, choice)
     if choice.pack_w and choice.kc in _ROWS_IN_PLACE and choice.kc not in offered:
-        return replace(choice, kc=min(offered))
-    return replace(choice, kc=_in_slices(tile, choice.kc, choice.grid_k))
+        return choice.having(kc=min(offered))
+    return choice.having(kc=_in_slices(tile, choice.kc, choice.grid_k))
 
 
 def _refusal(
@@ -139,7 +138,7 @@ def _refusal(
 
 
 def _first(tile: Tile, choice: Choice) -> Choice:
-    return replace(choice, kc=_first_in_place(tile, choice) or _deepest_first(tile))
+    return choice.having(kc=_first_in_place(tile, choice) or _deepest_first(tile))
 
 
 def _first_in_place(tile: Tile, choice: Choice) -> int | None:

@@ -8,8 +8,6 @@ columns of w are needed, which packing finds. Of attention, the values; keys are
 Tried first: packed; in place as well where it can be read so, and alone for few rows of x.
 """
 
-from dataclasses import replace
-
 from gemm_tuner.domain.blocking import Blocking
 from gemm_tuner.domain.in_place import can_read_w_in_place, reads_w_in_place
 from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
@@ -41,7 +39,7 @@ def _first(tile: Tile, choice: Choice) -> Choice:
     if problem.operation.packs_ahead:
         return choice
     in_place = problem.m.high <= FEW_ROWS and can_read_w_in_place(problem, tile.family)
-    return replace(choice, pack_w=not in_place)
+    return choice.having(pack_w=not in_place)
 
 
 AXIS = Axis(fields=("pack_w",), choices=_choices, refusal=_refusal, first=_first, of_attention=True)

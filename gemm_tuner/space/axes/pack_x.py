@@ -8,7 +8,6 @@ converted for four panels or more. With AMX also where x ends inside a tile, whi
 copy.
 """
 
-from dataclasses import replace
 from math import ceil
 
 from gemm_tuner.domain.blocking import Blocking
@@ -37,7 +36,7 @@ def _refusal(
 
 
 def _first(tile: Tile, choice: Choice) -> Choice:
-    return replace(choice, pack_x=_gains(tile))
+    return choice.having(pack_x=_gains(tile))
 
 
 def _gains(tile: Tile) -> bool:

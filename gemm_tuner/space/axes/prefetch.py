@@ -10,7 +10,6 @@ are both tried where CPUs differ.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from gemm_tuner.domain.blocking import NEAR_BYTES, Blocking
 from gemm_tuner.domain.context import Regime
@@ -108,7 +107,7 @@ def _refusal(
 
 def _first(tile: Tile, choice: Choice) -> Choice:
     ahead, *_others = distances_first(tile, choice.w_streams)
-    return replace(choice, prefetch_w_bytes=ahead)
+    return choice.having(prefetch_w_bytes=ahead)
 
 
 AXIS = Axis(
