@@ -189,20 +189,27 @@ def _paths(wanted: Iterable[Path | str]) -> tuple[list[str], dict[str, str]]:
     A folder that has secrets below it, or is one's own in there, is left out: of `/tmp`, where a
     script of the user may lie, only what else is wanted below it is shown.
     """
-    real: list[str] = []
+    real: set[str] = set()
     links: dict[str, str] = {}
-    for path in map(os.path.abspath, wanted):
+    own = [*_homes(), *enter.OWN]
+    for path in dict.fromkeys(map(os.path.abspath, wanted)):
         target = os.path.realpath(path)
-        if not Path(target).exists() or (path not in _SYSTEM and _must_stay_hidden(target)):
+        must_stay_hidden = any(_is_in(folder, target) for folder in own)
+        if not Path(target).exists() or (must_stay_hidden and path not in _SYSTEM):
             continue
-        real.append(target)
+        real.add(target)
         if target != path:
             links[path] = target
     outer: list[str] = []
-    for path in sorted(set(real)):
-        if not any(Path(path).is_relative_to(one) for one in outer):
+    for path in sorted(real, key=lambda one: f"{one}/"):  # what is below a folder follows it
+        if not outer or not _is_in(path, outer[-1]):
             outer.append(path)
     return outer, links
+
+
+def _is_in(path: str, folder: str) -> bool:
+    """Return whether a path is a folder or below it; each compiler waits for many such answers."""
+    return folder == "/" or f"{path}/".startswith(f"{folder}/")
 
 
 def _of_python() -> list[Path | str]:
@@ -225,18 +232,12 @@ def _of_program(program: str) -> list[Path | str]:
     return [folder, folder.parent] if folder.name == "bin" else [folder]
 
 
-def _must_stay_hidden(path: str) -> bool:
-    return path == "/" or any(
-        folder.is_relative_to(path) for folder in (*_homes(), *map(Path, enter.OWN))
-    )
-
-
-def _homes() -> tuple[Path, ...]:
+def _homes() -> tuple[str, ...]:
     """Return the user's home folders: of the environment, and of the system's list."""
     homes = {os.path.expanduser("~")}  # noqa: PTH111 - it does not raise
     with suppress(KeyError):
         homes.add(pwd.getpwuid(os.geteuid()).pw_dir)
-    return tuple(Path(os.path.realpath(home)) for home in homes if home not in {"", "/"})
+    return tuple(os.path.realpath(home) for home in homes if home not in {"", "/"})
 
 
 def _secret_folders() -> tuple[Path, ...]:
