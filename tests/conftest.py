@@ -3,6 +3,7 @@
 import gc
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -86,10 +87,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if missing:
             pytest.skip(f"this CPU lacks {isa_text(missing).replace(',', ', ')}")
     for marker in item.iter_markers("baseline"):
-        try:
-            _FINDERS[marker.args[0]]()
-        except BaselineMissing as error:
-            pytest.skip(str(error))
+        reason = _why_missing(marker.args[0])
+        if reason is not None:
+            pytest.skip(reason)
+
+
+@cache
+def _why_missing(baseline: str) -> str | None:
+    """Return why a baseline cannot be used here, None if it can."""
+    try:
+        _FINDERS[baseline]()
+    except BaselineMissing as error:
+        return str(error)
+    return None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

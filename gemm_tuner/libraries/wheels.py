@@ -20,8 +20,7 @@ def find_in_wheel(wheel: str, library: str, *, install: str) -> Path:
     except PackageNotFoundError:
         installed = []
     for file in installed:
-        path = Path(str(file.locate())).resolve()
-        if file.name == library and path.is_file():
+        if file.name == library and (path := Path(str(file.locate())).resolve()).is_file():
             return path
     raise BaselineMissing(f"{wheel} is not installed ({library} was not found); run: {install}.")
 
