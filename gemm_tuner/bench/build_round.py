@@ -8,6 +8,7 @@ from functools import partial
 from gemm_tuner.bench.baselines.baseline import Row
 from gemm_tuner.bench.baselines.choose import (
     CheckedBaseline,
+    check_copies,
 )
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.inputs import Inputs
@@ -287,13 +288,11 @@ class RoundTimer:
             for runner in runners
         ]
         for turn, checked in enumerate(baselines, len(request.builds)):
-            most = checked.baseline.most_weight_copies
-            if most is not None and copies[turn] > most:
+            try:
+                check_copies(checked.baseline, copies[turn])
+            except BaselineMissing:
                 self.report.step(turn)
-                raise BaselineMissing(
-                    f"its calls can rotate over {most} copies of the weights, but cold weights of "
-                    f"this size need {copies[turn]}; time it with hot weights."
-                )
+                raise
         self.report.step()
         check_memory(
             sum(

@@ -72,6 +72,10 @@ class Baseline(Protocol):
         """Load the library here, so that forks of this process need not."""
 
 
+# Of runtimes in which each copy of the weights is a model of its own, made in milliseconds.
+MOST_MODELS = 256
+
+
 class AnyBaseline:
     """The common parts of baselines, with defaults."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Row
+from gemm_tuner.bench.baselines.baseline import MOST_MODELS, AnyBaseline, Copy, Row
 from gemm_tuner.bench.baselines.onnx_model import W, X, product_text, write_model
 from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.workload import Workload
@@ -88,7 +88,7 @@ class OpenVino(AnyBaseline):
 
     fuses_epilogue = True
     is_of_openmp = False  # its own threads are set when it starts
-    most_weight_copies = 256
+    most_weight_copies = MOST_MODELS
     preparation_s = 60.0
 
     def __init__(self) -> None:
