@@ -69,7 +69,7 @@ class Kernels:
         problems = [
             Problem.create(
                 rows,
-                wanted.n,
+                getattr(wanted, "columns", wanted.n),
                 wanted.k,
                 dtype=wanted.dtype,
                 w_layout=wanted.w_layout,

@@ -14,6 +14,7 @@ from gemm_tuner.arrays.call import CallOperands
 from gemm_tuner.arrays.dlpack import AnyArray, as_array, new_result
 from gemm_tuner.arrays.views import (
     NUMPY_TYPES,
+    check_columns,
     check_operand_names,
     check_overlap,
     check_rows,
@@ -23,7 +24,7 @@ from gemm_tuner.arrays.views import (
 )
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import EpilogueOperand
-from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.problem import Problem, WeightLayout
 from gemm_tuner.errors import InvalidArray, InvalidSetting
 
 Array = NDArray[Any]
@@ -38,11 +39,13 @@ class Products(NamedTuple, Generic[AnyArray]):
     """The arrays of a call as they were given, and where those of its products lie.
 
     `front` is what y has in front of its last two dimensions: nothing, (batch,) or (batch, heads).
-    `result` is y as its caller knows it. There are no views where there is no product.
+    `result` is y as its caller knows it. There are no views where there is no product. `columns`
+    are those of x times w.
     """
 
     front: _Shape
     rows: int
+    columns: int
     x: Array
     w: Array
     y: Array
@@ -115,8 +118,10 @@ def check_products(
     types = problem.types
     names = problem.operation.factors
     given_x = _array_of(names[0], x, "(m, k)")
-    given_w = _array_of(names[1], w, "(n, k)" if problem.w_shape[0] == problem.n else "(k, n)")
+    given_w = _array_of(names[1], w, "(n, k)" if problem.w_layout is WeightLayout.NK else "(k, n)")
     rows = check_rows(given_x.shape[-2], problem)
+    columns = check_columns(names[1], given_w.shape[-2], problem)
+    w_shape = problem.with_columns(columns).w_shape
     front = _front_of(names, given_x, given_w)
     given_v = _values_of(problem, v, front)
     wanted = (*front, rows, problem.y_columns)
@@ -128,10 +133,10 @@ def check_products(
         )
     check_operand_names(problem.epilogue, operands)
     x_view = _view(names[0], given_x, front, (rows, problem.k), types.x)
-    w_view = _view(names[1], given_w, front, problem.w_shape, types.w)
+    w_view = _view(names[1], given_w, front, w_shape, types.w)
     y_view = _view("out", given_y, front, (rows, problem.y_columns), types.y)
-    v_view = None if given_v is None else _view("v", given_v, front, problem.w_shape, types.w)
-    read = _operands_of(problem, operands, front, rows)
+    v_view = None if given_v is None else _view("v", given_v, front, w_shape, types.w)
+    read = _operands_of(problem, operands, front, (rows, columns))
     if out is not None:
         _check_apart(given_y)
         values = {} if given_v is None else {"v": given_v}
@@ -140,6 +145,7 @@ def check_products(
     return Products(
         front,
         rows,
+        columns,
         given_x,
         given_w,
         given_y,
@@ -280,19 +286,23 @@ def _strides(name: str, array: Array, front: _Shape, own: int) -> tuple[int, int
 
 
 def _operands_of(
-    problem: Problem, operands: Mapping[str, object], front: _Shape, rows: int
+    problem: Problem, operands: Mapping[str, object], front: _Shape, shape: tuple[int, int]
 ) -> CallOperands:
     views, arrays = [], {}
     for operand in problem.epilogue.operands:
         value = as_array(operand.name, operands[operand.name])
-        view, array = _operand_of(problem, operand, value, front, rows)
+        view, array = _operand_of(problem, operand, value, front, shape)
         views.append(view)
         arrays[operand.name] = array
     return CallOperands(views, arrays)
 
 
 def _operand_of(
-    problem: Problem, operand: EpilogueOperand, value: object, front: _Shape, rows: int
+    problem: Problem,
+    operand: EpilogueOperand,
+    value: object,
+    front: _Shape,
+    shape: tuple[int, int],
 ) -> tuple[ArrayView, Array]:
     """Return where an operand lies, and its array.
 
@@ -301,7 +311,6 @@ def _operand_of(
     """
     name, dtype = operand.name, problem.operand_type(operand)
     own = OPERAND_DIMENSIONS[operand.shape]
-    shape = (rows, problem.n)
     if not (isinstance(value, np.ndarray) and value.ndim > own):
         return view_operand(name, value, operand.shape, shape, dtype)
     lead = value.shape[: value.ndim - own]

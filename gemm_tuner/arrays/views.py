@@ -83,6 +83,22 @@ def check_rows(rows: int, problem: Problem) -> int:
     return rows
 
 
+def check_columns(name: str, rows: int, problem: Problem) -> int:
+    """Return the number of keys, which are the rows of an array, or the columns of the product.
+
+    Raises:
+        InvalidArray: the problem has a range of keys, in which so many are not.
+    """
+    if problem.least_n is None:
+        return problem.n
+    if rows not in problem.columns:
+        raise InvalidArray(
+            f"{name} has {rows} keys, but the kernel is made for n = {problem.columns.text}; ask "
+            "for a kernel of another range."
+        )
+    return rows
+
+
 def view_output(array: object, shape: tuple[int, int], dtype: DType) -> ArrayView:
     """Return where the result goes, an array made by the caller.
 

@@ -167,13 +167,25 @@ class Case:
         self._problem = problem
         self.right = _Right(expected=compute_expected(problem, self.inputs), bits=bits)
         self.w = _GuardedWeights(problem, self.inputs, scenario)
+        self._of_fewer_keys: dict[tuple[int, int], tuple[Inputs, _Right]] = {}
 
     @property
     def expected(self) -> Expected:
         """Return the exact result with its bounds."""
         return self.right.expected
 
-    def right_of(self, rows: int) -> _Right:
+    def call_of(self, rows: int, columns: int) -> tuple[Inputs, _Right]:
+        """Return the inputs of a call with fewer rows, and with fewer keys, and what is right."""
+        if columns == self._problem.n:
+            return self.inputs.first_rows(rows), self._right_of(rows)
+        if (rows, columns) not in self._of_fewer_keys:
+            problem = replace(self._problem.with_columns(columns), m=Rows(low=rows, high=rows))
+            inputs = self.inputs.first_keys(columns).first_rows(rows)
+            right = _Right(expected=compute_expected(problem, inputs), bits=None)
+            self._of_fewer_keys[rows, columns] = inputs, right
+        return self._of_fewer_keys[rows, columns]
+
+    def _right_of(self, rows: int) -> _Right:
         """Return what is right of a call with fewer rows: what causal hides depends on them."""
         problem = self._problem
         hides = any(step.kind.hides for step in problem.epilogue.steps)
@@ -197,12 +209,12 @@ def verify(
     that touches a guard page or writes to an input ends the process: `report` says where.
     """
     library = kernel.native
-    checks = rows_to_check(problem.m, kernel.candidate)
+    checks = sizes_to_check(problem, kernel.candidate)
     for scenario in _SCENARIOS:
         case = cases[scenario.kind]
         calls = [
-            (rows, _resolve_parts(parts, library))
-            for rows, extent in checks.items()
+            (rows, columns, _resolve_parts(parts, library))
+            for (rows, columns), extent in checks.items()
             for parts in scenario.parts.get(_limit_for_size(extent, problem, rows), ())
         ]
         if not calls:
@@ -212,11 +224,12 @@ def verify(
             packed_w = _pack(library, case.w, scenario, report)
             if stray_write := packed_w.find_stray_write():
                 return Finding(outcome=Outcome.OUT_OF_BOUNDS, detail=stray_write)
-        for rows, parts in calls:
-            run = _Run(library, problem, scenario, parts, report)
-            finding = _check_run(run, packed_w, case.inputs.first_rows(rows), case.right_of(rows))
+        for rows, columns, parts in calls:
+            run = _Run(library, problem.with_columns(columns), scenario, parts, report)
+            finding = _check_run(run, packed_w, *case.call_of(rows, columns))
             if finding.outcome is not Outcome.CORRECT:
-                where = f"m = {rows}, {scenario.kind.value} inputs, {parts} parts"
+                sizes = f"m = {rows}" if problem.least_n is None else f"m = {rows}, n = {columns}"
+                where = f"{sizes}, {scenario.kind.value} inputs, {parts} parts"
                 return replace(finding, detail=f"{finding.detail} ({where})")
     return Finding(outcome=Outcome.CORRECT)
 
@@ -237,6 +250,29 @@ def rows_to_check(rows: Rows, candidate: Candidate) -> dict[int, _Extent]:
             for count in sorted(marks.union(tails))
             if count in part
         }
+    return found
+
+
+def sizes_to_check(problem: Problem, candidate: Candidate) -> dict[tuple[int, int], _Extent]:
+    """Return the rows and columns that stand for ranges, each pair with the extent of its checks.
+
+    The most columns are checked with all rows that stand for theirs. A range of keys is checked
+    with the fewest and the most rows too, at its ends and their neighbours, in the middle, and
+    around the first ends of a panel and of a block of keys.
+    """
+    found = {
+        (rows, problem.n): extent for rows, extent in rows_to_check(problem.m, candidate).items()
+    }
+    if problem.least_n is None:
+        return found
+    low, high = problem.least_n, problem.n
+    marks = {low, low + 1, (low + high) // 2, high - 1}
+    for _rows, kernel in candidate.kernels(problem.m):
+        for end in (kernel.micro_kernel.nr, kernel.blocking.nc):
+            marks |= {end - 1, end, end + 1}
+    for columns in sorted(mark for mark in marks if low <= mark < high):
+        for rows in (problem.m.low, problem.m.high):
+            found[rows, columns] = _Extent.FULL
     return found
 
 

@@ -122,6 +122,19 @@ class Inputs:
             },
         )
 
+    def first_keys(self, keys: int) -> "Inputs":
+        """Return the inputs of a call of attention with fewer keys."""
+        assert self.v is not None
+        return replace(
+            self,
+            w=self.w[:keys],
+            v=self.v[:keys],
+            operands={
+                name: operand[:, :keys] if name in self.row_operands else operand
+                for name, operand in self.operands.items()
+            },
+        )
+
     def first_rows(self, rows: int) -> "Inputs":
         """Return the inputs of a call with fewer rows."""
         return replace(

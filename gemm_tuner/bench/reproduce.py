@@ -58,7 +58,7 @@ class KernelCall:
     @property
     def expected(self) -> Expected:
         """Return the exact result, and the error that each element may have."""
-        problem = self.kernel.problem
+        problem = _of_keys(self.kernel.problem, self.w)
         inputs = Inputs(
             kind=InputKind.NORMAL,
             x=self.x,
@@ -100,6 +100,11 @@ def row_operands(problem: Problem) -> frozenset[str]:
     """Return the names of the operands that have something for each row of x."""
     shapes = (OperandShape.COLUMN_VECTOR, OperandShape.MATRIX)
     return frozenset(one.name for one in problem.epilogue.operands if one.shape in shapes)
+
+
+def _of_keys(problem: Problem, w: NDArray[Any]) -> Problem:
+    """Return a problem for as many keys as w has; one that is no attention as it is."""
+    return problem.with_columns(len(w)) if problem.operation.has_values else problem
 
 
 def write_call(call: KernelCall, folder: Path) -> None:
@@ -162,7 +167,7 @@ def _read_call(folder: Path) -> KernelCall:
             name: file[name].view(NUMPY_TYPES[types[name]]) if name in types else file[name]
             for name in file.files
         }
-    stored = check_weights(problem, arrays["w"], arrays.get("scales"))
+    stored = check_weights(_of_keys(problem, arrays["w"]), arrays["w"], arrays.get("scales"))
     packed = arrays.get("packed")
     size_bytes = kernel.native.packed_weight_bytes
     if packed is not None and (packed.dtype, packed.shape) != (np.uint8, (size_bytes,)):

@@ -56,7 +56,7 @@ class Layer:
 def layers_of(
     *,
     m: str | None,
-    n: int | None,
+    n: str | None,
     k: int | None,
     shapes: Path | None,
     dtype: str,
@@ -186,8 +186,7 @@ def _row_of(cells: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
 
 
 def _layer_of(row: Mapping[str, str], words: Mapping[str, str]) -> Layer:
-    n, k = _integer("n", row["n"]), _integer("k", row["k"])
-    problem = Problem.create(row["m"], n, k, **words)
+    problem = Problem.create(row["m"], row["n"].strip(), _integer("k", row["k"]), **words)
     problem.check_work()
     # A line break in a name would be one in a table.
     name = " ".join(row["name"].split())

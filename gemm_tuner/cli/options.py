@@ -16,12 +16,14 @@ _UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 # fmt: off
 Rows = Annotated[str, typer.Argument(metavar="M", help="Rows of x: a number, or low..high")]
-Columns = Annotated[int, typer.Argument(metavar="N", help="Columns of y")]
+Columns = Annotated[
+    str, typer.Argument(metavar="N", help="Columns of y; of attention keys, or low..high")]
 Depth = Annotated[int, typer.Argument(metavar="K", help="Columns of x, summed over")]
 OptionalRows = Annotated[
     str | None, typer.Argument(metavar="M", help="Rows of x: a number, or low..high; or several, "
                                "as in 1,16,17..64")]
-OptionalColumns = Annotated[int | None, typer.Argument(metavar="N", help="Columns of y")]
+OptionalColumns = Annotated[
+    str | None, typer.Argument(metavar="N", help="Columns of y; of attention keys, or low..high")]
 OptionalDepth = Annotated[
     int | None, typer.Argument(metavar="K", help="Columns of x, summed over")]
 Shapes = Annotated[

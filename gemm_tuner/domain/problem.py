@@ -129,6 +129,10 @@ class Problem:
         """Check the sizes."""
         _check_dimension("n", self.n)
         _check_dimension("k", self.k)
+        if self.least_n is not None:
+            _check_dimension("n", self.least_n)
+            if self.least_n >= self.n:
+                raise InvalidProblem(f"n = {self._n_text} is an empty range; write low..high.")
         scores = self.m.high * self.n if self.operation.has_values else 0
         for name, elements, dtype in (
             ("x", self.m.high * self.k, self.types.x),
@@ -159,6 +163,10 @@ class Problem:
     def columns(self) -> Rows:
         """Return the columns of `epilogue(x @ w)`: exact, or from the least to the most keys."""
         return Rows(low=self.n if self.least_n is None else self.least_n, high=self.n)
+
+    def with_columns(self, columns: int) -> "Problem":
+        """Return the problem for exactly so many columns of `epilogue(x @ w)`."""
+        return replace(self, n=columns, least_n=None)
 
     @property
     def y_columns(self) -> int:
@@ -348,11 +356,6 @@ class Problem:
                 f"the steps {self.epilogue.text!r} are not those of scores; use each of "
                 f"{', '.join(_OF_SCORES)} once at most, in this order, as in 'scale+add+causal'."
             )
-        if self.least_n is not None:
-            raise InvalidProblem(
-                f"n = {self._n_text} is a range of keys, for which no kernel is generated yet; "
-                "give their number."
-            )
 
     def _check_reduction(self) -> None:
         is_defined = self.types.accumulator is not DType.F16 and not self.has_zero_points
@@ -491,7 +494,7 @@ def _parse_n(n: int | str) -> tuple[int | None, int]:
         return None, n
     match = _ROWS.fullmatch(n)
     if match is None:
-        raise InvalidProblem(f"n = {n!r} is not understood; write a number.")
+        raise InvalidProblem(f"n = {n[:60]!r} is not understood; write a number, or low..high.")
     low, high = int(match["low"]), match["high"]
     return (None, low) if high is None or int(high) == low else (low, int(high))
 

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,11 +13,15 @@ from gemm_tuner.arrays.weights import StoredWeights
 from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import NO_EPILOGUE
 from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.finish import TeamStruct, built_finish
+from gemm_tuner.libraries.numpy_layer import NumpyLayer
 from gemm_tuner.libraries.openmp import OpenMp
 from gemm_tuner.machine.memory import ThreadMemory, address_of
 
 Array = NDArray[Any]
+
+_KEPT = 64  # numbers of keys, whose products a library has prepared
 
 
 class SoftmaxStruct(ctypes.Structure):
@@ -56,7 +61,8 @@ class ProductLayer(Protocol):
 class AttentionLayer:
     """One problem of attention, computed by the layers of two products, with scores in float32.
 
-    `compute` gets the keys where a layer gets w, and the values in front of the operands.
+    `compute` gets the keys where a layer gets w, and the values in front of the operands. Each
+    number of keys has products of its own, of which the last ones used are kept.
     """
 
     def __init__(self, problem: Problem, make: Callable[[Problem], ProductLayer]) -> None:
@@ -65,18 +71,20 @@ class AttentionLayer:
         Raises:
             BaselineMissing: there is none.
         """
-        scores = replace(problem.scores, epilogue=NO_EPILOGUE)
         self._problem = problem
-        self._scores = make(scores)
-        types = OperandTypes(
-            x=DType.F32, w=problem.types.w, accumulator=DType.F32, y=problem.types.y
-        )
-        self._values = make(
-            replace(scores, n=problem.k, k=problem.n, w_layout=WeightLayout.KN, types=types)
-        )
+
+        of_most = tuple(map(make, _products_of(problem, problem.n)))
+
+        @lru_cache(_KEPT)
+        def products(keys: int) -> tuple[ProductLayer, ...]:
+            if keys == problem.n:
+                return of_most
+            return tuple(_made(make, one) for one in _products_of(problem, keys))
+
+        self._products = products
         self._memory = ThreadMemory()
         self._hides = any(step.kind.hides for step in problem.epilogue.steps)
-        self.text = f"{self._scores.text} + softmax"
+        self.text = f"{of_most[0].text} + softmax"
 
     @property
     def layout(self) -> str:
@@ -92,17 +100,24 @@ class AttentionLayer:
     ) -> None:
         """Write attention to y; the operands are the values, and then those of the steps."""
         v, *read = operands
-        m, n = len(x), self._problem.n
+        m, n = len(x), len(packed)
+        if n == 0:
+            y[...] = 0  # of rows that see no key
+            return
+        of_scores, of_values = self._products(n)
         scores = self._memory.get(m * n * 4)[: m * n * 4].view(np.float32).reshape(m, n)
-        self._scores.compute(x, packed, scores, [], threads)
-        self._weigh(scores, dict(zip(self._names, read, strict=True)), threads)
-        self._values.compute(scores, v, y, [], threads)
+        of_scores.compute(x, packed, scores, [], threads)
+        given = dict(zip(self._names, read, strict=True))
+        self._weigh(scores, given, of_scores.openmp, threads)
+        of_values.compute(scores, v, y, [], threads)
 
     @property
     def _names(self) -> list[str]:
         return [operand.name for operand in self._problem.epilogue.operands]
 
-    def _weigh(self, scores: Array, read: dict[str, Array], threads: int | None) -> None:
+    def _weigh(
+        self, scores: Array, read: dict[str, Array], openmp: OpenMp, threads: int | None
+    ) -> None:
         """Make weights of scores, in place: in C, or by NumPy where that was not built."""
         m, n = scores.shape
         add = read.get("add")
@@ -112,7 +127,6 @@ class AttentionLayer:
         behind = n - m + 1 if self._hides else n
         library = built_finish()
         if library is not None and (add is None or n < 2 or add.strides[1] == add.itemsize):
-            openmp = self._scores.openmp
             with openmp.in_threads(threads) as usable:
                 call = SoftmaxStruct(
                     m,
@@ -138,3 +152,19 @@ class AttentionLayer:
             np.exp(scores, out=scores)
             totals = scores.sum(axis=1, keepdims=True)
             scores /= np.where(totals == 0, np.float32(1), totals)
+
+
+def _made(make: Callable[[Problem], ProductLayer], problem: Problem) -> ProductLayer:
+    """Return the layer of a product, by NumPy where the library does not compute one so small."""
+    try:
+        return make(problem)
+    except BaselineMissing:
+        return NumpyLayer(problem)
+
+
+def _products_of(problem: Problem, keys: int) -> tuple[Problem, Problem]:
+    """Return the product of queries with so many keys, and that of the scores with the values."""
+    scores = replace(problem.scores, n=keys, epilogue=NO_EPILOGUE)
+    types = OperandTypes(x=DType.F32, w=problem.types.w, accumulator=DType.F32, y=problem.types.y)
+    values = replace(scores, n=problem.k, k=keys, w_layout=WeightLayout.KN, types=types)
+    return scores, values

@@ -229,7 +229,7 @@ class Kernel(DirectCall):
             x=arrays.x_view,
             w=arrays.w_view,
             v=arrays.v_view,
-            n=self.problem.n,
+            n=arrays.columns,
             y=arrays.y_view,
             operands=arrays.operands.views,
             workspace=address_of(self._memory.get(workspace_bytes)) if workspace_bytes else 0,

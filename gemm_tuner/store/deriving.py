@@ -86,7 +86,8 @@ def is_decisive(trial: Trial) -> bool:
 
 def layer_id(problem: Problem) -> str:
     """Return a key that problems share which differ in m alone."""
-    words = (problem.n, problem.k, problem.types.text, problem.layout_text, problem.epilogue.text)
+    n = problem.n if problem.least_n is None else problem.columns.text
+    words = (n, problem.k, problem.types.text, problem.layout_text, problem.epilogue.text)
     fixed = (problem.reduction.value,) if problem.is_fixed else ()
     return _identity_of((*words, *fixed, *problem.operation.words))
 

@@ -32,15 +32,22 @@ _REGIME = Regime.HOT
 class WantedProduct(WantedLayer):
     """A product of two activations: y (rows, n) = epilogue(x (rows, k) @ w), for several `rows`.
 
-    Or attention of as many rows to n keys, with heads of k elements.
+    Or attention of as many rows to n keys, or to a number from `least_n` to n, with heads of k
+    elements.
     """
 
     operation: str = Operation.MATMUL.value
+    least_n: int | None = None
+
+    @property
+    def columns(self) -> str:
+        """Return n as text, `4096` or `1..4096`."""
+        return str(self.n) if self.least_n is None else f"{self.least_n}..{self.n}"
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         """Return the problem of each of the rows."""
-        words = self.asked | {"operation": self.operation}
+        words = self.asked | {"n": self.columns, "operation": self.operation}
         return tuple(Problem.create(**words | {"m": rows}) for rows in self.rows)
 
 
@@ -49,7 +56,8 @@ def problem_text(wanted: WantedLayer, batch: Any = None) -> str:  # noqa: ANN401
     rows = ",".join(map(str, wanted.rows))
     is_one = batch is None or (isinstance(batch, int) and batch == 1)
     many = "" if is_one else f"{batch} of "
-    sizes = f"{rows}x{wanted.n}x{wanted.k}"
+    columns = wanted.columns if isinstance(wanted, WantedProduct) else wanted.n
+    sizes = f"{rows}x{columns}x{wanted.k}"
     if isinstance(wanted, WantedProduct):
         is_attention = wanted.operation == Operation.ATTENTION.value  # whose keys lie one way
         layout = () if is_attention else (wanted.w_layout,)

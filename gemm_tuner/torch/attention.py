@@ -1,5 +1,6 @@
 """Attention as PyTorch computes it in a graph of Inductor, and the operator in its place."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -68,7 +69,7 @@ def attention_of(node: Node) -> Attention | None:
     if any(isinstance(one, int) and one == 0 for value in values for one in value.shape):
         return None
     read = [deepest(one, _reader_of(one, may_repeat=True)) for one in (k, v)]
-    if not are_same(*(one.node.meta["val"].shape for one in read)):
+    if not _are_alike(*(one.node.meta["val"].shape for one in read)):
         read = [deepest(one, _reader_of(one, may_repeat=False)) for one in (k, v)]
     own = _steps_of(node)
     return Attention(
@@ -79,6 +80,15 @@ def attention_of(node: Node) -> Attention | None:
         v=read[1].node,
         own=tuple(own),
         why_left=_why_left(node, [Factor(q, is_turned=False), *read], own),
+    )
+
+
+def _are_alike(k: Sequence[Any], v: Sequence[Any]) -> bool:
+    """Return whether keys and values are as many, or may be: the operator sees the numbers."""
+    numbers = k[-2], v[-2]
+    are_known = all(isinstance(one, int) for one in numbers)
+    return are_same([*k[:-2], k[-1]], [*v[:-2], v[-1]]) and (
+        not are_known or numbers[0] == numbers[1]
     )
 
 
@@ -126,10 +136,9 @@ def _is_repeated(node: Node) -> bool:
 def _why_left(node: Node, arrays: list[Factor], own: list[Step]) -> str:
     """Return why attention cannot be computed by a kernel, if so."""
     q, k, v = (one.node.meta["val"] for one in arrays)
-    for name, length in (("its number of keys", k.shape[-2]), ("its head size", q.shape[-1])):
-        if not isinstance(length, int):
-            return f"{name} is known when it runs, and a kernel is for one."
-    if not are_same(k.shape, v.shape):
+    if not isinstance(q.shape[-1], int):
+        return "its head size is known when it runs, and a kernel is for one."
+    if not _are_alike(k.shape, v.shape):
         return "k and v have different shapes."
     for name, one in zip(("q", "k", "v"), arrays, strict=True):
         if not one.has_rows:

@@ -16,7 +16,8 @@ import torch
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from gemm_tuner.domain.problem import Rows
+from gemm_tuner.domain.operation import Operation
+from gemm_tuner.domain.problem import Problem, Rows
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.layers.sources import AnySource, FoundLayer, Source, WantedLayer, open_source
 from gemm_tuner.torch.activations import (
@@ -67,11 +68,16 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
     """The pass; `report` tells of every product with constant weights that it has seen."""
 
     def __init__(
-        self, source: Source, dynamic_rows: Sequence[int | str], budget_s: float | None
+        self,
+        source: Source,
+        dynamic_rows: Sequence[int | str],
+        dynamic_keys: Rows | None,
+        budget_s: float | None,
     ) -> None:
         self._source = source
         self._budget_s = budget_s
         self._dynamic_rows = tuple(dynamic_rows)
+        self._dynamic_keys = dynamic_keys
         self._found: dict[WantedLayer, FoundLayer] = {}
         self._tuned: set[WantedLayer] = set()
         self._taken: dict[int, OperatorLayer] = {}
@@ -206,6 +212,8 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         why_left = product.why_left
         if not wanted.rows and not why_left:
             why_left = "its rows are known when it runs; give dynamic_rows to say what to ask for."
+        if isinstance(wanted.n, torch.SymInt) and not why_left:
+            why_left = "its keys are known when it runs; give dynamic_keys, such as '1..4096'."
         steps = _steps(product)
         if why_left:
             whole = _with_steps(wanted, product, steps)
@@ -270,7 +278,11 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             asked = (int(rows),)
         make: Callable[..., WantedLayer] = WantedLayer
         if isinstance(product, OfActivations):
-            make = partial(WantedProduct, operation=product.operation)
+            keys = self._dynamic_keys if isinstance(product, Attention) else None
+            least_n = None
+            if keys is not None and isinstance(n, torch.SymInt):
+                least_n, n = keys.low, keys.high
+            make = partial(WantedProduct, operation=product.operation, least_n=least_n)
         wanted = make(
             n=n,
             k=k,
@@ -354,6 +366,7 @@ def enable(
     source: AnySource = None,
     *,
     dynamic_rows: Sequence[int | str] = (),
+    dynamic_keys: str = "",
     tune: Literal["never", "wait"] = "never",
     budget_s: float = 10.0,
 ) -> TunedLinears:
@@ -367,6 +380,9 @@ def enable(
             database, the path of a lock file; by default the user's own database.
         dynamic_rows: the numbers of rows to ask for where they are not known when a model is
             compiled, such as `[1, "2..64"]`; by default those of the example.
+        dynamic_keys: the range of keys of attention to ask for where their number is not known
+            when a model is compiled, such as `"1..4096"`; without it, such attention is left as it
+            is. Calls with others are computed by PyTorch.
         tune: `never`, or `wait` to tune what is missing in the database while a model is compiled.
         budget_s: the time to tune one layer, in seconds.
 
@@ -380,6 +396,7 @@ def enable(
         raise InvalidSetting(f"dynamic_rows is {dynamic_rows!r}; give a list, [{dynamic_rows!r}].")
     for rows in dynamic_rows:
         Rows.parse(str(rows))
+    keys = _range_of_keys(dynamic_keys)
     before = config.joint_custom_pre_pass
     if before is not None and not isinstance(before, TunedLinears):
         raise InvalidSetting(
@@ -389,10 +406,24 @@ def enable(
     library()
     opened = open_source(source)
     disable()
-    tuned = TunedLinears(opened, dynamic_rows, budget_s if tune == "wait" else None)
+    tuned = TunedLinears(opened, dynamic_rows, keys, budget_s if tune == "wait" else None)
     config.joint_custom_pre_pass = tuned
     config.freezing = True
     return tuned
+
+
+def _range_of_keys(text: str) -> Rows | None:
+    """Return the range written as `1..4096`, None where nothing is.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    if not text:
+        return None
+    keys = Problem.create(1, text, 1, operation=Operation.ATTENTION.value).columns
+    if keys.exact is not None:
+        raise InvalidSetting(f"dynamic_keys = {text!r} is no range; give one, such as '1..4096'.")
+    return keys
 
 
 def disable() -> None:

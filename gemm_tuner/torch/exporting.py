@@ -62,7 +62,7 @@ def _layer_line(layer: OperatorLayer) -> str:
     steps = ",".join(map(str, layer.step_numbers)) or "-"
     problem = layer.problem
     return (
-        f"layer {layer.number} {problem.n} {problem.k} {layer.packed_bytes} "
+        f"layer {layer.number} {problem.columns.text} {problem.k} {layer.packed_bytes} "
         f"{layer.type_number} {layer.weights_number} {steps}"
     )
 

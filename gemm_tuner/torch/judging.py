@@ -176,21 +176,22 @@ class _Place:
     def of_activations(self, kernel: Kernel) -> _Product:
         """Return a product whose w is in the call, or attention with its values."""
         args, problem = self.args, kernel.problem
+        w_shape = (args.n, problem.k) if problem.operation.has_values else problem.w_shape
         view = ArrayView(args.w, args.w_leading_dimension, args.w_batch_stride, args.w_head_stride)
-        w = self._rows(view, problem.w_shape, problem.types.w)
+        w = self._rows(view, w_shape, problem.types.w)
         v = None
         if problem.operation.has_values:
             values = ArrayView(
                 args.v, args.v_leading_dimension, args.v_batch_stride, args.v_head_stride
             )
-            v = self._rows(values, problem.w_shape, problem.types.w)
+            v = self._rows(values, w_shape, problem.types.w)
         call = KernelCall(w=w, v=v, **self._read(kernel))
         return _Product(kernel_call=call, y=self._y(kernel))
 
     def _read(self, kernel: Kernel) -> dict[str, Any]:
         """Return what a call reads besides w: its arrays where they lie."""
         args, problem = self.args, kernel.problem
-        m = args.m
+        m, n = args.m, args.n if problem.operation.has_values else problem.n
         x = ArrayView(args.x, args.x_leading_dimension, args.x_batch_stride, args.x_head_stride)
         operands = {}
         for number, one in enumerate(problem.epilogue.operands):
@@ -200,7 +201,7 @@ class _Place:
                 given.elements, given.leading_dimension, given.batch_stride, head_stride
             )
             is_matrix = one.name in row_operands(problem)
-            columns = 1 if one.shape is OperandShape.SCALAR else problem.n
+            columns = 1 if one.shape is OperandShape.SCALAR else n
             shape = m if is_matrix else 1, columns
             rows = self._rows(view, shape, problem.operand_type(one))
             operands[one.name] = rows if is_matrix else rows[0]

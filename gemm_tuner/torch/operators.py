@@ -79,6 +79,7 @@ _LOADING = Lock()
 class _LayerFacts(ctypes.Structure):
     _fields_ = (
         ("number", ctypes.c_int64),
+        ("n_low", ctypes.c_int64),
         ("n", ctypes.c_int64),
         ("k", ctypes.c_int64),
         ("packed_bytes", ctypes.c_int64),
@@ -257,6 +258,7 @@ def add_layer(kernels: Sequence[Kernel], name: str = "") -> OperatorLayer:
     steps = layer.step_numbers
     facts = _LayerFacts(
         number=layer.number,
+        n_low=layer.problem.columns.low,
         n=layer.problem.n,
         k=layer.problem.k,
         packed_bytes=layer.packed_bytes,

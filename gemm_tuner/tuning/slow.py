@@ -34,5 +34,11 @@ def slice_of(space: Space) -> Problem | None:
         else:
             columns = (columns + 1) // 2
         call_s /= 2
-    part = replace(problem, m=Rows(low=min(problem.m.low, rows), high=rows), n=columns)
+    is_range = problem.columns.low < columns
+    part = replace(
+        problem,
+        m=Rows(low=min(problem.m.low, rows), high=rows),
+        n=columns,
+        least_n=problem.least_n if is_range else None,
+    )
     return None if part == problem else part

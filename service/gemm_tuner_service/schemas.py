@@ -45,6 +45,11 @@ Rows = Annotated[
     BeforeValidator(_number_to_text, json_schema_input_type=int | str),
     Field(max_length=32, description="a number, or a range such as 1..64"),
 ]
+Columns = Annotated[
+    str,
+    BeforeValidator(_number_to_text, json_schema_input_type=int | str),
+    Field(max_length=32, description="a number; of attention keys, or a range such as 1..4096"),
+]
 
 
 def _check_printable(text: str) -> str:
@@ -82,7 +87,7 @@ class KernelQuery(RequestModel):
     """
 
     m: Rows
-    n: int
+    n: Columns
     k: int
     dtype: Text = "f32"
     epilogue: Text = "none"
@@ -167,7 +172,7 @@ class ResolveRequest(ContextFields):
 
     problem: Text | None = None
     m: Rows | None = None
-    n: Integer | None = None
+    n: Columns | None = None
     k: Integer | None = None
     dtype: Text = "f32"
     epilogue: Text = "none"

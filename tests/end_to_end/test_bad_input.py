@@ -102,7 +102,7 @@ def test_wrong_usage_is_one_clear_line(
         ("name,m,n,k,epilogue\na,1,2,3,bais\n", "line 2: epilogue step 'bais'"),
         ("name,m,n,k\na,1\n", "line 2: there is no cell for the columns n, k"),
         ("name,m,n,k\na,1,2,3\nb,1,2,\n", "line 3: k = '' is not a whole number"),
-        ("name,m,n,k\na,1,1_000,3\n", "line 2: n = '1_000' is not a whole number"),
+        ("name,m,n,k\na,1,1_000,3\n", "line 2: n = '1_000' is not understood"),
         ("name,m,n,k\na,1,2,\u0663\n", "line 2: k = '\u0663' is not a whole number"),
         (
             'name,m,n,k\na,1,2,3\nb,1,"2,3\nc,1,2,3\n',

@@ -158,24 +158,35 @@ def test_a_product_of_two_activations_gets_w_in_the_call(site: Site, tmp_path: P
     assert "there is no kernel for so many rows" in refused.stderr
 
 
-def test_attention_gets_keys_and_values_in_the_call(site: Site, tmp_path: Path) -> None:
-    problem = Problem.parse("attention f32 8x21x5 scale+causal")
+@pytest.mark.parametrize(("columns", "keys"), [("21", 21), ("1..32", 9)])
+def test_attention_gets_keys_and_values_in_the_call(
+    site: Site, tmp_path: Path, columns: str, keys: int
+) -> None:
+    problem = Problem.parse(f"attention f32 8x{columns}x5 scale+causal")
     candidate = Candidate.parse("scalar_f32_2x4 mc8_nc8_kc5 ic_jc_jr_ir pack_w")
     family = family_named(candidate.micro_kernel.family)
     source = render(problem, candidate, family)
     build = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
     keep_trial(site.repository, build, cpu=HERE, speed=10, problem=problem, candidate=candidate)
     layers, folder = tmp_path / "layers.csv", tmp_path / "bundle"
-    layers.write_text("name,m,n,k,epilogue,operation\nheads,8,21,5,scale+causal,attention\n")
+    words = f"heads,8,{columns},5,scale+causal,attention"
+    layers.write_text(f"name,m,n,k,epilogue,operation\n{words}\n")
     assert run(["bundle", str(layers), str(folder), "--db", site.settings.database_url]) == 0
     program = build_program(folder, EXAMPLES / "call_attention.c", *AS_C)
 
-    arguments = [str(folder / "kernels"), problem.layer_text, "8", "21", "5", str(tmp_path / "y")]
+    arguments = [
+        str(folder / "kernels"),
+        problem.layer_text,
+        "8",
+        str(keys),
+        "5",
+        str(tmp_path / "y"),
+    ]
     done = subprocess.run([str(program), *arguments], capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
     q = numbers(8 * 2 * 5, 1).reshape(8, 2, 5).swapaxes(0, 1)
-    k, v = (numbers(21 * 5, seed).reshape(21, 5) for seed in (2, 3))
+    k, v = (numbers(keys * 5, seed).reshape(keys, 5) for seed in (2, 3))
     kernel = load_kernel(build.binary, artifact=build.artifact, cpu=HERE)
     right = np.asarray(kernel(q, k, v, scale=0.5)).swapaxes(0, 1)
     assert (tmp_path / "y").read_bytes() == np.ascontiguousarray(right).tobytes()

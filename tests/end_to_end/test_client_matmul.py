@@ -117,6 +117,36 @@ def test_attention_is_served_fetched_and_called(site: Site, tmp_path: Path) -> N
         np.testing.assert_allclose(one(q, k, v, scale=0.5), right, rtol=1e-5, atol=1e-6)
 
 
+def test_a_call_says_how_many_keys_of_a_range_it_has(site: Site, tmp_path: Path) -> None:
+    problem = Problem.parse("attention f32 1..8x1..21x5 scale+causal")
+    keep_kernel(site, problem, "scalar_f32_2x4 mc8_nc8_kc5 ic_jc_jr_ir pack_w")
+    with site.serving() as address:
+        client = Client(address, cache_dir=tmp_path / "cache")
+        kernel = client.kernel(problem)
+        exact = client.kernel(problem.with_columns(21))
+        question: dict[str, str | int] = {
+            "m": "1..8",
+            "n": "1..21",
+            "k": 5,
+            "epilogue": "scale+causal",
+            "operation": "attention",
+            "cpu": detect_cpu().exact_key,
+        }
+        answer = httpx.get(f"{address}/v1/kernels", params=question)
+        other = httpx.get(f"{address}/v1/kernels", params={**question, "n": "0..21"})
+
+    assert isinstance(kernel, Kernel)
+    assert isinstance(exact, FallbackKernel)  # for which nothing was tuned
+    assert problem.text in answer.text
+    assert "attention f32 1..8x0..21x5 scale+causal" in other.text
+    random = np.random.default_rng(5)
+    for keys in (1, 7, 21):
+        q, k, v = (random.standard_normal((rows, 5), np.float32) for rows in (1, keys, keys))
+        weights = np.exp(q @ k.T * 0.5)
+        right = weights @ v / weights.sum()
+        np.testing.assert_allclose(kernel(q, k, v, scale=0.5), right, rtol=1e-5, atol=1e-6)
+
+
 def test_a_library_multiplies_where_nothing_was_tuned(site: Site, tmp_path: Path) -> None:
     with site.serving() as address:
         client = Client(address, cache_dir=tmp_path / "cache")

@@ -168,7 +168,8 @@ namespace
 // The problem. m is from m_low to m_high.
 constexpr int64_t m_low = 1;
 constexpr int64_t m_high = 128;
-constexpr int64_t n = 500;
+constexpr int64_t n_low = 500; // keys
+constexpr int64_t n_high = 500;
 constexpr int64_t k = 60;
 constexpr uint64_t args_bytes = sizeof(gemm_tuner_args);
 
@@ -313,6 +314,7 @@ struct Call
     int64_t ldx;
     const W *w; // as the caller stores it
     int64_t ldw;
+    int64_t n;
     const W *v;
     int64_t ldv;
     Y *y;
@@ -341,6 +343,7 @@ inline Call read_args(const gemm_tuner_args &args, int64_t product)
     call.ldx = args.x_leading_dimension;
     call.w = static_cast<const W *>(args.w) + item * args.w_batch_stride + head * args.w_head_stride;
     call.ldw = args.w_leading_dimension;
+    call.n = n_low == n_high ? n_low : args.n;
     call.v = static_cast<const W *>(args.v) + item * args.v_batch_stride + head * args.v_head_stride;
     call.ldv = args.v_leading_dimension;
     call.y = static_cast<Y *>(args.y) + item * args.y_batch_stride + head * args.y_head_stride;
@@ -1361,8 +1364,8 @@ inline void attend(const Call &call, const State &state, int64_t row, int64_t ro
         state.totals[local] = Vector{};
     }
     // Row i sees keys up to i + n - m; what no row of these sees is left out.
-    const int64_t behind = n - call.m + 1;
-    const int64_t keys = row + rows - 1 + behind < n ? row + rows - 1 + behind : n;
+    const int64_t behind = call.n - call.m + 1;
+    const int64_t keys = row + rows - 1 + behind < call.n ? row + rows - 1 + behind : call.n;
     for (int64_t first = 0; first < keys; first += nc)
     {
         const int64_t count = first + nc < keys ? nc : keys - first;
@@ -1596,7 +1599,7 @@ int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part,
     if (args->size_bytes < args_bytes || args->m < m_low || args->m > m_high || args->batch < 0 ||
         args->operand_count != 2 || phase < 0 || phase >= phases || part < 0 || part >= parts)
         return GEMM_TUNER_BAD_ARGS;
-    if (args->n != n)
+    if (args->n < n_low || args->n > n_high)
         return GEMM_TUNER_BAD_ARGS;
     int64_t products;
     if (args->heads < 1 || __builtin_mul_overflow(args->batch, args->heads, &products))
@@ -1604,7 +1607,7 @@ int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part,
     char *blocks = static_cast<char *>(args->workspace);
     X *workspace = reinterpret_cast<X *>(blocks + part * part_bytes);
     const Share share = share_of(args->m, products, part, parts);
-    const Part whole{0, args->m, 0, n};
+    const Part whole{0, args->m, 0, 1};
     const Part *pieces = &whole;
     int32_t piece_count = 1;
     int64_t item = share.first;

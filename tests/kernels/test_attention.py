@@ -49,6 +49,7 @@ def subjects_of(row: Row) -> list[Subject]:
         (f"1..{2 * mr + 1}", 2 * nr + 3, nr + 3, nr, "scale+add+causal", " pack_w"),
         (f"{mr + 1}", 2 * nr + 1, 2 * nr, 3 * nr, "scale", ""),
         (f"{2 * mr}", nr - 1, 3, nr, "causal", ""),
+        (f"1..{mr + 1}", f"1..{2 * nr + 3}", 3, nr, "scale+causal", ""),
     ):
         found.append(
             Subject(
@@ -211,6 +212,28 @@ def test_views_of_batch_and_heads_are_attended_to(
     np.testing.assert_allclose(y, right, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("library", ["", "onednn", "openblas"])
+def test_the_call_says_how_many_keys_there_are(library: str) -> None:
+    problem = Problem.parse("attention f32 1..7x0..40x5 scale+add+causal")
+    kernel: Kernel | FallbackKernel = (
+        FallbackKernel(problem=problem, reason="", threads=1, instead=Library(text=library))
+        if library
+        else kernel_of(problem.text, KERNEL)
+    )
+    random = np.random.default_rng(6)
+    q = random.standard_normal((2, 4, 5), np.float32)
+    for keys in (0, 1, 3, 8, 9, 39, 40):  # with fewer keys than rows, some see none
+        k, v = random.standard_normal((2, 2, keys, 5), np.float32)
+        add = random.standard_normal((4, keys), np.float32)
+
+        y = kernel(q, k, v, scale=0.4, add=add)
+
+        right = right_of(q, k, v, add, 0.4) if keys else np.zeros_like(q)
+        np.testing.assert_allclose(y, right, rtol=1e-5, atol=1e-6)
+    with pytest.raises(InvalidArray, match=r"w has 41 keys, .* made for n = 0\.\.40"):
+        kernel(q, *np.zeros((2, 2, 41, 5), np.float32), scale=0.4, add=np.zeros((4, 41)))
+
+
 def test_numpy_makes_weights_where_the_pass_was_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_layer, "built_finish", lambda: None)
     arrays = arrays_of_heads()
@@ -265,8 +288,9 @@ def test_callers_that_know_no_values_call_products_alone() -> None:
     )
 
     assert attention.native.run(args, 0, 0, 1) == OK
-    args.n = 20
-    assert attention.native.run(args, 0, 0, 1) != OK
+    for keys in (20, 22):
+        args.n = keys
+        assert attention.native.run(args, 0, 0, 1) != OK
     args.n = 21
     args.size_bytes = ArgsStruct.v.offset  # as callers of version 4 give it
     assert attention.native.run(args, 0, 0, 1) != OK

@@ -111,6 +111,14 @@ def test_operator_hides_keys_as_pytorch_does(steps: str, threads: int) -> None:
     assert y.transpose(1, 2).flatten(2).data_ptr() == y.data_ptr()
 
 
+@pytest.mark.parametrize("keys", [1, 9, 30, 31])
+def test_a_call_says_how_many_keys_there_are(keys: int) -> None:
+    layer = add_layer([kernel_of(Problem.parse(f"attention f32 1..9x1..30x{K} scale+add"), 1)])
+    q, k, v, mask = heads_of(ROWS, 2 * HEADS), heads_of(keys), heads_of(keys), sample_x(ROWS, keys)
+    y = torch.ops.gemm_tuner.attention(q, k, v, layer.number, mask, SCALE)
+    check(y, attend(q, k, v, mask, scale=SCALE, enable_gqa=True))
+
+
 def test_operator_holds_what_pytorch_asks_of_it() -> None:
     q, k, v, number = heads_of(ROWS, 2 * HEADS), heads_of(N), heads_of(N), _layer().number
     operator, mask = torch.ops.gemm_tuner.attention, sample_x(ROWS, N)

@@ -14,6 +14,7 @@ from torch_kernels import Kernels, kernel_of  # noqa: E402 - after PyTorch was f
 from torch_samples import ATTENTION, HEADS, K, N, check, heads_of, operator_calls, passed, sample_x  # noqa: E402
 
 from gemm_tuner.bench.reproduce import read_call  # noqa: E402
+from gemm_tuner.errors import InvalidInput  # noqa: E402
 from gemm_tuner.layers.sources import FoundLayer, WantedLayer  # noqa: E402
 from gemm_tuner.torch.asking import WantedProduct  # noqa: E402
 
@@ -233,12 +234,36 @@ def test_the_report_says_why_attention_is_left(compute: Any, reason: str) -> Non
 
 @pytest.mark.usefixtures("loops_by_operators")
 def test_attention_whose_keys_are_not_counted_is_left() -> None:
-    arrays = heads_of(ROWS), heads_of(N), heads_of(N)
+    arrays = [heads_of(ROWS), heads_of(N), heads_of(N)]
     enabled = gt.enable(_kernels())
+    for one in arrays[1:]:
+        torch._dynamo.mark_dynamic(one, 2)
     with torch.no_grad():
-        check(torch.compile(attend, dynamic=True)(*arrays), attend(*arrays))
+        check(torch.compile(attend)(*arrays), attend(*arrays))
     [told] = enabled.report
-    assert told.reason.startswith("its number of keys is known when it runs")
+    assert told.reason.startswith("its keys are known when it runs; give dynamic_keys")
+
+
+@pytest.mark.usefixtures("loops_by_operators")
+def test_a_cache_grows_without_being_compiled_again() -> None:
+    source = Kernels()
+    enabled = gt.enable(source, dynamic_keys="1..40")
+    compiled = torch.compile(attend)
+    with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+        for keys in (N, N + 1, 40, 41):  # the last by PyTorch's operator
+            arrays = heads_of(1), heads_of(keys), heads_of(keys)
+            for one in arrays[1:]:
+                torch._dynamo.mark_dynamic(one, 2)
+            check(compiled(*arrays), attend(*arrays))
+            assert operator_calls(compiled, *arrays) == {ATTENTION: 1}
+    [told] = enabled.report.taken
+    assert told.problem == f"{BATCH * HEADS} of attention f32 1x1..40x{K} scale"
+
+
+@pytest.mark.parametrize("keys", ["40", "40..1", "some"])
+def test_dynamic_keys_are_a_range(keys: str) -> None:
+    with pytest.raises(InvalidInput, match=r"n = |no range"):
+        gt.enable(Kernels(), dynamic_keys=keys)
 
 
 def test_without_a_kernel_the_graph_is_as_before() -> None:

@@ -13,6 +13,7 @@ from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidEpilogue, InvalidProblem
+from gemm_tuner.store.deriving import layer_id
 
 FULL = Problem.parse("attention f32 5x7x4 scale+add+causal")
 
@@ -24,6 +25,9 @@ FULL = Problem.parse("attention f32 5x7x4 scale+add+causal")
         ("attention f32 1..4x512x64 nk scale+add", "attention f32 1..4x512x64 scale+add"),
         ("attention f32 8x512x256 causal", "attention f32 8x512x256 causal"),
         ("attention bf16 8x512x64 scale", "attention bf16 8x512x64 scale"),
+        ("attention f32 1x1..4096x64 nk scale", "attention f32 1x1..4096x64 scale"),
+        ("attention f32 1..8x0..512x64 causal", "attention f32 1..8x0..512x64 causal"),
+        ("attention f32 1x512..512x64 scale", "attention f32 1x512x64 scale"),
     ],
 )
 def test_a_text_parses_back(text: str, canonical: str) -> None:
@@ -33,6 +37,16 @@ def test_a_text_parses_back(text: str, canonical: str) -> None:
     assert Problem.parse(canonical) == problem
     assert problem.operation is Operation.ATTENTION
     assert problem.layer_text == canonical.replace(problem.m.text, "*", 1)
+
+
+def test_a_range_of_keys_is_another_layer() -> None:
+    problem = Problem.parse("attention f32 1..4x1..512x64 scale")
+
+    assert (problem.least_n, problem.n) == (1, 512)
+    assert problem.layer_text == "attention f32 *x1..512x64 scale"
+    assert problem.with_columns(7).text == "attention f32 1..4x7x64 scale"
+    assert problem.flop(1) == problem.with_columns(512).flop(1)
+    assert layer_id(problem) != layer_id(problem.with_columns(512))
 
 
 def test_sizes_follow_from_the_operation() -> None:
@@ -56,6 +70,9 @@ def test_sizes_follow_from_the_operation() -> None:
         ("attention f32 4x4x64 nk:g32 scale", "f32 with the weight layout .nk:g32"),
         ("attention f32 4x4x4 scale fixed", "no fixed order"),
         ("f32 4x1..4x4", "n = 1..4 is a range"),
+        ("matmul f32 1x1..64x64 nk", "n = 1..64 is a range, which the operation 'attention' alone"),
+        ("attention f32 4x5..4x4", "n = 5..4 is an empty range"),
+        ("attention f32 4x-1..4x4", "n = -1 is out of range"),
         (
             "attention f32 1000000x1000000x4",
             "product of queries and keys of .* 4000000000000 bytes",

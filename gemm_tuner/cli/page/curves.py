@@ -86,7 +86,7 @@ def _words(problem: Problem) -> tuple[str, ...]:
     """Return the words of a problem without m."""
     return (
         problem.types.text,
-        f"{problem.n}x{problem.k}",
+        f"{problem.columns.text}x{problem.k}",
         problem.layout_text,
         problem.epilogue.text,
         problem.reduction.value,

@@ -15,7 +15,7 @@ const LayerEntry &attention_numbered(int64_t number) {
     return layer;
 }
 
-/* What the kernels compute, for rows that none of them is for, and for what is recorded. */
+/* What the kernels compute, for rows or keys that none of them is for, and for what is recorded. */
 inline Tensor attention_plain(const LayerEntry &layer, const Tensor &q, const Tensor &k,
                               const Tensor &v, const std::optional<Tensor> &mask, double scale) {
     bool reads_mask = false, reads_scale = false;
@@ -44,15 +44,18 @@ inline Tensor in_groups(const Tensor &given, int64_t heads, int64_t group) {
 Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, int64_t number,
                  const std::optional<Tensor> &mask, double scale) {
     const LayerEntry &layer = attention_numbered(number);
-    const int64_t n = layer.n, d = layer.k;
+    const int64_t d = layer.k;
     check_matrices("q", q, layer.types.x);
     check_matrices("k", k, layer.types.w);
     check_matrices("v", v, layer.types.w);
     TORCH_CHECK(q.dim() == 4 && q.size(3) == d, "q has the shape ", q.sizes(),
                 "; it must be (batch, heads, rows, ", d, ").");
     const int64_t b = q.size(0), h = q.size(1), m = q.size(2);
-    TORCH_CHECK(k.dim() == 4 && k.size(0) == b && k.size(2) == n && k.size(3) == d,
-                "k has the shape ", k.sizes(), "; it must be (", b, ", heads, ", n, ", ", d, ").");
+    TORCH_CHECK(k.dim() == 4 && k.size(0) == b && k.size(3) == d &&
+                    (layer.n_low < layer.n || k.size(2) == layer.n),
+                "k has the shape ", k.sizes(), "; it must be (", b, ", heads, ",
+                layer.n_low < layer.n ? "keys" : std::to_string(layer.n), ", ", d, ").");
+    const int64_t n = k.size(2);
     TORCH_CHECK(v.sizes() == k.sizes(), "v has the shape ", v.sizes(), "; it must be that of k, ",
                 k.sizes(), ".");
     const int64_t heads = k.size(1);
@@ -66,7 +69,8 @@ Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, int64_t numb
     if (y.numel() == 0) {
         return y;
     }
-    const KernelEntry *kernel = kernel_for(layer, m);
+    const bool is_for_keys = layer.n_low <= n && n <= layer.n;
+    const KernelEntry *kernel = is_for_keys ? kernel_for(layer, m) : nullptr;
     if (!kernel) {
         const Tensor plain = attention_plain(layer, q, k, v, mask, scale);
         return plain.strides() == y.strides() ? plain : y.copy_(plain);
@@ -87,7 +91,7 @@ Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, int64_t numb
         read = in_groups(*mask, heads, group);
     }
     call.read(scale, std::nullopt, read, shape_of(m, n));
-    call.run(m, products);
+    call.run(m, n, products);
     return written.is_same(y) ? y : y.copy_(written);
 }
 

@@ -52,10 +52,12 @@ int32_t count_parts(const KernelEntry &kernel, int64_t batch = 1) {
 }
 
 /* What the profiler shows: the problem, its operations, and the bytes of x, w, v and y. */
-std::string profiled_name(const LayerEntry &layer, const KernelEntry &kernel, int64_t m,
-                          int64_t batch) {
+std::string profiled_name(const LayerEntry &layer, const KernelEntry &kernel,
+                          const gemm_tuner_args &args) {
+    const int64_t m = args.m, batch = args.batch * args.heads;
     const double count_m = static_cast<double>(m), count = static_cast<double>(batch);
-    const double n = static_cast<double>(layer.n), k = static_cast<double>(layer.k);
+    const double n = static_cast<double>(layer.is_attention() ? args.n : layer.n);
+    const double k = static_cast<double>(layer.k);
     const auto size = [](at::ScalarType type) { return static_cast<double>(c10::elementSize(type)); };
     const Types &types = layer.types;
     const double products = layer.is_attention() ? 2 : 1; /* as many arrays like w */
@@ -72,7 +74,7 @@ std::string profiled_name(const LayerEntry &layer, const KernelEntry &kernel, in
 void run_kernel(const LayerEntry &layer, const KernelEntry &kernel, gemm_tuner_args &args) {
     at::RecordFunction profiled(at::RecordScope::FUNCTION);
     if (profiled.isActive()) {
-        profiled.before(profiled_name(layer, kernel, args.m, args.batch * args.heads));
+        profiled.before(profiled_name(layer, kernel, args));
     }
     const int32_t parts = count_parts(kernel, args.batch * args.heads);
     args.workspace = workspace(kernel.workspace_bytes(parts));

@@ -18,7 +18,7 @@ struct KernelEntry {
 /* What Python says of a layer; gemm_tuner/torch/operators.py has the same structure, and the
  * numbers of types and steps. */
 struct LayerFacts {
-    int64_t number, n, k, packed_bytes;
+    int64_t number, n_low, n, k, packed_bytes; /* from n_low to n keys; others have n alone */
     int32_t type; /* a row of type_table */
     int32_t w;    /* a number of Weights */
     int32_t step_count;
@@ -30,7 +30,7 @@ struct LayerFacts {
 namespace {
 
 struct LayerEntry : Chain {
-    int64_t number, n, k, packed_bytes;
+    int64_t number, n_low, n, k, packed_bytes;
     Weights w;
     std::vector<KernelEntry> kernels; /* the narrowest range of m first */
     const LayerEntry *next;
@@ -68,6 +68,7 @@ void add_layer(const LayerFacts &facts, const KernelEntry *kernels, int64_t kern
     std::atomic<const LayerEntry *> &bucket = bucket_of(facts.number);
     auto *layer = new LayerEntry{};
     layer->number = facts.number;
+    layer->n_low = facts.n_low;
     layer->n = facts.n;
     layer->k = facts.k;
     layer->packed_bytes = facts.packed_bytes;

@@ -2,7 +2,8 @@
  * gemm_tuner/torch/exporting.py writes it; one line is one layer or one kernel of the layer above.
  *
  *   gemm-tuner layers 2
- *   layer NUMBER N K PACKED_BYTES TYPE W STEPS             steps: numbers joined by commas, or -
+ *   layer NUMBER N K PACKED_BYTES TYPE W STEPS             n: a number, or a range, 1..64;
+ *                                                          steps: numbers joined by commas, or -
  *   kernel FILE M_LOW M_HIGH PACKED_OFFSET IS_PACKER THREADS FEATURES PROBLEM
  *                                                          features: x86_64, or names of
  *                                                          /proc/cpuinfo joined by commas
@@ -82,8 +83,9 @@ inline void open_kernel(const std::string &path, const LayerFacts &layer, Kernel
     find(library, "gemm_tuner_workspace_bytes", kernel.workspace_bytes);
     find(library, "gemm_tuner_packed_weight_bytes", packed_bytes);
     find(library, "gemm_tuner_describe", describe);
+    const std::string least = layer.n_low < layer.n ? std::to_string(layer.n_low) + ".." : "";
     const std::string sizes =
-        "x" + std::to_string(layer.n) + "x" + std::to_string(layer.k) + " ";
+        "x" + least + std::to_string(layer.n) + "x" + std::to_string(layer.k) + " ";
     const std::string described = describe();
     const auto says = [&](const std::string &words) {
         return described.find(words) != std::string::npos;
@@ -107,6 +109,13 @@ inline bool has_operands_once(const LayerFacts &layer) {
     });
 }
 
+/* Reads `64`, or `1..64`. */
+inline bool read_range(const std::string &text, int64_t &low, int64_t &high) {
+    const size_t dots = text.find("..");
+    std::istringstream first(text), last(dots == std::string::npos ? text : text.substr(dots + 2));
+    return (first >> low) && (last >> high) && last.eof() && 0 <= low && low <= high;
+}
+
 struct Reading {
     std::string folder;
     Add add;
@@ -125,8 +134,8 @@ struct Reading {
 
     bool read_layer(std::istream &words) {
         finish_layer();
-        std::string steps;
-        words >> layer.number >> layer.n >> layer.k >> layer.packed_bytes >> layer.type >>
+        std::string columns, steps;
+        words >> layer.number >> columns >> layer.k >> layer.packed_bytes >> layer.type >>
             layer.w >> steps;
         std::istringstream numbers(steps == "-" ? "" : steps);
         for (std::string text; std::getline(numbers, text, ',');) {
@@ -138,8 +147,8 @@ struct Reading {
             }
             layer.steps[layer.step_count++] = step;
         }
-        return words && layer.n > 0 && layer.k > 0 && layer.packed_bytes >= 0 &&
-               has_operands_once(layer) && layer.type >= 0 && layer.type < type_kinds &&
+        return words && read_range(columns, layer.n_low, layer.n) && layer.n > 0 &&
+               layer.k > 0 && layer.packed_bytes >= 0 && has_operands_once(layer) && layer.type >= 0 && layer.type < type_kinds &&
                layer.w >= 0 && layer.w < weights_kinds;
     }
 

@@ -121,7 +121,7 @@ struct ActivationsCall {
     }
 
     /* Compute the products, once all arrays are known. */
-    void run(int64_t m, at::IntArrayRef products) {
+    void run(int64_t m, int64_t n, at::IntArrayRef products) {
         Addresses at;
         for (size_t array = 0; array < array_count; array++) {
             const Tensor &holder = arrays[array].holder;
@@ -130,7 +130,7 @@ struct ActivationsCall {
         }
         args.size_bytes = sizeof args;
         args.m = m;
-        args.n = layer.n;
+        args.n = n;
         args.x_leading_dimension = arrays[array_x].leading_dimension;
         args.w_leading_dimension = arrays[array_w].leading_dimension;
         args.v_leading_dimension = arrays[array_v].leading_dimension;
@@ -271,7 +271,7 @@ Tensor matmul(const Tensor &x, const Tensor &w, int64_t number, const std::optio
     call.arrays[array_w] = matrices_of(w, shape_of(w_rows, w_columns));
     call.arrays[array_y] = matrices_of(y, shape);
     call.read(scale, bias, other, shape);
-    call.run(m, products);
+    call.run(m, n, products);
     return y;
 }
 

@@ -151,7 +151,7 @@ def curve_picture(points: Sequence[Point], place: Listed) -> str:
         )
         problem = place.problem
         named = " ".join((*problem.operation.words, problem.types.text))
-        title = f"n = {problem.n}, k = {problem.k}, {named}"
+        title = f"n = {problem.columns.text}, k = {problem.k}, {named}"
         return draw_panels(
             [Panel(title=title, lines=lines)],
             "Speed of kernels and baselines over m; the table below has the figures.",
