@@ -9,7 +9,7 @@ from typing import Any
 
 from gemm_tuner.codegen.environment import environment
 from gemm_tuner.codegen.packing import packing_block, panels_packed_together
-from gemm_tuner.domain.attention import products_of_attention
+from gemm_tuner.domain.attention import cuts_keys, phases_of, products_of_attention
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.cpu import IsaFeature
@@ -88,7 +88,7 @@ def _render_several(problem: Problem, candidate: Candidate, family: MicroKernelF
         _RenderedKernel(
             name=f"up_to_{rows.high}",
             rows=rows,
-            phases=2 if kernel.blocking.grid_k > 1 else 1,
+            phases=phases_of(problem, kernel.blocking),
             parts=kernel.parts,
             text=_render_one(
                 replace(problem, m=rows), kernel, family, is_one_of_several=True
@@ -213,6 +213,8 @@ def _facts(
         "adds_in_turn": problem.is_fixed and family.additions is Additions.IN_TURN,
         "rounds_by_instruction": IsaFeature.AVX512_BF16 in family.isa,
         "stores_pairs": family.stores_pairs(problem.types.y),
+        "phases": phases_of(problem, blocking),
+        "cuts_keys": cuts_keys(problem, blocking),
         "exact_rest": exact_rest,
         "rest_heights": _rest_heights(problem, mr, family),
         "rest_steps": _rest_steps(problem, mr, family),

@@ -9,6 +9,19 @@ from gemm_tuner.domain.epilogue import NO_EPILOGUE
 from gemm_tuner.domain.problem import Problem, WeightLayout
 
 
+def phases_of(problem: Problem, blocking: Blocking) -> int:
+    """Return in how many phases a kernel computes a call: in two where slices are brought together.
+
+    They are slices of k, or of the keys of attention.
+    """
+    return 2 if blocking.grid_k > 1 or cuts_keys(problem, blocking) else 1
+
+
+def cuts_keys(problem: Problem, blocking: Blocking) -> bool:
+    """Return whether parts of a call have slices of the keys."""
+    return problem.operation.has_values and blocking.grid_n > 1
+
+
 def products_of_attention(
     problem: Problem, candidate: Candidate
 ) -> dict[str, tuple[Problem, Candidate]]:

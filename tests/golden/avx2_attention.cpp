@@ -1191,8 +1191,8 @@ constexpr uint64_t sums_bytes = whole_lines(sizeof(float) * most_rows * width);
 constexpr uint64_t totals_bytes = whole_lines(sizeof(Vector) * most_rows);
 constexpr uint64_t maxima_bytes = whole_lines(sizeof(float) * most_rows);
 constexpr uint64_t last_keys_bytes = whole_lines(sizeof(W) * nr * k);
-constexpr uint64_t part_bytes = scores_bytes + sums_bytes + totals_bytes + maxima_bytes + last_keys_bytes +
-                                scores::packed_w_bytes + values::packed_w_bytes;
+constexpr uint64_t state_bytes = scores_bytes + sums_bytes + totals_bytes + maxima_bytes + last_keys_bytes +
+                                 scores::packed_w_bytes + values::packed_w_bytes;
 
 inline State state_in(X *workspace)
 {
@@ -1255,7 +1255,7 @@ inline Vector weight_of(Vector distance)
 // Make weights of the scores of one row, of which `count` are seen: the steps, the greatest of them,
 // and their distances to it. What was added for other keys shrinks where the greatest score grows.
 inline void weigh(const Call &call, const State &state, int64_t local, int64_t row, int64_t first, int64_t count,
-                  int64_t padded)
+                  int64_t padded, bool has_sums)
 {
     float *scores = state.scores + local * nc;
     Vector greatest = broadcast(minus_infinity);
@@ -1293,7 +1293,7 @@ inline void weigh(const Call &call, const State &state, int64_t local, int64_t r
     }
     for (; column < padded; column += lanes)
         store<lanes>(weights + column, Vector{});
-    if (first > 0 && now > before)
+    if (has_sums && now > before)
     {
         const Vector factor = weight_of(broadcast(before - now));
         float *sums = state.sums + local * width;
@@ -1306,20 +1306,20 @@ inline void weigh(const Call &call, const State &state, int64_t local, int64_t r
     state.maxima[local] = now;
 }
 
-// Divide the sums of each row by the total of its weights; zeros where all keys were hidden.
+// Divide the sums of a row by the total of its weights; zeros where all keys were hidden.
+inline void write_row(Y *y, const float *sums, float total)
+{
+    const Vector factor = broadcast(1.0f / total);
+    const auto result = [&](int64_t i) { return total == 0.0f ? Vector{} : load<lanes>(sums + i) * factor; };
+    for (int64_t i = 0; i + lanes <= k; i += lanes)
+        store<lanes>(y + i, result(i));
+    store<k % lanes>(y + k / lanes * lanes, result(k / lanes * lanes));
+}
+
 inline void finish(const Call &call, const State &state, int64_t row, int64_t rows)
 {
     for (int64_t local = 0; local < rows; ++local)
-    {
-        const float total = sum_of(state.totals[local]);
-        const Vector factor = broadcast(1.0f / total);
-        const float *sums = state.sums + local * width;
-        Y *y = call.y + (row + local) * call.ldy;
-        const auto result = [&](int64_t i) { return total == 0.0f ? Vector{} : load<lanes>(sums + i) * factor; };
-        for (int64_t i = 0; i + lanes <= k; i += lanes)
-            store<lanes>(y + i, result(i));
-        store<k % lanes>(y + k / lanes * lanes, result(k / lanes * lanes));
-    }
+        write_row(call.y + (row + local) * call.ldy, state.sums + local * width, sum_of(state.totals[local]));
 }
 
 // Pack the keys of a block in whole panels.
@@ -1343,9 +1343,9 @@ inline void pack_keys(scores::Call &of_keys, const Call &call, const State &stat
     scores::pack_w(of_keys, 0, whole, 0, k);
 }
 
-// Rows [row, row + rows) of y: the keys block by block, and for each the scores, their weights, and these
-// times the values.
-inline void attend(const Call &call, const State &state, int64_t row, int64_t rows)
+// Rows [row, row + rows) beside keys [begin, end), block by block: the scores, their weights, and the sums
+// of these times the values.
+inline void attend(const Call &call, const State &state, int64_t row, int64_t rows, int64_t begin, int64_t end)
 {
     scores::Call of_keys{};
     of_keys.x = call.x;
@@ -1365,8 +1365,8 @@ inline void attend(const Call &call, const State &state, int64_t row, int64_t ro
     }
     // Row i sees keys up to i + n - m; what no row of these sees is left out.
     const int64_t behind = call.n - call.m + 1;
-    const int64_t keys = row + rows - 1 + behind < call.n ? row + rows - 1 + behind : call.n;
-    for (int64_t first = 0; first < keys; first += nc)
+    const int64_t keys = row + rows - 1 + behind < end ? row + rows - 1 + behind : end;
+    for (int64_t first = begin; first < keys; first += nc)
     {
         const int64_t count = first + nc < keys ? nc : keys - first;
         pack_keys(of_keys, call, state, first, count);
@@ -1376,24 +1376,29 @@ inline void attend(const Call &call, const State &state, int64_t row, int64_t ro
         {
             const int64_t visible = row + local + behind - first;
             const int64_t seen = visible < 0 ? 0 : visible < count ? visible : count;
-            weigh(call, state, local, row + local, first, seen, padded);
+            weigh(call, state, local, row + local, first, seen, padded, first > begin);
         }
         // Sums of the first block replace what is there; those of the others are added.
-        const int64_t place = first == 0 ? 0 : nc;
+        const int64_t place = first == begin ? 0 : nc;
         const int64_t depth = (count + k_step - 1) / k_step * k_step;
         of_values.x = reinterpret_cast<const X *>(state.scores) - place;
         of_values.w = call.v + first * call.ldv;
         values::pack_w(of_values, 0, k, 0, count);
         values::block(of_values, of_values.ldx, 0, k, place, depth, 0, rows, nullptr);
     }
-    finish(call, state, row, rows);
 }
+
+constexpr uint64_t part_bytes = state_bytes;
 
 inline void run_part(const Call &call, const Part &part, X *workspace)
 {
     const State state = state_in(workspace);
     for (int64_t row = part.row_begin; row < part.row_end; row += mc)
-        attend(call, state, row, row + mc < part.row_end ? mc : part.row_end - row);
+    {
+        const int64_t rows = row + mc < part.row_end ? mc : part.row_end - row;
+        attend(call, state, row, rows, 0, call.n);
+        finish(call, state, row, rows);
+    }
 }
 
 // The parts of a call have rows of y, which are cut as if y had one column.

@@ -50,6 +50,7 @@ def subjects_of(row: Row) -> list[Subject]:
         (f"{mr + 1}", 2 * nr + 1, 2 * nr, 3 * nr, "scale", ""),
         (f"{2 * mr}", nr - 1, 3, nr, "causal", ""),
         (f"1..{mr + 1}", f"1..{2 * nr + 3}", 3, nr, "scale+causal", ""),
+        (f"1..{2 * mr}", f"1..{5 * nr + 3}", nr + 1, 2 * nr, "scale+add", " pack_w grid2x3"),
     ):
         found.append(
             Subject(
@@ -120,6 +121,48 @@ def test_the_proof_finds_a_planted_fault(right: str, wrong: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("slice.totals[place] != 0.0f", "true"),
+        ("factor * slice.totals[place]", "slice.totals[place]"),
+        ("slice.maxima[place] > greatest ?", "false ?"),
+        ("blocks, part, unit > first", "blocks, part, false"),
+        ("line.begin(other) < unit_end", "other <= part"),
+        ("state_bytes + 2 * slice_bytes", "state_bytes + slice_bytes"),
+    ],
+    ids=[
+        "a slice that saw nothing has sums",
+        "totals of slices are not weighed",
+        "slices have no greatest score",
+        "the end of one unit and the beginning of the next share their place",
+        "other parts are left out",
+        "the second slice has no room",
+    ],
+)
+def test_the_proof_finds_a_fault_in_slices(right: str, wrong: str) -> None:
+    def spoil(source: Source, isa: frozenset[IsaFeature]) -> tuple[Source, frozenset[IsaFeature]]:
+        assert right in source.text
+        return replace(source, text=source.text.replace(right, wrong)), isa
+
+    (finding,) = prove_all(
+        [Subject(problem=FULL, candidate=f"{KERNEL} grid1x3")], find_toolchain(), spoil
+    ).values()
+
+    assert finding.outcome in {Outcome.WRONG, Outcome.OUT_OF_BOUNDS, Outcome.CRASHED}
+
+
+def test_few_queries_are_cut_along_their_keys() -> None:
+    def grids(text: str, threads: int) -> set[tuple[int, int, int]]:
+        space = Space(problem=Problem.parse(text), cpu=core_named("zen4").cpu, threads=threads)
+        tried = [one.blocking for one in space.defaults()]
+        return {(one.grid_m, one.grid_n, one.grid_k) for one in tried}
+
+    assert (1, 8, 1) in grids("attention f32 1x4096x64 scale", 8)
+    assert all(grid[1] == 1 for grid in grids("attention f32 512x4096x64 scale", 8))
+    assert grids("attention f32 1x100x64 scale", 8) == {(1, 1, 1)}  # slices would be short
+
+
+@pytest.mark.parametrize(
     ("candidate", "what"),
     [
         ("avx2_f32_dot_1x4 mc1_nc4_kc5 ic_jc_jr_ir pack_w", "choose one of outer products"),
@@ -127,7 +170,6 @@ def test_the_proof_finds_a_planted_fault(right: str, wrong: str) -> None:
         ("avx2_f32_4x16 mc4_nc16_kc4 ic_jc_jr_ir pack_w", "choose 5"),
         ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir pack_x pack_w", "pack_x"),
         ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir pack_w pf4096", "prefetch_w_bytes"),
-        ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir pack_w grid1x2", "cut rows alone"),
         ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir pack_w grid1x1x2", "2 slices"),
     ],
 )
@@ -136,8 +178,9 @@ def test_what_a_kernel_of_attention_does_not_have_is_refused(candidate: str, wha
         check_covers(Problem.parse(FULL), Candidate.parse(candidate))
 
 
-def test_what_is_searched_can_be_typed() -> None:
-    problem = Problem.parse("attention f32 100x300x20 scale+causal")
+@pytest.mark.parametrize("sizes", ["100x300x20", "1x1..4096x64"])
+def test_what_is_searched_can_be_typed(sizes: str) -> None:
+    problem = Problem.parse(f"attention f32 {sizes} scale+causal")
     space = Space(problem=problem, cpu=core_named("zen4").cpu, threads=2)
     dice = np.random.default_rng(1)
 
@@ -191,10 +234,11 @@ def by_library(name: str) -> FallbackKernel:
     "make",
     [
         lambda: kernel_of(FULL, KERNEL),
+        lambda: kernel_of(FULL, f"{KERNEL} grid1x3"),
         lambda: by_library("onednn"),
         lambda: by_library("openblas"),
     ],
-    ids=["kernel", "oneDNN", "OpenBLAS"],
+    ids=["kernel", "slices", "oneDNN", "OpenBLAS"],
 )
 @pytest.mark.parametrize("threads", [1, 3])
 def test_views_of_batch_and_heads_are_attended_to(

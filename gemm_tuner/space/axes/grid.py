@@ -2,7 +2,8 @@
 
 With several threads, every cut of rows and columns of tiles into enough parts. Where y has few
 tiles, slices of k too: a second phase adds up their sums. One part is always possible. A fixed
-order of additions has no slices of k, but of integers. Attention is cut along m alone.
+order of additions has no slices of k, but of integers. Attention is cut along m, and along its keys
+where there are fewer tiles of queries than threads: a second phase brings slices of keys together.
 
 Tried first: the cut whose largest part has the least to multiply and to read. Slices of k where the
 other cuts are uneven by more than slices cost.
@@ -24,6 +25,7 @@ from gemm_tuner.space.tile import Tile, round_up
 
 Grid = tuple[int, int, int]
 
+_LEAST_SLICE_OF_KEYS = 128
 # k is cut for several threads only if y has few tiles for each, and a slice of k is worth it.
 _FEW_TILES_PER_THREAD = 64
 _LEAST_SLICE_OF_K = 256
@@ -54,8 +56,11 @@ def grids(tile: Tile) -> tuple[Grid, ...]:
 def _fitting(tile: Tile) -> Iterator[Grid]:
     """Yield the cuts into as many parts as there are threads, with a tile for each part."""
     tiles = ceil(tile.problem.m.high / tile.mr)
-    # Each part of attention has whole rows.
-    panels = 1 if tile.problem.operation.has_values else ceil(tile.problem.n / tile.nr)
+    panels = ceil(tile.problem.n / tile.nr)
+    if tile.problem.operation.has_values:
+        # Sums of the values wait in memory, and rows of queries alone need none.
+        slices = tile.problem.n // _LEAST_SLICE_OF_KEYS if tiles < tile.threads else 1
+        panels = max(1, min(panels, slices))
     for k in _divisors(tile.threads):
         if k == 1 or _is_worth_slicing(tile, tiles * panels, k):
             for n in reversed(_divisors(tile.threads // k)):
@@ -89,8 +94,6 @@ def _refuses_slices(problem: Problem, family: MicroKernelFamily) -> bool:
 def _refusal(
     problem: Problem, family: MicroKernelFamily, _tile: MicroKernel, blocking: Blocking
 ) -> Refusal | None:
-    if problem.operation.has_values and blocking.parts > blocking.grid_m:
-        return Refusal(what="parts with some of the keys", remedy="cut rows alone")
     if blocking.grid_k > 1 and _refuses_slices(problem, family):
         why = (
             "a fixed order of additions" if problem.is_fixed else "offsets of x, and w in the call"
