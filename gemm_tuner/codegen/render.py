@@ -131,9 +131,12 @@ def _render_attention(
     products = {
         name: environment()
         .get_template("within.cpp.j2")
-        .render(_facts(product, of_product, family) | {"is_within": True, "function_parts": []})
+        .render(
+            _facts(one.problem, one.candidate, one.family)
+            | {"is_within": True, "function_parts": []}
+        )
         .strip()
-        for name, (product, of_product) in products_of_attention(problem, candidate).items()
+        for name, one in products_of_attention(problem, candidate, family).items()
     }
     facts = _facts(problem, outer, family, is_one_of_several=is_one_of_several)
     functions = [one for each in SOFTMAX_FUNCTIONS for one in each.closure()]

@@ -1,11 +1,12 @@
 """The two products that a kernel of attention is made of."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 
 from gemm_tuner.domain.blocking import Blocking
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.epilogue import NO_EPILOGUE
+from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
 from gemm_tuner.domain.problem import Problem, WeightLayout
 
 
@@ -22,13 +23,33 @@ def cuts_keys(problem: Problem, blocking: Blocking) -> bool:
     return problem.operation.has_values and blocking.grid_n > 1
 
 
-def products_of_attention(
-    problem: Problem, candidate: Candidate
-) -> dict[str, tuple[Problem, Candidate]]:
-    """Return the products with the keys and with the values of one block, each with its candidate.
+def dot_columns(problem: Problem, family: MicroKernelFamily, tile: MicroKernel) -> int:
+    """Return how many keys a tile of dot products reads side by side in place; 0 if it cannot.
 
-    Keys are packed in whole panels, the values as the candidate says. Their sums stay in y from one
-    block of keys to the next: there are at least two blocks of k, as far as the product knows.
+    Heads are whole vectors then. Blocks of keys hold whole tiles.
+    """
+    if family.dot is None or problem.k % family.dot.k_step:
+        return 0
+    return max((nr for nr in (2, 4, 8) if (tile.mr, nr) in family.dot.tiles), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class OneProduct:
+    """One of the two products of a block of keys, and the candidate and family that compute it."""
+
+    problem: Problem
+    candidate: Candidate
+    family: MicroKernelFamily
+
+
+def products_of_attention(
+    problem: Problem, candidate: Candidate, family: MicroKernelFamily
+) -> dict[str, OneProduct]:
+    """Return the products with the keys and with the values of one block.
+
+    Keys are packed in whole panels or read in place, the values as the candidate says. Their sums
+    stay in y from one block of keys to the next: there are at least two blocks of k, as far as the
+    product knows.
     """
     blocking, tile = candidate.blocking, candidate.micro_kernel
     nc = blocking.nc
@@ -39,13 +60,21 @@ def products_of_attention(
         nc=nc,
         kc=blocking.kc,
         loop_order=blocking.loop_order,
-        pack_w=True,
+        pack_w=not blocking.dot_keys,
         k_unroll=blocking.k_unroll,
     )
     of_values = replace(
         of_scores, nc=ceil(problem.k / tile.nr) * tile.nr, kc=nc, pack_w=blocking.pack_w
     )
+    with_keys = replace(candidate, blocking=of_scores)
+    family_of_keys = family
+    if blocking.dot_keys:
+        assert family.dot is not None
+        columns = dot_columns(problem, family, tile)
+        dot_tile = MicroKernel(family=family.dot.name, mr=tile.mr, nr=columns)
+        with_keys = replace(with_keys, micro_kernel=dot_tile)
+        family_of_keys = family.dot
     return {
-        "scores": (scores, replace(candidate, blocking=of_scores)),
-        "values": (values, replace(candidate, blocking=of_values)),
+        "scores": OneProduct(scores, with_keys, family_of_keys),
+        "values": OneProduct(values, replace(candidate, blocking=of_values), family),
     }

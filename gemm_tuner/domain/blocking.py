@@ -47,6 +47,7 @@ class Blocking:
     loop_order: LoopOrder = LoopOrder.JC_IC_JR_IR
     pack_x: bool = False
     pack_w: bool = False
+    dot_keys: bool = False
     convert_once: bool = False
     prefetch_w_bytes: int = 0
     prefetch_next_panel: bool = False
@@ -95,6 +96,7 @@ WORDS: tuple[Word, ...] = (
     one_of("loop_order", LoopOrder),
     flag("pack_x"),
     flag("pack_w"),
+    flag("dot_keys"),
     flag("convert_once"),
     number("prefetch_w_bytes", "pf", unsaid=0),
     flag("prefetch_next_panel", "pf_next"),

@@ -16,7 +16,7 @@ def can_read_w_in_place(problem: Problem, family: MicroKernelFamily) -> bool:
 
     They do along its rows: of `kn`, vectors of columns where one step of k is multiplied at once;
     of `nk`, vectors along k where k has whole ones. The sums of columns are found in packing alone.
-    Of attention they are the values, which lie as `kn`; keys are always packed.
+    Of attention they are the values, which lie as `kn`.
     """
     if problem.operation.packs_ahead or needs_column_sums(problem, family):
         return False

@@ -113,6 +113,8 @@ class MicroKernelFamily:
 
     Where a register holds a tile, it has `register_rows` rows of sums, and one multiplication takes
     `k_tile` steps of k, of which `k_step` lie side by side.
+
+    `dot` multiplies the same elements, as floats, in dot products along k; None if nothing does.
     """
 
     name: str
@@ -126,6 +128,7 @@ class MicroKernelFamily:
     partial_steps: int = 0
     register_rows: int = 1
     k_tile: int = 0
+    dot: "MicroKernelFamily | None" = None
 
     @property
     def lanes(self) -> int:

@@ -3,6 +3,8 @@
 Adding a family is adding a row here, and a template where it computes in a new way.
 """
 
+from dataclasses import replace
+
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import F32, TERMS_IN_F16, DType, OperandTypes
 from gemm_tuner.domain.micro_kernel import (
@@ -298,7 +300,7 @@ def _amx(
 # the table: any x86-64 CPU can run them. Families of bytes may have to write f16: every CPU with
 # AVX2 has F16C.
 # fmt: off
-CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
+_FAMILIES = (
     _outer("avx512_f32",           _V512, _F32,      _NONE,       "float"),
     _dot  ("avx512_f32_dot",       _V512, _F32,      _NONE,       "float_dot",      k_step=16),
     _outer("avx2_f32",             _V256, _F32,      _NONE,       "float"),
@@ -348,8 +350,26 @@ CATALOG: dict[str, MicroKernelFamily] = {family.name: family for family in (
     _grouped("avx2_w4",            _V256, _W4,       _NONE,       "w4_float"),
     _grouped("scalar_w8",          _V1,   _W8,       _NONE,       "w8_float"),
     _grouped("scalar_w4",          _V1,   _W4,       _NONE,       "w4_float"),
-)}
+)
 # fmt: on
+
+
+def _dot_of(family: MicroKernelFamily) -> MicroKernelFamily | None:
+    """Return the family of dot products of floats with the types and the vectors of another."""
+    dots = (
+        one
+        for one in _FAMILIES
+        if one.product.name == "float_dot"
+        and one.vectors == family.vectors
+        and one.types == family.types
+        and one.isa <= family.isa
+    )
+    return next(dots, None) if family.layout is PackedLayout.PANELS else None
+
+
+CATALOG: dict[str, MicroKernelFamily] = {
+    family.name: replace(family, dot=_dot_of(family)) for family in _FAMILIES
+}
 
 
 def family_named(name: str) -> MicroKernelFamily:

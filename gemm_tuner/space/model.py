@@ -111,13 +111,15 @@ def _attention_cycles(
 ) -> float:
     """Return the cycles of both products, for all keys, and of what makes scores weights."""
     cycles = 0.0
-    for name, (product, of_product) in products_of_attention(problem, candidate).items():
+    for name, one in products_of_attention(problem, candidate, family).items():
         whole = replace(
-            product,
-            n=problem.n if name == "scores" else product.n,
-            k=problem.n if name == "values" else product.k,
+            one.problem,
+            n=problem.n if name == "scores" else one.problem.n,
+            k=problem.n if name == "values" else one.problem.k,
         )
-        cycles += predict_cycles(whole, of_product, family, cpu, memory_bytes=memory_bytes / 2)
+        cycles += predict_cycles(
+            whole, one.candidate, one.family, cpu, memory_bytes=memory_bytes / 2
+        )
     blocks = ceil(problem.n / candidate.blocking.nc)
     vectors = ceil(problem.n / family.lanes) * _WEIGHT_CYCLES
     # What a block adds for each row, and its sums when a maximum moves.

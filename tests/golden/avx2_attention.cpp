@@ -1192,7 +1192,8 @@ constexpr uint64_t totals_bytes = whole_lines(sizeof(Vector) * most_rows);
 constexpr uint64_t maxima_bytes = whole_lines(sizeof(float) * most_rows);
 constexpr uint64_t last_keys_bytes = whole_lines(sizeof(W) * nr * k);
 constexpr uint64_t state_bytes = scores_bytes + sums_bytes + totals_bytes + maxima_bytes + last_keys_bytes +
-                                 scores::packed_w_bytes + values::packed_w_bytes;
+                                 scores::packed_w_bytes +
+                                 values::packed_w_bytes;
 
 inline State state_in(X *workspace)
 {
@@ -1322,25 +1323,39 @@ inline void finish(const Call &call, const State &state, int64_t row, int64_t ro
         write_row(call.y + (row + local) * call.ldy, state.sums + local * width, sum_of(state.totals[local]));
 }
 
-// Pack the keys of a block in whole panels.
-inline void pack_keys(scores::Call &of_keys, const Call &call, const State &state, int64_t first, int64_t count)
+// Let a product read the keys of a block: those from `whole` on from a copy of a panel, zero past the last key.
+inline void read_last_keys(scores::Call &of_keys, const Call &call, const State &state, int64_t first, int64_t whole,
+                           int64_t count)
 {
     const W *keys = call.w + first * call.ldw;
-    const int64_t whole = count / nr * nr;
+    for (int64_t key = 0; key < scores::nr; ++key)
+        for (int64_t i = 0; i < k; ++i)
+            state.last_keys[key * k + i] = whole + key < count ? keys[(whole + key) * call.ldw + i] : W{};
+    of_keys.w = state.last_keys - whole * k;
+    of_keys.ldw = k;
+}
+
+inline void read_keys(scores::Call &of_keys, const Call &call, int64_t first)
+{
+    of_keys.w = call.w + first * call.ldw;
+    of_keys.ldw = call.ldw;
+}
+
+// The products of rows [row, row + rows) with the keys of a block, packed in whole panels.
+inline void score(scores::Call &of_keys, const Call &call, const State &state, int64_t first, int64_t count,
+                  int64_t row, int64_t rows)
+{
+    const int64_t whole = count / scores::nr * scores::nr;
     if (whole < count)
     {
-        for (int64_t key = 0; key < nr; ++key)
-            for (int64_t i = 0; i < k; ++i)
-                state.last_keys[key * k + i] = whole + key < count ? keys[(whole + key) * call.ldw + i] : W{};
+        read_last_keys(of_keys, call, state, first, whole, count);
         of_keys.block_of_w = state.packed_keys + whole * scores::packed_k;
-        of_keys.w = state.last_keys - whole * k;
-        of_keys.ldw = k;
         scores::pack_w(of_keys, whole, nr, 0, k);
     }
+    read_keys(of_keys, call, first);
     of_keys.block_of_w = state.packed_keys;
-    of_keys.w = keys;
-    of_keys.ldw = call.ldw;
     scores::pack_w(of_keys, 0, whole, 0, k);
+    scores::block(of_keys, call.ldx, 0, whole < count ? whole + nr : whole, 0, k, row, rows, nullptr);
 }
 
 // Rows [row, row + rows) beside keys [begin, end), block by block: the scores, their weights, and the sums
@@ -1369,9 +1384,8 @@ inline void attend(const Call &call, const State &state, int64_t row, int64_t ro
     for (int64_t first = begin; first < keys; first += nc)
     {
         const int64_t count = first + nc < keys ? nc : keys - first;
-        pack_keys(of_keys, call, state, first, count);
+        score(of_keys, call, state, first, count, row, rows);
         const int64_t padded = (count + nr - 1) / nr * nr;
-        scores::block(of_keys, call.ldx, 0, padded, 0, k, row, rows, nullptr);
         for (int64_t local = 0; local < rows; ++local)
         {
             const int64_t visible = row + local + behind - first;

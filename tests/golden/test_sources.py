@@ -57,9 +57,9 @@ SOURCES = {
         "attention f32 1..128x500x60 scale+add+causal",
         "avx2_f32_6x16 mc132_nc128_kc60 ic_jc_jr_ir pack_w",
     ),
-    "avx2_attention_slices_of_keys": (
+    "avx2_attention_of_few_queries": (
         "attention f32 1..4x1..4096x64 scale",
-        "avx2_f32_4x16 mc4_nc128_kc64 ic_jc_jr_ir grid1x8",
+        "avx2_f32_4x16 mc4_nc128_kc64 ic_jc_jr_ir dot_keys grid1x8",
     ),
     "avx512_kept_panel": (
         "int8 64x32x14 nk bias+relu",

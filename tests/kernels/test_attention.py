@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from needs import each_executed
+from needs import each_executed, need_proof
 from numpy.typing import NDArray
 from proof import Subject, prove_all
 from rows import ROWS, Row
@@ -26,6 +26,7 @@ from gemm_tuner.libraries import attention_layer
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.cores import core_named
 from gemm_tuner.space.limits import check_covers
 
@@ -44,21 +45,40 @@ def subjects_of(row: Row) -> list[Subject]:
     """Return attention by a family: tails, packed and in place, one block and many."""
     family = row.family
     mr, nr = family.tiles[1]
-    found = []
-    for m, n, k, nc, steps, words in (
+    cases = [
         (f"1..{2 * mr + 1}", 2 * nr + 3, nr + 3, nr, "scale+add+causal", " pack_w"),
         (f"{mr + 1}", 2 * nr + 1, 2 * nr, 3 * nr, "scale", ""),
         (f"{2 * mr}", nr - 1, 3, nr, "causal", ""),
         (f"1..{mr + 1}", f"1..{2 * nr + 3}", 3, nr, "scale+causal", ""),
         (f"1..{2 * mr}", f"1..{5 * nr + 3}", nr + 1, 2 * nr, "scale+add", " pack_w grid2x3"),
-    ):
-        found.append(
-            Subject(
-                problem=f"attention {row.types.x.value} {m}x{n}x{k} {steps}",
-                candidate=f"{family.name}_{mr}x{nr} mc{mr}_nc{nc}_kc{k} ic_jc_jr_ir{words}",
-            )
+    ]
+    if family.dot is not None:
+        k = 2 * family.dot.k_step
+        cases.append(
+            (f"1..{mr + 1}", f"1..{3 * nr + 3}", k, nr, "scale+causal", " dot_keys grid1x2")
         )
-    return found
+    return [
+        Subject(
+            problem=f"attention {row.types.x.value} {m}x{n}x{k} {steps}",
+            candidate=f"{family.name}_{mr}x{nr} mc{mr}_nc{nc}_kc{k} ic_jc_jr_ir{words}",
+        )
+        for m, n, k, nc, steps, words in cases
+    ]
+
+
+def test_tiles_of_few_queries_read_keys_in_place() -> None:
+    family = family_named("avx2_f32")
+    need_proof(family.isa)
+    tiles = [(mr, nr) for mr, nr in family.tiles if mr <= 4 and nr <= 16]
+    subjects = [
+        Subject(
+            problem=f"attention f32 {mr}x1..{2 * nr + 3}x16 scale",
+            candidate=f"avx2_f32_{mr}x{nr} mc{mr}_nc{nr}_kc16 ic_jc_jr_ir dot_keys",
+        )
+        for mr, nr in tiles
+    ]
+
+    assert prove_all(subjects, find_toolchain()) == {}
 
 
 def test_every_tile_of_single_floats_computes_attention() -> None:
@@ -151,6 +171,17 @@ def test_the_proof_finds_a_fault_in_slices(right: str, wrong: str) -> None:
     assert finding.outcome in {Outcome.WRONG, Outcome.OUT_OF_BOUNDS, Outcome.CRASHED}
 
 
+def test_keys_beside_few_queries_are_read_in_place_first() -> None:
+    def words(text: str) -> set[bool]:
+        space = Space(problem=Problem.parse(text), cpu=core_named("zen4").cpu)
+        return {one.blocking.dot_keys for one in space.defaults()}
+
+    assert True in words("attention f32 1..4x1..4096x64 scale")
+    assert words("attention f32 5x4096x64 scale") == {False}
+    assert words("attention f32 1x4096x60 scale") == {False}  # no whole vectors
+    assert words("matmul f32 1x4096x64 nk none") == {False}
+
+
 def test_few_queries_are_cut_along_their_keys() -> None:
     def grids(text: str, threads: int) -> set[tuple[int, int, int]]:
         space = Space(problem=Problem.parse(text), cpu=core_named("zen4").cpu, threads=threads)
@@ -171,6 +202,8 @@ def test_few_queries_are_cut_along_their_keys() -> None:
         ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir pack_x pack_w", "pack_x"),
         ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir pack_w pf4096", "prefetch_w_bytes"),
         ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir pack_w grid1x1x2", "2 slices"),
+        ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir dot_keys", "keys to read in dot products"),
+        ("scalar_f32_2x4 mc4_nc16_kc5 ic_jc_jr_ir dot_keys", "keys to read in dot products"),
     ],
 )
 def test_what_a_kernel_of_attention_does_not_have_is_refused(candidate: str, what: str) -> None:

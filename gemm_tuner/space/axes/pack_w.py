@@ -3,7 +3,7 @@
 For products of two activations alone. Packed, a block is half of L2 at most, and each part of a
 call packs what it reads. In place, micro-kernels read rows of w where they lie: of `kn` where one
 step of k is multiplied at once, of `nk` dot products over whole vectors of k. Not where sums of the
-columns of w are needed, which packing finds. Of attention, the values; keys are always packed.
+columns of w are needed, which packing finds. Of attention, the values.
 
 Tried first: packed; in place as well where it can be read so, and alone for few rows of x.
 """
