@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from gemm_tuner.bench.inputs import Inputs
 from gemm_tuner.bench.tolerance import (
+    ROUNDED_SUBNORMAL_F16,
     ULP,
     UNIT_ROUNDOFF,
     Expected,
@@ -17,8 +18,10 @@ from gemm_tuner.domain.problem import Problem
 # Of e^x as kernels compute it, relative: twice what four million numbers gave. Below e^-87 it is 0.
 EXPONENTIAL_ERROR = 2e-7
 _LEAST_WEIGHT = 2e-38
-# Weights from here on are numbers whatever a kernel takes off scores before the exponential.
+# Weights from here on are numbers above zero, whatever a kernel takes off scores before the
+# exponential, in the type that they are rounded to.
 _SAFE_WEIGHT = 1e-30
+_SAFE_WEIGHT_F16 = 2.0**-23
 
 
 def attend(problem: Problem, inputs: Inputs, scores: Expected) -> Expected:
@@ -46,13 +49,15 @@ def attend(problem: Problem, inputs: Inputs, scores: Expected) -> Expected:
         errors_of_sums = errors.sum(axis=1, keepdims=True) + added * sums
         y = weights @ v / sums
         rounding = problem.types.x.unit_roundoff if problem.types.x is not DType.F32 else 0.0
+        if problem.types.x is DType.F16:
+            errors = np.where(weights > 0, errors + ROUNDED_SUBNORMAL_F16, errors)
         of_products = (errors + (added + rounding) * weights) @ np.abs(v)
         of_products += flush_bound(problem.n, DType.F32)
         least_sums = sums - errors_of_sums
         off = (of_products + np.abs(y) * errors_of_sums) / least_sums + 2 * ULP * np.abs(y)
         off = np.where(least_sums > 0, off, np.inf)
         is_free = np.isnan(np.where(is_hidden, 0.0, bounds)).any(axis=1, keepdims=True)
-        is_free = is_free | _may_be_left_out(v, weights)
+        is_free = is_free | _may_be_left_out(v, weights, _safe_weight(problem))
     is_zero = is_hidden.all(axis=1, keepdims=True)
     y = np.where(is_zero, 0.0, y)
     off = np.where(is_zero | ~np.isfinite(y), 0.0, off)
@@ -73,9 +78,15 @@ def _errors_of_weights(
     return nothing
 
 
-def _may_be_left_out(v: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _safe_weight(problem: Problem) -> float:
+    return _SAFE_WEIGHT_F16 if problem.types.x is DType.F16 else _SAFE_WEIGHT
+
+
+def _may_be_left_out(
+    v: NDArray[np.float64], weights: NDArray[np.float64], safe_weight: float
+) -> NDArray[np.bool_]:
     """Return where a value that is no number may meet a weight of zero, or no weight."""
     is_odd = ~np.isfinite(v)
-    is_slight = ~(weights >= _SAFE_WEIGHT) & ~np.isnan(weights)
+    is_slight = ~(weights >= safe_weight) & ~np.isnan(weights)
     left_out: NDArray[np.bool_] = (is_slight.astype(np.float32) @ is_odd.astype(np.float32)) > 0
     return left_out

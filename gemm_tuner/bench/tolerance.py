@@ -14,7 +14,7 @@ ULP = 2.0**-23
 # A product or sum below the smallest normal number may be flushed to zero. It loses 2^-126, times
 # an input of at most 2^6, in each of k terms.
 _FLUSHED = 2.0**-120
-_ROUNDED_SUBNORMAL_F16 = 2.0**-25
+ROUNDED_SUBNORMAL_F16 = 2.0**-25
 
 Float64Array = NDArray[np.float64]
 
@@ -93,7 +93,7 @@ def flush_bound(k: int, accumulator: DType) -> float:
 
     Those of float32 may be flushed to zero; in float16, each sum is rounded to a multiple of 2^-24.
     """
-    rounded = _ROUNDED_SUBNORMAL_F16 if accumulator is DType.F16 else 0.0
+    rounded = ROUNDED_SUBNORMAL_F16 if accumulator is DType.F16 else 0.0
     return (k + 1) * _FLUSHED + k * rounded
 
 

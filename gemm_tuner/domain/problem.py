@@ -31,7 +31,7 @@ _EXAMPLE = "'f32 128x3072x768 nk bias+gelu_erf'"
 _EXAMPLE_OF_ATTENTION = "'attention f32 128x512x64 scale+causal', whose keys are always (n, k)"
 
 MAX_HEAD_SIZE = 256
-_TYPES_OF_ATTENTION = (DType.F32, DType.BF16)
+_TYPES_OF_ATTENTION = (DType.F32, DType.BF16, DType.F16)
 _OF_SCORES = ("scale", "add", "causal")
 
 

@@ -37,7 +37,9 @@ OF_SCORES = [
     row
     for row in ROWS
     if row.family.template.name == "outer_product"
-    and row.types in {OperandTypes.of(DType.F32), OperandTypes.of(DType.BF16, y=DType.F32)}
+    and row.types
+    in {OperandTypes.of(one, y=DType.F32) for one in (DType.F32, DType.BF16, DType.F16)}
+    and not row.family.partial_steps
 ]
 
 

@@ -25,6 +25,7 @@ FULL = Problem.parse("attention f32 5x7x4 scale+add+causal")
         ("attention f32 1..4x512x64 nk scale+add", "attention f32 1..4x512x64 scale+add"),
         ("attention f32 8x512x256 causal", "attention f32 8x512x256 causal"),
         ("attention bf16 8x512x64 scale", "attention bf16 8x512x64 scale"),
+        ("attention f16 8x512x64 scale", "attention f16 8x512x64 scale"),
         ("attention f32 1x1..4096x64 nk scale", "attention f32 1x1..4096x64 scale"),
         ("attention f32 1..8x0..512x64 causal", "attention f32 1..8x0..512x64 causal"),
         ("attention f32 1x512..512x64 scale", "attention f32 1x512x64 scale"),
