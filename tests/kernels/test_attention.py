@@ -309,7 +309,7 @@ def test_the_call_says_how_many_keys_there_are(library: str) -> None:
 
         right = right_of(q, k, v, add, 0.4) if keys else np.zeros_like(q)
         np.testing.assert_allclose(y, right, rtol=1e-5, atol=1e-6)
-    with pytest.raises(InvalidArray, match=r"w has 41 keys, .* made for n = 0\.\.40"):
+    with pytest.raises(InvalidArray, match=r"k has 41 keys, .* made for n = 0\.\.40"):
         kernel(q, *np.zeros((2, 2, 41, 5), np.float32), scale=0.4, add=np.zeros((4, 41)))
 
 

@@ -72,7 +72,7 @@ def of_library(name: str, *values: object) -> ParameterSet:
     [
         of_library(f"{name}-attention", dtype)
         for name in ("onednn", "openblas", "torch", "zentorch")
-        for dtype in ("f32", "bf16")
+        for dtype in ("f32", "bf16", "f16")
     ],
 )
 @pytest.mark.parametrize("steps", ["scale+causal", "scale+add+causal"])

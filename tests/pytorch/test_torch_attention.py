@@ -1,5 +1,6 @@
 """The operator for attention; skipped where PyTorch is not installed."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch_kernels import kernel_of  # noqa: E402 - after PyTorch was found
 from torch_samples import HEADS, K, N, check, heads_of, sample_x  # noqa: E402
 
+from gemm_tuner.errors import InvalidSetting  # noqa: E402
+from gemm_tuner.torch.exporting import load_kernels, write_kernels  # noqa: E402
 from gemm_tuner.torch.operators import OperatorLayer, add_layer  # noqa: E402
 
 BATCH, ROWS, SCALE = 2, 6, 0.3
@@ -117,6 +120,19 @@ def test_a_call_says_how_many_keys_there_are(keys: int) -> None:
     q, k, v, mask = heads_of(ROWS, 2 * HEADS), heads_of(keys), heads_of(keys), sample_x(ROWS, keys)
     y = torch.ops.gemm_tuner.attention(q, k, v, layer.number, mask, SCALE)
     check(y, attend(q, k, v, mask, scale=SCALE, enable_gqa=True))
+
+
+def test_a_range_of_keys_is_written_and_read_again(tmp_path: Path) -> None:
+    layer = add_layer([kernel_of(Problem.parse(f"attention f32 1..9x1..30x{K} scale+add"), 1)])
+
+    write_kernels(tmp_path, [layer])
+
+    assert f"layer {layer.number} 1..30 {K} " in (tmp_path / "layers.txt").read_text()
+    load_kernels(tmp_path)  # which asks each kernel whether it is of its layer
+    text = (tmp_path / "layers.txt").read_text()
+    (tmp_path / "layers.txt").write_text(text.replace(" 1..30 ", " 2..30 "))
+    with pytest.raises(InvalidSetting, match="not of the layer that it is listed for"):
+        load_kernels(tmp_path)
 
 
 def test_operator_holds_what_pytorch_asks_of_it() -> None:

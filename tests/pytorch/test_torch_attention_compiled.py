@@ -307,9 +307,9 @@ class _Planted(Kernels):
 
 
 def _with_wrong_column(text: str) -> str:
-    right = "const float *sums = state.sums + local * width;\n        Y *y"
+    right = "write_row(call.y + (row + local)"
     assert right in text
-    return text.replace(right, f"state.sums[local * width + k - 1] *= 1.01f;\n        {right}")
+    return text.replace(right, f"state.sums[local * width + k - 1] *= 1.01f, {right}")
 
 
 @pytest.mark.usefixtures("loops_by_operators")

@@ -44,6 +44,11 @@ def space_of(text: str) -> Space:
         ("f32 1..4096x512x4096 nk none", "f32 1..1024x512x4096 nk none"),
         ("f32 8x8x64000000 nk none", None),  # k alone is long
         ("f32 128x768x768 nk none", None),
+        ("attention f32 1..4x1..4000000x256 scale", "attention f32 1..4x1..500000x256 scale"),
+        (
+            "attention f32 1..4x3999999..4000000x256 scale",
+            "attention f32 1..4x500000x256 scale",
+        ),
     ],
 )
 def test_a_part_has_fewer_rows_or_columns_and_all_of_k(text: str, part: str | None) -> None:
