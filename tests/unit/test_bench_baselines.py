@@ -106,11 +106,11 @@ def test_choice_says_why_others_were_left_out() -> None:
 
 def test_a_library_that_has_too_few_copies_of_cold_weights_is_not_raced() -> None:
     """It would win, and then nothing could be timed beside it."""
-    rows = (_row("onednn", "one"), _row("openblas", "open"))
+    rows: tuple[Row, ...] = (_row("onednn", "one"), _row("openblas", "open"))
     of_models = Library("model")
     of_models.most_weight_copies = 256
     copy = Copy(package="package model", baseline=of_models)
-    rows = (*rows, replace(rows[0], name="models", find=lambda _materials: [copy]))
+    rows += (replace(rows[0], name="models", find=lambda _materials: [copy]),)
     check = _times(one=0.5, open=0.4, model=0.1)
 
     hot = _choose(["auto"], rows, check, Race(weight_copies=1))
