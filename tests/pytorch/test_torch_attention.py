@@ -160,6 +160,7 @@ def test_recorded_tensors_have_the_derivative_of_pytorch() -> None:
     check(*gradients)
 
 
+@pytest.mark.parametrize("is_recorded", [False, True])
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -176,7 +177,9 @@ def test_recorded_tensors_have_the_derivative_of_pytorch() -> None:
         ({"layer": 5}, "no kernels for layer 5"),
     ],
 )
-def test_operator_refuses_what_it_cannot_read(changes: dict[str, Any], reason: str) -> None:
+def test_operator_refuses_what_it_cannot_read(
+    changes: dict[str, Any], reason: str, *, is_recorded: bool
+) -> None:
     given = {
         "q": heads_of(ROWS),
         "k": heads_of(N),
@@ -185,6 +188,7 @@ def test_operator_refuses_what_it_cannot_read(changes: dict[str, Any], reason: s
         "mask": sample_x(N),
         **changes,
     }
+    given["v"] = given["v"].detach().requires_grad_(is_recorded)
     with pytest.raises(RuntimeError, match=reason):
         torch.ops.gemm_tuner.attention(**given)
 

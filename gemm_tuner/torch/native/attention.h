@@ -41,9 +41,8 @@ inline Tensor in_groups(const Tensor &given, int64_t heads, int64_t group) {
     return given.size(-3) == 1 ? given.unsqueeze(-3) : given.unflatten(-3, {heads, group});
 }
 
-Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, int64_t number,
-                 const std::optional<Tensor> &mask, double scale) {
-    const LayerEntry &layer = attention_numbered(number);
+inline void check_attention(const LayerEntry &layer, const Tensor &q, const Tensor &k,
+                            const Tensor &v, const std::optional<Tensor> &mask, double scale) {
     const int64_t d = layer.k;
     check_matrices("q", q, layer.types.x);
     check_matrices("k", k, layer.types.w);
@@ -55,16 +54,23 @@ Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, int64_t numb
                     (layer.n_low < layer.n || k.size(2) == layer.n),
                 "k has the shape ", k.sizes(), "; it must be (", b, ", heads, ",
                 layer.n_low < layer.n ? "keys" : std::to_string(layer.n), ", ", d, ").");
-    const int64_t n = k.size(2);
+    const int64_t n = k.size(2), heads = k.size(1);
     TORCH_CHECK(v.sizes() == k.sizes(), "v has the shape ", v.sizes(), "; it must be that of k, ",
                 k.sizes(), ".");
-    const int64_t heads = k.size(1);
     TORCH_CHECK(h == heads || (heads > 0 && h % heads == 0), "q has ", h, " heads and k ", heads,
                 "; as many of q must share each of k.");
     TORCH_CHECK(!is_causal(layer) || m == n, "q has ", m, " rows and k ", n,
                 "; causal attention is of as many of both.");
     const std::array<int64_t, 4> shape = {b, h, m, n};
     operands_of(layer, scale, std::nullopt, mask, shape);
+}
+
+Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, int64_t number,
+                 const std::optional<Tensor> &mask, double scale) {
+    const LayerEntry &layer = attention_numbered(number);
+    check_attention(layer, q, k, v, mask, scale);
+    const int64_t b = q.size(0), h = q.size(1), m = q.size(2), d = layer.k;
+    const int64_t heads = k.size(1), n = k.size(2);
     Tensor y = at::empty_like(q);
     if (y.numel() == 0) {
         return y;
