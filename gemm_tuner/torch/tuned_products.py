@@ -19,13 +19,8 @@ from gemm_tuner.torch.tuned_linear import is_followed
 
 _LOG = logging.getLogger(__name__)
 
-PRODUCTS = (
-    torch.matmul,
-    torch.bmm,
-    torch.Tensor.matmul,
-    torch.Tensor.bmm,
-    torch.Tensor.__matmul__,
-)
+BATCHED = (torch.bmm, torch.Tensor.bmm)
+PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, *BATCHED)
 ATTENTION = functional.scaled_dot_product_attention
 
 
@@ -48,7 +43,8 @@ class _Taking(TorchFunctionMode):  # type: ignore[misc]  # without PyTorch, it i
             if function is ATTENTION:
                 return _attend(self._numbers, *args, **given)
             if function in PRODUCTS and len(args) == 2 and not given:
-                return torch.ops.gemm_tuner.matmul_or_plain.default(*args, self._numbers)
+                is_bmm = function in BATCHED
+                return torch.ops.gemm_tuner.matmul_or_plain.default(*args, self._numbers, is_bmm)
         return function(*args, **given)
 
 

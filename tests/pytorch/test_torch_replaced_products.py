@@ -218,6 +218,23 @@ def test_products_are_taken_however_they_are_written(compute: Any) -> None:  # n
         assert kernel_calls(model, *arrays) == {MATMUL: 2}
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        (heads_of(ROWS), heads_of(N).mT),
+        (heads_of(ROWS)[0], heads_of(N)[0, :1].mT),
+        (heads_of(ROWS)[0], heads_of(N)[0, 0].mT),
+        (heads_of(ROWS)[0, 0], heads_of(N)[0, 0].mT),
+    ],
+)
+@pytest.mark.parametrize("compute", [torch.bmm, torch.Tensor.bmm])
+def test_batches_that_pytorch_refuses_are_refused(given: Any, compute: Any) -> None:  # noqa: ANN401
+    model = Products(compute)
+    gt.replace(model, (heads_of(ROWS)[0], heads_of(N)[0].mT), source=SOURCE)
+    with pytest.raises(RuntimeError, match=r"batch2|3D tensor"):
+        model(*given)
+
+
 @pytest.mark.parametrize("name", WAYS)
 def test_what_is_recorded_traced_or_transformed_is_computed_as_before(name: str) -> None:
     model, x = Attending(WAYS[name][0]).eval(), sample_x(2, N, WIDTH)

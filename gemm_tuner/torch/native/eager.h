@@ -55,8 +55,11 @@ bool is_product_taken(const LayerEntry &layer, const Tensor &x, const Tensor &w)
            kernel_for(layer, x.size(-2));
 }
 
-/* Return x @ w. */
-Tensor matmul_or_plain(const Tensor &x, const Tensor &w, at::IntArrayRef numbers) {
+/* Return x @ w, as `bmm` does it or as `matmul` does: `bmm` broadcasts nothing. */
+Tensor matmul_or_plain(const Tensor &x, const Tensor &w, at::IntArrayRef numbers, bool is_bmm) {
+    if (is_bmm && (x.dim() != 3 || w.dim() != 3 || x.sym_size(0) != w.sym_size(0))) {
+        return at::bmm(x, w);
+    }
     for (const int64_t number : numbers) {
         const LayerEntry &layer = layer_numbered(number);
         if (is_product_taken(layer, x, w) && !at::autocast::is_autocast_enabled(at::kCPU) &&
@@ -69,7 +72,7 @@ Tensor matmul_or_plain(const Tensor &x, const Tensor &w, at::IntArrayRef numbers
                            std::nullopt, 1.0);
         }
     }
-    return at::matmul(x, w);
+    return is_bmm ? at::bmm(x, w) : at::matmul(x, w);
 }
 
 bool has_step(const LayerEntry &layer, Step step) {

@@ -6,7 +6,7 @@
  *                                                             -> y, of bytes x and w
  *   gemm_tuner::linear_or_plain(x, weight, bias, packed, layer, is_fixed)
  *                                                             -> y, of a kernel or of at::linear
- *   gemm_tuner::matmul_or_plain(x, w, layers), attention_or_plain(q, k, v, layers, ...)
+ *   gemm_tuner::matmul_or_plain(x, w, layers, is_bmm), attention_or_plain(q, k, v, layers, ...)
  *                                                             -> y, of a kernel or of PyTorch's own
  *   gemm_tuner::matmul(x, w, layer, bias, other, scale)       -> y, of x and w that come with the call
  *   gemm_tuner::attention(q, k, v, layer, mask, scale)        -> y, of scores that are not kept
@@ -364,7 +364,7 @@ TORCH_LIBRARY(gemm_tuner, library) {
     library.def("linear_or_plain(Tensor x, Tensor weight, Tensor? bias, Tensor packed, int layer, "
                 "bool is_fixed) -> Tensor",
                 {at::Tag::pt2_compliant_tag});
-    library.def("matmul_or_plain(Tensor x, Tensor w, int[] layers) -> Tensor",
+    library.def("matmul_or_plain(Tensor x, Tensor w, int[] layers, bool is_bmm) -> Tensor",
                 {at::Tag::pt2_compliant_tag});
     library.def("attention_or_plain(Tensor q, Tensor k, Tensor v, int[] layers, Tensor? mask=None, "
                 "float dropout=0.0, bool is_causal=False, float? scale=None, "
