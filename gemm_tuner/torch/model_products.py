@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from inspect import getattr_static
 from threading import get_ident
 from typing import Any
 
@@ -54,16 +55,24 @@ class _Seen:
 
 
 def _products_of(name: str, module: Any, seen: _Seen) -> ModelProducts:  # noqa: ANN401 - a module
-    own = vars(module).get("forward")
-    is_replaced = own is not None and not isinstance(own, TunedProducts)
     return ModelProducts(
         name=name,
         module=module,
         wanted=tuple(replace(one, rows=tuple(sorted(rows))) for one, rows in seen.rows.items()),
         batches=tuple(seen.batches[one] for one in seen.rows),
         looks=seen.looks / seen.calls,
-        why_left="its forward was replaced by another function" if is_replaced else None,
+        why_left=_why_not_wrapped(module),
     )
+
+
+def _why_not_wrapped(module: Any) -> str | None:  # noqa: ANN401 - a module
+    """Return why no `forward` can be put around a module's own, None if it can."""
+    own = vars(module).get("forward")
+    if own is not None and not isinstance(own, TunedProducts):
+        return "its forward was replaced by another function"
+    if isinstance(getattr_static(type(module), "forward"), staticmethod | classmethod):
+        return "its forward is no method of the module"
+    return None
 
 
 class Seeing(TorchFunctionMode):  # type: ignore[misc]  # without PyTorch, it is Any

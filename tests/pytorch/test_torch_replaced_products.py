@@ -286,6 +286,28 @@ def test_a_module_whose_forward_was_replaced_is_left() -> None:
     assert not kernel_calls(model, *x)
 
 
+class Static(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+    """Has a `forward` that is given no module."""
+
+    forward = staticmethod(attend)
+
+
+class OfClass(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+    """Has a `forward` that is given its class."""
+
+    @classmethod
+    def forward(cls, *given: Any) -> Any:  # noqa: ANN401 - tensors
+        return attend(*given)
+
+
+@pytest.mark.parametrize("made", [Static, OfClass])
+def test_a_module_whose_forward_is_no_method_of_it_is_left(made: Any) -> None:  # noqa: ANN401
+    model, x = made(), (heads_of(ROWS), heads_of(N), heads_of(N))
+    [told] = gt.replace(model, x, source=SOURCE)
+    assert "is no method of the module" in told.reason
+    check(model(*x), attend(*x))
+
+
 class Timed(Kernels):
     """Says what each kernel saves of a call, in ns."""
 
