@@ -420,6 +420,8 @@ def _range_of_keys(text: str) -> Rows | None:
     """
     if not text:
         return None
+    if not isinstance(text, str):
+        raise InvalidSetting(f"dynamic_keys = {text!r} is no text; give one, such as '1..4096'.")
     keys = Problem.create(1, text, 1, operation=Operation.ATTENTION.value).columns
     if keys.exact is not None:
         raise InvalidSetting(f"dynamic_keys = {text!r} is no range; give one, such as '1..4096'.")
