@@ -22,13 +22,14 @@ OPTION_AXES = tuple(axis for axis in AXES if set(axis.fields) <= _OPTIONS)
 NOTHING_SAID = Choice(mc=1, nc=1, kc=1)
 _STRIDE = 7  # of the tiles of a place, the others offer the same
 # Few rows and many, of weights that leave L2; a y that leaves L3; a k that threads share; a w that
-# comes with each call.
+# comes with each call; few queries.
 _PLACES = (
     ("f32 1x4096x4096", "zen4", 1),
     ("f32 4096x8192x64", "zen4", 6),
     ("bf16 256x4096x4096", "zen4", 4),
     ("f32 256x256x8192", "zen4", 4),
     ("matmul f32 256x256x256 kn", "zen4", 1),
+    ("attention f32 4x256x64", "zen4", 1),
 )
 
 
