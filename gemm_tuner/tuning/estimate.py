@@ -19,7 +19,11 @@ def estimate(
 
     The end of a sweep, where finalists are confirmed, may exceed the budget of a slow problem. On a
     machine that does other work, parts of it may be timed twice.
+
+    Raises:
+        InvalidInput: no sweep takes the problem in these contexts.
     """
+    problem.check_work(*(context.regime for context in contexts))
     space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads)
     call_s = predicted_call_s(space)
     longest_s = confirming_s(

@@ -23,6 +23,8 @@ WRONG = [
     (["sweep", "0", "64", "64"],                          "0x64x64 nk none' multiplies nothing"),
     (["sweep", "1,0..8,0", "64", "64"],                   "0x64x64 nk none' multiplies nothing"),
     (["sweep", "64", "0", "64", "--dry-run"],             "64x0x64 nk none' multiplies nothing"),
+    (["sweep", "4", "8", "16", "--operation", "matmul", "--regime", "cold_weights", "--dry-run"],
+                                                          "has no weights that could be cold"),
     (["sweep", "64", "64", "0", "--target", "zen4"],      "64x64x0 nk none' multiplies nothing"),
     (["bench", "64", "64", "0"],                          "multiplies nothing"),
     (["resolve", "0", "64", "64"],                        "multiplies nothing"),
