@@ -55,7 +55,7 @@ _MOST_SOCKETS = 8  # that servers have, whose CPUs reach each other without a sw
 
 def simulate(
     m: options.Rows,
-    n: options.Columns,
+    n: Annotated[int, typer.Argument(metavar="N", help="Columns of y")],
     k: options.Depth,
     *,
     threads: Annotated[

@@ -31,6 +31,15 @@ def test_a_call_is_predicted_for_threads_that_are_not_here(
     assert facts["regimes"][1]["calls"][-1]["bound"] == "memory"
 
 
+def test_no_range_of_keys_is_offered_where_there_is_no_attention(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["simulate", "--help"]) == 0
+    assert "keys" not in capsys.readouterr().out
+    assert run(["simulate", "16", "1..8", "64"]) == WRONG_USAGE
+    assert "value for 'N'" in capsys.readouterr().err
+
+
 def test_the_table_names_what_bounds_a_call(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*TARGET, "--threads", "64", "--regime", "cold_weights"]) == 0
 
