@@ -399,10 +399,15 @@ def test_attention_that_gains_nothing_in_the_model_is_left(
 
 
 def test_a_module_of_products_is_timed_without_the_layers_in_it() -> None:
+    """Counted twice, the layers would make far more than the whole in each of several tries."""
     model, x = Attending().eval(), sample_x(2, N, WIDTH)
-    gain = gt.tune_model(model, x, source=Kernels(lack=lambda _wanted: True), budget_s=0)
-    assert sum(one.share for one in gain.layers) < 1.3
-    assert all(one.plain_s > 0 for one in gain.layers)
+
+    def shares() -> float:
+        gain = gt.tune_model(model, x, source=Kernels(lack=lambda _wanted: True), budget_s=0)
+        assert all(one.plain_s > 0 for one in gain.layers)
+        return sum(one.share for one in gain.layers)
+
+    assert any(shares() < 1.3 for _try in range(5))
 
 
 class Unasked(Kernels):
