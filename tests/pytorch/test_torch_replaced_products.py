@@ -405,7 +405,7 @@ def test_a_module_of_products_is_timed_without_the_layers_in_it() -> None:
     def shares() -> float:
         gain = gt.tune_model(model, x, source=Kernels(lack=lambda _wanted: True), budget_s=0)
         assert all(one.plain_s > 0 for one in gain.layers)
-        return sum(one.share for one in gain.layers)
+        return float(sum(one.share for one in gain.layers))
 
     assert any(shares() < 1.3 for _try in range(5))
 
