@@ -70,12 +70,12 @@ def building(name: str, longest_wait_s: float) -> Iterator[None]:
         StoreFailed: the folder cannot be made, or others can write to it.
     """
     # Each process that runs trials imports this module, and takes longer to load filelock.
-    from filelock import FileLock, Timeout  # noqa: PLC0415
+    from filelock import FileLock  # noqa: PLC0415
 
     lock = FileLock(build_cache_dir() / f"{name}.lock", timeout=longest_wait_s, mode=0o600)
     try:
         lock.acquire()
-    except (Timeout, OSError, NotImplementedError) as error:
+    except (OSError, NotImplementedError) as error:  # no time left, or a file system without locks
         _LOG.debug("Built without a lock: %s", error)
     try:
         yield

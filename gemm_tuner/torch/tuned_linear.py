@@ -103,7 +103,7 @@ def _note_writing(tensor: Any) -> None:  # noqa: ANN401 - a tensor
     """Let layers pack their weights again if they lie in the memory of a tensor."""
     try:
         memory = tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # of no memory, such as in a transform
+    except RuntimeError:  # of no memory, such as in a transform
         return
     if memory in _WRITES:
         _WRITES[memory] = next(_NUMBERS)
