@@ -78,12 +78,12 @@ def adopt(
     threads: options.Threads = 1,
     regime: options.RegimeChoice = "hot",
     url: Annotated[
-        str | None, typer.Option("--url", help="Look at the records of this service, too")
+        str | None, typer.Option("--url", help="Also look at the records of this service")
     ] = None,
     budget: Annotated[
         str,
         typer.Option(
-            "--budget", help="Time for the rounds of a layer: fewer of slow calls are timed"
+            "--budget", help="Time for the rounds of each layer; slow calls get fewer rounds"
         ),
     ] = "4s",
     again: options.Again = False,

@@ -14,7 +14,8 @@ MAX_ENTRIES = 10_000
 
 def audit(
     limit: Annotated[
-        int, typer.Option("--last", min=1, max=MAX_ENTRIES, help="How many of the last changes")
+        int,
+        typer.Option("--last", min=1, max=MAX_ENTRIES, help="Print so many of the last changes"),
     ] = 100,
     db: options.DatabaseUrl = None,
     as_json: options.AsJson = False,

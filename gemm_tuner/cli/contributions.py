@@ -16,10 +16,10 @@ contributions = typer.Typer(
     help="Accept or drop what holders of tokens contributed", no_args_is_help=False
 )
 
-Owner = Annotated[str, typer.Argument(metavar="OWNER", help="As the list has it")]
+Owner = Annotated[str, typer.Argument(metavar="OWNER", help="Owner, as in the list")]
 
 
-@contributions.command("list", help="Print who contributed how much that waits")
+@contributions.command("list", help="Print who contributed what waits to be accepted")
 def list_command(db: options.DatabaseUrl = None, as_json: options.AsJson = False) -> None:
     """Print who contributed how much that waits."""
     found = Contributions(open_database(db, may_create=False)).owners()

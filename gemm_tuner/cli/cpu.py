@@ -30,13 +30,14 @@ _EXTENSIONS = {
 def cpu(
     *,
     threads: Annotated[
-        int | None, typer.Option(help="Print which CPUs so many threads take, and what they share")
+        int | None,
+        typer.Option(help="Print which CPUs this many threads take, and what they share"),
     ] = None,
     problem: Annotated[
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="And how a call is cut among them, such as 'f32 16x4096x4096 nk bias'",
+            help="With --threads: how a call is cut among them, such as 'f32 16x4096x4096 nk bias'",
         ),
     ] = None,
     as_json: options.AsJson = False,

@@ -99,7 +99,7 @@ def derive_command(url: options.DatabaseUrl = None, as_json: options.AsJson = Fa
 )
 def prune_command(
     days: Annotated[
-        float, typer.Option("--days", min=0, max=36500, help="How old what may go must be")
+        float, typer.Option("--days", min=0, max=36500, help="Remove only what is older")
     ] = 180,
     is_meant: Annotated[
         bool, typer.Option("--delete", help="Remove them; without it nothing is changed")
@@ -141,7 +141,7 @@ def prune_command(
 @db.command("mirror", help="Write the kernels that are served as files, for a static server")
 def mirror_command(
     folder: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="Folder that a server has at its root")
+        str, typer.Argument(metavar="FOLDER", help="Root folder of the static server")
     ],
     url: options.DatabaseUrl = None,
     as_json: options.AsJson = False,

@@ -17,9 +17,13 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.jobs import Jobs
 
-jobs = typer.Typer(help="Say what is to be tuned, and print what came out", no_args_is_help=False)
+jobs = typer.Typer(
+    help="Ask workers to tune layers, and print what came out", no_args_is_help=False
+)
 
-JobId = Annotated[str, typer.Argument(metavar="ID", help="As the list has it, or its first digits")]
+JobId = Annotated[
+    str, typer.Argument(metavar="ID", help="Its id as in the list, or the first digits")
+]
 _ID = re.compile("[0-9a-f]{4,32}")
 
 
@@ -80,7 +84,9 @@ def list_command(
     state: Annotated[
         str | None, typer.Option("--state", help=f"Only these: {', '.join(JobState)}")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Most jobs")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=1000, help="Print so many at most")
+    ] = 20,
     db: options.DatabaseUrl = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -22,14 +22,16 @@ from gemm_tuner.trust.attestation import MeasuringKeys
 from gemm_tuner.trust.keys import default_key_path
 from gemm_tuner.trust.succession import present_key, rotate
 
-keys = typer.Typer(help="Say whose answers and measurements to believe", no_args_is_help=False)
+keys = typer.Typer(
+    help="Say which services, and whose measurements, to trust", no_args_is_help=False
+)
 
 Whom = Annotated[
     str, typer.Argument(metavar="URL|KEY", help="Address of a service, or a measuring key")
 ]
 
 
-@keys.command("list", help="Print the keys that are remembered of each service")
+@keys.command("list", help="Print the keys that are trusted for each service")
 def list_command(as_json: options.AsJson = False) -> None:
     """Print the keys that are remembered of each service."""
     pinned = configured_keys()
@@ -43,7 +45,7 @@ def list_command(as_json: options.AsJson = False) -> None:
         print_line(f"{url} {' '.join(key_ids)}")
 
 
-@keys.command("measuring", help="Print your measuring key, and those of others that are believed")
+@keys.command("measuring", help="Print your measuring key, and those of others that are trusted")
 def measuring_command(as_json: options.AsJson = False) -> None:
     """Print your measuring key, and those of others that are believed."""
     measuring = MeasuringKeys()
@@ -57,15 +59,13 @@ def measuring_command(as_json: options.AsJson = False) -> None:
         print_line(f"accepted {key}")
 
 
-@keys.command(
-    "accept", help="Believe a service by the key that it shows, or who measures by theirs"
-)
+@keys.command("accept", help="Trust a service by the key that it shows, or a measuring key")
 def accept_command(
     whom: Whom,
     key_id: Annotated[
         str | None,
         typer.Argument(
-            metavar="KEY_ID", help="Accept no other; the service prints it at its start"
+            metavar="KEY_ID", help="Accept only this key; the service prints its id when it starts"
         ),
     ] = None,
 ) -> None:

@@ -32,7 +32,7 @@ def lock(
         typer.Option(
             "--frozen",
             envvar="GEMM_TUNER_FROZEN",
-            help="Write nothing; check that the file names a kernel for each layer",
+            help="Write nothing; exit 1 unless the file names a kernel or library for each layer",
         ),
     ] = False,
     offline: Annotated[

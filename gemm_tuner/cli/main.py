@@ -47,38 +47,36 @@ COMMANDS = {
     "sweep":          "Tune a layer, or those of a file, and print the autotuning table",
     "collect":        "Print which products the models of a script compute, with their share of "
                       "the time",
-    "tune-model":     "Tune the models that a script runs, and print what they gain by it",
-    "adopt":          "Rebuild what is recorded to win on this CPU model, prove and time it here, "
-                      "and serve it",
+    "tune-model":     "Tune the models that a script runs, and print what they gain",
+    "adopt":          "Build, prove and time here what is recorded to win on this CPU model, and "
+                      "serve it",
     "tune-shortlist": "Time the kernels chosen for this kind of CPU, and serve the best of them",
     "bench":          "Time the best stored kernels beside all baselines at once; exit 1 if a "
                       "verdict is refuted",
-    "bench-models":   "Time whole models beside what a user would pick instead, one process for "
-                      "each way",
-    "resolve":        "Print the verdict for a layer; exit with 1 if no kernel is to be used",
+    "bench-models":   "Time whole models beside torch.compile, zentorch, OpenVINO and ONNX Runtime",
+    "resolve":        "Print the verdict for a layer; exit 1 if no kernel is served",
     "explain":        "Print each step of the lookup for a layer, and the evidence for it",
-    "source":         "Print the generated source of the winner, or of any candidate, or write its "
+    "source":         "Print the C++ of the winner or of any candidate, or write the winner's "
                       "library",
     "bundle":         "Write the kernels of layers, with a dispatcher in C, to a folder that needs "
                       "no Python",
-    "verify":         "Prove that one candidate is right, and record it; do not time it",
+    "verify":         "Prove one candidate and record the outcome, without timing it",
     "serve":          "Serve verdicts and kernels until stopped by Ctrl-C",
-    "worker":         "Tune what is asked of a service, one job after the other, until stopped by "
+    "worker":         "Tune what a service is asked for, one job after the other, until stopped by "
                       "Ctrl-C",
-    "dispatch":       "Place the jobs that wait on the workers of a fleet until stopped by Ctrl-C",
-    "jobs":           "Say what is to be tuned, and print what came out",
-    "lock":           "Write which kernel each layer gets, for a project's version control",
-    "keys":           "Say whose answers and measurements to believe",
+    "dispatch":       "Place waiting jobs on the workers of a fleet until stopped by Ctrl-C",
+    "jobs":           "Ask workers to tune layers, and print what came out",
+    "lock":           "Write gemm-tuner.lock: which kernel each layer gets, for version control",
+    "keys":           "Say which services, and whose measurements, to trust",
     "db":             "Copy, check, derive, prune and mirror a database",
-    "revoke":         "Withdraw a kernel or a signing key from everyone; exit with 1 if nothing "
-                      "changed",
-    "tokens":         "Say who may ask a service for what",
+    "revoke":         "Withdraw a kernel or a signing key from everyone; exit 1 if nothing changed",
+    "tokens":         "Make, list and revoke tokens: who may ask a service for what",
     "contributions":  "Accept or drop what holders of tokens contributed",
     "audit":          "Print who changed what and when, the newest last",
     "report":         "Write what a database holds, or how two differ, as one HTML file to show "
                       "to others",
     "records":        "Export, import and attest records",
-    "model":          "Check the model that ranks candidates",
+    "model":          "Check the model that ranks candidates, and record and train for it",
     "replay":         "Compare strategies of a search on recorded trials, without the machine",
     "simulate":       "Predict how long a call takes on many threads, and what bounds it",
 }

@@ -15,7 +15,9 @@ from gemm_tuner.select.model_quality import TOP, RankedProblem, model_quality
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 
-model = typer.Typer(help="Check the model that ranks candidates", no_args_is_help=False)
+model = typer.Typer(
+    help="Check the model that ranks candidates, and record and train for it", no_args_is_help=False
+)
 model.command(
     "record", help="Time a grid of candidates of each layer, and keep every sample for replays"
 )(record_command)

@@ -51,10 +51,10 @@ def record_command(
     threads: options.Threads = 1,
     regime: options.RegimeChoice = "both",
     candidates: Annotated[
-        int, typer.Option("--candidates", help="Record at most so many candidates of a layer")
+        int, typer.Option("--candidates", help="Candidates of each layer, at most")
     ] = MOST,
     visits: Annotated[
-        int, typer.Option("--visits", help="Time each so often, each time beside others")
+        int, typer.Option("--visits", help="Times that each is timed, each time beside others")
     ] = VISITS,
     out: Annotated[
         Path | None,

@@ -15,45 +15,48 @@ _LONGEST_S = 365 * 86400.0  # what waits cannot count much longer
 _UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 # fmt: off
-Rows = Annotated[str, typer.Argument(metavar="M", help="Rows of x: a number, or low..high")]
-Columns = Annotated[
-    str, typer.Argument(metavar="N", help="Columns of y; of attention keys, or low..high")]
-Depth = Annotated[int, typer.Argument(metavar="K", help="Columns of x, summed over")]
+_COLUMNS_HELP = "Columns of y; for attention the number of keys, or a range as 1..4096"
+_DEPTH_HELP = "Columns of x, which are summed over; for attention the size of a head"
+Rows = Annotated[
+    str, typer.Argument(metavar="M", help="Rows of x: a number, or a range as 1..512")]
+Columns = Annotated[str, typer.Argument(metavar="N", help=_COLUMNS_HELP)]
+Depth = Annotated[int, typer.Argument(metavar="K", help=_DEPTH_HELP)]
 OptionalRows = Annotated[
-    str | None, typer.Argument(metavar="M", help="Rows of x: a number, or low..high; or several, "
-                               "as in 1,16,17..64")]
-OptionalColumns = Annotated[
-    str | None, typer.Argument(metavar="N", help="Columns of y; of attention keys, or low..high")]
-OptionalDepth = Annotated[
-    int | None, typer.Argument(metavar="K", help="Columns of x, summed over")]
+    str | None, typer.Argument(metavar="M", help="Rows of x: a number, a range as 1..512, or a "
+                               "list as 1,16,17..64")]
+OptionalColumns = Annotated[str | None, typer.Argument(metavar="N", help=_COLUMNS_HELP)]
+OptionalDepth = Annotated[int | None, typer.Argument(metavar="K", help=_DEPTH_HELP)]
 Shapes = Annotated[
-    Path | None, typer.Option(metavar="FILE.csv", help="Take the layers from a file with the "
-                              "columns name, m, n, k and, if you like, dtype, epilogue, "
-                              "w_layout, reduction, operation, from")]
+    Path | None, typer.Option(metavar="FILE.csv", help="Read the layers from a file with the "
+                              "columns name, m, n, k and, if needed, dtype, epilogue, w_layout, "
+                              "reduction, operation, from")]
 DTypeName = Annotated[
-    str, typer.Option("--dtype", help="Element type of x, w and y; or such as int8, bf16_s4")]
+    str, typer.Option("--dtype", help="Types of x, w and y, such as f32, bf16, int8, bf16_s4")]
 EpilogueText = Annotated[
     str, typer.Option("--epilogue", help="Steps after the product, such as bias+relu")]
 LayoutName = Annotated[
     str, typer.Option("--w-layout", help="How w is stored: nk as PyTorch's Linear, or kn")]
 Groups = Annotated[
-    str | None, typer.Option("--groups", help="Elements of quantised weights along k that share a "
-                             "scale: 32, 64, 128, or k for a whole column")]
+    str | None, typer.Option("--groups", help="Quantised weights along k that share a scale: 32, "
+                             "64, 128, or k for a whole column")]
 ReductionName = Annotated[
-    str, typer.Option("--reduction", help="Order of additions: any, or fixed for the same bits "
+    str, typer.Option("--reduction", help="Order of additions: any, or fixed, for the same bits "
                       "from every kernel")]
 OperationName = Annotated[
-    str, typer.Option("--operation", help="linear, whose w is constant, matmul, a product of two "
-                      "activations, or attention: softmax of q (M, K) by keys (N, K), by values")]
+    str, typer.Option("--operation", help="linear: w is constant; matmul: w comes with each "
+                      "call; attention: softmax of q (M, K) by keys (N, K), times values")]
 Threads = Annotated[int, typer.Option("--threads", help="Threads that share one call")]
-RegimeName = Annotated[str, typer.Option("--regime", help="hot or cold_weights")]
-RegimeChoice = Annotated[str, typer.Option("--regime", help="hot, cold_weights or both")]
+RegimeName = Annotated[
+    str, typer.Option("--regime", help="Weights in the caches (hot) or in memory (cold_weights)")]
+RegimeChoice = Annotated[
+    str, typer.Option("--regime", help="Weights in the caches (hot), in memory (cold_weights), or "
+                      "both")]
 Budget = Annotated[str, typer.Option("--budget", help="Longest time per layer, such as 30s or 2m")]
 ModelBudget = Annotated[
     str, typer.Option("--budget", help="Longest time to tune all layers, such as 10m")]
 Target = Annotated[
-    str | None, typer.Option("--target", metavar="CPU", help="Choose for a CPU that is not here, "
-                             "such as sapphire_rapids, and prove the choice without timing it")]
+    str | None, typer.Option("--target", metavar="CPU", help="Choose and prove kernels for a CPU "
+                             "that is not here, such as sapphire_rapids, without timing them")]
 DatabaseUrl = Annotated[
     str | None, typer.Option("--db", envvar="GEMM_TUNER_DB", metavar="URL", help="Database; by "
                              "default SQLite in your data directory")]
@@ -62,17 +65,17 @@ Compiler = Annotated[
 Again = Annotated[
     bool, typer.Option("--again", help="Measure anew what was tuned before")]
 RankerFile = Annotated[
-    Path | None, typer.Option("--ranker", metavar="FILE.json", help="For the strategy learned: "
-                              'what "gemm-tuner model train" wrote')]
+    Path | None, typer.Option("--ranker", metavar="FILE.json", help="For --strategy learned: what "
+                              '"gemm-tuner model train" wrote')]
 SchedulerAddress = Annotated[
     str | None, typer.Option("--scheduler", metavar="URL", help="Scheduler of a fleet: "
                              "tls://HOST:PORT, or tcp:// on this machine")]
 TlsAuthority = Annotated[
-    Path | None, typer.Option("--tls-ca", metavar="FILE", help="Whose certificates to believe in "
-                              "the fleet, in PEM")]
+    Path | None, typer.Option("--tls-ca", metavar="FILE", help="Certificate of the fleet's "
+                              "authority, in PEM")]
 TlsCertificate = Annotated[
-    Path | None, typer.Option("--tls-cert", metavar="FILE", help="Own certificate for the fleet, "
-                              "in PEM")]
+    Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate of this machine for "
+                              "the fleet, in PEM")]
 TlsKey = Annotated[
     Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, in PEM")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the same facts as JSON")]

@@ -23,11 +23,11 @@ from gemm_tuner.store.repository import Repository
 records = typer.Typer(help="Export, import and attest records", no_args_is_help=False)
 
 
-@records.command("export", help="Write every record measured here, one JSON text a line")
+@records.command("export", help="Write every record measured here, as JSON Lines")
 def export_command(
     file: Annotated[Path | None, typer.Argument(help="By default standard output")] = None,
     only_finals: Annotated[
-        bool, typer.Option("--finals", help="Leave out the races: verdicts rest on the others")
+        bool, typer.Option("--finals", help="Leave out races, on which no verdict rests")
     ] = False,
     db: options.DatabaseUrl = None,
 ) -> None:
@@ -91,7 +91,9 @@ def import_command(
         raise typer.Exit(1)
 
 
-@records.command("attest", help="Attest what was run into a database, so that it is served to you")
+@records.command(
+    "attest", help="Attest what was measured into a database, so that it is served to you"
+)
 def attest_command(
     is_agreed: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
     db: options.DatabaseUrl = None,

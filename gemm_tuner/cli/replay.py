@@ -45,9 +45,9 @@ def replay(
     ] = None,
     budget: options.Budget = "30s",
     repeats: Annotated[
-        int, typer.Option("--repeats", help="Search each problem so often, with other samples")
+        int, typer.Option("--repeats", help="Searches of each problem, each with other samples")
     ] = 5,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all that is drawn")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all random draws")] = 0,
     ranker: options.RankerFile = None,
     as_json: options.AsJson = False,
 ) -> None:

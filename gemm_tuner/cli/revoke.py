@@ -21,9 +21,7 @@ def revoke(
     ],
     reason: Annotated[str, typer.Option("--reason", help="Why, for whoever asks for it")],
     *,
-    is_lifted: Annotated[
-        bool, typer.Option("--lift", help="Lift the revocation that there is")
-    ] = False,
+    is_lifted: Annotated[bool, typer.Option("--lift", help="Take the revocation back")] = False,
     db: options.DatabaseUrl = None,
 ) -> None:
     """Withdraw a kernel or a signing key from everyone; exit with 1 if nothing changed."""

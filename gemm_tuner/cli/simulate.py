@@ -59,7 +59,7 @@ def simulate(
     k: options.Depth,
     *,
     threads: Annotated[
-        str, typer.Option(help="Numbers of threads, as 1,2,48; or 1..128, doubled from the first")
+        str, typer.Option(help="Threads, as 1,2,48; or 1..128 for each doubling from 1")
     ] = "1..64",
     m_of_call: Annotated[
         int | None, typer.Option(help="Rows of the call, where M is a range; by default the most")
@@ -71,7 +71,8 @@ def simulate(
     reduction: options.ReductionName = "any",
     regime: options.RegimeChoice = "both",
     candidate: Annotated[
-        str | None, typer.Option(help="Text of the kernel; by default the winner, or the first")
+        str | None,
+        typer.Option(help="Text of the kernel; by default the winner, or the model's first choice"),
     ] = None,
     target: Annotated[
         str | None,
@@ -81,7 +82,8 @@ def simulate(
         int | None, typer.Option(help="Sockets of the server; by default as few as are needed")
     ] = None,
     rank: Annotated[
-        int | None, typer.Option(help="Print instead so many kernels, the fastest on most threads")
+        int | None,
+        typer.Option(help="Print so many kernels instead, ordered by speed on the most threads"),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw the speed-ups, as SVG or PNG")

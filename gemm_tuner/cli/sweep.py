@@ -101,7 +101,9 @@ def sweep(
     ] = False,
     max_loss: Annotated[
         float,
-        typer.Option("--max-loss", help="Percent of its speed that sharing may cost an m"),
+        typer.Option(
+            "--max-loss", help="With --share-weights: percent of its speed that an m may lose"
+        ),
     ] = 100 * MAX_LOSS,
     split_range: Annotated[
         bool,

@@ -15,7 +15,9 @@ from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.tokens import Tokens
 
-tokens = typer.Typer(help="Say who may ask a service for what", no_args_is_help=False)
+tokens = typer.Typer(
+    help="Make, list and revoke tokens: who may ask a service for what", no_args_is_help=False
+)
 
 
 def actor_here() -> str:
@@ -86,7 +88,7 @@ def list_command(db: options.DatabaseUrl = None, as_json: options.AsJson = False
 
 @tokens.command("revoke", help="Revoke a token for ever; exit with 1 if there is none")
 def revoke_command(
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="As the list has it")],
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="Its id, as in the list")],
     db: options.DatabaseUrl = None,
 ) -> None:
     """Revoke a token for ever; exit with 1 if there is none."""

@@ -39,7 +39,7 @@ def worker(
     tls_key: options.TlsKey = None,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
 ) -> None:
-    """Tune what is asked of a service, one job after the other, until stopped by Ctrl-C.
+    """Tune what a service is asked for, one job after the other, until stopped by Ctrl-C.
 
     With --scheduler, it runs the jobs that the fleet places on it, instead of looking for them.
     """
