@@ -94,7 +94,7 @@ def adopt(
     compiler: options.Compiler = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Rebuild what is recorded to win on this CPU model, prove and time it here, and serve it.
+    """Build, prove and time here what is recorded to win on this CPU model, and serve it.
 
     Without a layer, take every problem of this database whose verdict is of another generator,
     compiler or baseline, and say which verdicts changed. What is recorded comes from the database,

@@ -75,7 +75,7 @@ def bench_models(
     markdown: _Markdown = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Time whole models beside what a user would pick instead, one process for each way.
+    """Time whole models beside torch.compile, zentorch, OpenVINO and ONNX Runtime.
 
     Weights are random, and nothing is downloaded. Ctrl-C keeps what is finished; the same command
     goes on with what is missing, and with what failed for a reason that may have passed. The exit

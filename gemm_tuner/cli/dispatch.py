@@ -35,7 +35,7 @@ def dispatch(
     tls_key: options.TlsKey = None,
     db: options.DatabaseUrl = None,
 ) -> None:
-    """Place the jobs that wait on the workers of a fleet until stopped by Ctrl-C."""
+    """Place waiting jobs on the workers of a fleet until stopped by Ctrl-C."""
     fleet = scheduler_of(scheduler, authority=tls_ca, certificate=tls_cert, key=tls_key)
     load_distributed()
     engine = open_database(db)

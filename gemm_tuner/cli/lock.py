@@ -50,7 +50,7 @@ def lock(
     threads: options.Threads = 1,
     regime: options.RegimeName = "hot",
 ) -> None:
-    """Write which kernel each layer gets, for a project's version control."""
+    """Write gemm-tuner.lock: which kernel each layer gets, for version control."""
     layout = options.with_groups(w_layout, groups)
     layers = layers_of(
         m=m,

@@ -39,7 +39,7 @@ def resolve(
     db: options.DatabaseUrl = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Print the verdict for a layer; exit with 1 if no kernel is served."""
+    """Print the verdict for a layer; exit 1 if no kernel is served."""
     layout = options.with_groups(w_layout, groups)
     problem = Problem.create(
         m,

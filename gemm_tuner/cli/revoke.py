@@ -24,7 +24,7 @@ def revoke(
     is_lifted: Annotated[bool, typer.Option("--lift", help="Take the revocation back")] = False,
     db: options.DatabaseUrl = None,
 ) -> None:
-    """Withdraw a kernel or a signing key from everyone; exit with 1 if nothing changed."""
+    """Withdraw a kernel or a signing key from everyone; exit 1 if nothing changed."""
     repository = Repository(open_database(db, may_create=False))
     change = repository.lift if is_lifted else repository.revoke
     if not change(subject, reason=reason, actor=actor_here(), now=datetime.now(UTC)):

@@ -59,7 +59,7 @@ def source(
     db: options.DatabaseUrl = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Print the generated source of the winner, or of any candidate, or write its library."""
+    """Print the C++ of the winner or of any candidate, or write the winner's library."""
     layout = options.with_groups(w_layout, groups)
     problem = Problem.create(
         m,

@@ -36,7 +36,7 @@ def tune_model(
     db: options.DatabaseUrl = None,
     as_json: options.AsJson = False,
 ) -> int:
-    """Tune the models that a script runs, and print what they gain by it.
+    """Tune the models that a script runs, and print what they gain.
 
     The script runs once; then its models are called as it called them, without gradients. The time
     goes to their linear layers, their products of two activations and their attention by their

@@ -33,7 +33,7 @@ def verify(
     db: options.DatabaseUrl = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Prove that one candidate is right, and record it; do not time it.
+    """Prove one candidate and record the outcome, without timing it.
 
     AMX and AVX512-FP16 are emulated where the CPU lacks them. The exit code is 1 if the candidate
     fails.

@@ -22,7 +22,9 @@ _LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
 _CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 _IN_CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
-_CALL = re.compile(r"gemm-tuner ([a-z][a-z-]*)\b(?! \d`)((?:\\\n|[^\n#`|])*)")  # not `... verdict 1`
+_CALL = re.compile(
+    r"gemm-tuner ([a-z][a-z-]*)\b(?! \d`)((?:\\\n|[^\n#`|])*)"
+)  # not `... verdict 1`
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
