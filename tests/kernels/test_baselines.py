@@ -1,5 +1,8 @@
+from collections.abc import Iterator
+
 import pytest
 from _pytest.mark.structures import ParameterSet
+from library_processes import Libraries
 from needs import need_whole_sums_of_bytes
 from planted import build_planted
 
@@ -14,17 +17,10 @@ from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.machine.detect import detect_cpu
 
 
-def _baseline_of(text: str, *, baseline: str, threads: int = 1) -> str:
-    """Return the name of a baseline that was found to be right on a problem."""
-    with _host_beside(text, baseline, threads) as host:
-        return host.baseline_text
-
-
-def _implementation_of(text: str, baseline: str) -> str:
-    """Return by what a baseline computes that was found to be right on a problem."""
-    with _host_beside(text, baseline) as host:
-        (implementation,) = host.implementations.values()
-    return implementation
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Libraries]:
+    with Libraries(tmp_path_factory.mktemp("libraries")) as processes:
+        yield processes
 
 
 def _host_beside(text: str, baseline: str, threads: int = 1, race: Race | None = None) -> TrialHost:
@@ -72,8 +68,10 @@ _FEW_EPILOGUES_OF_FLOATS = [
 
 @pytest.mark.baseline("onednn")
 @pytest.mark.parametrize("epilogue", _EPILOGUES_OF_FLOATS)
-def test_onednn_computes_every_epilogue(epilogue: str) -> None:
-    assert _baseline_of(f"f32 19x37x23 nk {epilogue}", baseline="onednn").startswith("onednn 3.")
+def test_onednn_computes_every_epilogue(epilogue: str, libraries: Libraries) -> None:
+    assert libraries.baseline_of(f"f32 19x37x23 nk {epilogue}", baseline="onednn").startswith(
+        "onednn 3."
+    )
 
 
 # Layers of bytes: as integers, dequantised, with an activation, per row, and quantised again.
@@ -90,8 +88,8 @@ _LAYERS_OF_BYTES = [
 
 @pytest.mark.baseline("onednn")
 @pytest.mark.parametrize("text", [*_LAYERS_OF_BYTES, "u8_s8_s32_bf16 19x37x23 nk scale+silu"])
-def test_onednn_computes_layers_of_bytes(text: str) -> None:
-    assert _baseline_of(text, baseline="onednn").startswith("onednn 3.")
+def test_onednn_computes_layers_of_bytes(text: str, libraries: Libraries) -> None:
+    assert libraries.baseline_of(text, baseline="onednn").startswith("onednn 3.")
 
 
 @pytest.mark.baseline("onednn")
@@ -105,17 +103,19 @@ def test_onednn_computes_layers_of_bytes(text: str) -> None:
         "f32_f32_f32_bf16 19x37x23 kn gelu_erf",
     ],
 )
-def test_what_onednn_lacks_is_done_by_passes(text: str) -> None:
-    found = _baseline_of(text, baseline="onednn")
+def test_what_onednn_lacks_is_done_by_passes(text: str, libraries: Libraries) -> None:
+    found = libraries.baseline_of(text, baseline="onednn")
 
     assert found.startswith("onednn 3.")
     assert found.endswith(" + pass")
 
 
 @pytest.mark.baseline("onednn")
-def test_plain_weights_are_right_although_they_are_rounded() -> None:
+def test_plain_weights_are_right_although_they_are_rounded(libraries: Libraries) -> None:
     """Zero points of y are rounded: a weight rounded to bf16 moves some results by a whole one."""
-    found = _baseline_of("bf16_s4_f32_bf16 569x924x7 kn:gk y_zero_point", baseline="onednn")
+    found = libraries.baseline_of(
+        "bf16_s4_f32_bf16 569x924x7 kn:gk y_zero_point", baseline="onednn"
+    )
 
     assert found.endswith(" with weights of bf16")
 
@@ -135,16 +135,18 @@ def test_no_reference_implementation_is_a_baseline(dtype: str) -> None:
 @pytest.mark.parametrize(
     ("sizes", "layout"), _in_layouts("1x64x33", "64x1x33", "5x5x1", "0x4x4", "4x0x4")
 )
-def test_onednn_computes_every_layout(sizes: str, layout: str) -> None:
-    assert _baseline_of(f"f32 {sizes} {layout} bias", baseline="onednn").startswith("onednn 3.")
+def test_onednn_computes_every_layout(sizes: str, layout: str, libraries: Libraries) -> None:
+    assert libraries.baseline_of(f"f32 {sizes} {layout} bias", baseline="onednn").startswith(
+        "onednn 3."
+    )
 
 
 @pytest.mark.baseline("openblas")
 @pytest.mark.parametrize(
     ("sizes", "layout"), _in_layouts("19x37x23", "1x37x23", "19x1x23", "1x1x1", "1x4x0")
 )
-def test_openblas_computes_a_layer(sizes: str, layout: str) -> None:
-    text = _baseline_of(f"f32 {sizes} {layout} bias+relu", baseline="openblas")
+def test_openblas_computes_a_layer(sizes: str, layout: str, libraries: Libraries) -> None:
+    text = libraries.baseline_of(f"f32 {sizes} {layout} bias+relu", baseline="openblas")
 
     assert text.startswith("openblas ")
     assert text.endswith(" + pass")
@@ -152,8 +154,8 @@ def test_openblas_computes_a_layer(sizes: str, layout: str) -> None:
 
 @pytest.mark.baseline("openblas")
 @pytest.mark.parametrize("text", ["bf16 19x37x23 nk gelu_tanh", "f16_f16_f32_f32 19x37x23 kn"])
-def test_openblas_computes_in_f32_what_it_has_no_type_for(text: str) -> None:
-    assert _baseline_of(text, baseline="openblas").endswith(" + pass")
+def test_openblas_computes_in_f32_what_it_has_no_type_for(text: str, libraries: Libraries) -> None:
+    assert libraries.baseline_of(text, baseline="openblas").endswith(" + pass")
 
 
 @pytest.mark.baseline("onednn")
@@ -172,46 +174,50 @@ def test_installed_libraries_are_raced(threads: int) -> None:
 @pytest.mark.parametrize("layout", ["nk", "kn"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_mkl_computes_the_product(dtype: str, layout: str, threads: int) -> None:
-    text = _baseline_of(f"{dtype} 19x37x23 {layout} bias+relu", baseline="mkl", threads=threads)
+def test_mkl_computes_the_product(
+    dtype: str, layout: str, threads: int, libraries: Libraries
+) -> None:
+    text = libraries.baseline_of(
+        f"{dtype} 19x37x23 {layout} bias+relu", baseline="mkl", threads=threads
+    )
 
     assert text.startswith("mkl ")
 
 
 @pytest.mark.baseline("mkl")
 @pytest.mark.parametrize("y", ["s32", "f32", "u8"])
-def test_mkl_computes_the_product_of_bytes(y: str) -> None:
-    text = _baseline_of(f"u8_s8_s32_{y} 19x37x23", baseline="mkl")
+def test_mkl_computes_the_product_of_bytes(y: str, libraries: Libraries) -> None:
+    text = libraries.baseline_of(f"u8_s8_s32_{y} 19x37x23", baseline="mkl")
 
     assert text.startswith("mkl ")
 
 
 @pytest.mark.baseline("libxsmm")
 @pytest.mark.parametrize("layout", ["nk", "kn"])
-def test_libxsmm_computes_the_product(layout: str) -> None:
-    text = _baseline_of(f"f32 19x37x23 {layout} bias+relu", baseline="libxsmm")
+def test_libxsmm_computes_the_product(layout: str, libraries: Libraries) -> None:
+    text = libraries.baseline_of(f"f32 19x37x23 {layout} bias+relu", baseline="libxsmm")
 
     assert text.startswith("libxsmm 1.")
 
 
 @pytest.mark.baseline("libxsmm")
-def test_libxsmm_refuses_what_is_not_small() -> None:
+def test_libxsmm_refuses_what_is_not_small(libraries: Libraries) -> None:
     with pytest.raises(BaselineMissing, match="small products"):
-        _baseline_of("f32 65x64x64", baseline="libxsmm")
+        libraries.baseline_of("f32 65x64x64", baseline="libxsmm")
 
 
 @pytest.mark.baseline("onnxruntime")
 @pytest.mark.parametrize("epilogue", _FEW_EPILOGUES_OF_FLOATS)
-def test_onnx_runtime_computes_every_epilogue(epilogue: str) -> None:
-    text = _baseline_of(f"f32 19x37x23 kn {epilogue}", baseline="onnxruntime")
+def test_onnx_runtime_computes_every_epilogue(epilogue: str, libraries: Libraries) -> None:
+    text = libraries.baseline_of(f"f32 19x37x23 kn {epilogue}", baseline="onnxruntime")
 
     assert text.startswith("onnxruntime ")
 
 
 @pytest.mark.baseline("onnxruntime")
 @pytest.mark.parametrize("text", _LAYERS_OF_BYTES)
-def test_onnx_runtime_computes_layers_of_bytes(text: str) -> None:
-    assert _baseline_of(text, baseline="onnxruntime").startswith("onnxruntime ")
+def test_onnx_runtime_computes_layers_of_bytes(text: str, libraries: Libraries) -> None:
+    assert libraries.baseline_of(text, baseline="onnxruntime").startswith("onnxruntime ")
 
 
 @pytest.mark.baseline("onnxruntime")
@@ -219,76 +225,76 @@ def test_onnx_runtime_gets_signed_bytes_as_unsigned_ones(monkeypatch: pytest.Mon
     """It saturates signed weights where the CPU adds in 16 bits, and has no fast signed x."""
     monkeypatch.setenv("GEMM_TUNER_ISA", "avx2,fma")
 
-    told = _implementation_of("s8_s8_s32_f32 19x37x23 nk x_zero_point+scale", "onnxruntime")
+    with _host_beside("s8_s8_s32_f32 19x37x23 nk x_zero_point+scale", "onnxruntime") as host:
+        (told,) = host.implementations.values()
 
     assert told == "MatMulIntegerToFloat: x and w as u8"
 
 
 @pytest.mark.baseline("onnxruntime")
 @pytest.mark.parametrize("epilogue", ["bias+gelu_erf+add", "bias+clamp:-0.5:0.25"])
-def test_onnx_runtime_converts_half_precision(epilogue: str) -> None:
-    text = _baseline_of(f"f16 19x37x23 nk {epilogue}", baseline="onnxruntime")
+def test_onnx_runtime_converts_half_precision(epilogue: str, libraries: Libraries) -> None:
+    text = libraries.baseline_of(f"f16 19x37x23 nk {epilogue}", baseline="onnxruntime")
 
     assert text.startswith("onnxruntime ")
 
 
 @pytest.mark.baseline("onnxruntime")
-def test_onnx_runtime_refuses_what_it_has_no_operator_for() -> None:
+def test_onnx_runtime_refuses_what_it_has_no_operator_for(libraries: Libraries) -> None:
     with pytest.raises(BaselineMissing, match="does not compute bf16"):
-        _baseline_of("bf16 19x37x23", baseline="onnxruntime")
+        libraries.baseline_of("bf16 19x37x23", baseline="onnxruntime")
 
 
 @pytest.mark.baseline("torch")
 @pytest.mark.parametrize("epilogue", _FEW_EPILOGUES_OF_FLOATS)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_torch_computes_every_epilogue(dtype: str, epilogue: str) -> None:
-    text = _baseline_of(f"{dtype} 19x37x23 nk {epilogue}", baseline="torch")
+def test_torch_computes_every_epilogue(dtype: str, epilogue: str, libraries: Libraries) -> None:
+    text = libraries.baseline_of(f"{dtype} 19x37x23 nk {epilogue}", baseline="torch")
 
     assert text.startswith("torch ")
 
 
 @pytest.mark.baseline("torch")
 @pytest.mark.parametrize("text", _LAYERS_OF_BYTES[1:])
-def test_torch_computes_layers_of_bytes(text: str) -> None:
+def test_torch_computes_layers_of_bytes(text: str, libraries: Libraries) -> None:
     need_whole_sums_of_bytes()
 
-    assert _baseline_of(text, baseline="torch").startswith("torch ")
+    assert libraries.baseline_of(text, baseline="torch").startswith("torch ")
 
 
 @pytest.mark.baseline("torch")
 @pytest.mark.parametrize("layer", ["u8_s8_s32_s32 9x7x3", "u8_s8_s32_u8 9x7x3 nk scale+sigmoid"])
-def test_torch_refuses_what_its_quantised_layer_cannot_do(layer: str) -> None:
+def test_torch_refuses_what_its_quantised_layer_cannot_do(layer: str, libraries: Libraries) -> None:
     with pytest.raises(BaselineMissing, match="PyTorch"):
-        _baseline_of(layer, baseline="torch")
+        libraries.baseline_of(layer, baseline="torch")
 
 
 @pytest.mark.baseline("torch-onednn")
 def test_the_onednn_inside_torch_computes_a_layer() -> None:
-    text = _baseline_of("f32 19x37x23 nk bias+gelu_erf+add", baseline="torch-onednn", threads=2)
-
-    assert text.startswith("torch-onednn ")
+    with _host_beside("f32 19x37x23 nk bias+gelu_erf+add", "torch-onednn", threads=2) as host:
+        assert host.baseline_text.startswith("torch-onednn ")
 
 
 @pytest.mark.baseline("zentorch")
 @pytest.mark.parametrize("epilogue", ["bias+silu+mul", "gelu_erf+bias"])
-def test_zentorch_computes_a_layer(epilogue: str) -> None:
-    text = _baseline_of(f"f32 19x37x23 kn {epilogue}", baseline="zentorch")
+def test_zentorch_computes_a_layer(epilogue: str, libraries: Libraries) -> None:
+    text = libraries.baseline_of(f"f32 19x37x23 kn {epilogue}", baseline="zentorch")
 
     assert text.startswith("zentorch ")
 
 
 @pytest.mark.baseline("openvino")
 @pytest.mark.parametrize("epilogue", _FEW_EPILOGUES_OF_FLOATS)
-def test_openvino_computes_every_epilogue(epilogue: str) -> None:
-    text = _baseline_of(f"f32 19x37x23 nk {epilogue}", baseline="openvino", threads=2)
+def test_openvino_computes_every_epilogue(epilogue: str, libraries: Libraries) -> None:
+    text = libraries.baseline_of(f"f32 19x37x23 nk {epilogue}", baseline="openvino", threads=2)
 
     assert text.startswith("openvino ")
 
 
 @pytest.mark.baseline("openvino")
-def test_openvino_is_called_in_float32_only() -> None:
+def test_openvino_is_called_in_float32_only(libraries: Libraries) -> None:
     with pytest.raises(BaselineMissing, match="not in bf16"):
-        _baseline_of("bf16 19x37x23", baseline="openvino")
+        libraries.baseline_of("bf16 19x37x23", baseline="openvino")
 
 
 @pytest.mark.baseline("torch-weights")
@@ -303,8 +309,8 @@ def test_openvino_is_called_in_float32_only() -> None:
         "bf16_u4 1x64x256 nk:g128 silu",
     ],
 )
-def test_torch_computes_with_quantised_weights(text: str) -> None:
-    assert _baseline_of(text, baseline="torch-weights").startswith("torch-weights ")
+def test_torch_computes_with_quantised_weights(text: str, libraries: Libraries) -> None:
+    assert libraries.baseline_of(text, baseline="torch-weights").startswith("torch-weights ")
 
 
 @pytest.mark.baseline("torch-weights")
@@ -323,8 +329,8 @@ def test_torch_takes_part_in_the_race_of_quantised_weights() -> None:
     ("types", "operator"),
     [("bf16_s8 1x32x64 nk:gk", "int8pack"), ("bf16_s4 1x32x64 nk:g32", "int4pack")],
 )
-def test_the_operator_of_torch_is_told(types: str, operator: str) -> None:
-    assert operator in _implementation_of(f"{types} none", "torch-weights")
+def test_the_operator_of_torch_is_told(types: str, operator: str, libraries: Libraries) -> None:
+    assert operator in libraries.implementation_of(f"{types} none", "torch-weights")
 
 
 @pytest.mark.baseline("torch-weights")
@@ -340,82 +346,94 @@ def test_the_operator_of_torch_is_told(types: str, operator: str) -> None:
         ("bf16_s8 4x32x33 nk:gk none", "k is a multiple of 32"),
     ],
 )
-def test_torch_refuses_weights_that_its_operators_do_not_take(text: str, reason: str) -> None:
+def test_torch_refuses_weights_that_its_operators_do_not_take(
+    text: str, reason: str, libraries: Libraries
+) -> None:
     with pytest.raises(BaselineMissing, match=reason):
-        _baseline_of(text, baseline="torch-weights")
+        libraries.baseline_of(text, baseline="torch-weights")
 
 
 @pytest.mark.baseline("torch-inductor")
 def test_torch_inductor_computes_a_layer() -> None:
-    text = _baseline_of("f32 19x37x23 nk bias+gelu_erf+add", baseline="torch-inductor", threads=2)
+    with _host_beside("f32 19x37x23 nk bias+gelu_erf+add", "torch-inductor", threads=2) as host:
+        assert host.baseline_text.startswith("torch-inductor ")
 
-    assert text.startswith("torch-inductor ")
 
-
-@pytest.mark.parametrize(
-    ("baseline", "text"),
+_OF_ACTIVATIONS = {
+    "onednn": (
+        "f32 19x37x23 nk scale+add",
+        "f32 1x37x23 kn none",
+        "bf16 19x37x23 kn scale",
+        "int8 19x37x23 nk scale",
+        "u8_s8_s32_f32 19x37x23 kn x_row_zero_point+row_scale",
+    ),
+    "openblas": (
+        "f32 19x37x23 nk scale+add",
+        "f32 1x37x23 kn none",
+        "f32 1x37x23 nk none",
+        "f32 19x1x23 kn none",
+        "bf16 19x37x23 kn scale",
+    ),
+    "mkl": (
+        "f32 19x37x23 nk scale+add",
+        "f32 19x37x23 kn none",
+        "bf16 19x37x23 kn scale",
+        "u8_s8_s32_f32 19x37x23 nk x_zero_point",
+        "u8_s8_s32_f32 19x37x23 kn x_row_zero_point",
+    ),
+    "libxsmm": ("f32 19x37x23 kn none",),
+    "torch": (
+        "f32 19x37x23 nk scale",
+        "f32 19x37x23 kn scale+add+relu",
+        "f32 19x37x23 nk bias+scale",
+        "bf16 19x37x23 kn none",
+    ),
+    "zentorch": ("f32 19x37x23 nk scale+add", "f32 19x37x23 kn bias"),
+    "onnxruntime": (
+        "f32 19x37x23 nk scale+add",
+        "f32 1x37x23 kn bias+relu",
+        "f16 19x37x23 kn none",
+        "int8 19x37x23 nk scale",
+        "s8_s8_s32_f32 19x37x23 kn x_zero_point+scale+bias",
+        "u8_s8_s32_s32 19x37x23 nk none",
+    ),
+    "openvino": ("f32 19x37x23 nk scale+add", "f32 1x37x23 kn bias+relu"),
+}
+# Of each library the first has a process of its own, in the sandbox.
+_ALONE, _TOGETHER = (
     [
         pytest.param(name, f"matmul {text}", marks=pytest.mark.baseline(name))
-        for name, texts in {
-            "onednn": (
-                "f32 19x37x23 nk scale+add",
-                "f32 1x37x23 kn none",
-                "bf16 19x37x23 kn scale",
-                "int8 19x37x23 nk scale",
-                "u8_s8_s32_f32 19x37x23 kn x_row_zero_point+row_scale",
-            ),
-            "openblas": (
-                "f32 19x37x23 nk scale+add",
-                "f32 1x37x23 kn none",
-                "f32 1x37x23 nk none",
-                "f32 19x1x23 kn none",
-                "bf16 19x37x23 kn scale",
-            ),
-            "mkl": (
-                "f32 19x37x23 nk scale+add",
-                "f32 19x37x23 kn none",
-                "bf16 19x37x23 kn scale",
-                "u8_s8_s32_f32 19x37x23 nk x_zero_point",
-                "u8_s8_s32_f32 19x37x23 kn x_row_zero_point",
-            ),
-            "libxsmm": ("f32 19x37x23 kn none",),
-            "torch": (
-                "f32 19x37x23 nk scale",
-                "f32 19x37x23 kn scale+add+relu",
-                "f32 19x37x23 nk bias+scale",
-                "bf16 19x37x23 kn none",
-            ),
-            "zentorch": ("f32 19x37x23 nk scale+add", "f32 19x37x23 kn bias"),
-            "onnxruntime": (
-                "f32 19x37x23 nk scale+add",
-                "f32 1x37x23 kn bias+relu",
-                "f16 19x37x23 kn none",
-                "int8 19x37x23 nk scale",
-                "s8_s8_s32_f32 19x37x23 kn x_zero_point+scale+bias",
-                "u8_s8_s32_s32 19x37x23 nk none",
-            ),
-            "openvino": ("f32 19x37x23 nk scale+add", "f32 1x37x23 kn bias+relu"),
-        }.items()
-        for text in texts
-    ],
+        for name, texts in _OF_ACTIVATIONS.items()
+        for text in texts[chosen]
+    ]
+    for chosen in (slice(1), slice(1, None))
 )
-def test_libraries_multiply_two_activations(baseline: str, text: str) -> None:
-    found = _baseline_of(text, baseline=baseline)
+
+
+@pytest.mark.parametrize(("baseline", "text"), _ALONE)
+def test_libraries_multiply_two_activations_in_the_sandbox(baseline: str, text: str) -> None:
+    with _host_beside(text, baseline) as host:
+        assert host.baseline_text.startswith(baseline)
+
+
+@pytest.mark.parametrize(("baseline", "text"), _TOGETHER)
+def test_libraries_multiply_two_activations(baseline: str, text: str, libraries: Libraries) -> None:
+    found = libraries.baseline_of(text, baseline=baseline)
 
     assert found.startswith(baseline)
 
 
-def test_a_library_that_packs_ahead_is_no_baseline_of_activations() -> None:
+def test_a_library_that_packs_ahead_is_no_baseline_of_activations(libraries: Libraries) -> None:
     with pytest.raises(
         BaselineMissing, match="torch-onednn is not called for the operation 'matmul'"
     ):
-        _baseline_of("matmul f32 19x37x23 nk none", baseline="torch-onednn")
+        libraries.baseline_of("matmul f32 19x37x23 nk none", baseline="torch-onednn")
 
 
 @pytest.mark.baseline("libxsmm")
-def test_libxsmm_multiplies_no_transposed_activations() -> None:
+def test_libxsmm_multiplies_no_transposed_activations(libraries: Libraries) -> None:
     with pytest.raises(BaselineMissing, match=r"no kernel for a w of \(n, k\)"):
-        _baseline_of("matmul f32 19x37x23 nk none", baseline="libxsmm")
+        libraries.baseline_of("matmul f32 19x37x23 nk none", baseline="libxsmm")
 
 
 @pytest.mark.baseline("onnxruntime")
