@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grids import grid_toolchain
 from needs import each_executed, need_proof
 from numpy.typing import NDArray
 from proof import Subject, prove_all
@@ -99,7 +100,9 @@ def test_every_tile_of_single_floats_computes_attention() -> None:
 
 @pytest.mark.parametrize("row", each_executed(OF_SCORES, quick=["scalar_f32"]))
 def test_every_family_computes_attention(row: Row) -> None:
-    assert prove_all(subjects_of(row), find_toolchain()) == {}
+    toolchain = grid_toolchain(as_served=row.is_plain)
+
+    assert prove_all(subjects_of(row), toolchain) == {}
 
 
 @pytest.mark.parametrize(

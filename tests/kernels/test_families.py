@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import chain, cycle, islice, product, repeat
 
 import pytest
+from grids import grid_toolchain
 from needs import each_executed, need_compiler
 from other_encoding import needed_here
 from pairs import all_pairs
@@ -45,9 +46,10 @@ READ_ALONE = [row for row in ROWS if not row.types.is_weight_only or row in FEW_
 EXTRAS = (" pf1024", " pack_x pf_next u2", " u4 grid2x1", " pack_x pf8192 u2 grid1x2")
 
 
-@pytest.fixture(scope="module")
-def toolchain() -> Toolchain:
-    return find_toolchain()
+@pytest.fixture
+def toolchain(row: Row) -> Toolchain:
+    """Return the compiler of a row: the one that stands for all is compiled as it is served."""
+    return grid_toolchain(as_served=row.stands_for_all)
 
 
 def behind_whole(rests: Iterable[int], whole: int, most: int) -> Iterator[int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grids import grid_toolchain
 from needs import each_executed
 from numpy.typing import NDArray
 from proof import Subject, prove_all
@@ -75,7 +76,9 @@ def subjects_of(row: Row) -> list[Subject]:
 @pytest.mark.proof
 @pytest.mark.parametrize("row", each_executed(OF_ACTIVATIONS))
 def test_each_family_reads_and_packs_what_comes_with_the_call(row: Row) -> None:
-    assert prove_all(subjects_of(row), find_toolchain()) == {}
+    toolchain = grid_toolchain(as_served=row.stands_for_all)
+
+    assert prove_all(subjects_of(row), toolchain) == {}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,23 @@
+"""The compiler of the exhaustive grids: fast code is not worth its time where operands are tiny."""
+
+from dataclasses import replace
+from functools import cache
+
+from gemm_tuner.build.toolchain import Toolchain, find_toolchain
+
+# Of several levels of optimisation the last counts. The flags of a kernel come behind the command.
+_AT_LITTLE_COST = 'exec "$@" -Og'
+
+
+@cache
+def grid_toolchain(*, as_served: bool) -> Toolchain:
+    """Return the compiler that was found, which optimises as for a user, or little.
+
+    gcc takes half the time with -Og. Both have builds of their own in the cache, which goes by
+    the version.
+    """
+    toolchain = find_toolchain()
+    if as_served or toolchain.name != "gcc":
+        return toolchain
+    command = ("sh", "-c", _AT_LITTLE_COST, "sh", *toolchain.command)
+    return replace(toolchain, version=f"{toolchain.version} -Og", command=command)
