@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from grids import grid_toolchain
 from needs import each_executed
 from numpy.typing import NDArray
 from proof import Subject, prove_all
@@ -191,6 +192,6 @@ def test_every_family_has_enough_tiles_for_many_parts(row: Row) -> None:
         for sizes, layout, extras in cases
     ]
 
-    wrong = prove_all(subjects, find_toolchain())
+    wrong = prove_all(subjects, grid_toolchain(as_served=row.stands_for_all))
 
     assert not wrong

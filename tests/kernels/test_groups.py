@@ -5,6 +5,7 @@ from itertools import count, cycle
 
 import numpy as np
 import pytest
+from grids import toolchain_for_grid_of
 from needs import each, need_proof
 from pairs import all_pairs
 from proof import Subject, prove_all
@@ -55,9 +56,7 @@ def _sizes(family: MicroKernelFamily, most: int) -> Iterator[str]:
 
 
 @pytest.mark.proof
-def test_groups_of_every_size_with_every_tail(
-    family: MicroKernelFamily, toolchain: Toolchain
-) -> None:
+def test_groups_of_every_size_with_every_tail(family: MicroKernelFamily) -> None:
     texts = sorted(types.text for types in family.types)
     cases = (
         *(("g32", k) for k in (0, 1, 31, 32, 33, 71, 100)),
@@ -76,16 +75,14 @@ def test_groups_of_every_size_with_every_tail(
         )
     ]
 
-    wrong = prove_all(subjects, toolchain)
+    wrong = prove_all(subjects, toolchain_for_grid_of(family))
 
     assert not wrong
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("family", each(IN_BLOCKS))
-def test_blocks_of_groups_and_weights_converted_once(
-    family: MicroKernelFamily, toolchain: Toolchain
-) -> None:
+def test_blocks_of_groups_and_weights_converted_once(family: MicroKernelFamily) -> None:
     texts = sorted(types.text for types in family.types)
     in_blocks = (
         *(("g32", k, 32) for k in (33, 64, 71, 100)),
@@ -114,7 +111,7 @@ def test_blocks_of_groups_and_weights_converted_once(
         )
     ]
 
-    wrong = prove_all(subjects, toolchain)
+    wrong = prove_all(subjects, toolchain_for_grid_of(family))
 
     assert not wrong
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from grids import toolchain_for_grid_of
 from needs import each, need_cpu
 from numpy.typing import NDArray
 from pairs import all_pairs
@@ -165,7 +166,7 @@ def test_weights_converted_once_serve_all_tiles(family: MicroKernelFamily) -> No
         for (n, (k, kc)), extra, types, m, layout in ways
     ]
 
-    wrong = prove_all(subjects, find_toolchain())
+    wrong = prove_all(subjects, toolchain_for_grid_of(family))
 
     assert not wrong
 

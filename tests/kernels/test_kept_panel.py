@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
+from grids import grid_toolchain
 from needs import each_executed
 from proof import Subject, prove_all
 
-from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.kept_panel import keeps_panel, panel_fits_registers
@@ -17,16 +17,12 @@ from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.space.cores import core_named
 
 EPILOGUE_OF_BYTES = "x_row_zero_point+channel_scale+bias+clamp:0:6+scale"
+QUICK = ("avx512_f32", "avx2_f32")
 FAMILIES = [
     family
     for family in CATALOG.values()
     if family.template.name == "outer_product" and family.lanes > 1 and not family.partial_steps
 ]
-
-
-@pytest.fixture(scope="module")
-def toolchain() -> Toolchain:
-    return find_toolchain()
 
 
 def problem_of(types: OperandTypes, sizes: str) -> str:
@@ -60,8 +56,8 @@ def kept_panels(family: MicroKernelFamily) -> Iterator[tuple[str, int]]:
                         break
 
 
-@pytest.mark.parametrize("family", each_executed(FAMILIES, quick=["avx512_f32", "avx2_f32"]))
-def test_kept_panels(family: MicroKernelFamily, toolchain: Toolchain) -> None:
+@pytest.mark.parametrize("family", each_executed(FAMILIES, quick=QUICK))
+def test_kept_panels(family: MicroKernelFamily) -> None:
     subjects = []
     for problem, nr in kept_panels(family):
         kc = -(-Problem.parse(problem).k // family.k_step) * family.k_step
@@ -69,7 +65,7 @@ def test_kept_panels(family: MicroKernelFamily, toolchain: Toolchain) -> None:
         assert keeps_panel(Problem.parse(problem), Candidate.parse(candidate), family)
         subjects.append(Subject(problem=problem, candidate=candidate))
 
-    wrong = prove_all(subjects, toolchain)
+    wrong = prove_all(subjects, grid_toolchain(as_served=family.name in QUICK))
 
     assert subjects
     assert not wrong

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from grids import toolchain_for_grid_of
 from halves import only_packing
 from needs import need_cpu
 from numpy.typing import NDArray
@@ -203,7 +204,7 @@ def test_panels_without_vectors_are_packed_alike(types: str, tile: str, layout: 
         for problem, candidate in zip(problems, candidates, strict=True)
     ]
 
-    builds = compile_kernels(sources, toolchain=find_toolchain())
+    builds = compile_kernels(sources, toolchain=toolchain_for_grid_of(family))
 
     for problem, candidate, build in zip(problems, candidates, builds, strict=True):
         assert isinstance(build, Build), build
