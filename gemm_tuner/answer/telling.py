@@ -1,5 +1,6 @@
 """Sentences on a verdict, for people."""
 
+from gemm_tuner.domain.measurement import Raced
 from gemm_tuner.domain.quorum import disagree, figures_of_leading
 from gemm_tuner.domain.reason import instead_text, speed_text, why_not_served
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
@@ -48,16 +49,25 @@ def quorum_text(verdict: Verdict) -> str:
 
 
 def _tell_baseline(verdict: Verdict) -> tuple[str, ...]:
-    """Return by what the baseline computed, and what it was chosen from, where that is known."""
+    """Return by what the baseline computed, what it was chosen from, and what could not be raced.
+
+    Nothing is told where it is not known by what the baseline computed.
+    """
     measured = verdict.measurement
     if measured is None or not measured.implementation:
         return ()
-    told = f"the baseline: {measured.baseline}, by {measured.implementation}"
-    others = [
-        f"{one.baseline} ({one.call_ns / 1e3:.3g} µs)" if one.baseline else f"not {one.package}"
-        for one in measured.raced
+    raced = [
+        f"{one.baseline} ({one.call_ns / 1e3:.3g} µs)" for one in measured.raced if one.is_usable
     ]
-    return (f"{told}; raced: {', '.join(others)}." if others else f"{told}.",)
+    refused = [_why_not_raced(one) for one in measured.raced if not one.is_usable]
+    told = f"the baseline: {measured.baseline}, by {measured.implementation}"
+    return (f"{told}; raced: {', '.join(raced)}." if raced else f"{told}.", *refused)
+
+
+def _why_not_raced(library: Raced) -> str:
+    """Return why a library was not timed; records of older versions do not say it."""
+    reason = " ".join(library.reason.split()).removesuffix(".") or "the record does not say why"
+    return f"not raced: {library.package}: {reason}."
 
 
 def _say(verdict: Verdict) -> str:

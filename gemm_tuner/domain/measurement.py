@@ -99,6 +99,11 @@ class Raced:
     call_ns: float
     reason: str = ""
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether it could be used, and was timed."""
+        return bool(self.baseline)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:

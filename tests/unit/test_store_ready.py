@@ -24,7 +24,9 @@ from gemm_tuner.answer.telling import measured_here, sentences
 from gemm_tuner.derive import derive_verdict
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.measurement import Raced
 from gemm_tuner.domain.record import Outcome, SweepEnd
+from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.asking import Found, ReadyAnswer
 from gemm_tuner.store.database import open_database
@@ -300,18 +302,40 @@ def test_a_serial_does_not_go_back(repository: Repository) -> None:
     assert serials[0] < serials[-1]
 
 
+def test_an_answer_tells_why_a_library_was_not_raced() -> None:
+    refused = Raced(package="onnxruntime 1.22", baseline="", call_ns=0.0, reason="it\ncrashed.")
+    unsaid = Raced(package="openvino 2026.1", baseline="", call_ns=0.0)
+
+    told = sentences(_beside(refused, unsaid), "exact.")
+
+    assert told[2:] == (
+        "the baseline: mkl 2026.0, by gemm; raced: mkl 2026.0 (1 µs), onednn 3.2.0 (1.36 µs).",
+        "not raced: onnxruntime 1.22: it crashed.",
+        "not raced: openvino 2026.1: the record does not say why.",
+    )
+
+
 def test_an_answer_in_another_form_has_another_number() -> None:
     """Raise `FORM` with whatever changes these bytes: stored answers have the words of before."""
+    refused = Raced(package="onnxruntime 1.22", baseline="", call_ns=0.0, reason="it crashed.")
+    verdict = _beside(refused)
+    answer = Unsigned.of(verdict, sentences(verdict, measured_here(CPU.exact_key)))
+
+    assert (FORM, sha256(answer.packed()).hexdigest()[:16]) == (2, "c6d0bbceb0aa47e7")
+
+
+def _beside(*refused: Raced) -> Verdict:
+    """Return the verdict of a trial beside MKL, with which these libraries could not be raced."""
     trial = make_trial_beside_mkl()
     assert trial.artifact is not None
-    trial = replace(trial, artifact=replace(trial.artifact, abi_version=2))  # no part of the form
-    verdict = derive_verdict(
-        [trial],
+    assert trial.measurement is not None
+    raced = (*trial.measurement.raced, *refused)
+    measured = replace(trial.measurement, implementation="gemm", raced=raced)
+    artifact = replace(trial.artifact, abi_version=2)  # no part of the form
+    return derive_verdict(
+        [replace(trial, artifact=artifact, measurement=measured)],
         problem=PROBLEM,
         cpu_key=CPU.exact_key,
         context=CONTEXT,
         complete=True,
     )
-    answer = Unsigned.of(verdict, sentences(verdict, measured_here(CPU.exact_key)))
-
-    assert (FORM, sha256(answer.packed()).hexdigest()[:16]) == (1, "2283f69278f8e8cf")

@@ -159,7 +159,7 @@ def _cpu_text(cpu: Cpu) -> str:
 
 
 def _raced_text(raced: Sequence[Raced]) -> str:
-    texts = [one.package or one.baseline for one in raced if not one.reason]
+    texts = [one.package or one.baseline for one in raced if one.is_usable]
     return listed(_with_counts(texts)) if texts else "not recorded"
 
 
