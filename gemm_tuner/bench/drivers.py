@@ -19,7 +19,7 @@ from gemm_tuner.resources import (
 
 # Debian has them for linking only, not for loading.
 _LIBXSMM = ("xsmm", "xsmmnoblas")
-_OUR_INCLUDES = re.compile(r'#include ("(pool|team)\.h"|<gemm_tuner\.h>)\n')
+_INCLUDE = re.compile(r'^#include (?:"([\w.]+)"|<(gemm_tuner\.h)>)$', re.MULTILINE)
 
 
 class SampleStruct(ctypes.Structure):
@@ -117,21 +117,15 @@ def build_driver(
 
 def build_timer(toolchain: Toolchain) -> Path:
     """Build native/timer.c with the pool of threads that calls from Python have."""
-    pool = "\n".join((call_native_dir() / name).read_text() for name in ("pool.h", "pool.c"))
-    texts = (
-        "#define _GNU_SOURCE",
-        (templates_dir() / "abi" / "gemm_tuner.h").read_text(),
-        _OUR_INCLUDES.sub("", pool),
-        _texts("sample.h", "timer.c"),
-    )
-    return compile_hosted("\n".join(texts), name="bench-timer", toolchain=toolchain)
+    pool = _with_headers(call_native_dir() / "pool.c", templates_dir() / "abi")
+    text = "\n".join(("#define _GNU_SOURCE", pool, _texts("sample.h", "timer.c")))
+    return compile_hosted(text, name="bench-timer", toolchain=toolchain)
 
 
 def _build_finish(toolchain: Toolchain, cpu: Cpu) -> Path:
     """Build the pass after products, for the features of this CPU."""
-    team, source = ((library_native_dir() / name).read_text() for name in ("team.h", "finish.c"))
     return compile_hosted(
-        f"#define ONE_LEVEL\n{team}{_OUR_INCLUDES.sub('', source)}",
+        f"#define ONE_LEVEL\n{_with_headers(library_native_dir() / 'finish.c')}",
         name="bench-finish",
         toolchain=toolchain,
         isa=widest_vectors(cpu.isa),
@@ -151,6 +145,21 @@ def build_fixed_order(toolchain: Toolchain) -> Path:
 
 def _texts(*files: str) -> str:
     return "\n".join((bench_native_dir() / file).read_text() for file in files)
+
+
+def _with_headers(source: Path, *folders: Path) -> str:
+    """Return the text of a C file in which the text of each header of ours stands for its include.
+
+    So what is compiled is one file, by whose text the build cache finds it. The headers lie beside
+    the source or in `folders`, and guard themselves against being included twice.
+    """
+
+    def text_of(include: re.Match[str]) -> str:
+        name = include[1] or include[2]
+        places = (folder / name for folder in (source.parent, *folders))
+        return _with_headers(next(filter(Path.is_file, places)), *folders)
+
+    return _INCLUDE.sub(text_of, source.read_text())
 
 
 def _build_libxsmm(toolchain: Toolchain) -> Path | None:

@@ -20,7 +20,7 @@ from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray, InvalidProblem, InvalidSetting, ToolchainMissing
 from gemm_tuner.libraries.fallback import FallbackKernel
-from gemm_tuner.resources import call_native_dir
+from gemm_tuner.resources import call_native_dir, library_native_dir
 from gemm_tuner.runtime import activations
 from gemm_tuner.runtime.direct import NATIVE
 
@@ -254,7 +254,8 @@ def built(command: tuple[str, ...], flags: list[str], folder: Path) -> ctypes.CD
     subprocess.run(
         [
             *(*command, "-x", "c", "-std=gnu11", "-O2", "-fPIC", "-shared", "-DONE_LEVEL"),
-            *(*flags, "-I", str(native), str(native / "quantise.c"), "-o", str(target)),
+            *(*flags, "-I", str(library_native_dir())),
+            *(str(native / "quantise.c"), "-o", str(target)),
         ],
         check=True,
     )

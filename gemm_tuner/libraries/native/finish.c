@@ -5,7 +5,7 @@
  * 0 elements apart, it spreads one row over a matrix. The loops are plain C, which the compiler
  * makes vectors of, once for each of three levels of instructions.
  *
- * Exponential: Cephes, expf.c. Hyperbolic tangent near 0: Cephes, tanhf.c. Error function:
+ * Hyperbolic tangent near 0: Cephes, tanhf.c. Error function:
  * Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26, its error at most 1.5e-7. */
 #include <math.h>
 #include <stddef.h>
@@ -18,12 +18,8 @@
 #endif
 
 #define EXPORTED __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
-#ifdef ONE_LEVEL /* where it is built for the machine that it runs on */
-#define FOR_EACH_LEVEL(name, parameters, call) static void name parameters { call; }
-#else
+#include "exponential.h"
 #include "levels.h"
-#endif
 #include "team.h"
 
 /* Element types by their numbers in oneDNN. */
@@ -61,12 +57,6 @@ typedef struct finish_call {
     finish_step steps[MAX_STEPS];
 } finish_call;
 
-typedef union bits {
-    float value;
-    uint32_t word;
-    int32_t number;
-} bits;
-
 INLINE float of_bf16(uint16_t element) {
     return (bits){.word = (uint32_t)element << 16}.value;
 }
@@ -103,36 +93,14 @@ INLINE uint16_t to_f16(float value) {
     return (uint16_t)(half | sign >> 16);
 }
 
-/* e^x is (excess + 1) * 2^power. */
-typedef struct exponential_parts {
-    float excess;
-    int32_t power;
-} exponential_parts;
-
-INLINE exponential_parts exponential_of(float x) {
-    float turned = x * 1.44269504f + 12582912.0f; /* its lowest bits are the exponent */
-    float exponent = turned - 12582912.0f;
-    float rest = x - exponent * 0.693359375f + exponent * 2.12194440e-4f;
-    float sum = 1.9875691500e-4f;
-    sum = sum * rest + 1.3981999507e-3f;
-    sum = sum * rest + 8.3334519073e-3f;
-    sum = sum * rest + 4.1665795894e-2f;
-    sum = sum * rest + 1.6666665459e-1f;
-    sum = sum * rest + 5.0000001201e-1f;
-    return (exponential_parts){
-        .excess = sum * rest * rest + rest,
-        .power = (bits){.value = turned}.number - 0x4b400000,
-    };
-}
-
 INLINE float exponential(float x) {
     /* Keeps NaN; below the range it is about 1e-38, above it infinity. */
     x = x < -87.3f ? -87.3f : x;
     x = x > 89.0f ? 89.0f : x;
     exponential_parts parts = exponential_of(x);
     int32_t half = parts.power >> 1; /* 2^128 is no float, but two factors may make infinity */
-    bits low = {.number = (half + 127) << 23}, high = {.number = (parts.power - half + 127) << 23};
-    return x != x ? x : (parts.excess + 1.0f) * low.value * high.value;
+    float low = power_of_two(half), high = power_of_two(parts.power - half);
+    return x != x ? x : (parts.excess + 1.0f) * low * high;
 }
 
 /* e^x - 1 for x <= 0, near 0 as exact as elsewhere. */
@@ -140,8 +108,8 @@ INLINE float exponential_minus_one(float x) {
     x = x < -87.0f ? -87.0f : x;
     x = x > 0.0f ? 0.0f : x;
     exponential_parts parts = exponential_of(x);
-    bits scale = {.word = (uint32_t)(parts.power + 127) << 23};
-    return scale.value * parts.excess + (scale.value - 1.0f);
+    float scale = power_of_two(parts.power);
+    return scale * parts.excess + (scale - 1.0f);
 }
 
 /* x tanh(ln(1 + e^x)), without a difference: 0 times infinity is NaN. */

@@ -1,8 +1,14 @@
 /* Functions that are compiled for three levels of instructions, of which the best that this CPU has
- * is chosen when the library is loaded. They need nothing of a compiler's or a system's runtime. */
+ * is chosen when the library is loaded. They need nothing of a compiler's or a system's runtime.
+ * With ONE_LEVEL, they are compiled once, for the CPU that the compiler is told. */
 #ifndef GEMM_TUNER_LEVELS_H
 #define GEMM_TUNER_LEVELS_H
 
+#define INLINE static inline __attribute__((always_inline))
+
+#ifdef ONE_LEVEL
+#define FOR_EACH_LEVEL(name, parameters, call) static void name parameters { call; }
+#else
 #include <cpuid.h>
 #include <stdint.h>
 
@@ -22,7 +28,7 @@ static inline int level_of_cpu(void) {
     return (kept & 0xe6) == 0xe6 && (ebx & bit_AVX512F) ? WITH_AVX512 : WITH_AVX2;
 }
 
-/* Define the function `name`, which does no more than a call of one that is always inlined. */
+/* Define the function `name`, which does no more than a call of one that is INLINE. */
 #define FOR_EACH_LEVEL(name, parameters, call)                                                     \
     static void name##_on_any_cpu parameters { call; }                                             \
     __attribute__((target("avx2"))) static void name##_with_avx2 parameters { call; }              \
@@ -35,4 +41,5 @@ static inline int level_of_cpu(void) {
                                     : name##_on_any_cpu;                                           \
     }
 
+#endif
 #endif

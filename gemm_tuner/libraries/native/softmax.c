@@ -1,7 +1,7 @@
 /* The softmax of rows of scores, between the two products of attention that libraries compute.
  *
- * Exponential: Cephes, expf.c, as in finish.c; zero below e^-87. Loops over a row are simple, so that
- * compilers make vectors of them. Threads take rows in turns: with `causal`, later ones are longer.
+ * A weight is zero below e^-87. Loops over a row are simple, so that compilers make vectors of them.
+ * Threads take rows in turns: with `causal`, later ones are longer.
  */
 #include <math.h>
 #include <stdint.h>
@@ -12,7 +12,7 @@
 enum { LANES = 16 }; /* greatest scores and sums of a row that are kept side by side */
 
 #define EXPORTED __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
+#include "exponential.h"
 #include "levels.h"
 #include "team.h"
 
@@ -28,21 +28,8 @@ typedef struct softmax_call {
 } softmax_call;
 
 INLINE float weight_of(float x) {
-    float turned = x * 1.44269504f + 12582912.0f; /* its lowest bits are the exponent */
-    float exponent = turned - 12582912.0f;
-    float rest = x - exponent * 0.693359375f + exponent * 2.12194440e-4f;
-    float sum = 1.9875691500e-4f;
-    sum = sum * rest + 1.3981999507e-3f;
-    sum = sum * rest + 8.3334519073e-3f;
-    sum = sum * rest + 4.1665795894e-2f;
-    sum = sum * rest + 1.6666665459e-1f;
-    sum = sum * rest + 5.0000001201e-1f;
-    union {
-        float number;
-        int32_t word;
-    } shifted = {turned}, power;
-    power.word = (int32_t)(((uint32_t)shifted.word << 23) + 0x3f800000u);
-    float weight = power.number * (sum * rest * rest + rest + 1.0f);
+    exponential_parts parts = exponential_of(x);
+    float weight = power_of_two(parts.power) * (parts.excess + 1.0f);
     return x < -87.0f ? 0.0f : weight;
 }
 

@@ -13,12 +13,7 @@
 #pragma GCC optimize("O3", "fp-contract=off", "no-trapping-math")
 #endif
 
-#define INLINE static inline __attribute__((always_inline))
-#ifdef ONE_LEVEL /* as in finish.c */
-#define FOR_EACH_LEVEL(name, parameters, call) static void name parameters { call; }
-#else
 #include "levels.h"
-#endif
 
 typedef union bits {
     float value;
