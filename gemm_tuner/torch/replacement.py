@@ -21,7 +21,7 @@ from gemm_tuner.torch.tuned_linear import (
     refresh_layer,
     restore_layer,
 )
-from gemm_tuner.torch.tuned_products import TunedProducts, restore_products
+from gemm_tuner.torch.tuned_products import TunedProducts, install_copying, restore_products
 
 _LOG = logging.getLogger(__name__)
 
@@ -121,6 +121,7 @@ def install_products(
     """Let products and attention of a module call kernels."""
     tuned = TunedProducts(one.module, one.name, one.wanted, source.text, layers)
     vars(one.module)["forward"] = tuned
+    install_copying(type(one.module))
     return tuned
 
 

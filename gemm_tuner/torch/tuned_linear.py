@@ -59,6 +59,14 @@ class TunedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it
             return tuned.plain(input, weight, bias)
         return torch.ops.gemm_tuner.linear_or_plain.default(input, weight, bias, *packed, is_fixed)
 
+    def __prepare_scriptable__(self) -> Any:  # noqa: ANN401 - a module, named by PyTorch
+        """Refuse `torch.jit.script`, whose language has no word for such calls.
+
+        Raises:
+            InvalidSetting: always.
+        """
+        raise no_script(repr(self))
+
     def _ordinary(self, x: Any, weight: Any, bias: Any) -> Any:  # noqa: ANN401 - tensors
         """Return what an ordinary layer computes of what no kernel reads.
 
@@ -71,6 +79,14 @@ class TunedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it
             is_apart = self._tuned.is_fixed and _is_compiled()
             return _apart(self, x) if is_apart else functional.linear(x, weight, bias)
         return self._tuned.plain(x, weight, bias)
+
+
+def no_script(name: str) -> InvalidSetting:
+    """Return the error of a module that `torch.jit.script` shall compile."""
+    return InvalidSetting(
+        f"torch.jit.script cannot compile {name}, which calls tuned kernels; call "
+        "gemm_tuner.torch.restore on the model first, or use torch.jit.trace or torch.compile."
+    )
 
 
 def is_followed() -> bool:

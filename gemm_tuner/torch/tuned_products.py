@@ -15,7 +15,7 @@ from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.layers.sources import open_source
 from gemm_tuner.torch.asking import WantedProduct, find
 from gemm_tuner.torch.operators import OperatorLayer, add_layer
-from gemm_tuner.torch.tuned_linear import is_followed
+from gemm_tuner.torch.tuned_linear import is_followed, no_script
 
 _LOG = logging.getLogger(__name__)
 
@@ -114,6 +114,16 @@ class TunedProducts:
         code: CodeType = type(self.module).forward.__code__
         return code
 
+    @property
+    def _torchscript_modifier(self) -> object:
+        """Refuse `torch.jit.script`, which asks every `forward` for this.
+
+        Raises:
+            InvalidSetting: always.
+        """
+        name = f" {self.name!r}" if self.name else ""
+        raise no_script(f"{type(self.module).__name__}{name}")
+
     def __getstate__(self) -> dict[str, Any]:
         """Return what asks for the kernels again in the process where it is unpickled."""
         return {name: getattr(self, name) for name in ("module", "name", "wanted", "source")}
@@ -122,14 +132,19 @@ class TunedProducts:
         """Take what was pickled."""
         self.__dict__.update(state)
         self.layers = None
+        install_copying(type(self.module))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TunedProducts":
         """Return the same kernels for a copy of the module."""
-        copied = object.__new__(TunedProducts)
-        memo[id(self)] = copied
-        copied.__dict__.update(self.__dict__)
+        memo[id(self)] = copied = self._of(None)
         copied.module = deepcopy(self.module, memo)
         return copied
+
+    def _of(self, module: Any) -> "TunedProducts":  # noqa: ANN401 - a module
+        """Return the same kernels for another module."""
+        other = object.__new__(TunedProducts)
+        other.__dict__.update(self.__dict__, module=module)
+        return other
 
     def _found(self) -> list[OperatorLayer]:
         """Return what the source has for the products, none if it cannot be asked."""
@@ -142,6 +157,34 @@ class TunedProducts:
             _LOG.warning("%s computes as it would without gemm-tuner: %s", self.name, error)
             return []
         return [add_layer(kernels) for kernels in found if kernels]
+
+
+def install_copying(kind: Any) -> None:  # noqa: ANN401 - a class of modules
+    """Let `copy.copy` of modules of a class give each copy a `TunedProducts` of its own.
+
+    A shallow copy shares what the module has: the `forward` around the first one's attributes too.
+    """
+    own = getattr(kind, "__copy__", _shallow_copy)
+    if hasattr(own, "binds_products"):
+        return
+
+    def copy_module(module: Any) -> Any:  # noqa: ANN401 - modules
+        copied = own(module)
+        tuned = vars(copied).get("forward")
+        if isinstance(tuned, TunedProducts):
+            vars(copied)["forward"] = tuned._of(copied)  # noqa: SLF001 - of this module
+        return copied
+
+    copy_module.binds_products = True  # type: ignore[attr-defined]
+    kind.__copy__ = copy_module
+
+
+def _shallow_copy(module: Any) -> Any:  # noqa: ANN401 - modules
+    """Return what `copy.copy` makes of a module whose class does not say how."""
+    make, arguments, state = module.__reduce_ex__(4)[:3]
+    copied = make(*arguments)
+    copied.__setstate__(state)
+    return copied
 
 
 def restore_products(module: Any) -> None:  # noqa: ANN401 - a module

@@ -160,7 +160,7 @@ def test_recorded_tensors_have_the_derivative_of_pytorch() -> None:
     check(*gradients)
 
 
-@pytest.mark.parametrize("is_recorded", [False, True])
+@pytest.mark.parametrize("how", ["plain", "recorded", "without memory"])
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -178,7 +178,7 @@ def test_recorded_tensors_have_the_derivative_of_pytorch() -> None:
     ],
 )
 def test_operator_refuses_what_it_cannot_read(
-    changes: dict[str, Any], reason: str, *, is_recorded: bool
+    changes: dict[str, Any], reason: str, how: str
 ) -> None:
     given = {
         "q": heads_of(ROWS),
@@ -188,7 +188,10 @@ def test_operator_refuses_what_it_cannot_read(
         "mask": sample_x(N),
         **changes,
     }
-    given["v"] = given["v"].detach().requires_grad_(is_recorded)
+    given["v"] = given["v"].detach().requires_grad_(how == "recorded")
+    if how == "without memory":
+        for name in ("q", "k", "v", "mask"):
+            given[name] = given[name] if given[name] is None else given[name].to("meta")
     with pytest.raises(RuntimeError, match=reason):
         torch.ops.gemm_tuner.attention(**given)
 

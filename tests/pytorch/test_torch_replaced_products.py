@@ -32,6 +32,7 @@ from torch_samples import (  # noqa: E402
     sample_x,
 )
 
+from gemm_tuner.errors import InvalidSetting  # noqa: E402
 from gemm_tuner.layers.sources import FoundLayer, WantedLayer  # noqa: E402
 from gemm_tuner.torch import tuning  # noqa: E402
 from gemm_tuner.torch.asking import WantedProduct  # noqa: E402
@@ -138,6 +139,65 @@ TAKEN: dict[str, dict[str, Any]] = {
     "a mask of booleans": {"attn_mask": SEEN},
     "a mask of booleans of each batch": {"attn_mask": SEEN.expand(2, 1, ROWS, N)},
 }
+
+
+class Scaled(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+    """Computes products of its inputs, times a number of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 1.0
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(x, w) * self.factor
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy])
+def test_a_copy_computes_with_its_own_attributes(again: Any) -> None:  # noqa: ANN401
+    model, arrays = Scaled(), (heads_of(ROWS), heads_of(N).mT)
+    gt.replace(model, arrays, source=SOURCE)
+    copied = again(model)
+    copied.factor = 2.0
+    with torch.no_grad():
+        check(copied(*arrays), 2 * torch.matmul(*arrays))
+        check(model(*arrays), torch.matmul(*arrays))
+        assert kernel_calls(copied, *arrays) == {MATMUL: 1}
+        gt.restore(model)
+        assert kernel_calls(copied, *arrays) == {MATMUL: 1}
+        assert not kernel_calls(copy.copy(model), *arrays)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "source", "name"),
+    [
+        (Scaled(), (heads_of(ROWS), heads_of(N).mT), SOURCE, "Scaled, which"),
+        (torch.nn.Linear(K, N), sample_x(), Kernels(), "TunedLinear"),
+    ],
+    ids=["products", "layer"],
+)
+def test_a_model_with_kernels_is_not_scripted(
+    model: Any,  # noqa: ANN401 - a module
+    given: Any,  # noqa: ANN401 - tensors
+    source: Kernels,
+    name: str,
+) -> None:
+    gt.replace(model, given, source=source)
+    with pytest.raises(InvalidSetting, match=f"cannot compile {name}.*gemm_tuner.torch.restore"):
+        torch.jit.script(model)
+    gt.restore(model)
+    assert hasattr(torch.jit.script(model), "forward")
+
+
+def test_a_mask_of_one_dimension_is_refused_as_by_pytorch() -> None:
+    arrays, mask = (heads_of(ROWS), heads_of(N), heads_of(N)), torch.randn(N)
+    model = Products(attend)
+    gt.replace(model, _with_mask(arrays, {"attn_mask": mask.expand(ROWS, N)}), source=SOURCE)
+    with torch.no_grad():
+        with pytest.raises((IndexError, RuntimeError)) as refused:
+            attend(*arrays, attn_mask=mask)
+        with pytest.raises(refused.type) as ours:
+            model(*arrays, attn_mask=mask)
+    assert str(ours.value) == str(refused.value)
 
 
 @pytest.mark.parametrize("name", TAKEN)

@@ -65,6 +65,24 @@ inline void check_attention(const LayerEntry &layer, const Tensor &q, const Tens
     operands_of(layer, scale, std::nullopt, mask, shape);
 }
 
+/* Whether a compiler that follows the call has numbers for all sizes. */
+inline bool are_sizes_known(const Tensor &q, const Tensor &k, const Tensor &v,
+                     const std::optional<Tensor> &mask) {
+    return !q.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+           !k.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+           !v.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+           !(mask && mask->unsafeGetTensorImpl()->has_symbolic_sizes_strides());
+}
+
+/* What a compiler does not know is checked when it runs. */
+inline void check_known_attention(const LayerEntry &layer, const Tensor &q, const Tensor &k,
+                                  const Tensor &v, const std::optional<Tensor> &mask,
+                                  double scale) {
+    if (are_sizes_known(q, k, v, mask)) {
+        check_attention(layer, q, k, v, mask, scale);
+    }
+}
+
 Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, int64_t number,
                  const std::optional<Tensor> &mask, double scale) {
     const LayerEntry &layer = attention_numbered(number);
@@ -101,9 +119,9 @@ Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, int64_t numb
     return written.is_same(y) ? y : y.copy_(written);
 }
 
-Tensor attention_meta(const Tensor &q, const Tensor &, const Tensor &, int64_t number,
-                      const std::optional<Tensor> &, double) {
-    attention_numbered(number);
+Tensor attention_meta(const Tensor &q, const Tensor &k, const Tensor &v, int64_t number,
+                      const std::optional<Tensor> &mask, double scale) {
+    check_known_attention(attention_numbered(number), q, k, v, mask, scale);
     return at::empty_like(q);
 }
 

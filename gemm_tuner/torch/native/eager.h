@@ -79,10 +79,10 @@ bool has_step(const LayerEntry &layer, Step step) {
     return std::find(layer.steps.begin(), layer.steps.end(), step) != layer.steps.end();
 }
 
-/* A mask says which keys are seen, or is added to the scores. */
+/* A mask says which keys are seen, or is added to the scores; PyTorch refuses one of one dimension. */
 bool is_mask_taken(const LayerEntry &layer, const Tensor &mask, at::IntArrayRef scores) {
     return (is_plain(mask, at::kBool) || is_plain(mask, layer.types.operand())) &&
-           at::is_expandable_to(mask.sizes(), scores);
+           mask.dim() >= 2 && at::is_expandable_to(mask.sizes(), scores);
 }
 
 bool is_attention_taken(const LayerEntry &layer, const Tensor &q, const Tensor &k, const Tensor &v,

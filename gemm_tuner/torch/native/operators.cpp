@@ -272,23 +272,12 @@ Tensor matmul_autograd(const Tensor &x, const Tensor &w, int64_t number,
     return op.call(x, w, number, bias, other, scale);
 }
 
-/* Whether a compiler that follows the call has numbers for all sizes. */
-bool are_sizes_known(const Tensor &q, const Tensor &k, const Tensor &v,
-                     const std::optional<Tensor> &mask) {
-    return !q.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
-           !k.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
-           !v.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
-           !(mask && mask->unsafeGetTensorImpl()->has_symbolic_sizes_strides());
-}
-
 /* Recorded tensors have PyTorch's own derivative. */
 Tensor attention_autograd(const Tensor &q, const Tensor &k, const Tensor &v, int64_t number,
                           const std::optional<Tensor> &mask, double scale) {
     if (is_recorded(q) || is_recorded(k) || is_recorded(v) || is_recorded(mask)) {
         const LayerEntry &layer = attention_numbered(number);
-        if (are_sizes_known(q, k, v, mask)) {
-            check_attention(layer, q, k, v, mask, scale);
-        }
+        check_known_attention(layer, q, k, v, mask, scale);
         return attention_plain(layer, q, k, v, mask, scale);
     }
     static const auto op = c10::Dispatcher::singleton()
