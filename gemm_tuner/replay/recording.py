@@ -24,7 +24,9 @@ from gemm_tuner.errors import InvalidRecord, InvalidSetting, StoreFailed
 from gemm_tuner.files import read_bounded
 from gemm_tuner.resources import tuning_db_dir
 from gemm_tuner.space.catalog import family_named
-from gemm_tuner.store.wire import MAX_DETAIL, MAX_SAMPLES, Line, WireCpu, WireModel
+from gemm_tuner.store.wire import MAX_DETAIL, WireCpu
+from gemm_tuner.store.wire_measurement import MAX_SAMPLES
+from gemm_tuner.store.wire_model import Line, WireModel
 
 _MAX_FILE_BYTES = 1 << 28
 _MAX_TEXT_BYTES = 1 << 30
