@@ -6,7 +6,8 @@ from random import Random
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import STEP_KINDS
-from gemm_tuner.domain.problem import GROUP_SIZES, WHOLE_COLUMN, Problem
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import GROUP_SIZES, WHOLE_COLUMN
 from gemm_tuner.errors import InvalidInput
 from gemm_tuner.space.catalog import CATALOG
 

@@ -16,8 +16,9 @@ from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Stage, Trial
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.store.database import open_database, writing
 from gemm_tuner.store.deriving import layer_id, statement

@@ -11,8 +11,9 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature
 from gemm_tuner.domain.measurement import Interference, Measurement, Raced, Timing
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Conditions, Outcome, Stage, Trial
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.store.repository import Repository
 
 PROBLEM = Problem.parse("f32 128x3072x768 nk bias+gelu_erf")

@@ -24,7 +24,8 @@ from gemm_tuner.arrays.views import (
 )
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import EpilogueOperand
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import InvalidArray, InvalidSetting
 
 Array = NDArray[Any]

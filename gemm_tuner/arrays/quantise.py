@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from gemm_tuner.arrays.dlpack import SharedArray, as_array
 from gemm_tuner.domain.dtype import DType
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import InvalidArray, InvalidProblem
 
 _TINY = np.float32(2.0**-126)

@@ -27,8 +27,9 @@ from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.tolerance import Expected, find_error, rolled_columns, rotated_rows
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.epilogue import OperandShape
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.libraries.fixed_order import FixedOrder, multiplied
 from gemm_tuner.runtime.load import Kernel
 

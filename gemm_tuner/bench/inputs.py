@@ -13,7 +13,10 @@ from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.tolerance import rolled_columns, rotated_rows
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+
+# Elements of the problem's types; NumPy's own types do not include bfloat16.
+from gemm_tuner.domain.weight_layout import WeightLayout
 
 # Elements of the problem's types; NumPy's own types do not include bfloat16.
 Array = NDArray[Any]

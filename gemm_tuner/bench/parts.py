@@ -17,7 +17,8 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.machine.available_memory import check_memory
 from gemm_tuner.machine.processors import thread_wait_ns
 from gemm_tuner.space.limits import check_covers

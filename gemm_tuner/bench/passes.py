@@ -7,7 +7,7 @@ import numpy as np
 
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.epilogue import OperandShape
-from gemm_tuner.domain.problem import WeightLayout
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.finish import (
     Array,

@@ -23,7 +23,8 @@ from gemm_tuner.bench.tolerance import (
 )
 from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import OperandShape, StepKind
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 
 _EXACT_IN_FLOAT = 2.0**24
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)

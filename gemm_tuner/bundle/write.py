@@ -17,8 +17,8 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.printable import quoted
-from gemm_tuner.domain.problem import Rows
 from gemm_tuner.domain.reason import speed_text
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.resources import templates_dir
 from gemm_tuner.trust.payload import SignedArtifact

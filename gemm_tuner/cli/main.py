@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from gemm_tuner.cli.output import make_printable, print_message
-from gemm_tuner.domain.problem import MAX_DIMENSION
+from gemm_tuner.domain.rows import MAX_DIMENSION
 from gemm_tuner.errors import (
     GemmTunerError,
     InvalidInput,

@@ -28,8 +28,9 @@ from gemm_tuner.cli.simulate_report import (
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime, check_threads
 from gemm_tuner.domain.cpu import isa_text
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.topology import Level
 from gemm_tuner.errors import InvalidSetting, IsaNotUsable, KernelRejected
 from gemm_tuner.machine.detect import detect_cpu, why_not_usable

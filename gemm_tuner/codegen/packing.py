@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from math import ceil, lcm
 
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 
 _LANE_BYTES = 16
 _WIDE_BYTES = 64

@@ -19,7 +19,8 @@ from gemm_tuner.domain.in_place import reads_w_in_place
 from gemm_tuner.domain.kept_panel import keeps_panel
 from gemm_tuner.domain.micro_kernel import Additions, Can, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.packed_format import needs_column_sums, packed_format
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.source import Source
 from gemm_tuner.domain.step_table import FUNCTION_PARTS, SOFTMAX_FUNCTIONS
 

@@ -7,7 +7,8 @@ from gemm_tuner.domain.blocking import Blocking
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.epilogue import NO_EPILOGUE
 from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 
 
 def phases_of(problem: Problem, blocking: Blocking) -> int:

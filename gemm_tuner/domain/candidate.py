@@ -10,7 +10,7 @@ from itertools import groupby
 
 from gemm_tuner.domain.blocking import WORDS, Blocking
 from gemm_tuner.domain.micro_kernel import MicroKernel
-from gemm_tuner.domain.problem import Rows
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.words import pattern_of, values_in
 from gemm_tuner.errors import InvalidCandidate
 

@@ -3,7 +3,8 @@
 from gemm_tuner.domain.blocking import Blocking
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.packed_format import needs_column_sums
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 
 
 def reads_w_in_place(problem: Problem, blocking: Blocking) -> bool:

@@ -13,19 +13,14 @@ from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.dtype import F32, DType, OperandTypes
 from gemm_tuner.domain.epilogue import NO_EPILOGUE, Epilogue, EpilogueOperand
 from gemm_tuner.domain.operation import Operation
+from gemm_tuner.domain.rows import NUMBER, Rows, check_dimension, parse_columns
+from gemm_tuner.domain.weight_layout import GROUP_SIZES, WHOLE_COLUMN, WeightLayout, parse_layout
 from gemm_tuner.errors import InvalidEpilogue, InvalidProblem, InvalidSetting
 
-MAX_DIMENSION = 2**31 - 1
 MAX_OPERAND_BYTES = 2**40
 
-GROUP_SIZES = (32, 64, 128)
-WHOLE_COLUMN = "k"
-
-_NUMBER = "-?[0-9]{1,99}"  # int() refuses thousands of digits
-_ROWS = re.compile(rf"(?P<low>{_NUMBER})(?:\.\.(?P<high>{_NUMBER}))?")
-_RANGE = rf"{_NUMBER}(?:\.\.{_NUMBER})?"
-_SIZES = re.compile(rf"(?P<m>{_RANGE})x(?P<n>{_RANGE})x(?P<k>{_NUMBER})")
-_GROUP = re.compile(r"[0-9]{1,99}")
+_RANGE = rf"{NUMBER}(?:\.\.{NUMBER})?"
+_SIZES = re.compile(rf"(?P<m>{_RANGE})x(?P<n>{_RANGE})x(?P<k>{NUMBER})")
 
 _EXAMPLE = "'f32 128x3072x768 nk bias+gelu_erf'"
 _EXAMPLE_OF_ATTENTION = "'attention f32 128x512x64 scale+causal', whose keys are always (n, k)"
@@ -35,58 +30,11 @@ _TYPES_OF_ATTENTION = (DType.F32, DType.BF16, DType.F16)
 _OF_SCORES = ("scale", "add", "causal")
 
 
-class WeightLayout(StrEnum):
-    """How the caller stores w."""
-
-    NK = "nk"  # (n, k), row-major, as PyTorch's Linear does
-    KN = "kn"  # (k, n), row-major
-
-
 class Reduction(StrEnum):
     """In which order the k products of an element of y are added."""
 
     ANY = "any"  # whatever is fastest
     FIXED = "fixed"  # one order, so that each element has the same bits whatever computes it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """The number of rows of x: exact, or any from `low` to `high` chosen at each call."""
-
-    low: int
-    high: int
-
-    def __post_init__(self) -> None:
-        """Check the range."""
-        for value in (self.low, self.high):
-            _check_dimension("m", value)
-        if self.low > self.high:
-            raise InvalidProblem(f"m = {self.text} is an empty range; write low..high.")
-
-    @property
-    def exact(self) -> int | None:
-        """Return the number of rows if it is known at build time."""
-        return self.low if self.low == self.high else None
-
-    @property
-    def text(self) -> str:
-        """Return `128`, or `1..64` for a range."""
-        return str(self.low) if self.low == self.high else f"{self.low}..{self.high}"
-
-    def __contains__(self, rows: int) -> bool:
-        return self.low <= rows <= self.high
-
-    @classmethod
-    def parse(cls, text: str) -> "Rows":
-        """Return the rows written as `128` or `1..64`.
-
-        Raises:
-            InvalidProblem: `text` is neither.
-        """
-        match = _ROWS.fullmatch(text)
-        if match is None:
-            raise InvalidProblem(f"m = {text!r} is not understood; write a number, or low..high.")
-        return cls(low=int(match["low"]), high=int(match["high"] or match["low"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +75,10 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Check the sizes."""
-        _check_dimension("n", self.n)
-        _check_dimension("k", self.k)
+        check_dimension("n", self.n)
+        check_dimension("k", self.k)
         if self.least_n is not None:
-            _check_dimension("n", self.least_n)
+            check_dimension("n", self.least_n)
             if self.least_n >= self.n:
                 raise InvalidProblem(f"n = {self._n_text} is an empty range; write low..high.")
         scores = self.m.high * self.n if self.operation.has_values else 0
@@ -402,8 +350,8 @@ class Problem:
             InvalidProblem: a size, dtype, layout, reduction or operation cannot be used.
             InvalidEpilogue: the epilogue cannot be used.
         """
-        layout, group = _parse_layout(w_layout, k)
-        low, high = _parse_n(n)
+        layout, group = parse_layout(w_layout, k)
+        low, high = parse_columns(n)
         return cls(
             m=Rows.parse(str(m)),
             n=high,
@@ -463,42 +411,6 @@ def _are_of_layout(words: Sequence[str]) -> bool:
     return any(word.partition(":")[0] in {*map(str, WeightLayout)} for word in words)
 
 
-def _parse_layout(text: str, k: int) -> tuple[WeightLayout, int | None]:
-    """Return the layout and the group written as `nk` or `nk:g128`; no group is longer than k."""
-    name, colon, group = text.partition(":")
-    size = group.removeprefix("g")
-    is_whole = size == WHOLE_COLUMN
-    is_size = is_whole or _GROUP.fullmatch(size)
-    try:
-        layout = WeightLayout(name)
-    except ValueError:
-        layout = None
-    if layout is None or (colon and not (group.startswith("g") and is_size)):
-        raise InvalidProblem(
-            f"weight layout {text!r} is not known; "
-            "use 'nk' for (n, k) as PyTorch's Linear, or 'kn' for (k, n), "
-            "with the groups of quantised weights, "
-            f"{', '.join(map(str, GROUP_SIZES))} or {WHOLE_COLUMN}, as in 'nk:g128' or 'nk:gk'."
-        )
-    if not colon:
-        return layout, None
-    column = max(1, k)
-    if is_whole:
-        return layout, column
-    return layout, min(int(size), column) if int(size) in GROUP_SIZES else int(size)
-
-
-def _parse_n(n: int | str) -> tuple[int | None, int]:
-    """Return the least n, None where n is exact, and n."""
-    if isinstance(n, int):
-        return None, n
-    match = _ROWS.fullmatch(n)
-    if match is None:
-        raise InvalidProblem(f"n = {n[:60]!r} is not understood; write a number, or low..high.")
-    low, high = int(match["low"]), match["high"]
-    return (None, low) if high is None or int(high) == low else (low, int(high))
-
-
 def _parse_reduction(text: str) -> Reduction:
     try:
         return Reduction(text)
@@ -507,10 +419,3 @@ def _parse_reduction(text: str) -> Reduction:
             f"reduction {text!r} is not known; use 'any' for the fastest order of additions, or "
             "'fixed' for results with the same bits from every kernel."
         ) from None
-
-
-def _check_dimension(name: str, value: int) -> None:
-    if not 0 <= value <= MAX_DIMENSION:
-        raise InvalidProblem(
-            f"{name} = {value} is out of range; it must be from 0 to {MAX_DIMENSION}."
-        )

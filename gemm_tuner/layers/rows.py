@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from gemm_tuner.arrays.packed import PackedWeights
 from gemm_tuner.client.forks import tell_of_forks
-from gemm_tuner.domain.problem import MAX_DIMENSION, MAX_OPERAND_BYTES, Problem, Rows
+from gemm_tuner.domain.problem import MAX_OPERAND_BYTES, Problem
+from gemm_tuner.domain.rows import MAX_DIMENSION, Rows
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.layers.sources import FoundLayer, Source, Tune, WantedLayer
 from gemm_tuner.libraries.fallback import FallbackKernel

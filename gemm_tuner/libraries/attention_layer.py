@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from gemm_tuner.arrays.weights import StoredWeights
 from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import NO_EPILOGUE
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.finish import TeamStruct, built_finish
 from gemm_tuner.libraries.numpy_layer import NumpyLayer

@@ -16,7 +16,8 @@ from gemm_tuner.arrays.quantise import read_elements
 from gemm_tuner.arrays.weights import StoredWeights
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.epilogue import OperandShape, Step
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.finish import built_finish
 from gemm_tuner.libraries.numpy_layer import rounded

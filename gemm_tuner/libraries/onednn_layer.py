@@ -10,7 +10,8 @@ from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.arrays.weights import StoredWeights
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.finish import (
     Array,

@@ -7,8 +7,9 @@ from functools import lru_cache
 from gemm_tuner.domain.cpu import WHOLE_SUMS_OF_BYTES
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import EpilogueOperand, OperandShape, Step, StepKind
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.spelling import Argument, OneDnnAlgorithm
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.finish import Array
 from gemm_tuner.libraries.onednn import (

@@ -6,7 +6,8 @@ import numpy as np
 
 from gemm_tuner.arrays.weights import StoredWeights
 from gemm_tuner.domain.dtype import DType
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.finish import (
     Array,

@@ -14,7 +14,8 @@ from gemm_tuner.arrays.quantise import QuantisedWeights, dequantise_weights
 from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.arrays.weights import StoredWeights
 from gemm_tuner.domain.dtype import OperandTypes
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 
 
 def plain_problem(problem: Problem) -> Problem:

@@ -13,7 +13,8 @@ from gemm_tuner.arrays.dlpack import AnyArray, as_array, new_result
 from gemm_tuner.arrays.packed import PackedWeights
 from gemm_tuner.arrays.views import NUMPY_TYPES, check_overlap
 from gemm_tuner.domain.epilogue import OperandShape
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.libraries.fallback import FallbackKernel, NoKernel
 from gemm_tuner.runtime.load import Kernel

@@ -6,7 +6,8 @@ from functools import cached_property
 
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.topology import Level, Plan
 from gemm_tuner.scaling.server import Server
 from gemm_tuner.scaling.shares import Piece, Shape, Shares

@@ -7,8 +7,9 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.doubt import why_doubted
 from gemm_tuner.domain.measurement import Measurement
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Trial
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.select.shared_weights import loss_beside
 from gemm_tuner.store.repository import Repository
 

@@ -10,8 +10,9 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu, isa_text
 from gemm_tuner.domain.doubt import why_doubted
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.errors import InvalidCandidate, InvalidRecord
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import CATALOG

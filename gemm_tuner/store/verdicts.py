@@ -15,7 +15,8 @@ from sqlalchemy import (
 from gemm_tuner.derive import SweepKey
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.errors import InvalidProblem
 from gemm_tuner.store.asking import Asking, Found, ReadyAnswer, add_rows

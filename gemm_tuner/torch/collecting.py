@@ -16,7 +16,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemm_tuner.domain.operation import Operation
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.torch.calls import calls_of
 from gemm_tuner.torch.graphs import ATTENTION

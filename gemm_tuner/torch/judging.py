@@ -14,8 +14,8 @@ from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.reproduce import KernelCall, row_operands
 from gemm_tuner.bench.tolerance import find_error, shares_of_bounds
 from gemm_tuner.domain.dtype import DType
-from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.domain.step_kind import OperandShape
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.torch.operators import OperatorLayer, count_parts

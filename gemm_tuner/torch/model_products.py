@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gemm_tuner.domain.operation import Operation
-from gemm_tuner.domain.problem import WeightLayout
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.torch.asking import WantedProduct, problem_text
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.tuned_products import ATTENTION, PRODUCTS, TunedProducts

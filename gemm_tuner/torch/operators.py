@@ -20,8 +20,9 @@ from gemm_tuner.abi import ALIGNMENT_BYTES
 from gemm_tuner.build.extension import compile_extension
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.canonical import identity
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.step_kind import OperandShape
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import InvalidSetting, ToolchainMissing
 from gemm_tuner.resources import templates_dir
 from gemm_tuner.runtime.load import Kernel

@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import inf, isqrt
 
 from gemm_tuner.domain.candidate import MOST_KERNELS, Candidate, UpTo
-from gemm_tuner.domain.problem import Rows
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.space.tile import round_up
 
 _FIRST_STEP = 2.0

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.tuning.estimate import predicted_call_s
 

@@ -16,7 +16,8 @@ from gemm_tuner.domain.cpu import parse_isa
 from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import STEP_KINDS
 from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
-from gemm_tuner.domain.problem import GROUP_SIZES, WHOLE_COLUMN, Problem
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import GROUP_SIZES, WHOLE_COLUMN
 from gemm_tuner.errors import InvalidCandidate
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.catalog import CATALOG

@@ -14,8 +14,9 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import IsaFeature
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.source import Source
 from gemm_tuner.errors import InvalidCandidate
 from gemm_tuner.machine.detect import detect_cpu

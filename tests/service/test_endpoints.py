@@ -18,7 +18,8 @@ from sqlalchemy import Engine
 
 from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.problem import Reduction, Rows
+from gemm_tuner.domain.problem import Reduction
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.resources import templates_dir

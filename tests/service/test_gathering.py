@@ -17,8 +17,9 @@ from sqlalchemy import Engine, event, text
 
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Stage
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.errors import InvalidProblem, StoreFailed
 from gemm_tuner.select.lookup import TrialsNeeded
 from gemm_tuner.store.repository import Repository

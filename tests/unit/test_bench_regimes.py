@@ -16,7 +16,8 @@ from gemm_tuner.bench.roofline import footprint_bytes, roofline_timing
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.measurement import Timing
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.rows import Rows
 
 MIB = 1 << 20
 

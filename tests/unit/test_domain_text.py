@@ -17,8 +17,10 @@ from gemm_tuner.domain.epilogue import STEP_KINDS, Epilogue, Step
 from gemm_tuner.domain.measurement import Measurement, Ratio, Timing, of_several_processes
 from gemm_tuner.domain.micro_kernel import MicroKernel
 from gemm_tuner.domain.operation import Operation
-from gemm_tuner.domain.problem import GROUP_SIZES, Problem, Reduction, Rows, WeightLayout
+from gemm_tuner.domain.problem import Problem, Reduction
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.verdict import Decision, decide
+from gemm_tuner.domain.weight_layout import GROUP_SIZES, WeightLayout
 from gemm_tuner.errors import (
     InvalidCandidate,
     InvalidEpilogue,

@@ -20,8 +20,9 @@ from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.measurement import Interference, Limits, Measurement, Timing
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.select.choose import Match, choose
 from gemm_tuner.select.sturdiest import sturdiest_of_fastest

@@ -8,7 +8,8 @@ from sqlalchemy import Engine
 
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
-from gemm_tuner.domain.problem import Problem, Reduction, Rows
+from gemm_tuner.domain.problem import Problem, Reduction
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.errors import InvalidRecord
 from gemm_tuner.select.choose import Match, choose

@@ -9,8 +9,8 @@ from gemm_tuner.cli.range_report import print_curve
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.measurement import Interference, Measurement, Timing
-from gemm_tuner.domain.problem import Rows
 from gemm_tuner.domain.record import Stage, Trial
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.select.measured_range import at_rows, mean_loss, measured_range
 from gemm_tuner.store.repository import Repository
 

@@ -24,7 +24,7 @@ from sqlalchemy import Engine, text
 
 from gemm_tuner.derive import derive_verdict
 from gemm_tuner.domain.cpu import IsaFeature
-from gemm_tuner.domain.problem import Rows
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.select.choose import Match, choose

@@ -18,8 +18,8 @@ from samples import (
 )
 from sqlalchemy import Engine, select
 
-from gemm_tuner.domain.problem import Rows
 from gemm_tuner.domain.record import Conditions, Trial
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.store.figures import Standing
 from gemm_tuner.store.listing import MAX_CURVE_SIDE, Cursor, Listed, Listing

@@ -11,8 +11,8 @@ from sqlalchemy import Engine, func, select
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import IsaFeature
-from gemm_tuner.domain.problem import Rows
 from gemm_tuner.domain.record import Stage, Trial
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.select.choose import choose
 from gemm_tuner.select.measured_range import measured_range
 from gemm_tuner.select.same_model import nameable_with_fewer_features

@@ -29,8 +29,9 @@ from gemm_tuner.answer.document import Unsigned
 from gemm_tuner.derive import derive_servable, runnable_trials
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
-from gemm_tuner.domain.problem import Problem, Rows
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.asking import Asking, Found, ReadyAnswer

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.problem import Rows
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.tuning.boundaries import (
     Shape,
     candidate_of,

@@ -13,7 +13,8 @@ from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Package, Row
 from gemm_tuner.bench.baselines.mkl import START_S, find_mkl, mkl_packages, mkl_text
 from gemm_tuner.bench.baselines.python_runner import PythonRunner
 from gemm_tuner.bench.workload import Workload
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.attention_layer import AttentionLayer, ProductLayer
 from gemm_tuner.libraries.onednn import installed_onednn

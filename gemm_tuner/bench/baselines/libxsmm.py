@@ -9,7 +9,7 @@ from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Materials, Ro
 from gemm_tuner.bench.c_runner import CRunnerOfArray
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import F32
-from gemm_tuner.domain.problem import WeightLayout
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.machine.memory import address_of
 

@@ -11,7 +11,8 @@ from gemm_tuner.bench.c_runner import CRunner
 from gemm_tuner.bench.passes import PassStruct, finish, openmp_team
 from gemm_tuner.bench.workload import Workload, aligned_copy
 from gemm_tuner.domain.dtype import DType
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.wheels import find_in_wheel, installed_wheels, wheel_version
 from gemm_tuner.machine.memory import address_of

@@ -14,8 +14,8 @@ from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.cpu import WHOLE_SUMS_OF_BYTES
 from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import OperandShape
-from gemm_tuner.domain.problem import WeightLayout
 from gemm_tuner.domain.spelling import OnnxOperator
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.wheels import wheel_version
 from gemm_tuner.machine.detect import detect_cpu

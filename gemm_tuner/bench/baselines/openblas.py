@@ -10,7 +10,8 @@ from gemm_tuner.bench.c_runner import CRunnerOfArray
 from gemm_tuner.bench.passes import Pass, PassStruct, convert, finish, openmp_team
 from gemm_tuner.bench.workload import Workload, aligned_copy
 from gemm_tuner.domain.dtype import DType
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.openblas import OpenBlasLibrary, find_openblas
 from gemm_tuner.machine.memory import address_of

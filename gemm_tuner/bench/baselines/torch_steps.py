@@ -12,8 +12,9 @@ from gemm_tuner.bench.baselines.chain import Link
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.dtype import OperandTypes
 from gemm_tuner.domain.epilogue import OperandShape
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.spelling import TorchOperator
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.wheels import wheel_version
 

@@ -15,7 +15,8 @@ from math import ceil
 
 from gemm_tuner.domain.blocking import Blocking
 from gemm_tuner.domain.micro_kernel import Can, MicroKernel, MicroKernelFamily, PackedLayout
-from gemm_tuner.domain.problem import Problem, WeightLayout
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.space.axes.pack_w import FEW_ROWS
 from gemm_tuner.space.axis import Axis, Refusal
 from gemm_tuner.space.choice import Choice
