@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -38,12 +37,7 @@ class Disturber:
             self._workers.append(subprocess.Popen(command, start_new_session=True))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for worker in self._workers:
             worker.terminate()
         for worker in self._workers:

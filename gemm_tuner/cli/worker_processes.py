@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from threading import Event, Lock, Thread
-from types import TracebackType
 from typing import Self
 
 # A worker lets go of its job after the trial in flight; asked again, it aborts the trial.
@@ -46,12 +45,7 @@ class WorkerProcesses:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         with self._starting:
             self._is_over.set()
         try:

@@ -8,7 +8,6 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event, Thread
-from types import TracebackType
 from typing import Any, Self
 
 from platformdirs import user_cache_path
@@ -83,12 +82,7 @@ class Membership:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._is_over.set()
         self.is_free.set()
         self._thread.join(3 * _LEAVE_TIMEOUT_S)

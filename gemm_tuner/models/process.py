@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from tempfile import TemporaryFile
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -64,12 +63,7 @@ class WayProcess:
         """Return this."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """End the process, whatever it does."""
         self.end()
 

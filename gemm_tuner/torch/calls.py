@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from threading import get_ident
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -195,12 +194,7 @@ class Capturing:
         self._exits.callback(setattr, torch.nn.Module, "__call__", call_module)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """End."""
         self._exits.close()
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -81,12 +80,7 @@ class Runs:
         self._exits.enter_context(torch.no_grad())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """End: what was compiled for this is not kept."""
         self._exits.close()
         self._forget()

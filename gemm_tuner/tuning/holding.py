@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from threading import Event, Thread
-from types import TracebackType
 from typing import Self
 
 from gemm_tuner.domain.job import Job, JobProgress
@@ -51,12 +50,7 @@ class HeldJob:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._is_over.set()
         self._thread.join(_LAST_REPORT_S)
 
