@@ -17,12 +17,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import httpx
 from dashboard_databases import JOBS, fill_pages
-from service_load import REPORT, ROOT, command_text, conditions, service
+from service_load import (
+    REPORT,
+    command_text,
+    conditions,
+    made_once,
+    postgres_database,
+    service,
+)
 from sqlalchemy import func, select
 
 from gemm_tuner.domain.access import Scope
@@ -47,7 +55,14 @@ def main() -> None:
     asked.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     databases = [("SQLite", sqlite_database(asked.folder, asked.trials))]
     if asked.postgres:
-        databases.append(("PostgreSQL", postgres_database(asked.trials)))
+        databases.append(
+            (
+                "PostgreSQL",
+                postgres_database(
+                    partial(fill_pages, wanted=asked.trials), f"{asked.trials} trials"
+                ),
+            )
+        )
     tables = []
     for kind, database in databases:
         with database as url:
@@ -65,29 +80,8 @@ def main() -> None:
 @contextmanager
 def sqlite_database(folder: Path, count: int) -> Iterator[str]:
     """Yield the URL of a database with so many trials, made unless it is there."""
-    file, done = (folder / f"pages-{count}-{ROWS}.{ending}" for ending in ("sqlite3", "done"))
-    url = f"sqlite:///{file}"
-    if not done.exists():
-        file.unlink(missing_ok=True)
-        sys.stdout.write(f"{count} trials made in {fill_pages(url, count):.0f} s\n")
-        done.touch()
-    yield url
-
-
-@contextmanager
-def postgres_database(count: int) -> Iterator[str]:
-    """Yield the URL of a new database with so many trials, on a server of its own."""
-    sys.path.append(str(ROOT / "tests"))
-    from postgres import find_programs, postgres_server  # noqa: PLC0415 - the tests' own server
-
-    programs = find_programs()
-    if programs is None:
-        raise SystemExit("no PostgreSQL server is installed; Debian's package postgresql has one")
-    with postgres_server(programs) as server:
-        server.run_sql("CREATE DATABASE load")
-        url = server.url("load")
-        sys.stdout.write(f"{count} trials made in {fill_pages(url, count):.0f} s\n")
-        yield url
+    file = folder / f"pages-{count}-{ROWS}.sqlite3"
+    yield made_once(file, partial(fill_pages, wanted=count), f"{count} trials")
 
 
 def measure(kind: str, url: str) -> str:

@@ -16,14 +16,12 @@ cache; where there is none, the one that is tried first. Times are the least of 
 `--write` also puts the table into docs/scaling.md.
 """
 
-import argparse
 import time
 from collections.abc import Iterator, Sequence
 from math import ceil
-from pathlib import Path
 
 from markdown_tables import table_head, table_row
-from scaling_page import LAYERS, Layer, best, layers_of, machine_text, write_section
+from scaling_page import Layer, best, layers_of, machine_text, parse_options, write_section
 
 from gemm_tuner.bench.parts import PartsTimer
 from gemm_tuner.domain.context import Regime
@@ -43,12 +41,7 @@ LAST_COLUMN = "Pool of 2"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row for each layer."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dtype", default="f32")
-    parser.add_argument("--layers", type=Path, default=LAYERS)
-    parser.add_argument("--seconds", type=float, default=540.0, help="of all layers together")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/scaling.md")
-    options = parser.parse_args(arguments)
+    options = parse_options(__doc__, arguments)
     end_s = time.monotonic() + options.seconds
     layers = [*_extra(), *layers_of(options.layers, options.dtype)]
     lines = list(table_head((*COLUMNS, LAST_COLUMN)))

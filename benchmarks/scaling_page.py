@@ -1,7 +1,8 @@
 """The layers whose scaling is measured, their kernels, and the sections of docs/scaling.md."""
 
+import argparse
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -37,6 +38,16 @@ class Layer:
         return build_parts_timer(
             self.problem, self.candidate, cpu=detect_cpu(), toolchain=find_toolchain()
         )
+
+
+def parse_options(description: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of a script that makes a section, described by its first line."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--dtype", default="f32")
+    parser.add_argument("--layers", type=Path, default=LAYERS)
+    parser.add_argument("--seconds", type=float, default=540.0, help="of all layers together")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/scaling.md")
+    return parser.parse_args(arguments)
 
 
 def problems_of(path: Path, dtype: str) -> Iterator[tuple[str, Problem]]:

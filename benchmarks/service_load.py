@@ -22,10 +22,11 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -91,7 +92,11 @@ def main() -> None:
     if count := asked.postgres:
         databases += [
             (count, "SQLite", sqlite_database(asked.folder, count)),
-            (count, "PostgreSQL", postgres_database(count)),
+            (
+                count,
+                "PostgreSQL",
+                postgres_database(partial(fill, count=count), f"{count} verdicts"),
+            ),
         ]
     tables = []
     for count, kind, database in databases:
@@ -139,12 +144,8 @@ def conditions() -> str:
 def sqlite_database(folder: Path, count: int) -> Iterator[str]:
     """Yield the URL of a database with `count` verdicts, made unless it is there."""
     of_what = identity([ROWS, *(each.problem.text for each in sample_verdicts())])[:8]
-    file, done = (folder / f"{count}-{of_what}.{ending}" for ending in ("sqlite3", "done"))
-    url = f"sqlite:///{file}"
-    if not done.exists():
-        file.unlink(missing_ok=True)
-        sys.stdout.write(f"{count} verdicts made in {fill(url, count):.0f} s\n")
-        done.touch()
+    file = folder / f"{count}-{of_what}.sqlite3"
+    url = made_once(file, partial(fill, count=count), f"{count} verdicts")
     with file.open(
         "rb"
     ) as database:  # so that it is in the system's cache, as of a running service
@@ -153,9 +154,19 @@ def sqlite_database(folder: Path, count: int) -> Iterator[str]:
     yield url
 
 
+def made_once(file: Path, make: Callable[[str], float], what: str) -> str:
+    """Return the URL of an SQLite file, made by what returns its seconds, unless it is whole."""
+    done, url = file.with_suffix(".done"), f"sqlite:///{file}"
+    if not done.exists():
+        file.unlink(missing_ok=True)
+        sys.stdout.write(f"{what} made in {make(url):.0f} s\n")
+        done.touch()
+    return url
+
+
 @contextmanager
-def postgres_database(count: int) -> Iterator[str]:
-    """Yield the URL of a new database with `count` verdicts, on a server of its own."""
+def postgres_database(make: Callable[[str], float], what: str) -> Iterator[str]:
+    """Yield the URL of a new database on a server of its own, made by what returns its seconds."""
     sys.path.append(str(ROOT / "tests"))
     from postgres import find_programs, postgres_server  # noqa: PLC0415 - the tests' own server
 
@@ -165,7 +176,7 @@ def postgres_database(count: int) -> Iterator[str]:
     with postgres_server(programs) as server:
         server.run_sql("CREATE DATABASE load")
         url = server.url("load")
-        sys.stdout.write(f"{count} verdicts made in {fill(url, count):.0f} s\n")
+        sys.stdout.write(f"{what} made in {make(url):.0f} s\n")
         yield url
 
 

@@ -10,15 +10,13 @@ first is how far two timings of the same call differ. Times are the least of sev
 which the two take turns. `--write` also puts the table into docs/scaling.md.
 """
 
-import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 from markdown_tables import table_head, table_row
-from scaling_page import LAYERS, Layer, layers_of, machine_text, write_section
+from scaling_page import Layer, layers_of, machine_text, parse_options, write_section
 
 from gemm_tuner.bench.parts import PartsTimer
 from gemm_tuner.domain.context import Regime
@@ -53,12 +51,7 @@ class Compared:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row for each layer, regime and number of threads."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dtype", default="f32")
-    parser.add_argument("--layers", type=Path, default=LAYERS)
-    parser.add_argument("--seconds", type=float, default=540.0, help="of all layers together")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/scaling.md")
-    options = parser.parse_args(arguments)
+    options = parse_options(__doc__, arguments)
     end_s = time.monotonic() + options.seconds
     layers = list(layers_of(options.layers, options.dtype))
     columns = ("Layer", "Weights", "Threads", "Timed", "From its parts", "By the model")

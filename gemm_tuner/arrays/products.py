@@ -175,16 +175,24 @@ def _values_of(problem: Problem, v: object, front: _Shape) -> Array | None:
             "kernel(q, k, v)."
         )
     given = _array_of("v", v, "(n, k)")
-    lead = given.shape[:-2]
+    _check_front("v", given, 2, front, "values for each, or 1 where all have the same")
+    return given
+
+
+def _check_front(name: str, given: Array, own: int, front: _Shape, wanted: str) -> None:
+    """Check that an array has for each product its `own` last dimensions, or the same for some.
+
+    Raises:
+        InvalidArray: the dimensions before them are not those of the products, `front`, or 1.
+    """
+    lead = given.shape[: given.ndim - own]
     behind = front[max(0, len(front) - len(lead)) :]
     if len(lead) > len(front) or any(
-        own not in {1, wanted} for own, wanted in zip(lead, behind, strict=True)
+        length not in {1, products} for length, products in zip(lead, behind, strict=True)
     ):
         raise InvalidArray(
-            f"v has the shape {given.shape}, but there are {front} products: pass values for "
-            "each, or 1 where all have the same."
+            f"{name} has the shape {given.shape}, but there are {front} products: pass {wanted}."
         )
-    return given
 
 
 def refuse_values(problem: Problem, v: object) -> None:
@@ -314,15 +322,7 @@ def _operand_of(
     own = OPERAND_DIMENSIONS[operand.shape]
     if not (isinstance(value, np.ndarray) and value.ndim > own):
         return view_operand(name, value, operand.shape, shape, dtype)
-    lead = value.shape[: value.ndim - own]
-    behind = front[max(0, len(front) - len(lead)) :]
-    if len(lead) > len(front) or any(
-        given not in {1, wanted} for given, wanted in zip(lead, behind, strict=True)
-    ):
-        raise InvalidArray(
-            f"{name} has the shape {value.shape}, but there are {front} products: pass one for "
-            "each, or one for all without them in front."
-        )
+    _check_front(name, value, own, front, "one for each, or one for all without them in front")
     one, _first = view_operand(name, _first_of(value, own), operand.shape, shape, dtype)
     if 0 in front:
         return _NOWHERE, value

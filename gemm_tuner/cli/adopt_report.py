@@ -7,8 +7,9 @@ from typing import Any
 
 from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.output import print_line, print_table, results
-from gemm_tuner.cli.sweep_report import ratio_facts, result_facts, verdict_facts
+from gemm_tuner.cli.sweep_report import result_facts, verdict_facts
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.facts import ratio_facts
 from gemm_tuner.domain.units import context_text, counted, duration_text
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.select.recorded import Recorded

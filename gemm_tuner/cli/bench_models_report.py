@@ -6,7 +6,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from gemm_tuner.cli.output import print_line, print_table
-from gemm_tuner.cli.sweep_report import ratio_facts
+from gemm_tuner.domain.facts import ratio_facts
 from gemm_tuner.domain.model_run import ModelRun, WayRun
 from gemm_tuner.domain.units import counted, time_text
 

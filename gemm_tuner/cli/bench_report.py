@@ -9,12 +9,12 @@ from gemm_tuner.bench.baselines.own_kernel import ONE_THREAD
 from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.means import Mean, geometric_means
 from gemm_tuner.cli.output import print_line, print_table
-from gemm_tuner.cli.sweep_report import ratio_facts
 from gemm_tuner.cli.verdict_text import interval_text
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.doubt import why_doubted
 from gemm_tuner.domain.evidence import Evidence
+from gemm_tuner.domain.facts import ratio_facts
 from gemm_tuner.domain.measurement import Measurement, Timing, paired_speed_ratio
 from gemm_tuner.domain.record import Conditions
 from gemm_tuner.domain.units import context_text, time_text

@@ -15,7 +15,7 @@ from gemm_tuner.cli.interrupt import aborting
 from gemm_tuner.cli.output import print_json, print_line
 from gemm_tuner.cli.plotting import check_plots
 from gemm_tuner.cli.progress_line import ProgressLine, pace
-from gemm_tuner.cli.sweep_report import ratio_facts
+from gemm_tuner.domain.facts import ratio_facts
 from gemm_tuner.domain.printable import quoted
 from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.errors import GemmTunerError, InvalidSetting

@@ -10,9 +10,9 @@ from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.measuring import measuring
 from gemm_tuner.cli.output import print_line, print_message, print_table
 from gemm_tuner.cli.progress_line import ProgressLine
-from gemm_tuner.cli.sweep_report import ratio_facts
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.facts import ratio_facts
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.units import bytes_text, context_text, counted
 from gemm_tuner.errors import GemmTunerError, InvalidSetting

@@ -8,10 +8,9 @@ from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.means import Mean, geometric_means
 from gemm_tuner.cli.output import print_line, print_table
 from gemm_tuner.cli.verdict_text import decision_text
-from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.comparison import Comparison
 from gemm_tuner.domain.evidence import Evidence
-from gemm_tuner.domain.measurement import Ratio
+from gemm_tuner.domain.facts import artifact_facts, ratio_facts
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.units import context_text, counted, duration_text, time_text
 from gemm_tuner.domain.verdict import Verdict
@@ -51,28 +50,6 @@ def recalled_text(recalled: Recalled) -> str:
         f"tuned before, on {recalled.on}, with a budget of {budget}, so nothing was measured; "
         f"--again measures anew, --budget above {budget} goes on"
     )
-
-
-def ratio_facts(ratio: Ratio) -> dict[str, float]:
-    """Return a ratio as JSON facts."""
-    return {
-        "median": ratio.median,
-        "low": ratio.low,
-        "high": ratio.high,
-        "of_minimums": ratio.of_minimums,
-    }
-
-
-def artifact_facts(artifact: Artifact) -> dict[str, Any]:
-    """Return an artifact as JSON facts."""
-    return {
-        "sha256": artifact.sha256,
-        "size_bytes": artifact.size_bytes,
-        "abi_version": artifact.abi_version,
-        "required_isa": sorted(artifact.required_isa),
-        "toolchain": artifact.toolchain,
-        "source_sha256": artifact.source_sha256,
-    }
 
 
 def verdict_facts(verdict: Verdict) -> dict[str, Any]:

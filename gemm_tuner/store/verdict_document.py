@@ -12,6 +12,7 @@ from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.evidence import Evidence
+from gemm_tuner.domain.facts import artifact_facts
 from gemm_tuner.domain.measurement import Raced, Ratio
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.verdict import Basis, Decision, HostFigure, Verdict
@@ -89,15 +90,7 @@ def _candidate(text: str) -> Candidate:
 
 
 def _artifact_facts(artifact: Artifact) -> dict[str, Any]:
-    return {
-        "sha256": artifact.sha256,
-        "size_bytes": artifact.size_bytes,
-        "abi_version": artifact.abi_version,
-        "required_isa": sorted(artifact.required_isa),
-        "toolchain": artifact.toolchain,
-        "source_sha256": artifact.source_sha256,
-        "flags": list(artifact.flags),
-    }
+    return artifact_facts(artifact) | {"flags": list(artifact.flags)}
 
 
 def _artifact(facts: Mapping[str, Any]) -> Artifact:

@@ -10,6 +10,7 @@ from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.comparison import Comparison, Instead
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import IsaFeature
+from gemm_tuner.domain.facts import artifact_facts, ratio_facts
 from gemm_tuner.domain.measurement import Library, Ratio
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
@@ -151,36 +152,16 @@ def payload_facts(verdict: Verdict) -> dict[str, Any]:
         "basis": verdict.basis,
         "complete": verdict.complete,
         "candidate": verdict.candidate.text if verdict.candidate else None,
-        "ratio": _ratio_facts(comparison.ratio) if comparison else None,
+        "ratio": ratio_facts(comparison.ratio) if comparison else None,
         "compared_with": _library_facts(comparison.baseline) if comparison else None,
         "instead": _instead_facts(comparison.instead) if comparison else None,
-        "artifact": _artifact_facts(verdict.artifact) if verdict.artifact else None,
+        "artifact": artifact_facts(verdict.artifact) if verdict.artifact else None,
     }
 
 
 def date_members(*, issued_at: datetime, expires_at: datetime) -> dict[str, str]:
     """Return the members of a `VerdictPayload` that say from when to when it holds."""
     return {"issued_at": _time_text(issued_at), "expires_at": _time_text(expires_at)}
-
-
-def _artifact_facts(artifact: Artifact) -> dict[str, Any]:
-    return {
-        "sha256": artifact.sha256,
-        "size_bytes": artifact.size_bytes,
-        "abi_version": artifact.abi_version,
-        "required_isa": sorted(artifact.required_isa),
-        "toolchain": artifact.toolchain,
-        "source_sha256": artifact.source_sha256,
-    }
-
-
-def _ratio_facts(ratio: Ratio) -> dict[str, float]:
-    return {
-        "median": ratio.median,
-        "low": ratio.low,
-        "high": ratio.high,
-        "of_minimums": ratio.of_minimums,
-    }
 
 
 def _library_facts(library: Library) -> dict[str, str]:
