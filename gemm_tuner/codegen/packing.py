@@ -8,7 +8,6 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.weight_layout import WeightLayout
 
 _LANE_BYTES = 16
-_WIDE_BYTES = 64
 _CHUNK_BYTES = 4
 _LARGEST_SIDE = 8
 # Enough for whole cache lines on both sides, and few enough for them to stay in L1.

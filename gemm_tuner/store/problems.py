@@ -12,20 +12,17 @@ from gemm_tuner.store.tables import problems
 class Problems(Statements):
     """The problems of one database."""
 
-    def ranges_of(self, problem: Problem) -> tuple[Problem, ...]:
-        """Return the known problems for a range of m that differ from `problem` in m alone."""
-        return tuple(one for one in self._of_layer(problem) if one.m.exact is None)
-
     def exact_of(self, problem: Problem) -> tuple[Problem, ...]:
         """Return the known problems for one m that differ from `problem` in m alone."""
-        return tuple(one for one in self._of_layer(problem) if one.m.exact is not None)
-
-    def _of_layer(self, problem: Problem) -> tuple[Problem, ...]:
         query = select(problems.c.id, problems.c.document).where(same_layer(problem))
         with self._reading() as connection:
             known = tuple(read_problem(key, text) for key, text in connection.execute(query))
         layer = problem.layer_text
-        return tuple(one for one in known if one != problem and one.layer_text == layer)
+        return tuple(
+            one
+            for one in known
+            if one.m.exact is not None and one != problem and one.layer_text == layer
+        )
 
 
 def problem_id(problem: Problem) -> str:

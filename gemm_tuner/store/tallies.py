@@ -14,7 +14,7 @@ from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.store.figures import Standing
 from gemm_tuner.store.reading import usable_keys
 from gemm_tuner.store.statements import Statements
-from gemm_tuner.store.tables import cpus, verdicts
+from gemm_tuner.store.tables import verdicts
 
 MAX_GROUPS = 2000
 # The classes of m, and of the elements of w: the greatest of each but the last.
@@ -129,14 +129,6 @@ class Counting(Statements):
                 ratios=_steps(ratios, RATIOS_PER_E, -RATIO_STEPS, RATIO_STEPS - 1),
                 shares=_steps(shares, SHARES, 0, SHARES),
             )
-
-    def cpu_keys(self, class_key: str | None = None) -> tuple[str, ...]:
-        """Return the keys of CPUs, all or of one class, that are known."""
-        query = select(cpus.c.exact_key).distinct().order_by(cpus.c.exact_key).limit(MAX_GROUPS)
-        if class_key is not None:
-            query = query.where(cpus.c.class_key == class_key)
-        with self._reading() as connection:
-            return tuple(connection.scalars(query).all())
 
 
 def _grouped(counted: Sequence[Any], *columns: ColumnElement[Any]) -> Select[Any]:

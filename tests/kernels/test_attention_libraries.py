@@ -15,12 +15,11 @@ from planted import build_planted
 from gemm_tuner.bench.baselines import attention_zentorch, ways
 from gemm_tuner.bench.baselines.attention_openvino import OpenVinoAttention
 from gemm_tuner.bench.baselines.attention_torch import TorchAttention
-from gemm_tuner.bench.baselines.baseline import Baseline
+from gemm_tuner.bench.baselines.baseline import Baseline, Row
 from gemm_tuner.bench.baselines.choose import (
     baseline_rows,
     check_baseline,
     raced_packages,
-    row_named,
 )
 from gemm_tuner.bench.correctness import Case
 from gemm_tuner.bench.inputs import InputKind, make_inputs
@@ -39,6 +38,11 @@ from gemm_tuner.libraries.finish import TeamStruct, built_finish
 from gemm_tuner.libraries.openmp import OpenMp
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.machine.memory import address_of
+
+
+def row_named(name: str) -> Row:
+    """Return a library by its name."""
+    return next(one for one in baseline_rows() if one.name == name)
 
 
 def found(name: str) -> Baseline:

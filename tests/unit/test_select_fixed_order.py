@@ -70,7 +70,7 @@ def test_a_kernel_of_the_other_class_never_answers(
             assert match.verdict.artifact is None
             assert match.verdict.basis is Basis.NONE
     assert ask(repository, held).verdict.artifact is not None
-    assert repository.ranges_of(asked) == ()
+    assert repository.exact_of(asked) == ()
 
 
 def test_a_kernel_of_another_order_is_refused_and_never_served(

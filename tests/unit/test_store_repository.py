@@ -126,12 +126,13 @@ def test_a_cpu_is_found_by_its_key(repository: Repository) -> None:
     assert repository.cpu(CPU.exact_key) == CPU
 
 
-def test_ranges_of_m_are_found(repository: Repository) -> None:
+def test_what_was_tried_for_one_m_of_a_layer_is_found(repository: Repository) -> None:
     ranged = Problem.parse("f32 1..256x3072x768 nk bias+gelu_erf")
-    for problem in (PROBLEM, ranged, replace(ranged, k=1), Problem.parse("f32 1..256x3072x768")):
+    others = (replace(PROBLEM, k=1), Problem.parse("f32 128x3072x768"))
+    for problem in (PROBLEM, ranged, *others):
         repository.add_trial(make_trial(problem=problem))
 
-    assert repository.ranges_of(PROBLEM) == (ranged,)
+    assert repository.exact_of(ranged) == (PROBLEM,)
 
 
 def test_the_last_end_of_a_sweep_is_kept_for_the_whole_key(repository: Repository) -> None:
@@ -166,7 +167,7 @@ def test_sweeps_beside_different_baselines_end_apart(repository: Repository) -> 
     [
         ("trials", lambda repository: repository.trials()),
         ("cpus", lambda repository: repository.cpu(CPU.exact_key)),
-        ("problems", lambda repository: repository.ranges_of(PROBLEM)),
+        ("problems", lambda repository: repository.exact_of(PROBLEM)),
     ],
 )
 def test_a_changed_document_is_noticed(

@@ -60,20 +60,6 @@ def baseline_rows() -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: row.place))
 
 
-def row_named(name: str) -> Row:
-    """Return a row by its name.
-
-    Raises:
-        InvalidSetting: there is none.
-    """
-    rows = {row.name: row for row in baseline_rows()}
-    if name not in rows:
-        raise InvalidSetting(
-            f"baseline {name!r} is not known; use one of: {', '.join((AUTO, *rows))}."
-        )
-    return rows[name]
-
-
 def raced_packages(race_s: float, *, attends: bool = False) -> tuple[str, ...]:
     """Return the packages that a race may be between, if none may take longer to load.
 
