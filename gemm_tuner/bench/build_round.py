@@ -123,12 +123,7 @@ class RoundTimer:
             self.report.step(turn)
             library = self._load(build).native
             kernels.append(KernelRunner(library, workload, self.setup.drivers.timer))
-        prepared: dict[str, Runner] = {}
-        for name in reversed([row.name for row in self.rows]):
-            for turn, checked in enumerate(baselines, len(kernels)):
-                if checked.name == name:
-                    self.report.step(turn)
-                    prepared[name] = checked.baseline.prepare(workload)
+        prepared = self._prepare(baselines, workload, len(kernels))
         on_one_thread = self._prepare_on_one_thread(baselines, workload, len(kernels))
         first_form = len(kernels) + len(baselines)
         driver = self.setup.drivers.roofline
@@ -188,6 +183,18 @@ class RoundTimer:
             epilogue_ns=generous_epilogue_ns(self.problem, workload.rows),
         )
         return self._look_closely(request, baselines, workload, timed)
+
+    def _prepare(
+        self, baselines: Sequence[CheckedBaseline], workload: Workload, first_turn: int
+    ) -> dict[str, Runner]:
+        """Return the runners of baselines by name; the last of the rows is prepared first."""
+        prepared: dict[str, Runner] = {}
+        for name in reversed([row.name for row in self.rows]):
+            for turn, checked in enumerate(baselines, first_turn):
+                if checked.name == name:
+                    self.report.step(turn)
+                    prepared[name] = checked.baseline.prepare(workload)
+        return prepared
 
     def _look_closely(
         self,

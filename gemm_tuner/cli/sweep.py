@@ -225,7 +225,34 @@ def sweep(
         _print_estimate(layers, contexts, cpu, settings, as_json=as_json)
         return
 
-    repository = Repository(open_database(db))
+    _sweep_here(
+        layers,
+        alike,
+        contexts=contexts,
+        cpu=cpu,
+        repository=Repository(open_database(db)),
+        settings=settings,
+        max_loss=loss,
+        as_json=as_json,
+    )
+
+
+def _sweep_here(
+    layers: tuple[Layer, ...],
+    alike: Sequence[tuple[Problem, ...]],
+    *,
+    contexts: tuple[ExecutionContext, ...],
+    cpu: Cpu,
+    repository: Repository,
+    settings: SweepSettings,
+    max_loss: float,
+    as_json: bool,
+) -> None:
+    """Sweep layers on this machine, then those `alike` for weights that they share, and print.
+
+    Raises:
+        typer.Exit: it was stopped, or something could not be swept.
+    """
     own_settings, shared_settings = split_budget(settings) if alike else (settings, settings)
     swept = sweep_layers(
         layers,
@@ -245,14 +272,14 @@ def sweep(
             cpu=cpu,
             repository=repository,
             settings=shared_settings,
-            max_loss=loss,
+            max_loss=max_loss,
         )
 
     _print_swept(
         layers,
         swept,
         shared,
-        max_loss=loss,
+        max_loss=max_loss,
         cpu=cpu,
         repository=repository,
         as_json=as_json,

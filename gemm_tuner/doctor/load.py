@@ -10,11 +10,10 @@ from gemm_tuner.doctor.noise import Watch
 from gemm_tuner.domain.check import Check, Figure, Level
 from gemm_tuner.domain.doubt import why_interfered
 from gemm_tuner.domain.measurement import Interference
-from gemm_tuner.machine.processors import read_processor_times
+from gemm_tuner.machine.processors import USUAL_LOAD_CORES, read_processor_times
 from gemm_tuner.machine.system import SystemFiles
 
 _SOME = 0.01
-_BUSY_CORES = 0.3  # as tuning/patience.py: what every machine does now and then
 _MOST_WAITED = 0.05
 _LOCK = "measuring lock"
 
@@ -68,7 +67,7 @@ def check_load(files: SystemFiles, usable: Collection[int], seen: Watch) -> Chec
         return Check(name="load", level=Level.PROBLEM, seen=text, advice=advice, figures=figures)
     if others is None:
         return Check(name="load", level=Level.NOTE, seen=text, figures=figures)
-    if others > _BUSY_CORES:
+    if others > USUAL_LOAD_CORES:
         return Check(name="load", level=Level.NOTE, seen=text, advice=advice, figures=figures)
     return Check(name="load", level=Level.OK, seen=text, figures=figures)
 

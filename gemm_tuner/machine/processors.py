@@ -18,6 +18,8 @@ _TIME_FIELDS = 8  # guest time, behind them, is counted in user time already
 _LEAST_S = 0.1
 _LEAST_STOLEN_TICKS = 3
 
+USUAL_LOAD_CORES = 0.3  # what every machine does beside, from time to time
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorTimes:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gemm_tuner.machine.processors import read_processor_times, use_since
+from gemm_tuner.machine.processors import USUAL_LOAD_CORES, read_processor_times, use_since
 from gemm_tuner.tuning.budget import Budget
 
 # Of the budget, on top of it: for waiting and for measuring again.
@@ -12,7 +12,6 @@ _SHARE = 0.5
 _LEAST_S = 2.0
 _MOST_S = 20.0
 _LOOK_S = 0.25
-_MAY_BE_MISSING = 0.3  # of a core, for what every machine does now and then
 
 
 def idle_cores() -> float | None:
@@ -44,6 +43,6 @@ class Patience:
         while not (self._left.is_spent() or is_stopped()):
             on_wait()
             idle = self.idle_cores()
-            if idle is None or idle >= self.threads - _MAY_BE_MISSING:
+            if idle is None or idle >= self.threads - USUAL_LOAD_CORES:
                 return not self._left.is_spent()
         return False

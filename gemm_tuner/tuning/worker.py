@@ -20,6 +20,7 @@ from gemm_tuner.domain.spans import is_within
 from gemm_tuner.errors import GemmTunerError, StoreFailed
 from gemm_tuner.machine.cpus import usable_cpus
 from gemm_tuner.machine.measuring_lock import MeasuringLock
+from gemm_tuner.machine.processors import USUAL_LOAD_CORES
 from gemm_tuner.store.jobs import Jobs
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.statements import may_pass
@@ -33,7 +34,6 @@ _SEEN_EVERY = timedelta(seconds=15)
 _FORGET_EVERY = timedelta(hours=1)
 # A job is begun on a busy machine at last: it may come out, and nobody waits for ever.
 _BUSY_AT_MOST = timedelta(minutes=10)
-_MAY_BE_MISSING = 0.3  # of a core, for what every machine does now and then
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _MOST_TRIES = 120  # of a job that the store cuts off: an hour
@@ -169,7 +169,7 @@ class Worker:
     def _is_calm(self, threads: int) -> bool:
         """Return whether there are idle cores for so many threads, or were not for too long."""
         idle = self.idle_cores()
-        needed = min(threads, usable_cpus()) - _MAY_BE_MISSING
+        needed = min(threads, usable_cpus()) - USUAL_LOAD_CORES
         if idle is None or idle >= needed:
             self._busy_since = None
             return True

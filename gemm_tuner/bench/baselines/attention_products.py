@@ -34,7 +34,7 @@ class _Composed(AnyBaseline):
 
     fuses_epilogue = True
     is_of_openmp = True
-    implementation = "two products, and a softmax in C"
+    implementation = "two products and a softmax in C, called from Python"
 
     def __init__(
         self, package: str, make: Callable[[Problem, int], ProductLayer], *, only_f32: str = ""

@@ -3,8 +3,9 @@
  *
  * A product is acc = fma(x[i, l], w[l, j], acc) from +0, for l from 0 to k - 1. Of weights in groups,
  * that is the sum of a group; these, times their scales, are added from +0, the first group first.
- * Each operation of a step is rounded by itself. The steps are those of the templates in parts/ and of the table in
- * domain/step_table.py; exponentials and error functions say there how exact they are.
+ * Each operation of a step is rounded by itself. The steps are those of the templates in parts/ and
+ * of the table in domain/step_table.py; exponentials and error functions say there how exact they
+ * are.
  *
  * No instruction that multiplies and adds may stand for two operations of a step. A compiler may use
  * one where the CPU that it compiles for has it, which zig and some systems take as the default. */
@@ -19,8 +20,8 @@
 #define EXPORTED __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 
-/* The operations of steps: PassOperation of domain/spelling.py; sums of integers have no offsets
- * any more. */
+/* The operations of steps: PassOperation of domain/spelling.py; sums of integers come here without
+ * offsets. */
 enum {
     ADD, MULTIPLY, TAKE_OFFSET, ROUND_AND_ADD, RELU, LEAKY_RELU, CLAMP, HARDSWISH, SIGMOID, SILU,
     TANH, ELU, MISH, GELU_TANH, GELU_ERF,
