@@ -1,14 +1,14 @@
 """One timing: builds and baselines in the same rounds, in this process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from gemm_tuner.bench.baselines.baseline import Row
 from gemm_tuner.bench.baselines.choose import (
     CheckedBaseline,
-    check_copies,
 )
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.inputs import Inputs
@@ -22,8 +22,10 @@ from gemm_tuner.bench.limits import (
 from gemm_tuner.bench.measure import SETTLING_NS, Contestant, TimedRounds, measure
 from gemm_tuner.bench.one_thread import OneThreadForm, may_need_one_thread, set_openmp_threads
 from gemm_tuner.bench.regimes import (
+    Pushing,
     WeightCopies,
     copies_of_weights,
+    pushing_bytes,
     stride_of_copy,
     warm_up_calls,
     warm_up_ns,
@@ -102,6 +104,13 @@ class BuildRound:
         )
 
 
+class _Copies(NamedTuple):
+    """How many copies of its weights a runner has, and whether they are too few to be cold."""
+
+    number: int
+    are_few: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTimer:
     """Times builds beside baselines, which `rows` list; `report` is told who runs."""
@@ -136,8 +145,11 @@ class RoundTimer:
             peak_loop,
             *read_loops,
         ]
-        copies = self._count_copies(request, runners, baselines)
         turns = {first_form + form: turn for form, turn in enumerate(on_one_thread)}
+        own_turns = range(len(kernels), first_form)
+        baseline_of = dict(zip(own_turns, baselines, strict=True))
+        baseline_of |= {index: baseline_of[turn] for index, turn in turns.items()}
+        copies = self._count_copies(request, runners, baseline_of)
 
         def step(index: int) -> None:
             self.report.step(turns.get(index, index))
@@ -156,7 +168,7 @@ class RoundTimer:
         )
         problem_calls = self.problem.flop(workload.rows) / peak_loop.flop_per_call
         peak, *reads = rounds.timings[first_form + len(on_one_thread) :]
-        forms = {turn: [turn] for turn in range(len(kernels), first_form)}
+        forms = {turn: [turn] for turn in own_turns}
         for form, turn in enumerate(on_one_thread, first_form):
             forms[turn].append(form)
         peak_ns = problem_calls * peak.minimum_ns / self.setup.threads
@@ -233,7 +245,9 @@ class RoundTimer:
         turns = [timed.builds + turn for turn in runners] + [timed.builds + len(baselines)]
         try:
             copies = self._count_copies(
-                replace(request, builds=request.builds[:1]), all_runners, ()
+                replace(request, builds=request.builds[:1]),
+                all_runners,
+                {index: baselines[turn] for index, turn in enumerate(runners)},
             )
         except NotEnoughMemory:
             return timed
@@ -275,16 +289,21 @@ class RoundTimer:
         return forms
 
     def _count_copies(
-        self, request: TimeRequest, runners: Sequence[Runner], baselines: Sequence[CheckedBaseline]
-    ) -> list[int]:
+        self,
+        request: TimeRequest,
+        runners: Sequence[Runner],
+        baseline_of: Mapping[int, CheckedBaseline],
+    ) -> list[_Copies]:
         """Return how many copies of its weights each runner rotates over.
 
+        `baseline_of` says which baseline a runner is of, by its index, if it is of one.
+
         Raises:
-            BaselineMissing: a baseline cannot rotate over as many.
+            BaselineMissing: a baseline has one copy alone, which a sample cannot rotate over.
             NotEnoughMemory: the copies do not fit.
         """
         l3_bytes = self.cpu.caches.l3_bytes
-        copies = [
+        wanted = [
             copies_of_weights(
                 request.regime,
                 runner.packed_weight_bytes,
@@ -294,26 +313,34 @@ class RoundTimer:
             )
             for runner in runners
         ]
-        for turn, checked in enumerate(baselines, len(request.builds)):
-            try:
-                check_copies(checked.baseline, copies[turn])
-            except BaselineMissing:
-                self.report.step(turn)
-                raise
+        copies = [_Copies(number, are_few=False) for number in wanted]
+        for index, checked in baseline_of.items():
+            most = checked.baseline.most_weight_copies
+            if most is None or wanted[index] <= most:
+                continue
+            if most == 1:
+                self.report.step(index)
+                raise BaselineMissing(
+                    "its calls cannot rotate over copies of the weights, so that these are cold; "
+                    "time it with hot weights."
+                )
+            copies[index] = _Copies(most, are_few=True)
         self.report.step()
+        pushing = pushing_bytes(l3_bytes) if any(one.are_few for one in copies) else 0
         check_memory(
-            sum(
-                count * stride_of_copy(runner.packed_weight_bytes)
-                for count, runner in zip(copies, runners, strict=True)
+            pushing
+            + sum(
+                one.number * stride_of_copy(runner.packed_weight_bytes)
+                for one, runner in zip(copies, runners, strict=True)
             ),
-            f"{max(copies)} copies of the weights of {len(runners)} runners",
+            f"{max(one.number for one in copies)} copies of the weights of {len(runners)} runners",
         )
         return copies
 
     def _make_contestants(
         self,
         runners: Sequence[Runner],
-        copies: Sequence[int],
+        copies: Sequence[_Copies],
         regime: Regime,
         workload: Workload,
         step: Callable[[int], None],
@@ -325,12 +352,13 @@ class RoundTimer:
         all_bytes = touched + sum(runner.packed_weight_bytes for runner in runners[1:])
         least_ns = warm_up_ns(regime, touched, l3_bytes)
         least_calls = warm_up_calls(regime, all_bytes, l3_bytes)
+        pushing = Pushing(l3_bytes) if any(one.are_few for one in copies) else None
         contestants = []
-        for index, (count, runner) in enumerate(zip(copies, runners, strict=True)):
+        for index, (one, runner) in enumerate(zip(copies, runners, strict=True)):
             step(index)
             weights = WeightCopies(
                 runner,
-                count,
+                one.number,
                 self.setup.seed,
                 on_block=partial(step, index),
                 placement=workload.placement,
@@ -342,6 +370,7 @@ class RoundTimer:
                     is_cold=regime is Regime.COLD_WEIGHTS,
                     warm_up_ns=0 if isinstance(runner, PeakLoop) else least_ns,
                     least_warm_up_calls=1 if isinstance(runner, PeakLoop) else least_calls,
+                    push_out=pushing.read if pushing and one.are_few else None,
                 )
             )
         return contestants

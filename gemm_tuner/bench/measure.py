@@ -39,7 +39,8 @@ class Contestant:
     """A runner with its own copies of the weights.
 
     Before a sample there are at least `least_warm_up_calls` hot calls, fewer of long ones, and they
-    go on for at least `warm_up_ns`.
+    go on for at least `warm_up_ns`. What has too few copies to be cold is made so by `push_out`
+    before each sample, which then reads no copy twice.
     """
 
     runner: Runner
@@ -47,6 +48,14 @@ class Contestant:
     is_cold: bool
     warm_up_ns: int = 0
     least_warm_up_calls: int = 1
+    push_out: Callable[[], None] | None = None
+
+    @property
+    def most_calls(self) -> int:
+        """Return how many calls a sample may have, after one that warms up."""
+        if self.push_out is None:
+            return _MAX_CALLS_PER_SAMPLE
+        return max(1, self.weights.count - 1)
 
     def warm_up_calls(self, calls: int, elapsed_ns: int) -> int:
         """Return how many calls stand before a sample of `calls`, which takes `elapsed_ns`."""
@@ -69,6 +78,8 @@ class Contestant:
         return calmest
 
     def _sample(self, calls: int, warm_up_calls: int, wait_ns: Callable[[], int]) -> Sample:
+        if self.push_out is not None:
+            self.push_out()
         waited_before_ns = wait_ns()
         sample = self.runner.sample(
             self.weights.struct, warm_up_calls=warm_up_calls, timed_calls=calls
@@ -245,7 +256,7 @@ def _calibrate(
     calls = 1
     while True:
         elapsed_ns = least_ns(calls, warm_up_calls=1, enough_ns=sample_ns)
-        if elapsed_ns >= sample_ns or calls >= _MAX_CALLS_PER_SAMPLE:
+        if elapsed_ns >= sample_ns or calls >= contestant.most_calls:
             return calls, elapsed_ns
         wanted = min(ceil(1.1 * calls * sample_ns / elapsed_ns), 16 * calls)
-        calls = min(max(calls + 1, wanted), _MAX_CALLS_PER_SAMPLE)
+        calls = min(max(calls + 1, wanted), contestant.most_calls)

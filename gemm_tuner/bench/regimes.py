@@ -19,6 +19,7 @@ _COLD_TOTAL_OVER_L3 = 8
 _LEAST_COLD_OVER_L3 = 2  # of each of several candidates, whose turns push out what it has read
 _FASTEST_READ_BYTES_PER_NS = 64
 _UNKNOWN_L3_BYTES = 32 << 20
+_PUSHING_OVER_L3 = 4  # such a block always comes from memory, and leaves nothing else there
 # Data about as large as L3 settles there slowly. On the same machine, after another block of the
 # same size, a block of 32 MiB is read at 43 GB/s the first time, at 66 the fifth and at 90 from the
 # 15th on. Half as much settles in four calls; four times as much always comes from memory.
@@ -48,6 +49,23 @@ def copies_of_weights(
     in_sample = _FASTEST_READ_BYTES_PER_NS * sample_ns
     bytes_of_one = min(all_bytes, max(all_bytes // candidates, least_bytes, in_sample))
     return max(2, -(-bytes_of_one // stride_of_copy(packed_bytes)))
+
+
+class Pushing:
+    """A block whose reading pushes all else out of the caches."""
+
+    def __init__(self, l3_bytes: int) -> None:
+        """Allocate it; 0 is an L3 of unknown size."""
+        self._block = np.ones(pushing_bytes(l3_bytes) // 8, np.uint64)
+
+    def read(self) -> None:
+        """Read it once."""
+        self._block.max()
+
+
+def pushing_bytes(l3_bytes: int) -> int:
+    """Return the size of a block that pushes all else out; 0 is an L3 of unknown size."""
+    return _PUSHING_OVER_L3 * (l3_bytes or _UNKNOWN_L3_BYTES)
 
 
 def warm_up_ns(regime: Regime, touched_bytes: int, l3_bytes: int) -> int:
@@ -81,6 +99,7 @@ class WeightCopies:
     ) -> None:
         """Pack the weights once and copy the result; `on_block` is called as the work goes on."""
         placement = placement or Placement()
+        self.count = copies
         stride_bytes = stride_of_copy(runner.packed_weight_bytes)
         self._memory: NDArray[np.uint8] = placement.allocate(copies * stride_bytes)
         base = address_of(self._memory)

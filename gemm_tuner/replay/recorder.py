@@ -35,7 +35,7 @@ from gemm_tuner.store.wire import WireCpu
 from gemm_tuner.strategies.strategy import BATCH
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.host import start_host
-from gemm_tuner.tuning.race import find_race_in
+from gemm_tuner.tuning.race import find_race
 from gemm_tuner.tuning.sampling import FINAL, RACE, Sampling
 from gemm_tuner.tuning.settings import SweepSettings
 
@@ -126,7 +126,7 @@ class Recorder:
             space,
             self.settings,
             provers=min(BATCH, usable_cpus()),
-            race=find_race_in(self._left, self.problem, self.cpu, [], self.settings),
+            race=find_race([], self.settings, threads=space.threads),
             is_stopped=self.is_stopped,
         ) as host:
             prepare_s = monotonic() - begin_s

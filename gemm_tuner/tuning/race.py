@@ -1,27 +1,16 @@
 """The race for the baseline: how long it may take, and who won it before."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from math import inf
 
-from gemm_tuner.bench.baselines.baseline import MOST_MODELS
 from gemm_tuner.bench.baselines.choose import AUTO, Race, raced_packages
-from gemm_tuner.bench.regimes import copies_of_weights
 from gemm_tuner.derive import is_believed
-from gemm_tuner.domain.context import ExecutionContext, Regime
-from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.tuning.settings import SweepSettings
 
 # A library that takes more of the budget to load is not raced; if it won before, it is loaded.
 _SHARE_OF_BUDGET = 0.1
-
-
-def race_limit_s(settings: SweepSettings) -> float:
-    """Return how many seconds a library may take to load."""
-    return _SHARE_OF_BUDGET * settings.budget_s if settings.race_s is None else settings.race_s
 
 
 def find_race(trials: Sequence[Trial], settings: SweepSettings, *, threads: int) -> Race:
@@ -36,7 +25,7 @@ def find_race(trials: Sequence[Trial], settings: SweepSettings, *, threads: int)
         settings: the budget of the sweep.
         threads: of the calls; the fastest library on one may not be so on several.
     """
-    limit_s = race_limit_s(settings)
+    limit_s = _SHARE_OF_BUDGET * settings.budget_s if settings.race_s is None else settings.race_s
     packages: Callable[[float], tuple[str, ...]] = raced_packages
     if any(trial.problem.operation.has_values for trial in trials):
         packages = partial(raced_packages, attends=True)
@@ -48,38 +37,6 @@ def find_race(trials: Sequence[Trial], settings: SweepSettings, *, threads: int)
             earlier = raced if is_believed(trial) else ()
             return Race(limit_s=limit_s, earlier=earlier, threads=threads)
     return Race(limit_s=limit_s, threads=threads)
-
-
-def regimes_apart(problem: Problem, cpu: Cpu) -> bool:
-    """Return whether each regime has a race of its own.
-
-    Where weights are small, some libraries have no as many copies of them as cold ones take.
-    """
-    return _cold_copies(problem, cpu) > MOST_MODELS
-
-
-def find_race_in(
-    contexts: Sequence[ExecutionContext],
-    problem: Problem,
-    cpu: Cpu,
-    trials: Sequence[Trial],
-    settings: SweepSettings,
-) -> Race:
-    """Return how `auto` is decided for one baseline in these contexts, as `find_race` does."""
-    threads = contexts[0].threads
-    if not regimes_apart(problem, cpu):
-        return find_race(trials, settings, threads=threads)
-    regimes = {context.regime for context in contexts}
-    of_these = [trial for trial in trials if trial.context.regime in regimes]
-    is_cold = Regime.COLD_WEIGHTS in regimes
-    race = find_race(of_these, settings, threads=threads)
-    return replace(race, weight_copies=_cold_copies(problem, cpu) if is_cold else 1)
-
-
-def _cold_copies(problem: Problem, cpu: Cpu) -> int:
-    if not problem.operation.packs_ahead:
-        return 1
-    return copies_of_weights(Regime.COLD_WEIGHTS, problem.w_bytes, cpu.caches.l3_bytes)
 
 
 def expected_baseline(settings: SweepSettings, race: Race) -> str | None:

@@ -32,7 +32,7 @@ from gemm_tuner.tuning.earlier import earlier_trials
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.host import start_host_while_compiling
 from gemm_tuner.tuning.progress import Progress
-from gemm_tuner.tuning.race import find_race_in
+from gemm_tuner.tuning.race import find_race
 from gemm_tuner.tuning.range_search import Format, RangeSearch
 from gemm_tuner.tuning.sampling import FINAL, how_to_confirm
 from gemm_tuner.tuning.settings import SweepSettings
@@ -278,7 +278,7 @@ class _Splitting:
         space = replace(self.search.space(1), problem=problem)
         begin_s = monotonic()
         earlier = earlier_trials(self.repository, problem, self.cpu, settings.toolchain)
-        race = find_race_in([self.context], problem, self.cpu, earlier, settings)
+        race = find_race(earlier, settings, threads=self.context.threads)
         with start_host_while_compiling(
             space,
             first,

@@ -31,7 +31,7 @@ from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.host import start_host_while_compiling, start_slice_host
 from gemm_tuner.tuning.patience import Patience
 from gemm_tuner.tuning.progress import Progress
-from gemm_tuner.tuning.race import expected_baseline, find_race_in, race_limit_s, regimes_apart
+from gemm_tuner.tuning.race import expected_baseline, find_race
 from gemm_tuner.tuning.rebuild import rebuild_lost
 from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.sampling import FINALISTS
@@ -74,22 +74,10 @@ def sweep(
     """
     problem.check_work(*(context.regime for context in contexts))
     check_cpus(contexts[0].threads)
-    if len({context.regime for context in contexts}) > 1 and regimes_apart(problem, cpu):
-        alone = partial(
-            sweep,
-            problem,
-            cpu=cpu,
-            repository=repository,
-            is_stopped=is_stopped,
-            like=like,
-            seeds=seeds,
-            chosen=chosen,
-        )
-        return _each_alone(alone, contexts, settings, on_progress)
     rebuilt = _rebuild_lost(problem, cpu, repository, settings)
     space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads, like=like)
     earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
-    race = find_race_in(contexts, problem, cpu, earlier, settings)
+    race = find_race(earlier, settings, threads=space.threads)
     found = recall_finished(
         space, contexts, repository, settings, baseline=expected_baseline(settings, race)
     )
@@ -144,26 +132,6 @@ def sweep(
     return tuple(
         replace(result, note=" ".join(filter(None, (rebuilt, result.note)))) for result in results
     )
-
-
-def _each_alone(
-    alone: Callable[..., tuple[SweepResult, ...]],
-    contexts: Sequence[ExecutionContext],
-    settings: SweepSettings,
-    on_progress: Callable[[Progress], None],
-) -> tuple[SweepResult, ...]:
-    """Sweep each context with a race of its own and its share of the budget."""
-    share_s = settings.budget_s / len(contexts)
-    of_each = replace(settings, budget_s=share_s, race_s=race_limit_s(settings))
-    results: list[SweepResult] = []
-    for context in contexts:
-        later_s = share_s * (len(contexts) - len(results) - 1)
-
-        def report(progress: Progress, later_s: float = later_s) -> None:
-            on_progress(replace(progress, remaining_s=progress.remaining_s + later_s))
-
-        results += alone(contexts=[context], settings=of_each, on_progress=report)
-    return tuple(results)
 
 
 def _rebuild_lost(

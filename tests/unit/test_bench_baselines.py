@@ -1,6 +1,5 @@
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,25 +101,6 @@ def test_choice_says_why_others_were_left_out() -> None:
     assert [found.text for found in choice.baselines] == ["3"]
     assert choice.baselines[0].call_s == 0.25
     assert choice.left_out == {"onednn": NO_GOMP, "openblas": "package openblas 2: y is wrong"}
-
-
-def test_a_library_that_has_too_few_copies_of_cold_weights_is_not_raced() -> None:
-    """It would win, and then nothing could be timed beside it."""
-    rows: tuple[Row, ...] = (_row("onednn", "one"), _row("openblas", "open"))
-    of_models = Library("model")
-    of_models.most_weight_copies = 256
-    copy = Copy(package="package model", baseline=of_models)
-    rows += (replace(rows[0], name="models", find=lambda _materials: [copy]),)
-    check = _times(one=0.5, open=0.4, model=0.1)
-
-    hot = _choose(["auto"], rows, check, Race(weight_copies=1))
-    cold = _choose(["auto"], rows, check, Race(weight_copies=257))
-    again = _choose(["auto"], rows, check, Race(weight_copies=257, earlier=hot.raced))
-
-    assert hot.baselines[0].text == "model"
-    assert cold.baselines[0].text == again.baselines[0].text == "open"
-    assert "rotate over 256 copies" in cold.left_out["models"]
-    assert [one.package for one in cold.raced if one.reason] == ["package model"]
 
 
 def test_the_fastest_of_all_copies_of_all_libraries_is_the_baseline() -> None:

@@ -103,6 +103,28 @@ def test_a_long_candidate_does_not_take_the_warm_up_from_fast_ones() -> None:
     assert baseline.warm_ups[-4:] == [1] * 4
 
 
+def test_what_has_few_copies_is_made_cold_before_each_sample_and_reads_none_twice() -> None:
+    clock, pushed = Clock(10), list[int]()
+    contestant = Contestant(
+        runner=clock,
+        weights=WeightCopies(clock, 8, seed=0),
+        is_cold=True,
+        push_out=lambda: pushed.append(len(clock.warm_ups)),
+    )
+
+    timing, *_others = timed_rounds([contestant, *cold_clocks()], pairs=4).timings
+
+    assert timing.calls_per_sample == 7  # and one before them
+    assert pushed == list(range(len(clock.warm_ups)))
+
+
+def cold_clocks() -> list[Contestant]:
+    return [
+        Contestant(runner=clock, weights=WeightCopies(clock, 1, seed=0), is_cold=True)
+        for clock in (Clock(10), Clock(10))
+    ]
+
+
 def test_slow_contestant_has_the_first_samples_only() -> None:
     first, slow, lasting = Clock(1000), Clock(5_000), Clock(100)
 

@@ -3,14 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from samples import CPU, make_trial
+from samples import make_trial
 
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.measurement import Interference, Raced
-from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
-from gemm_tuner.tuning.race import expected_baseline, find_race, find_race_in
+from gemm_tuner.tuning.race import expected_baseline, find_race
 from gemm_tuner.tuning.settings import SweepSettings
 
 RACED = (
@@ -88,24 +86,6 @@ def test_a_winner_that_is_not_installed_any_more_does_not_count() -> None:
 
 def test_a_race_of_other_threads_does_not_count() -> None:
     assert find_race([_trial(RACED)], _settings(), threads=2).earlier == ()
-
-
-@pytest.mark.parametrize(("n", "is_apart"), [(128, True), (4096, False)])
-def test_where_weights_are_small_each_regime_has_a_race_of_its_own(
-    n: int, *, is_apart: bool
-) -> None:
-    problem = Problem.parse(f"f32 8x{n}x1024 nk none")
-    hot, cold = (ExecutionContext(threads=1, regime=regime) for regime in Regime)
-    trial = replace(_trial(RACED), problem=problem, context=hot)
-
-    in_hot, in_cold = (
-        find_race_in([context], problem, CPU, [trial], _settings()) for context in (hot, cold)
-    )
-
-    assert in_hot.earlier == RACED
-    assert in_hot.weight_copies == 1
-    assert in_cold.earlier == (() if is_apart else RACED)
-    assert (in_cold.weight_copies > 256) == is_apart
 
 
 def test_a_named_baseline_is_expected_by_its_name() -> None:

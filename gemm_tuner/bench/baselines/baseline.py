@@ -30,7 +30,10 @@ class Baseline(Protocol):
 
     @property
     def most_weight_copies(self) -> int | None:
-        """Return over how many copies of the weights its calls can rotate, None for any number."""
+        """Return over how many copies of the weights its calls can rotate, None for any number.
+
+        Few copies are cold too, as all else is read before each sample; one cannot be.
+        """
 
     @property
     def is_of_openmp(self) -> bool:
@@ -72,8 +75,9 @@ class Baseline(Protocol):
         """Load the library here, so that forks of this process need not."""
 
 
-# Of runtimes in which each copy of the weights is a model of its own, made in milliseconds.
-MOST_MODELS = 256
+# Of runtimes in which each copy of the weights is a model of its own, made in milliseconds: a
+# sample calls each once.
+MOST_MODELS = 64
 
 
 class AnyBaseline:

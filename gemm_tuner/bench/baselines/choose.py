@@ -120,14 +120,12 @@ class Race:
     """How `auto` is decided: by the winner of an earlier race, or by one between quick libraries.
 
     `limit_s` is how long a library may take to load. An earlier race counts where nothing has been
-    installed since that could take part. `threads` of calls are 0 if they are not known. A library
-    that cannot rotate over so many `weight_copies` is not raced.
+    installed since that could take part. `threads` of calls are 0 if they are not known.
     """
 
     limit_s: float = inf
     earlier: tuple[Raced, ...] = ()
     threads: int = 0
-    weight_copies: int = 1
 
 
 Check = Callable[[Baseline], Checked | str]
@@ -222,11 +220,11 @@ def _run_race(
     ]
     entrants = [one for one in installed if one[1].start_s <= race.limit_s]
     if remembered := _winner_of(race.earlier, entrants, installed):
-        found = _enter(*remembered, check, reasons, race.weight_copies)
+        found = _enter(*remembered, check, reasons)
         if found is not None:
             reasons.forget_refusals(_expected(rows))
             return found, race.earlier
-    finished = _heats(entrants, check, reasons, race)
+    finished = _heats(entrants, check, reasons, threads=race.threads)
     if finished:
         for _package, found in finished:
             reasons.forget(found.name)
@@ -245,7 +243,7 @@ def _expected(rows: Sequence[Row]) -> str:
 
 
 def _heats(
-    entrants: Sequence[tuple[str, Copy]], check: Check, reasons: _Reasons, race: Race
+    entrants: Sequence[tuple[str, Copy]], check: Check, reasons: _Reasons, *, threads: int
 ) -> list[tuple[str, CheckedBaseline]]:
     """Return the packages whose baseline is right with it, the fastest first.
 
@@ -253,9 +251,9 @@ def _heats(
     """
     best: dict[str, CheckedBaseline] = {}
     for name, copy in entrants:
-        if found := _enter(name, copy, check, reasons, race.weight_copies):
+        if found := _enter(name, copy, check, reasons):
             best[copy.package] = found
-    close = _close_ones({package: found.call_s for package, found in best.items()}, race.threads)
+    close = _close_ones({package: found.call_s for package, found in best.items()}, threads)
     for name, copy in entrants:
         again = _enter(name, copy, check, reasons) if copy.package in close else None
         if again is not None and again.call_s < best[copy.package].call_s:
@@ -312,16 +310,9 @@ def _entrants(row: Row, find: Find, reasons: _Reasons) -> Sequence[Copy]:
         return ()
 
 
-def _enter(
-    name: str, copy: Copy, check: Check, reasons: _Reasons, weight_copies: int = 1
-) -> CheckedBaseline | None:
+def _enter(name: str, copy: Copy, check: Check, reasons: _Reasons) -> CheckedBaseline | None:
     """Return the baseline if it is right; otherwise note why it cannot be used."""
     baseline = copy.baseline
-    try:
-        check_copies(baseline, weight_copies)
-    except BaselineMissing as refusal:
-        reasons.find_fault(name, str(refusal), package=copy.package)
-        return None
     try:
         checked = check(baseline)
     except BaselineMissing as refusal:
@@ -341,20 +332,6 @@ def _enter(
         call_s=checked.call_s,
         is_quiet=checked.is_quiet,
     )
-
-
-def check_copies(baseline: Baseline, weight_copies: int) -> None:
-    """Refuse a baseline that cannot rotate over so many copies of its weights.
-
-    Raises:
-        BaselineMissing: it cannot.
-    """
-    most = baseline.most_weight_copies
-    if most is not None and most < weight_copies:
-        raise BaselineMissing(
-            f"its calls can rotate over {most} copies of the weights, but cold weights of this "
-            f"size need {weight_copies}; time it with hot weights."
-        )
 
 
 def learn_of_baseline(
