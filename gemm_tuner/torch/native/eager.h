@@ -121,8 +121,10 @@ Tensor attention_or_plain(const Tensor &q, const Tensor &k, const Tensor &v,
                                    .findSchemaOrThrow("gemm_tuner::attention", "")
                                    .typed<decltype(attention)>();
         at::AutoDispatchBelowADInplaceOrView below;
-        return op.call(q, k, v, number, added,
-                       scale.value_or(1 / std::sqrt(static_cast<double>(layer.k))));
+        const Tensor y = op.call(q, k, v, number, added,
+                                 scale.value_or(1 / std::sqrt(static_cast<double>(layer.k))));
+        // A mask of three dimensions keeps PyTorch from its kernel whose y lies as q does.
+        return mask && mask->dim() == 3 ? y.contiguous() : y;
     }
     return at::scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, scale, enable_gqa);
 }
