@@ -9,6 +9,7 @@ from gemm_tuner.cli.means import Mean, geometric_means
 from gemm_tuner.cli.output import print_line, print_table
 from gemm_tuner.cli.verdict_text import decision_text
 from gemm_tuner.domain.comparison import Comparison
+from gemm_tuner.domain.doubt import DISTURBED, kind_of_doubt
 from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.facts import artifact_facts, ratio_facts
 from gemm_tuner.domain.record import Trial
@@ -197,6 +198,12 @@ def print_summary(
     )
     for mean in means_of([result.verdict for _layer, result in found]):
         print_line(mean.text)
+    disturbed = sum(_kind_of_doubt(result) == DISTURBED for _layer, result in found)
+    if disturbed:
+        print_line(
+            f"{counted(disturbed, 'measurement')} disturbed by other work, which decides nothing: "
+            'sweep again on an idle machine; "gemm-tuner doctor" says what keeps it busy'
+        )
 
 
 def means_of(verdicts: Sequence[Verdict]) -> list[Mean]:
@@ -230,11 +237,20 @@ def _is_open(result: SweepResult) -> bool:
 
 
 def _state_text(result: SweepResult) -> str:
-    """Return the decision, unless the user interrupted the sweep before there was one."""
+    """Return the decision, and what kept the sweep from one; there may be none yet."""
     if _is_open(result):
         return INTERRUPTED
-    decision = result.verdict.decision.value
-    return f"{decision}, {INTERRUPTED}" if result.is_interrupted else decision
+    words = [result.verdict.decision.value]
+    if kind := _kind_of_doubt(result):
+        words.append(kind)
+    if result.is_interrupted:
+        words.append(INTERRUPTED)
+    return ", ".join(words)
+
+
+def _kind_of_doubt(result: SweepResult) -> str | None:
+    doubt = result.verdict.doubt
+    return kind_of_doubt(doubt) if doubt else None
 
 
 def _measurement_cells(measurement: Evidence | None) -> tuple[str, str, str]:

@@ -32,6 +32,11 @@ def why_doubted(measurement: Measurement) -> str | None:
     return "; ".join(filter(None, reasons)) or None
 
 
+def kind_of_doubt(reason: str) -> str:
+    """Return the one word for a reason to doubt: `disturbed`, or `implausible`."""
+    return reason.partition(":")[0]
+
+
 def why_implausible(measurement: Measurement) -> str | None:
     """Return why neither the kernel nor the cost of a call explains a ratio, None if one may."""
     limits = measurement.limits

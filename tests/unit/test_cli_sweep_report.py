@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from samples import CONTEXT, CPU, PROBLEM, make_trial
+from samples import CONTEXT, CPU, PROBLEM, make_disturbed_trial, make_trial
 
 from gemm_tuner.cli.layers import Layer
 from gemm_tuner.cli.sweep_report import print_result, print_summary, result_facts
@@ -61,3 +61,17 @@ def test_a_slow_problem_says_as_what_its_candidates_raced(
     assert capsys.readouterr().out.count(told) == 1
     assert result_facts(LAYER, raced)["raced_on"] == "f32 64x32x16 nk none"
     assert result_facts(LAYER, TUNED)["raced_on"] == ""
+
+
+def test_a_disturbed_layer_is_listed_as_such_with_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trials = [make_disturbed_trial()]
+    disturbed = make_result(PROBLEM, CPU, CONTEXT, trials, complete=True, resumed=False)
+
+    print_summary([(LAYER, TUNED), (LAYER, disturbed)], [])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].endswith("   tuned")
+    assert lines[3].endswith("   tie, disturbed")
+    assert lines[-1].startswith("1 measurement disturbed by other work")
