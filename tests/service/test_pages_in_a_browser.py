@@ -46,6 +46,11 @@ WIDTHS = (360, 1280)
 # The schemes differ in colours alone, so that one is looked at whole, and the other for those.
 ALL_RULES: dict[str, object] = {"resultTypes": ["violations"]}
 RULES_OF_COLOURS = {**ALL_RULES, "runOnly": {"type": "tag", "values": ["cat.color"]}}
+# How each page is drawn, which it is asked for once, and by what it is judged.
+LOOKS = (
+    *(("light", width, ALL_RULES) for width in WIDTHS),
+    ("dark", max(WIDTHS), RULES_OF_COLOURS),
+)
 
 
 @pytest.fixture(scope="module")
@@ -119,45 +124,38 @@ def _all_pages(site: JobSite) -> list[str]:
     return sorted(html | {"/absent-page", "/problems/unknown", "/problems?text=f32+1x1x1"})
 
 
-@pytest.mark.parametrize(
-    ("scheme", "width", "rules"),
-    [
-        *(("light", width, ALL_RULES) for width in WIDTHS),
-        ("dark", max(WIDTHS), RULES_OF_COLOURS),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_axe_finds_nothing_on_any_page_and_each_can_be_drawn(
     browser: Any,  # noqa: ANN401
     site: JobSite,
-    scheme: str,
-    width: int,
     tmp_path: Path,
-    *,
-    rules: dict[str, object],
 ) -> None:
     places = _all_pages(site)
     assert len(places) > 15
     faults: list[str] = []
     # What axe runs is not of the pages, whose policy forbids it.
-    with _opened(browser, site, color_scheme=scheme, bypass_csp=True) as page:
+    with _opened(browser, site, bypass_csp=True) as page:
         _sign_in(page, site, *Scope)
-        page.set_viewport_size({"width": width, "height": 800})
         for number, place in enumerate(places):
             page.goto(place)
             if not page.locator("main").count():
                 continue
-            if width == max(WIDTHS):
-                picture = page.screenshot(path=tmp_path / f"{number}.png", full_page=True)
-                assert len(picture) > 1000
             for summary in page.locator("summary").all():
                 summary.click()
-            found = axe.Axe().run(page, options=rules)
-            if found.violations_count:
-                faults.append(f"{place}, {width} wide: {found.generate_report()}")
-            # Only tables and pictures may be wider than the window, and scroll alone.
-            wide = page.evaluate("document.documentElement.scrollWidth")
-            if wide > width:
-                faults.append(f"{place} is {wide} wide in a window of {width}")
+            for scheme, width, rules in LOOKS:
+                page.emulate_media(color_scheme=scheme)
+                page.set_viewport_size({"width": width, "height": 800})
+                if width == max(WIDTHS):
+                    picture = page.screenshot(path=tmp_path / f"{number}.png", full_page=True)
+                    assert len(picture) > 1000
+                found = axe.Axe().run(page, options=rules)
+                if found.violations_count:
+                    faults.append(f"{place}, {scheme}, {width} wide: {found.generate_report()}")
+                # Only tables and pictures may be wider than the window, and scroll alone.
+                wide = page.evaluate("document.documentElement.scrollWidth")
+                if wide > width:
+                    faults.append(f"{place} is {wide} wide in a window of {width}")
     assert not faults, "\n".join(faults)
 
 
