@@ -1,5 +1,6 @@
 """What one process has compiled with kernels runs in others: Python's, and those without Python."""
 
+import json
 import os
 import subprocess
 import sys
@@ -228,27 +229,30 @@ def test_folders_that_cannot_be_used_are_told(tmp_path: Path) -> None:
         gt.load_kernels(tmp_path / "nowhere")
 
 
-def compile_layers() -> tuple[int, int]:
-    """Return how many layers of a compiled model were taken, and how many graphs were there."""
-    from torch._dynamo.utils import counters  # noqa: PLC0415 - loads the compiler
+COMPILE = """
+import json, sys, torch
+import gemm_tuner.torch as gt
+from torch._dynamo.utils import counters
+from torch_kernels import Kernels
+K, HIDDEN, N = map(int, sys.argv[1:])
+torch.manual_seed(3)
+layers = torch.nn.Linear(K, HIDDEN), torch.nn.GELU(), torch.nn.Linear(HIDDEN, N)
+model = torch.nn.Sequential(*layers).eval()
+x = torch.linspace(-1, 1, 6 * K).reshape(6, K)
+tuned = gt.enable(Kernels())
+with torch.no_grad():
+    expected, y = model(x), torch.compile(model)(x)
+torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+print(json.dumps([len(tuned.report.taken), counters["inductor"]["fxgraph_cache_hit"]]))
+"""
 
-    torch.manual_seed(3)
-    layers = torch.nn.Linear(K, HIDDEN), torch.nn.GELU(), torch.nn.Linear(HIDDEN, N)
-    model = torch.nn.Sequential(*layers).eval()
-    before = counters["inductor"]["fxgraph_cache_hit"]
-    tuned = gt.enable(Kernels())
-    # Or it is compiled what shows that vectors work.
-    with torch.no_grad(), torch._inductor.config.patch({"cpp.vec_isa_ok": True}):
-        expected, y = model(_x()), torch.compile(model)(_x())
-    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
-    return len(tuned.report.taken), counters["inductor"]["fxgraph_cache_hit"] - before
 
+def test_a_second_process_finds_what_the_first_has_compiled(tmp_path: Path) -> None:
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
+    cache["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # or it is compiled what shows that vectors work
+    sizes = [str(one) for one in (K, HIDDEN, N)]
 
-def test_a_second_process_finds_what_the_first_has_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    script = "import test_torch_ahead_of_time as here; print(here.compile_layers())"
+    first = json.loads(_in_new_process(COMPILE, *sizes, **cache))
+    second = json.loads(_in_new_process(COMPILE, *sizes, **cache))
 
-    assert compile_layers() == (2, 0)
-    assert _in_new_process(script) == "(2, 1)\n"
+    assert (first, second) == ([2, 0], [2, 1])
