@@ -48,7 +48,8 @@ def products_of_attention(
 ) -> dict[str, OneProduct]:
     """Return the products with the keys and with the values of one block.
 
-    Keys are packed in whole panels or read in place, the values as the candidate says. Their sums
+    Keys are packed in whole panels or read in place, the values as the candidate says; what is read
+    in place is fetched ahead. The sums of the values
     stay in y from one block of keys to the next: there are at least two blocks of k, as far as the
     product knows.
     """
@@ -62,10 +63,15 @@ def products_of_attention(
         kc=blocking.kc,
         loop_order=blocking.loop_order,
         pack_w=not blocking.dot_keys,
+        prefetch_w_bytes=blocking.prefetch_w_bytes if blocking.dot_keys else 0,
         k_unroll=blocking.k_unroll,
     )
     of_values = replace(
-        of_scores, nc=ceil(problem.k / tile.nr) * tile.nr, kc=nc, pack_w=blocking.pack_w
+        of_scores,
+        nc=ceil(problem.k / tile.nr) * tile.nr,
+        kc=nc,
+        pack_w=blocking.pack_w,
+        prefetch_w_bytes=0 if blocking.pack_w else blocking.prefetch_w_bytes,
     )
     with_keys = replace(candidate, blocking=of_scores)
     family_of_keys = family

@@ -84,5 +84,5 @@ def _in_streams(tile: Tile, choice: Choice) -> Iterator[Choice]:
 
 def _fetched_ahead(tile: Tile, choice: Choice) -> Iterator[Choice]:
     """Yield the choice with each distance of prefetch that may be best."""
-    for ahead in distances_first(tile, choice.w_streams):
+    for ahead in distances_first(tile, choice):
         yield choice.having(prefetch_w_bytes=ahead)

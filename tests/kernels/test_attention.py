@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,9 @@ def subjects_of(row: Row) -> list[Subject]:
     ]
 
 
+WORDS_OF_FEW_QUERIES = ("dot_keys", "dot_keys pf4096", "pack_w dot_keys pf8192")
+
+
 def test_tiles_of_few_queries_read_keys_in_place() -> None:
     family = family_named("avx2_f32")
     need_proof(family.isa)
@@ -76,9 +80,9 @@ def test_tiles_of_few_queries_read_keys_in_place() -> None:
     subjects = [
         Subject(
             problem=f"attention f32 {mr}x1..{2 * nr + 3}x16 scale",
-            candidate=f"avx2_f32_{mr}x{nr} mc{mr}_nc{nr}_kc16 ic_jc_jr_ir dot_keys",
+            candidate=f"avx2_f32_{mr}x{nr} mc{mr}_nc{nr}_kc16 ic_jc_jr_ir {words}",
         )
-        for mr, nr in tiles
+        for (mr, nr), words in zip(tiles, cycle(WORDS_OF_FEW_QUERIES), strict=False)
     ]
 
     assert prove_all(subjects, find_toolchain()) == {}
@@ -205,7 +209,7 @@ def test_few_queries_are_cut_along_their_keys() -> None:
         ("avx2_f32_4x16 mc4_nc16_kc5 jc_ic_jr_ir pack_w", "choose ic_jc_jr_ir"),
         ("avx2_f32_4x16 mc4_nc16_kc4 ic_jc_jr_ir pack_w", "choose 5"),
         ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir pack_x pack_w", "pack_x"),
-        ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir pack_w pf4096", "prefetch_w_bytes"),
+        ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir pack_w pf4096", "has no pf4096"),
         ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir pack_w grid1x1x2", "2 slices"),
         ("avx2_f32_4x16 mc4_nc16_kc5 ic_jc_jr_ir dot_keys", "keys to read in dot products"),
         ("scalar_f32_2x4 mc4_nc16_kc5 ic_jc_jr_ir dot_keys", "keys to read in dot products"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from grids import grid_toolchain
-from needs import each_executed
+from needs import each_executed, need_proof
 from numpy.typing import NDArray
 from proof import Subject, prove_all
 from rows import ROWS, Row, candidate_text
@@ -16,6 +16,7 @@ from test_cuts import kernel_of
 
 from gemm_tuner.abi import OK, ArgsStruct
 from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import IsaFeature
@@ -30,6 +31,8 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.direct import NATIVE
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.catalog import family_named
+from gemm_tuner.space.cores import core_named
 from gemm_tuner.space.limits import check_covers
 
 needs_native = pytest.mark.skipif(
@@ -321,6 +324,33 @@ def test_rows_of_a_large_y_are_written_in_order() -> None:
 
     assert first.blocking.pack_w
     assert first.blocking.loop_order.is_ir_outer
+
+
+@pytest.mark.parametrize(
+    ("problem", "candidate"),
+    [
+        ("matmul f32 3x37x19 kn bias", "avx2_f32_2x16 mc4_nc48_kc8 jc_ic_jr_ir pf4096 u4"),
+        ("matmul f32 1x37x24 nk relu", "avx2_f32_dot_1x8 mc1_nc40_kc24 jc_ic_jr_ir pf16384"),
+        ("matmul f32 1x9x7 kn", "scalar_f32_1x8 mc1_nc16_kc7 jc_ic_jr_ir pf4096"),
+    ],
+)
+def test_what_is_read_in_place_is_fetched_ahead(problem: str, candidate: str) -> None:
+    parsed, one = Problem.parse(problem), Candidate.parse(candidate)
+    family = family_named(one.micro_kernel.family)
+    need_proof(family.isa)
+
+    check_covers(parsed, one)
+    assert "__builtin_prefetch" in render(parsed, one, family).text
+    assert prove_all([Subject(problem=problem, candidate=candidate)], find_toolchain()) == {}
+
+
+def test_one_row_that_reads_in_place_tries_to_fetch_ahead_first() -> None:
+    problem = Problem.parse("matmul f32 1x64x4096 kn none")
+    space = Space(problem=problem, cpu=core_named("zen4").cpu, threads=1)
+
+    first = [one.blocking for one in space.defaults() if not one.blocking.pack_w]
+
+    assert {blocking.prefetch_w_bytes for blocking in first} == {0, 4096}
 
 
 def test_dot_products_read_few_rows_in_place() -> None:

@@ -1,12 +1,13 @@
-"""How far ahead weights packed ahead are fetched, or whether the next panel is instead.
+"""How far ahead weights are fetched, or whether the next panel is instead.
 
-Not at all, or 4, 8 or 16 KB ahead. One or two rows that wait for weights outside L2: also 1 KB,
-into L2 alone. The next panel, into L2, where it takes at most half of L2 and either eight tiles of
-rows meet it, each fetching its part, or it is converted once.
+Not at all, or 4, 8 or 16 KB ahead; of a w that comes with each call, where it is read in place for
+up to four rows. One or two rows that wait for weights outside L2: also 1 KB, into L2 alone. The
+next panel, into L2, of weights packed ahead, where it takes at most half of L2 and either eight
+tiles of rows meet it, each fetching its part, or it is converted once.
 
 Tried first: the next panel where it can be fetched. Else 16 KB for weights that do not fit L2, and
-none for one row or for weights in L2; never far ahead of panels side by side. None and a distance
-are both tried where CPUs differ.
+none for one row or for weights in L2; never far ahead of panels side by side. 4 KB for one row that
+reads w in place. None and a distance are both tried where CPUs differ.
 """
 
 from collections.abc import Iterator
@@ -28,18 +29,19 @@ _FEW_ROWS = 4
 _LEAST_TILES_THAT_FETCH = 8
 
 
-def distances_first(tile: Tile, w_streams: int) -> tuple[int, ...]:
+def distances_first(tile: Tile, choice: Choice) -> tuple[int, ...]:
     """Return how far ahead to fetch weights at first, in bytes, the most promising in front.
 
     The hardware fetches a single stream well, except on some CPUs where small elements or several
     rows leave it no time. Of panels side by side, far ahead is not where the next tile begins.
     """
     problem, family, caches = tile.problem, tile.family, tile.cpu.caches
-    if not problem.operation.packs_ahead or problem.w_bytes <= caches.l1d_bytes:
-        return (0,)
+    if problem.w_bytes <= caches.l1d_bytes or not problem.operation.packs_ahead:
+        waits = _fetches_in_place(tile, choice) and problem.m.high == 1
+        return (_DISTANCES_BYTES[0], 0) if waits else (0,)
     is_cold = tile.regime is Regime.COLD_WEIGHTS
     near = (NEAR_BYTES,) if _can_fetch_near(tile) else ()
-    if w_streams > 1 or (near and is_cold):
+    if choice.w_streams > 1 or (near and is_cold):
         return (*near, 0)
     if problem.m.high > 1 or family.layout is PackedLayout.GROUPS:
         if not tile.weights_leave_l2:
@@ -85,6 +87,9 @@ def _can_fetch_panels(tile: Tile, choice: Choice) -> bool:
 def _choices(tile: Tile, choice: Choice) -> Iterator[tuple[int, bool]]:
     yield 0, False
     if not tile.problem.operation.packs_ahead:
+        if _fetches_in_place(tile, choice):
+            for ahead in _DISTANCES_BYTES:
+                yield ahead, False
         return
     if tile.problem.w_bytes > tile.cpu.caches.l1d_bytes:
         near = (NEAR_BYTES,) if _can_fetch_near(tile) else ()
@@ -94,10 +99,24 @@ def _choices(tile: Tile, choice: Choice) -> Iterator[tuple[int, bool]]:
         yield 0, True
 
 
+def _fetches_in_place(tile: Tile, choice: Choice) -> bool:
+    """Return whether few rows of x wait for a w that comes with the call and is read as it lies."""
+    problem = tile.problem
+    is_large = problem.w_bytes > tile.cpu.caches.l1d_bytes
+    return is_large and problem.m.high <= _FEW_ROWS and _reads_in_place(problem, choice)
+
+
+def _reads_in_place(problem: Problem, blocking: Choice | Blocking) -> bool:
+    """Return whether w is not packed; of attention, whether keys or values are not."""
+    packs_all = blocking.pack_w and not blocking.dot_keys
+    return not (problem.operation.packs_ahead or packs_all)
+
+
 def _refusal(
     problem: Problem, family: MicroKernelFamily, _tile: MicroKernel, blocking: Blocking
 ) -> Refusal | None:
-    if not problem.operation.packs_ahead and blocking.prefetch_w_bytes:
+    is_known = problem.operation.packs_ahead or _reads_in_place(problem, blocking)
+    if blocking.prefetch_w_bytes and not is_known:
         return Refusal(what=f"pf{blocking.prefetch_w_bytes}")
     can_fetch = problem.operation.packs_ahead and (
         Can.FETCH_NEXT_PANEL in family.can or blocking.convert_once
@@ -106,14 +125,15 @@ def _refusal(
 
 
 def _first(tile: Tile, choice: Choice) -> Choice:
-    ahead, *_others = distances_first(tile, choice.w_streams)
+    ahead, *_others = distances_first(tile, choice)
     return choice.having(prefetch_w_bytes=ahead)
 
 
 AXIS = Axis(
     fields=("prefetch_w_bytes", "prefetch_next_panel"),
-    reads=("grid_m", "mc", "kc", "loop_order", "convert_once", "w_streams"),
+    reads=("grid_m", "mc", "kc", "loop_order", "pack_w", "dot_keys", "convert_once", "w_streams"),
     choices=_choices,
     refusal=_refusal,
     first=_first,
+    of_attention=True,
 )
