@@ -26,7 +26,8 @@ from gemm_tuner.resources import tuning_db_dir
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.wire import MAX_DETAIL, WireCpu
 from gemm_tuner.store.wire_measurement import MAX_SAMPLES
-from gemm_tuner.store.wire_model import Line, WireModel
+from gemm_tuner.store.wire_model import Line
+from gemm_tuner.strict_model import StrictModel
 
 _MAX_FILE_BYTES = 1 << 28
 _MAX_TEXT_BYTES = 1 << 30
@@ -38,7 +39,7 @@ Nanoseconds = Annotated[
 ]
 
 
-class Series(WireModel):
+class Series(StrictModel):
     """The samples of one runner in order: each is the time of `calls` calls, in ns.
 
     `switches` counts how often the system took the processor away in each, and `waited_ns` is how
@@ -78,7 +79,7 @@ class Series(WireModel):
         ]
 
 
-class RecordedCandidate(WireModel):
+class RecordedCandidate(StrictModel):
     """A candidate: what came of it, and how long its build and its proof took, in seconds.
 
     `cycles` is what the model predicted for a call.
@@ -102,7 +103,7 @@ class RecordedCandidate(WireModel):
         return Candidate.parse(self.text)
 
 
-class RecordedRequest(WireModel):
+class RecordedRequest(StrictModel):
     """Some candidates timed together, in the same rounds as the baseline.
 
     `candidates` are their places among those recorded, and `series` their samples. It began
@@ -130,7 +131,7 @@ class RecordedRequest(WireModel):
         return self
 
 
-class Recording(WireModel):
+class Recording(StrictModel):
     """All that was recorded of a problem in a context.
 
     As many compilers ran at once as there were `builders`, and as many proofs as `provers`. What

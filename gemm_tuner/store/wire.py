@@ -20,7 +20,8 @@ from gemm_tuner.domain.record import Conditions, Outcome, Stage, Trial
 from gemm_tuner.domain.sandbox import SandboxLevel
 from gemm_tuner.errors import InvalidInput, InvalidRecord
 from gemm_tuner.store.wire_measurement import WireMeasurement
-from gemm_tuner.store.wire_model import Bytes, Line, Number, Sha256, WireModel
+from gemm_tuner.store.wire_model import Bytes, Line, Number
+from gemm_tuner.strict_model import Sha256, StrictModel
 
 MAX_DETAIL = 20_000
 
@@ -29,7 +30,7 @@ Isa = tuple[IsaFeature, ...]
 Flags = Annotated[tuple[Line, ...], Field(max_length=100)]
 
 
-class WireCaches(WireModel):
+class WireCaches(StrictModel):
     """Sizes of the data caches."""
 
     l1d_bytes: Bytes
@@ -37,7 +38,7 @@ class WireCaches(WireModel):
     l3_bytes: Bytes
 
 
-class WireCpu(WireModel):
+class WireCpu(StrictModel):
     """A CPU with the features usable on it."""
 
     vendor: Vendor
@@ -85,7 +86,7 @@ class WireCpu(WireModel):
         )
 
 
-class WireArtifact(WireModel):
+class WireArtifact(StrictModel):
     """What is known of a kernel binary."""
 
     sha256: Sha256
@@ -123,7 +124,7 @@ class WireArtifact(WireModel):
         )
 
 
-class WireRefused(WireModel):
+class WireRefused(StrictModel):
     """What a compiler refused."""
 
     source_sha256: Sha256
@@ -139,7 +140,7 @@ class WireRefused(WireModel):
         return Recipe(source_sha256=self.source_sha256, toolchain=toolchain, flags=self.flags)
 
 
-class WireConditions(WireModel):
+class WireConditions(StrictModel):
     """What surrounded a measurement."""
 
     peak_flop_per_s: Annotated[float, Field(ge=0)]
@@ -177,7 +178,7 @@ class WireConditions(WireModel):
         )
 
 
-class WireRecord(WireModel):
+class WireRecord(StrictModel):
     """One trial. `format` is raised when an older reader could misunderstand a record."""
 
     format: Literal[1] = 1

@@ -12,14 +12,15 @@ from gemm_tuner.domain.measurement import (
     Rounds,
     Timing,
 )
-from gemm_tuner.store.wire_model import MAX_LINE, Line, WireModel
+from gemm_tuner.store.wire_model import MAX_LINE, Line
+from gemm_tuner.strict_model import StrictModel
 
 MAX_SAMPLES = 100_000
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class WireTiming(WireModel):
+class WireTiming(StrictModel):
     """Raw samples, each the time of `calls_per_sample` calls."""
 
     calls_per_sample: Annotated[int, Field(ge=1, lt=2**53)]
@@ -38,7 +39,7 @@ class WireTiming(WireModel):
         return Timing(calls_per_sample=self.calls_per_sample, samples_ns=self.samples_ns)
 
 
-class WireInterference(WireModel):
+class WireInterference(StrictModel):
     """What other work took from a measurement: shares of it, and a number of cores."""
 
     disturbed_rounds: Share
@@ -61,7 +62,7 @@ class WireInterference(WireModel):
         )
 
 
-class WireLimits(WireModel):
+class WireLimits(StrictModel):
     """Between what the times of a plausible measurement lie, in ns."""
 
     least_ns: Annotated[float, Field(ge=0)]
@@ -80,7 +81,7 @@ class WireLimits(WireModel):
         return Limits(least_ns=self.least_ns, plain_ns=self.plain_ns, epilogue_ns=self.epilogue_ns)
 
 
-class WireRaced(WireModel):
+class WireRaced(StrictModel):
     """A library between which and others the baseline was chosen."""
 
     package: Line
@@ -108,7 +109,7 @@ class WireRaced(WireModel):
         )
 
 
-class WireRounds(WireModel):
+class WireRounds(StrictModel):
     """Samples of a candidate and of its baseline in one more process, in pairs."""
 
     candidate: WireTiming
@@ -135,7 +136,7 @@ class WireRounds(WireModel):
         )
 
 
-class WireMeasurement(WireModel):
+class WireMeasurement(StrictModel):
     """Samples of a candidate and of its baseline, in pairs."""
 
     candidate: WireTiming

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, Field
 from pydantic_core import to_json
 
 from gemm_tuner.domain.artifact import Artifact
@@ -14,23 +14,10 @@ from gemm_tuner.domain.facts import artifact_facts, ratio_facts
 from gemm_tuner.domain.measurement import Library, Ratio
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
-
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class PayloadModel(BaseModel):
-    """The parent of the models: strict, closed and finite."""
-
-    model_config = ConfigDict(
-        strict=True,
-        extra="forbid",
-        frozen=True,
-        allow_inf_nan=False,
-        defer_build=True,  # most questions need none of them
-    )
+from gemm_tuner.strict_model import Sha256, StrictModel
 
 
-class SignedArtifact(PayloadModel):
+class SignedArtifact(StrictModel):
     """The kernel that a verdict names."""
 
     sha256: Sha256
@@ -52,7 +39,7 @@ class SignedArtifact(PayloadModel):
         )
 
 
-class SignedRatio(PayloadModel):
+class SignedRatio(StrictModel):
     """The speed of the kernel over that of the baseline."""
 
     median: float
@@ -65,7 +52,7 @@ class SignedRatio(PayloadModel):
         return Ratio(median=self.median, low=self.low, high=self.high, of_minimums=self.of_minimums)
 
 
-class SignedLibrary(PayloadModel):
+class SignedLibrary(StrictModel):
     """The library that a kernel was compared with."""
 
     text: str
@@ -76,7 +63,7 @@ class SignedLibrary(PayloadModel):
         return Library(text=self.text, package=self.package)
 
 
-class SignedInstead(PayloadModel):
+class SignedInstead(StrictModel):
     """The library that runs where no kernel is served, and its speed over the baseline's."""
 
     library: SignedLibrary
@@ -87,7 +74,7 @@ class SignedInstead(PayloadModel):
         return Instead(library=self.library.to_domain(), speed=self.speed)
 
 
-class VerdictPayload(PayloadModel):
+class VerdictPayload(StrictModel):
     """A verdict as it is signed. `problem` and `candidate` are text forms.
 
     `serial` grows with what the service knows: of two verdicts for the same question, the one with

@@ -9,8 +9,8 @@ from pydantic import AwareDatetime, Field, ValidationError
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.revocation import MAX_REVOCATIONS, Revocations
 from gemm_tuner.errors import SignatureInvalid, VerdictExpired
+from gemm_tuner.strict_model import Sha256, StrictModel
 from gemm_tuner.trust.keys import KeyPair
-from gemm_tuner.trust.payload import PayloadModel, Sha256
 from gemm_tuner.trust.signature import MAX_CLOCK_ERROR, Envelope, sign_as, verified_bytes
 
 PURPOSE = b"gemm-tuner revocations 1\n"
@@ -22,7 +22,7 @@ class SignedRevocations(Envelope):
     """The envelope of a list of revocations. Its line is `gemm-tuner revocations 1`."""
 
 
-class RevocationsPayload(PayloadModel):
+class RevocationsPayload(StrictModel):
     """A list of revocations as it is signed: artifacts by sha256, signing keys by id.
 
     It is whole. Of two lists of one service, the one with the smaller number, or of one number with
