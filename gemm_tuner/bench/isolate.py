@@ -30,6 +30,7 @@ from gemm_tuner.errors import (
     TrialFailed,
 )
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.machine.urgency import start_session
 from gemm_tuner.runtime.pool import pins_threads
 from gemm_tuner.sandbox.confine import confined, needed_sandbox
 
@@ -131,7 +132,7 @@ class TrialHost:
                 self._connections.append(Connection(ours.detach()))
                 descriptors.append(stack.enter_context(theirs).fileno())
             server = [sys.executable, "-P", "-m", "gemm_tuner.bench.trial_server"]
-            self._process = subprocess.Popen(
+            self._process = start_session(
                 confined(
                     [*server, *map(str, descriptors)],
                     limits=_LIMITS,
@@ -145,7 +146,6 @@ class TrialHost:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=_environment(threads, own),
-                start_new_session=True,  # Ctrl-C is for the host alone
             )
         self._idle: SimpleQueue[Connection] = SimpleQueue()
         self._idle.put(self._connections[0])

@@ -27,6 +27,7 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.source import Source
 from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
 from gemm_tuner.files import read_bounded
+from gemm_tuner.machine.urgency import start_session
 from gemm_tuner.sandbox.confine import confined, why_refused
 
 COMPILE_TIMEOUT_S = 120
@@ -283,14 +284,13 @@ def _run(command: list[str], work: Path, toolchain: Toolchain) -> tuple[int, str
     writable = [work, zig_cache] if toolchain.name == "zig" else [work]
     with tempfile.TemporaryFile() as said:  # a pipe would have no bound
         try:
-            process = subprocess.Popen(
+            process = start_session(
                 confined(command, limits=_LIMITS, visible=_in_path(), writable=writable),
                 cwd=work,
                 env=_scrubbed_environment(work),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=said,
-                start_new_session=True,
             )
         except OSError as error:
             raise CompilationInterrupted(

@@ -15,6 +15,7 @@ from gemm_tuner.cli.output import print_message
 from gemm_tuner.cli.scheduler import fleet_of
 from gemm_tuner.fleet.scheduler import Scheduler
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.machine.urgency import NICENESS
 from gemm_tuner.sandbox.confine import needed_sandbox
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.jobs import Jobs
@@ -22,9 +23,6 @@ from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.attestation import MeasuringKeys
 from gemm_tuner.tuning.worker import Worker
 
-# Compiling and proving take a core: what answers on this machine, or works, goes first. A core that
-# is idle is timed the same.
-_NICENESS = 10
 _PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 _NOTICE = b"Stopping after what is in flight; a job goes back, for another worker.\n"
 
@@ -50,7 +48,7 @@ def worker(
     sandbox = needed_sandbox()
     cpu = detect_cpu()
     engine = open_database(db)
-    os.nice(_NICENESS)
+    os.nice(NICENESS)  # what answers on this machine, or works, goes first
     notice = _NOTICE if parent is None else b""  # the parent says that it ends
     with StopOnInterrupt(signal.SIGINT, signal.SIGTERM, notice=notice) as interrupt:
         here = Worker(

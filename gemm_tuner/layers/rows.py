@@ -19,6 +19,7 @@ from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.layers.sources import FoundLayer, Source, Tune, WantedLayer
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.measuring_lock import MeasuringLock
+from gemm_tuner.machine.urgency import tuning_beside_calls
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.select.shared_weights import MOST_PROBLEMS
 
@@ -228,5 +229,6 @@ class RowKernels:
 
 def _tune_pending(kernels: "ref[RowKernels]") -> None:
     """Tune what waits, as long as there is anything and somebody has the layer."""
-    while (own := kernels()) is not None and own.tune_next():
-        del own
+    with tuning_beside_calls():
+        while (own := kernels()) is not None and own.tune_next():
+            del own

@@ -5,6 +5,7 @@ older meanwhile.
 """
 
 import logging
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from math import inf
 from threading import Lock
 
 from gemm_tuner.errors import GemmTunerError
+from gemm_tuner.machine.urgency import NICENESS
 from gemm_tuner.store.tallies import Counting, Tallies
 
 KEPT_S = 5.0
@@ -61,7 +63,14 @@ class TallyKeeper:
         self._lock = Lock()
         self._kept: OrderedDict[str | None, _Kept] = OrderedDict()
         self._being_counted: dict[str | None, Future[Tallies]] = {}
-        self._counter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tallies")
+        # Who asks goes first: the thread is nicer. The database counts, so it seldom has Python's
+        # lock while it waits for a core.
+        self._counter = ThreadPoolExecutor(
+            max_workers=1,
+            thread_name_prefix="tallies",
+            initializer=os.nice,
+            initargs=(NICENESS,),
+        )
         with self._lock:
             self._first = self._begin(None)
 

@@ -29,6 +29,7 @@ from gemm_tuner.errors import (
 )
 from gemm_tuner.layers.sources import FoundLayer, Tune, WantedLayer
 from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.machine.urgency import NICENESS
 
 
 def test_stored_kernels_compute_their_rows_and_a_library_the_others(site: Site) -> None:
@@ -105,6 +106,7 @@ def test_waiting_tunes_only_what_is_lacking(kernels: Kernels) -> None:
         compute(layer, count)
     assert kernels.tuned == [(M,), (3,)]
     assert f"m = {M}: {OURS}" in layer.explain()
+    assert kernels.niceness == os.getpriority(os.PRIO_PROCESS, 0)
 
     again = linear(W, BIAS, "relu", source=kernels, tune="wait")
     compute(again, M)
@@ -137,6 +139,7 @@ def test_in_the_background_a_library_computes_until_the_kernel_is_there(kernels:
         assert came
         assert all(one.result() for one in calls)
     assert kernels.tuned == [(M,)]
+    assert kernels.niceness >= NICENESS  # the calls go first
     compute(layer, M)
     compute(layer, 5)
 

@@ -1,5 +1,6 @@
 """Counts are kept for a while, and made anew beside who asks; old ones tell their time."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from threading import Event, Timer
@@ -18,11 +19,13 @@ class _Counting:
 
     may_answer: Event = field(default_factory=Event)
     counted: int = 0
+    niceness: int = 0
     is_away: bool = False
 
     def tallies(self, _cpu_key: str | None = None) -> Tallies:
         assert self.may_answer.wait(30)
         self.counted += 1
+        self.niceness = os.getpriority(os.PRIO_PROCESS, 0)  # of this thread
         if self.is_away:
             raise StoreFailed("the database is away")
         return Tallies(groups=(), shapes=(), ratios=(), shares=())
@@ -86,6 +89,12 @@ def test_an_old_count_is_shown_with_its_time_where_a_new_one_takes_long(
     kept.counting.may_answer.set()
     monkeypatch.setattr(tally_keeper, "PATIENCE_S", 30.0)
     assert kept.keeper.counted().old_at is None
+
+
+def test_who_asks_goes_before_who_counts(kept: _Kept) -> None:
+    kept.keeper.counted()
+
+    assert kept.counting.niceness > os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def test_a_failure_of_a_count_is_told(kept: _Kept) -> None:

@@ -1,0 +1,51 @@
+"""How urgent the processes are that a tuning starts, beside other work on this machine."""
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+# Other work gets ten times as much of a core that it shares, and an idle core is timed the same.
+NICENESS = 10
+
+_lock = Lock()
+_beside = 0  # tunings that run beside calls of this program
+
+
+@contextmanager
+def tuning_beside_calls() -> Iterator[None]:
+    """Let this program's own work go before the processes that are started meanwhile.
+
+    Threads stay as urgent as they are: one that waits for a core may hold Python's lock.
+    """
+    global _beside  # noqa: PLW0603 - there is one of it in a process
+    with _lock:
+        _beside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _beside -= 1
+
+
+def start_session(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401 - those of Popen
+    """Start a command in a session of its own, which no Ctrl-C reaches, as urgent as this process.
+
+    Linux may share the processors between sessions first, and only then between the processes of
+    each (sched_autogroup in sched(7)): so both are given the niceness.
+
+    Raises:
+        OSError: the command cannot be started.
+    """
+    process = subprocess.Popen(command, start_new_session=True, **options)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    niceness = max(own, NICENESS) if _beside else own
+    if niceness > 0:
+        with suppress(OSError):  # it may be over
+            os.setpriority(os.PRIO_PGRP, process.pid, niceness)
+        with suppress(OSError):  # or Linux has no such groups
+            Path(f"/proc/{process.pid}/autogroup").write_text(str(niceness))
+    return process

@@ -1,0 +1,64 @@
+"""How urgent the processes are that a tuning starts."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from gemm_tuner.machine.urgency import NICENESS, start_session, tuning_beside_calls
+
+HAS_GROUPS = Path("/proc/self/autogroup").exists()
+
+
+@contextmanager
+def started() -> Iterator["subprocess.Popen[bytes]"]:
+    """Yield a process that ends with the block."""
+    process = start_session(["cat"], stdin=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.communicate()
+
+
+def niceness(process: "subprocess.Popen[bytes]") -> set[int]:
+    """Return the niceness of a process, and that of its session where Linux has it."""
+    found = {os.getpriority(os.PRIO_PROCESS, process.pid)}
+    if HAS_GROUPS:
+        found.add(int(Path(f"/proc/{process.pid}/autogroup").read_text().split()[-1]))
+    return found
+
+
+def test_a_session_is_as_nice_as_who_starts_it() -> None:
+    found: list[set[int]] = []
+
+    def start_nicely() -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, 12)  # of this thread
+        with started() as process:
+            found.append(niceness(process))
+
+    thread = Thread(target=start_nicely)
+    thread.start()
+    thread.join()
+
+    assert found == [{12}]
+
+
+def test_what_is_tuned_beside_calls_is_nicer_than_they_are() -> None:
+    with tuning_beside_calls(), started() as process:
+        assert niceness(process) == {max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))}
+    with started() as process:
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def test_no_ctrl_c_reaches_a_session() -> None:
+    with started() as process:
+        assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
+
+
+def test_a_command_that_is_not_there_is_told() -> None:
+    with pytest.raises(FileNotFoundError):
+        start_session(["no-such-command-of-any-machine"])
