@@ -1,7 +1,9 @@
 """The scripts of benchmarks, at the smallest size; test_publish.py has the others."""
 
+import json
 from pathlib import Path
 
+import agreement
 import call_cost
 import compare_kernels
 import packing
@@ -145,3 +147,37 @@ def test_commands_that_measure_everything_are_understood(
     assert codes == [0] * len(ours), capsys.readouterr().err
     assert {arguments[0] for arguments in ours} == {"cpu", "sweep", "bench", "model", "records"}
     assert all((ROOT / proof).is_file() for proof in PROOFS)
+
+
+@pytest.mark.baseline("onednn")
+def test_two_sweeps_are_compared_in_the_same_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(agreement, "PAIRS", 3)
+    monkeypatch.setattr(agreement, "SAMPLE_NS", 10_000)
+    slow, fast = (
+        "scalar_f32_1x1 mc1_nc64_kc64 jc_ic_jr_ir",
+        "scalar_f32_4x4 mc64_nc64_kc64 jc_ic_jr_ir",
+    )
+    said = {
+        "name": "small",
+        "problem": "f32 64x64x64 nk bias",
+        "decision": "tuned",
+        "instead": {"library": "onednn 3.2.0"},
+    }
+    for name, candidate in zip(agreement.NAMES, (fast, slow, fast), strict=True):
+        layers = [{**said, "candidate": candidate}, {**said, "name": "none", "candidate": None}]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"layers": layers, "not_begun": []}))
+    (tmp_path / "adopted.seconds").write_text("1.5")
+
+    code = agreement.main([str(tmp_path)])
+    first = capsys.readouterr()
+    assert agreement.main([str(tmp_path)]) == code == 1
+    second = capsys.readouterr()
+
+    assert (second.out, second.err) == (first.out, "")
+    lines = first.out.splitlines()
+    assert [line.count("small") for line in first.err.splitlines()] == [1]
+    assert lines[4].startswith("0 % of 1 layers have a second kernel within 2 % of the first (0 ")
+    assert lines[5].endswith("adopting took 1.5 s a layer.")
+    assert lines[6].startswith("Of 3 verdicts tuned, refuted: small, first: 0.")
