@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from gemm_tuner.torch.debugging import Accuracy as Accuracy
     from gemm_tuner.torch.debugging import debug as debug
     from gemm_tuner.torch.exporting import load_kernels as load_kernels
+    from gemm_tuner.torch.freeing import Freed as Freed
+    from gemm_tuner.torch.freeing import free_weights as free_weights
     from gemm_tuner.torch.gains import LayerGain as LayerGain
     from gemm_tuner.torch.gains import ModelGain as ModelGain
     from gemm_tuner.torch.replacement import refresh as refresh
@@ -44,6 +46,8 @@ _HOMES = {
     "enable": "gemm_tuner.torch.compiling",
     "Accuracy": "gemm_tuner.torch.debugging",
     "debug": "gemm_tuner.torch.debugging",
+    "Freed": "gemm_tuner.torch.freeing",
+    "free_weights": "gemm_tuner.torch.freeing",
     "load_kernels": "gemm_tuner.torch.exporting",
     "refresh": "gemm_tuner.torch.replacement",
     "replace": "gemm_tuner.torch.replacement",
@@ -58,6 +62,7 @@ _HOMES = {
 __all__ = [
     "Accuracy",
     "Comparison",
+    "Freed",
     "LayerGain",
     "LayerReport",
     "ModelGain",
@@ -67,6 +72,7 @@ __all__ = [
     "debug",
     "disable",
     "enable",
+    "free_weights",
     "load_kernels",
     "refresh",
     "replace",

@@ -22,6 +22,7 @@ from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.torch.calls import calls_of
 from gemm_tuner.torch.graphs import ATTENTION
 from gemm_tuner.torch.operators import TYPES
+from gemm_tuner.torch.packed_linear import hold_all_weights
 from gemm_tuner.torch.quantised import BYTES, dequantised_from
 
 _ATEN = torch.ops.aten
@@ -373,6 +374,7 @@ def collect(
         repeats: how often each is called.
     """
     calls = calls_of(example_inputs)
+    hold_all_weights(model)
     names = _Names()
     recorder = _Recorder(names)
     with torch.no_grad():

@@ -19,6 +19,7 @@ from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.torch.calls import Call, calls_of
 from gemm_tuner.torch.debug_folder import checked_folder, write_folder
 from gemm_tuner.torch.judging import Judge, LayerError, WrongCall, smallest
+from gemm_tuner.torch.packed_linear import hold_all_weights
 from gemm_tuner.torch.runs import Runs
 
 # Of the largest element of an output: where some numbers are of 16 or 8 bits, and where none are.
@@ -94,6 +95,7 @@ def debug(
         GemmTunerError: the operators cannot be built.
     """
     calls = calls_of(example_inputs)
+    hold_all_weights(model)
     _check(model, calls, tolerance)
     path = None if folder is None else checked_folder(folder)
     with _ONE_AT_A_TIME, Runs(model, calls) as runs:

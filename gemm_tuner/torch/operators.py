@@ -70,6 +70,7 @@ _HEADERS = (
     "matmul",
     "attention",
     "packing",
+    "unpacking",
     "eager",
 )
 _LIBRARIES = ("torch_cpu", "c10")

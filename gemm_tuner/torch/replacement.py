@@ -14,6 +14,7 @@ from gemm_tuner.torch.calls import calls_of
 from gemm_tuner.torch.model_layers import ModelLayer, Rows, model_layers
 from gemm_tuner.torch.model_products import ModelProducts, Seeing
 from gemm_tuner.torch.operators import OperatorLayer, add_layer, library
+from gemm_tuner.torch.packed_linear import hold_all_weights
 from gemm_tuner.torch.report import LayerReport, Report
 from gemm_tuner.torch.tuned_linear import (
     PackedLayer,
@@ -75,6 +76,7 @@ def replace(
         raise InvalidSetting("give either example_inputs or rows, so that m is known.")
     library()
     opened = open_source(source)
+    hold_all_weights(model)
     calls = [] if rows is not None else calls_of(example_inputs)
     seeing = Seeing(model)
     layers = model_layers(model, calls=calls, rows=rows, reduction=reduction, around=seeing.on())
@@ -94,6 +96,7 @@ def replace(
 
 def restore(model: Any) -> None:  # noqa: ANN401 - a module
     """Make the layers that `replace` or `tune_model` changed ordinary ones again."""
+    hold_all_weights(model)
     for module in model.modules():
         restore_layer(module)
         restore_products(module)

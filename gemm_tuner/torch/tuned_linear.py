@@ -52,7 +52,7 @@ class TunedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it
             return functional.linear(input, weight, bias)
         tuned = self._tuned
         # The operator would find out, too, but to call it takes longer than torch's own.
-        if not tuned.least <= input.numel() <= tuned.most or _is_cast():
+        if not tuned.least <= input.numel() <= tuned.most or is_cast():
             return tuned.plain(input, weight, bias)
         packed, is_fixed = tuned.packed_now(weight), tuned.is_fixed
         if packed is None or (is_fixed and not tuned.has_kernel(input)):
@@ -76,8 +76,8 @@ class TunedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it
         if torch.is_grad_enabled() and weight.requires_grad:
             return functional.linear(x, weight, bias)
         if is_followed():
-            is_apart = self._tuned.is_fixed and _is_compiled()
-            return _apart(self, x) if is_apart else functional.linear(x, weight, bias)
+            is_apart = self._tuned.is_fixed and is_compiled()
+            return apart(self, x) if is_apart else functional.linear(x, weight, bias)
         return self._tuned.plain(x, weight, bias)
 
 
@@ -98,18 +98,18 @@ def is_followed() -> bool:
     )
 
 
-def _is_compiled() -> bool:
+def is_compiled() -> bool:
     """Return whether `torch.compile` follows what is called; it can leave parts to eager mode."""
     return bool(torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting())
 
 
 @_disable_dynamo  # type: ignore[untyped-decorator]  # without PyTorch, it is Any
-def _apart(layer: Any, x: Any) -> Any:  # noqa: ANN401 - a layer and tensors
+def apart(layer: Any, x: Any) -> Any:  # noqa: ANN401 - a layer and tensors
     """Return what a layer computes in eager mode, between two compiled parts of a model."""
     return layer.forward(x)  # its hooks are called by whoever called it
 
 
-def _is_cast() -> bool:
+def is_cast() -> bool:
     """Return whether autocast gives products another type."""
     is_any = torch._C._is_any_autocast_enabled()  # noqa: SLF001 - a third of what is public
     return bool(is_any and torch.is_autocast_enabled("cpu"))

@@ -20,6 +20,7 @@ from gemm_tuner.torch.kinds import Kind, LinearKind, ProductsKind
 from gemm_tuner.torch.model_layers import ModelLayer, model_layers
 from gemm_tuner.torch.model_products import ModelProducts, Seeing
 from gemm_tuner.torch.operators import library
+from gemm_tuner.torch.packed_linear import hold_all_weights
 
 _LOG = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ def tune_calls(
     if not calls:
         raise InvalidSetting("there are no example inputs; give at least one.")
     _check_budget(budget_s)
+    hold_all_weights(model)
     for call in calls:
         call.copied()
     _warn_of_statistics(model)

@@ -1,6 +1,7 @@
 /* The operators of PyTorch that pack weights and call kernels.
  *
  *   gemm_tuner::pack(w, size_bytes, layer, scales)            -> packed
+ *   gemm_tuner::unpack(packed, layer)                         -> w
  *   gemm_tuner::linear(x, packed, bias, layer, other, w)      -> y
  *   gemm_tuner::quantised_linear(x, packed, operands, numbers, layer, w)
  *                                                             -> y, of bytes x and w
@@ -88,6 +89,7 @@ using at::Tensor;
 #include "matmul.h"
 #include "attention.h"
 #include "packing.h"
+#include "unpacking.h"
 
 namespace {
 
@@ -338,6 +340,7 @@ template <typename... Arguments, Tensor (*function)(Arguments...)> struct OnMeta
 TORCH_LIBRARY(gemm_tuner, library) {
     library.def("pack(Tensor w, int size_bytes, int layer, Tensor? scales=None) -> Tensor",
                 {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
+    library.def("unpack(Tensor packed, int layer) -> Tensor");
     library.def("linear(Tensor x, Tensor packed, Tensor? bias, int layer, Tensor? other=None, "
                 "Tensor? w=None) -> Tensor",
                 {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
@@ -371,6 +374,7 @@ TORCH_LIBRARY_IMPL(gemm_tuner, CompositeImplicitAutograd, library) {
 
 TORCH_LIBRARY_IMPL(gemm_tuner, CPU, library) {
     library.impl("pack", pack);
+    library.impl("unpack", unpack);
     library.impl("linear", linear);
     library.impl("quantised_linear", quantised_linear);
     library.impl("matmul", matmul);
