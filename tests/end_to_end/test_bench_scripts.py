@@ -149,6 +149,7 @@ def test_commands_that_measure_everything_are_understood(
     assert all((ROOT / proof).is_file() for proof in PROOFS)
 
 
+@pytest.mark.proof
 @pytest.mark.baseline("onednn")
 def test_two_sweeps_are_compared_in_the_same_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
