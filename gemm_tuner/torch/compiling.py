@@ -31,7 +31,7 @@ from gemm_tuner.torch.asking import WantedProduct, find, problem_text, tune_want
 from gemm_tuner.torch.attention import Attention, attention_of, insert_attention
 from gemm_tuner.torch.epilogues import Step, steps_after
 from gemm_tuner.torch.exporting import write_kernels
-from gemm_tuner.torch.graphs import ATTENTION, Graph, Node
+from gemm_tuner.torch.graphs import ATTENTION, Graph, Node, is_recorded
 from gemm_tuner.torch.joining import (
     groups_of,
     is_timed,
@@ -152,9 +152,17 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         self._watched.graphs.append((before, str(graph)))
 
     def _replace_all(self, graph: Graph) -> None:
-        if not config.freezing or torch.is_grad_enabled():
-            # Weights are not constants then: they would be packed at each call.
-            self._warn("it was not compiled under torch.no_grad(), or without freezing.")
+        why_left = _why_left(graph)
+        if why_left:
+            whole = LayerReport(
+                name="(a whole graph)",
+                problem="all products",
+                rows=(),
+                is_taken=False,
+                reason=why_left,
+            )
+            self._reports.append(whole)
+            self._warn(why_left)
             return
         constants = constants_of(graph)
         varying = frozenset() if is_inner(graph) else activations_of(graph, constants)
@@ -316,6 +324,13 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         if not self._has_warned:
             self._has_warned = True
             _LOG.warning("A product is compiled as it would be without gemm-tuner: %s", reason)
+
+
+def _why_left(graph: Graph) -> str:
+    """Return why all of a graph is left: its weights would be packed at each call."""
+    if is_recorded(graph) or torch.is_grad_enabled():
+        return "it was compiled for training; for inference, call the model under torch.no_grad()."
+    return "" if config.freezing else "it was compiled without freezing, which enable switches on."
 
 
 def _of_activations(node: Node) -> OfActivations | None:

@@ -42,6 +42,13 @@ SHOWS = (
 )
 
 
+def is_recorded(graph: Graph) -> bool:
+    """Return whether a graph computes derivatives too: PyTorch names what comes back so."""
+    return any(
+        str(node.target).startswith("tangents") for node in graph.find_nodes(op="placeholder")
+    )
+
+
 def are_same(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Return whether lengths are known to be the same.
 

@@ -69,6 +69,15 @@ def test_training_is_compiled_as_before() -> None:
         check(parameter.grad, plain.get_parameter(name).grad)
 
 
+def test_what_is_compiled_for_training_is_neither_taken_nor_tuned() -> None:
+    source = Kernels()
+    enabled = gt.enable(source, tune="wait")
+    torch.compile(sample_model().eval())(sample_x())  # without torch.no_grad, by mistake
+    assert source.asked == []
+    assert not enabled.report.taken
+    assert "for inference, call the model under torch.no_grad()" in str(enabled.report)
+
+
 def test_a_source_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     model, x = sample_model().eval(), sample_x()
     gt.enable(Kernels(error=StoreFailed("the disk is gone")))
