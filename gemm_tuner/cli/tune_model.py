@@ -121,7 +121,7 @@ def _tune(model: "CalledModel", url: str, budget_s: float) -> "ModelGain | None"
     from gemm_tuner.torch.tuning import tune_calls  # noqa: PLC0415
 
     def tell(step: str, left_s: float) -> None:
-        left = f", at most {duration_text(left_s)} left" if left_s else ""
+        left = f", {duration_text(left_s)} of the budget left" if left_s else ""
         print_message(f"{model.name}: {step}{left}")
 
     end_s = monotonic() + budget_s

@@ -16,7 +16,7 @@ from gemm_tuner.client.forks import tell_of_forks
 from gemm_tuner.domain.problem import MAX_OPERAND_BYTES, Problem
 from gemm_tuner.domain.rows import MAX_DIMENSION, Rows
 from gemm_tuner.errors import GemmTunerError
-from gemm_tuner.layers.sources import FoundLayer, Source, Tune, WantedLayer
+from gemm_tuner.layers.sources import FoundLayer, Source, StoredKernels, Tune, WantedLayer
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.measuring_lock import MeasuringLock
 from gemm_tuner.machine.urgency import tuning_beside_calls
@@ -176,14 +176,18 @@ class RowKernels:
             reduction=wanted.reduction,
         )
 
-    def _tune_rows(self, rows: Iterable[int | str]) -> None:
+    def _tune_rows(self, rows: Iterable[int | str], *, is_quiet: bool = False) -> None:
         """Have the source tune; other processes and threads that measure are waited for."""
+        source, wanted = self._source, replace(self._wanted, rows=tuple(rows))
         try:
             lock = MeasuringLock()
             while not lock.acquire():
                 time.sleep(_LOOK_EVERY_S)
             try:
-                self._source.tune(replace(self._wanted, rows=tuple(rows)), self._budget_s)
+                if isinstance(source, StoredKernels):
+                    source.tune(wanted, self._budget_s, is_quiet=is_quiet)
+                else:
+                    source.tune(wanted, self._budget_s)
             finally:
                 lock.release()
         except GemmTunerError as error:
@@ -209,7 +213,7 @@ class RowKernels:
                 return False
             rows = self._pending[0]
         try:
-            self._tune_rows([rows])
+            self._tune_rows([rows], is_quiet=True)
         except Exception as error:  # noqa: BLE001 - or nothing would be tuned any more
             _LOG.warning("m = %s was not tuned", rows, exc_info=True)
             self._failures[f"m = {rows} was not tuned: {error}"] = None

@@ -178,14 +178,15 @@ class StoredKernels:
             for verdict in could_be_served(self._repository, match, self._cpu)[:MOST_CHOICES]:
                 yield kernel_or_none(verdict, self._repository, self._cpu, wanted.threads)
 
-    def tune(self, wanted: WantedLayer, budget_s: float) -> None:
-        """Tune a layer for weights that come from memory."""
+    def tune(self, wanted: WantedLayer, budget_s: float, *, is_quiet: bool = False) -> None:
+        """Tune a layer for weights that come from memory; unless `is_quiet`, say how far it is."""
         tune_layer(
             **wanted.asked,
             threads=wanted.threads,
             regime=_REGIMES[0],
             budget_s=budget_s,
             db_url=self.text,
+            is_quiet=is_quiet,
         )
 
     def _find(self, wanted: WantedLayer, regime: Regime) -> FoundLayer:

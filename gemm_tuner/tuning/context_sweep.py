@@ -415,7 +415,7 @@ class ContextSweep:
                 done=tried,
                 total=max(tried + pending, FAVOURITES),
                 best_ratio=self._whole.ratios[best[0]] if best else None,
-                remaining_s=self.whole_budget.remaining_s,
+                remaining_s=self.whole_budget.remaining_s + self.patience.remaining_s,
                 failed=len(self.attempts.failures),
                 best_ns=self._whole.call_ns[best[0]] if best else None,
             )

@@ -32,6 +32,11 @@ class Patience:
     clock: Callable[[], float] = time.monotonic
     _left: Budget | None = field(default=None)
 
+    @property
+    def remaining_s(self) -> float:
+        """Return what is left once there was a disturbance, in seconds; before it, 0."""
+        return self._left.remaining_s if self._left else 0.0
+
     def wait(self, *, is_stopped: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
         """Wait for as many idle cores as there are threads; return whether they are there in time.
 

@@ -1,6 +1,16 @@
 """How far a sweep is: what its caller is told while it runs."""
 
+import logging
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.units import duration_text
+
+_LOG = logging.getLogger(__name__)
+_INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,3 +28,32 @@ class Progress:
     remaining_s: float
     failed: int = 0
     best_ns: float | None = None
+
+
+class ProgressLog:
+    """Tells a program that waits for tuning how far it is, now and then.
+
+    A line goes to the log of `gemm_tuner.tuning.progress` where the program has set up logging, and
+    to stderr where it has not.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take the clock, in seconds."""
+        self._clock = clock
+        self._problem: Problem | None = None
+        self._last_s = 0.0
+
+    def show(self, problem: Problem, step: Progress) -> None:
+        """Tell the first step of a problem, and then one every ten seconds."""
+        now_s = self._clock()
+        if problem == self._problem and now_s - self._last_s < _INTERVAL_S:
+            return
+        self._problem, self._last_s = problem, now_s
+        best = "" if step.best_ratio is None else f"best {step.best_ratio:.2f} x baseline, "
+        left = f"{best}{duration_text(step.remaining_s)} left"
+        text = f"tuning {problem.text}: {step.stage}, {left}"
+        if _LOG.hasHandlers():
+            _LOG.info(text)
+        else:
+            sys.stderr.write(f"gemm-tuner: {text}\n")
+            sys.stderr.flush()

@@ -1,7 +1,8 @@
 """Tune one problem, or a layer for several m, from Python, with no server."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.context import ExecutionContext, Regime
@@ -16,6 +17,7 @@ from gemm_tuner.select.choose import choose
 from gemm_tuner.select.shared_weights import MAX_LOSS, Sharing, layer_problems
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.progress import Progress, ProgressLog
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.split_range import split_range as split_one_range
 from gemm_tuner.tuning.stored import kernel_or_none
@@ -45,8 +47,11 @@ def tune(
     again: bool = False,
     db_url: str | None = None,
     split_range: bool = False,
+    is_quiet: bool = False,
 ) -> Tuned:
     """Tune a problem on this machine, or recall that it was, and return the kernel to call.
+
+    While it tunes, a line on stderr, or in the log of the program, says now and then how far it is.
 
     With `split_range`, a problem for a range of m such as `f32 1..512x3072x768` gets one library of
     a few kernels, which read one packed copy of the weights.
@@ -59,6 +64,7 @@ def tune(
         again: measure anew what was tuned before.
         db_url: the database for the records, as an SQLAlchemy URL; None for the user's own.
         split_range: whether to tune a range of m as several kernels.
+        is_quiet: whether to say nothing while it tunes.
 
     Raises:
         InvalidInput: an argument cannot be used.
@@ -71,6 +77,7 @@ def tune(
     cpu = detect_cpu()
     repository = Repository(open_database(db_url))
     settings = SweepSettings(budget_s=budget_s, toolchain=find_toolchain(), again=again)
+    on_progress = partial(_shower(is_quiet=is_quiet), asked)
     if split_range:
         split = split_one_range(
             asked,
@@ -78,7 +85,7 @@ def tune(
             cpu=cpu,
             repository=repository,
             settings=settings,
-            on_progress=lambda _progress: None,
+            on_progress=on_progress,
             is_stopped=lambda: False,
         )
         verdict = choose(repository, asked, cpu=cpu, context=context).verdict
@@ -90,13 +97,18 @@ def tune(
             cpu=cpu,
             repository=repository,
             settings=settings,
-            on_progress=lambda _progress: None,
+            on_progress=on_progress,
             is_stopped=lambda: False,
         )
         verdict, finalists = result.verdict, result.finalists
     found = kernel_or_none(verdict, repository, cpu, threads)
     kernel = found if isinstance(found, Kernel) else found.fallback(asked, threads=threads)
     return Tuned(verdict=verdict, finalists=finalists, kernel=kernel)
+
+
+def _shower(*, is_quiet: bool) -> Callable[[Problem, Progress], None]:
+    """Return what tells of the steps of problems."""
+    return (lambda _problem, _step: None) if is_quiet else ProgressLog().show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +134,7 @@ def tune_layer(
     budget_s: float = 30.0,
     again: bool = False,
     db_url: str | None = None,
+    is_quiet: bool = False,
 ) -> TunedLayer:
     """Tune a layer for several m, so that its kernels read as few packed copies as they can.
 
@@ -139,6 +152,7 @@ def tune_layer(
         budget_s: the time to spend on each m, in seconds.
         again: measure anew what was tuned before.
         db_url: the database for the records, as an SQLAlchemy URL; None for the user's own.
+        is_quiet: whether to say nothing while it tunes.
 
     Raises:
         GemmTunerError: as in `tune`.
@@ -159,6 +173,7 @@ def tune_layer(
     own_settings, shared_settings = split_budget(
         SweepSettings(budget_s=budget_s, toolchain=find_toolchain(), again=again)
     )
+    show = _shower(is_quiet=is_quiet)
     for problem in problems:
         sweep(
             problem,
@@ -166,7 +181,7 @@ def tune_layer(
             cpu=cpu,
             repository=repository,
             settings=own_settings,
-            on_progress=lambda _progress: None,
+            on_progress=partial(show, problem),
             is_stopped=lambda: False,
         )
     sharing = sweep_shared(
@@ -176,7 +191,7 @@ def tune_layer(
         repository=repository,
         settings=shared_settings,
         max_loss=max_loss,
-        on_progress=lambda _progress: None,
+        on_progress=partial(show, problems[0]),
         is_stopped=lambda: False,
     )
     found = [

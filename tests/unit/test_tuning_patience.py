@@ -40,6 +40,7 @@ def test_patience_ends_and_does_not_come_back() -> None:
     clock = Clock(iter([0.0] * 5))
     patience = make_patience(clock)
 
+    assert patience.remaining_s == 0
     assert waits(patience) == (False, 5)
     assert waits(patience) == (False, 0)
 
@@ -50,6 +51,7 @@ def test_patience_is_counted_from_the_first_disturbance_on() -> None:
     clock.now_s = 1000.0
 
     assert waits(patience) == (True, 1)
+    assert patience.remaining_s == 4
     clock.now_s += 3.0
     assert waits(patience) == (False, 1)
 
