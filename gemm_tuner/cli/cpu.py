@@ -72,9 +72,11 @@ def cpu(
     print_line("")
     print_table(
         "Kernel families",
-        ("family", "usable", "why not"),
-        [(family.name, *_usability(family.isa, detected)) for family in CATALOG.values()],
+        ("family", "usable", "what is lacking"),
+        [_family_row(family.name, family.isa - detected.isa) for family in CATALOG.values()],
     )
+    for why, features in _reasons(detected).items():
+        print_line(f"{isa_text(frozenset(features))}: {why}")
 
 
 def _usability(needed: frozenset[IsaFeature], detected: Cpu) -> tuple[str, str]:
@@ -82,6 +84,19 @@ def _usability(needed: frozenset[IsaFeature], detected: Cpu) -> tuple[str, str]:
     if not missing:
         return ("yes", "")
     return ("no", f"{isa_text(missing)}: {why_not_usable(missing)}")
+
+
+def _family_row(name: str, missing: frozenset[IsaFeature]) -> tuple[str, str, str]:
+    return (name, "no", isa_text(missing)) if missing else (name, "yes", "")
+
+
+def _reasons(detected: Cpu) -> dict[str, list[IsaFeature]]:
+    """Return why features that families need are not usable, each reason once."""
+    needed = frozenset[IsaFeature]().union(*(family.isa for family in CATALOG.values()))
+    reasons: dict[str, list[IsaFeature]] = {}
+    for feature in needed - detected.isa:
+        reasons.setdefault(why_not_usable(frozenset({feature})), []).append(feature)
+    return reasons
 
 
 def _print_threads(threads: int, text: str | None, *, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from textwrap import indent
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.conditions import conditions_facts, conditions_lines, trial_behind
+from gemm_tuner.cli.other_contexts import other_contexts_text
 from gemm_tuner.cli.output import print_json, print_line
 from gemm_tuner.cli.provenance import provenance_facts, provenance_lines
 from gemm_tuner.cli.range_report import curve_facts, kernel_facts, print_curve, print_kernels
@@ -97,6 +98,9 @@ def explain(
         print_line(f"- {price.text}.")
     for line in (*provenance_lines(match.verdict), *conditions_lines(behind)):
         print_line(line)
+    otherwise = other_contexts_text(repository, match.verdict)
+    if otherwise:
+        print_line(f"- {otherwise}.")
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "none"
     print_line(f"trials here: {counts}")
     for trial in failures:

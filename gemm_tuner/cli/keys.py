@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gemm_tuner.cli import options
-from gemm_tuner.cli.output import print_json, print_line
+from gemm_tuner.cli.output import print_json, print_line, print_message
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.client.cache import Cache, default_cache_dir
 from gemm_tuner.client.client import TIMEOUT_S
@@ -43,6 +43,8 @@ def list_command(as_json: options.AsJson = False) -> None:
         return
     for url, key_ids in sorted(known.items()):
         print_line(f"{url} {' '.join(key_ids)}")
+    if not known:
+        print_message("No key of a service is trusted yet; see gemm-tuner keys accept --help.")
 
 
 @keys.command("measuring", help="Print your measuring key, and those of others that are trusted")

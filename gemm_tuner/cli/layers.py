@@ -87,7 +87,10 @@ def layers_of(
     if shapes is not None:
         return _read_layers(shapes, words)
     if m is None or n is None or k is None:
-        raise InvalidSetting(f"sizes {m} {n or ''} are not complete; give M, N and K.")
+        given = " ".join(str(one) for one in (m, n) if one is not None)
+        raise InvalidSetting(
+            f"sizes {given!r} are not complete; give M, N and K, as in 128 3072 768."
+        )
     problems = [Problem.create(rows, n, k, **words) for rows in dict.fromkeys(m.split(","))]
     for problem in problems:
         problem.check_work()
@@ -99,9 +102,11 @@ def _read_layers(path: Path, words: Mapping[str, str]) -> tuple[Layer, ...]:
     columns, rows = _read_table(path)
     missing = [name for name in _REQUIRED if name not in columns]
     if missing:
+        found = ", ".join(columns)[:_LONGEST_TOLD] or "nothing"
         raise InvalidSetting(
-            f"file {path} has no column {', '.join(missing)}; its first line must name the "
-            f"columns {', '.join(_REQUIRED)} and may name {', '.join(_OPTIONAL)}."
+            f"file {path} has no column {', '.join(missing)}, but {found!r}; its first line must "
+            f"name the columns {', '.join(_REQUIRED)}, with commas between them, and may name "
+            f"{', '.join(_OPTIONAL)}."
         )
     unknown = sorted(name for name in columns if name not in {*_REQUIRED, *_OPTIONAL})
     if unknown:
@@ -148,7 +153,7 @@ def _read_table(path: Path) -> tuple[tuple[str, ...], list[tuple[int, list[str]]
     try:
         for cells in reader:
             if not columns:
-                columns = tuple(cells)
+                columns = tuple(cell.strip().lower() for cell in cells)
             elif cells:
                 rows.append((first, cells))
             first = reader.line_num + 1
@@ -176,7 +181,7 @@ def _row_of(cells: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
         raise InvalidSetting(
             "there are more cells than columns; leave some out, or name more columns."
         )
-    row = dict(zip(columns, cells, strict=False))
+    row = {name: cell.strip() for name, cell in zip(columns, cells, strict=False)}
     missing = [name for name in _REQUIRED if name not in row]
     if missing:
         raise InvalidSetting(

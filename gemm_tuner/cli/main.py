@@ -82,6 +82,18 @@ COMMANDS = {
 }
 # fmt: on
 
+# How the help groups them, in its order.
+PANELS = {
+    "Start here": ("quickstart", "doctor", "cpu"),
+    "Tune": ("sweep", "collect", "tune-model", "adopt", "tune-shortlist"),
+    "Use what was tuned": ("resolve", "explain", "source", "lock", "bundle"),
+    "Compare": ("bench", "bench-models", "report"),
+    "Serve": ("serve", "worker", "jobs", "dispatch"),
+    "Say who is trusted": ("keys", "tokens", "contributions", "revoke", "audit"),
+    "Keep the database": ("db", "records"),
+    "Work on the search": ("verify", "model", "replay", "simulate"),
+}
+
 
 class _CommandsOnDemand(TyperGroup):
     """A group whose commands are loaded when they are called: the help needs only their names."""
@@ -133,8 +145,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for _name, _help in COMMANDS.items():
-    app.command(_name, help=_help)(_unloaded)
+for _panel, _names in PANELS.items():
+    for _name in _names:
+        app.command(_name, help=COMMANDS[_name], rich_help_panel=_panel)(_unloaded)
 
 
 def _print_version(is_wanted: bool) -> None:

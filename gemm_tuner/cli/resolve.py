@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from gemm_tuner.cli import options
+from gemm_tuner.cli.other_contexts import other_contexts_text
 from gemm_tuner.cli.output import print_json, print_line
 from gemm_tuner.cli.verdict_text import decision_text
 from gemm_tuner.domain.artifact import Artifact
@@ -73,7 +74,8 @@ def _from_database(
         payload = VerdictPayload.of(verdict, issued_at=now, expires_at=now, serial=0)
         print_json(_facts(payload, match.explain))
         return verdict.artifact is not None
-    print_line(decision_text(verdict))
+    otherwise = other_contexts_text(repository, verdict)
+    print_line("; ".join(filter(None, (decision_text(verdict), otherwise))))
     price = price_of_fixed_order(repository, verdict, cpu)
     if price is not None:
         print_line(price.text)

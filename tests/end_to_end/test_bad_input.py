@@ -33,6 +33,7 @@ WRONG = [
     (["sweep", "64", "64", "sixty"],                      "value for 'K'"),
     (["sweep", "64", "64"],                               "give M, N and K"),
     (["sweep"],                                           "give either M N K or --shapes"),
+    (["sweep", "64x32x16"],                               "sizes '64x32x16' are not complete"),
     (["sweep", "9..3", "64", "64"],                       "9..3"),
     (["sweep", "2000000000", "2000000000", "1"],          "split the problem"),
     (["sweep", "64", "64", "64", "--dtype", "f31"],       "dtype 'f31' is not known"),
@@ -100,6 +101,7 @@ def test_wrong_usage_is_one_clear_line(
         ("name,m,n\na,1,2\n", "no column k"),
         ("name,m,n,k\n", "no layer"),
         ("", "no column name, m, n, k"),
+        ("m;n;k\n1;2;3\n", "no column name, m, n, k, but 'm;n;k'"),
         ("name,m,n,k\na,1,2,3\nb,1,two,3\n", "line 3: n = 'two'"),
         ("name,m,n,k,epilogue\na,1,2,3,bais\n", "line 2: epilogue step 'bais'"),
         ("name,m,n,k\na,1\n", "line 2: there is no cell for the columns n, k"),
@@ -117,7 +119,7 @@ def test_wrong_usage_is_one_clear_line(
             "name,m,n,k\na,1,2,3\nb,1,0,3\n",
             "line 3: problem 'f32 1x0x3 nk none' multiplies nothing",
         ),
-        ("name,m,n,k,Epilogue\na,1,2,3,bias\n", "the column Epilogue"),
+        ("name,m,n,k,Epilog\na,1,2,3,bias\n", "the column epilog"),
         ("name,m,n,k\na,1,2,3,bias\n", "line 2: there are more cells than columns"),
     ],
 )
@@ -133,6 +135,16 @@ def test_a_wrong_shapes_file_names_the_line(
     assert code == WRONG_USAGE
     assert captured.err.count("\n") == 1
     assert message in captured.err
+
+
+def test_spaces_and_capitals_in_a_shapes_file_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = tmp_path / "shapes.csv"
+    shapes.write_text("name, M, N, K, dtype\nfirst, 1, 2, 3, bf16\n")
+
+    assert run(["sweep", "--shapes", str(shapes), "--dry-run"]) == 0
+    assert "bf16 1x2x3 nk none" in capsys.readouterr().out
 
 
 def test_every_wrong_line_of_a_shapes_file_is_told(

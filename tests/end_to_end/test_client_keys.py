@@ -76,6 +76,11 @@ def test_keys_are_listed_and_forgotten(
         assert isinstance(Client(address, cache_dir=tmp_path / "cache").kernel(PROBLEM), Kernel)
 
 
+def test_a_list_without_keys_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["keys", "list"]) == 0
+    assert "No key of a service is trusted yet" in capsys.readouterr().err
+
+
 def test_the_file_of_known_keys_is_private_and_must_stay_so(site: Site, tmp_path: Path) -> None:
     file = tmp_path / "data" / "gemm-tuner" / "known-keys.json"
     with site.serving() as address:

@@ -55,7 +55,9 @@ def test_cpu_says_why_a_family_is_not_usable(
     lines = capsys.readouterr().out.splitlines()
     (avx512,) = [line for line in lines if line.startswith("  avx512_f32 ")]
     assert code == 0
-    assert "not among the features that GEMM_TUNER_ISA leaves, avx2" in avx512
+    assert "avx512f" in avx512
+    (why,) = [line for line in lines if line.startswith("amx_") and "avx512f" in line]
+    assert "not among the features that GEMM_TUNER_ISA leaves, avx2" in why
     assert any(line.split() == ["scalar_f32", "yes"] for line in lines)
 
 
@@ -282,6 +284,15 @@ def test_never_tuned_and_not_served_are_told_apart_everywhere(
         assert "gemm-tuner sweep" not in refused.out + refused.err
         words = {"resolve": "nothing was measured", "explain": "nothing is known"}
         assert words.get(command, "none was tuned") in unknown.out + unknown.err
+
+
+def test_a_layer_that_was_tuned_with_other_threads_says_which(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("resolve", "explain"):
+        run([command, *SIZES, "--threads", "2", "--db", site.settings.database_url])
+        told = capsys.readouterr().out
+        assert "it was tuned otherwise here; ask with --threads 1 --regime hot" in told
 
 
 def test_a_kernel_behind_a_library_that_cannot_run_here_is_told_so(

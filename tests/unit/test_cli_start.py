@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from gemm_tuner.cli import output
-from gemm_tuner.cli.main import COMMANDS, module_of
+from gemm_tuner.cli.main import COMMANDS, PANELS, module_of
 from gemm_tuner.domain.units import time_text
 from gemm_tuner.store.database import open_database
 
@@ -95,6 +95,10 @@ def test_the_help_says_of_each_command_what_its_module_says(name: str) -> None:
         assert command.info.help == COMMANDS[name]
     else:
         assert (command.__doc__ or "").partition("\n")[0] == f"{COMMANDS[name]}."
+
+
+def test_the_help_has_each_command_in_one_group() -> None:
+    assert sorted(name for names in PANELS.values() for name in names) == sorted(COMMANDS)
 
 
 def test_a_mistyped_command_is_answered_with_the_nearest() -> None:
