@@ -31,7 +31,7 @@ from gemm_tuner.torch.asking import WantedProduct, find, problem_text, tune_want
 from gemm_tuner.torch.attention import Attention, attention_of, insert_attention
 from gemm_tuner.torch.epilogues import Step, steps_after
 from gemm_tuner.torch.exporting import write_kernels
-from gemm_tuner.torch.graphs import ATTENTION, Graph, Node, is_recorded
+from gemm_tuner.torch.graphs import ATTENTION, FAST_PATHS, Graph, Node, is_recorded
 from gemm_tuner.torch.joining import (
     groups_of,
     is_timed,
@@ -42,7 +42,13 @@ from gemm_tuner.torch.joining import (
     unlike,
 )
 from gemm_tuner.torch.operators import OperatorLayer, add_layer, library
-from gemm_tuner.torch.products import Product, constants_of, is_inner, products_of
+from gemm_tuner.torch.products import (
+    Product,
+    constants_of,
+    is_inner,
+    module_of,
+    products_of,
+)
 from gemm_tuner.torch.report import LayerReport, Report
 from gemm_tuner.torch.rewriting import insert
 
@@ -63,6 +69,12 @@ class Watched:
     graphs: list[tuple[str, str]] = field(default_factory=list)
     layers: dict[int, tuple[str, OperatorLayer]] = field(default_factory=dict)
     reports: list[LayerReport] = field(default_factory=list)
+
+
+_BY_FAST_PATH = (
+    "PyTorch's fast path computes them in one operator; call "
+    "torch.backends.mha.set_fastpath_enabled(False) before the model is compiled."
+)
 
 
 class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, it is Any
@@ -154,16 +166,9 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
     def _replace_all(self, graph: Graph) -> None:
         why_left = _why_left(graph)
         if why_left:
-            whole = LayerReport(
-                name="(a whole graph)",
-                problem="all products",
-                rows=(),
-                is_taken=False,
-                reason=why_left,
-            )
-            self._reports.append(whole)
-            self._warn(why_left)
+            self._leave("(a whole graph)", "all products", why_left)
             return
+        self._leave_fast_paths(graph)
         constants = constants_of(graph)
         varying = frozenset() if is_inner(graph) else activations_of(graph, constants)
         groups = groups_of(products_of(graph.nodes, constants), constants)
@@ -256,6 +261,18 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         layer = add_layer(found.kernels, f"{len(self._watched.layers)} {name}")
         self._watched.layers[layer.number] = name, layer
         return layer
+
+    def _leave_fast_paths(self, graph: Graph) -> None:
+        for node in graph.nodes:
+            if node.target in FAST_PATHS:
+                self._leave(module_of(node), "all its products", _BY_FAST_PATH)
+
+    def _leave(self, name: str, problem: str, reason: str) -> None:
+        """Tell of what is left before its products are looked at."""
+        self._reports.append(
+            LayerReport(name=name, problem=problem, rows=(), is_taken=False, reason=reason)
+        )
+        self._warn(reason)
 
     def _tell(
         self, product: AnyProduct, wanted: WantedLayer, reasons: Sequence[str], *, is_taken: bool

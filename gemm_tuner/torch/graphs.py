@@ -18,6 +18,13 @@ VIEWS = frozenset(
 )
 # What torch.compile makes of `scaled_dot_product_attention` for a CPU.
 ATTENTION = ATEN._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001 - so called
+# What `TransformerEncoderLayer` and `MultiheadAttention` call without gradients.
+FAST_PATHS = frozenset(
+    {
+        ATEN._transformer_encoder_layer_fwd.default,  # noqa: SLF001 - so called
+        ATEN._native_multi_head_attention.default,  # noqa: SLF001
+    }
+)
 CASTS = frozenset({PRIMS.convert_element_type.default, ATEN._to_copy.default})  # noqa: SLF001
 TRANSPOSES = frozenset({ATEN.permute.default, ATEN.t.default, ATEN.transpose.int})
 # What shows the elements of an array, or some of them, in another shape.

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemm_tuner.domain.printable import quoted
+from gemm_tuner.domain.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,11 @@ class Report(Sequence[LayerReport]):
         """Return the layers that stay as they are."""
         return tuple(one for one in self._layers if not one.is_taken)
 
+    @property
+    def summary(self) -> str:
+        """Return how many layers were taken."""
+        return f"{len(self.taken)} of {counted(len(self), 'layer')} call tuned kernels"
+
     def __str__(self) -> str:
         """Return a line for each layer, after how many of them were taken."""
-        head = f"{len(self.taken)} of {len(self)} layers call tuned kernels"
-        return "\n".join([head, *(one.text for one in self._layers)])
+        return "\n".join([self.summary, *(one.text for one in self._layers)])

@@ -78,6 +78,24 @@ def test_what_is_compiled_for_training_is_neither_taken_nor_tuned() -> None:
     assert "for inference, call the model under torch.no_grad()" in str(enabled.report)
 
 
+def test_a_layer_on_the_fast_path_is_told_and_what_to_do_lets_it_be_taken() -> None:
+    encoder = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    x = torch.ones(2, 4, 16)
+    with torch.no_grad():
+        on_it = gt.enable(Kernels())
+        torch.compile(encoder)(x)
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            off_it = gt.enable(Kernels())
+            torch._dynamo.reset()
+            torch.compile(encoder)(x)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+    assert "torch.backends.mha.set_fastpath_enabled(False)" in str(on_it.report)
+    assert not on_it.report.taken
+    assert off_it.report.taken
+
+
 def test_a_source_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     model, x = sample_model().eval(), sample_x()
     gt.enable(Kernels(error=StoreFailed("the disk is gone")))
