@@ -8,7 +8,6 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from gemm_tuner.cli.output import messages, print_message
-from gemm_tuner.domain.units import duration_text
 from gemm_tuner.tuning.progress import Progress
 
 _PLAIN_INTERVAL_S = 10.0
@@ -51,9 +50,7 @@ class ProgressLine:
 
     def show(self, step: Progress) -> None:
         """Show where the task is."""
-        note = f"{duration_text(step.remaining_s + self._later_s)} left"
-        if step.best_ratio is not None:
-            note = f"best {step.best_ratio:.2f} x baseline, {note}"
+        note = step.note(self._later_s)
         if messages().is_terminal:
             self._bar.update(
                 self._task,

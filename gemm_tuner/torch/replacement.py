@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from gemm_tuner.domain.units import counted, time_text
+from gemm_tuner.domain.units import time_text
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.layers.sources import AnySource, FoundLayer, Source, WantedLayer, open_source
 from gemm_tuner.torch.asking import find, problem_text, tune_wanted
@@ -91,9 +91,9 @@ def replace(
     report = Report(reports)
     if not report.taken:
         _LOG.warning(
-            "The model computes as it would without gemm-tuner: none of its %s calls a kernel; "
-            "print what replace returns to see why.",
-            counted(len(report), "layer"),
+            "The model computes as it would without gemm-tuner: %s; print what replace returns to "
+            "see why.",
+            report.summary,
         )
     return report
 

@@ -29,6 +29,12 @@ class Progress:
     failed: int = 0
     best_ns: float | None = None
 
+    def note(self, later_s: float = 0.0) -> str:
+        """Return the best speed and the time left, with that of what comes after it, in words."""
+        left_s = self.remaining_s + later_s
+        left = f"{duration_text(left_s)} left" if left_s > 0 else "over its time"
+        return left if self.best_ratio is None else f"best {self.best_ratio:.2f} x baseline, {left}"
+
 
 class ProgressLog:
     """Tells a program that waits for tuning how far it is, now and then.
@@ -49,9 +55,7 @@ class ProgressLog:
         if problem == self._problem and now_s - self._last_s < _INTERVAL_S:
             return
         self._problem, self._last_s = problem, now_s
-        best = "" if step.best_ratio is None else f"best {step.best_ratio:.2f} x baseline, "
-        left = f"{best}{duration_text(step.remaining_s)} left"
-        text = f"tuning {problem.text}: {step.stage}, {left}"
+        text = f"tuning {problem.text}: {step.stage}, {step.note()}"
         if _LOG.hasHandlers():
             _LOG.info(text)
         else:

@@ -36,3 +36,9 @@ def test_a_program_without_logging_is_told_on_stderr(
     ProgressLog().show(FIRST, _step("searching"))
     told = "gemm-tuner: tuning f32 1x2x3 nk none: searching, best 1.25 x baseline, 8 s left\n"
     assert capsys.readouterr().err == told
+
+
+def test_a_search_that_takes_longer_than_it_should_says_so() -> None:
+    late = Progress(stage="hot", done=1, total=2, best_ratio=None, remaining_s=0.0)
+    assert late.note() == "over its time"
+    assert late.note(later_s=5.0) == "5 s left"
