@@ -116,7 +116,7 @@ static int check_problem(const kernel_library *kernel, const char *m, int64_t n,
                  operations[i], m, (long long)n, (long long)k);
         if (strstr(kernel->describe(), wanted) != NULL) return i;
     }
-    fail("the kernel is for another problem", wanted);
+    fail("the kernel is for another problem", kernel->describe());
     return 0;
 }
 

@@ -71,10 +71,12 @@ class Step:
         name, *values = text.strip().split(":")
         kind = STEP_KINDS.get(name) or MASK_KINDS.get(name)
         if kind is None:
-            known = ", ".join(sorted(STEP_KINDS))
+            known = sorted(STEP_KINDS)
+            near = [one for one in known if name and one.startswith(name)]
+            but = f", but {' or '.join(near)} is" if near else ""
             raise InvalidEpilogue(
-                f"epilogue step {name!r} is not known; use 'none' or a chain such as "
-                f"'bias+relu' of: {known}."
+                f"epilogue step {name!r} is not known{but}; use 'none' or a chain such as "
+                f"'bias+relu' of: {', '.join(known)}."
             )
         if not values:
             return cls(kind=kind, parameters=tuple(default for _name, default in kind.parameters))

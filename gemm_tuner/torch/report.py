@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemm_tuner.domain.printable import quoted
-from gemm_tuner.domain.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ class Report(Sequence[LayerReport]):
     @property
     def summary(self) -> str:
         """Return how many layers were taken."""
-        return f"{len(self.taken)} of {counted(len(self), 'layer')} call tuned kernels"
+        return f"{len(self.taken)} of {len(self)} layers call tuned kernels"
 
     def __str__(self) -> str:
         """Return a line for each layer, after how many of them were taken."""

@@ -33,6 +33,7 @@ WRONG = [
     (["sweep", "64", "64", "sixty"],                      "value for 'K'"),
     (["sweep", "64", "64"],                               "give M, N and K"),
     (["sweep"],                                           "give either M N K or --shapes"),
+    (["explain", "1", "2", "3", "--epilogue", "gelu"],    "but gelu_erf or gelu_tanh is"),
     (["sweep", "64x32x16"],                               "sizes '64x32x16' are not complete"),
     (["sweep", "9..3", "64", "64"],                       "9..3"),
     (["sweep", "2000000000", "2000000000", "1"],          "split the problem"),

@@ -85,3 +85,4 @@ def test_other_sizes_than_the_kernel_has_are_refused(
 
     assert completed.returncode == 1
     assert "is for another problem" in completed.stderr
+    assert '"candidate"' in completed.stderr  # what the library says of itself
