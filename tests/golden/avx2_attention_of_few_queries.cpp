@@ -806,23 +806,23 @@ inline void move_rows(const W *from, int64_t, W *to, int64_t)
         move_rows(elements, 0, to, 0);
 }
 
-constexpr int64_t stretch = 16;
+constexpr int64_t stretch = 2;
 
-// Pack `depth` steps of one panel of `width` columns, of which `columns` are in w.
-inline void pack_panel(const W *w, int64_t ldw, int64_t columns, int64_t width, int64_t depth, W *packed)
+// Pack `depth` steps of one panel, of which `columns` columns are in w.
+template <int64_t columns>
+inline void pack_panel(const W *w, int64_t ldw, int64_t depth, W *packed)
 {
-    for (int64_t p = 0; p < depth; ++p)
+    constexpr int64_t whole = columns / side * side;
+    for (int64_t p = 0; p < depth; ++p, w += ldw)
     {
-        const W *from = w + p * ldw;
-        W *to = packed + p * width;
-        // A row of the stretch after the next.
-        for (int64_t i = 0; i < width; i += 64 / sizeof(W))
-            __builtin_prefetch(from + 2 * stretch * ldw + i, 0, 2);
-        int64_t j = 0;
-        for (; j < width && j + side <= columns; j += side)
-            move_rows(from + j, ldw, to + j, side);
-        for (; j < width; j += side)
-            move_edge(from + j, ldw, 1, columns - j, to + j, side, 1);
+#pragma GCC unroll 8
+        for (int64_t j = 0; j < whole; j += side, packed += side)
+            move_rows(w + j, ldw, packed, side);
+        if constexpr (whole < columns)
+        {
+            move_edge(w + whole, ldw, 1, columns - whole, packed, side, 1);
+            packed += side;
+        }
     }
 }
 
@@ -834,7 +834,11 @@ inline void pack_block(const W *w, int64_t ldw, int64_t begin, int64_t end, int6
         const int64_t width = column + nr <= n ? nr : last_width;
         const int64_t steps = p + stretch < depth ? stretch : depth - p;
         W *to = packed + (packed_panel(packed, pc, depth, column) - packed) + p * width;
-        pack_panel(w + (pc + p) * ldw + column, ldw, n - column, width, steps, to);
+        const W *from = w + (pc + p) * ldw + column;
+        if (column + nr <= n)
+            pack_panel<nr>(from, ldw, steps, to);
+        else if constexpr (n % nr > 0)
+            pack_panel<n % nr>(from, ldw, steps, to);
     };
     for (int64_t p = 0; p < depth; p += stretch)
         for (int64_t column = begin; column < end; column += nr)
