@@ -213,6 +213,7 @@ def _facts(
         or family.template.name,
         "sums_x": problem.has_zero_points and not converts_to_floats,
         "fills_registers": _fills_registers(candidate, family),
+        "is_tight": _is_tight(candidate, family),
         "has_gapless_copy": _has_gapless_copy(problem, candidate, family),
         "adds_in_turn": problem.is_fixed and family.additions is Additions.IN_TURN,
         "rounds_by_instruction": IsaFeature.AVX512_BF16 in family.isa,
@@ -240,6 +241,15 @@ def _quad_steps(problem: Problem, family: MicroKernelFamily) -> tuple[int, ...]:
     if family.packs_pairs(problem.types):
         return (0, 4, 1, 5, 2, 6, 3, 7)
     return (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def _is_tight(candidate: Candidate, family: MicroKernelFamily) -> bool:
+    """Return whether sums, one row of a panel and one element of x leave no register free."""
+    if family.layout is not PackedLayout.PANELS or family.k_tile:
+        return False
+    tile = candidate.micro_kernel
+    vectors = tile.nr // family.lanes
+    return (tile.mr + 1) * vectors + 1 == family.registers
 
 
 def _fills_registers(candidate: Candidate, family: MicroKernelFamily) -> bool:

@@ -74,7 +74,7 @@ def _outer_tiles(lanes: int, registers: int, widths: range) -> tuple[tuple[int, 
     """Return the tiles whose sums, one panel row and one element of x leave a register free.
 
     Without a free one, compilers that read an element before they are done with the one before
-    keep a sum in memory (gcc 12, clang 19).
+    keep a sum in memory (gcc 12, clang 19), unless the template forbids it.
     """
     return tuple(
         (mr, vectors * lanes)
@@ -178,10 +178,12 @@ def _outer(
     partial_steps: int = 0,
     scratch: int = 0,
     widest: int = 8,
+    tight: tuple[tuple[int, int], ...] = (),
 ) -> MicroKernelFamily:
     """Return a family of outer products whose tiles are up to `widest` vectors wide.
 
-    A multiplication fills `scratch` registers besides its operands.
+    A multiplication fills `scratch` registers besides its operands. The tiles in `tight` leave none
+    free: their operands are read in turn with the products.
     """
     tiles = _outer_tiles(vectors.lanes, vectors.registers - scratch, range(1, widest + 1))
     return MicroKernelFamily(
@@ -191,7 +193,7 @@ def _outer(
         template=_OUTER_PRODUCT,
         product=PRODUCTS[product],
         vectors=vectors,
-        tiles=_SCALAR_TILES if vectors.are_scalars else tiles,
+        tiles=_SCALAR_TILES if vectors.are_scalars else (*tiles, *tight),
         k_step=k_step,
         partial_steps=partial_steps,
     )
@@ -303,7 +305,8 @@ def _amx(
 _FAMILIES = (
     _outer("avx512_f32",           _V512, _F32,      _NONE,       "float"),
     _dot  ("avx512_f32_dot",       _V512, _F32,      _NONE,       "float_dot",      k_step=16),
-    _outer("avx2_f32",             _V256, _F32,      _NONE,       "float"),
+    _outer("avx2_f32",             _V256, _F32,      _NONE,       "float",
+           tight=((4, 24),)),
     _dot  ("avx2_f32_dot",         _V256, _F32,      _NONE,       "float_dot",      k_step=8),
     _outer("scalar_f32",           _V1,   _F32,      _NONE,       "float"),
 

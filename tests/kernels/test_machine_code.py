@@ -210,6 +210,21 @@ def test_kept_panels_stay_in_registers(toolchain: Toolchain) -> None:
     assert found == {candidate.text: [] for _problem, candidate in chosen}
 
 
+def test_a_tile_without_a_free_register_keeps_its_sums(toolchain: Toolchain) -> None:
+    chosen = [
+        (
+            Problem.parse(f"f32 8x48x512 nk none {reduction}".strip()),
+            Candidate.parse(f"avx2_f32_4x24 mc8_nc48_kc512 jc_ic_jr_ir {unrolled}".strip()),
+        )
+        for reduction in ("", "fixed")
+        for unrolled in ("", "u2", "u4")
+    ]
+
+    found = [spills(main_loop(disassemble(build.binary))) for build in build_all(chosen, toolchain)]
+
+    assert found == [[]] * len(chosen)
+
+
 @pytest.mark.parametrize("tile", ["avx512_int8_6x64", "avx512_int8_dot_2x8", "avx2_int8_3x16"])
 def test_bytes_of_y_are_narrowed_as_vectors(tile: str, toolchain: Toolchain) -> None:
     problem = Problem.parse("u8_s8_s32_u8 66x64x64 nk bias+scale+y_zero_point")
