@@ -12,9 +12,9 @@ _CHUNK_BYTES = 4
 _LARGEST_SIDE = 8
 # Enough for whole cache lines on both sides, and few enough for them to stay in L1.
 _ROW_GROUPS = 16
-# Of rows that are copied in a call: each is read on before it leaves L1, and two rows of a panel of
-# odd vectors are whole lines. Measured on an EPYC of Zen 3.
-_ROWS_TO_COPY = 2
+# Of rows that are copied in a call: few enough for the prefetcher to follow each, and whole lines
+# of panels that are an odd number of vectors wide. Measured on an EPYC of Zen 3.
+_ROWS_TO_COPY = 4
 _STRETCH_BYTES = 512
 _STRIP_BYTES = 256
 # A strip of as many rows, of a cache line each, takes a fourth of L1 at most.

@@ -806,7 +806,7 @@ inline void move_rows(const W *from, int64_t, W *to, int64_t)
         move_rows(elements, 0, to, 0);
 }
 
-constexpr int64_t stretch = 2;
+constexpr int64_t stretch = 4;
 
 // Pack `depth` steps of one panel, of which `columns` columns are in w.
 template <int64_t columns>

@@ -783,7 +783,7 @@ def test_blocks_of_k_are_whole_groups_of_weights() -> None:
     ("text", "kc"),
     [
         ("f32 1x4096x128 kn", 8),  # rows of 16 KB, read as streams
-        ("f32 4x128x4096 kn", 64),
+        ("f32 4x128x4096 kn", 32),
         ("f32 32x768x3072 kn", 128),  # rows of 3 KB share sets of L1
         ("f32 128x64x512 kn", 512),
         ("f32 1x4096x6 kn", 6),  # no more steps than that

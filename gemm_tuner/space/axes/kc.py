@@ -7,7 +7,7 @@ pages apart, and few of them are walked at a time.
 
 Tried first: the deepest block of up to 8 KB of a row whose panel takes at most half of L2. Beside a
 `kn` in place and few rows of x, 8 rows of w where each is longer than a page, so that they are read
-as streams, else 64. Beside more rows of x, 128 where each is longer than half a page: the lines of
+as streams, else 32. Beside more rows of x, 128 where each is longer than half a page: the lines of
 such a panel share a few sets of L1, which keeps only so many of them.
 """
 
@@ -28,7 +28,7 @@ _TARGETS_OF_TILES_BYTES = _TARGETS_BYTES[1:]
 _TARGETS_OF_GROUPS_BYTES = (8192, 4096, 2048)  # besides all of k
 # Of rows of a `kn` that comes with each call, besides the above: where it is packed, and in place.
 _ROWS_TO_PACK = (192, 128)
-_ROWS_IN_PLACE = (*_ROWS_TO_PACK, 64, 8)
+_ROWS_IN_PLACE = (*_ROWS_TO_PACK, 32, 8)
 _PAGE_BYTES = 4096
 
 
