@@ -5,7 +5,7 @@ core (`space/cores.py`). It ranks; it never decides: only measured candidates wi
 """
 
 from dataclasses import replace
-from math import ceil
+from math import ceil, gcd
 
 from gemm_tuner.domain.attention import products_of_attention
 from gemm_tuner.domain.candidate import Candidate
@@ -53,8 +53,9 @@ _PACKED_CYCLES = 4.5
 # Of a vector of scores, to make it weights, and of a row of them: measured on an EPYC of Zen 3.
 _WEIGHT_CYCLES = 12.0
 _ROW_OF_WEIGHTS_CYCLES = 40.0
-# Rows at multiples of so many bytes share sets of L1; how much longer than from L2 it takes to read
-# them again: measured on an EPYC of Zen 3.
+# Rows at multiples of so many bytes share sets of L1, and those longer than half of it are not
+# foreseen by its prefetcher; how much longer than from L2 it takes to read them again: measured on
+# an EPYC of Zen 3.
 _L1_SET_STRIDE_BYTES = 4096
 _CONFLICTS_OVER_L2 = 1.5
 # Lines of y that a tile writes past the caches at once; of each more, until it leaves: measured on
@@ -86,7 +87,7 @@ def predict_cycles(
     compute += _conversion_cycles(problem, candidate, family)
     compute += _unfinished_cycles(problem, candidate, family, cpu)
     compute += _packing_cycles(problem, candidate, family)
-    compute += _conflict_cycles(problem, candidate, family, rates)
+    compute += _conflict_cycles(problem, candidate, family, cpu, rates)
     compute += summed_cycles(problem, candidate, family)
     memory = _memory_cycles(problem, candidate, cpu, rates)
     memory = max(memory, memory_bytes / rates.memory_bytes)
@@ -267,7 +268,7 @@ def _packing_cycles(problem: Problem, candidate: Candidate, family: MicroKernelF
 
 
 def _conflict_cycles(
-    problem: Problem, candidate: Candidate, family: MicroKernelFamily, rates: Rates
+    problem: Problem, candidate: Candidate, family: MicroKernelFamily, cpu: Cpu, rates: Rates
 ) -> float:
     """Return the cycles to read w again for each tile of rows, where its own rows share L1 sets.
 
@@ -275,7 +276,11 @@ def _conflict_cycles(
     """
     is_panel = family.layout is PackedLayout.PANELS
     is_in_place = is_panel and reads_w_in_place(problem, candidate.blocking)
-    if not is_in_place or problem.types.w.row_bytes(problem.n) % _L1_SET_STRIDE_BYTES:
+    row_bytes = problem.types.w.row_bytes(problem.n)
+    if not is_in_place or row_bytes <= _L1_SET_STRIDE_BYTES // 2:
+        return 0.0
+    kept_rows = cpu.caches.l1d_bytes // gcd(row_bytes, _L1_SET_STRIDE_BYTES)
+    if min(candidate.blocking.kc, problem.k) <= kept_rows:
         return 0.0
     tiles = ceil(problem.m.high / candidate.micro_kernel.mr)
     return (tiles - 1) * problem.w_bytes / rates.l2_bytes * _CONFLICTS_OVER_L2
