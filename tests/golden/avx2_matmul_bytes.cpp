@@ -742,16 +742,16 @@ inline void run_part(Call &call, const Part &part, X *workspace)
 }
 
 // How y is cut among the parts of a call: into a grid, or tile after tile, down one panel and then
-// the next. Tiles stay whole.
+// the next, in one band of rows after the other. Tiles stay whole.
 struct Cut
 {
-    int64_t rows, columns; // of parts in the grid; no columns: tile after tile
+    int64_t rows, columns; // of parts in the grid; no columns: tile after tile, in so many bands
     int64_t cost;          // of the largest part
 };
 
 struct Place
 {
-    int64_t panel, tile;
+    int64_t band, panel, tile; // the tile is one of the band
 };
 
 // What falls to one part of a call.
@@ -759,15 +759,20 @@ struct Share
 {
     int64_t first, own; // these products of the batch, whole
     int64_t shared;     // and of so many at its end, these pieces of y:
-    Part pieces[3];
+    Part pieces[7]; // three in the band where it begins and in that where it ends, and a band between
     int32_t piece_count;
 };
 
 constexpr int64_t panels_of_y = n > 0 ? (n + nr - 1) / nr : 1;
 
+// Columns as they are counted: part of a vector takes as long as a whole one.
+constexpr int64_t width_of_y = (n + 7) / 8 * 8;
+constexpr int64_t width_of_last = width_of_y - (panels_of_y - 1) * nr;
+
 inline int64_t tiles_of(int64_t m) { return (m + mr - 1) / mr; }
 
 constexpr int64_t smaller(int64_t one, int64_t other) { return one < other ? one : other; }
+constexpr int64_t larger(int64_t one, int64_t other) { return one < other ? other : one; }
 
 // Of numbers below 2^32, which older CPUs divide in a third of the time.
 inline int64_t quotient(int64_t dividend, int64_t divisor)
@@ -775,29 +780,46 @@ inline int64_t quotient(int64_t dividend, int64_t divisor)
     return static_cast<uint32_t>(dividend) / static_cast<uint32_t>(divisor);
 }
 
+// Blocks of the loops over some rows, and over some columns.
+inline int64_t row_blocks(int64_t rows) { return m_high <= mc ? rows > 0 : (rows + mc - 1) / mc; }
+inline int64_t column_blocks(int64_t columns) { return n <= nc ? columns > 0 : (columns + nc - 1) / nc; }
+
 // What a part costs for each step of k, in multiplications: a core makes about four while it reads
-// one element of x or w.
-inline int64_t cost_of(int64_t products, int64_t rows, int64_t columns) { return products + 4 * (rows + columns); }
+// one element of x or w, or writes one of a copy. Rows count once for each block of columns,
+// and columns once for each block of rows.
+inline int64_t cost_of(int64_t products, int64_t rows, int64_t columns)
+{
+    return products + 4 * rows + 8 * columns;
+}
 
 inline Cut grid_of(int64_t m, int64_t rows, int64_t columns)
 {
     const int64_t most_rows = smaller(quotient(tiles_of(m) + rows - 1, rows) * mr, m);
-    const int64_t most_columns = smaller(quotient(panels_of_y + columns - 1, columns) * nr, n);
-    return {rows, columns, cost_of(most_rows * most_columns, most_rows, most_columns)};
+    const int64_t most_columns = smaller(quotient(panels_of_y + columns - 1, columns) * nr, width_of_y);
+    const int64_t cost = cost_of(most_rows * most_columns, most_rows * column_blocks(most_columns),
+                                 most_columns * row_blocks(most_rows));
+    return {rows, columns, cost};
 }
 
-inline Cut tile_after_tile(int64_t m, int64_t parts)
+// The largest part has `most_tiles`, those of a narrow panel counted by their columns.
+inline Cut tile_after_tile(int64_t m, int64_t most_tiles, int64_t bands)
 {
-    const int64_t tiles = tiles_of(m);
-    const int64_t most_tiles = (tiles * n + parts * nr - 1) / (parts * nr);
-    const int64_t panels = most_tiles / tiles;
-    const int64_t rest_rows = smaller(most_tiles % tiles * mr, m);
-    const int64_t products = (panels * m + rest_rows) * nr;
-    return {0, 0, cost_of(products, panels > 0 ? m : rest_rows, (panels + 2) * nr)};
+    const int64_t tiles = quotient(tiles_of(m) + bands - 1, bands); // of a band
+    const int64_t rows = smaller(tiles * mr, m);
+    const int64_t panels = quotient(most_tiles, tiles);
+    const int64_t rest_rows = smaller((most_tiles - panels * tiles) * mr, m);
+    const int64_t products = (panels * rows + rest_rows) * nr;
+    const int64_t columns = (panels * row_blocks(rows) + row_blocks(rest_rows) + (bands > 1 ? 2 : 1)) * nr;
+    const int64_t times = bands > 1 ? 2 : 1; // that there are rows, in bands that a part begins and ends
+    const int64_t cost = cost_of(products, smaller(most_tiles * mr, times * rows), columns);
+    // The last panel may be narrow: a part of it is taller.
+    const int64_t last_rows = smaller((most_tiles * nr + width_of_last - 1) / width_of_last * mr, rows);
+    const int64_t cost_of_last = cost_of(last_rows * width_of_last, last_rows, width_of_last * row_blocks(last_rows));
+    return {bands, 0, larger(cost, cost_of_last)};
 }
 
 // The cut whose largest part costs least. A grid may leave parts idle, so that more of them never
-// take longer. For 64 parts, 15 grids are compared.
+// take longer. For 64 parts, 15 grids are compared, and 4 numbers of bands.
 inline Cut best_cut(int64_t m, int64_t parts)
 {
     Cut best = grid_of(m, 1, 1);
@@ -812,8 +834,15 @@ inline Cut best_cut(int64_t m, int64_t parts)
     }
     if (m == 0 || n == 0)
         return best;
-    const Cut in_order = tile_after_tile(m, parts);
-    return in_order.cost < best.cost ? in_order : best;
+    const int64_t most_tiles = (tiles_of(m) * width_of_y + parts * nr - 1) / (parts * nr);
+    const int64_t most_bands = parts < 8 ? 1 : most_rows;
+    for (int64_t bands = 1; bands <= most_bands; bands *= 4)
+    {
+        const Cut in_order = tile_after_tile(m, most_tiles, bands);
+        if (in_order.cost < best.cost)
+            best = in_order;
+    }
+    return best;
 }
 
 // The cut of one product. In as many parts as the kernel was tuned for, it is the one that was timed.
@@ -835,15 +864,37 @@ inline void add_piece(Share &share, int64_t m, int64_t tile, int64_t end_tile, i
         };
 }
 
+// The tile with which a band begins, or after which the last one ends.
+inline int64_t top_of(int64_t band, int64_t tiles, int64_t bands)
+{
+    return bands > 1 ? tiles * band / bands : tiles * band;
+}
+
 // Where a part begins that has tile after tile. The last panel may be narrow: its tiles count less.
-inline Place place_in_order(int64_t tiles, int64_t part, int64_t parts)
+inline Place place_in_order(int64_t tiles, int64_t bands, int64_t part, int64_t parts)
 {
     if (part == parts)
-        return {panels_of_y, 0};
-    const int64_t columns = tiles * n * part / parts; // each of one tile
-    const int64_t panel = columns / (tiles * nr);
-    const int64_t width = smaller(nr, n - panel * nr);
-    return {panel, (columns - panel * tiles * nr + width / 2) / width};
+        return {bands, 0, 0};
+    const int64_t columns = tiles * width_of_y * part / parts; // each of one tile
+    const int64_t band = bands > 1 ? (bands * (columns / width_of_y + 1) - 1) / tiles : 0;
+    const int64_t top = top_of(band, tiles, bands);
+    const int64_t tiles_of_band = top_of(band + 1, tiles, bands) - top;
+    const int64_t of_panels = columns - top * width_of_y;
+    const int64_t panel = of_panels / (tiles_of_band * nr);
+    const int64_t width = smaller(nr, width_of_y - panel * nr);
+    return {band, panel, (of_panels - panel * tiles_of_band * nr + width / 2) / width};
+}
+
+// Add what lies between two places of a band of some tiles.
+inline void add_pieces_of_band(Share &share, int64_t m, int64_t top, int64_t tiles, const Place &begin,
+                               const Place &end)
+{
+    if (begin.panel == end.panel)
+        return add_piece(share, m, top + begin.tile, top + end.tile, begin.panel, begin.panel + 1);
+    const int64_t whole_panel = begin.tile > 0 ? begin.panel + 1 : begin.panel;
+    add_piece(share, m, top + begin.tile, top + tiles, begin.panel, whole_panel);
+    add_piece(share, m, top, top + tiles, whole_panel, end.panel);
+    add_piece(share, m, top, top + end.tile, end.panel, end.panel + 1);
 }
 
 // Add the pieces of y that fall to one part: none if the grid has no place for it.
@@ -859,14 +910,15 @@ inline void add_pieces(Share &share, const Cut &cut, int64_t m, int64_t part, in
                       panels_of_y * column / cut.columns, panels_of_y * (column + 1) / cut.columns);
         return;
     }
-    const auto [panel, tile] = place_in_order(tiles, part, parts);
-    const auto [end_panel, end_tile] = place_in_order(tiles, part + 1, parts);
-    if (panel == end_panel)
-        return add_piece(share, m, tile, end_tile, panel, panel + 1);
-    const int64_t whole_panel = tile > 0 ? panel + 1 : panel;
-    add_piece(share, m, tile, tiles, panel, whole_panel);
-    add_piece(share, m, 0, tiles, whole_panel, end_panel);
-    add_piece(share, m, 0, end_tile, end_panel, end_panel + 1);
+    const Place begin = place_in_order(tiles, cut.rows, part, parts);
+    const Place end = place_in_order(tiles, cut.rows, part + 1, parts);
+    for (int64_t band = begin.band; band < cut.rows && band <= end.band; ++band)
+    {
+        const int64_t top = top_of(band, tiles, cut.rows);
+        add_pieces_of_band(share, m, top, top_of(band + 1, tiles, cut.rows) - top,
+                           band == begin.band ? begin : Place{band, 0, 0},
+                           band == end.band ? end : Place{band, panels_of_y, 0});
+    }
 }
 
 // What falls to one of several parts. Each computes whole products as long as there is one for

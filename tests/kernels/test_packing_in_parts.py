@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from test_cuts import FEW_ROWS, ONE_ROW, RANGE, SLICED, SQUARE, kernel_of, normal
+from test_cuts import BANDS, FEW_ROWS, ONE_ROW, RANGE, SLICED, SQUARE, kernel_of, normal
 from written import check_parts, written_by
 
 from gemm_tuner.abi import OK, ArgsStruct, ArrayView, make_args
@@ -31,7 +31,7 @@ def weights_of(kernel: Kernel) -> StoredWeights:
     return check_weights(kernel.problem, normal(*kernel.problem.w_shape))
 
 
-@pytest.mark.parametrize("chosen", [SQUARE, FEW_ROWS, ONE_ROW, RANGE, SLICED, BLOCKS, BATCH])
+@pytest.mark.parametrize("chosen", [SQUARE, FEW_ROWS, ONE_ROW, RANGE, BANDS, SLICED, BLOCKS, BATCH])
 def test_parts_write_what_one_writes_each_byte_once(chosen: tuple[str, str]) -> None:
     kernel = kernel_of(*chosen)
 

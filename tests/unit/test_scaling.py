@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from math import ceil
 
 import pytest
 
@@ -12,7 +13,7 @@ from gemm_tuner.domain.topology import regular_topology
 from gemm_tuner.errors import NotEnoughCpus
 from gemm_tuner.scaling.ranking import ranked_for_threads, ranked_on_server
 from gemm_tuner.scaling.server import Server, server_like
-from gemm_tuner.scaling.shares import shares_of
+from gemm_tuner.scaling.shares import Share, shares_of
 from gemm_tuner.scaling.simulate import Bound, predicted_part_ns, simulated, traffic_of
 from gemm_tuner.scaling.traffic import Traffic
 from gemm_tuner.space.candidates import Space
@@ -177,6 +178,57 @@ def test_a_kernel_with_too_few_tiles_for_the_threads_comes_later() -> None:
 def test_a_server_has_no_more_threads_than_cores() -> None:
     with pytest.raises(NotEnoughCpus, match="129 threads"):
         call(129)
+
+
+def work_of(share: Share, candidate: Candidate, lanes: int) -> int:
+    """Return multiplications for each step of k, and four for each element of x or w moved."""
+    blocking, work = candidate.blocking, 0
+    for piece in share.pieces:
+        width = ceil(piece.columns / lanes) * lanes
+        x_moves = (2 if blocking.pack_x else 1) * piece.rows * ceil(width / blocking.nc)
+        work += piece.rows * width + 4 * (x_moves + width * ceil(piece.rows / blocking.mc))
+    return work
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        # A part of each panel would copy all rows of x.
+        ("1024x1024x1024", "4x96 mc128_nc1056_kc1024 ic_jc_jr_ir pack_x"),
+        ("512x4096x1024", "5x80 mc125_nc4160_kc1024 ic_jc_jr_ir pack_x"),
+        ("2048x2048x2048", "6x64 mc60_nc2048_kc2048 ic_jc_jr_ir pack_x"),
+        # Nor are 114x22 tiles even in a grid.
+        ("1024x1024x1024", "9x48 mc126_nc1056_kc1024 ic_jc_jr_ir pack_x"),
+        # The last vector has one column, and takes as long as a whole one.
+        ("1023x1025x1023", "5x80 mc125_nc1040_kc1023 ic_jc_jr_ir"),
+    ],
+)
+def test_no_part_has_much_more_than_its_share_of_the_work(sizes: str, text: str) -> None:
+    problem = Problem.parse(f"f32 {sizes}")
+    candidate = Candidate.parse(f"avx512_f32_{text}")
+    m = problem.m.high
+
+    def largest(parts: int) -> int:
+        shares = shares_of(problem, candidate, m=m, parts=parts)
+        return max(work_of(share, candidate, lanes=16) for share in shares.parts)
+
+    whole = largest(1)
+    speed_ups = {parts: whole / largest(parts) for parts in (8, 16, 64)}
+    # In time it is more: part of what is read comes while the core multiplies.
+    assert speed_ups[8] >= 0.94 * 8
+    assert speed_ups[16] >= 0.94 * 16
+    assert speed_ups[64] >= 0.82 * 64
+
+
+def test_bands_of_rows_share_out_each_element_once() -> None:
+    problem = Problem.parse("f32 260x345x16")
+    candidate = Candidate.parse("avx2_f32_4x16 mc20_nc352_kc16 ic_jc_jr_ir pack_x")
+
+    shares = shares_of(problem, candidate, m=260, parts=16)
+
+    assert shares.text == "tile after tile in 16 bands"
+    assert max(len(share.pieces) for share in shares.parts) > 3
+    assert sum(share.products for share in shares.parts) == 260 * 345 * 16
 
 
 def test_more_parts_than_tiles_are_idle() -> None:
