@@ -7,8 +7,10 @@ import, however far.
 from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import version
 from modulefinder import ModuleFinder
+from opcode import opmap
 from pathlib import Path
 from types import CodeType
 
@@ -20,6 +22,7 @@ _ROOTS = (
     "gemm_tuner.codegen.render",
     "gemm_tuner.build.compile",
 )
+_IMPORTS = opmap["IMPORT_NAME"]
 
 
 @cache
@@ -62,14 +65,17 @@ def generator_files(package: Path) -> list[Path]:
 def _imported(module: Path, package: Path) -> Iterator[Path]:
     """Yield the files of the package's modules that a module imports, wherever in it.
 
-    They are read from its bytecode. To make an ast.Module fails in CPython 3.11 where another
-    thread makes one (its issue 106905), as each traceback that it prints does.
+    They are read from its bytecode, which Python keeps. To make an ast.Module fails in CPython 3.11
+    where another thread makes one (its issue 106905), as each traceback that it prints does.
     """
     finder = ModuleFinder()
-    waiting = [compile(module.read_bytes(), module, "exec", dont_inherit=True)]
+    whole = SourceFileLoader(module.stem, str(module)).get_code(module.stem)
+    waiting = [whole] if whole else []
     while waiting:
         code = waiting.pop()
         waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        if _IMPORTS not in code.co_code[::2]:
+            continue
         for kind, found in finder.scan_opcodes(code):
             if kind == "absolute_import":
                 attributes, name = found
