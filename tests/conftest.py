@@ -4,6 +4,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
+from inspect import isfunction
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,26 @@ _SLOW_TO_COLLECT = tuple(_TESTS / name for name in ("service/test_schema.py", "p
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out of the quick stage what it would only collect."""
-    is_quick = config.getoption("markexpr") == "not proof"
-    return True if is_quick and collection_path in _SLOW_TO_COLLECT else None
+    return True if _is_quick(config) and collection_path in _SLOW_TO_COLLECT else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """Make no items in the quick stage of functions that are proofs with all parameters."""
+    if not isfunction(obj) or not _is_quick(collector.config):
+        return None
+    markers = (*getattr(obj, "pytestmark", ()), *collector.iter_markers())
+    return [] if any(map(_is_of_proofs, markers)) else None
+
+
+def _is_quick(config: pytest.Config) -> bool:
+    return bool(config.getoption("markexpr") == "not proof")
+
+
+def _is_of_proofs(marker: pytest.Mark) -> bool:
+    """Return whether what has a marker is left to the stage that installs everything."""
+    is_optional = marker.name == "baseline" and marker.args[0] not in _ALWAYS_INSTALLED
+    return is_optional or marker.name == "proof"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -75,8 +94,8 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave tests of optional libraries to the stage that installs them."""
     for item in items:
-        wanted = {marker.args[0] for marker in item.iter_markers("baseline")}
-        if wanted - _ALWAYS_INSTALLED or any(map(item.path.is_relative_to, _SLOW_TO_COLLECT)):
+        is_slow = any(map(item.path.is_relative_to, _SLOW_TO_COLLECT))
+        if is_slow or any(map(_is_of_proofs, item.iter_markers("baseline"))):
             item.add_marker(pytest.mark.proof)
 
 
