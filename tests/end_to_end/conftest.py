@@ -43,14 +43,6 @@ def build() -> Build:
     return compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
 
 
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a database without records, to copy: to make one takes fifteen times as long."""
-    path = tmp_path_factory.mktemp("empty") / "gemm-tuner.sqlite3"
-    open_database(f"sqlite:///{path}").dispose()
-    return path
-
-
 @pytest.fixture
 def bare_site(tmp_path: Path, empty_store: Path) -> Site:
     """Return a place whose store is empty."""

@@ -20,10 +20,9 @@ SUBMIT = ["jobs", "submit", "8", "32", "16", "--epilogue", "bias+relu"]
 
 
 @pytest.fixture(autouse=True)
-def database_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    url = f"sqlite:///{tmp_path}/store.sqlite3"
-    monkeypatch.setenv("GEMM_TUNER_DB", url)
-    return url
+def database_url(store_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("GEMM_TUNER_DB", store_url)
+    return store_url
 
 
 def submitted(capsys: pytest.CaptureFixture[str], *more: str) -> Any:  # noqa: ANN401 - JSON
@@ -124,6 +123,10 @@ def test_a_list_says_which_job_is_damaged(
     assert f"Job {damaged} is left out: the problem" in told.err.replace("\n", " ")
 
 
-def test_a_list_makes_no_database(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_makes_no_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GEMM_TUNER_DB", f"sqlite:///{tmp_path}/none.sqlite3")
+
     assert run(["jobs", "list"]) == SOMETHING_IS_MISSING
     assert "there is no database" in capsys.readouterr().err

@@ -82,9 +82,9 @@ run(sys.argv[2:])
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> str:
-    """Return the URL of a database that does not exist yet."""
-    return f"sqlite:///{tmp_path}/sweep.sqlite3"
+def database(store_url: str) -> str:
+    """Return the URL of a database without records."""
+    return store_url
 
 
 def _sweep_facts(database: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -369,7 +369,7 @@ def test_the_winner_of_one_thread_is_cut_for_two_whatever_the_time(database: str
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("threads", [1, 2])
 def test_what_won_with_another_generator_is_tried_whatever_the_time(
     database: str, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:

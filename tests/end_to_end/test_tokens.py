@@ -2,7 +2,6 @@
 
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,9 @@ from gemm_tuner.store.database import open_database
 
 
 @pytest.fixture(autouse=True)
-def database_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    url = f"sqlite:///{tmp_path}/store.sqlite3"
-    monkeypatch.setenv("GEMM_TUNER_DB", url)
-    return url
+def database_url(store_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("GEMM_TUNER_DB", store_url)
+    return store_url
 
 
 def test_a_token_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -87,9 +86,9 @@ def _trial(problem: Problem, candidate: Candidate, speed: float, **changes: int)
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Repository:
+def repository(store_url: str) -> Repository:
     """Return a store of one kind: what is searched does not depend on the kind."""
-    return Repository(open_database(f"sqlite:///{tmp_path}/store.sqlite3"))
+    return Repository(open_database(store_url))
 
 
 @pytest.fixture
