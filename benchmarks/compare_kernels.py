@@ -20,6 +20,7 @@ from statistics import geometric_mean
 
 from markdown_tables import table_head, table_row
 
+from gemm_tuner.bench.baselines.choose import Race
 from gemm_tuner.bench.finding import TimedFinding
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.build.compile import Build
@@ -152,6 +153,7 @@ def compare(layer: Layer, toolchain: Toolchain) -> Compared:
         toolchain=toolchain,
         seed=SEED,
         scalar_build=builds[0],  # not used: the baseline is named
+        races=[Race(regime=layer.context.regime)],
     ) as host:
         for text, one in zip(texts, builds, strict=True):
             finding = host.verify(one)

@@ -7,6 +7,7 @@ import pytest
 
 from gemm_tuner.bench.finding import Finding, TimedFinding
 from gemm_tuner.bench.isolate import TrialHost
+from gemm_tuner.bench.requests import Baselines
 from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.measurement import Interference, Measurement, Timing
@@ -41,7 +42,7 @@ def plant_speeds_of(
         host: TrialHost,
         builds: Sequence[Build],
         *,
-        context: ExecutionContext,  # noqa: ARG001 - named by the caller
+        context: ExecutionContext,
         pairs: int,
         sample_ns: int,  # noqa: ARG001 - named by the caller
         checks_large_ratios: bool,  # noqa: ARG001 - named by the caller
@@ -49,20 +50,21 @@ def plant_speeds_of(
     ) -> tuple[TimedFinding, ...]:
         nonlocal in_first
         if process == 0:
-            in_first = tuple(_timed(host, speed(build), pairs, next(taken)) for build in builds)
+            beside = host.baselines(context.regime)
+            in_first = tuple(_timed(beside, speed(build), pairs, next(taken)) for build in builds)
         return in_first
 
     monkeypatch.setattr(TrialHost, "time_together", time_together)
 
 
 def _timed(
-    host: TrialHost, speed: float, pairs: int, interference: Interference | None
+    beside: Baselines, speed: float, pairs: int, interference: Interference | None
 ) -> TimedFinding:
     measurement = Measurement(
         candidate=Timing(calls_per_sample=1, samples_ns=(round(_BASELINE_NS / speed),) * pairs),
-        baseline=host.baseline_text,
+        baseline=beside.text,
         baseline_timing=Timing(calls_per_sample=1, samples_ns=(_BASELINE_NS,) * pairs),
         interference=interference,
-        raced=host.raced,
+        raced=beside.raced,
     )
     return TimedFinding(finding=Finding(outcome=Outcome.CORRECT), measurements=(measurement,))

@@ -61,7 +61,14 @@ def _tell_baseline(verdict: Verdict) -> tuple[str, ...]:
     ]
     refused = [_why_not_raced(one) for one in measured.raced if not one.is_usable]
     told = f"the baseline: {measured.baseline}, by {measured.implementation}"
-    return (f"{told}; raced: {', '.join(raced)}." if raced else f"{told}.", *refused)
+    return (f"{told}; {_how(verdict)}: {', '.join(raced)}." if raced else f"{told}.", *refused)
+
+
+def _how(verdict: Verdict) -> str:
+    """Return how libraries were raced; where weights are cold, older versions did so with hot."""
+    assert verdict.measurement is not None
+    is_alike = all(one.regime is verdict.context.regime for one in verdict.measurement.raced)
+    return "raced" if is_alike else "raced with hot weights"
 
 
 def _why_not_raced(library: Raced) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
 
 from gemm_tuner.bench.baselines.baseline import Row
 from gemm_tuner.bench.baselines.choose import (
@@ -22,9 +21,11 @@ from gemm_tuner.bench.limits import (
 from gemm_tuner.bench.measure import SETTLING_NS, Contestant, TimedRounds, measure
 from gemm_tuner.bench.one_thread import OneThreadForm, may_need_one_thread, set_openmp_threads
 from gemm_tuner.bench.regimes import (
+    Copies,
     Pushing,
     WeightCopies,
     copies_of_weights,
+    copies_within,
     pushing_bytes,
     stride_of_copy,
     warm_up_calls,
@@ -102,13 +103,6 @@ class BuildRound:
                 epilogue_ns=self.epilogue_ns if baseline in self.plain_ns else None,
             ),
         )
-
-
-class _Copies(NamedTuple):
-    """How many copies of its weights a runner has, and whether they are too few to be cold."""
-
-    number: int
-    are_few: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +287,7 @@ class RoundTimer:
         request: TimeRequest,
         runners: Sequence[Runner],
         baseline_of: Mapping[int, CheckedBaseline],
-    ) -> list[_Copies]:
+    ) -> list[Copies]:
         """Return how many copies of its weights each runner rotates over.
 
         `baseline_of` says which baseline a runner is of, by its index, if it is of one.
@@ -313,18 +307,10 @@ class RoundTimer:
             )
             for runner in runners
         ]
-        copies = [_Copies(number, are_few=False) for number in wanted]
+        copies = list(map(Copies, wanted))
         for index, checked in baseline_of.items():
-            most = checked.baseline.most_weight_copies
-            if most is None or wanted[index] <= most:
-                continue
-            if most == 1:
-                self.report.step(index)
-                raise BaselineMissing(
-                    "its calls cannot rotate over copies of the weights, so that these are cold; "
-                    "time it with hot weights."
-                )
-            copies[index] = _Copies(most, are_few=True)
+            self.report.step(index)
+            copies[index] = copies_within(wanted[index], checked.baseline.most_weight_copies)
         self.report.step()
         pushing = pushing_bytes(l3_bytes) if any(one.are_few for one in copies) else 0
         check_memory(
@@ -340,7 +326,7 @@ class RoundTimer:
     def _make_contestants(
         self,
         runners: Sequence[Runner],
-        copies: Sequence[_Copies],
+        copies: Sequence[Copies],
         regime: Regime,
         workload: Workload,
         step: Callable[[int], None],

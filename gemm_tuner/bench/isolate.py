@@ -17,10 +17,10 @@ from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.emulator import plan_emulation
 from gemm_tuner.bench.finding import Finding, TimedFinding
 from gemm_tuner.bench.messages import receive, send
-from gemm_tuner.bench.requests import Opening, Setup, TimeRequest, VerifyRequest
+from gemm_tuner.bench.requests import Baselines, Opening, Setup, TimeRequest, VerifyRequest
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain
-from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.sandbox import SandboxLevel
 from gemm_tuner.errors import (
@@ -55,12 +55,7 @@ class TrialHost:
     It prepares inputs, exact results and the baselines once. Each request runs in a child that the
     server forks, so that a candidate can end nothing but its own trial. As many threads as there
     are `provers` may ask at the same time: the server forks itself for them. Use it in a `with`
-    statement. `baseline_text` names the first baseline; `left_out` says by name why others are not
-    used, and `baseline_note` says the same in one text, which is empty if none was left out.
-    `implementations` say by name by what a baseline computes, and `raced` are the libraries between
-    which `auto` chose. `product_only` are the baselines, with their versions, that leave the
-    epilogue out.
-    `baseline_call_s` is about the time of a call of the slowest, in seconds.
+    statement. It times in the regimes of its races, beside the `baselines` of each.
     """
 
     def __init__(
@@ -75,7 +70,7 @@ class TrialHost:
         one_thread_build: Build | None = None,
         stall_timeout_s: float = _STALL_TIMEOUT_S,
         provers: int = 1,
-        race: Race | None = None,
+        races: Sequence[Race] = (Race(),),
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start the server and wait until it is ready.
@@ -92,7 +87,7 @@ class TrialHost:
             stall_timeout_s: how long a candidate may run without progress, besides a multiple of
                 the time that the baseline takes.
             provers: how many builds can be verified at the same time, fewer where memory is short.
-            race: how the baseline `auto` is decided.
+            races: how the baseline `auto` is decided in each regime that is timed.
             is_stopped: whether nobody waits any more; asked until the server is ready, which takes
                 long where a call does.
 
@@ -118,7 +113,7 @@ class TrialHost:
             one_thread_build=one_thread_build,
             stall_timeout_s=stall_timeout_s,
             provers=provers,
-            race=race or Race(),
+            races=tuple(races),
             sandbox=sandbox,
         )
         # In namespaces, /tmp is a folder of the server's own anyway.
@@ -156,18 +151,21 @@ class TrialHost:
             raise
         for connection in self._connections[1 : opening.provers]:
             self._idle.put(connection)
-        self.baseline_text = opening.baselines[0]
-        self.implementations = dict(zip(opening.baselines, opening.implementations, strict=True))
-        self.raced = opening.raced
-        self.product_only = opening.product_only
-        self.left_out = opening.left_out
-        self.baseline_call_s = opening.slowest_call_s
+        self._baselines = opening.baselines
         self.provers = opening.provers
 
-    @property
-    def baseline_note(self) -> str:
-        """Say why baselines were left out."""
-        return " ".join(f"{name} was skipped: {reason}" for name, reason in self.left_out.items())
+    def baselines(self, regime: Regime = Regime.HOT) -> Baselines:
+        """Return the baselines beside which builds are timed in a regime.
+
+        Raises:
+            InvalidSetting: this host was not started for the regime.
+        """
+        if regime not in self._baselines:
+            raise InvalidSetting(
+                f"regime = {regime.value!r}, but this host was started for "
+                f"{' and '.join(map(repr, map(str, self._baselines)))}; start another one."
+            )
+        return self._baselines[regime]
 
     def verify(self, build: Build) -> Finding:
         """Return whether a build computes what it should and touches nothing else.
@@ -238,7 +236,8 @@ class TrialHost:
                 of interrupted rounds too.
 
         Raises:
-            InvalidSetting: the context has other threads than this host.
+            InvalidSetting: the context has other threads than this host, or a regime that it was
+                not started for.
             NotEnoughMemory: the copies of the weights of no build fit into this machine.
             TrialFailed: the server broke, or every baseline.
         """
@@ -247,6 +246,7 @@ class TrialHost:
                 f"threads = {context.threads}, but this host was started for {self._threads}; "
                 "start another one."
             )
+        self.baselines(context.regime)
         request = TimeRequest(
             builds=tuple(builds),
             regime=context.regime,

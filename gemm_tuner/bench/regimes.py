@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from gemm_tuner.bench.drivers import WeightsStruct
 from gemm_tuner.bench.placement import Placement
 from gemm_tuner.bench.workload import Runner
 from gemm_tuner.domain.context import Regime
+from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.machine.memory import address_of
 
 # Enough that nearly every read comes from memory: on an AMD EPYC (family 26, L3 of 32 MiB,
@@ -49,6 +51,29 @@ def copies_of_weights(
     in_sample = _FASTEST_READ_BYTES_PER_NS * sample_ns
     bytes_of_one = min(all_bytes, max(all_bytes // candidates, least_bytes, in_sample))
     return max(2, -(-bytes_of_one // stride_of_copy(packed_bytes)))
+
+
+class Copies(NamedTuple):
+    """How many copies of its weights a runner has, and whether they are too few to be cold."""
+
+    number: int
+    are_few: bool = False
+
+
+def copies_within(wanted: int, most: int | None) -> Copies:
+    """Return as many copies as are wanted, or the most that a library can have; None is any number.
+
+    Raises:
+        BaselineMissing: it has one copy alone, which a sample cannot rotate over.
+    """
+    if most is None or wanted <= most:
+        return Copies(wanted)
+    if most == 1:
+        raise BaselineMissing(
+            "its calls cannot rotate over copies of the weights, so that these are cold; "
+            "time it with hot weights."
+        )
+    return Copies(most, are_few=True)
 
 
 class Pushing:

@@ -1,6 +1,6 @@
 """What a session of trials is set up with, asked, and answers when it is ready."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gemm_tuner.bench.baselines.choose import Race
 from gemm_tuner.bench.drivers import Drivers
@@ -24,26 +24,46 @@ class Setup:
     one_thread_build: Build | None = None
     stall_timeout_s: float  # besides what the time of the baseline allows
     provers: int = 1  # builds that are verified at the same time, if memory suffices
-    race: Race = field(default_factory=Race)
+    races: tuple[Race, ...] = (Race(),)
     sandbox: Sandbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """The baselines of a session: their names and versions, in order.
+class Baselines:
+    """The baselines beside which builds are timed in a regime: names and versions, in order.
 
-    `implementations` say by what each computes, and `raced` are the libraries that the first was
-    chosen from. `product_only` are those that leave the epilogue out. `left_out` says by name why a
-    baseline is not among them. `slowest_call_s` is the least time of a call of
-    the slowest. As many builds as `provers` can be verified at the same time.
+    `implementations` say for each by what it computes, and `raced` are the libraries that the first
+    was chosen from. `product_only` are those that leave the epilogue out. `left_out` says by name
+    why a baseline is not among them. `call_s` is about the time of a call of the slowest, in
+    seconds.
     """
 
-    baselines: tuple[str, ...]
-    implementations: tuple[str, ...]
+    texts: tuple[str, ...]
+    implementations: dict[str, str]
     raced: tuple[Raced, ...]
     product_only: frozenset[str]
     left_out: dict[str, str]
-    slowest_call_s: float
+    call_s: float
+
+    @property
+    def text(self) -> str:
+        """Return the first."""
+        return self.texts[0]
+
+    @property
+    def note(self) -> str:
+        """Say why others were left out; empty if none was."""
+        return " ".join(f"{name} was skipped: {reason}" for name, reason in self.left_out.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """The baselines of a session in each regime that it was set up for.
+
+    As many builds as `provers` can be verified at the same time.
+    """
+
+    baselines: dict[Regime, Baselines]
     provers: int
 
 

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from gemm_tuner.arrays.quantise import QuantisedWeights
 from gemm_tuner.bench.baselines.baseline import Baseline, Copy, Materials, Row
 from gemm_tuner.bench.baselines.choose import (
+    AUTO,
     Checked,
     CheckedBaseline,
+    Choice,
     baseline_rows,
     choose_baselines,
     learn_of_baseline,
@@ -26,7 +28,8 @@ from gemm_tuner.bench.finding import Finding, TimedFinding
 from gemm_tuner.bench.forked import Death, Guard, Result, run_in_child
 from gemm_tuner.bench.inputs import InputKind
 from gemm_tuner.bench.plain import PlainBaseline
-from gemm_tuner.bench.requests import Opening, Setup, TimeRequest, VerifyRequest
+from gemm_tuner.bench.requests import Baselines, Opening, Setup, TimeRequest, VerifyRequest
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.measurement import Raced
 from gemm_tuner.domain.problem import Problem
@@ -89,34 +92,11 @@ class Session:
             one_thread_build=setup.one_thread_build,
             cpu=self._cpu,
         )
-        choice = choose_baselines(
-            setup.baselines,
-            [
-                row
-                for row in baseline_rows()
-                if row.computes(problem.operation) or row.name in setup.baselines
-            ],
-            partial(self._find_copies, materials),
-            self._check_baseline,
-            setup.race,
-        )
-        self._baselines = choice.baselines
-        self._raced = choice.raced
-        slowest_call_s = max(checked.call_s for checked in choice.baselines)
+        self._choices = self._choose_baselines(materials)
+        told = {regime: self._tell(choice) for regime, choice in self._choices.items()}
+        slowest_call_s = max(one.call_s for one in told.values())
         self.stall_timeout_s = setup.stall_timeout_s + _SLOWEST_OVER_BASELINE * slowest_call_s
-        self.opening = Opening(
-            baselines=tuple(checked.text for checked in choice.baselines),
-            implementations=tuple(checked.implementation for checked in choice.baselines),
-            raced=choice.raced,
-            product_only=frozenset(
-                checked.text
-                for checked in choice.baselines
-                if not checked.baseline.fuses_epilogue and self._problem.epilogue.steps
-            ),
-            left_out=choice.left_out,
-            slowest_call_s=slowest_call_s,
-            provers=provers,
-        )
+        self.opening = Opening(baselines=told, provers=provers)
 
     def go_on_in_fork(self, owner: Connection) -> None:
         """Work for `owner` from now on, in a process that was forked when all was prepared."""
@@ -174,7 +154,8 @@ class Session:
         return tuple(found)
 
     def _time_together(self, request: TimeRequest) -> tuple[TimedFinding, ...]:
-        baselines = list(self._baselines)
+        choice = self._choices[request.regime]
+        baselines = list(choice.baselines)
         left_out: dict[str, str] = {}
         found: dict[int, TimedFinding] = {}
         while living := [turn for turn in range(len(request.builds)) if turn not in found]:
@@ -199,7 +180,7 @@ class Session:
                 continue
             if isinstance(result, BuildRound):
                 timed = _timed_findings(
-                    baselines, result, left_out, self._raced, self._setup.sandbox
+                    baselines, result, left_out, choice.raced, self._setup.sandbox
                 )
                 if request.keeps_all:
                     timed = [
@@ -232,6 +213,40 @@ class Session:
         )
         return timer.measure(request, baselines)
 
+    def _choose_baselines(self, materials: Materials) -> dict[Regime, Choice]:
+        """Return the baselines in each regime: `auto` may be another one where weights are cold."""
+        names, races = self._setup.baselines, self._setup.races
+        rows = [
+            row
+            for row in baseline_rows()
+            if row.computes(self._problem.operation) or row.name in names
+        ]
+        find = partial(self._find_copies, materials)
+        if AUTO not in names:
+            check = partial(self._check_baseline, Regime.HOT)
+            choice = choose_baselines(names, rows, find, check)
+            return {race.regime: choice for race in races}
+        return {
+            race.regime: choose_baselines(
+                names, rows, find, partial(self._check_baseline, race.regime), race
+            )
+            for race in races
+        }
+
+    def _tell(self, choice: Choice) -> Baselines:
+        return Baselines(
+            texts=tuple(checked.text for checked in choice.baselines),
+            implementations={checked.text: checked.implementation for checked in choice.baselines},
+            raced=choice.raced,
+            product_only=frozenset(
+                checked.text
+                for checked in choice.baselines
+                if not checked.baseline.fuses_epilogue and self._problem.epilogue.steps
+            ),
+            left_out=choice.left_out,
+            call_s=max(checked.call_s for checked in choice.baselines),
+        )
+
     def _find_copies(self, materials: Materials, row: Row) -> Sequence[Copy]:
         """Return the installed copies of a library, with plain weights where it has no others."""
         problem = self._problem
@@ -251,12 +266,20 @@ class Session:
         w = self._plain_w
         return [replace(one, baseline=PlainBaseline(one.baseline, problem, w)) for one in copies]
 
-    def _check_baseline(self, baseline: Baseline) -> Checked | str:
+    def _check_baseline(self, regime: Regime, baseline: Baseline) -> Checked | str:
         baseline.check_problem(self._problem)
         case = self._cases[InputKind.NORMAL]
         # In a child: a library may crash, and one that has started threads must not be forked.
         result = self._run(
-            lambda: learn_of_baseline(baseline, self._problem, case, threads=self._setup.threads),
+            lambda: learn_of_baseline(
+                baseline,
+                self._problem,
+                case,
+                threads=self._setup.threads,
+                regime=regime,
+                l3_bytes=self._cpu.caches.l3_bytes,
+                on_block=self._report.step,
+            ),
             (Checked, str),
             _guard_beside(baseline),
             baseline.preparation_s,

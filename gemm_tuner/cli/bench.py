@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gemm_tuner.bench.baselines.choose import baseline_rows
+from gemm_tuner.bench.baselines.choose import Race, baseline_rows
 from gemm_tuner.bench.baselines.own_kernel import ONE_THREAD
 from gemm_tuner.bench.baselines.torch_weights import TORCH_WEIGHTS
 from gemm_tuner.bench.finding import TimedFinding
@@ -197,11 +197,13 @@ def _time_layer(setting: _Bench, layer: Layer, context: ExecutionContext) -> Ben
         seed=_SEED,
         scalar_build=build,  # not used: the baselines are named
         one_thread_build=_one_thread_build(setting, layer, context),
+        races=[Race(regime=context.regime)],
     ) as host:
         with measuring():
             timed = _time(host, build, context)
-        product_only = host.product_only
-        left_out = host.left_out | timed.left_out
+        baselines = host.baselines(context.regime)
+        product_only = baselines.product_only
+        left_out = baselines.left_out | timed.left_out
     _tell_left_out(setting, layer, context, left_out)
     if timed.conditions is None or timed.roofline is None:
         raise TrialFailed(

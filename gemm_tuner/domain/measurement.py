@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import comb, sqrt
 from statistics import median, median_low
 
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.errors import InvalidRecord
 
 CONFIDENCE = 0.95
@@ -91,13 +92,15 @@ class Raced:
     """A library that took part in the race for the baseline: the package that it is of.
 
     `baseline` names it as a measurement would, and `call_ns` is the least time of a call; they are
-    empty and 0 if it could not be used, for this `reason`.
+    empty and 0 if it could not be used, for this `reason`. The race was in a `regime`: its weights
+    were in the caches or in memory.
     """
 
     package: str
     baseline: str
     call_ns: float
     reason: str = ""
+    regime: Regime = Regime.HOT
 
     @property
     def is_usable(self) -> bool:

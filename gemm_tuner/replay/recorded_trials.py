@@ -8,9 +8,10 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from gemm_tuner.bench.requests import Baselines
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.measurement import Measurement, of_several_processes
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.replay.recorded_space import RecordedSpace
@@ -41,10 +42,20 @@ class Clock:
 class RecordedHost:
     """What candidates were timed beside when they were recorded."""
 
-    baseline_text: str
-    baseline_call_s: float
+    text: str
+    call_s: float
     provers: int
-    baseline_note: str = ""
+
+    def baselines(self, _regime: Regime) -> Baselines:
+        """Return the baseline, which is known by its name and time alone."""
+        return Baselines(
+            texts=(self.text,),
+            implementations={},
+            raced=(),
+            product_only=frozenset(),
+            left_out={},
+            call_s=self.call_s,
+        )
 
 
 class RecordedTrials:
@@ -75,8 +86,8 @@ class RecordedTrials:
         self._failed: dict[Candidate, Trial] = {}
         self.timed: list[tuple[float, dict[Candidate, float]]] = []
         self.host = RecordedHost(
-            baseline_text=recording.baseline,
-            baseline_call_s=recording.baseline_call_s,
+            text=recording.baseline,
+            call_s=recording.baseline_call_s,
             provers=recording.provers,
         )
         self._prepare(shortlist(space, BATCH))

@@ -126,7 +126,7 @@ class Recorder:
             space,
             self.settings,
             provers=min(BATCH, usable_cpus()),
-            race=find_race([], self.settings, threads=space.threads),
+            races=[find_race([], self.settings, context=context) for context in self._left],
             is_stopped=self.is_stopped,
         ) as host:
             prepare_s = monotonic() - begin_s
@@ -152,8 +152,8 @@ class Recorder:
                     problem=self.problem.text,
                     threads=context.threads,
                     regime=context.regime,
-                    baseline=host.baseline_text,
-                    baseline_call_s=host.baseline_call_s,
+                    baseline=host.baselines(context.regime).text,
+                    baseline_call_s=host.baselines(context.regime).call_s,
                     builders=usable_cpus(),
                     provers=host.provers,
                     prepare_s=prepare_s,
@@ -248,7 +248,9 @@ class Recorder:
             list(builds.values()),
             context=context,
             pairs=sampling.affordable_pairs(
-                len(builds), call_s=host.baseline_call_s, budget_s=_BUDGET_S
+                len(builds),
+                call_s=host.baselines(context.regime).call_s,
+                budget_s=_BUDGET_S,
             ),
             sample_ns=sampling.sample_ns,
             keeps_all=True,

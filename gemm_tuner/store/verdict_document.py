@@ -9,7 +9,7 @@ from typing import Any
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.canonical import canonical_json
-from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.facts import artifact_facts
@@ -106,15 +106,24 @@ def _evidence_facts(evidence: Evidence) -> dict[str, Any]:
         "baseline_median_ns": evidence.baseline_median_ns,
         "baseline": evidence.baseline,
         "implementation": evidence.implementation,
-        "raced": [[one.package, one.baseline, one.call_ns, one.reason] for one in evidence.raced],
+        "raced": [
+            [one.package, one.baseline, one.call_ns, one.reason, one.regime]
+            for one in evidence.raced
+        ],
         "doubt": evidence.doubt,
     }
 
 
 def _evidence(facts: Mapping[str, Any]) -> Evidence:
     raced = tuple(
-        Raced(package=package, baseline=baseline, call_ns=call_ns, reason=reason)
-        for package, baseline, call_ns, reason in facts["raced"]
+        Raced(
+            package=package,
+            baseline=baseline,
+            call_ns=call_ns,
+            reason=reason,
+            regime=Regime(*regime) if regime else Regime.HOT,  # not in documents of older versions
+        )
+        for package, baseline, call_ns, reason, *regime in facts["raced"]
     )
     own, each = _ratio(facts["ratio"]), tuple(map(_ratio, facts["process_ratios"]))
     return Evidence(**{**facts, "ratio": own, "process_ratios": each, "raced": raced})

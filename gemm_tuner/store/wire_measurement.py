@@ -4,6 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.measurement import (
     Interference,
     Limits,
@@ -88,6 +89,7 @@ class WireRaced(StrictModel):
     baseline: Line
     call_ns: Annotated[float, Field(ge=0)]
     reason: Annotated[Line, Field(exclude_if=lambda reason: not reason)] = ""
+    regime: Annotated[Regime, Field(exclude_if=lambda regime: regime is Regime.HOT)] = Regime.HOT
 
     @classmethod
     def of(cls, raced: Raced) -> Self:
@@ -97,6 +99,7 @@ class WireRaced(StrictModel):
             baseline=raced.baseline,
             call_ns=raced.call_ns,
             reason=raced.reason[:MAX_LINE],
+            regime=raced.regime,
         )
 
     def to_domain(self) -> Raced:
@@ -106,6 +109,7 @@ class WireRaced(StrictModel):
             baseline=self.baseline,
             call_ns=self.call_ns,
             reason=self.reason,
+            regime=self.regime,
         )
 
 

@@ -142,7 +142,7 @@ def why_measured(
         return f"built by another compiler or with other flags, {last.toolchain}"
     raced = last.measurement.raced if last.measurement else ()
     to_race = replace(settings, race_s=_RACE_S)
-    if raced and not find_race([last], to_race, threads=context.threads).earlier:
+    if raced and not find_race([last], to_race, context=context).earlier:
         return f"timed beside {raced[0].baseline}, and other libraries would be raced now"
     return "measured anew, as was asked for" if settings.again else ""
 

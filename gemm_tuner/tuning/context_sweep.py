@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from gemm_tuner.bench.requests import Baselines
 from gemm_tuner.derive import standing_trials
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
@@ -100,19 +101,23 @@ class ContextSweep:
             of_slices=[*self._of_slices, *(self.slices.failures if self.slices else ())],
             complete=is_exhausted,
             resumed=resumed,
-            note=self.attempts.host.baseline_note,
+            note=self._baselines.note,
         )
         is_interrupted = self.is_stopped()
         is_final = is_search and result.verdict.doubt is None
         if is_final and not is_interrupted:
             self.on_end(
                 SweepEnd(
-                    baseline=self.attempts.host.baseline_text,
+                    baseline=self._baselines.text,
                     is_exhausted=is_exhausted,
                     budget_s=self.whole_budget.seconds,
                 )
             )
         return replace(result, is_interrupted=is_interrupted)
+
+    @property
+    def _baselines(self) -> Baselines:
+        return self.attempts.host.baselines(self.context.regime)
 
     def ranked(self) -> list[Candidate]:
         """Return the candidates that were timed, fastest first."""
@@ -120,7 +125,7 @@ class ContextSweep:
 
     def _recall(self) -> bool:
         """Take over what earlier, stopped sweeps have found; return whether there was anything."""
-        baseline = self.attempts.host.baseline_text
+        baseline = self._baselines.text
         self._trials = relevant_trials(self.earlier, self.space, self.context, baseline)
         for trial in self._trials:
             if trial.measurement is not None:
@@ -150,7 +155,7 @@ class ContextSweep:
         """Take over what earlier races of slices have found beside the same baseline."""
         if self.slices is None or self.again:
             return
-        baseline = self.slices.host.baseline_text
+        baseline = self.slices.host.baselines(self.context.regime).text
         self._of_slices = relevant_trials(self.earlier_slices, self.space, self.context, baseline)
         failed = {trial.candidate for trial in self.attempts.failures}
         for trial in self._of_slices:
@@ -216,13 +221,14 @@ class ContextSweep:
     @property
     def _call_s(self) -> float:
         """Return the time of the slowest call that was timed, or else of one of the baseline."""
-        return self._whole.slowest_call_s or self.attempts.host.baseline_call_s
+        return self._whole.slowest_call_s or self._baselines.call_s
 
     @property
     def _race_call_s(self) -> float:
         """Return the same of the calls of races."""
         source = self.slices or self.attempts
-        return self._raced.slowest_call_s or source.host.baseline_call_s
+        beside = source.host.baselines(self.context.regime)
+        return self._raced.slowest_call_s or beside.call_s
 
     def _has_time_for(self, candidates: int, care: int = 1) -> bool:
         """Return whether some may still be proved and raced, and the best be confirmed.

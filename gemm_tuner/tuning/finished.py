@@ -1,6 +1,6 @@
 """Finished sweeps: their results are the answer, and nothing is timed again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gemm_tuner.derive import standing_trials
@@ -19,24 +19,24 @@ _WIDE = 0.05  # of a ratio, to each side
 
 def recall_finished(
     space: Space,
-    contexts: Sequence[ExecutionContext],
+    baselines: Mapping[ExecutionContext, str | None],
     repository: Repository,
     settings: SweepSettings,
-    *,
-    baseline: str | None,
 ) -> dict[ExecutionContext, SweepResult]:
-    """Return the results of those contexts whose sweep beside `baseline` came to its end.
+    """Return the results of those contexts whose sweep beside its baseline came to its end.
 
     That is a sweep by this generator whose search was exhausted, or that had as large a budget, and
     whose trials stand, unless what it found is not settled or is to be measured `again`, or another
     strategy is asked for. A search in one format of packed weights has an end of its own. The
-    baseline is a name, which stands for each version, or a name and a version; None is not known
-    yet.
+    `baselines` are, by context, a name, which stands for each version, or a name and a version;
+    None is not known yet.
     """
-    if settings.again or baseline is None or not settings.plan.is_default:
+    if settings.again or not settings.plan.is_default:
         return {}
     found = {
-        context: _recall(space, context, repository, settings, baseline) for context in contexts
+        context: _recall(space, context, repository, settings, baseline)
+        for context, baseline in baselines.items()
+        if baseline is not None
     }
     return {context: result for context, result in found.items() if result is not None}
 

@@ -30,13 +30,13 @@ def start_host(
     settings: SweepSettings,
     *,
     provers: int = 1,
-    race: Race | None = None,
+    races: Sequence[Race] = (Race(),),
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> TrialHost:
     """Return a server for the trials of a problem, beside the baseline of `settings`.
 
-    Up to `provers` builds can be verified at the same time. The `race` decides which baseline
-    `auto` is.
+    Up to `provers` builds can be verified at the same time. The `races` decide which
+    baseline `auto` is in each regime that is timed.
 
     Raises:
         PreparationStopped: it `is_stopped` before it is ready.
@@ -49,7 +49,7 @@ def start_host(
         seed=settings.seed,
         scalar_build=_build_scalar(problem, space, settings),
         provers=provers,
-        race=race,
+        races=races,
         is_stopped=is_stopped,
     )
 
@@ -58,7 +58,7 @@ def start_slice_host(
     space: Space,
     host: TrialHost,
     settings: SweepSettings,
-    race: Race,
+    races: Sequence[Race],
     is_stopped: Callable[[], bool],
 ) -> TrialHost | None:
     """Return a server for a slice of the problem of `host`, beside the same library.
@@ -74,11 +74,12 @@ def start_slice_host(
             space,
             settings,
             provers=host.provers,
-            race=replace(race, earlier=host.raced),
+            races=[replace(race, earlier=host.baselines(race.regime).raced) for race in races],
             is_stopped=lambda: settings.stops_preparing and is_stopped(),
         )
     except (BaselineMissing, NotEnoughMemory, TrialFailed) as failure:
-        logger.info("%s is not timed in slices: %s", host.baseline_text, failure)
+        library = host.baselines(races[0].regime).text
+        logger.info("%s is not timed in slices: %s", library, failure)
         return None
 
 
@@ -86,7 +87,7 @@ def start_host_while_compiling(
     space: Space,
     first: Sequence[Candidate],
     settings: SweepSettings,
-    race: Race,
+    races: Sequence[Race],
     is_stopped: Callable[[], bool],
     *,
     for_problem: Problem,
@@ -115,7 +116,7 @@ def start_host_while_compiling(
             space,
             settings,
             provers=min(BATCH, cpus),
-            race=race,
+            races=races,
             is_stopped=lambda: settings.stops_preparing and is_stopped(),
         )
     finally:

@@ -231,7 +231,7 @@ class _Splitting:
                 (trial,) = self._time(attempts, [candidate], confirms=True)
                 if is_believed(trial):
                     break
-            self._mark_ended(attempts.host.baseline_text)
+            self._mark_ended(attempts.host.baselines(self.context.regime).text)
         return trial
 
     def _mark_ended(self, baseline: str) -> None:
@@ -278,12 +278,12 @@ class _Splitting:
         space = replace(self.search.space(1), problem=problem)
         begin_s = monotonic()
         earlier = earlier_trials(self.repository, problem, self.cpu, settings.toolchain)
-        race = find_race(earlier, settings, threads=self.context.threads)
+        race = find_race(earlier, settings, context=self.context)
         with start_host_while_compiling(
             space,
             first,
             replace(settings, render=render),
-            race,
+            [race],
             self.is_stopped,
             for_problem=problem,
         ) as host:
@@ -309,7 +309,7 @@ class _Splitting:
         """
         proven = attempts.prove(candidates, self.context)
         self.search.check()
-        call_s = attempts.host.baseline_call_s
+        call_s = attempts.host.baselines(self.context.regime).call_s
         sampling = how_to_confirm(call_s, self.context.threads) if confirms else FINAL
         trials = attempts.time(
             proven,

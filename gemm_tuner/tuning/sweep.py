@@ -77,10 +77,9 @@ def sweep(
     rebuilt = _rebuild_lost(problem, cpu, repository, settings)
     space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads, like=like)
     earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
-    race = find_race(earlier, settings, threads=space.threads)
-    found = recall_finished(
-        space, contexts, repository, settings, baseline=expected_baseline(settings, race)
-    )
+    races = {context: find_race(earlier, settings, context=context) for context in contexts}
+    expected = {context: expected_baseline(settings, race) for context, race in races.items()}
+    found = recall_finished(space, expected, repository, settings)
     if len(found) < len(contexts):
         budget = Budget(seconds=settings.budget_s)
         former = former_trials(repository, problem, cpu)
@@ -89,8 +88,9 @@ def sweep(
         prior = _find_prior(in_first, contexts[0], earlier, former, records, seeds=seeds)
         first = chosen or first_tried(in_first, prior)
         part = None if chosen else slice_of(space)
+        to_race = [race for context, race in races.items() if context not in found]
         with start_host_while_compiling(
-            space, first, settings, race, is_stopped, for_problem=part or problem
+            space, first, settings, to_race, is_stopped, for_problem=part or problem
         ) as host:
             attempts = Attempts(
                 problem=problem,
@@ -102,16 +102,15 @@ def sweep(
             )
             attempts.recall(earlier)
             unfinished = [context for context in contexts if context not in found]
-            found |= recall_finished(
-                space, unfinished, repository, settings, baseline=host.baseline_text
-            )
+            chosen_here = {one: host.baselines(one.regime).text for one in unfinished}
+            found |= recall_finished(space, chosen_here, repository, settings)
             unfinished = [context for context in unfinished if context not in found]
             with _open_slices(
                 part if unfinished else None,
                 space,
                 attempts,
                 settings=settings,
-                race=race,
+                races=[races[context] for context in unfinished],
                 is_stopped=is_stopped,
             ) as slices:
                 found |= _search_contexts(
@@ -169,14 +168,14 @@ def _open_slices(
     attempts: Attempts,
     *,
     settings: SweepSettings,
-    race: Race,
+    races: Sequence[Race],
     is_stopped: Callable[[], bool],
 ) -> Iterator[Attempts | None]:
     """Yield what tries candidates on a part of the problem, if there is one that can be timed."""
     host = None
     if part is not None:
         of_part = replace(space, problem=part)
-        host = start_slice_host(of_part, attempts.host, settings, race, is_stopped)
+        host = start_slice_host(of_part, attempts.host, settings, races, is_stopped)
     if part is None or host is None:
         yield None
         return
@@ -229,7 +228,10 @@ def _search_contexts(
             context=context,
             whole_budget=budget,
             budget=share_of_first(
-                budget, left, space.problem, baseline_call_s=attempts.host.baseline_call_s
+                budget,
+                left,
+                space.problem,
+                baseline_call_s=attempts.host.baselines(context.regime).call_s,
             ),
             on_progress=on_progress,
             is_stopped=is_stopped,

@@ -3,21 +3,19 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from gemm_tuner.bench.requests import Baselines
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.record import Stage, Trial
 
 
 class Surroundings(Protocol):
     """The baselines beside which candidates are timed, and how many are proved at once."""
 
-    baseline_text: str
-    baseline_call_s: float
     provers: int
 
-    @property
-    def baseline_note(self) -> str:
-        """Say why other baselines were left out."""
+    def baselines(self, regime: Regime) -> Baselines:
+        """Return the baselines of a regime."""
 
 
 class TrialSource(Protocol):

@@ -21,6 +21,7 @@ from gemm_tuner.bench.finding import TimedFinding
 from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.bench.reference import compute_expected
+from gemm_tuner.bench.requests import Baselines
 from gemm_tuner.bench.tolerance import find_error
 from gemm_tuner.build.compile import _TOOLCHAIN_FLAGS, Build
 from gemm_tuner.build.toolchain import find_toolchain
@@ -60,6 +61,7 @@ import signal
 import sys
 
 from gemm_tuner.bench.isolate import TrialHost
+from gemm_tuner.bench.requests import Baselines
 from gemm_tuner.cli.main import run
 from gemm_tuner.tuning import host
 
@@ -705,13 +707,12 @@ def test_a_layer_that_cannot_be_swept_does_not_end_the_file(
 def test_an_unexpected_baseline_is_a_warning(
     database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start = TrialHost.__enter__
+    baselines = TrialHost.baselines
 
-    def start_with_note(host: TrialHost) -> TrialHost:
-        host.left_out = {"onednn": "it is not installed."}
-        return start(host)
+    def baselines_with_note(host: TrialHost, regime: Regime) -> Baselines:
+        return replace(baselines(host, regime), left_out={"onednn": "it is not installed."})
 
-    monkeypatch.setattr(TrialHost, "__enter__", start_with_note)
+    monkeypatch.setattr(TrialHost, "baselines", baselines_with_note)
 
     code = run([*ARGUMENTS, "--db", database, "--json"])
 

@@ -14,8 +14,9 @@ from planted import build_planted
 from gemm_tuner.bench import isolate
 from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.messages import receive, send
-from gemm_tuner.bench.requests import Opening, Setup
+from gemm_tuner.bench.requests import Baselines, Opening, Setup
 from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.sandbox.confine import needed_sandbox
@@ -45,15 +46,15 @@ class Libraries:
 
     def baseline_of(self, problem: str, *, baseline: str, threads: int = 1) -> str:
         """Return the name of a baseline that was found to be right on a problem."""
-        return self._opening(problem, baseline, threads).baselines[0]
+        return self._baselines(problem, baseline, threads).text
 
     def implementation_of(self, problem: str, baseline: str) -> str:
         """Return by what a baseline computes that was found to be right on a problem."""
-        (implementation,) = self._opening(problem, baseline, threads=1).implementations
+        (implementation,) = self._baselines(problem, baseline, threads=1).implementations.values()
         return implementation
 
-    def _opening(self, problem: str, baseline: str, threads: int) -> Opening:
-        """Return what a session on a problem begins with.
+    def _baselines(self, problem: str, baseline: str, threads: int) -> Baselines:
+        """Return the baselines of a session on a problem.
 
         Raises:
             BaselineMissing: the library does not compute the problem.
@@ -78,7 +79,7 @@ class Libraries:
         if isinstance(answer, GemmTunerError):
             raise answer
         assert isinstance(answer, Opening)
-        return answer
+        return answer.baselines[Regime.HOT]
 
     def _server(self, baseline: str, threads: int) -> socket.socket:
         if (baseline, threads) not in self._servers:

@@ -104,9 +104,9 @@ def test_a_library_with_threads_of_its_own_computes_attention(
     name: str, text: str, threads: int
 ) -> None:
     with host_beside(text, name, threads) as host:
-        (implementation,) = host.implementations.values()
+        (implementation,) = host.baselines().implementations.values()
 
-    assert host.baseline_text.startswith(name.removesuffix("-attention"))
+    assert host.baselines().text.startswith(name.removesuffix("-attention"))
     assert implementation
 
 

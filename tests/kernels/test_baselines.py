@@ -9,6 +9,7 @@ from planted import build_planted
 from gemm_tuner.bench.baselines.choose import AUTO, Race
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import STEP_KINDS
@@ -32,7 +33,7 @@ def _host_beside(text: str, baseline: str, threads: int = 1, race: Race | None =
         toolchain=toolchain,
         seed=1,
         scalar_build=build_planted(toolchain),
-        race=race,
+        races=(race,) if race else (Race(),),
     )
 
 
@@ -124,11 +125,11 @@ def test_plain_weights_are_right_although_they_are_rounded(libraries: Libraries)
 @pytest.mark.parametrize("dtype", ["int8", "f32", "bf16"])
 def test_no_reference_implementation_is_a_baseline(dtype: str) -> None:
     with _host_beside(f"{dtype} 32x256x256 nk row_scale+bias", "onednn") as host:
-        (implementation,) = host.implementations.values()
+        (implementation,) = host.baselines().implementations.values()
 
         fast = ("brg",) if IsaFeature.AVX512_VNNI in detect_cpu().isa else ("brg", "gemm:jit:")
         assert implementation.startswith(fast)
-        assert host.baseline_call_s < 0.005  # 27 ms by the reference implementation
+        assert host.baselines().call_s < 0.005  # 27 ms by the reference implementation
 
 
 @pytest.mark.baseline("onednn")
@@ -160,14 +161,17 @@ def test_openblas_computes_in_f32_what_it_has_no_type_for(text: str, libraries: 
 
 @pytest.mark.baseline("onednn")
 @pytest.mark.baseline("openblas")
-@pytest.mark.parametrize("threads", [1, 2])
-def test_installed_libraries_are_raced(threads: int) -> None:
-    problem, race = "f32 64x96x64 nk bias+relu", Race(limit_s=0.1)
+@pytest.mark.parametrize(
+    ("threads", "regime"), [(1, Regime.HOT), (2, Regime.HOT), (1, Regime.COLD_WEIGHTS)]
+)
+def test_installed_libraries_are_raced(threads: int, regime: Regime) -> None:
+    problem, race = "f32 64x96x64 nk bias+relu", Race(limit_s=0.1, regime=regime)
     with _host_beside(problem, AUTO, threads, race) as host:
-        assert {one.package.split()[0] for one in host.raced} >= {"onednn-cpu-gomp", "numpy"}
-        assert host.baseline_text == host.raced[0].baseline
-        assert all(one.call_ns > 0 for one in host.raced)
-        assert host.left_out == {}
+        found = host.baselines(regime)
+        assert {one.package.split()[0] for one in found.raced} >= {"onednn-cpu-gomp", "numpy"}
+        assert found.text == found.raced[0].baseline
+        assert all(one.call_ns > 0 for one in found.raced)
+        assert found.left_out == {}
 
 
 @pytest.mark.baseline("mkl")
@@ -226,7 +230,7 @@ def test_onnx_runtime_gets_signed_bytes_as_unsigned_ones(monkeypatch: pytest.Mon
     monkeypatch.setenv("GEMM_TUNER_ISA", "avx2,fma")
 
     with _host_beside("s8_s8_s32_f32 19x37x23 nk x_zero_point+scale", "onnxruntime") as host:
-        (told,) = host.implementations.values()
+        (told,) = host.baselines().implementations.values()
 
     assert told == "MatMulIntegerToFloat: x and w as u8"
 
@@ -272,7 +276,7 @@ def test_torch_refuses_what_its_quantised_layer_cannot_do(layer: str, libraries:
 @pytest.mark.baseline("torch-onednn")
 def test_the_onednn_inside_torch_computes_a_layer() -> None:
     with _host_beside("f32 19x37x23 nk bias+gelu_erf+add", "torch-onednn", threads=2) as host:
-        assert host.baseline_text.startswith("torch-onednn ")
+        assert host.baselines().text.startswith("torch-onednn ")
 
 
 @pytest.mark.baseline("zentorch")
@@ -317,8 +321,8 @@ def test_torch_computes_with_quantised_weights(text: str, libraries: Libraries) 
 @pytest.mark.baseline("onnxruntime")
 def test_torch_takes_part_in_the_race_of_quantised_weights() -> None:
     with _host_beside("bf16_s4 1x64x256 nk:g128 none", AUTO, race=Race()) as host:
-        times = {one.baseline.partition(" ")[0]: one.call_ns for one in host.raced}
-        reasons = {one.package.split()[0]: one.reason for one in host.raced}
+        times = {one.baseline.partition(" ")[0]: one.call_ns for one in host.baselines().raced}
+        reasons = {one.package.split()[0]: one.reason for one in host.baselines().raced}
 
     assert times["torch-weights"] > 0
     assert "does not compute bf16" in reasons["onnxruntime"]
@@ -356,7 +360,7 @@ def test_torch_refuses_weights_that_its_operators_do_not_take(
 @pytest.mark.baseline("torch-inductor")
 def test_torch_inductor_computes_a_layer() -> None:
     with _host_beside("f32 19x37x23 nk bias+gelu_erf+add", "torch-inductor", threads=2) as host:
-        assert host.baseline_text.startswith("torch-inductor ")
+        assert host.baselines().text.startswith("torch-inductor ")
 
 
 _OF_ACTIVATIONS = {
@@ -413,7 +417,7 @@ _ALONE, _TOGETHER = (
 @pytest.mark.parametrize(("baseline", "text"), _ALONE)
 def test_libraries_multiply_two_activations_in_the_sandbox(baseline: str, text: str) -> None:
     with _host_beside(text, baseline) as host:
-        assert host.baseline_text.startswith(baseline)
+        assert host.baselines().text.startswith(baseline)
 
 
 @pytest.mark.parametrize(("baseline", "text"), _TOGETHER)
@@ -439,6 +443,6 @@ def test_libxsmm_multiplies_no_transposed_activations(libraries: Libraries) -> N
 @pytest.mark.baseline("onnxruntime")
 def test_onnx_runtime_is_raced_for_two_activations() -> None:
     with _host_beside("matmul int8 19x37x23 kn scale", AUTO, race=Race()) as host:
-        times = {one.baseline.partition(" ")[0]: one.call_ns for one in host.raced}
+        times = {one.baseline.partition(" ")[0]: one.call_ns for one in host.baselines().raced}
 
     assert times["onnxruntime"] > 0

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 
@@ -11,8 +11,8 @@ import pytest
 from planted import PROBLEM, RIGHT, build_planted
 
 from gemm_tuner.bench import session
-from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Materials, Row
-from gemm_tuner.bench.baselines.choose import CheckedBaseline, baseline_rows
+from gemm_tuner.bench.baselines.baseline import AnyBaseline, Baseline, Copy, Materials, Row
+from gemm_tuner.bench.baselines.choose import Checked, CheckedBaseline, Race, baseline_rows
 from gemm_tuner.bench.baselines.own_kernel import ScalarKernel
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct, build_drivers
 from gemm_tuner.bench.kernel_runner import KernelRunner
@@ -42,6 +42,7 @@ def _session(
     owner: Connection,
     statement: str = RIGHT,
     baselines: tuple[str, ...] = ("scalar",),
+    regimes: Sequence[Regime] = (Regime.HOT,),
 ) -> session.Session:
     """Return a session in this process, whose scalar baseline does `statement`."""
     return session.Session(
@@ -53,6 +54,7 @@ def _session(
             seed=3,
             scalar_build=build_planted(toolchain, statement),
             stall_timeout_s=5.0,
+            races=tuple(Race(regime=regime) for regime in regimes),
             sandbox=Sandbox(level=SandboxLevel.LIMITS),
         ),
         owner,
@@ -189,7 +191,7 @@ def test_baseline_that_fails_while_it_is_timed_is_left_out(
         trials = _session(toolchain, owner, baselines=("troublesome", "scalar"))
         (found,) = trials.time(_request(build_planted(toolchain)))
 
-    assert len(trials.opening.baselines) == 2
+    assert len(trials.opening.baselines[Regime.HOT].texts) == 2
     assert [measurement.baseline.split()[0] for measurement in found.measurements] == ["scalar"]
     assert list(found.left_out) == ["troublesome"]
     assert word in found.left_out["troublesome"]
@@ -203,7 +205,8 @@ def test_baseline_that_cannot_rotate_over_weights_is_left_out_of_the_cold_regime
     _add_row(monkeypatch, lambda: None)
     owner, other = Pipe()
     with owner, other:
-        trials = _session(toolchain, owner, baselines=("troublesome", "scalar"))
+        names = ("troublesome", "scalar")
+        trials = _session(toolchain, owner, baselines=names, regimes=tuple(Regime))
         found = {
             regime: trials.time(_request(build_planted(toolchain), regime=regime))[0]
             for regime in Regime
@@ -217,6 +220,48 @@ def test_baseline_that_cannot_rotate_over_weights_is_left_out_of_the_cold_regime
         return
     assert len(cold.measurements) == 1
     assert "copies of the weights" in cold.left_out["troublesome"]
+
+
+def test_each_regime_has_the_baseline_that_is_fastest_in_it(
+    toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def row(text: str) -> Row:
+        def find(materials: Materials) -> list[Copy]:
+            library = Troublesome(materials, lambda: None)
+            library.text = text
+            return [Copy(package=text, baseline=library)]
+
+        return Row(name=text, place=0, find=find, is_raced=True)
+
+    def learn(baseline: Baseline, *_given: object, regime: Regime, **_named: object) -> Checked:
+        times_s = {("near", Regime.HOT): 1e-6, ("far", Regime.COLD_WEIGHTS): 2e-6}
+        return Checked(
+            text=baseline.text,
+            implementation="loops",
+            call_s=times_s.get((baseline.text, regime), 1e-5),
+            choice=None,
+            is_quiet=False,
+        )
+
+    monkeypatch.setattr(session, "baseline_rows", lambda: (row("near"), row("far")))
+    monkeypatch.setattr(session, "learn_of_baseline", learn)
+    owner, other = Pipe()
+    with owner, other:
+        trials = _session(toolchain, owner, baselines=("auto",), regimes=tuple(Regime))
+        found = {
+            regime: trials.time(_request(build_planted(toolchain), regime=regime))[0].measurement
+            for regime in Regime
+        }
+
+    measured = {regime: one and one.baseline for regime, one in found.items()}
+    assert measured == {Regime.HOT: "near", Regime.COLD_WEIGHTS: "far"}
+    for regime, baselines in trials.opening.baselines.items():
+        assert baselines.text == measured[regime]
+        assert {one.regime for one in baselines.raced} == {regime}
+    assert [one.call_ns for one in trials.opening.baselines[Regime.COLD_WEIGHTS].raced] == [
+        pytest.approx(2000.0),
+        pytest.approx(10_000.0),
+    ]
 
 
 class BadAtEpilogues(Troublesome):

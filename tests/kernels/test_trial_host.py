@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from planted import PROBLEM, RIGHT, build_planted
 
+from gemm_tuner.bench.baselines.choose import Race
 from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.isolate import TrialHost
@@ -130,6 +131,7 @@ def host(toolchain: Toolchain) -> Iterator[TrialHost]:
         seed=3,
         scalar_build=build_planted(toolchain),
         stall_timeout_s=4.0,
+        races=[Race(regime=regime) for regime in Regime],
     ) as host:
         yield host
 
@@ -225,7 +227,7 @@ def test_timing_pairs_a_build_with_the_baseline_and_with_reading_where_it_is_ask
     )
 
     assert found.measurement is not None
-    assert found.measurement.baseline == host.baseline_text
+    assert found.measurement.baseline == host.baselines().text
     # Fewer where the system interrupted rounds.
     assert TIMING_PAIRS / 2 <= len(found.measurement.candidate.samples_ns) <= TIMING_PAIRS
     assert found.conditions is not None
@@ -359,7 +361,7 @@ def test_measurements_beside_several_baselines_share_their_rounds(toolchain: Too
         )
 
     candidates = {measurement.candidate for measurement in found.measurements}
-    assert len(found.measurements) + len(host.left_out) == 2
+    assert len(found.measurements) + len(host.baselines().left_out) == 2
     assert len(candidates) == 1
 
 

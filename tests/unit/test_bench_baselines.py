@@ -272,6 +272,38 @@ def test_a_race_on_one_thread_counts_the_time_on_a_core() -> None:
     assert found == pytest.approx(0.0015)
 
 
+class Noted(NewThreads):
+    """A runner that notes of each sample how many calls it had."""
+
+    def __init__(self, runs: list[str]) -> None:
+        super().__init__(samples=0)
+        self.runs = runs
+
+    def sample(
+        self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
+    ) -> SampleStruct:
+        """Return a sample of calls of 1 ms."""
+        self.runs.append(f"{timed_calls} calls")
+        return super().sample(weights, warm_up_calls=warm_up_calls, timed_calls=timed_calls)
+
+
+def test_a_race_with_cold_weights_reads_no_copy_twice_after_they_are_pushed_out() -> None:
+    runs: list[str] = []
+    runner = Noted(runs)
+
+    least_time_s(
+        runner,
+        WeightCopies(runner, 3, seed=0),
+        10_000,
+        threads=2,
+        push_out=lambda: runs.append("push out"),
+        wait_ns=lambda: 0,
+    )
+
+    assert runs[:3] == ["push out", "1 calls", "2 calls"]
+    assert runs == runs[:3] * (len(runs) // 3)
+
+
 def test_all_that_are_named_and_usable_are_chosen() -> None:
     choice = _choose(
         ["onednn", "openblas", "scalar"], ROWS, lambda baseline: _checked(baseline.text)

@@ -16,6 +16,7 @@ from recordings import PROBLEM, first_candidates, make_recording
 from samples import CPU, make_artifact
 
 from gemm_tuner.bench.finding import Finding, TimedFinding
+from gemm_tuner.bench.requests import Baselines
 from gemm_tuner.bench.sample import Sample
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import find_toolchain
@@ -158,8 +159,6 @@ def test_many_lines_in_a_small_file_take_no_memory(
 class Host:
     """Stands for the server of trials: the build of `wrong` is."""
 
-    baseline_text = "onednn 3.2.0"
-    baseline_call_s = 1e-6
     provers = 2
 
     def __init__(self, wrong: str, on_request: Callable[[ExecutionContext], None]) -> None:
@@ -171,6 +170,16 @@ class Host:
 
     def __exit__(self, *_error: object) -> None:
         """Do nothing: there is no server."""
+
+    def baselines(self, _regime: Regime) -> Baselines:
+        return Baselines(
+            texts=("onednn 3.2.0",),
+            implementations={},
+            raced=(),
+            product_only=frozenset(),
+            left_out={},
+            call_s=1e-6,
+        )
 
     def verify(self, build: Build) -> Finding:
         is_wrong = build.source.text == self.wrong
@@ -185,7 +194,7 @@ class Host:
         found = TimedFinding(
             finding=Finding(outcome=Outcome.CORRECT),
             measurements=(
-                Measurement(candidate=timing, baseline_timing=timing, baseline=self.baseline_text),
+                Measurement(candidate=timing, baseline_timing=timing, baseline="onednn 3.2.0"),
             ),
             samples=((sample,) * pairs, (sample,) * pairs),
         )

@@ -6,9 +6,17 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from samples import CPU, make_disturbed_trial, make_emulated_trial, make_failed_trial, make_trial
+from samples import (
+    CPU,
+    make_disturbed_trial,
+    make_emulated_trial,
+    make_failed_trial,
+    make_trial,
+    make_trial_beside_mkl,
+)
 
 from gemm_tuner.domain.candidate import MOST_KERNELS, Candidate
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.measurement import of_several_processes
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.errors import InvalidRecord
@@ -41,6 +49,13 @@ def test_the_committed_schema_is_that_of_the_code() -> None:
     )
 
 
+def _raced_with_cold_weights() -> Trial:
+    trial = make_trial_beside_mkl()
+    assert trial.measurement is not None
+    raced = [replace(one, regime=Regime.COLD_WEIGHTS) for one in trial.measurement.raced]
+    return replace(trial, measurement=replace(trial.measurement, raced=tuple(raced)))
+
+
 @pytest.mark.parametrize(
     "trial",
     [
@@ -50,6 +65,7 @@ def test_the_committed_schema_is_that_of_the_code() -> None:
         make_trial(conditions=None),
         make_trial(usable_cpus=8),
         make_disturbed_trial(),
+        _raced_with_cold_weights(),
     ],
 )
 def test_a_record_follows_the_schema_and_reads_back(trial: Trial) -> None:

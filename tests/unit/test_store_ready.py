@@ -23,6 +23,7 @@ from gemm_tuner.answer.document import Unsigned
 from gemm_tuner.answer.telling import measured_here, sentences
 from gemm_tuner.derive import derive_verdict
 from gemm_tuner.domain.artifact import Artifact
+from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.measurement import Raced
 from gemm_tuner.domain.record import Outcome, SweepEnd
@@ -33,6 +34,7 @@ from gemm_tuner.store.database import open_database
 from gemm_tuner.store.ready import FORM
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.statements import RowsDamaged
+from gemm_tuner.store.verdict_document import dump_verdict, load_verdict
 from gemm_tuner.trust.attestation import MeasuringKeys
 
 BINARY = b"\x7fELF"
@@ -322,6 +324,27 @@ def test_an_answer_in_another_form_has_another_number() -> None:
     answer = Unsigned.of(verdict, sentences(verdict, measured_here(CPU.exact_key)))
 
     assert (FORM, sha256(answer.packed()).hexdigest()[:16]) == (2, "c6d0bbceb0aa47e7")
+
+
+def test_the_regime_of_a_race_is_kept_and_told_where_it_is_another() -> None:
+    cold = ExecutionContext(regime=Regime.COLD_WEIGHTS)
+    in_memory = Raced(package="x 1", baseline="x 1", call_ns=2000.0, regime=Regime.COLD_WEIGHTS)
+    of_older_version = replace(_beside(), context=cold)
+    assert of_older_version.measurement is not None
+    measured = replace(of_older_version.measurement, raced=(in_memory,))
+    verdict = replace(of_older_version, measurement=measured)
+
+    assert any("; raced with hot weights: mkl" in one for one in sentences(of_older_version, ""))
+    assert any("; raced: x 1 (2 µs)." in one for one in sentences(verdict, ""))
+    assert verdict.basis is not None
+    kept, _keys = load_verdict(
+        dump_verdict(verdict),
+        problem=PROBLEM,
+        cpu_key=CPU.exact_key,
+        context=cold,
+        basis=verdict.basis,
+    )
+    assert kept == verdict
 
 
 def _beside(*refused: Raced) -> Verdict:

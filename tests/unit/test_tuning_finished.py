@@ -83,7 +83,7 @@ def test_the_end_of_the_default_search_is_not_that_of_another(
     )
 
     found = recall_finished(
-        Space(problem=PROBLEM, cpu=CPU), [CONTEXT], repository, settings, baseline="onednn"
+        Space(problem=PROBLEM, cpu=CPU), {CONTEXT: "onednn"}, repository, settings
     )
 
     assert (CONTEXT in found) is is_recalled

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from math import inf
 from pathlib import Path
@@ -12,16 +12,25 @@ from time import thread_time_ns
 import numpy as np
 
 from gemm_tuner.bench import baselines
-from gemm_tuner.bench.baselines.baseline import Baseline, Copy, Row
+from gemm_tuner.bench.baselines.baseline import MOST_MODELS, Baseline, Copy, Row
 from gemm_tuner.bench.correctness import Case
 from gemm_tuner.bench.reference import compute_expected
-from gemm_tuner.bench.regimes import WeightCopies
+from gemm_tuner.bench.regimes import (
+    Pushing,
+    WeightCopies,
+    copies_of_weights,
+    copies_within,
+    pushing_bytes,
+    stride_of_copy,
+)
 from gemm_tuner.bench.tolerance import Expected, find_error
 from gemm_tuner.bench.workload import Runner, make_workload
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.epilogue import NO_EPILOGUE
 from gemm_tuner.domain.measurement import Raced
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import BaselineMissing, InvalidSetting, NotEnoughMemory, TrialFailed
+from gemm_tuner.machine.available_memory import check_memory
 from gemm_tuner.machine.core_clock import CoreClock
 from gemm_tuner.machine.processors import thread_wait_ns
 
@@ -47,6 +56,8 @@ _WAITED_SHARE = 0.1  # of a calm sample, in which threads waited for a core
 _LEAST_SAMPLES = 3
 _LONG_CALL_NS = 200_000_000  # of which one is enough
 _MOST_CALLS = 1000
+# Of weights that are pushed out of the caches before each sample, which reads no copy twice.
+_MOST_COLD_COPIES = MOST_MODELS
 
 
 @cache
@@ -117,7 +128,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Race:
-    """How `auto` is decided: by the winner of an earlier race, or by one between quick libraries.
+    """How `auto` is decided in a regime: by an earlier winner, or a race between quick libraries.
 
     `limit_s` is how long a library may take to load. An earlier race counts where nothing has been
     installed since that could take part. `threads` of calls are 0 if they are not known.
@@ -126,10 +137,12 @@ class Race:
     limit_s: float = inf
     earlier: tuple[Raced, ...] = ()
     threads: int = 0
+    regime: Regime = Regime.HOT
 
 
 Check = Callable[[Baseline], Checked | str]
 Find = Callable[[Row], Sequence[Copy]]
+_Weights = tuple[WeightCopies, Callable[[], None] | None]  # and what pushes them out before samples
 
 
 def choose_baselines(
@@ -229,7 +242,7 @@ def _run_race(
         for _package, found in finished:
             reasons.forget(found.name)
         reasons.forget_refusals(_expected(rows))
-        return finished[0][1], _standings(finished, entrants, reasons.of_packages)
+        return finished[0][1], _standings(finished, entrants, reasons.of_packages, race.regime)
     for row in rows:
         for copy in _entrants(row, find, reasons) if row.is_last_resort else ():
             if found := _enter(row.name, copy, check, reasons):
@@ -265,16 +278,23 @@ def _standings(
     finished: Sequence[tuple[str, CheckedBaseline]],
     entrants: Sequence[tuple[str, Copy]],
     reasons: Mapping[str, str],
+    regime: Regime,
 ) -> tuple[Raced, ...]:
     """Return who took part: the fastest first, last those that could not be used, and why."""
     ranked = [
-        Raced(package=package, baseline=found.text, call_ns=1e9 * found.call_s)
+        Raced(package=package, baseline=found.text, call_ns=1e9 * found.call_s, regime=regime)
         for package, found in finished
     ]
     packages = {package for package, _found in finished}
     others = [copy.package for _name, copy in entrants if copy.package not in packages]
     refused = [
-        Raced(package=package, baseline="", call_ns=0.0, reason=reasons.get(package, ""))
+        Raced(
+            package=package,
+            baseline="",
+            call_ns=0.0,
+            reason=reasons.get(package, ""),
+            regime=regime,
+        )
         for package in others
     ]
     return (*ranked, *refused)
@@ -335,12 +355,32 @@ def _enter(name: str, copy: Copy, check: Check, reasons: _Reasons) -> CheckedBas
 
 
 def learn_of_baseline(
-    baseline: Baseline, problem: Problem, case: Case, *, threads: int
+    baseline: Baseline,
+    problem: Problem,
+    case: Case,
+    *,
+    threads: int,
+    regime: Regime,
+    l3_bytes: int,
+    on_block: Callable[[], None],
 ) -> Checked | str:
-    """Return the fault of a baseline in words, or what was learnt of it if it is right."""
+    """Return the fault of a baseline in words, or what was learnt of it if it is right.
+
+    Its time is that of calls in the `regime`, beside an L3 of `l3_bytes`. `on_block` is called as
+    copies of the weights are made.
+
+    Raises:
+        BaselineMissing: it cannot compute the problem, or be timed in the regime.
+        NotEnoughMemory: cold weights do not fit.
+    """
     baseline.preload()
     is_quiet = len(list(Path("/proc/self/task").iterdir())) == 1
-    checked = check_baseline(baseline, problem, case, threads=threads)
+    make_weights = (
+        _hot_weights
+        if regime is Regime.HOT
+        else partial(_cold_weights, baseline, l3_bytes=l3_bytes, on_block=on_block)
+    )
+    checked = check_baseline(baseline, problem, case, threads=threads, make_weights=make_weights)
     if isinstance(checked, str):
         return f"{checked}."
     return Checked(
@@ -352,13 +392,34 @@ def learn_of_baseline(
     )
 
 
+def _hot_weights(runner: Runner) -> _Weights:
+    return WeightCopies(runner, 1, seed=0), None
+
+
+def _cold_weights(
+    baseline: Baseline, runner: Runner, *, l3_bytes: int, on_block: Callable[[], None]
+) -> _Weights:
+    """Return a few copies of the weights, and what pushes them out of the caches."""
+    packed_bytes = runner.packed_weight_bytes
+    wanted = copies_of_weights(Regime.COLD_WEIGHTS, packed_bytes, l3_bytes)
+    copies = min(copies_within(wanted, baseline.most_weight_copies).number, _MOST_COLD_COPIES)
+    needed_bytes = copies * stride_of_copy(packed_bytes) + pushing_bytes(l3_bytes)
+    check_memory(needed_bytes, f"{copies} copies of the weights")
+    return WeightCopies(runner, copies, seed=0, on_block=on_block), Pushing(l3_bytes).read
+
+
 def check_baseline(
-    baseline: Baseline, problem: Problem, case: Case, *, threads: int
+    baseline: Baseline,
+    problem: Problem,
+    case: Case,
+    *,
+    threads: int,
+    make_weights: Callable[[Runner], _Weights] = _hot_weights,
 ) -> float | str:
     """Return the least time of a call in seconds, or in words where its result is wrong."""
     workload = make_workload(problem, case.inputs, threads=threads)
     runner = baseline.prepare(workload)
-    weights = WeightCopies(runner, 1, seed=0)
+    weights, push_out = make_weights(runner)
     asked, inputs = baseline.computed(problem, case.inputs)
     if not baseline.fuses_epilogue:
         asked = replace(asked, epilogue=NO_EPILOGUE)
@@ -367,6 +428,8 @@ def check_baseline(
     tolerance = max(_TOLERANCE, _ROUNDINGS_TO_Y * roundoff)
     bounds = _FACTOR * expected.bounds + tolerance * (1.0 + np.abs(expected.values))
 
+    if push_out is not None:
+        push_out()  # packing has left weights in the caches
     clock = CoreClock(threads)
     clock.start()
     sample = runner.sample(weights.struct, warm_up_calls=0, timed_calls=1)
@@ -375,7 +438,7 @@ def check_baseline(
     error = find_error(Expected(values=expected.values, bounds=bounds), workload.y)
     if error is not None:
         return error
-    return least_time_s(runner, weights, int(first_ns), threads=threads)
+    return least_time_s(runner, weights, int(first_ns), threads=threads, push_out=push_out)
 
 
 def least_time_s(
@@ -384,6 +447,7 @@ def least_time_s(
     first_ns: int,
     *,
     threads: int,
+    push_out: Callable[[], None] | None = None,
     wait_ns: Callable[[], int] = thread_wait_ns,
     cpu_ns: Callable[[], int] = thread_time_ns,
 ) -> float:
@@ -392,13 +456,19 @@ def least_time_s(
     Threads that were just started may share one core for some time, and a call then takes three
     times as long: samples are taken until enough had a core for each thread, or too many had none.
     Of a call on one thread, the time on a core counts: on a busy machine no long sample is calm.
+    Weights that are to be cold are pushed out by `push_out` before each sample, which reads no copy
+    twice; a call before it brings back the activations.
     """
     clock = CoreClock(threads, cpu_ns)
+    most_calls = _MOST_CALLS if push_out is None else max(1, weights.count - 1)
     least_ns, calm_ns, spent_ns, calm_samples = float(first_ns), 0, 0, 0
     while (calm_ns < _LONG_NS or calm_samples < _LEAST_SAMPLES) and spent_ns < _LONGEST_NS:
         if least_ns >= _LONG_CALL_NS:
             break
-        calls = max(1, min(_MOST_CALLS, int(_SAMPLE_NS / max(1.0, least_ns))))
+        calls = max(1, min(most_calls, int(_SAMPLE_NS / max(1.0, least_ns))))
+        if push_out is not None:
+            push_out()
+            runner.sample(weights.struct, warm_up_calls=0, timed_calls=1)
         waited_before_ns = wait_ns()
         clock.start()
         sample = runner.sample(weights.struct, warm_up_calls=0, timed_calls=calls)
