@@ -1,6 +1,7 @@
 """What attention is compared with: each library computes it, or says why it does not."""
 
 import ctypes
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
@@ -13,7 +14,6 @@ from _pytest.mark.structures import ParameterSet
 from planted import build_planted
 
 from gemm_tuner.bench.baselines import attention_zentorch, ways
-from gemm_tuner.bench.baselines.attention_openvino import OpenVinoAttention
 from gemm_tuner.bench.baselines.attention_torch import TorchAttention
 from gemm_tuner.bench.baselines.baseline import Baseline, Row
 from gemm_tuner.bench.baselines.choose import (
@@ -110,31 +110,36 @@ def test_a_library_with_threads_of_its_own_computes_attention(
     assert implementation
 
 
-@pytest.mark.baseline("openvino")
-@pytest.mark.parametrize("chosen", ["ScaledDotProductAttention", "MatMul, Softmax, MatMul"])
-def test_each_model_of_openvino_is_right(chosen: str) -> None:
-    problem = Problem.parse("attention f32 7x9x8 scale+add+causal")
-    case, baseline = Case(problem, InputKind.NORMAL, seed=4), OpenVinoAttention()
-    baseline.settle({(problem.text, 1): chosen})
-
-    error = check_baseline(baseline, problem, case, threads=1)
-
-    assert isinstance(error, float), error
-    assert baseline.implementation == chosen
-
-
-@pytest.mark.baseline("torch")
 @pytest.mark.parametrize(
-    "chosen", ["flash", "math", "flash, causal in a mask", "math, causal in a mask"]
+    ("name", "text", "count"),
+    [
+        of_library("torch-attention", "attention f32 9x9x16 scale+causal", 4),
+        of_library("torch-attention", "attention bf16 9x9x16 scale+add+causal", 2),
+        of_library("torch-attention", "attention f32 5x9x16 causal", 2),
+        of_library("torch-attention", "attention f32 4x9x16 none", 2),
+        of_library("openvino-attention", "attention f32 7x9x8 scale+add+causal", 2),
+        of_library("openvino-attention", "attention f32 4x9x8 none", 2),
+    ],
 )
-def test_each_way_of_pytorch_is_right(chosen: str) -> None:
-    problem = Problem.parse("attention f32 9x9x16 scale+causal")
-    case, baseline = Case(problem, InputKind.NORMAL, seed=4), TorchAttention()
-    baseline.settle({(problem.text, 1): f"scaled_dot_product_attention, {chosen}"})
+def test_whichever_way_is_the_fastest_computes_the_whole_problem(
+    name: str, text: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the fastest can be chosen by its time alone: none leaves a step out."""
+    problem, tried = Problem.parse(text), set()
+    case = Case(problem, InputKind.NORMAL, seed=4)
+    for number in range(count):
 
-    error = check_baseline(baseline, problem, case, threads=1)
+        def pick(calls: Sequence[object], number: int = number) -> int:
+            assert len(calls) == count
+            return number
 
-    assert isinstance(error, float), error
+        monkeypatch.setattr(ways, "pick_fastest", pick)
+        baseline = found(name)
+        error = check_baseline(baseline, problem, case, threads=1)
+        assert isinstance(error, float), f"{baseline.implementation}: {error}"
+        tried.add(baseline.implementation)
+
+    assert len(tried) == count
 
 
 @pytest.mark.baseline("torch")
