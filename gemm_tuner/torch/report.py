@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from gemm_tuner.domain.printable import quoted
 
@@ -20,14 +21,18 @@ class LayerReport:
     reason: str
 
     @property
+    def state(self) -> str:
+        """Return in a word whether kernels were taken."""
+        return "taken" if self.is_taken else "left"
+
+    @property
     def text(self) -> str:
         """Return one line."""
-        state = "taken" if self.is_taken else "left"
-        return f"{quoted(self.name)}: {state}: {self.problem}: {self.reason}"
+        return f"{quoted(self.name)}: {self.state}: {self.problem}: {self.reason}"
 
 
 class Report(Sequence[LayerReport]):
-    """The layers of a model in its order; printed, a line for each."""
+    """The layers of a model in its order; printed, a line for each, and each reason once."""
 
     def __init__(self, layers: Sequence[LayerReport]) -> None:
         self._layers = tuple(layers)
@@ -56,5 +61,20 @@ class Report(Sequence[LayerReport]):
         return f"{len(self.taken)} of {len(self)} layers call tuned kernels"
 
     def __str__(self) -> str:
-        """Return a line for each layer, after how many of them were taken."""
-        return "\n".join([self.summary, *(one.text for one in self._layers)])
+        """Return how many layers were taken, then a line for each.
+
+        Layers with the same reason stand below it.
+        """
+        groups: dict[tuple[str, str], list[LayerReport]] = {}
+        for one in self._layers:
+            groups.setdefault((one.state, one.reason), []).append(one)
+        return "\n".join([self.summary, *chain.from_iterable(map(_lines, groups.values()))])
+
+
+def _lines(alike: Sequence[LayerReport]) -> list[str]:
+    """Return the lines of layers whose state and reason are the same."""
+    first, *others = alike
+    if not others:
+        return [first.text]
+    layers = [f"  {quoted(one.name)}: {one.problem}" for one in alike]
+    return [f"{first.state}, {len(alike)} layers: {first.reason}", *layers]
