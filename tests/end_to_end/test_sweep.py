@@ -25,7 +25,7 @@ from gemm_tuner.bench.requests import Baselines
 from gemm_tuner.bench.tolerance import find_error
 from gemm_tuner.build.compile import _TOOLCHAIN_FLAGS, Build
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.cli.main import run
+from gemm_tuner.cli.main import WRONG_USAGE, run
 from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
@@ -245,6 +245,21 @@ def test_a_dry_run_runs_nothing(database: str, capsys: pytest.CaptureFixture[str
     assert layer["candidates"] > 0
     assert layer["seconds"] >= 1
     assert Repository(open_database(database)).trials() == ()
+
+
+@pytest.mark.parametrize("operation", ["matmul", "attention"])
+def test_a_dry_run_refuses_cold_weights_as_the_sweep_does(
+    operation: str, database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--operation", operation, "--epilogue", "none", "--regime", "cold_weights"]
+    command = [*ARGUMENTS, "--db", database, *asked]
+    errors = []
+    for arguments in (command, [*command, "--dry-run"]):
+        assert run(arguments) == WRONG_USAGE
+        errors.append(capsys.readouterr().err.splitlines()[-1])
+
+    assert errors[0] == errors[1]
+    assert "no weights that could be cold" in errors[0]
 
 
 def _start_long_sweep(database: str) -> subprocess.Popen[str]:
