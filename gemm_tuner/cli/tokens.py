@@ -36,7 +36,7 @@ def create_command(
         list[str],
         typer.Option(
             "--scope",
-            help=f"What it permits: {', '.join(Scope)}; may be given several times",
+            help=f"What it permits: {Scope.names_to_give()}; may be given several times",
         ),
     ],
     days: Annotated[
@@ -49,7 +49,7 @@ def create_command(
     store = Tokens(open_database(db))
     token, secret = store.create(
         name,
-        [Scope.parse(each) for each in scopes],
+        [Scope.parse_new(each) for each in scopes],
         lifetime=None if days is None else _lifetime(days),
         actor=actor_here(),
         now=datetime.now(UTC),

@@ -23,22 +23,33 @@ class Scope(StrEnum):
     RESOLVE = "resolve"  # ask for verdicts and kernels, and read records
     TUNE = "tune"  # ask for problems to be tuned
     RECORDS_WRITE = "records:write"  # contribute records and artifacts
-    WORKER = "worker"  # run jobs
+    WORKER = "worker"  # nothing: workers use the database; older tokens have it
     METRICS = "metrics"  # read how the service does
     ADMIN = "admin"  # change what the service believes
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """Return the scope of this name.
+    def names_to_give(cls) -> str:
+        """Return the names of the scopes that a new token may have."""
+        return ", ".join(scope for scope in cls if scope is not cls.WORKER)
+
+    @classmethod
+    def parse_new(cls, text: str) -> Self:
+        """Return the scope of this name, for a new token.
 
         Raises:
-            InvalidSetting: there is none.
+            InvalidSetting: there is none, or it permits nothing.
         """
+        if text == cls.WORKER:
+            raise InvalidSetting(
+                f"scope {text!r} permits nothing: a worker needs no token, but the database of the "
+                f"service (--db); use some of: {cls.names_to_give()}."
+            )
         try:
             return cls(text)
         except ValueError:
-            known = ", ".join(scope.value for scope in cls)
-            raise InvalidSetting(f"scope {text!r} is not known; use some of: {known}.") from None
+            raise InvalidSetting(
+                f"scope {text!r} is not known; use some of: {cls.names_to_give()}."
+            ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 import pytest
 
 from gemm_tuner.cli.main import WRONG_USAGE, run
-from gemm_tuner.domain.access import AuditEntry
+from gemm_tuner.domain.access import AuditEntry, Scope
 from gemm_tuner.store.audit import AuditLog
 from gemm_tuner.store.database import open_database
+from gemm_tuner.store.tokens import Tokens
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +48,25 @@ def test_a_lifetime_that_is_none_is_wrong_usage(days: str) -> None:
 def test_an_unknown_scope_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tokens", "create", "ci", "--scope", "root"]) == 2
     assert "records:write" in capsys.readouterr().err
+
+
+def test_a_scope_that_permits_nothing_is_not_given(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["tokens", "create", "ci", "--scope", "resolve", "--scope", "worker"]) == WRONG_USAGE
+    told = capsys.readouterr().err
+    assert "a worker needs no token, but the database" in told
+    assert "admin" in told.partition("use some of")[2]
+    assert "worker" not in told.partition("use some of")[2]
+
+    older = frozenset({Scope.RESOLVE, Scope.WORKER})
+    now = datetime.now(UTC)
+    store = Tokens(open_database(database_url))
+    _token, secret = store.create("older", older, actor="me", now=now)
+    kept = store.with_secret(secret.digest)
+    assert kept is not None
+    assert kept.scopes == older
+    assert kept.is_valid(now)
 
 
 @pytest.mark.parametrize(
