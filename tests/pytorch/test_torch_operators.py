@@ -114,7 +114,10 @@ def test_arrays_with_and_without_memory_are_refused_together() -> None:
         ({"x": torch.zeros(6, K, requires_grad=True)}, "no derivative"),
     ],
 )
-def test_operators_refuse_what_they_cannot_read(changes: dict[str, Any], reason: str) -> None:
+@pytest.mark.parametrize("how", ["called", "traced"])
+def test_operators_refuse_what_they_cannot_read(
+    changes: dict[str, Any], reason: str, how: str
+) -> None:
     layer = add_layer([kernel_of(Problem.parse(f"f32 6x{N}x{K} nk bias"), 1)])
     packed = torch.ops.gemm_tuner.pack(sample_x(N, K), layer.packed_bytes, layer.number)
     arguments = {
@@ -124,9 +127,66 @@ def test_operators_refuse_what_they_cannot_read(changes: dict[str, Any], reason:
         "layer": layer.number,
         **changes,
     }
+    if how == "traced":
+        arguments = _without_memory(arguments)
 
     with pytest.raises(RuntimeError, match=reason):
         torch.ops.gemm_tuner.linear(**arguments)
+
+
+def _without_memory(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments as a compiler gives them, by shapes and types."""
+    return {
+        name: given.to("meta") if isinstance(given, torch.Tensor) else given
+        for name, given in arguments.items()
+    }
+
+
+@pytest.mark.parametrize("how", ["called", "traced"])
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"x": torch.zeros(6, K + 1)}, "x has the shape .*last dimension must be"),
+        ({"x": torch.zeros(K)}, "at least two dimensions"),
+        ({"x": torch.zeros(6, K, dtype=torch.float64)}, "kernels of this product read"),
+        ({"w": torch.zeros(N + 1, K)}, "w has the shape .*last two dimensions must be"),
+        ({"x": torch.zeros(2, 6, K), "w": torch.zeros(3, N, K)}, "must match the size"),
+        ({"bias": None}, "bias must be given"),
+        ({"bias": torch.zeros(N + 1)}, "bias must be"),
+        ({"other": torch.zeros(5, N)}, "other has the shape .*broadcast to that of y"),
+    ],
+)
+def test_products_refuse_what_they_cannot_read(
+    changes: dict[str, Any], reason: str, how: str
+) -> None:
+    problem = Problem.parse(f"matmul f32 1..9x{N}x{K} nk bias+add")
+    arguments = {
+        "x": sample_x(),
+        "w": sample_x(N, K),
+        "layer": add_layer([kernel_of(problem, 1)]).number,
+        "bias": sample_x(N),
+        "other": sample_x(6, N),
+        **changes,
+    }
+    if how == "traced":
+        arguments = _without_memory(arguments)
+
+    with pytest.raises(RuntimeError, match=reason):
+        torch.ops.gemm_tuner.matmul(**arguments)
+
+
+def test_wrong_shapes_are_refused_when_a_model_is_traced() -> None:
+    layer = add_layer([kernel_of(Problem.parse(f"f32 6x{N}x{K} nk bias"), 1)])
+    packed = torch.ops.gemm_tuner.pack(sample_x(N, K), layer.packed_bytes, layer.number)
+    bias = torch.zeros(N + 1)
+
+    def call(x: Any) -> Any:  # noqa: ANN401 - tensors
+        return torch.ops.gemm_tuner.linear(x, packed, bias, layer.number)
+
+    compiled: Any = torch.compile(call, backend="eager", fullgraph=True)
+    with torch.no_grad(), pytest.raises(Exception, match=f"bias must be {N} elements") as caught:
+        compiled(sample_x())
+    assert "Dynamo" in str(caught.value) or "fake" in str(caught.value).lower()
 
 
 def test_one_layer_has_one_order_of_its_weights() -> None:

@@ -65,15 +65,6 @@ inline void check_attention(const LayerEntry &layer, const Tensor &q, const Tens
     operands_of(layer, scale, std::nullopt, mask, shape);
 }
 
-/* Whether a compiler that follows the call has numbers for all sizes. */
-inline bool are_sizes_known(const Tensor &q, const Tensor &k, const Tensor &v,
-                     const std::optional<Tensor> &mask) {
-    return !q.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
-           !k.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
-           !v.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
-           !(mask && mask->unsafeGetTensorImpl()->has_symbolic_sizes_strides());
-}
-
 /* What a compiler does not know is checked when it runs. */
 inline void check_known_attention(const LayerEntry &layer, const Tensor &q, const Tensor &k,
                                   const Tensor &v, const std::optional<Tensor> &mask,

@@ -231,53 +231,76 @@ inline Tensor matmul_plain(const LayerEntry &layer, const Tensor &x, const Tenso
     return y.contiguous();
 }
 
-/* Return y (..., m, n); `bias` is of n elements, and `other` is broadcast to y. */
-Tensor matmul(const Tensor &x, const Tensor &w, int64_t number, const std::optional<Tensor> &bias,
-              const std::optional<Tensor> &other, double scale) {
+const LayerEntry &matmul_numbered(int64_t number) {
     const LayerEntry &layer = layer_numbered(number);
     TORCH_CHECK(layer.w == Weights::nk || layer.w == Weights::kn, "layer ", number,
                 " is called by ", layer.is_attention() ? "attention." : "linear.");
-    const int64_t n = layer.n, k = layer.k;
-    const Types &types = layer.types;
-    check_matrices("x", x, types.x);
-    check_matrices("w", w, types.w);
-    const bool is_kn = layer.w == Weights::kn;
-    const int64_t w_rows = is_kn ? k : n, w_columns = is_kn ? n : k;
-    TORCH_CHECK(x.size(-1) == k, "x has the shape ", x.sizes(), "; its last dimension must be ", k,
-                ".");
+    return layer;
+}
+
+/* The rows and columns of w. */
+inline std::array<int64_t, 2> sizes_of_w(const LayerEntry &layer) {
+    if (layer.w == Weights::kn) {
+        return {layer.k, layer.n};
+    }
+    return {layer.n, layer.k};
+}
+
+/* The dimensions of products, once the shapes and types of x and w are known to be right. */
+inline at::DimVector checked_products(const LayerEntry &layer, const Tensor &x, const Tensor &w) {
+    check_matrices("x", x, layer.types.x);
+    check_matrices("w", w, layer.types.w);
+    const auto [w_rows, w_columns] = sizes_of_w(layer);
+    TORCH_CHECK(x.size(-1) == layer.k, "x has the shape ", x.sizes(),
+                "; its last dimension must be ", layer.k, ".");
     TORCH_CHECK(w.size(-2) == w_rows && w.size(-1) == w_columns, "w has the shape ", w.sizes(),
                 "; its last two dimensions must be ", w_rows, " and ", w_columns, ".");
-    const int64_t m = x.size(-2);
-    const at::DimVector products = at::infer_size_dimvector(before_matrices(x), before_matrices(w));
-    const auto shape_of = [&](int64_t rows, int64_t columns) {
-        Lengths shape(products.begin(), products.end());
-        shape.push_back(rows);
-        shape.push_back(columns);
-        return shape;
-    };
-    const Lengths shape = shape_of(m, n);
+    return at::infer_size_dimvector(before_matrices(x), before_matrices(w));
+}
+
+inline Lengths shape_with(const at::DimVector &products, int64_t rows, int64_t columns) {
+    Lengths shape(products.begin(), products.end());
+    shape.push_back(rows);
+    shape.push_back(columns);
+    return shape;
+}
+
+/* Return y (..., m, n); `bias` is of n elements, and `other` is broadcast to y. */
+Tensor matmul(const Tensor &x, const Tensor &w, int64_t number, const std::optional<Tensor> &bias,
+              const std::optional<Tensor> &other, double scale) {
+    const LayerEntry &layer = matmul_numbered(number);
+    const at::DimVector products = checked_products(layer, x, w);
+    const auto [w_rows, w_columns] = sizes_of_w(layer);
+    const int64_t m = x.size(-2), n = layer.n;
+    const Lengths shape = shape_with(products, m, n);
     const Operands given = operands_of(layer, scale, bias, other, shape);
     const bool is_empty = c10::multiply_integers(shape) == 0;
     const KernelEntry *kernel = is_empty ? nullptr : kernel_for(layer, m);
     if (!is_empty && !kernel) {
         return matmul_plain(layer, x, w, given, shape);
     }
-    Tensor y(at::detail::empty_cpu(shape, types.y));
+    Tensor y(at::detail::empty_cpu(shape, layer.types.y));
     if (is_empty) {
         return y;
     }
     ActivationsCall call(layer, *kernel);
-    call.arrays[array_x] = matrices_of(x, shape_of(m, k));
-    call.arrays[array_w] = matrices_of(w, shape_of(w_rows, w_columns));
+    call.arrays[array_x] = matrices_of(x, shape_with(products, m, layer.k));
+    call.arrays[array_w] = matrices_of(w, shape_with(products, w_rows, w_columns));
     call.arrays[array_y] = matrices_of(y, shape);
     call.read(scale, bias, other, shape);
     call.run(m, n, products);
     return y;
 }
 
-Tensor matmul_meta(const Tensor &x, const Tensor &w, int64_t number, const std::optional<Tensor> &,
-                   const std::optional<Tensor> &, double) {
-    const LayerEntry &layer = layer_numbered(number);
+/* What a compiler does not know is checked when it runs. */
+Tensor matmul_meta(const Tensor &x, const Tensor &w, int64_t number,
+                   const std::optional<Tensor> &bias, const std::optional<Tensor> &other,
+                   double scale) {
+    const LayerEntry &layer = matmul_numbered(number);
+    if (are_sizes_known(x, w, bias, other)) {
+        const at::DimVector products = checked_products(layer, x, w);
+        operands_of(layer, scale, bias, other, shape_with(products, x.size(-2), layer.n));
+    }
     TORCH_CHECK(x.dim() >= 2 && w.dim() >= 2, "x and w must have at least two dimensions.");
     const auto before = [](const Tensor &one) {
         return one.sym_sizes().slice(0, static_cast<size_t>(one.dim() - 2));

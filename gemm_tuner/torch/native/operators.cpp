@@ -165,16 +165,37 @@ Tensor compute(const LayerEntry &layer, const Tensor &x, const Tensor &packed,
     return y;
 }
 
-Tensor linear(const Tensor &x, const Tensor &packed, const std::optional<Tensor> &bias,
-              int64_t number, const std::optional<Tensor> &other, const std::optional<Tensor> &w) {
-    const LayerEntry &layer = linear_numbered(number);
+/* What the steps of a layer of floats read. */
+Operands operands_of_floats(const LayerEntry &layer, const std::optional<Tensor> &bias,
+                            const std::optional<Tensor> &other) {
     TORCH_CHECK(!layer.types.is_quantised(), "a layer of bytes is called by quantised_linear.");
     Operands given;
     for (const Step step : layer.operands) {
         const std::optional<Tensor> &array = step == Step::bias ? bias : other;
         given.push_back({array ? &*array : nullptr, 0});
     }
-    return compute(layer, x, packed, given, w);
+    return given;
+}
+
+/* What the steps of a layer of bytes read. */
+Operands operands_of_bytes(const LayerEntry &layer,
+                           const std::vector<std::optional<Tensor>> &arrays,
+                           at::ArrayRef<double> numbers) {
+    const size_t count = layer.operands.size();
+    TORCH_CHECK(arrays.size() == count && numbers.size() == count, "layer ", layer.number,
+                " reads ", count, " operands, but there are ", arrays.size(), " and ",
+                numbers.size(), " numbers.");
+    Operands given;
+    for (size_t place = 0; place < count; place++) {
+        given.push_back({arrays[place] ? &*arrays[place] : nullptr, numbers[place]});
+    }
+    return given;
+}
+
+Tensor linear(const Tensor &x, const Tensor &packed, const std::optional<Tensor> &bias,
+              int64_t number, const std::optional<Tensor> &other, const std::optional<Tensor> &w) {
+    const LayerEntry &layer = linear_numbered(number);
+    return compute(layer, x, packed, operands_of_floats(layer, bias, other), w);
 }
 
 Tensor quantised_linear(const Tensor &x, const Tensor &packed,
@@ -182,37 +203,88 @@ Tensor quantised_linear(const Tensor &x, const Tensor &packed,
                         at::ArrayRef<double> numbers, int64_t number,
                         const std::optional<Tensor> &w) {
     const LayerEntry &layer = linear_numbered(number);
-    const size_t count = layer.operands.size();
-    TORCH_CHECK(operands.size() == count && numbers.size() == count, "layer ", number, " reads ",
-                count, " operands, but there are ", operands.size(), " and ", numbers.size(),
-                " numbers.");
     const std::vector<std::optional<Tensor>> arrays = operands.vec();
-    Operands given;
-    for (size_t place = 0; place < count; place++) {
-        given.push_back({arrays[place] ? &*arrays[place] : nullptr, numbers[place]});
-    }
-    return compute(layer, x, packed, given, w);
+    return compute(layer, x, packed, operands_of_bytes(layer, arrays, numbers), w);
 }
 
-Tensor empty_result(const Tensor &x, const Tensor &packed, int64_t number) {
+/* Refuse what `compute` does, by shapes and types alone. */
+void check_call(const LayerEntry &layer, const Tensor &x, const Tensor &packed,
+                const Operands &given, const std::optional<Tensor> &w) {
+    check_packed(layer, packed);
+    const bool is_batch = packed.dim() == 2;
+    const std::optional<int64_t> batch =
+        is_batch ? std::optional(packed.size(0)) : std::nullopt;
+    const auto check = [&](const char *name, const Tensor &tensor, int64_t columns,
+                           at::ScalarType type) {
+        is_batch ? check_batch(name, tensor, *batch, columns, type)
+                 : check_rows(name, tensor, columns, type);
+    };
+    check("x", x, layer.k, layer.types.x);
+    const int64_t count = is_batch ? x.size(1) : layer.k ? x.numel() / layer.k : 0;
+    if (count == 0 || batch == 0) {
+        return;
+    }
+    if (!kernel_for(layer, count)) {
+        check_plain_weights(count, w);
+        return;
+    }
+    Lengths shape(x.sizes().begin(), x.sizes().end());
+    shape.back() = layer.n;
+    const at::ScalarType type = layer.types.operand();
+    for (size_t place = 0; place < layer.operands.size(); place++) {
+        const Operand &one = given[place];
+        switch (layer.operands[place]) {
+        case Step::bias:
+            checked_own_vector("bias", array_of("bias", one), layer.n, type, batch);
+            break;
+        case Step::channel_scale:
+            checked_own_vector("channel_scale", array_of("channel_scale", one), layer.n, at::kFloat,
+                               std::nullopt);
+            break;
+        case Step::add:
+            check("other", checked_other(one, shape), layer.n, type);
+            break;
+        default:
+            check_number(one);
+        }
+    }
+}
+
+Tensor empty_result(const Tensor &x, const Tensor &packed, const LayerEntry &layer) {
     TORCH_CHECK(packed.scalar_type() == at::kByte, "packed must be what gemm_tuner::pack returned.");
     c10::SymDimVector shape(x.sym_sizes().begin(), x.sym_sizes().end());
     TORCH_CHECK(!shape.empty(), "x must have at least one dimension.");
     TORCH_CHECK(packed.dim() == 1 || shape.size() == 3, "x must be (batch, rows, columns).");
-    const LayerEntry &layer = layer_numbered(number);
     shape.back() = layer.n;
     return at::empty_symint(shape, x.options().dtype(layer.types.y));
 }
 
-Tensor linear_meta(const Tensor &x, const Tensor &packed, const std::optional<Tensor> &,
-                   int64_t number, const std::optional<Tensor> &, const std::optional<Tensor> &) {
-    return empty_result(x, packed, number);
+/* What a compiler does not know is checked when it runs. */
+Tensor linear_meta(const Tensor &x, const Tensor &packed, const std::optional<Tensor> &bias,
+                   int64_t number, const std::optional<Tensor> &other,
+                   const std::optional<Tensor> &w) {
+    const LayerEntry &layer = linear_numbered(number);
+    const Operands given = operands_of_floats(layer, bias, other);
+    if (are_sizes_known(x, packed, bias, other)) {
+        check_call(layer, x, packed, given, w);
+    }
+    return empty_result(x, packed, layer);
 }
 
 Tensor quantised_linear_meta(const Tensor &x, const Tensor &packed,
-                             const c10::List<std::optional<Tensor>> &, at::ArrayRef<double>,
-                             int64_t number, const std::optional<Tensor> &) {
-    return empty_result(x, packed, number);
+                             const c10::List<std::optional<Tensor>> &operands,
+                             at::ArrayRef<double> numbers, int64_t number,
+                             const std::optional<Tensor> &w) {
+    const LayerEntry &layer = linear_numbered(number);
+    const std::vector<std::optional<Tensor>> arrays = operands.vec();
+    const Operands given = operands_of_bytes(layer, arrays, numbers);
+    const bool are_known = std::all_of(arrays.begin(), arrays.end(), [](const auto &one) {
+        return is_size_known(one);
+    });
+    if (are_known && are_sizes_known(x, packed)) {
+        check_call(layer, x, packed, given, w);
+    }
+    return empty_result(x, packed, layer);
 }
 
 Tensor pack_meta(const Tensor &w, int64_t size_bytes, int64_t, const std::optional<Tensor> &) {

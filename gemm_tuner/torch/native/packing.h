@@ -51,11 +51,15 @@ Tensor aligned(const Tensor &packed) {
     return copy;
 }
 
-Tensor checked_packed(const LayerEntry &layer, const Tensor &packed) {
+void check_packed(const LayerEntry &layer, const Tensor &packed) {
     const bool is_shaped = packed.dim() == 1 || packed.dim() == 2;
     TORCH_CHECK(packed.scalar_type() == at::kByte && is_shaped &&
                     packed.size(-1) == layer.packed_bytes && packed.is_contiguous(),
                 "packed is not what gemm_tuner::pack returned for this layer.");
+}
+
+Tensor checked_packed(const LayerEntry &layer, const Tensor &packed) {
+    check_packed(layer, packed);
     return is_aligned(packed) ? packed : aligned(packed);
 }
 

@@ -33,19 +33,47 @@ inline Rows rows_of(const char *name, const Tensor &given, int64_t columns, at::
     return {std::move(copy), elements, count, columns};
 }
 
-/* The rows of each product; all may read the same ones, as those of an expanded tensor. */
-inline Rows batch_of(const char *name, const Tensor &given, int64_t batch, int64_t columns,
-                     at::ScalarType type) {
+inline void check_batch(const char *name, const Tensor &given, int64_t batch, int64_t columns,
+                        at::ScalarType type) {
     check_rows(name, given, columns, type);
     TORCH_CHECK(given.dim() == 3 && given.size(0) == batch, name, " has the shape ",
                 given.sizes(), "; there are weights of ", batch, " products, so it must be (", batch,
                 ", rows, ", columns, ").");
+}
+
+/* The rows of each product; all may read the same ones, as those of an expanded tensor. */
+inline Rows batch_of(const char *name, const Tensor &given, int64_t batch, int64_t columns,
+                     at::ScalarType type) {
+    check_batch(name, given, batch, columns, type);
     const int64_t count = given.size(1);
     const bool is_read = given.stride(2) == 1 && (count <= 1 || given.stride(1) >= columns);
     Tensor holder = is_read ? given : given.contiguous();
     const void *elements = holder.const_data_ptr();
     const int64_t leading = count <= 1 ? columns : holder.stride(1), stride = holder.stride(0);
     return {std::move(holder), elements, count, leading, batch, stride};
+}
+
+/* Whether each product has a vector of its own, or all have one. */
+inline bool checked_own_vector(const char *name, const Tensor &given, int64_t n,
+                               at::ScalarType type, std::optional<int64_t> batch) {
+    const bool is_own = batch && given.dim() == 2 && given.size(0) == *batch;
+    TORCH_CHECK((is_own || given.dim() == 1) && given.size(-1) == n && given.scalar_type() == type,
+                name, " must be ", n, " elements of ", type,
+                batch ? ", or as many for each product." : ".");
+    return is_own;
+}
+
+inline bool is_size_known(const Tensor &tensor) {
+    return !tensor.defined() || !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+}
+
+inline bool is_size_known(const std::optional<Tensor> &tensor) {
+    return !tensor || is_size_known(*tensor);
+}
+
+/* Whether a compiler that follows the call has numbers for all sizes. */
+template <typename... Tensors> bool are_sizes_known(const Tensors &...tensors) {
+    return (is_size_known(tensors) && ...);
 }
 
 /* The operands of a call as the kernel reads them; what they point to is kept here. */
@@ -58,11 +86,7 @@ struct ReadOperands {
 
     void read_vector(size_t place, const char *name, const Tensor &given, int64_t n,
                      at::ScalarType type, std::optional<int64_t> batch) {
-        const bool is_own = batch && given.dim() == 2 && given.size(0) == *batch;
-        TORCH_CHECK((is_own || given.dim() == 1) && given.size(-1) == n &&
-                        given.scalar_type() == type,
-                    name, " must be ", n, " elements of ", type,
-                    batch ? ", or as many for each product." : ".");
+        const bool is_own = checked_own_vector(name, given, n, type, batch);
         holders[place] = given.contiguous();
         elements[place].elements = holders[place].const_data_ptr();
         elements[place].batch_stride = is_own ? n : 0;

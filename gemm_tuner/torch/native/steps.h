@@ -82,12 +82,17 @@ const Tensor &array_of(const char *name, const Operand &operand) {
     return *operand.array;
 }
 
+void check_number(const Operand &operand) {
+    TORCH_CHECK(!operand.array || operand.array->numel() == 1,
+                "a scale or a zero point of x or y is one number.");
+}
+
 double number_of(const Operand &operand) {
     if (!operand.array) {
         return operand.number;
     }
     const Tensor &array = *operand.array;
-    TORCH_CHECK(array.numel() == 1, "a scale or a zero point of x or y is one number.");
+    check_number(operand);
     switch (array.scalar_type()) { /* item() takes longer than a small product */
     case at::kLong:
         return static_cast<double>(*array.const_data_ptr<int64_t>());
@@ -174,10 +179,15 @@ Tensor saturated(const Tensor &y, at::ScalarType type) {
     }
 }
 
+void check_plain_weights(int64_t rows, const std::optional<Tensor> &w) {
+    TORCH_CHECK(w, "no kernel of this layer is for ", rows,
+                " rows, and its plain weights were not given.");
+}
+
 /* What the kernels compute, for rows that none of them is for. */
 Tensor linear_plain(const Chain &layer, int64_t rows, const Tensor &x,
                     const Operands &operands, const std::optional<Tensor> &w) {
-    TORCH_CHECK(w, "no kernel of this layer is for ", rows, " rows, and its plain weights were not given.");
+    check_plain_weights(rows, w);
     const bool is_batch = w->dim() == 3, is_quantised = layer.types.is_quantised();
     const bool is_affine = !is_batch && !is_quantised && !layer.steps.empty() &&
                            layer.steps[0] == Step::bias;
