@@ -160,74 +160,103 @@ def _facts(
     is_one_of_several: bool = False,
 ) -> dict[str, Any]:
     """Return what a template reads of one product."""
-    blocking = candidate.blocking
-    mr = candidate.micro_kernel.mr
-    operands = _rendered_operands(problem)
-    steps = _rendered_steps(problem, operands)
-    kinds = [step.kind for step in problem.epilogue.steps]
-    functions = frozenset(function for kind in kinds for function in kind.called)
-    parts = {function.part for function in functions}
-    exact_rest = problem.m.exact % mr if problem.m.exact is not None else 0
-    k_blocks = ceil(problem.k / blocking.kc)
-    # What becomes floats once takes its scales there; integers in bf16 stay exact without.
-    converts_to_floats = blocking.convert_once and family.k_step == 1
-    packing = packing_block(problem, family, candidate.packed_columns)
     return {
         "problem": problem,
         "candidate": candidate,
         "family": family,
-        "blocking": blocking,
-        "packing": packing,
-        "panels_packed_together": panels_packed_together(
-            problem, packing, candidate.micro_kernel.nr
-        ),
-        "steps": steps,
+        "blocking": candidate.blocking,
+        "micro_kernel": candidate.micro_kernel,
+        "elements": _elements(problem),
+        "is_one_of_several": is_one_of_several,
+        "is_within": False,
+        "description": json.dumps(_describe(problem, candidate, family)),
+        **_epilogue_facts(problem),
+        **_loop_facts(problem, candidate, family),
+        **_packing_facts(problem, candidate, family),
+        **_product_facts(problem, candidate, family),
+    }
+
+
+def _epilogue_facts(problem: Problem) -> dict[str, Any]:
+    """Return the steps after a product, their operands, and the functions that they call."""
+    operands = _rendered_operands(problem)
+    kinds = [step.kind for step in problem.epilogue.steps]
+    functions = frozenset(function for kind in kinds for function in kind.called)
+    parts = {function.part for function in functions}
+    return {
+        "steps": _rendered_steps(problem, operands),
         "operands": operands,
         "offsets": [operand for operand in operands if operand.is_offset],
-        "elements": _elements(problem),
         "quantises": problem.types.y in {DType.S8, DType.U8} or _QUANTISING in parts,
-        "needs_column_sums": needs_column_sums(problem, family),
         "functions": {function.name for function in functions},
         "function_parts": [
             part for part in FUNCTION_PARTS if part in parts and part != _QUANTISING
         ],
+        "is_long": any(kind.is_long for kind in kinds),
+    }
+
+
+def _loop_facts(
+    problem: Problem, candidate: Candidate, family: MicroKernelFamily
+) -> dict[str, Any]:
+    """Return the order of the loops, the phases of a call, and the tiles at their ends."""
+    blocking, mr = candidate.blocking, candidate.micro_kernel.mr
+    k_blocks = ceil(problem.k / blocking.kc)
+    return {
         "k_blocks": k_blocks,
         "sums_in_workspace": blocking.grid_k > 1
         or (k_blocks > 1 and not problem.types.y_holds_sums),
-        "is_long": any(kind.is_long for kind in kinds),
-        "has_single_columns": family.layout is PackedLayout.COLUMNS
-        and 1 in {candidate.micro_kernel.nr, problem.n % candidate.micro_kernel.nr},
-        "digits": family.digits(problem.types.x),
-        "packs_pairs": family.packs_pairs(problem.types),
-        "quad_steps": _quad_steps(problem, family),
-        "register": family.vectors.constraint,
+        "phases": phases_of(problem, blocking),
+        "cuts_keys": cuts_keys(problem, blocking),
+        "exact_rest": problem.m.exact % mr if problem.m.exact is not None else 0,
+        "rest_heights": _rest_heights(problem, mr, family),
+        "rest_steps": _rest_steps(problem, mr, family),
+        "is_jc_outer": blocking.loop_order.is_jc_outer,
+        "is_ir_outer": blocking.loop_order.is_ir_outer,
+    }
+
+
+def _packing_facts(
+    problem: Problem, candidate: Candidate, family: MicroKernelFamily
+) -> dict[str, Any]:
+    """Return how w and x are packed, or read where they lie."""
+    blocking, nr = candidate.blocking, candidate.micro_kernel.nr
+    packing = packing_block(problem, family, candidate.packed_columns)
+    return {
+        "packing": packing,
+        "panels_packed_together": panels_packed_together(problem, packing, nr),
+        "has_single_columns": family.layout is PackedLayout.COLUMNS and 1 in {nr, problem.n % nr},
         "keeps_panel": keeps_panel(problem, candidate, family),
         "reads_w_in_place": reads_w_in_place(problem, blocking),
         "shuffles_x": blocking.shuffle_x and family.can_shuffle(problem.types.x),
         "tile_x": (blocking.pack_x and family.packed_x(problem.types.x)) or "X",
         "has_zeros_behind_x": blocking.pack_x and _ends_in_part_of_tile(problem, family),
         "reads_weights_once": _reads_weights_once(problem, candidate, family),
+        "has_gapless_copy": _has_gapless_copy(problem, candidate, family),
+    }
+
+
+def _product_facts(
+    problem: Problem, candidate: Candidate, family: MicroKernelFamily
+) -> dict[str, Any]:
+    """Return how elements become products and sums, by which instructions."""
+    # What becomes floats once takes its scales there; integers in bf16 stay exact without.
+    converts_to_floats = candidate.blocking.convert_once and family.k_step == 1
+    return {
         "converts_to_floats": converts_to_floats,
-        "micro_kernel": candidate.micro_kernel,
         "micro_kernel_template": (converts_to_floats and family.template.of_floats)
         or family.template.name,
         "sums_x": problem.has_zero_points and not converts_to_floats,
+        "needs_column_sums": needs_column_sums(problem, family),
+        "digits": family.digits(problem.types.x),
+        "packs_pairs": family.packs_pairs(problem.types),
+        "stores_pairs": family.stores_pairs(problem.types.y),
+        "quad_steps": _quad_steps(problem, family),
+        "register": family.vectors.constraint,
         "fills_registers": _fills_registers(candidate, family),
         "is_tight": _is_tight(candidate, family),
-        "has_gapless_copy": _has_gapless_copy(problem, candidate, family),
         "adds_in_turn": problem.is_fixed and family.additions is Additions.IN_TURN,
         "rounds_by_instruction": IsaFeature.AVX512_BF16 in family.isa,
-        "stores_pairs": family.stores_pairs(problem.types.y),
-        "phases": phases_of(problem, blocking),
-        "cuts_keys": cuts_keys(problem, blocking),
-        "exact_rest": exact_rest,
-        "rest_heights": _rest_heights(problem, mr, family),
-        "rest_steps": _rest_steps(problem, mr, family),
-        "is_jc_outer": blocking.loop_order.is_jc_outer,
-        "is_ir_outer": blocking.loop_order.is_ir_outer,
-        "is_one_of_several": is_one_of_several,
-        "is_within": False,
-        "description": json.dumps(_describe(problem, candidate, family)),
     }
 
 
