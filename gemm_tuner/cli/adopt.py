@@ -1,7 +1,7 @@
 """`gemm-tuner adopt`: rebuild, prove and time what is recorded to win on this CPU model."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
@@ -35,7 +35,7 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.recorded import Records, parse_records, problems_of, records_at_hand
 from gemm_tuner.store.database import database_file, default_database_url, open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.adopt import Planned, expected_s, plan
+from gemm_tuner.tuning.adopt import Adopted, Planned, expected_s, plan
 from gemm_tuner.tuning.adopt import adopt as adopt_problem
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.settings import SweepSettings
@@ -61,6 +61,15 @@ class _Done:
     not_begun: list[Layer] = field(default_factory=list)
     is_stopped: bool = False
     spent_s: list[float] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether each layer is up to date or was measured."""
+        return (
+            not (self.is_stopped or self.failures)
+            and all(one.planned.is_current for one in self.left)
+            and all(one.adopted.is_measured for one in self.adopted)
+        )
 
 
 def adopt(
@@ -102,17 +111,18 @@ def adopt(
     """
     is_renewal = m is None and shapes is None
     if is_renewal:
-        given = {
-            "--dtype": dtype != "f32",
-            "--epilogue": epilogue != "none",
-            "--w-layout": w_layout != "nk",
-            "--groups": groups is not None,
-            "--reduction": reduction != "any",
-            "--operation": operation != "linear",
-            "--threads": threads != 1,
-            "--regime": regime != "hot",
-        }
-        _refuse_without_layer(given)
+        _refuse_without_layer(
+            {
+                "--dtype": dtype != "f32",
+                "--epilogue": epilogue != "none",
+                "--w-layout": w_layout != "nk",
+                "--groups": groups is not None,
+                "--reduction": reduction != "any",
+                "--operation": operation != "linear",
+                "--threads": threads != 1,
+                "--regime": regime != "hot",
+            }
+        )
     settings = SweepSettings(
         budget_s=options.parse_duration_s(budget),
         toolchain=find_toolchain(compiler),
@@ -140,17 +150,19 @@ def adopt(
         works = [_Work(layer=layer, contexts=contexts) for layer in layers]
     elsewhere = _records_of_service(url, works, cpu) if url is not None else {}
 
+    adoption = _Adoption(
+        works=works, cpu=cpu, repository=repository, settings=settings, elsewhere=elsewhere
+    )
     if dry_run:
-        planned = [
-            (work.layer, _plan(work, cpu, repository, settings, elsewhere)) for work in works
-        ]
-        if as_json:
-            print_json({"cpu": cpu.brand, "layers": plan_facts(planned, cpu, settings)})
-        else:
-            print_plan(planned, cpu, settings)
+        adoption.print_plan(as_json=as_json)
         return
+    done = adoption.run()
+    _print_done(done, cpu, as_json=as_json, is_renewal=is_renewal)
+    if not done.is_whole:
+        raise typer.Exit(1)
 
-    done = _adopt_works(works, cpu, repository, settings, elsewhere)
+
+def _print_done(done: _Done, cpu: Cpu, *, as_json: bool, is_renewal: bool) -> None:
     if as_json:
         print_json(
             {
@@ -164,11 +176,6 @@ def adopt(
         print_adopted(done.adopted, done.left, cpu, is_renewal=is_renewal)
     if done.is_stopped:
         print_message("Stopped; what was found is kept: run the same command again to go on.")
-    is_whole = not (done.is_stopped or done.failures) and all(
-        one.planned.is_current for one in done.left
-    )
-    if not is_whole or not all(one.adopted.is_measured for one in done.adopted):
-        raise typer.Exit(1)
 
 
 def _store_to_plan(db: str | None) -> Engine:
@@ -213,92 +220,111 @@ def _records_of_service(url: str, works: Sequence[_Work], cpu: Cpu) -> dict[Prob
     return {problem: parse_records(each, shown) for problem, each in lines.items()}
 
 
-def _plan(
-    work: _Work,
-    cpu: Cpu,
-    repository: Repository,
-    settings: SweepSettings,
-    elsewhere: Mapping[Problem, Records],
-) -> tuple[Planned, ...]:
-    """Return what is to be done for a layer; say what cannot be tried."""
-    problem = work.layer.problem
-    records = records_at_hand(repository, problem, cpu) + elsewhere.get(problem, Records(found=()))
-    planned = plan(
-        problem, work.contexts, cpu=cpu, repository=repository, settings=settings, records=records
-    )
-    left_out = [text for one in planned if not one.is_current for text in one.winners.left_out]
-    told = list(dict.fromkeys((*records.faults, *left_out)))
-    for text in told[:_MOST_WARNINGS]:
-        print_message(f"Warning: {work.layer.name}: {text}")
-    if len(told) > _MOST_WARNINGS:
-        print_message(f"Warning: {work.layer.name}: and {len(told) - _MOST_WARNINGS} more")
-    return planned
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Adoption:
+    """Layers to adopt here, with what a service has recorded `elsewhere` of their problems."""
 
+    works: Sequence[_Work]
+    cpu: Cpu
+    repository: Repository
+    settings: SweepSettings
+    elsewhere: Mapping[Problem, Records]
 
-def _adopt_works(
-    works: Sequence[_Work],
-    cpu: Cpu,
-    repository: Repository,
-    settings: SweepSettings,
-    elsewhere: Mapping[Problem, Records],
-) -> _Done:
-    """Adopt one layer after the other, until the user stops it."""
-    done = _Done()
-    with StopOnInterrupt() as interrupt:
-        for position, work in enumerate(works):
-            layer = work.layer
-            if interrupt.is_stopped():
-                done.not_begun.append(layer)
-                continue
-            try:
-                planned = _plan(work, cpu, repository, settings, elsewhere)
-                to_do = [one for one in planned if one.winners.winners and not one.is_current]
-                done.left += [
-                    LeftLayer(layer=layer, planned=one) for one in planned if one not in to_do
-                ]
-                if not to_do:
+    def print_plan(self, *, as_json: bool) -> None:
+        """Print what would be timed."""
+        planned = [(work.layer, self._plan(work)) for work in self.works]
+        if as_json:
+            facts = plan_facts(planned, self.cpu, self.settings)
+            print_json({"cpu": self.cpu.brand, "layers": facts})
+        else:
+            print_plan(planned, self.cpu, self.settings)
+
+    def run(self) -> _Done:
+        """Adopt one layer after the other, until the user stops it."""
+        done = _Done()
+        with StopOnInterrupt() as interrupt:
+            for position, work in enumerate(self.works):
+                if interrupt.is_stopped():
+                    done.not_begun.append(work.layer)
                     continue
-                # A layer takes about as long as those before it did.
-                each_s = done.spent_s or [expected_s(layer.problem, to_do, cpu, settings)]
-                pace = partial(
-                    _show_at_pace,
-                    begun_s=monotonic(),
-                    each_s=sum(each_s) / len(each_s),
-                    later=len(works) - position - 1,
-                    candidates=len({one for each in to_do for one in each.winners.candidates}),
-                )
-                label = f"{layer.name} ({position + 1} of {len(works)})"
-                with (
-                    measuring(interrupt.is_stopped),
-                    ProgressLine(label, later_s=0.0) as progress,
-                ):
-                    adopted = adopt_problem(
-                        layer.problem,
-                        to_do,
-                        cpu=cpu,
-                        repository=repository,
-                        settings=settings,
-                        on_progress=partial(pace, progress),
-                        is_stopped=interrupt.is_stopped,
-                    )
-            except GemmTunerError as error:
-                if len(works) == 1:
-                    raise
-                print_message(f"Error: {layer.name} is not adopted: {error}")
-                done.failures.append(LayerFailure(layer=layer, error=error))
-                continue
-            done.spent_s.append(adopted[0].took_s)
-            done.adopted += [AdoptedLayer(layer=layer, adopted=one) for one in adopted]
-            _warn(layer, [one.result.note for one in adopted])
-            _warn(
-                layer,
-                [
-                    f"{trial.candidate.text} is refuted here: {trial.outcome.value}"
-                    for trial in adopted[0].failed
-                ],
+                try:
+                    adopted = self._adopt(position, work, done, interrupt.is_stopped)
+                except GemmTunerError as error:
+                    if len(self.works) == 1:
+                        raise
+                    print_message(f"Error: {work.layer.name} is not adopted: {error}")
+                    done.failures.append(LayerFailure(layer=work.layer, error=error))
+                    continue
+                if adopted:
+                    done.spent_s.append(adopted[0].took_s)
+                    done.adopted += [AdoptedLayer(layer=work.layer, adopted=one) for one in adopted]
+                    _warn_of(work.layer, adopted)
+            done.is_stopped = interrupt.is_stopped()
+        return done
+
+    def _plan(self, work: _Work) -> tuple[Planned, ...]:
+        """Return what is to be done for a layer; say what cannot be tried."""
+        problem = work.layer.problem
+        records = records_at_hand(self.repository, problem, self.cpu)
+        records += self.elsewhere.get(problem, Records(found=()))
+        planned = plan(
+            problem,
+            work.contexts,
+            cpu=self.cpu,
+            repository=self.repository,
+            settings=self.settings,
+            records=records,
+        )
+        left_out = [text for one in planned if not one.is_current for text in one.winners.left_out]
+        told = list(dict.fromkeys((*records.faults, *left_out)))
+        for text in told[:_MOST_WARNINGS]:
+            print_message(f"Warning: {work.layer.name}: {text}")
+        if len(told) > _MOST_WARNINGS:
+            print_message(f"Warning: {work.layer.name}: and {len(told) - _MOST_WARNINGS} more")
+        return planned
+
+    def _adopt(
+        self, position: int, work: _Work, done: _Done, is_stopped: Callable[[], bool]
+    ) -> tuple[Adopted, ...]:
+        """Return what was found for a layer, nothing where nothing is to be done; note that."""
+        layer = work.layer
+        planned = self._plan(work)
+        to_do = [one for one in planned if one.winners.winners and not one.is_current]
+        done.left += [LeftLayer(layer=layer, planned=one) for one in planned if one not in to_do]
+        if not to_do:
+            return ()
+        # A layer takes about as long as those before it did.
+        each_s = done.spent_s or [expected_s(layer.problem, to_do, self.cpu, self.settings)]
+        pace = partial(
+            _show_at_pace,
+            begun_s=monotonic(),
+            each_s=sum(each_s) / len(each_s),
+            later=len(self.works) - position - 1,
+            candidates=len({one for each in to_do for one in each.winners.candidates}),
+        )
+        label = f"{layer.name} ({position + 1} of {len(self.works)})"
+        with measuring(is_stopped), ProgressLine(label, later_s=0.0) as progress:
+            return adopt_problem(
+                layer.problem,
+                to_do,
+                cpu=self.cpu,
+                repository=self.repository,
+                settings=self.settings,
+                on_progress=partial(pace, progress),
+                is_stopped=is_stopped,
             )
-        done.is_stopped = interrupt.is_stopped()
-    return done
+
+
+def _warn_of(layer: Layer, adopted: Sequence[Adopted]) -> None:
+    """Warn of what a sweep noted, and of recorded kernels that are wrong here."""
+    _warn(layer, [one.result.note for one in adopted])
+    _warn(
+        layer,
+        [
+            f"{trial.candidate.text} is refuted here: {trial.outcome.value}"
+            for trial in adopted[0].failed
+        ],
+    )
 
 
 def _warn(layer: Layer, texts: Sequence[str]) -> None:
