@@ -4,17 +4,22 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpcore
+import numpy as np
 import uvicorn
 from gemm_tuner_service.app import create_app
 from gemm_tuner_service.connections import server_config
 from gemm_tuner_service.settings import Settings
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gemm_tuner.bench.inputs import InputKind, make_inputs
+from gemm_tuner.bench.reference import compute_expected
+from gemm_tuner.bench.tolerance import find_error
 from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
@@ -22,12 +27,17 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.measurement import Measurement, Raced, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.domain.rows import Rows
+from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.keys import KeyPair
 from gemm_tuner.tuning.generator import generator_version
 
 PROBLEM = Problem.parse("f32 8x32x16 nk bias+relu")
+FEW = replace(PROBLEM, m=Rows(low=1, high=12))
 CANDIDATE = Candidate.parse("scalar_f32_2x4 mc8_nc32_kc16 jc_ic_jr_ir")
+_SEED = 7  # of inputs
 
 # Changes the body of an answer on its way, given the path of the request; None stands for 404.
 Edit = Callable[[str, bytes], bytes | None]
@@ -152,3 +162,17 @@ def _edited(app: ASGIApp, edit: Edit) -> ASGIApp:
         await app(scope, receive, hold)
 
     return middle
+
+
+def assert_computes(kernel: Kernel | FallbackKernel, problem: Problem) -> None:
+    """Check what a kernel, or a library in its place, computes of a problem in f32."""
+    inputs = make_inputs(problem, InputKind.NORMAL, _SEED)
+    out = np.empty((problem.m.high, problem.n), np.float32)
+
+    packed = kernel.pack(inputs.w)
+    operands: dict[str, Any] = {**inputs.operands}
+
+    y = kernel(inputs.x, packed, out=out, **operands)
+
+    assert y is out
+    assert find_error(compute_expected(problem, inputs), out) is None

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 from calm import let_nothing_disturb
 from linear_parts import Kernels
-from served import CANDIDATE, PROBLEM, Site, keep_trial
+from served import CANDIDATE, FEW, PROBLEM, Site, keep_trial
 from shop import Shop
 
 from gemm_tuner.build.compile import Build, compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.cli.main import run
 from gemm_tuner.codegen.render import render
+from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.space.catalog import family_named
@@ -69,3 +71,45 @@ def shop(bare_site: Site, build: Build, tmp_path: Path) -> Shop:
 def kernels(build: Build) -> Kernels:
     """Return a source for layers where nothing is tuned yet."""
     return Kernels(load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu()))
+
+
+@pytest.fixture(scope="module")
+def few() -> Build:
+    """Return a kernel for fewer rows, which reads weights in another layout."""
+    candidate = Candidate.parse("scalar_f32_2x8 mc12_nc32_kc16 jc_ic_jr_ir")
+    family = family_named(candidate.micro_kernel.family)
+    return compile_kernel(
+        render(FEW, candidate, family), isa=family.isa, toolchain=find_toolchain()
+    )
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> Path:
+    """Return a file of three layers, of which the last has no kernel."""
+    path = tmp_path / "layers.csv"
+    path.write_text(
+        "name,m,n,k,epilogue\none,8,32,16,bias+relu\nfew,1..12,32,16,bias+relu\nnone,8,7,9,none\nneither,2,7,9,none\n"
+    )
+    return path
+
+
+@pytest.fixture
+def bundle(site: Site, few: Build, layers: Path, tmp_path: Path) -> Path:
+    """Return a bundle of two kernels of one layer."""
+    keep_trial(
+        site.repository,
+        few,
+        cpu=detect_cpu(),
+        speed=10,
+        problem=FEW,
+        candidate=Candidate.parse("scalar_f32_2x8 mc12_nc32_kc16 jc_ic_jr_ir"),
+    )
+    folder = tmp_path / "bundle"
+    assert run(["bundle", str(layers), str(folder), "--db", site.settings.database_url]) == 0
+    return folder
+
+
+@pytest.fixture
+def database(store_url: str) -> str:
+    """Return the URL of a database without records."""
+    return store_url

@@ -6,20 +6,17 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
-from restricted import full_disk
-from served import CANDIDATE, PROBLEM, Site, keep_trial
+from served import CANDIDATE, FEW, PROBLEM, Site, keep_trial
 
 from gemm_tuner.build.compile import Build, compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.bundle.collect import BundledKernel, collect
 from gemm_tuner.bundle.write import write_bundle
-from gemm_tuner.cli.main import ANSWER_IS_NO, WRONG_USAGE, run
-from gemm_tuner.client.lock import LOCK_FILE, read_lock
+from gemm_tuner.cli.main import run
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
@@ -31,49 +28,22 @@ from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.space.catalog import family_named
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "bundle"
+
+
 LAYER = "f32 *x32x16 nk bias+relu"
-FEW = replace(PROBLEM, m=Rows(low=1, high=12))
+
+
 HERE = detect_cpu()
+
+
 CONTEXT = ExecutionContext()
+
+
 OF_THE_C_LIBRARY = {"libc", "libm", "libdl"}
+
+
 # The C++ drivers compile C too when they are told the language.
 AS_C = ("-x", "c", "-std=c11")
-
-
-@pytest.fixture(scope="module")
-def few() -> Build:
-    """Return a kernel for fewer rows, which reads weights in another layout."""
-    candidate = Candidate.parse("scalar_f32_2x8 mc12_nc32_kc16 jc_ic_jr_ir")
-    family = family_named(candidate.micro_kernel.family)
-    return compile_kernel(
-        render(FEW, candidate, family), isa=family.isa, toolchain=find_toolchain()
-    )
-
-
-@pytest.fixture
-def layers(tmp_path: Path) -> Path:
-    """Return a file of three layers, of which the last has no kernel."""
-    path = tmp_path / "layers.csv"
-    path.write_text(
-        "name,m,n,k,epilogue\none,8,32,16,bias+relu\nfew,1..12,32,16,bias+relu\nnone,8,7,9,none\nneither,2,7,9,none\n"
-    )
-    return path
-
-
-@pytest.fixture
-def bundle(site: Site, few: Build, layers: Path, tmp_path: Path) -> Path:
-    """Return a bundle of two kernels of one layer."""
-    keep_trial(
-        site.repository,
-        few,
-        cpu=HERE,
-        speed=10,
-        problem=FEW,
-        candidate=Candidate.parse("scalar_f32_2x8 mc12_nc32_kc16 jc_ic_jr_ir"),
-    )
-    folder = tmp_path / "bundle"
-    assert run(["bundle", str(layers), str(folder), "--db", site.settings.database_url]) == 0
-    return folder
 
 
 def object_of(source: Path, bundle: Path, *flags: str) -> Path:
@@ -291,92 +261,6 @@ def test_a_kernel_that_is_not_the_one_bundled_is_refused(bundle: Path, damage: s
         assert "is another kernel than was bundled" in done.stderr
 
 
-def contents_of(folder: Path) -> dict[str, bytes]:
-    """Return the files of a folder by their names in it."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-
-def test_the_same_kernels_give_the_same_bytes(
-    bundle: Path, site: Site, layers: Path, tmp_path: Path
-) -> None:
-    rows = layers.read_text().splitlines()
-    layers.write_text("\n".join([rows[0], *reversed(rows[1:]), rows[1], ""]))
-
-    again = tmp_path / "deep" / "again"
-    assert run(["bundle", str(layers), str(again), "--db", site.settings.database_url]) == 0
-
-    assert contents_of(again) == contents_of(bundle)
-    sums = dict(line.split("  ")[::-1] for line in (bundle / "SHA256SUMS").read_text().splitlines())
-    found = contents_of(bundle)
-    assert sums == {name: sha256(found[name]).hexdigest() for name in found if name != "SHA256SUMS"}
-
-
-def test_a_bundle_says_what_it_holds(bundle: Path) -> None:
-    locked = read_lock(bundle / LOCK_FILE)
-    readme = (bundle / "README.md").read_text()
-
-    assert {place[0] for place in locked} == {PROBLEM.text, FEW.text}
-    assert "- `f32 8x7x9 nk none`: nothing was tuned" in readme
-    assert f"| `{LAYER}` | 1..12 |" in readme
-    assert "Apache License" in (bundle / "LICENSE").read_text()
-    assert (bundle.stat().st_mode & 0o777) == 0o755
-
-
-def test_an_older_bundle_is_replaced_with_what_was_built_in_it(
-    bundle: Path, site: Site, layers: Path, tmp_path: Path
-) -> None:
-    before = contents_of(bundle)
-    (bundle / "build").mkdir()
-    (bundle / "build" / "CMakeCache.txt").touch()
-
-    assert run(["bundle", str(layers), str(bundle), "--db", site.settings.database_url]) == 0
-
-    assert contents_of(bundle) == before
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        ("mine.h", "'mine.h' in it is of something else"),
-        ("kernels/mine.so", "'kernels/mine.so' in it is of something else"),
-        ("build/mine", "'build' in it is of something else"),
-        ("SHA256SUMS", "it is no bundle"),
-    ],
-)
-def test_a_folder_with_something_else_is_not_replaced(
-    bundle: Path,
-    site: Site,
-    layers: Path,
-    case: tuple[str, str],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    name, why = case
-    (bundle / name).parent.mkdir(exist_ok=True)
-    (bundle / name).write_text("mine")
-    words = ["bundle", str(layers), str(bundle), "--db", site.settings.database_url]
-
-    assert run(words) == WRONG_USAGE
-
-    assert why in capsys.readouterr().err
-    assert (bundle / name).read_text() == "mine"
-
-
-def test_links_and_files_are_not_replaced(
-    bundle: Path, site: Site, layers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "link").symlink_to(bundle)
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "file").touch()
-
-    for name in ("link", "dangling", "file"):
-        place = str(tmp_path / name)
-        words = ["bundle", str(layers), place, "--db", site.settings.database_url]
-        assert run(words) == WRONG_USAGE
-        assert "it is no folder" in capsys.readouterr().err
-
-
 def test_rows_at_which_a_library_is_faster_are_left_to_it(
     bundle: Path, site: Site, build: Build, few: Build, layers: Path
 ) -> None:
@@ -392,37 +276,6 @@ def test_rows_at_which_a_library_is_faster_are_left_to_it(
     assert call(program, bundle, 9).returncode == 0
     assert (bundle.parent / "y").read_bytes() == computed_in_python(few, 9)
     assert f"- `{slow.text}`: the baseline is to be used" in (bundle / "README.md").read_text()
-
-
-def test_others_can_read_a_bundle_and_not_write_it(bundle: Path) -> None:
-    modes = {path.stat().st_mode & 0o777 for path in bundle.rglob("*") if path.is_file()}
-
-    assert modes == {0o644}
-    assert (bundle / "kernels").stat().st_mode & 0o777 == 0o755
-
-
-def test_without_a_kernel_nothing_is_written(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "none.csv"
-    path.write_text("name,m,n,k\nnone,8,7,9\n")
-
-    code = run(["bundle", str(path), str(tmp_path / "out"), "--db", site.settings.database_url])
-
-    assert code == ANSWER_IS_NO
-    assert "No kernel for f32 8x7x9 nk none: nothing was tuned" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_full_disk_leaves_the_older_bundle(bundle: Path, site: Site) -> None:
-    before = contents_of(bundle)
-    kernels, missing = collect(site.repository, [PROBLEM], cpu=HERE, context=CONTEXT)
-
-    with full_disk(), pytest.raises(Exception, match="cannot be written"):
-        write_bundle(bundle, kernels, missing, cpu=HERE, context=CONTEXT)
-
-    assert contents_of(bundle) == before
-    assert not [path for path in bundle.parent.iterdir() if path.name.startswith(".bundle-")]
 
 
 @pytest.mark.proof
@@ -474,6 +327,8 @@ __attribute__((visibility("default"))) int count(const char *folder) {
     return found;
 }
 """
+
+
 _MANY = """
 #include <dlfcn.h>
 #include <pthread.h>

@@ -4,54 +4,40 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from itertools import repeat
-from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 from planted_times import plant_speeds
 from served import Site
+from tuned import PROBLEM, tune
 
 from gemm_tuner import Client
-from gemm_tuner.bench.finding import TimedFinding
 from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.requests import Baselines
 from gemm_tuner.bench.tolerance import find_error
-from gemm_tuner.build.compile import _TOOLCHAIN_FLAGS, Build
-from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli.main import WRONG_USAGE, run
 from gemm_tuner.cli.progress_line import ProgressLine
-from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
-from gemm_tuner.domain.evidence import Evidence
-from gemm_tuner.domain.measurement import Interference, Timing
-from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Outcome, Stage, Trial
-from gemm_tuner.domain.verdict import Decision
-from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.runtime.load import load_kernel
-from gemm_tuner.space.candidates import Space
-from gemm_tuner.space.ranking import shortlist
+from gemm_tuner.domain.record import Outcome
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning import earlier, finished, patience, sampling
-from gemm_tuner.tuning.generator import generator_version
+from gemm_tuner.tuning import finished
 from gemm_tuner.tuning.progress import Progress
-from gemm_tuner.tuning.result import SweepResult
-from gemm_tuner.tuning.settings import SweepSettings
-from gemm_tuner.tuning.sweep import sweep
 
-DISTURBED = Interference(disturbed_rounds=0.9, stolen=0.0, others=1.5)
-PROBLEM = Problem.parse("f32 8x32x16 nk bias+relu")
 ARGUMENTS = ["sweep", "8", "32", "16", "--epilogue", "bias+relu", "--budget", "1s"]
+
+
 LONG = "10m"  # a budget that no test spends
+
+
 SEED = 5
+
 
 # Runs the command line until a method of the trial host is called for the fourth time; then the
 # process kills itself.
@@ -81,12 +67,6 @@ def do_or_die(host, *arguments, **settings):
 setattr(TrialHost, method, do_or_die)
 run(sys.argv[2:])
 """
-
-
-@pytest.fixture
-def database(store_url: str) -> str:
-    """Return the URL of a database without records."""
-    return store_url
 
 
 def _sweep_facts(database: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -316,367 +296,10 @@ def test_kill_9_loses_at_most_the_trials_in_flight(
     assert facts["resumed"]
 
 
-def _let_generator_be_older(patched: pytest.MonkeyPatch) -> None:
-    for module in ("attempt", "earlier", "finished", "sweep"):
-        name = f"gemm_tuner.tuning.{module}.generator_version"
-        patched.setattr(name, lambda: "gemm-tuner 0.0.1+older")
-
-
-def _tune(
-    database: str,
-    *,
-    baseline: str = "auto",
-    budget_s: float = 1.0,
-    contexts: Sequence[ExecutionContext] = (ExecutionContext(),),
-    chosen: Sequence[Candidate] = (),
-    on_progress: Callable[[Progress], None] = lambda _progress: None,
-    is_stopped: Callable[[], bool] = lambda: False,
-) -> SweepResult:
-    results = sweep(
-        PROBLEM,
-        contexts=contexts,
-        cpu=detect_cpu(),
-        repository=Repository(open_database(database)),
-        settings=SweepSettings(toolchain=find_toolchain(), budget_s=budget_s, baseline=baseline),
-        on_progress=on_progress,
-        is_stopped=is_stopped,
-        chosen=chosen,
-    )
-    return results[0]
-
-
-@pytest.mark.proof
-@pytest.mark.baseline("onednn")
-def test_a_sweep_beside_another_baseline_is_another_sweep(database: str) -> None:
-    beside_scalar = _tune(database, baseline="scalar")
-
-    beside_onednn = _tune(database, baseline="onednn").verdict.measurement
-    again = _tune(database, baseline="scalar")
-
-    assert beside_onednn is not None
-    assert beside_onednn.baseline.startswith("onednn")
-    assert again.resumed
-    assert again.verdict == beside_scalar.verdict
-
-
-@pytest.mark.proof
-def test_a_call_too_small_for_two_threads_stays_with_the_winner_of_one(database: str) -> None:
-    alone = _tune(database, baseline="scalar").verdict.candidate
-
-    shared = _tune_for_two(database)
-
-    assert shared.verdict.candidate is not None
-    assert shared.verdict.candidate.parts == 1
-    assert alone in {trial.candidate for trial in shared.finalists}
-
-
-@pytest.mark.proof
-def test_the_winner_of_one_thread_is_cut_for_two_whatever_the_time(database: str) -> None:
-    space = Space(problem=PROBLEM, cpu=detect_cpu())
-    for_two = replace(space, threads=2)
-    winner = next(one for one in shortlist(space, 24) if len(for_two.cuts_of(one)) > 1)
-    _tune(database, baseline="scalar", chosen=[winner])
-    contexts = [ExecutionContext(threads=2)]
-
-    _tune(database, baseline="scalar", budget_s=1e-6, contexts=contexts)
-
-    trials = Repository(open_database(database)).trials()
-    timed = [trial for trial in trials if trial.context in contexts and trial.measurement]
-    assert {trial.candidate.parts for trial in timed} == {1, 2}
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("threads", [1, 2])
-def test_what_won_with_another_generator_is_tried_whatever_the_time(
-    database: str, monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
-    unlikely = shortlist(Space(problem=PROBLEM, cpu=detect_cpu()), 60)[-1]
-    with monkeypatch.context() as before:
-        _let_generator_be_older(before)
-        _tune(database, baseline="scalar", chosen=[unlikely])
-    # Its sources are not these: nothing that it measured stands.
-    present = generator_version()
-    monkeypatch.setattr(earlier, "stands", lambda trial, _now: trial.generator == present)
-
-    contexts = [ExecutionContext(threads=threads)]
-    _tune(database, baseline="scalar", budget_s=1e-6, contexts=contexts)
-
-    trials = Repository(open_database(database)).trials(generator=generator_version())
-    assert unlikely in {trial.candidate for trial in trials if trial.measurement is not None}
-
-
-@pytest.mark.proof
-def test_what_an_earlier_generator_timed_is_only_confirmed_again(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its sources are those of today: nothing has to be raced, and the winner is confirmed."""
-    chosen = shortlist(Space(problem=PROBLEM, cpu=detect_cpu()), 3)
-    with monkeypatch.context() as before:
-        _let_generator_be_older(before)
-        _tune(database, baseline="scalar", budget_s=600.0, chosen=chosen)
-
-    result = _tune(database, baseline="scalar", budget_s=600.0, chosen=chosen)
-
-    trials = Repository(open_database(database)).trials(generator=generator_version())
-    assert {trial.stage for trial in trials} == {Stage.FINAL, Stage.CONFIRM}
-    assert {trial.candidate for trial in result.finalists} == set(chosen)
-
-
-@pytest.mark.proof
-def test_a_finished_sweep_is_run_again_with_other_flags(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = _tune(database, baseline="scalar")
-
-    name = find_toolchain().name
-    monkeypatch.setitem(_TOOLCHAIN_FLAGS, name, (*_TOOLCHAIN_FLAGS[name], "-fno-inline"))
-    again = _tune(database, baseline="scalar")
-
-    assert not again.resumed
-    assert first.verdict.artifact != again.verdict.artifact
-
-
-def test_nothing_is_proved_that_there_is_no_time_to_race(database: str) -> None:
-    _tune(database, baseline="scalar", budget_s=1e-6)
-
-    trials = Repository(open_database(database)).trials()
-    proved = {trial.candidate for trial in trials if trial.outcome is Outcome.CORRECT}
-    assert proved == {trial.candidate for trial in trials if trial.measurement is not None}
-
-
-def test_two_finalists_of_one_regime_are_tried_in_the_other_whatever_the_time(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant_speeds(monkeypatch, repeat(2.0))
-    chosen = shortlist(Space(problem=PROBLEM, cpu=detect_cpu()), 3)
-    hot = _tune(database, baseline="scalar", budget_s=600.0, chosen=chosen)
-    contexts = [ExecutionContext(regime=Regime.COLD_WEIGHTS)]
-
-    cold = _tune(database, baseline="scalar", budget_s=1e-6, contexts=contexts)
-
-    assert len({trial.candidate for trial in hot.finalists}) == 3
-    best_two = {trial.candidate for trial in cold.finalists}
-    assert len(best_two) == 2
-    assert best_two < {trial.candidate for trial in hot.finalists}
-
-
-@pytest.mark.baseline("onednn")
-def test_the_best_beside_another_baseline_are_tried_beside_this_one_whatever_the_time(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shape = Space(problem=PROBLEM, cpu=detect_cpu())
-    last = shortlist(shape)[-3:]  # none that a sweep tries first
-    plant_speeds(monkeypatch, repeat(2.0))
-    before = _tune(database, baseline="scalar", budget_s=600.0, chosen=last)
-
-    beside_onednn = _tune(database, baseline="onednn", budget_s=1e-6)
-
-    assert before.verdict.candidate in last
-    assert before.verdict.candidate in {trial.candidate for trial in beside_onednn.finalists}
-
-
-@pytest.mark.proof
-def test_threads_that_only_slow_the_baseline_down_do_not_win(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kernels of two parts take twice as long, and the baseline beside them 50 times."""
-    _tune(database, baseline="scalar")
-
-    def slow_down(build: Build, found: TimedFinding) -> TimedFinding:
-        kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
-        beside = found.measurement
-        if beside is None:
-            return found
-        kernel_ns, baseline_ns = (
-            (1_000, 10_000) if kernel.native.preferred_parts == 1 else (2_000, 500_000)
-        )
-        planted = replace(
-            beside,
-            candidate=_all(beside.candidate, kernel_ns),
-            baseline_timing=_all(beside.baseline_timing, baseline_ns),
-        )
-        return replace(found, measurements=(planted,))
-
-    _plant(monkeypatch, slow_down)
-    verdict = _tune_for_two(database).verdict
-
-    assert verdict.candidate is not None
-    assert verdict.candidate.parts == 1
-
-
-def _plant(
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Build, TimedFinding], TimedFinding],
-) -> None:
-    """Change what each timing finds of a build."""
-    time_fairly = TrialHost.time_together
-
-    def time_together(
-        host: TrialHost,
-        builds: Sequence[Build],
-        *,
-        context: ExecutionContext,
-        pairs: int,
-        sample_ns: int,
-        checks_large_ratios: bool,
-        process: int,
-    ) -> tuple[TimedFinding, ...]:
-        found = time_fairly(
-            host,
-            builds,
-            context=context,
-            pairs=pairs,
-            sample_ns=sample_ns,
-            checks_large_ratios=checks_large_ratios,
-            process=process,
-        )
-        return tuple(change(build, one) for build, one in zip(builds, found, strict=True))
-
-    monkeypatch.setattr(TrialHost, "time_together", time_together)
-
-
-def _tune_for_two(database: str) -> SweepResult:
-    contexts = [ExecutionContext(threads=2)]
-    return _tune(database, baseline="scalar", budget_s=3.0, contexts=contexts)
-
-
-@pytest.mark.proof
-def test_a_short_call_of_two_threads_is_confirmed_in_several_processes(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampling, "_SHORT_CALL_S", inf)  # on a busy machine, no call is short
-
-    _tune_for_two(database)
-
-    of_two = [one for one in confirmations(database) if one.context.threads == 2]
-    assert of_two
-    assert {len(one.measurement.processes) for one in of_two if one.measurement} == {6}
-
-
-def _all(timing: Timing, call_ns: int) -> Timing:
-    """Return the timing as it would be if each call had taken this long."""
-    return replace(timing, samples_ns=(call_ns * timing.calls_per_sample,) * len(timing.samples_ns))
-
-
-def test_a_finished_sweep_is_answered_without_a_trial_host(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = _tune(database, baseline="scalar")
-    monkeypatch.delattr("gemm_tuner.tuning.host.TrialHost")
-
-    assert _tune(database, baseline="scalar").verdict == first.verdict
-
-
-@pytest.mark.disturbed
-def test_a_disturbed_sweep_decides_nothing_and_is_not_finished(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(patience, "_LEAST_S", 0.0)
-    monkeypatch.setattr(patience, "_SHARE", 0.0)
-    plant_speeds(monkeypatch, repeat(600.0), interference=repeat(DISTURBED))
-
-    disturbed = _tune(database).verdict
-
-    assert disturbed.decision is Decision.TIE
-    assert disturbed.artifact is None
-    assert not disturbed.complete
-    assert "in 90% of the rounds threads waited for a core" in (disturbed.doubt or "")
-    confirmed = len(confirmations(database))
-    plant_speeds(monkeypatch, repeat(2.0))
-
-    calm = _tune(database).verdict
-
-    assert len(confirmations(database)) > confirmed
-    assert calm.decision is Decision.TUNED
-    assert calm.ratio is not None
-    assert calm.ratio.median == pytest.approx(2.0)
-
-
-@pytest.mark.disturbed
-def test_a_sweep_waits_for_idle_cores_and_confirms_again(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    idle_cores = iter([0.1, 1.0])
-    monkeypatch.setattr(patience, "idle_cores", lambda: next(idle_cores))
-    in_turn = iter([None, DISTURBED, None])  # the race, and two confirmations
-    plant_speeds(monkeypatch, iter([2.0, 600.0, 2.0]), interference=in_turn)
-    stages: list[str] = []
-
-    verdict = _tune(
-        database,
-        chosen=shortlist(Space(problem=PROBLEM, cpu=detect_cpu()), 1),
-        on_progress=lambda step: stages.append(step.stage),
-    ).verdict
-
-    assert len(confirmations(database)) == 2
-    assert stages.count("hot, disturbed, waiting for idle cores") == 2
-    assert verdict.decision is Decision.TUNED
-    assert verdict.doubt is None
-
-
-def confirmations(database: str) -> list[Trial]:
-    trials = Repository(open_database(database)).trials(only_decisive=True)
-    return [trial for trial in trials if trial.stage is Stage.CONFIRM]
-
-
-def test_a_verdict_rests_on_a_confirmed_trial(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The finalist that is confirmed first shows less speed: the next one is confirmed too."""
-    first, second = shortlist(Space(problem=PROBLEM, cpu=detect_cpu()), 2)
-    plant_speeds(monkeypatch, iter([4.0, 3.0, 4.0, 3.0, 2.8, 3.0]))
-
-    verdict = _tune(database, budget_s=600.0, chosen=[first, second]).verdict
-
-    trials = Repository(open_database(database)).trials(only_decisive=True)
-    confirmed = [trial for trial in trials if trial.stage is Stage.CONFIRM]
-    assert [trial.candidate for trial in confirmed] == [first, second]
-    assert verdict.candidate == second
-    assert confirmed[1].measurement is not None
-    assert verdict.measurement == Evidence.of(confirmed[1].measurement)
-
-
-@pytest.mark.parametrize(
-    ("speeds", "stages"),
-    [
-        ([4.0, 3.0, 1.5, 2.5, 4.0, 3.0, 4.0], "race race final final final final confirm"),
-        ([4.0, 3.0, 1.5, 2.5, 1.5, 2.5, 2.6], "race race final final final final confirm"),
-        ([4.0, 3.0, 4.0, 3.5, 2.0, 4.0], "race race final final confirm confirm"),
-    ],
-    ids=["final", "final twice", "confirmation"],
-)
-def test_what_was_disturbed_is_timed_once_more_and_then_that_counts(
-    database: str, monkeypatch: pytest.MonkeyPatch, speeds: list[float], stages: str
-) -> None:
-    chosen = shortlist(Space(problem=PROBLEM, cpu=detect_cpu()), 2)
-    plant_speeds(monkeypatch, iter(speeds))
-
-    measurement = _tune(database, budget_s=600.0, chosen=chosen).verdict.measurement
-
-    trials = Repository(open_database(database)).trials()
-    timed = [trial.stage.value for trial in trials if trial.measurement is not None]
-    assert timed == stages.split()
-    assert measurement is not None
-    assert measurement.ratio.median == pytest.approx(speeds[-1], rel=1e-3)
-
-
-def test_of_equally_fast_kernels_the_one_with_fewer_loads_wins(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    many, few = (
-        Candidate.parse(f"scalar_f32_{tile} mc8_nc32_kc16 jc_ic_jr_ir") for tile in ("1x8", "4x2")
-    )
-    plant_speeds(monkeypatch, iter([2.01, 2.0, 2.01, 2.0, 2.0]))
-
-    verdict = _tune(database, budget_s=600.0, chosen=[many, few]).verdict
-
-    assert verdict.candidate == few
-
-
 def test_the_time_left_is_that_of_all_contexts(database: str) -> None:
     steps: list[Progress] = []
 
-    _tune(
+    tune(
         database,
         budget_s=1000.0,
         contexts=[ExecutionContext(regime=regime) for regime in Regime],
