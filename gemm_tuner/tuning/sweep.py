@@ -1,11 +1,12 @@
 """A sweep: search the candidates of one problem, in each context, within a budget."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gemm_tuner.bench.baselines.choose import Race
+from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
@@ -74,197 +75,242 @@ def sweep(
     """
     problem.check_work(*(context.regime for context in contexts))
     check_cpus(contexts[0].threads)
-    rebuilt = _rebuild_lost(problem, cpu, repository, settings)
-    space = Space(problem=problem, cpu=cpu, threads=contexts[0].threads, like=like)
-    earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
-    races = {context: find_race(earlier, settings, context=context) for context in contexts}
-    expected = {context: expected_baseline(settings, race) for context, race in races.items()}
-    found = recall_finished(space, expected, repository, settings)
-    if len(found) < len(contexts):
-        budget = Budget(seconds=settings.budget_s)
-        former = former_trials(repository, problem, cpu)
-        records = Records(found=()) if chosen else records_at_hand(repository, problem, cpu)
-        in_first = replace(space, regime=contexts[0].regime)
-        prior = _find_prior(in_first, contexts[0], earlier, former, records, seeds=seeds)
-        first = chosen or first_tried(in_first, prior)
-        part = None if chosen else slice_of(space)
-        to_race = [race for context, race in races.items() if context not in found]
-        with start_host_while_compiling(
-            space, first, settings, to_race, is_stopped, for_problem=part or problem
-        ) as host:
-            attempts = Attempts(
-                problem=problem,
-                cpu=cpu,
-                host=host,
-                repository=repository,
-                toolchain=settings.toolchain,
-                render=settings.render,
-            )
-            attempts.recall(earlier)
-            unfinished = [context for context in contexts if context not in found]
-            chosen_here = {one: host.baselines(one.regime).text for one in unfinished}
-            found |= recall_finished(space, chosen_here, repository, settings)
-            unfinished = [context for context in unfinished if context not in found]
-            with _open_slices(
-                part if unfinished else None,
-                space,
-                attempts,
-                settings=settings,
-                races=[races[context] for context in unfinished],
-                is_stopped=is_stopped,
-            ) as slices:
-                found |= _search_contexts(
-                    unfinished,
-                    space=space,
-                    attempts=attempts,
-                    slices=slices,
-                    budget=budget,
-                    former=former,
-                    records=records,
-                    seeds=seeds,
-                    chosen=chosen,
-                    on_progress=on_progress,
-                    is_stopped=is_stopped,
-                    settings=settings,
-                )
-    results = [found[context] for context in contexts]
+    asked = _Sweep(
+        contexts=contexts,
+        space=Space(problem=problem, cpu=cpu, threads=contexts[0].threads, like=like),
+        repository=repository,
+        settings=settings,
+        on_progress=on_progress,
+        is_stopped=is_stopped,
+        seeds=seeds,
+        chosen=chosen,
+    )
+    rebuilt = asked.rebuild_lost()
+    found = asked.run()
     return tuple(
-        replace(result, note=" ".join(filter(None, (rebuilt, result.note)))) for result in results
+        replace(found[context], note=" ".join(filter(None, (rebuilt, found[context].note))))
+        for context in contexts
     )
 
 
-def _rebuild_lost(
-    problem: Problem, cpu: Cpu, repository: Repository, settings: SweepSettings
-) -> str:
-    """Build again what the store has lost of the finalists of earlier sweeps; say so."""
-    return rebuild_lost(
-        earlier_trials(repository, problem, cpu, settings.toolchain),
-        repository,
-        lambda candidate: build_candidate(
-            problem, candidate, toolchain=settings.toolchain, render=settings.render
-        ),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hints:
+    """What is worth trying first: trials of another generator, and what is recorded to win."""
+
+    former: Sequence[Trial]
+    records: Records
 
 
-def _find_prior(
-    space: Space,
-    context: ExecutionContext,
-    earlier: Sequence[Trial],
-    former: Sequence[Trial],
-    records: Records,
-    *,
-    seeds: Sequence[Candidate],
-) -> Prior:
-    """Return what a search has from earlier ones; `seeds`, and what is recorded to win, lead it."""
-    prior = find_prior(space, context, earlier, former)
-    winners = recorded_winners(records, space, context).candidates
-    return replace(prior, seeds=(*seeds, *winners, *prior.seeds))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sweep:
+    """What `sweep` was asked for; the `space` is of the problem on the CPU."""
 
+    contexts: Sequence[ExecutionContext]
+    space: Space
+    repository: Repository
+    settings: SweepSettings
+    on_progress: Callable[[Progress], None]
+    is_stopped: Callable[[], bool]
+    seeds: Sequence[Candidate]
+    chosen: Sequence[Candidate]
 
-@contextmanager
-def _open_slices(
-    part: Problem | None,
-    space: Space,
-    attempts: Attempts,
-    *,
-    settings: SweepSettings,
-    races: Sequence[Race],
-    is_stopped: Callable[[], bool],
-) -> Iterator[Attempts | None]:
-    """Yield what tries candidates on a part of the problem, if there is one that can be timed."""
-    host = None
-    if part is not None:
-        of_part = replace(space, problem=part)
-        host = start_slice_host(of_part, attempts.host, settings, races, is_stopped)
-    if part is None or host is None:
-        yield None
-        return
-    with host:
-        slices = Attempts(
-            problem=part,
-            cpu=attempts.cpu,
+    @property
+    def problem(self) -> Problem:
+        return self.space.problem
+
+    def rebuild_lost(self) -> str:
+        """Build again what the store has lost of the finalists of earlier sweeps; say so."""
+        return rebuild_lost(
+            self.earlier(self.problem),
+            self.repository,
+            lambda candidate: build_candidate(
+                self.problem,
+                candidate,
+                toolchain=self.settings.toolchain,
+                render=self.settings.render,
+            ),
+        )
+
+    def run(self) -> dict[ExecutionContext, SweepResult]:
+        """Return the results of all contexts, of which earlier sweeps may have finished some."""
+        earlier = self.earlier(self.problem)
+        races = {one: find_race(earlier, self.settings, context=one) for one in self.contexts}
+        found = self._recall(
+            {context: expected_baseline(self.settings, race) for context, race in races.items()}
+        )
+        left = {context: race for context, race in races.items() if context not in found}
+        return found | self._search(left, earlier) if left else found
+
+    def _search(
+        self, races: Mapping[ExecutionContext, Race], earlier: Sequence[Trial]
+    ) -> dict[ExecutionContext, SweepResult]:
+        """Return the results of the contexts of these races, once it is known who won them."""
+        budget = Budget(seconds=self.settings.budget_s)
+        hints = self._find_hints()
+        part = None if self.chosen else slice_of(self.space)
+        with start_host_while_compiling(
+            self.space,
+            self._first_tried(earlier, hints),
+            self.settings,
+            list(races.values()),
+            self.is_stopped,
+            for_problem=part or self.problem,
+        ) as host:
+            attempts = self._attempts(self.problem, host, earlier)
+            found = self._recall({one: host.baselines(one.regime).text for one in races})
+            left = {context: race for context, race in races.items() if context not in found}
+            with self._open_slices(part if left else None, attempts, left) as slices:
+                search = _Search(
+                    asked=self, attempts=attempts, slices=slices, budget=budget, hints=hints
+                )
+                return found | search.run(list(left))
+
+    def earlier(self, problem: Problem) -> list[Trial]:
+        """Return the trials of a problem that still stand."""
+        return earlier_trials(self.repository, problem, self.space.cpu, self.settings.toolchain)
+
+    def find_prior(
+        self, context: ExecutionContext, earlier: Sequence[Trial], hints: _Hints
+    ) -> Prior:
+        """Return what a search has from earlier ones; seeds, and what is recorded, lead it."""
+        space = self.space_in(context)
+        prior = find_prior(space, context, earlier, hints.former)
+        winners = recorded_winners(hints.records, space, context).candidates
+        return replace(prior, seeds=(*self.seeds, *winners, *prior.seeds))
+
+    def space_in(self, context: ExecutionContext) -> Space:
+        """Return the candidates in the regime of a context."""
+        return replace(self.space, regime=context.regime)
+
+    def _recall(
+        self, baselines: Mapping[ExecutionContext, str | None]
+    ) -> dict[ExecutionContext, SweepResult]:
+        return recall_finished(self.space, baselines, self.repository, self.settings)
+
+    def _find_hints(self) -> _Hints:
+        known = self.repository, self.problem, self.space.cpu
+        return _Hints(
+            former=former_trials(*known),
+            records=Records(found=()) if self.chosen else records_at_hand(*known),
+        )
+
+    def _first_tried(self, earlier: Sequence[Trial], hints: _Hints) -> Sequence[Candidate]:
+        first = self.contexts[0]
+        return self.chosen or first_tried(
+            self.space_in(first), self.find_prior(first, earlier, hints)
+        )
+
+    def _attempts(self, problem: Problem, host: TrialHost, earlier: Sequence[Trial]) -> Attempts:
+        attempts = Attempts(
+            problem=problem,
+            cpu=self.space.cpu,
             host=host,
-            repository=attempts.repository,
-            toolchain=attempts.toolchain,
-            render=attempts.render,
+            repository=self.repository,
+            toolchain=self.settings.toolchain,
+            render=self.settings.render,
         )
-        slices.recall(earlier_trials(attempts.repository, part, attempts.cpu, attempts.toolchain))
-        yield slices
+        attempts.recall(earlier)
+        return attempts
 
-
-def _search_contexts(
-    contexts: Sequence[ExecutionContext],
-    *,
-    space: Space,
-    attempts: Attempts,
-    slices: Attempts | None,
-    budget: Budget,
-    former: Sequence[Trial],
-    records: Records,
-    seeds: Sequence[Candidate],
-    chosen: Sequence[Candidate],
-    on_progress: Callable[[Progress], None],
-    is_stopped: Callable[[], bool],
-    settings: SweepSettings,
-) -> dict[ExecutionContext, SweepResult]:
-    """Search one context after the other, each with its share of the remaining budget.
-
-    The best of one are tried early in the next. With `slices`, races are on a part of the problem.
-    """
-    found: dict[ExecutionContext, SweepResult] = {}
-    elsewhere: list[Candidate] = []
-    certain = chosen if settings.tries_all_chosen else ()
-    for position, context in enumerate(contexts):
-        in_regime = replace(space, regime=context.regime)
-        known = earlier_trials(attempts.repository, space.problem, space.cpu, attempts.toolchain)
-        prior = _find_prior(in_regime, context, known, former, records, seeds=seeds)
-        left = len(contexts) - position
-        one = ContextSweep(
-            attempts=attempts,
-            earlier=known,
-            patience=Patience(budget_s=budget.seconds, threads=context.threads),
-            on_end=partial(_mark_ended, attempts, in_regime, context),
-            space=in_regime,
-            context=context,
-            whole_budget=budget,
-            budget=share_of_first(
-                budget,
-                left,
-                space.problem,
-                baseline_call_s=attempts.host.baselines(context.regime).call_s,
-            ),
-            on_progress=on_progress,
-            is_stopped=is_stopped,
-            alone=prior.alone,
-            again=settings.again,
-            is_final=settings.tries_all_chosen and len(chosen) <= FINALISTS,
-            slices=slices,
-            earlier_slices=earlier_trials(
-                attempts.repository, slices.problem, space.cpu, attempts.toolchain
+    @contextmanager
+    def _open_slices(
+        self, part: Problem | None, attempts: Attempts, races: Mapping[ExecutionContext, Race]
+    ) -> Iterator[Attempts | None]:
+        """Yield what tries candidates on a part of the problem, if there is one to be timed."""
+        host = None
+        if part is not None:
+            host = start_slice_host(
+                replace(self.space, problem=part),
+                attempts.host,
+                self.settings,
+                list(races.values()),
+                self.is_stopped,
             )
-            if slices
-            else (),
-        )
-        result = one.run(
-            make_strategy(
-                in_regime, settings.plan, seeds=prior.seeds, elsewhere=elsewhere, chosen=chosen
-            ),
-            certain=certain if chosen else prior.certain,
-            is_search=settings.plan.is_default and not chosen,
-        )
-        found[context] = replace(result, raced_on=slices.problem.text if slices else "")
-        elsewhere = one.ranked()[:CANDIDATES_FROM_OTHER_REGIME]
-    return found
+        if part is None or host is None:
+            yield None
+            return
+        with host:
+            yield self._attempts(part, host, self.earlier(part))
 
 
-def _mark_ended(attempts: Attempts, space: Space, context: ExecutionContext, end: SweepEnd) -> None:
-    """Keep that the search in a context came to its end: it is not run again."""
-    attempts.repository.mark_ended(
-        attempts.problem,
-        attempts.cpu.exact_key,
-        context,
-        toolchain=attempts.toolchain.text,
-        generator=generator_version(),
-        end=end,
-        packed_format=space.packed_format,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """The search of a sweep in its contexts; with `slices`, races are on a part of the problem."""
+
+    asked: _Sweep
+    attempts: Attempts
+    slices: Attempts | None
+    budget: Budget
+    hints: _Hints
+
+    def run(self, contexts: Sequence[ExecutionContext]) -> dict[ExecutionContext, SweepResult]:
+        """Search one context after the other, each with its share of the remaining budget.
+
+        The best of one are tried early in the next.
+        """
+        found: dict[ExecutionContext, SweepResult] = {}
+        elsewhere: list[Candidate] = []
+        settings, chosen = self.asked.settings, self.asked.chosen
+        certain = chosen if settings.tries_all_chosen else ()
+        for position, context in enumerate(contexts):
+            known = self.asked.earlier(self.asked.problem)
+            prior = self.asked.find_prior(context, known, self.hints)
+            share = share_of_first(
+                self.budget,
+                len(contexts) - position,
+                self.asked.problem,
+                baseline_call_s=self.attempts.host.baselines(context.regime).call_s,
+            )
+            one = self._in_context(context, share, known, alone=prior.alone)
+            strategy = make_strategy(
+                one.space, settings.plan, seeds=prior.seeds, elsewhere=elsewhere, chosen=chosen
+            )
+            result = one.run(
+                strategy,
+                certain=certain if chosen else prior.certain,
+                is_search=settings.plan.is_default and not chosen,
+            )
+            raced_on = self.slices.problem.text if self.slices else ""
+            found[context] = replace(result, raced_on=raced_on)
+            elsewhere = one.ranked()[:CANDIDATES_FROM_OTHER_REGIME]
+        return found
+
+    def _in_context(
+        self,
+        context: ExecutionContext,
+        share: Budget,
+        known: Sequence[Trial],
+        *,
+        alone: Candidate | None,
+    ) -> ContextSweep:
+        asked, settings = self.asked, self.asked.settings
+        return ContextSweep(
+            attempts=self.attempts,
+            earlier=known,
+            patience=Patience(budget_s=self.budget.seconds, threads=context.threads),
+            on_end=partial(self._mark_ended, context),
+            space=asked.space_in(context),
+            context=context,
+            whole_budget=self.budget,
+            budget=share,
+            on_progress=asked.on_progress,
+            is_stopped=asked.is_stopped,
+            alone=alone,
+            again=settings.again,
+            is_final=settings.tries_all_chosen and len(asked.chosen) <= FINALISTS,
+            slices=self.slices,
+            earlier_slices=asked.earlier(self.slices.problem) if self.slices else (),
+        )
+
+    def _mark_ended(self, context: ExecutionContext, end: SweepEnd) -> None:
+        """Keep that the search in a context came to its end: it is not run again."""
+        asked = self.asked
+        asked.repository.mark_ended(
+            asked.problem,
+            asked.space.cpu.exact_key,
+            context,
+            toolchain=asked.settings.toolchain.text,
+            generator=generator_version(),
+            end=end,
+            packed_format=asked.space.packed_format,
+        )
