@@ -5,14 +5,13 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 # Other work gets ten times as much of a core that it shares, and an idle core is timed the same.
 NICENESS = 10
 
-_lock = Lock()
-_beside = 0  # tunings that run beside calls of this program
+_beside: set[object] = set()  # tunings that run beside calls of this program
+os.register_at_fork(after_in_child=_beside.clear)  # their threads are not in a forked child
 
 
 @contextmanager
@@ -21,14 +20,12 @@ def tuning_beside_calls() -> Iterator[None]:
 
     Threads stay as urgent as they are: one that waits for a core may hold Python's lock.
     """
-    global _beside  # noqa: PLW0603 - there is one of it in a process
-    with _lock:
-        _beside += 1
+    tuning = object()
+    _beside.add(tuning)
     try:
         yield
     finally:
-        with _lock:
-            _beside -= 1
+        _beside.discard(tuning)
 
 
 def start_session(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401 - those of Popen

@@ -54,6 +54,22 @@ def test_what_is_tuned_beside_calls_is_nicer_than_they_are() -> None:
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0)
 
 
+def test_a_child_of_a_fork_tunes_beside_nothing() -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    with tuning_beside_calls():
+        child = os.fork()
+        if child == 0:
+            is_as_nice = False
+            try:
+                with started() as process:
+                    is_as_nice = os.getpriority(os.PRIO_PROCESS, process.pid) == own
+            finally:
+                os._exit(0 if is_as_nice else 1)
+        with started() as process:
+            assert os.getpriority(os.PRIO_PROCESS, process.pid) == max(NICENESS, own)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_no_ctrl_c_reaches_a_session() -> None:
     with started() as process:
         assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
