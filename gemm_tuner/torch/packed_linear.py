@@ -1,10 +1,12 @@
 """A linear layer that holds its weights in packed form alone, in eager mode."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from threading import RLock
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.nn import functional
@@ -24,6 +26,7 @@ from gemm_tuner.torch.tuned_linear import (
 _LOG = logging.getLogger(__name__)
 
 _INTEGERS = {4: torch.int32, 2: torch.int16}  # by the bytes of an element
+_CHANGING = RLock()  # who changes how a layer holds its weights; calls go on meanwhile
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,11 +38,17 @@ class PackedWeights:
     dtype: Any
     requires_grad: bool
 
-    def holds(self, x: Any) -> bool:  # noqa: ANN401 - a tensor
-        """Return whether kernels can compute x, in whatever number of rows."""
-        k = self.layer.problem.k
+    def holds(self, x: Any, bias: Any) -> bool:  # noqa: ANN401 - tensors
+        """Return whether kernels can compute x with a bias, in whatever number of rows."""
         return bool(
-            x.dtype is self.dtype and x.is_cpu and x.numel() and x.dim() and x.shape[-1] == k
+            x.dtype is self.dtype
+            and x.is_cpu
+            and x.layout is torch.strided
+            and not x.is_nested  # it has no sizes
+            and x.numel()
+            and x.dim()
+            and x.shape[-1] == self.layer.problem.k
+            and self._adds(bias)
         )
 
     def times(self, x: Any, bias: Any) -> Any:  # noqa: ANN401 - tensors
@@ -58,8 +67,20 @@ class PackedWeights:
 
     def unpacked(self) -> Any:  # noqa: ANN401 - a tensor
         """Return the weights (n, k), bit for bit as they were packed."""
-        with _disable_current_modes(), torch.no_grad():
+        with _disable_current_modes(), torch.inference_mode(mode=False), torch.no_grad():
             return torch.ops.gemm_tuner.unpack(self.packed, self.layer.number)
+
+    def parameter(self) -> Any:  # noqa: ANN401 - a parameter
+        """Return the weights as the parameter that they were."""
+        with torch.inference_mode(mode=False):  # or none could train or pack them any more
+            return torch.nn.Parameter(self.unpacked(), self.requires_grad)
+
+    def _adds(self, bias: Any) -> bool:  # noqa: ANN401 - a tensor or None
+        """Return whether kernels add a bias as it is: it may have been changed since."""
+        problem = self.layer.problem
+        if not problem.epilogue.steps:
+            return bias is None
+        return bias is not None and bias.dtype is self.dtype and bias.shape == (problem.n,)
 
     def _cuts(self, rows: int) -> Iterator[tuple[int, int]]:
         """Yield the pieces that kernels compute: the largest first, the last perhaps too short."""
@@ -97,26 +118,34 @@ class PackedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, i
     @property
     def weight(self) -> Any:  # noqa: ANN401 - a tensor
         """Return the weights, unpacked: a copy, which takes a while."""
+        if not torch.compiler.is_compiling():
+            _warn_of_reading()
         return self._held.unpacked()
 
     def forward(self, input: Any) -> Any:  # noqa: A002, ANN401 - a tensor, named as in PyTorch
         """Return `input @ weight.T + bias`; input is (..., k), the result is (..., n).
 
         Raises:
-            InvalidSetting: it is traced or exported.
+            InvalidSetting: it is traced or exported, or the order of additions is fixed and no
+                kernel takes the call.
         """
+        held = vars(self).get("_held")
+        if held is None:  # another thread restored it, or who calls kept this function
+            return type(self).forward(self, input)
+        bias = self._parameters["bias"]
         if is_followed():
-            return self._followed(input)
-        held, bias = self._held, self._parameters["bias"]
-        if type(input) is torch.Tensor and not is_cast() and held.holds(input):
+            return self._followed(input, held, bias)
+        if type(input) is torch.Tensor and not is_cast() and held.holds(input, bias):
             try:
                 return held.times(input, bias)
             except NotImplementedError:  # recorded for a derivative
-                pass
+                return _ordinary(input, held, bias)
+        if torch.is_grad_enabled() and held.requires_grad:
+            return _ordinary(input, held, bias)
         _warn_of_unpacking()
-        return functional.linear(input, held.unpacked(), bias)
+        return self._tuned.plain(input, held.unpacked(), bias)
 
-    def _followed(self, x: Any) -> Any:  # noqa: ANN401 - tensors
+    def _followed(self, x: Any, held: PackedWeights, bias: Any) -> Any:  # noqa: ANN401 - tensors
         if is_compiled():
             return apart(self, x)
         if torch.compiler.is_compiling() or torch._C._is_tracing():  # noqa: SLF001 - as is_followed
@@ -124,7 +153,7 @@ class PackedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, i
                 f"{self!r} has its weights in packed form alone, and cannot be traced or exported; "
                 "call gemm_tuner.torch.restore on the model first."
             )
-        return functional.linear(x, self._held.unpacked(), self._parameters["bias"])
+        return functional.linear(x, held.unpacked(), bias)
 
     def __prepare_scriptable__(self) -> Any:  # noqa: ANN401 - a module, named by PyTorch
         """Refuse `torch.jit.script`.
@@ -134,14 +163,6 @@ class PackedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, i
         """
         raise no_script(repr(self))
 
-    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401 - as of a module
-        """Set an attribute; new weights take the place of the packed ones."""
-        if name == "weight":
-            hold_weights(self)
-            setattr(self, name, value)
-        else:
-            super().__setattr__(name, value)
-
     def __reduce_ex__(self, _protocol: Any) -> Any:  # noqa: ANN401 - as of an object
         """Return what makes a copy, which has all weights."""
         state = {**self.__dict__, "_parameters": self._with_weights()}
@@ -149,8 +170,7 @@ class PackedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, i
         return _without_state, (), state
 
     def _with_weights(self) -> dict[str, Any]:
-        weight = torch.nn.Parameter(self._held.unpacked(), self._held.requires_grad)
-        return {"weight": weight, **self._parameters}
+        return {"weight": self._held.parameter(), **self._parameters}
 
     # What may change weights has them first. PyTorch calls these of each module.
 
@@ -166,6 +186,48 @@ class PackedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, i
         hold_weights(self)
         return self._apply(*arguments, **keywords)
 
+    def register_parameter(self, name: str, param: Any) -> None:  # noqa: ANN401 - one or None
+        """Add a parameter to the layer, which has its weights then."""
+        hold_weights(self)
+        self.register_parameter(name, param)
+
+    def reset_parameters(self) -> None:
+        """Give the layer new weights."""
+        hold_weights(self)
+        self.reset_parameters()
+
+
+class _OtherParameters(dict[str, Any]):
+    """The parameters of a layer but its weights.
+
+    Who looks whether these are there, or takes one away, is about to change the layer, as functions
+    of PyTorch do: it has its weights first.
+    """
+
+    def __init__(self, module: PackedLinear, others: Mapping[str, Any]) -> None:
+        super().__init__(others)
+        self._module = ref(module)
+
+    def __contains__(self, name: object) -> bool:
+        if name == "weight":
+            return name in self._all()
+        return super().__contains__(name)
+
+    def __delitem__(self, name: str) -> None:
+        del self._all()[name]
+
+    def _all(self) -> dict[str, Any]:
+        module = self._module()
+        hold_weights(module)
+        parameters: dict[str, Any] = {} if module is None else module._parameters  # noqa: SLF001
+        return parameters
+
+
+def _ordinary(x: Any, held: PackedWeights, bias: Any) -> Any:  # noqa: ANN401 - tensors
+    """Return what an ordinary layer computes."""
+    _warn_of_unpacking()
+    return functional.linear(x, held.unpacked(), bias)
+
 
 def _without_state() -> Any:  # noqa: ANN401 - a module
     """Return a layer that gets the state of another."""
@@ -174,30 +236,35 @@ def _without_state() -> Any:  # noqa: ANN401 - a module
 
 def free_layer(module: Any) -> str | None:  # noqa: ANN401 - a module
     """Let a `TunedLinear` hold its weights in packed form alone, or return why it keeps them."""
-    tuned, weight = module._tuned, module._parameters.get("weight")  # noqa: SLF001 - of this module
-    result = None if type(module) is not TunedLinear else tuned.packed_now(weight)
-    if result is None:
-        return "its weights are not packed as they are"
-    held = PackedWeights(tuned.layer, result[0], weight.dtype, weight.requires_grad)
-    integers = _INTEGERS[weight.dtype.itemsize]
-    if not torch.equal(held.unpacked().view(integers), weight.detach().view(integers)):
-        return "its kernels pack weights in a form that cannot be unpacked"
-    tuned.packed = None  # it holds the weights
-    del module._parameters["weight"]  # noqa: SLF001 - of this module
-    module.__dict__["_held"] = held
-    module.__class__ = PackedLinear
+    with _CHANGING:
+        if type(module) is not TunedLinear:
+            return "its parameters are computed from others"
+        tuned, parameters = module._tuned, module._parameters  # noqa: SLF001 - of this module
+        weight = parameters["weight"]
+        result = tuned.packed_now(weight)
+        if result is None:
+            return "its weights are not packed as they are"
+        held = PackedWeights(tuned.layer, result[0], weight.dtype, weight.requires_grad)
+        integers = _INTEGERS[weight.dtype.itemsize]
+        if not torch.equal(held.unpacked().view(integers), weight.detach().view(integers)):
+            return "its kernels pack weights in a form that cannot be unpacked"
+        others = {name: one for name, one in parameters.items() if name != "weight"}
+        # Other threads may call it meanwhile: what they read is there, in this order.
+        module.__dict__["_held"] = held
+        module.__class__ = PackedLinear
+        module.__dict__["_parameters"] = _OtherParameters(module, others)
+        tuned.packed = None  # it holds the weights
     return None
 
 
 def hold_weights(module: Any) -> None:  # noqa: ANN401 - a module
     """Let a `PackedLinear` be a `TunedLinear` again, with its weights; others stay as they are."""
-    if not isinstance(module, PackedLinear):
-        return
-    parameters = module._with_weights()  # noqa: SLF001 - of this module
-    module._parameters.clear()  # noqa: SLF001
-    module._parameters.update(parameters)  # noqa: SLF001
-    module.__dict__.pop("_held")
-    module.__class__ = TunedLinear
+    with _CHANGING:
+        if isinstance(module, PackedLinear):
+            # Other threads may call it meanwhile: what they read is there, in this order.
+            module.__dict__["_parameters"] = module._with_weights()  # noqa: SLF001
+            module.__class__ = TunedLinear
+            module.__dict__.pop("_held")
 
 
 def hold_all_weights(model: Any) -> None:  # noqa: ANN401 - a module
@@ -214,4 +281,13 @@ def _warn_of_unpacking() -> None:
         "A layer whose weights were freed unpacks them at each call that its kernels cannot "
         "compute, which is slow: call it under torch.no_grad(), without autocast, with a plain "
         "tensor of its type, or call gemm_tuner.torch.restore."
+    )
+
+
+@cache
+def _warn_of_reading() -> None:
+    """Warn once of who reads weights, and may write to them."""
+    _LOG.warning(
+        "The weights of a layer that were freed are unpacked each time that they are read, which "
+        "is slow, and what is written to them is lost: call gemm_tuner.torch.restore first."
     )

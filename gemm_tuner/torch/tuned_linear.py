@@ -42,15 +42,14 @@ class TunedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it
         """Return `input @ weight.T + bias`; input is (..., k), the result is (..., n)."""
         parameters = self._parameters  # self.weight costs as much as a small product
         try:
-            weight, bias = parameters["weight"], parameters["bias"]
-        except KeyError:  # computed from others, such as by torch.nn.utils.prune
-            return self._ordinary(input, self.weight, self.bias)
+            tuned, weight, bias = self._tuned, parameters["weight"], parameters["bias"]
+        except (AttributeError, KeyError):
+            return _otherwise(self, input)
         if type(input) is not torch.Tensor or is_followed():
             return self._ordinary(input, weight, bias)
         if torch.is_grad_enabled() and weight.requires_grad:
             _note_writing(weight)  # what is recorded is likely to be trained by it
             return functional.linear(input, weight, bias)
-        tuned = self._tuned
         # The operator would find out, too, but to call it takes longer than torch's own.
         if not tuned.least <= input.numel() <= tuned.most or is_cast():
             return tuned.plain(input, weight, bias)
@@ -81,6 +80,13 @@ class TunedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it
         return self._tuned.plain(x, weight, bias)
 
 
+def _otherwise(layer: Any, x: Any) -> Any:  # noqa: ANN401 - a layer and tensors
+    """Return what a layer computes that has not the weights of its own that kernels read."""
+    if isinstance(layer, TunedLinear):  # they are computed, such as by torch.nn.utils.prune
+        return layer._ordinary(x, layer.weight, layer.bias)  # noqa: SLF001 - of this module
+    return type(layer).forward(layer, x)  # freed or restored, and who calls kept the function
+
+
 def no_script(name: str) -> InvalidSetting:
     """Return the error of a module that `torch.jit.script` shall compile."""
     return InvalidSetting(
@@ -106,7 +112,7 @@ def is_compiled() -> bool:
 @_disable_dynamo  # type: ignore[untyped-decorator]  # without PyTorch, it is Any
 def apart(layer: Any, x: Any) -> Any:  # noqa: ANN401 - a layer and tensors
     """Return what a layer computes in eager mode, between two compiled parts of a model."""
-    return layer.forward(x)  # its hooks are called by whoever called it
+    return type(layer).forward(layer, x)  # its hooks are called by whoever called it
 
 
 def is_cast() -> bool:

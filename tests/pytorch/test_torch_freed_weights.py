@@ -34,6 +34,7 @@ from gemm_tuner.torch.tuned_linear import TunedLinear  # noqa: E402
 @pytest.fixture(autouse=True)
 def _warned_anew() -> None:
     packed_linear._warn_of_unpacking.cache_clear()
+    packed_linear._warn_of_reading.cache_clear()
 
 
 def freed_model(
