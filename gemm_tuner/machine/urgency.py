@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any
 
 # Other work gets ten times as much of a core that it shares, and an idle core is timed the same.
 NICENESS = 10
+
+_GROUP_PAUSE_S = 0.1
+_GROUP_TRIES = 5
 
 _beside: set[object] = set()  # tunings that run beside calls of this program
 os.register_at_fork(after_in_child=_beside.clear)  # their threads are not in a forked child
@@ -43,6 +47,24 @@ def start_session(command: Sequence[str], **options: Any) -> "subprocess.Popen[b
     if niceness > 0:
         with suppress(OSError):  # it may be over
             os.setpriority(os.PRIO_PGRP, process.pid, niceness)
-        with suppress(OSError):  # or Linux has no such groups
-            Path(f"/proc/{process.pid}/autogroup").write_text(str(niceness))
+        _lower_group(process, niceness)
     return process
+
+
+def _lower_group(process: "subprocess.Popen[bytes]", niceness: int) -> None:
+    """Give a session its niceness, where Linux has such groups, while it runs already.
+
+    Of all groups of a machine, those who are not root may change one each `_GROUP_PAUSE_S`.
+    """
+    group = Path(f"/proc/{process.pid}/autogroup")
+    for _ in range(_GROUP_TRIES):
+        try:
+            group.write_text(str(niceness))
+        except BlockingIOError:  # another was changed just before
+            if process.poll() is not None:
+                return
+            time.sleep(_GROUP_PAUSE_S)
+        except OSError:
+            return
+        else:
+            return

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +69,21 @@ def test_a_child_of_a_fork_tunes_beside_nothing() -> None:
         with started() as process:
             assert os.getpriority(os.PRIO_PROCESS, process.pid) == max(NICENESS, own)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_group_is_lowered_when_linux_allows_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[Path, str]] = []
+
+    def write(path: Path, text: str) -> None:
+        written.append((path, text))
+        if len(written) < 3:
+            raise BlockingIOError
+
+    monkeypatch.setattr(Path, "write_text", write)
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
+    with tuning_beside_calls(), started() as process:
+        own = max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
+        assert written == [(Path(f"/proc/{process.pid}/autogroup"), str(own))] * 3
 
 
 def test_no_ctrl_c_reaches_a_session() -> None:
