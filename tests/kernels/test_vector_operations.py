@@ -40,7 +40,7 @@ OF_THOSE_THAT_CAN = {
 }
 # For products that stand in one kind of vectors.
 OF_ONE = {
-    "avx2": {"multiply_words", "widen_to_words"},
+    "avx2": {"broadcast_after", "load_after", "multiply_words", "widen_to_words"},
     "avx512": {"masked_load_of_bytes", "masked_load_of_words"},
 }
 
