@@ -674,9 +674,10 @@ inline Cut best_cut(int64_t m, int64_t parts)
         return best;
     const int64_t most_tiles = (tiles_of(m) * width_of_y + parts * nr - 1) / (parts * nr);
     const int64_t most_bands = parts < 8 ? 1 : most_rows;
-    for (int64_t bands = 1; bands <= most_bands; bands *= 4)
+    // By its logarithm, so that no compiler looks for that by an instruction of newer CPUs.
+    for (int32_t shift = 0; int64_t{1} << shift <= most_bands; shift += 2)
     {
-        const Cut in_order = tile_after_tile(m, most_tiles, bands);
+        const Cut in_order = tile_after_tile(m, most_tiles, int64_t{1} << shift);
         if (in_order.cost < best.cost)
             best = in_order;
     }
@@ -763,7 +764,9 @@ inline void add_pieces(Share &share, const Cut &cut, int64_t m, int64_t part, in
 // every part. The others are cut, or fall to some of the parts where that takes less.
 [[gnu::cold, gnu::noinline]] Share share_of_many(int64_t m, int64_t batch, int64_t part, int64_t parts)
 {
-    Share share{};
+    Share share; // not cleared as a whole, for which a compiler may call memset
+    share.first = share.own = 0;
+    share.piece_count = 0;
     const Cut cut = cut_of(m, parts);
     share.shared = batch % parts;
     if (share.shared * cut.cost < grid_of(m, 1, 1).cost)
