@@ -882,6 +882,9 @@ inline void pack_panel(const W *w, int64_t ldw, int64_t depth, W *packed)
     constexpr int64_t whole = columns / side * side;
     for (int64_t p = 0; p < depth; ++p, w += ldw)
     {
+        // The hardware follows rows that are copied together, and not those of the next stretches.
+        for (int64_t i = 0; i < columns; i += 64 / sizeof(W))
+            __builtin_prefetch(w + 32 * ldw + i, 0, 2);
 #pragma GCC unroll 8
         for (int64_t j = 0; j < whole; j += side, packed += side)
             move_rows(w + j, ldw, packed, side);
