@@ -72,12 +72,11 @@ class Signing:
 
     def __init__(self, key_pair: KeyPair, *, issued_at: datetime, expires_at: datetime) -> None:
         self._key_pair, self._key_id = key_pair, key_pair.key_id
-        self._dates = date_members(issued_at=issued_at, expires_at=expires_at)
+        self._dates = _members(to_json(date_members(issued_at=issued_at, expires_at=expires_at)))
 
     def document(self, answer: Unsigned, serial: int) -> bytes:
         """Return the `Resolution` in JSON of an answer."""
-        dates = _members(to_json(self._dates | {"serial": serial}))
-        payload = b"{%b,%b}" % (answer.payload, dates)
+        payload = b'{%b,%b,"serial":%d}' % (answer.payload, self._dates, serial)
         signed = envelope_json(PURPOSE, payload, self._key_pair, self._key_id)
         return b'{"signed":%b,%b}' % (signed, answer.shown)
 

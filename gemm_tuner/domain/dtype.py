@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from gemm_tuner.errors import InvalidProblem
 
@@ -102,7 +103,7 @@ _SHORT_NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OperandTypes:
     """The element types of x, w, the accumulator and y.
 
@@ -141,7 +142,7 @@ class OperandTypes:
     def _full_text(self) -> str:
         return f"{self.x.value}_{self.w.value}_{self.accumulator.value}_{self.y.value}"
 
-    @property
+    @cached_property
     def text(self) -> str:
         """Return the text form, which `parse` reads back."""
         is_plain = self.x is self.w is self.y and self.accumulator is DType.F32

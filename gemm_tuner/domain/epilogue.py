@@ -5,6 +5,7 @@ An epilogue is a chain of steps, each of a kind that is a row of `domain/step_ta
 
 from ctypes import c_float
 from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite
 
 from gemm_tuner.domain.dtype import DType
@@ -108,7 +109,7 @@ class EpilogueOperand:
         return self.kind.operand_type
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Epilogue:
     """An ordered chain of steps applied to each accumulator. The text form is `bias+relu`."""
 
@@ -122,7 +123,7 @@ class Epilogue:
                 f"at most {MAX_STEPS} can be fused."
             )
 
-    @property
+    @cached_property
     def text(self) -> str:
         """Return the text form, which `parse` reads back; `none` for an empty chain."""
         return "+".join(step.text for step in self.steps) or "none"

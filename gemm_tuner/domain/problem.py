@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.dtype import F32, DType, OperandTypes
@@ -19,6 +19,7 @@ from gemm_tuner.errors import InvalidEpilogue, InvalidProblem, InvalidSetting
 
 MAX_OPERAND_BYTES = 2**40
 
+_KNOWN_GROUPS = f"{', '.join(map(str, GROUP_SIZES))} or {WHOLE_COLUMN}, a whole column"
 _RANGE = rf"{NUMBER}(?:\.\.{NUMBER})?"
 _SIZES = re.compile(rf"(?P<m>{_RANGE})x(?P<n>{_RANGE})x(?P<k>{NUMBER})")
 
@@ -37,7 +38,7 @@ class Reduction(StrEnum):
     FIXED = "fixed"  # one order, so that each element has the same bits whatever computes it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Problem:
     """A product: y (m, n) = epilogue(x (m, k) @ w), lengths in elements.
 
@@ -121,7 +122,7 @@ class Problem:
         """Return the columns of y: those of the product, or of the values."""
         return self.k if self.operation.has_values else self.n
 
-    @property
+    @cached_property
     def text(self) -> str:
         """Return the text form, which `parse` reads back."""
         return self._text_with(self.sizes_text)
@@ -237,16 +238,15 @@ class Problem:
                 f"{self.operation.value!r} is known in the call alone; use f32, bf16, f16 or bytes "
                 "such as int8."
             )
-        sizes = f"{', '.join(map(str, GROUP_SIZES))} or {WHOLE_COLUMN}, a whole column"
         if self.types.is_weight_only is (self.w_group is None):
             raise InvalidProblem(
                 f"types {self.types.text} with the weight layout {self.layout_text!r} do not go "
-                f"together; weights of integers alone need groups (of {sizes}), as in 'nk:g128' or "
-                "by --groups, and others have none."
+                f"together; weights of integers alone need groups (of {_KNOWN_GROUPS}), as in "
+                "'nk:g128' or by --groups, and others have none."
             )
         if self.w_group is not None and self.w_group not in (*GROUP_SIZES, max(1, self.k)):
             raise InvalidProblem(
-                f"groups of {self.w_group} elements of w are not supported; use {sizes}."
+                f"groups of {self.w_group} elements of w are not supported; use {_KNOWN_GROUPS}."
             )
 
     def _check_steps(self) -> None:
@@ -306,15 +306,16 @@ class Problem:
             )
 
     def _check_reduction(self) -> None:
-        is_defined = self.types.accumulator is not DType.F16 and not self.has_zero_points
-        if self.is_fixed and not is_defined:
+        if not self.is_fixed:
+            return
+        if self.types.accumulator is DType.F16 or self.has_zero_points:
             raise InvalidProblem(
                 f"types {self.types.text} have no fixed order of additions; with the reduction "
                 "'fixed', use f32, bf16 or f16 added up in f32, bytes such as int8, or signed "
                 "weights in groups such as bf16_s4."
             )
         undefined = [step.text for step in self.epilogue.steps if step.kind.after_product is None]
-        if self.is_fixed and undefined:
+        if undefined:
             raise InvalidEpilogue(
                 f"steps {', '.join(undefined)} are not defined to the bit; leave them out, or the "
                 "reduction 'fixed'."

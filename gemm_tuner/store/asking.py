@@ -44,6 +44,7 @@ from gemm_tuner.store.ready import sealed_about
 from gemm_tuner.store.tables import artifacts, revocations, verdicts
 
 MAX_TOGETHER = 16
+_LARGE_GROUP = 128  # of a batch: one query takes 0.4 ms beside what each question does
 _MOST_IN_ARRAYS = 256
 _MAX_ANSWER_BYTES = 2**16
 _SEALING_KEY = bindparam("sealing_key", type_=String())
@@ -117,9 +118,21 @@ def add_rows(connection: Connection, asked: Sequence[Found], sealing_key: str) -
     kernel that it names, and it is not revoked. With an empty key, none does.
     """
     has_arrays = connection.dialect.name == "postgresql"
-    count = _MOST_IN_ARRAYS if has_arrays else MAX_TOGETHER
-    for begin in range(0, len(asked), count):
-        _add_rows(connection, asked[begin : begin + count], sealing_key, has_arrays=has_arrays)
+    begin = 0
+    while begin < len(asked):
+        end = begin + _group_size(len(asked) - begin, has_arrays=has_arrays)
+        _add_rows(connection, asked[begin:end], sealing_key, has_arrays=has_arrays)
+        begin = end
+
+
+def _group_size(left: int, *, has_arrays: bool) -> int:
+    """Return how many of the questions that are left one query asks at most.
+
+    Without arrays, each size is a query of its own, so that there are few.
+    """
+    if has_arrays:
+        return _MOST_IN_ARRAYS
+    return _LARGE_GROUP if left >= _LARGE_GROUP else MAX_TOGETHER
 
 
 def _add_rows(

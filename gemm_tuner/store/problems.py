@@ -1,5 +1,7 @@
 """Reading and writing the problems that were tried."""
 
+from functools import lru_cache
+
 from sqlalchemy import ColumnElement, Connection, and_, select
 
 from gemm_tuner.domain.canonical import canonical_json, identity
@@ -27,7 +29,11 @@ class Problems(Statements):
 
 def problem_id(problem: Problem) -> str:
     """Return the key of a problem."""
-    return identity(problem.text)
+    return _identity_of(problem.text)
+
+
+# Many machines ask for the layers of one model.
+_identity_of = lru_cache(maxsize=8192)(identity)
 
 
 def same_layer(problem: Problem) -> ColumnElement[bool]:

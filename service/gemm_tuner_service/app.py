@@ -70,7 +70,6 @@ def create_app(settings: Settings) -> FastAPI:
     install_handlers(app)
     for routes in (
         kernels,
-        resolve,
         batch,
         artifacts,
         revocations,
@@ -85,6 +84,8 @@ def create_app(settings: Settings) -> FastAPI:
     ):
         # As they are: `include_router` builds each anew, at the first request of each application.
         app.router.routes.extend(routes.router.routes)
+    # The first that is tried: it is asked more than all others.
+    app.router.routes[:0] = resolve.router.routes
     describe = app.openapi
     app.openapi = lambda: show_in_openapi(describe())  # type: ignore[method-assign]  # as FastAPI's manual has it
     return app

@@ -190,7 +190,8 @@ def test_an_unchanged_answer_is_not_sent_again(client: httpx.Client) -> None:
 
 
 def test_a_batch_is_answered_in_order_with_its_faults(client: httpx.Client) -> None:
-    problems = [PROBLEM.text, "f32 -1x2x3", "f32 1x2x3 nk none", "f32 0x2x3"]
+    long = f"f32{' ' * 300}1x2x3"  # parsed each time it is asked
+    problems = [PROBLEM.text, "f32 -1x2x3", "f32 1x2x3 nk none", "f32 0x2x3", long]
 
     results = client.post("/v1/resolve:batch", json={"problems": problems}).json()["results"]
 
@@ -199,6 +200,7 @@ def test_a_batch_is_answered_in_order_with_its_faults(client: httpx.Client) -> N
     assert results[1]["error"]["type"] == "urn:gemm-tuner:problem:invalid-problem"
     assert results[2]["resolution"]["verdict"]["decision"] == "baseline"
     assert "multiplies nothing" in results[3]["error"]["detail"]
+    assert results[4]["resolution"] == results[2]["resolution"]
 
 
 def test_a_batch_that_shares_weights_is_answered_with_kernels_of_one_format(
