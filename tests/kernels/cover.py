@@ -18,7 +18,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
 
-DRAWN = 12  # for each row
+DRAWN = 16  # for each row
 EMULATED_PRODUCTS = 100_000  # of a candidate: each vector of them costs a signal
 _SEED = 20_262
 
@@ -37,7 +37,7 @@ class Chosen:
 def covering_set() -> tuple[Chosen, ...]:
     """Return for each row that can be proved here the candidates with the most new pairs of traits.
 
-    The first row of a family has four candidates, of which two are quick, every other one.
+    The first row of a family has three candidates, of which one is quick, every other one.
     """
     pairs: Counter[frozenset[str]] = Counter()
     chosen = []
@@ -45,10 +45,10 @@ def covering_set() -> tuple[Chosen, ...]:
         random = Random(_SEED + number)
         subjects = [_draw(random, row) for _turn in range(DRAWN)]
         drawn = [Chosen(row=row, subject=one, traits=traits_of(one)) for one in subjects]
-        for turn in range(4 if is_first_of_family(row) else 1):
+        for turn in range(3 if is_first_of_family(row) else 1):
             best = max(drawn, key=lambda one: sum(not pairs[pair] for pair in pairs_of(one)))
             pairs.update(pairs_of(best))
-            chosen.append(replace(best, is_quick=turn < 2))
+            chosen.append(replace(best, is_quick=turn == 0))
     return tuple(chosen)
 
 

@@ -1,4 +1,4 @@
-"""The compiler of the exhaustive grids: fast code is not worth its time where operands are tiny."""
+"""The compiler of most tests: fast code is not worth its time where operands are tiny."""
 
 from dataclasses import replace
 from functools import cache
@@ -25,6 +25,12 @@ def grid_toolchain(*, as_served: bool) -> Toolchain:
         return toolchain
     command = ("sh", "-c", _AT_LITTLE_COST, "sh", *toolchain.command)
     return replace(toolchain, version=f"{toolchain.version} -Og", command=command)
+
+
+def toolchain_as_served(toolchain: Toolchain) -> Toolchain:
+    """Return what builds drivers: of both kinds of gcc, the one that optimises as for a user."""
+    is_little = toolchain == grid_toolchain(as_served=False)
+    return find_toolchain() if is_little else toolchain
 
 
 def toolchain_for_grid_of(family: MicroKernelFamily) -> Toolchain:

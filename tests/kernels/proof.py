@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Pipe
 from typing import TypeVar
 
+from grids import toolchain_as_served
 from other_encoding import spelled_for_this_cpu
 
 from gemm_tuner.bench.correctness import Case, verify
@@ -69,13 +70,14 @@ def prove_all(
         family = family_named(candidate.micro_kernel.family)
         source = render(Problem.parse(subject.problem), candidate, family)
         sources.append(respell(source, family.isa))
-    report = Report(build_driver("crash", toolchain))
+    drivers = toolchain_as_served(toolchain)
+    report = Report(build_driver("crash", drivers))
     cases: dict[str, dict[InputKind, Case]] = {}
     trials = []
     for subject, build in zip(asked, compile_kernels(sources, toolchain=toolchain), strict=True):
         problem = Problem.parse(subject.problem)
         if subject.problem not in cases:
-            fixed_order = build_fixed_order(toolchain) if problem.is_fixed else None
+            fixed_order = build_fixed_order(drivers) if problem.is_fixed else None
             cases[subject.problem] = {
                 kind: Case(problem, kind, SEED, fixed_order=fixed_order) for kind in InputKind
             }

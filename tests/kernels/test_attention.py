@@ -15,7 +15,6 @@ from rows import ROWS, Row
 from test_cuts import kernel_of
 
 from gemm_tuner.abi import OK, ArgsStruct, ArrayView, make_args
-from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import DType, OperandTypes
@@ -85,11 +84,11 @@ def test_tiles_of_few_queries_read_keys_in_place() -> None:
         for (mr, nr), words in zip(tiles, cycle(WORDS_OF_FEW_QUERIES), strict=False)
     ]
 
-    assert prove_all(subjects, find_toolchain()) == {}
+    assert prove_all(subjects, grid_toolchain(as_served=False)) == {}
 
 
 def test_every_tile_of_single_floats_computes_attention() -> None:
-    tiles = next(row.family.tiles for row in OF_SCORES if row.family.name == "scalar_f32")
+    tiles = family_named("scalar_f32").tiles
     subjects = [
         Subject(
             problem="attention f32 3x10x5 causal",
@@ -99,7 +98,7 @@ def test_every_tile_of_single_floats_computes_attention() -> None:
         for word in ("", " pack_w")
     ]
 
-    assert prove_all(subjects, find_toolchain()) == {}
+    assert prove_all(subjects, grid_toolchain(as_served=False)) == {}
 
 
 @pytest.mark.parametrize("row", each_executed(OF_SCORES, quick=["scalar_f32"]))
@@ -143,7 +142,7 @@ def test_the_proof_finds_a_planted_fault(right: str, wrong: str) -> None:
         return replace(source, text=source.text.replace(right, wrong)), isa
 
     (finding,) = prove_all(
-        [Subject(problem=FULL, candidate=KERNEL)], find_toolchain(), spoil
+        [Subject(problem=FULL, candidate=KERNEL)], grid_toolchain(as_served=False), spoil
     ).values()
 
     assert finding.outcome in {Outcome.WRONG, Outcome.OUT_OF_BOUNDS, Outcome.CRASHED}
@@ -174,7 +173,9 @@ def test_the_proof_finds_a_fault_in_slices(right: str, wrong: str) -> None:
         return replace(source, text=source.text.replace(right, wrong)), isa
 
     (finding,) = prove_all(
-        [Subject(problem=FULL, candidate=f"{KERNEL} grid1x3")], find_toolchain(), spoil
+        [Subject(problem=FULL, candidate=f"{KERNEL} grid1x3")],
+        grid_toolchain(as_served=False),
+        spoil,
     ).values()
 
     assert finding.outcome in {Outcome.WRONG, Outcome.OUT_OF_BOUNDS, Outcome.CRASHED}

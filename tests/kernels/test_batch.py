@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grids import grid_toolchain
 from libraries import take_libraries_away
 from numpy.typing import NDArray
 
@@ -11,7 +12,6 @@ from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.tolerance import find_error
 from gemm_tuner.build.compile import compile_kernel
-from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
@@ -30,7 +30,9 @@ def make_kernel(problem: Problem, threads: int) -> Kernel:
     candidate = Space(problem=problem, cpu=cpu, threads=threads).defaults()[0]
     family = family_named(candidate.micro_kernel.family)
     build = compile_kernel(
-        render(problem, candidate, family), isa=family.isa, toolchain=find_toolchain()
+        render(problem, candidate, family),
+        isa=family.isa,
+        toolchain=grid_toolchain(as_served=False),
     )
     return load_kernel(build.binary, artifact=build.artifact, cpu=cpu, threads=threads)
 

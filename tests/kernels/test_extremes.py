@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import pytest
+from grids import toolchain_for_grid_of
 from needs import each_with, need_proof
 from numpy.typing import NDArray
 from other_encoding import spelled_for_this_cpu
@@ -83,7 +84,7 @@ def compute() -> Compute:
             f"{family.name}_{mr}x{nr} mc{mr}_nc{nr}_kc{kc} jc_ic_jr_ir{extras}"
         )
         source, isa = spelled_for_this_cpu(render(asked, candidate, family), family.isa)
-        build = compile_kernel(source, isa=isa, toolchain=toolchain)
+        build = compile_kernel(source, isa=isa, toolchain=toolchain_for_grid_of(family))
         y = run_kernel(build, use, report, toolchain)
         assert not isinstance(y, Death), y
         return y

@@ -5,14 +5,14 @@ from itertools import count, cycle
 
 import numpy as np
 import pytest
-from grids import toolchain_for_grid_of
+from grids import grid_toolchain, toolchain_for_grid_of
 from needs import each, need_proof
 from pairs import all_pairs
 from proof import Subject, prove_all
 
 from gemm_tuner import quantise_weights
 from gemm_tuner.build.compile import Build, compile_kernel
-from gemm_tuner.build.toolchain import Toolchain, find_toolchain
+from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
@@ -28,7 +28,7 @@ IN_BLOCKS = [family for family in FAMILIES if family.template.name == "grouped"]
 
 @pytest.fixture(scope="module")
 def toolchain() -> Toolchain:
-    return find_toolchain()
+    return grid_toolchain(as_served=False)
 
 
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.name)

@@ -73,7 +73,7 @@ def multiply(family: MicroKernelFamily, dtype: DType, word: str, y: str) -> NDAr
         f"{family.name}_{mr}x{nr} mc{mr}_nc{nr}_kc{family.k_step} jc_ic_jr_ir{word}"
     )
     build = compile_kernel(
-        render(problem, candidate, family), isa=family.isa, toolchain=find_toolchain()
+        render(problem, candidate, family), isa=family.isa, toolchain=toolchain_for_grid_of(family)
     )
     kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
     return kernel(x, kernel.pack(w))

@@ -5,12 +5,12 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from grids import grid_toolchain
 from numpy.typing import NDArray
 
 from gemm_tuner.arrays.dlpack import AnyArray, SharedArray
 from gemm_tuner.arrays.packed import PackedWeights
 from gemm_tuner.build.compile import Build, compile_kernels
-from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.measurement import Library
@@ -45,7 +45,7 @@ def kernels() -> dict[str, Kernel]:
         candidate = Candidate.parse(f"scalar_f32_{tile} mc40_nc24_kc{K} jc_ic_jr_ir")
         family = family_named(candidate.micro_kernel.family)
         sources.append((render(problem(rows), candidate, family), family.isa))
-    built = compile_kernels(sources, toolchain=find_toolchain())
+    built = compile_kernels(sources, toolchain=grid_toolchain(as_served=False))
     return {
         rows: load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
         for rows, build in zip(TILES, built, strict=True)

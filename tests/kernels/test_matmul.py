@@ -15,7 +15,6 @@ from rows import ROWS, Row, candidate_text
 from test_cuts import kernel_of
 
 from gemm_tuner.abi import OK, ArgsStruct
-from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.candidate import Candidate
@@ -97,7 +96,9 @@ def test_each_family_reads_and_packs_what_comes_with_the_call(row: Row) -> None:
     ],
 )
 def test_the_proof_passes_with_heads_and_strides(problem: str, candidate: str) -> None:
-    assert prove_all([Subject(problem=problem, candidate=candidate)], find_toolchain()) == {}
+    subject = Subject(problem=problem, candidate=candidate)
+
+    assert prove_all([subject], grid_toolchain(as_served=False)) == {}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_the_proof_finds_what_a_kernel_leaves_out(fault: str) -> None:
         return replace(source, text=source.text.replace(fault, left)), isa
 
     subject = Subject(problem="matmul f32 7x13x18 nk bias", candidate=PACKED)
-    (finding,) = prove_all([subject], find_toolchain(), without).values()
+    (finding,) = prove_all([subject], grid_toolchain(as_served=False), without).values()
 
     assert finding.outcome in {Outcome.WRONG, Outcome.OUT_OF_BOUNDS, Outcome.CRASHED}
 
@@ -341,7 +342,9 @@ def test_what_is_read_in_place_is_fetched_ahead(problem: str, candidate: str) ->
 
     check_covers(parsed, one)
     assert "__builtin_prefetch" in render(parsed, one, family).text
-    assert prove_all([Subject(problem=problem, candidate=candidate)], find_toolchain()) == {}
+    subject = Subject(problem=problem, candidate=candidate)
+
+    assert prove_all([subject], grid_toolchain(as_served=False)) == {}
 
 
 def test_one_row_that_reads_in_place_tries_to_fetch_ahead_first() -> None:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from grids import toolchain_for_grid_of
+from grids import grid_toolchain, toolchain_for_grid_of
 from halves import only_packing
 from needs import need_cpu
 from numpy.typing import NDArray
@@ -146,7 +146,7 @@ def test_kernels_of_one_format_pack_as_many_bytes(types: str) -> None:
         (only_packing(render(problem, _one_row(family), family)), family.isa) for family in families
     ]
 
-    builds = compile_kernels(sources, toolchain=find_toolchain())
+    builds = compile_kernels(sources, toolchain=grid_toolchain(as_served=False))
 
     sizes: dict[str, set[int]] = {}
     for build in builds:
@@ -445,5 +445,5 @@ def _kernel(problem_text: str, candidate_text: str) -> Kernel:
     family = family_named(candidate.micro_kernel.family)
     need_cpu(family.isa)
     source = render(Problem.parse(problem_text), candidate, family)
-    build = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
+    build = compile_kernel(source, isa=family.isa, toolchain=grid_toolchain(as_served=False))
     return load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())

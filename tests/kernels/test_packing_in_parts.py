@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from grids import grid_toolchain
 from test_cuts import BANDS, FEW_ROWS, ONE_ROW, RANGE, SLICED, SQUARE, kernel_of, normal
 from written import check_parts, written_by
 
 from gemm_tuner.abi import OK, ArgsStruct, ArrayView, make_args
 from gemm_tuner.arrays.weights import StoredWeights, check_weights
 from gemm_tuner.build.compile import compile_kernel
-from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem
@@ -109,7 +109,7 @@ def test_a_kernel_of_version_2_is_packed_and_called() -> None:
     old = text.replace("abi_version() { return 3", "abi_version() { return 2")
     old = old.replace("pack_weights_part", "not_yet")
     source = Source(text=old, abi_version=2)
-    build = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
+    build = compile_kernel(source, isa=family.isa, toolchain=grid_toolchain(as_served=False))
     w, x = normal(40, 100), normal(8, 40)
 
     kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu(), threads=2)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from grids import grid_toolchain
 from needs import need_compiler
 from numpy.typing import NDArray
 
 from gemm_tuner.abi import OK, ArgsStruct, KernelLibrary
 from gemm_tuner.arrays.packed import PackedWeights
 from gemm_tuner.build.compile import compile_kernel
-from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem
@@ -78,7 +78,7 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
     candidate = Candidate.parse(request.param)
     family = family_named(candidate.micro_kernel.family)
     source = render(PROBLEM, candidate, family)
-    build = compile_kernel(source, isa=family.isa, toolchain=find_toolchain())
+    build = compile_kernel(source, isa=family.isa, toolchain=grid_toolchain(as_served=False))
     kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
     assert kernel.native.phases == (2 if candidate.blocking.grid_k > 1 else 1)
     return kernel

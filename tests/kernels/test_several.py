@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from grids import grid_toolchain
 from numpy.typing import NDArray
 from proof import Needs, Subject, prove_all
 
 from gemm_tuner.abi import OK, ArrayView, make_args
 from gemm_tuner.build.compile import compile_kernel
-from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import IsaFeature
@@ -38,7 +38,7 @@ def _kernel(candidate: str, *, problem: str = PROBLEM) -> Kernel:
     asked, chosen = Problem.parse(problem), Candidate.parse(candidate)
     family = family_named(chosen.micro_kernel.family)
     build = compile_kernel(
-        render(asked, chosen, family), isa=family.isa, toolchain=find_toolchain()
+        render(asked, chosen, family), isa=family.isa, toolchain=grid_toolchain(as_served=False)
     )
     return load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
 
@@ -65,7 +65,7 @@ def test_several_kernels_of_each_kind_are_right_together() -> None:
         ),
     ]
 
-    assert prove_all(subjects, find_toolchain()) == {}
+    assert prove_all(subjects, grid_toolchain(as_served=False)) == {}
 
 
 @pytest.mark.parametrize("boundary", [2, 5])
@@ -77,7 +77,7 @@ def test_a_call_that_goes_to_the_kernel_beside_is_found(boundary: int) -> None:
         return Source(text=source.text.replace(right, f"args->m <= {boundary})")), isa
 
     subject = Subject(problem=PROBLEM, candidate=SEVERAL)
-    (wrong,) = prove_all([subject], find_toolchain(), respell=respell).values()
+    (wrong,) = prove_all([subject], grid_toolchain(as_served=False), respell=respell).values()
 
     assert wrong.outcome is Outcome.WRONG
     assert wrong.detail.startswith("gemm_tuner_run returned 1")
