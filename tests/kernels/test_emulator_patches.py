@@ -21,7 +21,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=["gcc", "clang", "zig"])
+@pytest.fixture(
+    scope="module", params=["gcc", "clang", pytest.param("zig", marks=pytest.mark.proof)]
+)
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     return open_sandbox(request.param)
 
