@@ -12,6 +12,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from gemm_tuner.derive import RULES
 from gemm_tuner.errors import InvalidSetting, StoreFailed
+from gemm_tuner.store.creating import create_schema, has_tables
 from gemm_tuner.store.postgresql import create_postgresql_engine
 from gemm_tuner.store.sqlite import create_reading_engine, create_sqlite_engine
 from gemm_tuner.store.tables import verdict_state
@@ -83,8 +84,11 @@ def _open_to_write(url: URL, *, may_create: bool) -> Engine:
         # A store that needs no change is not written: another may hold its lock.
         if not is_current(engine):
             with writing(engine).begin() as connection:
-                _migrate(connection, _shown(url))
-                _derive_anew(connection)
+                if has_tables(connection):
+                    _migrate(connection, _shown(url))
+                    _derive_anew(connection)
+                else:
+                    create_schema(connection, newest_revision())
         return engine
 
 
@@ -194,7 +198,7 @@ def _without_secrets(url: str) -> str:
 
 
 def _migrate(connection: Connection, shown: str) -> None:
-    # Imported here: a store seldom needs a migration, and Alembic takes long to load.
+    # Imported here: an old store alone needs a migration, and Alembic takes long to load.
     from alembic import command  # noqa: PLC0415
     from alembic.config import Config  # noqa: PLC0415
     from alembic.util import CommandError  # noqa: PLC0415

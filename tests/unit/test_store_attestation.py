@@ -8,8 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from alembic import command
-from alembic.config import Config
+from migrating import downgrade
 from samples import (
     CONTEXT,
     CPU,
@@ -292,10 +291,7 @@ def old_database(tmp_path: Path) -> Iterator[Repository]:
     engine.dispose()
     engine = open_database(f"sqlite:///{path}")
     with writing(engine).begin() as connection:
-        config = Config(attributes={"connection": connection})
-        folder = Path(open_database.__code__.co_filename).parent / "migrations"
-        config.set_main_option("script_location", str(folder))
-        command.downgrade(config, "access")
+        downgrade(connection, "access")
     engine.dispose()
     engine = open_database(f"sqlite:///{path}")
     yield Repository(engine)

@@ -9,10 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from alembic import command
-from alembic.config import Config
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from migrating import downgrade
 from samples import (
     CONTEXT,
     CPU,
@@ -349,10 +348,7 @@ def test_an_upgrade_derives_what_an_old_database_holds(tmp_path: Path) -> None:
     expected = choose(repository, PROBLEM, cpu=CPU, context=CONTEXT)
     before = _rows(repository)
     with writing(engine).begin() as connection:
-        config = Config(attributes={"connection": connection})
-        folder = Path(open_database.__code__.co_filename).parent / "migrations"
-        config.set_main_option("script_location", str(folder))
-        command.downgrade(config, "contributions")
+        downgrade(connection, "contributions")
     engine.dispose()
 
     engine = open_database(url)
