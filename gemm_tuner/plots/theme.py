@@ -14,6 +14,7 @@ from io import StringIO
 from typing import Any
 
 from matplotlib import rc_context
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from gemm_tuner.domain.printable import LINE_BREAK, harmless
@@ -78,6 +79,8 @@ WIDTH_POINTS = 640.0
 FONT_POINTS = 9
 _FONT = "DejaVu Sans"  # comes with matplotlib, which measures texts by it
 _SETTINGS: dict[Any, Any] = {
+    "figure.autolayout": False,
+    "figure.constrained_layout.use": False,
     "font.family": _FONT,
     "font.size": FONT_POINTS,
     "text.parse_math": False,  # a name may have two dollars in it
@@ -134,6 +137,7 @@ def svg_of(figure: Figure, says: str) -> str:
     with warnings.catch_warnings():
         # Texts stay texts in the picture: the reader's fonts have what matplotlib's lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        _lay_out(figure)
         figure.savefig(drawn, format="svg", metadata={"Date": None})
     text = drawn.getvalue()
     text = text[text.index("<svg") :]
@@ -150,6 +154,15 @@ def svg_of(figure: Figure, says: str) -> str:
     text = _styles_as_classes(_TAG.sub(tidy, text))
     text = re.sub(r">\s+<", ">\n<", text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(plain(says))}" ', 1)
+
+
+def _lay_out(figure: Figure) -> None:
+    """Lay out a figure; left to `savefig`, that draws the whole figure once more."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        FigureCanvasSVG(figure)  # measures texts as the picture has them
+        engine.execute(figure)
+        figure.set_layout_engine(None)
 
 
 def in_own_file(svg: str) -> str:
