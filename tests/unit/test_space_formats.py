@@ -1,0 +1,113 @@
+"""A space of one format of packed weights: what reads it, and what does not."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from spaces import cpu
+
+from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.packed_format import packed_format
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import NoKernelFamily
+from gemm_tuner.space.candidates import Space
+from gemm_tuner.space.catalog import family_named
+from gemm_tuner.space.cores import core_named
+
+
+@pytest.mark.parametrize(
+    ("shape", "like"),
+    [
+        ("1x96x1100", "avx512_f32_8x48 mc8_nc96_kc560 jc_ic_jr_ir"),
+        pytest.param(
+            "9x100x70",
+            "avx512_f32_1x48 mc1_nc144_kc70 jc_ic_jr_ir u4",
+            marks=pytest.mark.proof,
+        ),
+        pytest.param(
+            "8x16x600",
+            "avx512_f32_1x16 mc1_nc16_kc304 jc_ic_jr_ir grid1x1x2",
+            marks=pytest.mark.proof,
+        ),
+        ("1x7x70", "avx512_f32_dot_3x2 mc3_nc8_kc70 jc_ic_jr_ir"),
+    ],
+)
+def test_a_space_can_be_cut_down_to_one_format_of_packed_weights(shape: str, like: str) -> None:
+    problem, example = Problem.parse(f"f32 {shape}"), Candidate.parse(like)
+
+    def format_of(candidate: Candidate) -> str:
+        return packed_format(problem, candidate, family_named(candidate.micro_kernel.family))
+
+    whole = Space(problem=problem, cpu=cpu("avx512"), threads=2)
+    cut = replace(whole, like=example)
+
+    found = set(cut.all())
+    own = {one for one in whole.all() if format_of(one) == format_of(example)}
+    assert own <= found
+    # Where panels are given, tiles of several of them are worth trying that are not otherwise.
+    assert all(one.blocking.w_streams > 1 for one in found - own)
+    assert {format_of(one) for one in found} == {format_of(example)}
+    for start in cut.defaults():
+        assert {start, *cut.neighbours(start)} <= found
+
+
+@pytest.mark.parametrize(
+    ("problem", "like", "start", "reached"),
+    [
+        (
+            "f32 2x3072x768",
+            "avx2_f32_4x16 mc4_nc3072_kc768 jc_ic_jr_ir",
+            "avx2_f32_2x16 mc2_nc3072_kc768 jc_ic_jr_ir u4",
+            "avx2_f32_2x32 mc2_nc3072_kc768 jc_ic_jr_ir ws2",
+        ),
+        (  # weights in L2 gain as much from sums that do not wait for each other
+            "f32 1x48x80",
+            "avx2_f32_1x32 mc1_nc64_kc80 jc_ic_jr_ir ws2",
+            "avx2_f32_1x32 mc1_nc64_kc80 jc_ic_jr_ir ws2 u4",
+            "avx2_f32_1x48 mc1_nc48_kc80 jc_ic_jr_ir ws3 u4",
+        ),
+        (  # panels of tiles of AMX are always 16 columns wide
+            "bf16 4x768x768",
+            "amx_bf16_16x32 mc16_nc768_kc768 jc_ic_jr_ir",
+            "avx512_bf16_4x16 mc4_nc768_kc768 jc_ic_jr_ir",
+            "avx512_bf16_4x32 mc4_nc768_kc768 jc_ic_jr_ir ws2",
+        ),
+    ],
+)
+def test_few_rows_reach_tiles_of_several_panels_of_a_format(
+    problem: str, like: str, start: str, reached: str
+) -> None:
+    def tiles_of(candidates: Iterable[Candidate]) -> set[tuple[str, int]]:
+        return {(one.micro_kernel.text, one.blocking.w_streams) for one in candidates}
+
+    space = Space(problem=Problem.parse(problem), cpu=cpu("amx"), like=Candidate.parse(like))
+    wanted = tiles_of([Candidate.parse(reached)])
+
+    assert wanted <= tiles_of(space.defaults())
+    assert wanted <= tiles_of(space.neighbours(Candidate.parse(start)))
+    assert all(one in space for one in space.neighbours(Candidate.parse(reached)))
+
+
+def test_more_rows_read_one_panel_of_a_format() -> None:
+    like = Candidate.parse("avx2_f32_4x16 mc8_nc3072_kc768 jc_ic_jr_ir")
+    space = Space(problem=Problem.parse("f32 5x3072x768"), cpu=cpu("avx2"), like=like)
+
+    assert {one.blocking.w_streams for one in space.defaults()} == {1}
+
+
+def test_a_format_that_no_kernel_reads_is_told() -> None:
+    like = Candidate.parse("avx512_f32_dot_1x4 mc1_nc8_kc70 jc_ic_jr_ir")
+
+    with pytest.raises(NoKernelFamily, match="in the format 'f32 32x70 columns k16'"):
+        Space(problem=Problem.parse("f32 4x32x70"), cpu=cpu("avx512"), like=like).defaults()
+
+
+def test_a_format_with_blocks_that_tiles_cannot_have_is_no_format_of_theirs() -> None:
+    problem = Problem.parse("u8_s8_s32_f32 128x512x4800 nk none")
+    like = Candidate.parse("avx512_int8_12x16 mc132_nc512_kc2400 jc_ic_jr_ir")
+    space = Space(problem=problem, cpu=core_named("sapphire_rapids").cpu, like=like)
+
+    families = {one.micro_kernel.family for one in space.defaults()}
+
+    assert "avx512_int8" in families
+    assert "amx_int8" not in families
