@@ -10,9 +10,11 @@ from typing import Protocol
 import pytest
 from postgres import PostgresServer, find_programs, postgres_server
 from restricted import full_disk
-from sqlalchemy import Engine
+from sqlalchemy import URL, Engine, create_engine
 
+from gemm_tuner.store import database
 from gemm_tuner.store.database import open_database
+from gemm_tuner.store.sqlite import create_sqlite_engine
 
 # Adds rows to the database of a URL.
 Filling = Callable[[str], None]
@@ -108,6 +110,28 @@ class PostgresDatabases:
 
 def _make_tables(url: str) -> None:
     open_database(url).dispose()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once() -> Iterator[None]:
+    """Let engines of SQLite share compiled statements: each of the many in tests has its own.
+
+    A compiled statement belongs to a dialect, so they share that too.
+    """
+    example = create_engine("sqlite://")
+    example.connect().close()  # which prepares the dialect
+    compiled: dict[object, object] = {}
+
+    def create(url: URL) -> Engine:
+        engine = create_sqlite_engine(url)
+        engine.dialect = example.dialect
+        engine.update_execution_options(compiled_cache=compiled)
+        return engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(database._ENGINES, "sqlite", create)
+        yield
+    example.dispose()
 
 
 @pytest.fixture(scope="session")
