@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from platformdirs import user_data_path
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gemm_tuner.build.cache import write_atomically
 from gemm_tuner.errors import InvalidSetting, SignatureInvalid, StoreFailed
@@ -18,6 +18,8 @@ from gemm_tuner.trust.key_id import key_id_of
 KEYS_VARIABLE = "GEMM_TUNER_KEYS"
 
 Keys = Mapping[str, bytes]
+
+MAX_SHOWN_KEYS = 64  # by one service, which has one key
 
 _MAX_FILE_BYTES = 2**20
 _Remembered = TypeAdapter(dict[str, list[str]])
@@ -32,7 +34,7 @@ class _PublicKey(BaseModel):
 class _KeysDocument(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
-    keys: list[_PublicKey]
+    keys: list[_PublicKey] = Field(max_length=MAX_SHOWN_KEYS)
 
 
 def keys_by_id(public_keys: Iterable[bytes]) -> Keys:
@@ -77,7 +79,7 @@ def parse_keys(document: bytes) -> Keys:
     """Return the keys in an answer to `GET /v1/keys`.
 
     Raises:
-        SignatureInvalid: it is not such an answer, or holds no key.
+        SignatureInvalid: it is not such an answer, or holds no key or more than `MAX_SHOWN_KEYS`.
     """
     try:
         parsed = _KeysDocument.model_validate_json(document)
@@ -140,12 +142,15 @@ class KnownKeys:
                 known = self._read()
                 before = _text_of(known)
                 yield known
-                if _text_of(known) != before:
-                    self._write(_text_of(known))
+                after = _text_of(known)
+                if after != before:
+                    self._write(after)
         except OSError as error:
             raise self._cannot_write(error.strerror) from error
 
     def _write(self, content: bytes) -> None:
+        if len(content) > _MAX_FILE_BYTES:  # it could not be read again
+            raise self._cannot_write(f"it would be longer than {_MAX_FILE_BYTES} bytes")
         try:
             write_atomically(self.path, content)
         except StoreFailed as error:
@@ -154,7 +159,8 @@ class KnownKeys:
     def _cannot_write(self, reason: object) -> StoreFailed:
         return StoreFailed(
             f"the keys of services cannot be remembered in {self.path} ({reason}); "
-            f"make its folder writable, or pin keys by {KEYS_VARIABLE}."
+            'make its folder writable, forget addresses ("gemm-tuner keys forget"), or pin keys by '
+            f"{KEYS_VARIABLE}."
         )
 
     def _read(self) -> dict[str, Keys]:

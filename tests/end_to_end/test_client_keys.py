@@ -1,9 +1,11 @@
 """Whose answers a client believes: keys remembered at first sight, and a socket of its user."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,8 @@ from gemm_tuner import Client
 from gemm_tuner.cli import serve
 from gemm_tuner.cli.main import ANSWER_IS_NO, SOMETHING_IS_MISSING, WRONG_USAGE, run
 from gemm_tuner.client import connection
-from gemm_tuner.errors import InvalidSetting, SignatureInvalid
+from gemm_tuner.client.keys import KnownKeys
+from gemm_tuner.errors import InvalidSetting, SignatureInvalid, StoreFailed
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.trust.local import default_socket_path
@@ -103,6 +106,33 @@ def test_a_damaged_file_of_known_keys_is_named(
 
     assert run(["keys", "list"]) == WRONG_USAGE
     assert "known-keys.json" in capsys.readouterr().err
+
+
+def test_a_service_that_shows_very_many_keys_has_none_remembered(
+    site: Site, tmp_path: Path
+) -> None:
+    keys = [{"public_key": b64encode(bytes([one]) * 32).decode()} for one in range(65)]
+    shown = json.dumps({"keys": keys}).encode()
+
+    with site.serving(lambda path, body: shown if path == "/v1/keys" else body) as address:
+        client = Client(address, cache_dir=tmp_path / "cache")
+        with pytest.raises(SignatureInvalid, match="not understood"):
+            client.kernel(PROBLEM)
+
+    assert not KnownKeys().all()
+
+
+def test_no_more_keys_are_remembered_than_can_be_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = KnownKeys()
+    known.remember("http://first", {"a": bytes(32)})
+    monkeypatch.setattr("gemm_tuner.client.keys._MAX_FILE_BYTES", known.path.stat().st_size)
+
+    with pytest.raises(StoreFailed, match=r"longer than .* bytes.*keys forget"):
+        known.remember("http://second", {"b": bytes(32)})
+
+    assert set(known.all()) == {"http://first"}
 
 
 @contextmanager
