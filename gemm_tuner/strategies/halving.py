@@ -16,7 +16,7 @@ from gemm_tuner.strategies.strategy import BATCH, NOTABLE_GAIN, Batch, Line, Spe
 
 _DRAWN = 27
 _KEPT = 3  # one of so many; the others have so many times as many samples
-_MOST_CARE = 9
+_MOST_SAMPLES = 9
 
 
 class SuccessiveHalving:
@@ -32,7 +32,7 @@ class SuccessiveHalving:
         self._line = Line(seeds)
         self._group: list[Candidate] = []
         self._waiting: list[Batch] = []
-        self._care = 0
+        self._sample_factor = 0
         self._best_before = 0.0
 
     def propose(self, speeds: Speeds) -> Batch:
@@ -40,7 +40,10 @@ class SuccessiveHalving:
         if not self._waiting:
             self._go_on(speeds)
             self._waiting = [
-                Batch(candidates=tuple(self._group[start : start + BATCH]), care=self._care)
+                Batch(
+                    candidates=tuple(self._group[start : start + BATCH]),
+                    sample_factor=self._sample_factor,
+                )
                 for start in range(0, len(self._group), BATCH)
             ]
         return self._waiting.pop(0) if self._waiting else Batch(candidates=())
@@ -52,10 +55,10 @@ class SuccessiveHalving:
 
     def _go_on(self, speeds: Speeds) -> None:
         """Keep the best of a group, or begin another one."""
-        if 0 < self._care < _MOST_CARE:
+        if 0 < self._sample_factor < _MOST_SAMPLES:
             best = [one for one in ranked(speeds) if one in self._group]
             self._group = best[: ceil(len(self._group) / _KEPT)]
-            self._care *= _KEPT
+            self._sample_factor *= _KEPT
             if self._group:
                 return
         self._draw_group(speeds)
@@ -69,4 +72,4 @@ class SuccessiveHalving:
         draw(self._space, self._dice, self._line, _DRAWN)
         while len(self._group) < _DRAWN and self._line:
             self._group += self._line.next_batch().candidates
-        self._care = 1
+        self._sample_factor = 1

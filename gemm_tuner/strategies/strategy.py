@@ -19,11 +19,12 @@ Speeds = Mapping[Candidate, float]
 class Batch:
     """Candidates to try together; none when a search is over.
 
-    Those with `care` above 1 are timed again if they were before, with so many times the samples.
+    With a `sample_factor` above 1, they are timed again if they were before, with so many times the
+    samples.
     """
 
     candidates: tuple[Candidate, ...]
-    care: int = 1
+    sample_factor: int = 1
 
 
 class Strategy(Protocol):

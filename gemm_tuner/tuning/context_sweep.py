@@ -167,16 +167,21 @@ class ContextSweep:
         while (batch := strategy.propose(self._raced.speeds)).candidates:
             if self.is_stopped() or (self._raced.speeds and not self._has_time_for(1)):
                 return False
-            is_whole = self._race(batch.candidates, care=batch.care)
+            is_whole = self._race(batch.candidates, sample_factor=batch.sample_factor)
             self._report("searching", strategy.pending)
             if not is_whole:
                 return False
         return True
 
-    def _race(self, batch: Sequence[Candidate], *, is_certain: bool = False, care: int = 1) -> bool:
-        """Time the new ones of a batch, and with `care` above 1 all; return if there was time."""
+    def _race(
+        self, batch: Sequence[Candidate], *, is_certain: bool = False, sample_factor: int = 1
+    ) -> bool:
+        """Time the new ones of a batch, or all with a `sample_factor` above 1.
+
+        Return whether there was time.
+        """
         speeds, source = self._raced.speeds, self.slices or self.attempts
-        new = [one for one in dict.fromkeys(batch) if care > 1 or one not in speeds]
+        new = [one for one in dict.fromkeys(batch) if sample_factor > 1 or one not in speeds]
         if self.slices:
             failed = {trial.candidate for trial in self.attempts.failures}
             new = [one for one in new if one not in failed]
@@ -192,23 +197,23 @@ class ContextSweep:
                 return False
             # A batch of slices takes about as long as the few whole ones that are always tried.
             is_due = is_certain or (is_first and (self.slices is not None or not proven))
-            if not (is_due or self._has_time_for(len(proven) + len(group), care)):
-                self._time_race(proven, care)
+            if not (is_due or self._has_time_for(len(proven) + len(group), sample_factor)):
+                self._time_race(proven, sample_factor)
                 return False
             begin_s = self.budget.clock()
             proven += source.prove(group, self.context)
             self._proof_s = self.budget.clock() - begin_s
-        self._time_race(proven, care)
+        self._time_race(proven, sample_factor)
         return True
 
-    def _time_race(self, candidates: Sequence[Candidate], care: int) -> None:
+    def _time_race(self, candidates: Sequence[Candidate], sample_factor: int) -> None:
         """Time the candidates of a race, as carefully as it deserves."""
         if self.slices:
-            self._time_slices(candidates, RACE.with_care(care), self.slices)
+            self._time_slices(candidates, RACE.with_samples(sample_factor), self.slices)
         elif self.is_final and len(candidates) > 1:
             self._in_final = self._time(candidates, FINAL)
         else:
-            self._time(candidates, RACE.with_care(care))
+            self._time(candidates, RACE.with_samples(sample_factor))
 
     def _time_slices(
         self, candidates: Sequence[Candidate], sampling: Sampling, slices: TrialSource
@@ -230,7 +235,7 @@ class ContextSweep:
         beside = source.host.baselines(self.context.regime)
         return self._raced.slowest_call_s or beside.call_s
 
-    def _has_time_for(self, candidates: int, care: int = 1) -> bool:
+    def _has_time_for(self, candidates: int, sample_factor: int = 1) -> bool:
         """Return whether some may still be proved and raced, and the best be confirmed.
 
         Where calls are slow, what is over the share for confirming comes on top of the budget.
@@ -242,7 +247,7 @@ class ContextSweep:
             confirming_s(call_s, budget_s, threads=self.context.threads, finalists=finalists),
             _SHARE_TO_CONFIRM * self.budget.seconds,
         )
-        race = RACE.with_care(care)
+        race = RACE.with_samples(sample_factor)
         race_s = race.duration_s(candidates, call_s=self._race_call_s, budget_s=budget_s)
         return self.budget.remaining_s > self._proof_s + race_s + reserved_s
 

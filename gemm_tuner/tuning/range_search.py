@@ -179,7 +179,7 @@ class RangeSearch:
     def timed(self, m: int) -> list[Trial]:
         """Return what was timed at an m and stands, beside the newest baseline of careful timings.
 
-        A sweep beside another library that was stopped in its races has timed none with care.
+        A sweep beside another library that was stopped in its races has timed none carefully.
         """
         problem = at_rows(self.problem, m)
         trials = [
@@ -205,7 +205,7 @@ class RangeSearch:
         return family, packed_format(self.problem, candidate, family_named(family))
 
     def losses(self, m: int) -> dict[Format, float]:
-        """Return what each format costs an m, of which a kernel was timed with care there."""
+        """Return what each format costs an m, of which a kernel was timed carefully there."""
         speeds = _speeds_of(self._careful(m))
         best = max(speeds.values())
         losses: dict[Format, float] = {}
@@ -240,7 +240,7 @@ class RangeSearch:
             self.alone[m] = verdict.candidate or self.alone[m]
 
     def in_format(self, m: int, wanted: Format) -> dict[Candidate, float]:
-        """Return the speeds that were measured with care at an m, of kernels in the format."""
+        """Return the speeds that were measured carefully at an m, of kernels in the format."""
         return {
             candidate: speed
             for candidate, speed in _speeds_of(self._careful(m)).items()
@@ -248,7 +248,7 @@ class RangeSearch:
         }
 
     def _careful(self, m: int) -> list[Trial]:
-        """Return what was timed with care at an m, and may be believed if anything may."""
+        """Return what was timed carefully at an m, and may be believed if anything may."""
         careful = [
             one for one in self.timed(m) if one.stage in _CAREFUL and not one.candidate.below
         ]

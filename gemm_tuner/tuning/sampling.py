@@ -30,9 +30,9 @@ class Sampling:
     share: float
     processes: int = 1
 
-    def with_care(self, care: int) -> "Sampling":
+    def with_samples(self, factor: int) -> "Sampling":
         """Return the sampling with so many times the samples and their share of the budget."""
-        return replace(self, pairs=care * self.pairs, share=care * self.share)
+        return replace(self, pairs=factor * self.pairs, share=factor * self.share)
 
     def affordable_pairs(self, candidates: int, *, call_s: float, budget_s: float) -> int:
         """Return how many samples of some candidates and of the baseline may be taken."""

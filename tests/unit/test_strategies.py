@@ -37,8 +37,8 @@ def test_a_strategy_proposes_what_there_is_until_it_is_over(name: str) -> None:
     while (batch := strategy.propose(speeds)).candidates:
         assert len(batch.candidates) == len(set(batch.candidates)) <= BATCH
         assert set(batch.candidates) <= set(RECORDED.recorded)
-        # Only with more care is a candidate proposed again.
-        assert speeds.keys().isdisjoint(batch.candidates) == (batch.care == 1)
+        # Only with more samples is a candidate proposed again.
+        assert speeds.keys().isdisjoint(batch.candidates) == (batch.sample_factor == 1)
         first = first or list(batch.candidates)
         speeds |= {one: 1.0 / (2 + len(one.text)) for one in batch.candidates}
 
@@ -73,17 +73,17 @@ def test_a_local_search_goes_from_the_models_favourites_to_neighbours_of_the_bes
 def test_halving_times_the_best_third_again_with_more_samples() -> None:
     search = SuccessiveHalving(RECORDED, seed=1)
     speeds: dict[Candidate, float] = {}
-    of_care: dict[int, list[Candidate]] = {1: [], 3: [], 9: []}
+    timed_with: dict[int, list[Candidate]] = {1: [], 3: [], 9: []}
 
-    while len(of_care[9]) < 3:
+    while len(timed_with[9]) < 3:
         batch = search.propose(speeds)
-        of_care[batch.care] += batch.candidates
+        timed_with[batch.sample_factor] += batch.candidates
         speeds |= {one: 1.0 + RECORDED.recorded.index(one) for one in batch.candidates}
 
-    drawn = sorted(of_care[1], key=lambda one: -RECORDED.recorded.index(one))
+    drawn = sorted(timed_with[1], key=lambda one: -RECORDED.recorded.index(one))
     assert len(drawn) == 27
-    assert set(of_care[3]) == set(drawn[:9])
-    assert set(of_care[9]) == set(drawn[:3])
+    assert set(timed_with[3]) == set(drawn[:9])
+    assert set(timed_with[9]) == set(drawn[:3])
 
 
 def test_candidates_are_drawn_from_the_whole_space() -> None:
