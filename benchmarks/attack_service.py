@@ -30,7 +30,7 @@ MAX_HEALTH_S = 1.0
 MAX_MEMORY_KIB = 300_000_000 // 1024
 MAX_LOG_BYTES = 1_000_000
 PATIENCE_S = 30.0
-POST = b"POST /v1/resolve HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/resolve HTTP/1.1\r\nHost: localhost\r\n"
 # name, connections, what each sends and then no more
 ATTACKS: Sequence[tuple[str, int, bytes]] = (
     ("half-sent headers", 1500, POST + b"X-Slow: "),
@@ -38,11 +38,15 @@ ATTACKS: Sequence[tuple[str, int, bytes]] = (
     ("unfinished bodies", 300, POST + b"Content-Length: 1048576\r\n\r\n" + b"x" * 1_000_000),
     ("many small headers", 500, POST + b"X:\r\n" * 100_000),
     ("blanks in a header", 500, POST + b"X:" + b" " * 200_000 + b"\0\r\n\r\n"),
-    ("answers nobody reads", 100, b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 200),
-    ("many requests at once", 500, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10_000),
+    ("answers nobody reads", 100, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200),
+    ("many requests at once", 500, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10_000),
     ("a chunk without end", 500, POST + b"Transfer-Encoding: chunked\r\n\r\n2;" + b"x" * 500_000),
     ("no HTTP", 1500, b"\0\r\n\r\n"),
-    ("upgrades", 500, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"),
+    (
+        "upgrades",
+        500,
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
+    ),
 )
 
 

@@ -1,11 +1,13 @@
 """Where a request comes from: a user of this machine, a loopback address, or beyond.
 
-What a proxy says of its callers counts only if the proxy was named at the start.
+What a proxy says of its callers counts only if the proxy was named at the start. A browser of this
+machine may ask for a web site whose name was made to lead here (DNS rebinding): such a request
+names that site, and comes from beyond.
 """
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Self
@@ -78,6 +80,8 @@ class Proxies:
         if is_forwarded and (direct.is_loopback or direct.is_local_user):
             # A proxy that was not named: its callers need not be of this machine.
             return Peer(key=direct.key, name=direct.name)
+        if direct.is_loopback and uid is None and not _asks_this_machine(headers):
+            return replace(direct, is_loopback=False)
         return direct
 
     def _forwarded(self, proxy: Peer, headers: Sequence[tuple[bytes, bytes]]) -> Peer:
@@ -111,6 +115,21 @@ def _of_user(uid: int) -> Peer:
     is_own = uid in {os.getuid(), _ROOT_UID}
     name = f"uid {uid}"
     return Peer(key=name, name=name, is_local_user=is_own, is_loopback=not is_own, is_private=True)
+
+
+def _asks_this_machine(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Return whether a request names no other host than this machine itself."""
+    return all(_is_loopback(value) for name, value in headers if name == b"host")
+
+
+@lru_cache(maxsize=1024)
+def _is_loopback(host: bytes) -> bool:
+    text = host.decode("latin-1").lower()
+    address = _address_of(text)
+    if address is not None:
+        return address.is_loopback
+    name = text.partition(":")[0].removesuffix(".")
+    return name == "localhost" or name.endswith(".localhost")
 
 
 @lru_cache(maxsize=1024)

@@ -174,6 +174,12 @@ def test_a_proxy_that_was_not_named_makes_nobody_local(settings: Settings, tmp_p
                 assert answer.status_code == 401, header
 
 
+def test_a_web_site_does_not_read_what_a_user_of_this_machine_may(client: httpx.Client) -> None:
+    for path in ("/v1/records", "/", "/metrics"):
+        answer = client.get(path, headers={"Host": "evil.example"})
+        assert answer.status_code == 401, path
+
+
 @pytest.mark.parametrize("headers", [{}, {"X-Forwarded-Proto": "http"}])
 def test_a_token_in_clear_text_is_refused_and_told(
     settings: Settings,

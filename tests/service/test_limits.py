@@ -32,7 +32,7 @@ PATIENCE_S = 20
 # Of those who are to be answered, on a busy machine too.
 UNHURRIED = replace(HURRIED, head_s=PATIENCE_S, body_s=PATIENCE_S, answer_s=PATIENCE_S)
 MAX_BUFFERED_BYTES = 2**24  # by the sockets of both sides
-HEAD = b"POST /v1/resolve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+HEAD = b"POST /v1/resolve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ BOTH_ENDS = (
     HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
 )
 LONG = b"x" * (HURRIED.head_bytes + 1)
-ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+ASK = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
         *BOTH_ENDS,  # a proxy may believe the other, and take what follows for another request
         HEAD + b"Content-Length: 2\r\n\r\n{}",
         b"GET /healthz HTTP/1.1\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: y\r\n\r\n",
         bytes(range(256)),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_line_without_end_is_not_read_on(unhurried: httpx.Client, begin: bytes
 
 def test_requests_in_one_piece_are_answered_in_order(unhurried: httpx.Client) -> None:
     paths = [b"/healthz", b"/version", b"/absent"] * 10
-    requests = [b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in paths]
+    requests = [b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in paths]
     with connect(unhurried) as connection:
         connection.sendall(b"".join(requests) + b"BAD\0\r\n\r\n")
         answer = read_to_end(connection)
@@ -158,7 +158,7 @@ def test_an_upgrade_is_not_made_and_the_body_is_read(
 ) -> None:
     body = json.dumps({"problem": PROBLEM.text}).encode()
     head = (
-        b"POST /v1/resolve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"POST /v1/resolve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Connection: Upgrade\r\nUpgrade: %b\r\nContent-Length: %d\r\n\r\n"
     )
     with connect(unhurried) as connection:
@@ -174,7 +174,7 @@ def test_an_upgrade_is_not_made_and_the_body_is_read(
 
 def test_who_sends_no_more_is_still_answered(unhurried: httpx.Client) -> None:
     body = json.dumps({"problem": PROBLEM.text, "threads": 1}).encode()
-    head = b"POST /v1/resolve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/resolve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for _ask in range(5):
         with connect(unhurried) as connection:
             connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
@@ -215,7 +215,7 @@ def test_a_byte_now_and_then_does_not_move_the_deadline(hurried: httpx.Client) -
 
 def test_a_kept_connection_has_the_same_deadlines(hurried: httpx.Client) -> None:
     with connect(hurried) as connection:
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         content = connection.recv(65536)
         connection.sendall(b"GET /he")
         content += read_to_end(connection)

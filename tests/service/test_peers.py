@@ -8,11 +8,11 @@ from gemm_tuner.errors import InvalidSetting
 
 
 def peer(
-    host: str | None, *proxies: str, scheme: str = "http", uid: int | None = None, **headers: str
+    address: str | None, *proxies: str, scheme: str = "http", uid: int | None = None, **headers: str
 ) -> Peer:
     """Return where a request comes from, given the names of its headers with underscores."""
     scope: dict[str, Any] = {
-        "client": None if host is None else (host, 1),
+        "client": None if address is None else (address, 1),
         "scheme": scheme,
         "headers": [
             (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
@@ -31,6 +31,28 @@ def test_loopback_is_known_in_all_its_forms(host: str, is_loopback: bool) -> Non
 
     assert found.is_loopback == is_loopback
     assert found.is_private == is_loopback
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_loopback"),
+    [
+        ("127.0.0.1:8000", True),
+        ("[::1]:8000", True),
+        ("LOCALHOST:8000", True),
+        ("tuner.localhost.", True),
+        ("evil.example:8000", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("10.0.0.1", False),
+        ("", False),
+    ],
+)
+def test_a_site_that_leads_a_browser_here_is_no_user_of_this_machine(
+    asked: str,
+    is_loopback: bool,  # noqa: FBT001
+) -> None:
+    assert peer("127.0.0.1", host=asked).is_loopback == is_loopback
+    assert peer("127.0.0.1", host=asked).is_private
 
 
 def test_encryption_makes_any_way_private() -> None:

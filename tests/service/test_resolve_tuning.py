@@ -209,7 +209,7 @@ def test_who_leaves_at_once_keeps_no_place_to_wait(
     body = json.dumps({"problem": UNTUNED}).encode()
     url = site.client.base_url
     head = (
-        b"POST /v1/resolve?tune=auto&wait=60s HTTP/1.1\r\nHost: x\r\n"
+        b"POST /v1/resolve?tune=auto&wait=60s HTTP/1.1\r\nHost: localhost\r\n"
         b"Content-Type: application/json\r\nAuthorization: %b\r\nContent-Length: %d\r\n\r\n"
         % (site.tuner["Authorization"].encode(), len(body))
     )
