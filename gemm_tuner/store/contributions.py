@@ -18,7 +18,7 @@ from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import ContributionsFull, DigestMismatch
 from gemm_tuner.store.audit import AuditLog, append_audit
-from gemm_tuner.store.integrity import decompress
+from gemm_tuner.store.integrity import check_types, decompress
 from gemm_tuner.store.statements import Statements, insert_new
 from gemm_tuner.store.tables import contributions
 from gemm_tuner.store.trials import IMPORTED_AT_ONCE, Trials
@@ -103,10 +103,14 @@ class Contributions(Statements):
         )
         with self._reading() as connection:
             rows = connection.execute(query).all()
-        return tuple(
-            Contribution(sequence=sequence, kind=Kind(kind), sha256=digest, size_bytes=size_bytes)
-            for sequence, kind, digest, size_bytes in rows
-        )
+            for row in rows:
+                check_types(contributions, row)
+            return tuple(
+                Contribution(
+                    sequence=sequence, kind=Kind(kind), sha256=digest, size_bytes=size_bytes
+                )
+                for sequence, kind, digest, size_bytes in rows
+            )
 
     def owners(self) -> tuple[OwnerSummary, ...]:
         """Return who contributed how much that is not accepted yet."""

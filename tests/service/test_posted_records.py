@@ -224,6 +224,19 @@ def test_what_is_dropped_is_gone(holders: tuple[Holder, Holder], engine: Engine)
     assert store.owners() == ()
 
 
+def test_a_damaged_contribution_is_told(holders: tuple[Holder, Holder], engine: Engine) -> None:
+    worker, other = holders
+    worker.send(*records(1))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("update contributions set kind = 'other'")
+
+    answer = worker.ask("GET", "/v1/contributions")
+
+    assert answer.status_code == 503
+    assert answer.json()["type"] == "urn:gemm-tuner:problem:store-failed"
+    assert other.ask("GET", "/v1/contributions").status_code == 200
+
+
 def test_the_audit_log_names_the_token(holders: tuple[Holder, Holder], engine: Engine) -> None:
     worker, _other = holders
     worker.send(*records(3))
