@@ -72,6 +72,7 @@ class RevocationLog(Statements):
         )
         with self._reading() as connection:
             number = connection.scalar(select(func.max(revocations.c.number))) or 0
+            check_stored_number(number)
             subjects = connection.scalars(query).all()
             for subject in subjects:
                 check_stored_subject(subject)
@@ -95,6 +96,19 @@ def check_stored_subject(subject: str) -> None:
             f"a revocation names {subject[:80]!r}, which is neither a kernel nor a signing key: "
             "the database was damaged; restore it from a backup, or delete the row."
         ) from None
+
+
+def check_stored_number(number: int) -> None:
+    """Check that a row has a number that a list can have.
+
+    Raises:
+        StoreFailed: it has not.
+    """
+    if number < 0:
+        raise StoreFailed(
+            f"a revocation has the number {number}, which gemm-tuner did not store: the database "
+            "was damaged; restore it from a backup, or delete the row."
+        )
 
 
 def revoked_among(connection: Connection, subjects: Collection[str]) -> Mapping[str, str]:

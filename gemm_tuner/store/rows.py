@@ -12,7 +12,7 @@ from gemm_tuner.errors import StoreFailed
 from gemm_tuner.store.integrity import check_document, check_named_source, decompress
 from gemm_tuner.store.job_rows import check_question
 from gemm_tuner.store.reading import check_columns
-from gemm_tuner.store.revocations import check_stored_subject
+from gemm_tuner.store.revocations import check_stored_number, check_stored_subject
 from gemm_tuner.store.tables import (
     METADATA,
     artifacts,
@@ -90,6 +90,11 @@ def _check_artifact(row: RowMapping) -> None:
     check_named_source(row["sha256"], row["document"], row["source_sha256"])
 
 
+def _check_revocation(row: RowMapping) -> None:
+    check_stored_number(row["number"])
+    check_stored_subject(row["subject"])
+
+
 _CHECKS: dict[str, Callable[[RowMapping], object]] = {
     problems.name: lambda row: check_document("problem", row["id"], row["document"]),
     cpus.name: lambda row: check_document("CPU", row["id"], row["document"]),
@@ -97,7 +102,7 @@ _CHECKS: dict[str, Callable[[RowMapping], object]] = {
     sources.name: lambda row: decompress("source", row["sha256"], row["compressed_text"]),
     artifacts.name: _check_artifact,
     contributions.name: lambda row: decompress("contribution", row["sha256"], row["compressed"]),
-    revocations.name: lambda row: check_stored_subject(row["subject"]),
+    revocations.name: _check_revocation,
     jobs.name: lambda row: check_question(row["problem_id"], row["problem"]),
     misses.name: lambda row: check_question(row["problem_id"], row["problem"]),
 }

@@ -167,15 +167,21 @@ def test_the_list_is_signed_once_for_each_change(
     assert first[0] == first[1] == first[2] != second[0] == second[1] == second[2]
 
 
-def test_a_damaged_revocation_is_told(own_client: httpx.Client, engine: Engine) -> None:
+@pytest.mark.parametrize(
+    ("number", "subject", "told"),
+    [(1, "x", "neither a kernel nor a signing key"), (-1, "ab" * 32, "the number -1")],
+)
+def test_a_damaged_revocation_is_told(
+    own_client: httpx.Client, engine: Engine, number: int, subject: str, told: str
+) -> None:
     with engine.begin() as connection:
         connection.execute(
             insert(revocations_table).values(
-                number=1, subject="x", reason="", created_at="2026-01-01", is_lifted=False
+                number=number, subject=subject, reason="", created_at="2026-01-01", is_lifted=False
             )
         )
 
     answer = own_client.get("/v1/revocations")
 
     assert answer.status_code == 503
-    assert "neither a kernel nor a signing key" in answer.json()["detail"]
+    assert told in answer.json()["detail"]
