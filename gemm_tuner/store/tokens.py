@@ -122,11 +122,19 @@ def _token_of(row: Row[*tuple[Any, ...]]) -> Token:
             id=row.id,
             name=row.name,
             scopes=frozenset(Scope(each) for each in row.scopes.split()),
-            created_at=datetime.fromisoformat(row.created_at),
-            expires_at=row.expires_at and datetime.fromisoformat(row.expires_at),
+            created_at=_time_of(row.created_at),
+            expires_at=row.expires_at and _time_of(row.expires_at),
         )
-    revoked_at = row.revoked_at and datetime.fromisoformat(row.revoked_at)
+    revoked_at = row.revoked_at and _time_of(row.revoked_at)
     return replace(token, revoked_at=revoked_at)
+
+
+def _time_of(text: str) -> datetime:
+    """Return the time that `_text_of` wrote; one without a zone could be compared with none."""
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
+        raise ValueError(f"the time {text} has no zone")
+    return time
 
 
 def _text_of(time: datetime) -> str:

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import Engine
 
 from gemm_tuner.domain.access import AuditEntry, Scope, TokenSecret
-from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.errors import InvalidSetting, StoreFailed
 from gemm_tuner.store.audit import AuditLog
 from gemm_tuner.store.tokens import Tokens
 
@@ -52,6 +52,19 @@ def test_a_token_counts_until_it_expires_or_is_revoked(engine: Engine) -> None:
     revoked = store.with_secret(secret.digest)
     assert revoked is not None
     assert not revoked.is_valid(NOW)
+
+
+def test_times_that_no_clock_can_be_compared_with_are_damages(engine: Engine) -> None:
+    store = Tokens(engine)
+    _token, secret = store.create("ci", SCOPES, actor="me", now=NOW, lifetime=timedelta(days=1))
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "update tokens set created_at = '2026-11-20T12:00:00', "
+            "expires_at = '2026-11-21T12:00:00'"
+        )
+
+    with pytest.raises(StoreFailed, match="no zone"):
+        store.with_secret(secret.digest)
 
 
 def test_only_a_token_that_counts_can_be_revoked(engine: Engine) -> None:
