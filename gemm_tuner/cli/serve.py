@@ -25,6 +25,10 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_message
 from gemm_tuner.cli.progress_line import ProgressLine, pace
 from gemm_tuner.cli.worker_processes import WorkerProcesses
+from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.estimate import Estimate
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.quorum import MAX_QUORUM
 from gemm_tuner.errors import InvalidSetting, SandboxMissing, ToolchainMissing
 from gemm_tuner.machine.detect import detect_cpu
@@ -41,7 +45,6 @@ from gemm_tuner.trust.keys import KeyPair, default_key_path
 from gemm_tuner.trust.local import default_socket_path
 from gemm_tuner.trust.ownership import check_owned
 from gemm_tuner.trust.succession import succession_path
-from gemm_tuner.tuning.estimate import estimate_job
 
 _LOOPBACK = "127.0.0.1"
 _PORT = 8000
@@ -174,7 +177,7 @@ def serve(
         proxies=Proxies.parse(behind_proxy or ()),
         client_rate=client_rate,
         quorum=quorum,
-        estimate=estimate_job,
+        estimate=_estimate,
     )
     tls = _tls_of(tls_certificate, tls_key)
     database = database_file(settings.database_url)
@@ -264,3 +267,11 @@ def _listen(
     if is_tcp:
         return listen_on_port(host or _LOOPBACK, _PORT if port is None else port)
     return listen_on_socket(socket_path or default_socket_path())
+
+
+def _estimate(problem: Problem, context: ExecutionContext, cpu: Cpu, budget_s: float) -> Estimate:
+    """Return the size of a sweep; few services are asked for it."""
+    # NumPy and the space take long to load.
+    from gemm_tuner.tuning.estimate import estimate_job  # noqa: PLC0415
+
+    return estimate_job(problem, context, cpu, budget_s)

@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
-from importlib.metadata import version
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +39,6 @@ from gemm_tuner.machine.memory import ThreadMemory, address_of, allocate_aligned
 from gemm_tuner.runtime.direct import DirectCall, sealed
 from gemm_tuner.runtime.pool import configure_pool, pack_parts, run_parts
 
-_LIBRARY = f"gemm-tuner {version('gemm-tuner')}"
-
 # Operand shapes as native/kernel_call.h numbers them.
 _SHAPE_NUMBERS = {
     OperandShape.SCALAR: 0,
@@ -75,7 +72,6 @@ class Kernel(DirectCall):
             KernelRejected: the library does not describe itself.
         """
         self.native = native
-        self.library = _LIBRARY
         self.reason = reason
         self.artifact = artifact
         self.threads = threads
@@ -108,6 +104,11 @@ class Kernel(DirectCall):
             "threads may share it, and another process asks for its own, with Client.kernel or "
             "tune."
         )
+
+    @property
+    def library(self) -> str:
+        """Return `gemm-tuner` with its version."""
+        return _own_name()
 
     def __repr__(self) -> str:
         """Return what it computes, and how."""
@@ -374,6 +375,14 @@ class Kernel(DirectCall):
                 views[place] = view_products(operand.name, array, partial(_known, views[place]))
                 kept[operand.name] = array
         return views, kept
+
+
+@cache
+def _own_name() -> str:
+    # Each process that calls kernels imports this module, few ask, and to look it up takes long.
+    from importlib.metadata import version  # noqa: PLC0415
+
+    return f"gemm-tuner {version('gemm-tuner')}"
 
 
 def _known(view: ArrayView, _array: NDArray[np.generic]) -> ArrayView:

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import time
 from multiprocessing import Pipe
 from typing import Never
@@ -12,6 +14,11 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.record import Outcome
 
 FOLDER = "folder of its own"
+# What a server has no use for and takes long to load, `importlib.metadata` with `email`.
+HEAVY = {
+    "alembic", "asyncio", "cryptography", "email", "filelock", "httpx", "importlib.metadata",
+    "jinja2", "matplotlib", "pydantic", "rich", "sqlalchemy", "typer",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -34,6 +41,13 @@ def test_secrets_do_not_reach_trials(name: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_library_is_told_how_many_threads_it_may_have() -> None:
     assert isolate._environment(2, FOLDER)["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_server_loads_nothing_that_takes_long_and_is_not_used() -> None:
+    program = "import sys, gemm_tuner.bench.trial_server; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, check=True)
+
+    assert not HEAVY & set(done.stdout.decode().split())
 
 
 def test_a_child_that_says_it_goes_on_for_ever_is_ended() -> None:

@@ -76,6 +76,15 @@ def test_a_command_for_a_fleet_loads_dask_only_for_one(command: str) -> None:
     assert not _modules_after(command, "--help") & {"dask", "distributed"}
 
 
+def test_a_service_loads_what_estimates_a_job_when_it_is_asked() -> None:
+    modules = _modules_after("serve", "--help")
+    program = "import sys, gemm_tuner_service.app; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+
+    modules |= set(done.stdout.decode().split())
+    assert not modules & {"numpy", "matplotlib", "gemm_tuner.space.candidates"}
+
+
 def test_importing_the_package_loads_nothing() -> None:
     program = "import sys, gemm_tuner; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from gemm_tuner.domain.job import Job, JobState
-from gemm_tuner.space.candidates import Space
 from gemm_tuner_service.answers import Asked
 from gemm_tuner_service.bounds import MAX_PAGE
 from gemm_tuner_service.dependencies import Asking, RequestWork, RunningService, Service
@@ -188,6 +187,9 @@ def _estimate(service: RunningService, asked: Asked, budget_s: float) -> Estimat
     problem, context, cpu = asked.problem, asked.context, asked.cpu
     problem.check_work(context.regime)
     if service.estimate is None:
+        # NumPy and the space take long to load.
+        from gemm_tuner.space.candidates import Space  # noqa: PLC0415
+
         space = Space(problem=problem, cpu=cpu, threads=context.threads)
         space.defaults()
         return EstimateView(candidates=space.size(), estimated_seconds=None)
