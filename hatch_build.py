@@ -3,7 +3,8 @@
 gemm_tuner/runtime/_native is the call path: without it, kernels are called through ctypes.
 gemm_tuner/libraries/_finish is the pass after the product of a library: without it, NumPy does it;
 and the product in a fixed order, which nothing else computes.
-Hatchling runs this for each wheel and editable install; run it by hand after a change of
+Hatchling runs this for each wheel and editable install, and leaves what was built of the same
+sources by this script as it is, unless CC names a compiler. Run it by hand after a change of
 gemm_tuner/runtime/native or gemm_tuner/libraries/native.
 """
 
@@ -68,11 +69,23 @@ def build_finish(root: Path, target: Path) -> None:
     _run([*_compiler(), *_FLAGS, *_sources(root, "library"), "-o", str(target)])
 
 
-def _sources(root: Path, name: str) -> list[str]:
-    """Return the arguments that name the sources, with the digest that the library shall carry."""
+def is_current(root: Path, name: str, target: Path) -> bool:
+    """Return whether `target` was built by this script of the sources `name` of `root`."""
+    if not target.is_file() or target.stat().st_mtime <= Path(__file__).stat().st_mtime:
+        return False
+    _sources, digest = _sources_and_digest(root, name)
+    return digest.encode() in target.read_bytes()
+
+
+def _sources_and_digest(root: Path, name: str) -> tuple[tuple[Path, ...], str]:
     resources = runpy.run_path(str(root / _RESOURCES))
     sources = resources[f"{name}_native_sources"]()
-    digest = resources["digest_of_sources"](sources)
+    return sources, resources["digest_of_sources"](sources)
+
+
+def _sources(root: Path, name: str) -> list[str]:
+    """Return the arguments that name the sources, with the digest that the library shall carry."""
+    sources, digest = _sources_and_digest(root, name)
     units = [str(source) for source in sources if source.suffix == ".c"]
     return [f'-DSOURCE_SHA256="{digest}"', *units]
 
@@ -96,10 +109,15 @@ class NativeHook(BuildHookInterface):
     """Puts the library into the checkout and the wheel; a wheel with it is for one platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
-        """Build the library, or say why not."""
+        """Build the libraries that are not there, or say why not."""
+        root = Path(self.root)
         try:
-            build_native(Path(self.root), Path(self.root) / TARGET)
-            build_finish(Path(self.root), Path(self.root) / FINISH)
+            for name, target, build in (
+                ("call", root / TARGET, build_native),
+                ("library", root / FINISH, build_finish),
+            ):
+                if "CC" in os.environ or not is_current(root, name, target):
+                    build(root, target)
         except NotBuilt as reason:
             self.app.display_warning(f"Kernels will be called through ctypes, not C: {reason}.")
             return
