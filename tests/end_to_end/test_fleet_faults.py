@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -38,12 +39,14 @@ pytestmark = [
     pytest.mark.proof,
     pytest.mark.long,
     pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        find_spec("distributed") is None, reason='the extra "fleet" is not installed'
+    ),
     # The transport leaves the socket of a refused connection to the collector.
     pytest.mark.filterwarnings(
         "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
     ),
 ]
-pytest.importorskip("distributed", reason='the extra "fleet" is not installed')
 
 JOBS = int(os.environ.get("FLEET_JOBS", "12"))
 SEEDS = int(os.environ.get("FLEET_SEEDS", "1"))

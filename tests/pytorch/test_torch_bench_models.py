@@ -5,6 +5,7 @@ import signal
 import subprocess
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from gemm_tuner.models.row import Prepared, Work
 from gemm_tuner.models.shares import time_shares
 from gemm_tuner.models.table import MODELS, PRECISIONS, WAYS
 
-pytestmark = pytest.mark.proof
+pytestmark = [
+    pytest.mark.proof,
+    # To import it takes each process that collects tests over a second.
+    pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed"),
+]
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
 ours: Any = pytest.importorskip("gemm_tuner.torch")
-pytest.importorskip("transformers", reason="transformers is not installed")
 
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import operator_calls  # noqa: E402

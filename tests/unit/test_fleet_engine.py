@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +20,12 @@ from gemm_tuner.fleet.engine import DaskEngine, resources_of
 from gemm_tuner.fleet.library import SchedulerUnreachable, greet
 from gemm_tuner.fleet.scheduler import Scheduler
 
-pytestmark = pytest.mark.proof
-distributed = pytest.importorskip("distributed", reason='the extra "fleet" is not installed')
+pytestmark = [
+    pytest.mark.proof,
+    pytest.mark.skipif(
+        find_spec("distributed") is None, reason='the extra "fleet" is not installed'
+    ),
+]
 
 # A process of its own, at whose end Dask does not wait for what it has begun.
 _CONNECT = """
@@ -95,6 +100,8 @@ def test_a_scheduler_of_another_authority_is_refused_with_the_reason(tmp_path: P
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Scheduler]:
+    import distributed  # noqa: PLC0415 - what collects tests need not load it
+
     with distributed.LocalCluster(
         n_workers=1,
         threads_per_worker=1,
@@ -125,6 +132,8 @@ def test_what_a_task_returns_is_not_read(fleet: Scheduler) -> None:
 def test_other_versions_in_the_fleet_are_told_once(
     fleet: Scheduler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    import distributed  # noqa: PLC0415 - what collects tests need not load it
+
     def with_another_msgpack() -> dict[str, dict[str, object]]:
         facts: dict[str, dict[str, object]] = versions.get_versions()
         return facts | {"packages": facts["packages"] | {"msgpack": "0.1"}}
