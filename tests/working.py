@@ -70,6 +70,8 @@ def run_job(jobs: Jobs, repository: Repository, job: Job, **changes: Any) -> lis
 def wait_until(is_so: Callable[[], bool]) -> None:
     """Wait until something is so."""
     deadline_s = time.monotonic() + PATIENCE_S
+    pause_s = 0.02
     while not is_so():
         assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(1.1 * pause_s, 0.2)  # to ask a database takes milliseconds of a core

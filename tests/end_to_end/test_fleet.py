@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,13 @@ from gemm_tuner.store.jobs import Jobs
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.attestation import MeasuringKeys
 
-pytestmark = [pytest.mark.proof, pytest.mark.long]
-pytest.importorskip("distributed", reason='the extra "fleet" is not installed')
+pytestmark = [
+    pytest.mark.proof,
+    pytest.mark.long,
+    pytest.mark.skipif(
+        find_spec("distributed") is None, reason='the extra "fleet" is not installed'
+    ),
+]
 
 _LESS = "fma,f16c"  # a second class of CPUs, on the same machine
 _JOINED = "It belongs to the fleet"
@@ -77,7 +83,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     engine.dispose()
 
 
-def test_a_job_reaches_only_the_worker_of_its_class(fleet: Fleet) -> None:
+def test_a_job_reaches_only_the_worker_of_its_class(fleet: Fleet, tmp_path: Path) -> None:
     fleet.started(fleet.parts.scheduler())
     fleet.started(fleet.parts.dispatcher())
     whole = fleet.joined("whole")
@@ -105,6 +111,9 @@ def test_a_job_reaches_only_the_worker_of_its_class(fleet: Fleet) -> None:
     assert there.id[:8] not in whole.said()
     tried = {trial.cpu.class_key for trial in fleet.repository.trials(problem=PROBLEM)}
     assert tried == {here.class_key, there.class_key}
+    check_who_shows_no_certificate_is_not_spoken_to(fleet, tmp_path)
+    assert whole.is_running
+    assert less.is_running
 
 
 def test_a_job_goes_on_while_the_scheduler_is_away_and_the_worker_comes_back(fleet: Fleet) -> None:
@@ -178,10 +187,8 @@ def test_the_example_shows_it_in_one_command(tmp_path: Path) -> None:
     assert "every element is within its error bound" in done.stdout
 
 
-def test_who_shows_no_certificate_is_not_spoken_to(fleet: Fleet, tmp_path: Path) -> None:
-    fleet.started(fleet.parts.scheduler())
-    worker = fleet.joined("whole")
-    strangers = replace(fleet.parts, tls=make_identity(tmp_path / "strangers"))
+def check_who_shows_no_certificate_is_not_spoken_to(fleet: Fleet, folder: Path) -> None:
+    strangers = replace(fleet.parts, tls=make_identity(folder / "strangers"))
     object.__setattr__(strangers, "port", fleet.parts.port)
 
     refused = subprocess.run(
@@ -195,7 +202,6 @@ def test_who_shows_no_certificate_is_not_spoken_to(fleet: Fleet, tmp_path: Path)
     assert refused.returncode == 3
     assert "does not answer" in refused.stderr
     assert "Traceback" not in refused.stderr
-    assert worker.is_running
 
 
 def test_a_quorum_is_reached_on_the_worker_that_did_not_measure(fleet: Fleet, build: Build) -> None:

@@ -41,6 +41,10 @@ from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.holding import HeldJob
 from gemm_tuner.tuning.job import JobRun
 
+# tests/unit/test_store_jobs.py gives back, and takes over, jobs on each kind of database, and
+# test_fleet_faults.py kills workers on PostgreSQL.
+_ON_SQLITE = pytest.mark.parametrize("databases", ["sqlite"], indirect=True, scope="session")
+
 # The command, on a machine that looks idle.
 _WORKER = """
 import sys
@@ -441,11 +445,12 @@ def started_worker(url: str) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
+@_ON_SQLITE
 @pytest.mark.proof
 def test_when_a_worker_is_killed_the_next_one_finishes_its_job(
     jobs: Jobs, repository: Repository, database_url: str
 ) -> None:
-    job = ask_for(jobs, budget_s=5.0)
+    job = ask_for(jobs, budget_s=3.0)
     with started_worker(database_url) as process:
         wait_until(lambda: any(trial.measurement for trial in repository.trials()))
         process.send_signal(signal.SIGKILL)
@@ -464,6 +469,7 @@ def test_when_a_worker_is_killed_the_next_one_finishes_its_job(
     assert set(raced.values()) == {1}, "what was raced is not raced again"
 
 
+@_ON_SQLITE
 @pytest.mark.proof
 def test_a_worker_that_is_terminated_gives_its_job_back_and_says_so(
     jobs: Jobs, repository: Repository, database_url: str

@@ -352,7 +352,7 @@ def test_the_models_of_a_script_are_tuned(
     assert layers[("0",)]["problem"] == "f32 1,8x96x64 bias"
     assert 0 < layers[("2",)]["share"] < 1
     assert "tuning f32 1,8x96x64 bias" in told
-    assert run([*command, "--", "8"]) == 0
+    assert run([*command, "--budget", "500ms", "--", "8"]) == 0
     assert "Sequential, 1 call:" in capsys.readouterr().out
 
 
