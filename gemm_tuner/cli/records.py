@@ -1,9 +1,10 @@
 """`gemm-tuner records`: move what was measured between machines, as JSON Lines."""
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 from sqlalchemy import Engine
@@ -20,12 +21,16 @@ from gemm_tuner.store.database import open_database
 from gemm_tuner.store.exchange import export_records, import_records, import_shipped, read_lines
 from gemm_tuner.store.repository import Repository
 
+_STANDARD = Path("-")  # output or input, as many programs write it
+
 records = typer.Typer(help="Export, import and attest records", no_args_is_help=False)
 
 
 @records.command("export", help="Write every record measured here, as JSON Lines")
 def export_command(
-    file: Annotated[Path | None, typer.Argument(help="By default standard output")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="By default, or as -, standard output")
+    ] = None,
     only_finals: Annotated[
         bool, typer.Option("--finals", help="Leave out races, on which no verdict rests")
     ] = False,
@@ -33,9 +38,10 @@ def export_command(
 ) -> None:
     """Write every record measured here, one JSON text a line."""
     repository = Repository(open_database(db, may_create=False))
-    if file is None:
+    if file in {None, _STANDARD}:
         export_records(repository, sys.stdout, only_finals=only_finals)
         return
+    assert file is not None
     try:
         with file.open("w", encoding="utf-8") as stream:
             count = export_records(repository, stream, only_finals=only_finals)
@@ -48,7 +54,9 @@ def export_command(
 
 @records.command("import", help="Add records from a file; those already known change nothing")
 def import_command(
-    file: Annotated[Path | None, typer.Argument(help="A file of records, one a line")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="A file of records, one a line; - is standard input")
+    ] = None,
     is_shipped: Annotated[
         bool,
         typer.Option(
@@ -69,7 +77,7 @@ def import_command(
         report = import_shipped(repository)
     else:
         try:
-            with open_plain(file) as stream:
+            with _opened(file) as stream:
                 report = import_records(repository, read_lines(stream))
         except OSError as error:
             raise InvalidSetting(f"file {file} cannot be read: {error}; name another.") from None
@@ -89,6 +97,10 @@ def import_command(
         )
     if report.rejected:
         raise typer.Exit(1)
+
+
+def _opened(file: Path) -> AbstractContextManager[BinaryIO]:
+    return nullcontext(sys.stdin.buffer) if file == _STANDARD else open_plain(file)
 
 
 @records.command(

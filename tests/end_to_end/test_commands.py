@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -354,12 +355,24 @@ def test_records_move_to_another_store(
     assert trial.problem == PROBLEM
 
 
-def test_records_export_to_standard_output(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    code = run(["records", "export", "--db", site.settings.database_url])
+def test_records_go_from_standard_output_to_standard_input(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = f"sqlite:///{tmp_path}/other.sqlite3"
 
-    (record,) = capsys.readouterr().out.splitlines()
-    assert code == 0
+    said = []
+    for file in ([], ["-"]):
+        assert run(["records", "export", *file, "--db", site.settings.database_url]) == 0
+        said.append(capsys.readouterr().out)
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(said[0].encode())))
+    assert run(["records", "import", "-", "--db", other]) == 0
+
+    (record,) = said[0].splitlines()
     assert json.loads(record)["problem"] == PROBLEM.text
+    assert said[1] == said[0]
+    assert not Path("-").exists()
+    assert capsys.readouterr().out.startswith("1 record added")
 
 
 @pytest.mark.baseline("openblas")
