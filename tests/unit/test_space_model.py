@@ -50,59 +50,38 @@ def test_model_knows_that_a_last_panel_may_be_narrow() -> None:
     assert columns > 1.1 * rows
 
 
-def test_model_prefers_wide_vectors_and_full_tiles() -> None:
-    problem = Problem.parse("f32 96x96x96")
-    space = Space(problem=problem, cpu=cpu("avx512"))
+def _predicted_best(problem_text: str, widest: str) -> Candidate:
+    """Return the first choice that the model takes for the fastest."""
+    problem = Problem.parse(problem_text)
+    space = Space(problem=problem, cpu=cpu(widest))
 
-    best = min(
-        space.defaults(),
-        key=lambda one: predict_cycles(
-            problem, one, family_named(one.micro_kernel.family), space.cpu
-        ),
-    )
+    def cycles(one: Candidate) -> float:
+        return predict_cycles(problem, one, family_named(one.micro_kernel.family), space.cpu)
+
+    return min(space.defaults(), key=cycles)
+
+
+def test_model_prefers_wide_vectors_and_full_tiles() -> None:
+    best = _predicted_best("f32 96x96x96", "avx512")
 
     assert best.micro_kernel.family == "avx512_f32"
     assert best.micro_kernel.mr * best.micro_kernel.nr >= 8 * 16
 
 
 def test_model_prefers_to_read_streamed_weights_for_all_rows_at_once() -> None:
-    problem = Problem.parse("f32 8x4096x4096")
-    space = Space(problem=problem, cpu=cpu("avx512"))
-
-    best = min(
-        space.defaults(),
-        key=lambda one: predict_cycles(
-            problem, one, family_named(one.micro_kernel.family), space.cpu
-        ),
-    )
+    best = _predicted_best("f32 8x4096x4096", "avx512")
 
     assert best.micro_kernel.mr == 8
 
 
 @pytest.mark.parametrize("shape", ["512x3x512", "512x13x512", "512x24x512"])
 def test_model_prefers_dot_products_to_vectors_with_idle_lanes(shape: str) -> None:
-    problem = Problem.parse(f"f32 {shape}")
-    space = Space(problem=problem, cpu=cpu("avx512"))
-
-    best = min(
-        space.defaults(),
-        key=lambda one: predict_cycles(
-            problem, one, family_named(one.micro_kernel.family), space.cpu
-        ),
-    )
+    best = _predicted_best(f"f32 {shape}", "avx512")
 
     assert best.micro_kernel.family == "avx512_f32_dot"
 
 
 def test_model_prefers_amx_for_many_rows() -> None:
-    problem = Problem.parse("bf16 512x1024x1024")
-    space = Space(problem=problem, cpu=cpu("amx"))
-
-    best = min(
-        space.defaults(),
-        key=lambda one: predict_cycles(
-            problem, one, family_named(one.micro_kernel.family), space.cpu
-        ),
-    )
+    best = _predicted_best("bf16 512x1024x1024", "amx")
 
     assert best.micro_kernel.text == "amx_bf16_32x32"
