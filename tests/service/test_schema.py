@@ -42,7 +42,7 @@ CHECKS = [
 FROM_ELSEWHERE = {"X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "https"}
 
 
-@schemathesis.serializer("application/x-ndjson")  # type: ignore[untyped-decorator]  # mypy skips it
+@schemathesis.serializer("application/x-ndjson")
 def as_lines(_context: object, value: object) -> bytes:
     """Return what was generated as the body of a request."""
     return value if isinstance(value, bytes) else str(value).encode(errors="surrogatepass")
@@ -93,7 +93,7 @@ def session() -> Iterator[requests.Session]:
 
 
 @pytest.mark.proof
-@schema.parametrize()  # type: ignore[untyped-decorator]  # mypy skips it
+@schema.parametrize()
 @hypothesis.settings(
     max_examples=CASES,
     derandomize=True,
