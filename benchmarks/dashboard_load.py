@@ -5,8 +5,9 @@
 The database is made of the records in tuning_db, once, and kept in --folder; on a private
 PostgreSQL server, it is made anew. One service process runs on the first CPU, and this process asks
 from the last over loopback. The first time of a page is that of a process that just started, or of
-figures that it has not drawn; the others are a page each time that nobody saw before, where there
-are several. `--write` writes the section on pages of docs/service-performance.md.
+figures that it has not drawn; the others come after a pause in which it draws, and are a page each
+time that nobody saw before, where there are several. `--write` writes the section on pages of
+docs/service-performance.md.
 """
 
 import argparse
@@ -40,6 +41,7 @@ from gemm_tuner.store.tokens import Tokens
 
 ROWS = 1  # raised when what a row holds changes: databases are kept
 TIMES = 15
+PAUSE_S = 3.0  # after the first look at a page
 HEADING = "## Pages\n"
 
 
@@ -108,6 +110,8 @@ def measure(kind: str, url: str) -> str:
                 if answer.status_code != 200:
                     raise SystemExit(f"{places[turn % len(places)]}: {answer.text}")
                 size = len(answer.content)
+                if turn == 0:
+                    time.sleep(PAUSE_S)
             first, *later = times_ms
             lines.append(
                 f"| {name} | {first:.0f} | {median(later):.0f} | {max(later):.0f} | "

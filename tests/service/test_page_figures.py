@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from gemm_tuner_service.dashboard.artist import Artist, DrawingFailed
 from job_site import JobSite
 from pages import read_page
 from samples import CPU, PROBLEM, make_trial, make_trial_of
@@ -89,10 +90,10 @@ def test_a_picture_that_is_not_ready_is_not_that_of_another_place(
 
 
 def test_what_cannot_be_drawn_is_left_out(site: JobSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_figures: object, **_how: object) -> str:
-        raise ValueError("not today")
+    def fail(*_figures: object) -> str:
+        raise DrawingFailed("not today")
 
-    monkeypatch.setattr("gemm_tuner.plots.draw.draw_histogram", fail)
+    monkeypatch.setattr(Artist, "draw", fail)
     cpu = replace(CPU, stepping=12)
     Repository(site.engine).add_trial(make_trial(cpu=cpu))
 

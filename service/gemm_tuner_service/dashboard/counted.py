@@ -9,7 +9,8 @@ from typing import TypeVar
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.store.figures import Standing
 from gemm_tuner.store.tallies import ROWS_UP_TO, WEIGHTS_UP_TO, ShapeTally, Step, Tallies, Tally
-from gemm_tuner_service.dashboard.pictures import PICTURES
+from gemm_tuner_service.dashboard import drawings
+from gemm_tuner_service.dashboard.pictures import PICTURES, Picture
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -61,7 +62,7 @@ class Steps:
     """Rows of a histogram, with a count of each standing, and its picture."""
 
     rows: Sequence[tuple[str, tuple[int, ...]]]
-    picture: str
+    picture: Picture | None
 
 
 def of_cpus(tallies: Tallies, names: Mapping[str, str]) -> list[Row]:
@@ -89,14 +90,14 @@ def of_shapes(tallies: Tallies) -> list[tuple[str, str, str, Counts]]:
     ]
 
 
-def cpus_picture(rows: Sequence[Row]) -> str:
+def cpus_picture(rows: Sequence[Row]) -> Picture | None:
     """Return bars of the counts of CPUs, by their keys where several have the same name."""
     count = Counter(row.name for row in rows)
     bars = [row if count[row.name] == 1 else replace(row, name=row.key) for row in rows]
     return _bars(bars, "Answers of each CPU; the table below has the figures.")
 
 
-def shapes_picture(tallies: Tallies) -> str:
+def shapes_picture(tallies: Tallies) -> Picture | None:
     """Return bars of the counts of each type of elements and class of m."""
 
     def name_of(tally: ShapeTally) -> tuple[str, int]:
@@ -151,18 +152,17 @@ def _steps(
         (names[low], tuple(of_step.get(mark, 0) for mark in MARKS))
         for low, of_step in sorted(counts.items())
     ]
-
-    def draw() -> str:
-        from gemm_tuner.plots.draw import Column, draw_histogram  # noqa: PLC0415 - optional
-
-        columns = [
-            Column(mark=one.standing, low=one.low, high=one.high, count=one.count) for one in steps
-        ]
-        says = f"Answers by their speed, {axis}; the table below has the figures."
-        return draw_histogram(columns, axis, says, is_logarithmic=is_logarithmic)
-
-    kind = f"histogram of {whose}, {axis}"
-    return Steps(rows=rows, picture=PICTURES.get(kind, tuple(steps), draw) if steps else "")
+    if not steps:
+        return Steps(rows=rows, picture=None)
+    picture = PICTURES.ask(
+        f"histogram of {whose}, {axis}",
+        drawings.histogram,
+        tuple((one.standing.value, one.low, one.high, one.count) for one in steps),
+        axis,
+        f"Answers by their speed, {axis}; the table below has the figures.",
+        is_logarithmic,
+    )
+    return Steps(rows=rows, picture=picture)
 
 
 def _span_text(step: Step, form: str) -> str:
@@ -172,29 +172,20 @@ def _span_text(step: Step, form: str) -> str:
     return f"{low} to {high}"
 
 
-def _bars(rows: Sequence[Row], says: str) -> str:
+def _bars(rows: Sequence[Row], says: str) -> Picture | None:
     counted = [row for row in rows if row.counts.total]
     drawn = counted[:MAX_DRAWN]
     if not drawn:
-        return ""
+        return None
     is_cut = len(counted) > len(drawn)
     axis = f"answers, of the first {len(drawn)} in the table" if is_cut else "answers"
+    bars = tuple((row.name, _marked(row.counts)) for row in drawn)
+    return PICTURES.ask(f"bars: {says}", drawings.bars, bars, axis, says)
 
-    def draw() -> str:
-        from gemm_tuner.plots.draw import draw_bars  # noqa: PLC0415 - optional
 
-        bars = {
-            row.name: {
-                mark.value: float(count)
-                for mark, count in zip(MARKS, row.counts.each, strict=True)
-                if count
-            }
-            for row in drawn
-        }
-        return draw_bars(bars, axis, says)
-
-    figures = (axis, *((row.name, row.counts.each) for row in drawn))
-    return PICTURES.get(f"bars: {says}", figures, draw)
+def _marked(counts: Counts) -> tuple[tuple[str, int], ...]:
+    marked = zip(MARKS, counts.each, strict=True)
+    return tuple((mark.value, count) for mark, count in marked if count)
 
 
 def _grouped(tallies: Iterable[tuple[_Key, Tally]]) -> dict[_Key, Counts]:

@@ -15,7 +15,8 @@ from gemm_tuner.select.lookup import TrialsNeeded
 from gemm_tuner.store.figures import Standing
 from gemm_tuner.store.listing import Listed
 from gemm_tuner_service.answers import Asked
-from gemm_tuner_service.dashboard.pictures import PICTURES
+from gemm_tuner_service.dashboard import drawings
+from gemm_tuner_service.dashboard.pictures import PICTURES, Picture
 from gemm_tuner_service.dependencies import RunningService
 
 TRIED_AT_ONCE = 25
@@ -83,32 +84,25 @@ def _attempt(trial: Trial, held: Collection[str]) -> Attempt:
     )
 
 
-def attempts_picture(attempts: Sequence[Attempt], place: Listed, before: int | None) -> str:
+def attempts_picture(
+    attempts: Sequence[Attempt], place: Listed, before: int | None
+) -> Picture | None:
     """Return a plot of the ratios of what was timed in a place, on its page before a trial."""
-    timed = [one for one in attempts if one.ratio is not None and one.standing is not None]
+    timed = [
+        (one.trial.candidate.text, one.standing.value, one.ratio, one.baseline)
+        for one in attempts
+        if one.ratio is not None and one.standing is not None
+    ]
     if not timed:
-        return ""
-
-    def draw() -> str:
-        from gemm_tuner.plots.ratios import RatioRow, draw_ratios  # noqa: PLC0415 - optional
-
-        names = _short_names([one.trial.candidate.text for one in timed])
-        rows = [
-            RatioRow(
-                name=name,
-                ratios={one.standing.value: (one.ratio, one.baseline)},
-            )
-            for name, one in zip(names, timed, strict=True)
-            if one.ratio is not None and one.standing is not None
-        ]
-        return draw_ratios(
-            rows,
-            f"Speed of candidates over the baseline, {place.problem.text}; "
-            "the table below has the figures.",
-        )
-
-    key = tuple((one.trial.candidate.text, one.standing, one.ratio, one.baseline) for one in timed)
-    return PICTURES.get(f"attempts before {before}, {_place_text(place)}", key, draw)
+        return None
+    names = _short_names([name for name, *_figures in timed])
+    return PICTURES.ask(
+        f"attempts before {before}, {_place_text(place)}",
+        drawings.ratios,
+        tuple((name, *figures) for name, (_whole, *figures) in zip(names, timed, strict=True)),
+        f"Speed of candidates over the baseline, {place.problem.text}; "
+        "the table below has the figures.",
+    )
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
@@ -134,30 +128,21 @@ def curve_of(listed: Sequence[Listed]) -> list[Point]:
     return points if len(points) >= _LEAST_POINTS else []
 
 
-def curve_picture(points: Sequence[Point], place: Listed) -> str:
+def curve_picture(points: Sequence[Point], place: Listed) -> Picture | None:
     """Return the plot of speed over m in a place."""
     if not points:
-        return ""
-    drawn = [
-        (one.listed.problem.m.high, one.gflop_per_s, one.baseline_gflop_per_s) for one in points
-    ]
-
-    def draw() -> str:
-        from gemm_tuner.plots.draw import Line, Panel, draw_panels  # noqa: PLC0415 - optional
-
-        lines = (
-            Line(name="kernel", points=[(m, speed) for m, speed, _baseline in drawn]),
-            Line(name="baseline, by the ratio", points=[(m, speed) for m, _own, speed in drawn]),
-        )
-        problem = place.problem
-        named = " ".join((*problem.operation.words, problem.types.text))
-        title = f"n = {problem.columns.text}, k = {problem.k}, {named}"
-        return draw_panels(
-            [Panel(title=title, lines=lines)],
-            "Speed of kernels and baselines over m; the table below has the figures.",
-        )
-
-    return PICTURES.get(f"curve, {_place_text(place)}", tuple(drawn), draw)
+        return None
+    problem = place.problem
+    named = " ".join((*problem.operation.words, problem.types.text))
+    return PICTURES.ask(
+        f"curve, {_place_text(place)}",
+        drawings.curve,
+        tuple(
+            (one.listed.problem.m.high, one.gflop_per_s, one.baseline_gflop_per_s) for one in points
+        ),
+        f"n = {problem.columns.text}, k = {problem.k}, {named}",
+        "Speed of kernels and baselines over m; the table below has the figures.",
+    )
 
 
 def _place_text(place: Listed) -> str:

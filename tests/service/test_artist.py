@@ -1,0 +1,115 @@
+"""The process that draws: what it says, how it dies, and that it ends with the service."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from pathlib import Path
+
+import pytest
+from gemm_tuner_service.dashboard import artist as module
+from gemm_tuner_service.dashboard.artist import Artist, DrawingFailed, serve
+from gemm_tuner_service.dashboard.pictures import Pictures
+
+# Functions of modules, as drawings are, which need no matplotlib.
+SHOUT = str.upper
+FAIL = json.loads
+
+
+@pytest.fixture
+def artist() -> Iterator[Artist]:
+    one = Artist()
+    yield one
+    one.end()
+
+
+def test_what_fails_is_told_and_the_next_is_drawn_by_the_same_process(artist: Artist) -> None:
+    assert artist.draw(SHOUT, ("a",)) == "A"
+    first = artist._process
+
+    with pytest.raises(DrawingFailed, match="JSONDecodeError"):
+        artist.draw(FAIL, ("{",))
+
+    assert artist.draw(SHOUT, ("b",)) == "B"
+    assert artist._process is first
+
+
+def test_one_that_died_is_replaced(artist: Artist) -> None:
+    artist.draw(SHOUT, ("a",))
+    first = artist._process
+    assert first is not None
+    first.kill()
+    first.wait()
+
+    assert artist.draw(SHOUT, ("b",)) == "B"
+    assert artist._process is not first
+
+
+def test_one_that_dies_at_each_picture_is_no_picture(artist: Artist) -> None:
+    with pytest.raises(OSError, match="died"):
+        artist.draw(os._exit, (1,))  # it never returns
+
+    assert artist.draw(SHOUT, ("a",)) == "A"
+
+
+def test_one_that_does_not_answer_is_replaced(
+    artist: Artist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artist.draw(SHOUT, ("a",))
+    first = artist._process
+    assert first is not None
+    first.send_signal(signal.SIGSTOP)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(module, "LONGEST_S", 0.1)
+        with pytest.raises(TimeoutError, match=r"within 0\.1 s"):
+            artist.draw(SHOUT, ("b",))
+
+    assert first.returncode == -signal.SIGKILL
+    assert artist.draw(SHOUT, ("c",)) == "C"
+
+
+def test_it_ends_when_it_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.01)
+    ours, theirs = Pipe()
+    with ours, theirs:
+        serve(theirs)
+
+
+def test_it_ends_with_the_service() -> None:
+    program = (
+        "import time; from gemm_tuner_service.dashboard.artist import Artist; one = Artist(); "
+        "one.draw(str.upper, ('a',)); print(one._process.pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as service:
+        assert service.stdout is not None
+        drawing = int(service.stdout.readline())
+        service.kill()
+    end_s = time.monotonic() + 60
+    while _runs(drawing) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert not _runs(drawing)
+
+
+def test_where_no_process_starts_pictures_are_left_out_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pictures = Pictures()
+    for name in ("WAIT_S", "COLD_WAIT_S"):
+        monkeypatch.setattr(f"gemm_tuner_service.dashboard.pictures.{name}", 60.0)
+    with monkeypatch.context() as full:
+        full.setattr(module, "_COMMAND", ("/nowhere/python",))
+        assert not pictures.ask("a letter", SHOUT, "a").svg
+
+    assert pictures.ask("a letter", SHOUT, "a").svg == "A"
+    pictures._artist.end()
+
+
+def _runs(process: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
