@@ -4,22 +4,25 @@
 
 A program calls a library's kernel of 64x256x256 on one CPU, as fast as it can. A worker with a new
 database, as `gemm-tuner serve` starts it, tunes a new problem in each round, on the other CPUs if
-it is to be pinned, else wherever the system lets it run. Each round counts calls in windows of one
-second, before the job and while it runs. It prints calls a second and the slow-down of each round,
-and exits with 1 if their median is above 5 %. At least two CPUs and a calm machine are needed.
+it is to be pinned, else wherever the system lets it run. While the job runs, calls are counted in
+windows of half a second: in every other one the worker and all that it started stand still. So each
+window is compared with its neighbour, and a core whose speed changes by itself changes both.
+Printed is how many calls fewer there are beside the job, for each round and for all; the exit code
+is 1 if that is more than 5 %. At least two CPUs are needed.
 """
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -33,7 +36,8 @@ from gemm_tuner.store.database import open_database
 from gemm_tuner.store.jobs import Jobs
 
 CALLED = Problem.parse("f32 64x256x256 nk none")
-WINDOW_S = 1.0
+WINDOW_S = 0.5
+FEWEST_PAIRS = 4
 MOST_SLOWER = 0.05
 PATIENCE_S = 120.0
 
@@ -57,12 +61,39 @@ def call(connection: Connection, cpu: int) -> None:
             connection.send(calls / spent_s)
 
 
+def family(process: int) -> Iterator[int]:
+    """Yield a process and all that it and they have started, by number, parents first."""
+    yield process
+    with suppress(OSError):  # it has ended
+        for task in Path(f"/proc/{process}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from family(int(child))
+
+
+@contextmanager
+def standing_still(process: int) -> Iterator[None]:
+    """Stop a process, and all that it has started, meanwhile."""
+    stopped: dict[int, None] = {}
+    try:
+        for _ in range(2):  # a child that was being started is met in the second round
+            for one in family(process):
+                with suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGSTOP)
+                    stopped[one] = None
+        yield
+    finally:
+        for one in reversed(stopped):
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGCONT)
+
+
 class Beside:
     """A program and a worker on one machine."""
 
-    def __init__(self, program: Connection, jobs: Jobs) -> None:
+    def __init__(self, program: Connection, jobs: Jobs, worker: int) -> None:
         self.program = program
         self.jobs = jobs
+        self.worker = worker
 
     def window(self) -> float:
         """Return how many calls a second the program makes now."""
@@ -70,9 +101,8 @@ class Beside:
         rate: float = self.program.recv()
         return rate
 
-    def round(self, number: int, budget_s: float) -> tuple[float, float]:
-        """Return the calls a second without and with a job that runs."""
-        alone = [self.window() for _window in range(max(3, round(budget_s / 2)))]
+    def round(self, number: int, budget_s: float) -> list[tuple[float, float]]:
+        """Return pairs of calls a second, while a job stands still and while it runs."""
         job, _is_new = self.jobs.submit(
             Problem.parse(f"f32 {32 + number}x128x128 nk bias+relu"),
             class_key=detect_cpu().class_key,
@@ -88,12 +118,14 @@ class Beside:
             if time.monotonic() > deadline_s:
                 sys.exit("The worker did not begin: other work keeps this machine busy.")
             time.sleep(0.1)
-        beside = []
+        pairs = []
         while self.now(job).state is JobState.RUNNING:
-            beside.append(self.window())
-        if len(beside) < 4:
+            with standing_still(self.worker):
+                alone = self.window()
+            pairs.append((alone, self.window()))
+        if len(pairs) <= FEWEST_PAIRS:
             sys.exit(f"The job was over too soon: {self.now(job).detail}")
-        return median(alone), median(beside[:-1])  # the last window may be after its end
+        return pairs[:-1]  # the last window may be after its end
 
     def now(self, job: Job) -> Job:
         """Return a job as it is now."""
@@ -128,25 +160,34 @@ def main() -> int:
             stderr=subprocess.DEVNULL,
         )
         try:
-            beside = Beside(ours, jobs)
+            beside = Beside(ours, jobs, worker.pid)
             beside.window()
-            slower = []
+            pairs: list[tuple[float, float]] = []
             for number in range(arguments.rounds):
-                alone, together = beside.round(number, arguments.budget)
-                slower.append(1 - together / alone)
-                print(
-                    f"round {number + 1}: {alone:.0f} calls/s alone, {together:.0f} beside a job: "
-                    f"{100 * slower[-1]:+.1f} % slower",
-                    flush=True,
-                )
+                pairs += (these := beside.round(number, arguments.budget))
+                print(f"round {number + 1}: {summary(these)}", flush=True)
         finally:
             worker.terminate()
             worker.wait()
     ours.close()
     program.join()
     where = "on other CPUs" if arguments.pin_worker else "wherever it is scheduled"
-    print(f"worker {where}: {100 * median(slower):+.1f} % slower (median of rounds)")
-    return int(median(slower) > MOST_SLOWER)
+    print(f"all, worker {where}: {summary(pairs)}")
+    return int(slower(pairs) > MOST_SLOWER)
+
+
+def slower(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return what share of the program's calls is missing beside a job."""
+    return 1 - sum(beside for _alone, beside in pairs) / sum(alone for alone, _beside in pairs)
+
+
+def summary(pairs: Sequence[tuple[float, float]]) -> str:
+    """Return the calls a second of both kinds of windows, and what that makes."""
+    alone, beside = (sum(kind) / len(pairs) for kind in zip(*pairs, strict=True))
+    return (
+        f"{alone:.0f} calls/s alone, {beside:.0f} beside a job in {len(pairs)} pairs of windows: "
+        f"{100 * slower(pairs):+.1f} % slower"
+    )
 
 
 if __name__ == "__main__":

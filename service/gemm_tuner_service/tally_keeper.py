@@ -16,11 +16,11 @@ from math import inf
 from threading import Lock
 
 from gemm_tuner.errors import GemmTunerError
-from gemm_tuner.machine.urgency import NICENESS
 from gemm_tuner.store.tallies import Counting, Tallies
 
 KEPT_S = 5.0
 LONGEST_S = 60.0  # a page waits for a new count where its own is older
+NICENESS = 10  # of the thread that counts: who asks gets nine tenths of a core that both share
 PATIENCE_S = 0.1  # so long at most; then it has the older, with its time
 START_S = 2.0  # so long at most does the start of a service wait for its first count
 MAX_KEPT = 64
@@ -63,8 +63,7 @@ class TallyKeeper:
         self._lock = Lock()
         self._kept: OrderedDict[str | None, _Kept] = OrderedDict()
         self._being_counted: dict[str | None, Future[Tallies]] = {}
-        # Who asks goes first: the thread is nicer. The database counts, so it seldom has Python's
-        # lock while it waits for a core.
+        # The database counts: a thread that waits for a core seldom has Python's lock meanwhile.
         self._counter = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix="tallies",
