@@ -82,8 +82,8 @@ async def _refusal_of(scope: Scope) -> Response | None:
         return problem_response(
             HTTPStatus.UNAUTHORIZED,
             "this needs a token that counts, in the header Authorization: Bearer; "
-            'one is made by "gemm-tuner tokens create" where the service is. There, what needs '
-            "none is at localhost.",
+            'one is made by "gemm-tuner tokens create" where the service runs. Callers on that '
+            "machine need none for what anyone may read, if they name it localhost.",
             _CHALLENGE,
         )
     except SentInClearText:

@@ -1,14 +1,16 @@
-"""Questions as they are asked again and again: the same bytes are parsed once."""
+"""Questions as they are asked again and again: the same text is parsed once."""
 
 import json
 from functools import lru_cache
 
+from gemm_tuner.domain.problem import Problem
 from gemm_tuner_service.answers import Asked
 from gemm_tuner_service.cpus import Cpus
 from gemm_tuner_service.schemas import ResolveRequest
 
 MAX_KNOWN = 8192
 MAX_KNOWN_BYTES = 4096  # of a body; a longer one is parsed each time
+MAX_KNOWN_TEXT = 256  # of a problem; a longer one, with blanks or many steps, likewise
 
 
 class Questions:
@@ -33,3 +35,15 @@ class Questions:
         return Asked.of(
             question.to_problem(), self._cpus.described(question.cpu), question.to_context()
         )
+
+
+def problem_in(text: str) -> Problem:
+    """Return the problem in a text. Many machines ask for the layers of one model.
+
+    Raises:
+        InvalidInput: the text is none.
+    """
+    return _known(text) if len(text) <= MAX_KNOWN_TEXT else Problem.parse(text)
+
+
+_known = lru_cache(maxsize=MAX_KNOWN)(Problem.parse)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
-from functools import lru_cache
 
 from pydantic_core import to_json
 
@@ -24,12 +23,10 @@ from gemm_tuner.store.statements import RowsDamaged
 from gemm_tuner.trust.keys import KeyPair
 from gemm_tuner_service.answers import Answer, Answers, Asked, Key
 from gemm_tuner_service.problems import describe
+from gemm_tuner_service.questions import problem_in
 from gemm_tuner_service.schemas import BatchItem
 
 Answered = Answer | Exception
-
-MAX_KNOWN = 8192
-MAX_KNOWN_TEXT = 256  # of a problem; a longer one, with blanks or many steps, is parsed each time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,13 +197,9 @@ class Resolver:
 
 def _parsed(text: str) -> Problem | InvalidInput:
     try:
-        return _known(text) if len(text) <= MAX_KNOWN_TEXT else Problem.parse(text)
+        return problem_in(text)
     except InvalidInput as error:
         return error
-
-
-# Many machines ask for the layers of one model.
-_known = lru_cache(maxsize=MAX_KNOWN)(Problem.parse)
 
 
 def batch_item(text: str, answered: Answered) -> bytes:
