@@ -12,13 +12,15 @@ threads of the package's pool, on two cores. Tiles stay whole, so where there ar
 some parts are idle.
 
 A kernel is the winner of the records that ship with the package, for one thread and weights in
-cache; where there is none, the one that is tried first. Times are the least of several rounds.
+cache; where there is none, the one that is tried first. A part is compared with the whole call
+just before and after, since cores change their speed; shares and ratios are medians of the rounds.
 `--write` also puts the table into docs/scaling.md.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from math import ceil
+from statistics import median
 
 from markdown_tables import table_head, table_row
 from scaling_page import Layer, best, layers_of, machine_text, parse_options, write_section
@@ -29,14 +31,16 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.candidates import Space
 
-PARTS = (1, 2, 4, 8, 16, 32, 64, 128)
-ROUNDS = 5
+PARTS = (2, 4, 8, 16, 32, 64, 128)
+ROUNDS = 9
 POOL_SAMPLES = 3
 # Those of which it is known how the parts were before they were cut at the call.
 EXTRA = ("f32 1024x1024x1024", "f32 128x3072x768", "f32 16x4096x4096")
 SLICED = ("f32 1x4096x4096", 16)  # tuned for so many threads
-COLUMNS = ("Layer", "Kernel", "Tiles", *(f"{parts} parts" for parts in PARTS[1:]), "Sum")
+COLUMNS = ("Layer", "Kernel", "Tiles", *(f"{parts} parts" for parts in PARTS), "Sum")
 LAST_COLUMN = "Pool of 2"
+
+Phases = list[list[float]]  # of each phase, a number for each part
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -68,37 +72,45 @@ def _extra() -> Iterator[Layer]:
 
 def _row(layer: Layer, timer: PartsTimer, budget_s: float) -> str:
     """Return the row of a layer, from as many rounds as there is time for."""
-    least: dict[int, list[list[float]]] = {}
-    ones: list[float] = []
-    twos: list[float] = []
+    shares: dict[int, list[Phases]] = {parts: [] for parts in PARTS}
+    pool: list[float] = []
     begin_s = time.monotonic()
     for turn in range(ROUNDS):
         for parts in PARTS:
-            found = timer.times_ns(parts, [(part,) for part in range(parts)])
-            least[parts] = _least(least.get(parts, found), found)
-        for _sample in range(POOL_SAMPLES):
-            ones.append(timer.call_ns(1, Regime.HOT))
-            twos.append(timer.call_ns(2, Regime.HOT))
+            shares[parts].append(_shares(timer, parts))
+        pool += [
+            timer.call_ns(1, Regime.HOT) / timer.call_ns(2, Regime.HOT)
+            for _sample in range(POOL_SAMPLES)
+        ]
         spent_s = time.monotonic() - begin_s
         if spent_s / (turn + 1) * (turn + 2) > budget_s:
             break
-    whole_ns = sum(phase[0] for phase in least[1])
-    speed_ups = [whole_ns / sum(map(max, least[parts])) for parts in PARTS[1:]]
-    most = max(sum(map(sum, least[parts])) / whole_ns for parts in PARTS[1:])
+    usual = {parts: _medians(rounds) for parts, rounds in shares.items()}
     return table_row(
         layer.name,
         f"`{layer.candidate.text}`",
         str(_tiles(layer)),
-        *(f"{speed_up:.1f}" for speed_up in speed_ups),
-        f"{most:.2f}",
-        f"{min(ones) / min(twos):.2f}",
+        *(f"{1 / sum(map(max, usual[parts])):.1f}" for parts in PARTS),
+        f"{max(sum(map(sum, usual[parts])) for parts in PARTS):.2f}",
+        f"{median(pool):.2f}",
     )
 
 
-def _least(some: list[list[float]], others: list[list[float]]) -> list[list[float]]:
+def _shares(timer: PartsTimer, parts: int) -> Phases:
+    """Return the time of each part in that of the whole call, timed just before and after them."""
+
+    def whole_ns() -> float:
+        return sum(phase[0] for phase in timer.times_ns(1, [(0,)]))
+
+    before_ns = whole_ns()
+    times_ns = timer.times_ns(parts, [(part,) for part in range(parts)])
+    whole = (before_ns + whole_ns()) / 2
+    return [[part / whole for part in phase] for phase in times_ns]
+
+
+def _medians(rounds: Sequence[Phases]) -> Phases:
     return [
-        [min(pair) for pair in zip(*phases, strict=True)]
-        for phases in zip(some, others, strict=True)
+        [median(part) for part in zip(*phases, strict=True)] for phases in zip(*rounds, strict=True)
     ]
 
 
