@@ -29,6 +29,7 @@ from gemm_tuner.store.tables import Origin, artifacts, cpus, trials
 from gemm_tuner.store.wire import WireCpu, dump_record
 from gemm_tuner.trust.attestation import Attestation, Statement
 
+ASKED_AT_ONCE = 500  # of what one query names
 IMPORTED_AT_ONCE = 100
 # Such a kernel must not run anywhere. What hung may only have had too little time.
 _REVOKING = frozenset({Outcome.WRONG, Outcome.OUT_OF_BOUNDS, Outcome.CRASHED})
@@ -202,14 +203,30 @@ class Trials(Statements):
             return None  # PostgreSQL cannot even be asked
         query = select(cpus.c.id, cpus.c.document).where(cpus.c.exact_key == exact_key).limit(1)
         row = self._first(query)
-        if row is None:
-            return None
-        check_document("CPU", row[0], row[1])
-        return WireCpu.model_validate_json(row[1]).to_domain()
+        return None if row is None else _read_cpu(*row)
+
+    def cpus(self, exact_keys: Iterable[str]) -> dict[str, Cpu]:
+        """Return the CPUs known by some keys."""
+        keys = [key for key in dict.fromkeys(exact_keys) if "\0" not in key]
+        known: dict[str, Cpu] = {}
+        with self._asking_once() as connection:
+            for begin in range(0, len(keys), ASKED_AT_ONCE):
+                query = select(cpus.c.exact_key, cpus.c.id, cpus.c.document).where(
+                    cpus.c.exact_key.in_(keys[begin : begin + ASKED_AT_ONCE])
+                )
+                for key, *row in connection.execute(query):
+                    if key not in known:
+                        known[key] = _read_cpu(*row)
+        return known
 
     def _why_not_believed(self, trial: Trial, row: RowMapping) -> str | None:
         """Return why a trial that was run here is no reason to serve a kernel."""
         return why_not_believed(self._keys, trial, row)
+
+
+def _read_cpu(document_id: str, document: str) -> Cpu:
+    check_document("CPU", document_id, document)
+    return WireCpu.model_validate_json(document).to_domain()
 
 
 def _append(

@@ -126,6 +126,21 @@ def test_a_cpu_is_found_by_its_key(repository: Repository) -> None:
     assert repository.cpu(CPU.exact_key) == CPU
 
 
+@pytest.mark.parametrize("at_once", [1, 500])
+def test_cpus_are_found_by_their_keys(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr("gemm_tuner.store.trials.ASKED_AT_ONCE", at_once)
+    for cpu in (CPU, SIBLING_CPU):
+        repository.add_trial(make_trial(cpu=cpu))
+    keys = [SIBLING_CPU.exact_key, "none", "\0", CPU.exact_key, SIBLING_CPU.exact_key]
+
+    assert repository.cpus(iter(keys)) == {
+        SIBLING_CPU.exact_key: SIBLING_CPU,
+        CPU.exact_key: CPU,
+    }
+
+
 def test_what_was_tried_for_one_m_of_a_layer_is_found(repository: Repository) -> None:
     ranged = Problem.parse("f32 1..256x3072x768 nk bias+gelu_erf")
     others = (replace(PROBLEM, k=1), Problem.parse("f32 128x3072x768"))
@@ -167,6 +182,7 @@ def test_sweeps_beside_different_baselines_end_apart(repository: Repository) -> 
     [
         ("trials", lambda repository: repository.trials()),
         ("cpus", lambda repository: repository.cpu(CPU.exact_key)),
+        ("cpus", lambda repository: repository.cpus([CPU.exact_key])),
         ("problems", lambda repository: repository.exact_of(PROBLEM)),
     ],
 )

@@ -32,8 +32,9 @@ class Health:
 
 def names_of(service: RunningService, keys: Iterable[str]) -> dict[str, str]:
     """Return the brands of CPUs by their keys; the key itself where there is no brand."""
-    cpus = {key: service.repository.cpu(key) for key in dict.fromkeys(keys)}
-    return {key: (cpu.brand.strip() if cpu else "") or key for key, cpu in cpus.items()}
+    asked = list(dict.fromkeys(keys))
+    brands = {key: cpu.brand.strip() for key, cpu in service.repository.cpus(asked).items()}
+    return {key: brands.get(key) or key for key in asked}
 
 
 def live_jobs(service: RunningService, caller: Caller) -> list[JobView] | None:
