@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +113,17 @@ class NativeHook(BuildHookInterface):
         """Build the libraries that are not there, or say why not."""
         root = Path(self.root)
         try:
-            for name, target, build in (
-                ("call", root / TARGET, build_native),
-                ("library", root / FINISH, build_finish),
-            ):
-                if "CC" in os.environ or not is_current(root, name, target):
-                    build(root, target)
+            with ThreadPoolExecutor() as pool:
+                builds = [
+                    pool.submit(build, root, target)
+                    for name, target, build in (
+                        ("call", root / TARGET, build_native),
+                        ("library", root / FINISH, build_finish),
+                    )
+                    if "CC" in os.environ or not is_current(root, name, target)
+                ]
+                for build_of_one in builds:
+                    build_of_one.result()
         except NotBuilt as reason:
             self.app.display_warning(f"Kernels will be called through ctypes, not C: {reason}.")
             return

@@ -343,22 +343,27 @@ INLINE void finish_strip(const finish_call *call, int64_t row, int64_t first, in
     }
     for (; number < call->step_count; number++) {
         const finish_step *step = &call->steps[number];
+        int64_t from = 0, length = 1;
         switch (step->shape) {
-        case SCALAR:
-            load(operand, step->operand, step->type, 0, 1);
+        case NOTHING:
+            length = 0;
             break;
         case COLUMN:
-            load(operand, step->operand, step->type, row, 1);
+            from = row;
             break;
         case ROW:
-            load(operand, step->operand, step->type, first, count);
+            from = first;
+            length = count;
             break;
         case MATRIX:
-            load(operand, step->operand, step->type, row * step->distance + first, count);
+            from = row * step->distance + first;
+            length = count;
             break;
         default:
-            operand[0] = 0.0f;
+            break;
         }
+        operand[0] = 0.0f;
+        load(operand, step->operand, step->type, from, length);
         apply(strip, step, operand, count);
     }
     store(call->y, strip, call->y_type, row * call->y_distance + first, count);
