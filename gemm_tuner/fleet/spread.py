@@ -113,14 +113,16 @@ class Spread:
     def seconds_left(self, places: Mapping[str, int]) -> float:
         """Return about how long it takes still, with so many workers for each class of CPUs.
 
-        A class goes on as fast as it went until now; before its first end, a job takes its budget.
+        A class goes on as fast as it went until now; before its first end, a job takes its budget,
+        or as long as it was waited for until now.
         """
         spent_s = (self._now() - self._began_at).total_seconds()
         left = Counter(one.class_key for one in (*self._to_ask, *self._in_flight.values()))
         done = Counter(question.class_key for question in self._over)
+        first_s = max(self._budget_s, spent_s)
         return max(
             (
-                count * (spent_s / done[key] if done[key] else self._budget_s / places.get(key, 1))
+                count * (spent_s / done[key] if done[key] else first_s / places.get(key, 1))
                 for key, count in left.items()
             ),
             default=0.0,

@@ -59,6 +59,17 @@ def run_next(jobs: Jobs, clock: Clock, class_key: str, state: JobState = JobStat
     jobs.finish(job.id, "w", state, "what came out", clock())
 
 
+def test_what_took_longer_than_its_budget_is_not_said_to_be_over_soon(
+    engine: Engine, clock: Clock
+) -> None:
+    spread = spread_of(engine, clock, question(1), question(2))
+
+    spread.step()
+    clock.seconds = 3 * BUDGET_S
+
+    assert spread.seconds_left({"a": 2}) == 3 * BUDGET_S
+
+
 def test_each_question_is_asked_once_and_followed_to_its_end(
     engine: Engine, jobs: Jobs, clock: Clock
 ) -> None:
