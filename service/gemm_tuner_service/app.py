@@ -7,6 +7,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from gemm_tuner_service.access import AccessControl, ClientWork
+from gemm_tuner_service.dashboard.pictures import PICTURES
 from gemm_tuner_service.dashboard.shell import PageShell
 from gemm_tuner_service.dependencies import RunningService
 from gemm_tuner_service.head import HeadAsGet
@@ -51,6 +52,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.service = service = RunningService.start(settings)
         service.tallies.wait_for_first()
         yield
+        PICTURES.stop()
         service.close()
 
     app = FastAPI(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from gemm_tuner_service.dashboard import artist as module
 from gemm_tuner_service.dashboard.artist import Artist, DrawingFailed, serve
-from gemm_tuner_service.dashboard.pictures import Pictures
+from gemm_tuner_service.dashboard.pictures import BEING_DRAWN, Pictures
 
 # Functions of modules, as drawings are, which need no matplotlib.
 SHOUT = str.upper
@@ -106,6 +106,47 @@ def test_where_no_process_starts_pictures_are_left_out_and_tried_again(
 
     assert pictures.ask("a letter", SHOUT, "a").svg == "A"
     pictures._artist.end()
+
+
+def test_who_ends_waits_for_no_picture() -> None:
+    """Sixteen may be asked for, and one that does not answer is waited for a minute."""
+    pictures = Pictures()
+    began, drawing = pictures.ask("a letter", time.sleep, 600), pictures._artist
+    waiting = pictures.ask("another", SHOUT, "b")
+    while drawing._process is None:
+        time.sleep(0.001)
+
+    pictures.stop()
+    pictures._in_turn.shutdown()
+
+    assert began.drawn is not None
+    assert began.drawn.result() == ""
+    assert (waiting.svg, waiting.drawn and waiting.drawn.cancelled()) == (BEING_DRAWN, True)
+    assert drawing._process is None
+    with pytest.raises(OSError, match="ends"):
+        drawing.draw(SHOUT, ("c",))
+
+
+def test_pictures_are_drawn_again_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several services may run in one process, one after the other."""
+    monkeypatch.setattr("gemm_tuner_service.dashboard.pictures.COLD_WAIT_S", 60.0)
+    pictures = Pictures()
+    pictures.stop()
+
+    assert pictures.ask("a letter", SHOUT, "a").svg == "A"
+    pictures.stop()
+
+
+def test_no_traceback_tells_of_a_process_that_died(caplog: pytest.LogCaptureFixture) -> None:
+    pictures = Pictures()
+    drawn = pictures.ask("a letter", os._exit, 1).drawn
+    assert drawn is not None
+    assert drawn.result() == ""
+    pictures.stop()
+
+    (line,) = caplog.records
+    assert line.getMessage() == "no picture is drawn now: the process that draws died"
+    assert line.exc_info is None
 
 
 def _runs(process: int) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from threading import Lock
 from traceback import format_exc
 from typing import Any
 
@@ -31,9 +32,14 @@ class DrawingFailed(Exception):
 
 
 class Artist:
-    """Draws in a process of its own, one picture after the other. Only one thread may use it."""
+    """Draws in a process of its own, one picture after the other, for one thread.
+
+    Any thread may `stop` it.
+    """
 
     def __init__(self) -> None:
+        self._lock = Lock()  # of the process
+        self._is_stopped = False
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
@@ -63,10 +69,18 @@ class Artist:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+                self._process = None
+
+    def stop(self) -> None:
+        """Draw nothing more: what is being drawn fails at once, and so does what is asked for."""
+        with self._lock:
+            self._is_stopped = True
+            if self._process is not None:
+                self._process.kill()
 
     def _ask(self, drawing: Callable[..., str], figures: tuple[Any, ...]) -> tuple[bool, str]:
         connection = self._connection or self._start()
@@ -79,17 +93,22 @@ class Artist:
 
     def _start(self) -> Connection:
         ours, theirs = Pipe()
-        with theirs:
+        with theirs, self._lock:
             number = theirs.fileno()
             try:
-                self._process = subprocess.Popen(
-                    [*_COMMAND, str(number)], pass_fds=(number,), stdin=subprocess.DEVNULL
-                )
+                self._process = self._begun(number)
             except OSError:
                 ours.close()
                 raise
         self._connection = ours
         return ours
+
+    def _begun(self, number: int) -> "subprocess.Popen[bytes]":
+        if self._is_stopped:
+            raise OSError("the service ends")
+        return subprocess.Popen(
+            [*_COMMAND, str(number)], pass_fds=(number,), stdin=subprocess.DEVNULL
+        )
 
 
 def serve(connection: Connection) -> None:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -43,7 +43,7 @@ class Picture:
             return self.else_shown
         try:
             return self.drawn.result(max(0.0, self.until_s - time.monotonic()))
-        except TimeoutError:
+        except (TimeoutError, CancelledError):
             return self.else_shown
 
 
@@ -79,16 +79,30 @@ class Pictures:
             wait_s = WAIT_S if self._last else COLD_WAIT_S
             return Picture(drawn, self._last.get(kind, BEING_DRAWN), time.monotonic() + wait_s)
 
+    def stop(self) -> None:
+        """Draw nothing of what was asked for: who ends waits for no picture."""
+        with self._lock:
+            for key in [key for key, drawn in self._drawing.items() if drawn.cancel()]:
+                del self._drawing[key]
+            stopped, self._artist = self._artist, Artist()
+        stopped.stop()
+        self._in_turn.submit(stopped.end)
+
     def _draw(self, key: _Key, drawing: Callable[..., str]) -> str:
         kind, figures = key
         svg, is_kept = "", True
+        artist = self._artist
         try:
-            svg = self._artist.draw(drawing, figures)
+            svg = artist.draw(drawing, figures)
         except DrawingFailed as error:  # figures of a damaged row: the page has them in its table
             _LOGGER.error("a picture, %s, could not be drawn: %s", kind, error)  # noqa: TRY400
-        except Exception:
-            _LOGGER.exception("no picture is drawn now")
+        except OSError as error:
             is_kept = False
+            if artist is self._artist:  # and was not stopped
+                _LOGGER.warning("no picture is drawn now: %s", error)
+        except Exception:
+            is_kept = False
+            _LOGGER.exception("no picture is drawn now")
         with self._lock:
             if is_kept:
                 self._kept[key] = self._last[kind] = svg
