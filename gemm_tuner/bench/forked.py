@@ -25,6 +25,7 @@ from gemm_tuner.errors import (
     TrialFailed,
 )
 from gemm_tuner.machine.available_memory import available_memory_bytes
+from gemm_tuner.machine.waiting import waited_for_core_s
 from gemm_tuner.sandbox.system_calls import Answer, refuse_system_calls
 
 Result = TypeVar("Result")
@@ -72,11 +73,11 @@ def run_in_child(
 ) -> Result | Death:
     """Return the result of `task`, or how the child that ran it died.
 
-    The child is ended when it does not call `report.step` for `stall_timeout_s`, and after
-    `longest_s` even if it does, since a kernel can call it too. When `owner` is closed at its other
-    end, nobody waits for the answer: this process ends. An answer that is of none of the `wanted`
-    types counts as a death; None for a child that is trusted to answer with anything. Without a
-    `guard`, the child may do what this process may.
+    The child is ended when it does not call `report.step` for `stall_timeout_s`, besides the time
+    that it waited for a core, and after `longest_s` in any case, since a kernel can call it too.
+    When `owner` is closed at its other end, nobody waits for the answer: this process ends. An
+    answer that is of none of the `wanted` types counts as a death; None for a child that is trusted
+    to answer with anything. Without a `guard`, the child may do what this process may.
 
     Raises:
         GemmTunerError: what `task` raised.
@@ -95,7 +96,7 @@ def run_in_child(
         if detail is not None:
             return Death(outcome=Outcome.HUNG, detail=detail, running=report.running)
         try:
-            with _deadline(child, stall_timeout_s):
+            with _deadline(child, stall_timeout_s + waited_for_core_s(child)):
                 result = reader.recv() if wanted is None else receive(reader)
         except EOFError:
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -196,7 +197,8 @@ def _wait_for_result(
         if report.steps != steps:
             steps, last_step_s = report.steps, now_s
         detail = None
-        if now_s - last_step_s > stall_timeout_s:
+        idle_s = now_s - last_step_s
+        if idle_s > stall_timeout_s and idle_s > stall_timeout_s + waited_for_core_s(child):
             detail = f"did nothing for {stall_timeout_s:g} s"
         elif now_s - began_s > longest_s:
             detail = f"came to no end in {longest_s:g} s"

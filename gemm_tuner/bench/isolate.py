@@ -85,7 +85,7 @@ class TrialHost:
             scalar_build: the baseline if there is no library.
             one_thread_build: the baseline `one-thread`.
             stall_timeout_s: how long a candidate may run without progress, besides a multiple of
-                the time that the baseline takes.
+                the time that the baseline takes and what it waited for a core.
             provers: how many builds can be verified at the same time, fewer where memory is short.
             races: how the baseline `auto` is decided in each regime that is timed.
             is_stopped: whether nobody waits any more; asked until the server is ready, which takes

@@ -28,6 +28,7 @@ from gemm_tuner.domain.source import Source
 from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
 from gemm_tuner.files import read_bounded
 from gemm_tuner.machine.urgency import start_session
+from gemm_tuner.machine.waiting import wait_for_session
 from gemm_tuner.sandbox.confine import confined, why_refused
 
 COMPILE_TIMEOUT_S = 120
@@ -298,11 +299,11 @@ def _run(command: list[str], work: Path, toolchain: Toolchain) -> tuple[int, str
             ) from error
         with process:
             try:
-                process.wait(COMPILE_TIMEOUT_S)
+                wait_for_session(process, COMPILE_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise CompilationInterrupted(
-                    f"{toolchain.text} did not finish within {COMPILE_TIMEOUT_S} s; "
+                    f"{toolchain.text} did not finish within {COMPILE_TIMEOUT_S} s of its own; "
                     "try another compiler."
                 ) from None
         diagnostics = _ends_of(said)

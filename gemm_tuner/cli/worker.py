@@ -15,7 +15,7 @@ from gemm_tuner.cli.output import print_message
 from gemm_tuner.cli.scheduler import fleet_of
 from gemm_tuner.fleet.scheduler import Scheduler
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.machine.urgency import NICENESS
+from gemm_tuner.machine.urgency import lower_urgency
 from gemm_tuner.sandbox.confine import needed_sandbox
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.jobs import Jobs
@@ -48,7 +48,7 @@ def worker(
     sandbox = needed_sandbox()
     cpu = detect_cpu()
     engine = open_database(db)
-    os.nice(NICENESS)  # what answers on this machine, or works, goes first
+    lower_urgency()  # what answers on this machine, or works, goes first
     notice = _NOTICE if parent is None else b""  # the parent says that it ends
     with StopOnInterrupt(signal.SIGINT, signal.SIGTERM, notice=notice) as interrupt:
         here = Worker(

@@ -19,6 +19,12 @@ _beside: set[object] = set()  # tunings that run beside calls of this program
 os.register_at_fork(after_in_child=_beside.clear)  # their threads are not in a forked child
 
 
+def lower_urgency(niceness: int = NICENESS) -> None:
+    """Let other work go before this thread and what it starts, unless a sandbox forbids that."""
+    with suppress(OSError):
+        os.nice(niceness)
+
+
 @contextmanager
 def tuning_beside_calls() -> Iterator[None]:
     """Let this program's own work go before the processes that are started meanwhile.

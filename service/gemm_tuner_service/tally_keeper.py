@@ -5,7 +5,6 @@ older meanwhile.
 """
 
 import logging
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from math import inf
 from threading import Lock
 
 from gemm_tuner.errors import GemmTunerError
+from gemm_tuner.machine.urgency import lower_urgency
 from gemm_tuner.store.tallies import Counting, Tallies
 
 KEPT_S = 5.0
@@ -67,7 +67,7 @@ class TallyKeeper:
         self._counter = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix="tallies",
-            initializer=os.nice,
+            initializer=lower_urgency,
             initargs=(NICENESS,),
         )
         with self._lock:

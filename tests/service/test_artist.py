@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gemm_tuner_service.dashboard import artist as module
@@ -18,6 +19,7 @@ from gemm_tuner_service.dashboard.pictures import BEING_DRAWN, Pictures
 # Functions of modules, as drawings are, which need no matplotlib.
 SHOUT = str.upper
 FAIL = json.loads
+SLEEP: Callable[..., Any] = time.sleep
 
 
 @pytest.fixture
@@ -111,9 +113,9 @@ def test_where_no_process_starts_pictures_are_left_out_and_tried_again(
 def test_who_ends_waits_for_no_picture() -> None:
     """Sixteen may be asked for, and one that does not answer is waited for a minute."""
     pictures = Pictures()
-    began, drawing = pictures.ask("a letter", time.sleep, 600), pictures._artist
+    began, drawing = pictures.ask("a letter", SLEEP, 600), pictures._artist
     waiting = pictures.ask("another", SHOUT, "b")
-    while drawing._process is None:
+    while not _has_process(drawing):
         time.sleep(0.001)
 
     pictures.stop()
@@ -122,7 +124,7 @@ def test_who_ends_waits_for_no_picture() -> None:
     assert began.drawn is not None
     assert began.drawn.result() == ""
     assert (waiting.svg, waiting.drawn and waiting.drawn.cancelled()) == (BEING_DRAWN, True)
-    assert drawing._process is None
+    assert not _has_process(drawing)
     with pytest.raises(OSError, match="ends"):
         drawing.draw(SHOUT, ("c",))
 
@@ -147,6 +149,10 @@ def test_no_traceback_tells_of_a_process_that_died(caplog: pytest.LogCaptureFixt
     (line,) = caplog.records
     assert line.getMessage() == "no picture is drawn now: the process that draws died"
     assert line.exc_info is None
+
+
+def _has_process(artist: Artist) -> bool:
+    return artist._process is not None
 
 
 def _runs(process: int) -> bool:

@@ -6,7 +6,7 @@ from typing import Never
 
 import pytest
 
-from gemm_tuner.bench import isolate
+from gemm_tuner.bench import forked, isolate
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.drivers import build_driver
 from gemm_tuner.bench.forked import Death, run_in_child
@@ -48,6 +48,31 @@ def test_a_server_loads_nothing_that_takes_long_and_is_not_used() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, check=True)
 
     assert not HEAVY & set(done.stdout.decode().split())
+
+
+def test_what_a_child_waits_for_a_core_is_not_counted_against_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With niceness 19 beside other work, it may get a 68th of a core."""
+    report = Report(build_driver("crash", find_toolchain()))
+    asked, ready = Pipe(duplex=False)
+
+    def task() -> str:
+        while not asked.poll():
+            time.sleep(0.001)
+        return "right"
+
+    def look(child: int) -> float:
+        """Let the child end when it is looked at, since it would be ended itself."""
+        ready.send(child)
+        return 60.0
+
+    monkeypatch.setattr(forked, "waited_for_core_s", look)
+    ours, theirs = Pipe()
+    with ours, theirs, asked, ready:
+        found = run_in_child(task, report=report, stall_timeout_s=0.01, owner=ours)
+
+    assert found == "right"
 
 
 def test_a_child_that_says_it_goes_on_for_ever_is_ended() -> None:

@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 
-from gemm_tuner.machine.urgency import NICENESS, start_session, tuning_beside_calls
+from gemm_tuner.machine.urgency import NICENESS, lower_urgency, start_session, tuning_beside_calls
 
 HAS_GROUPS = Path("/proc/self/autogroup").exists()
 
@@ -84,6 +84,14 @@ def test_a_group_is_lowered_when_linux_allows_it_again(monkeypatch: pytest.Monke
     with tuning_beside_calls(), started() as process:
         own = max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
         assert written == [(Path(f"/proc/{process.pid}/autogroup"), str(own))] * 3
+
+
+def test_a_sandbox_may_refuse_to_lower_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_more: int) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "nice", refuse)
+    lower_urgency()
 
 
 def test_no_ctrl_c_reaches_a_session() -> None:

@@ -8,7 +8,6 @@ when nothing was drawn for a while, or when the service has ended.
 """
 
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,8 @@ from multiprocessing.connection import Connection
 from threading import Lock
 from traceback import format_exc
 from typing import Any
+
+from gemm_tuner.machine.urgency import lower_urgency
 
 NICENESS = 10  # the service gets nine tenths of a core that both share
 IDLE_S = 300.0
@@ -126,8 +127,7 @@ def serve(connection: Connection) -> None:
 def main() -> None:
     """Serve on the file descriptor that is the first argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the service, and that ends this
-    with suppress(OSError):
-        os.nice(NICENESS)
+    lower_urgency(NICENESS)
     # It tells at length where it keeps its cache, if not in a home that can be written.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with Connection(int(sys.argv[1])) as connection:
