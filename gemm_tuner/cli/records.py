@@ -1,5 +1,6 @@
 """`gemm-tuner records`: move what was measured between machines, as JSON Lines."""
 
+import signal
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ import typer
 from sqlalchemy import Engine
 
 from gemm_tuner.cli import options
+from gemm_tuner.cli.interrupt import aborting
 from gemm_tuner.cli.output import print_json, print_line, print_message
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.domain.access import AuditEntry
@@ -18,7 +20,13 @@ from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.files import open_plain
 from gemm_tuner.store.audit import AuditLog
 from gemm_tuner.store.database import open_database
-from gemm_tuner.store.exchange import export_records, import_records, import_shipped, read_lines
+from gemm_tuner.store.exchange import (
+    ImportReport,
+    export_records,
+    import_records,
+    import_shipped,
+    read_lines,
+)
 from gemm_tuner.store.repository import Repository
 
 _STANDARD = Path("-")  # output or input, as many programs write it
@@ -73,17 +81,15 @@ def import_command(
         raise InvalidSetting("which records is not clear; give either a FILE or --shipped.")
     engine = open_database(db)
     repository = Repository(engine)
-    if file is None:
-        report = import_shipped(repository)
-    else:
-        try:
-            with _opened(file) as stream:
-                report = import_records(repository, read_lines(stream))
-        except OSError as error:
-            raise InvalidSetting(f"file {file} cannot be read: {error}; name another.") from None
+    what = "those of the package" if file is None else str(file)
+    try:
+        with aborting(signal.SIGTERM):
+            report = _imported(repository, file)
+    except typer.Abort:
+        _note(engine, "records imported", what, "aborted; what was added before is kept")
+        raise
 
     if report.added:
-        what = "those of the package" if file is None else str(file)
         _note(engine, "records imported", what, f"{report.added} new, {report.known} known")
     for line in report.rejected:
         print_message(f"line {line.number} was left out: {line.reason}")
@@ -99,8 +105,22 @@ def import_command(
         raise typer.Exit(1)
 
 
+def _imported(repository: Repository, file: Path | None) -> ImportReport:
+    if file is None:
+        return import_shipped(repository)
+    try:
+        with _opened(file) as stream:
+            return import_records(repository, read_lines(stream))
+    except OSError as error:
+        raise InvalidSetting(f"file {file} cannot be read: {error}; name another.") from None
+
+
 def _opened(file: Path) -> AbstractContextManager[BinaryIO]:
-    return nullcontext(sys.stdin.buffer) if file == _STANDARD else open_plain(file)
+    if file != _STANDARD:
+        return open_plain(file)
+    if sys.stdin is None:
+        raise OSError("standard input is closed")
+    return nullcontext(sys.stdin.buffer)
 
 
 @records.command(
