@@ -16,7 +16,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ TAG = "cp311-abi3-linux_x86_64"
 
 _RESOURCES = Path("gemm_tuner/resources.py")
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-fvisibility=hidden")
+_SEAL_BYTES = sha256().digest_size
 _COMPILERS = ("cc", "gcc", "clang", "zig cc", "python-zig cc")
 # Others compile for any CPU, and check nothing at run time, unless they are asked to.
 _ZIG_FLAGS = ("-mcpu=baseline", "-fno-sanitize=undefined")
@@ -47,15 +50,13 @@ def build_native(root: Path, target: Path) -> None:
     Raises:
         NotBuilt: it cannot be built here.
     """
-    target.unlink(missing_ok=True)
-    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        raise NotBuilt("it is for Linux on x86-64")
+    _make_way(target)
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").is_file():
         raise NotBuilt(f"{headers} has no Python.h; install the headers, such as python3-dev")
     folders = (headers, root / "templates" / "abi", root / "gemm_tuner" / "libraries" / "native")
     include = [word for folder in folders for word in ("-I", str(folder))]
-    _run([*_compiler(), *_FLAGS, *include, *_sources(root, "call"), "-o", str(target), "-lpthread"])
+    _compile([*_FLAGS, *include], root, "call", target, "-lpthread")
 
 
 def build_finish(root: Path, target: Path) -> None:
@@ -64,18 +65,32 @@ def build_finish(root: Path, target: Path) -> None:
     Raises:
         NotBuilt: it cannot be built here.
     """
-    target.unlink(missing_ok=True)
-    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        raise NotBuilt("it is for Linux on x86-64")
-    _run([*_compiler(), *_FLAGS, *_sources(root, "library"), "-o", str(target)])
+    _make_way(target)
+    _compile([*_FLAGS], root, "library", target)
 
 
 def is_current(root: Path, name: str, target: Path) -> bool:
-    """Return whether `target` was built by this script of the sources `name` of `root`."""
-    if not target.is_file() or target.stat().st_mtime <= Path(__file__).stat().st_mtime:
+    """Return whether `target` is, to its last byte, what this script built of `name` of `root`."""
+    if not (_is_possible() and target.is_file()):
         return False
     _sources, digest = _sources_and_digest(root, name)
-    return digest.encode() in target.read_bytes()
+    content = target.read_bytes()
+    return sealed(content[:-_SEAL_BYTES], digest) == content
+
+
+def sealed(library: bytes, digest: str) -> bytes:
+    """Return a library built of sources with a digest, and where no loader looks, what tells so."""
+    return library + sha256(Path(__file__).read_bytes() + digest.encode() + library).digest()
+
+
+def _is_possible() -> bool:
+    return (sys.platform, platform.machine()) == ("linux", "x86_64")
+
+
+def _make_way(target: Path) -> None:
+    target.unlink(missing_ok=True)
+    if not _is_possible():
+        raise NotBuilt("it is for Linux on x86-64")
 
 
 def _sources_and_digest(root: Path, name: str) -> tuple[tuple[Path, ...], str]:
@@ -84,17 +99,19 @@ def _sources_and_digest(root: Path, name: str) -> tuple[tuple[Path, ...], str]:
     return sources, resources["digest_of_sources"](sources)
 
 
-def _sources(root: Path, name: str) -> list[str]:
-    """Return the arguments that name the sources, with the digest that the library shall carry."""
+def _compile(flags: list[str], root: Path, name: str, target: Path, *linked: str) -> None:
+    """Build the sources `name` to `target`, which is there whole or not at all."""
     sources, digest = _sources_and_digest(root, name)
     units = [str(source) for source in sources if source.suffix == ".c"]
-    return [f'-DSOURCE_SHA256="{digest}"', *units]
-
-
-def _run(command: list[str]) -> None:
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
-    if completed.returncode != 0:
-        raise NotBuilt(f"{shlex.join(command)} failed:\n{completed.stderr}")
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
+        built = Path(folder) / target.name
+        command = [*_compiler(), *flags, f'-DSOURCE_SHA256="{digest}"', *units]
+        command += ["-o", str(built), *linked]
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+        if completed.returncode != 0:
+            raise NotBuilt(f"{shlex.join(command)} failed:\n{completed.stderr}")
+        built.write_bytes(sealed(built.read_bytes(), digest))
+        built.replace(target)
 
 
 def _compiler() -> list[str]:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import logging
-import os
 import shutil
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -86,13 +85,14 @@ def test_what_was_built_of_the_same_sources_is_left_as_it_is(
     """An install takes 18 s of processor time more where it builds what is there."""
     monkeypatch.delenv("CC", raising=False)
     built: list[str] = []
+    sealed = script.sealed
     for name in ("native", "finish"):
         monkeypatch.setattr(
             script, f"build_{name}", lambda _root, target: built.append(target.name)
         )
     for name, sources in (("TARGET", call_native_sources), ("FINISH", library_native_sources)):
         library = tmp_path / name
-        library.write_text(f"of {digest_of_sources(sources())}")
+        library.write_bytes(sealed(b"code", digest_of_sources(sources())))
         monkeypatch.setattr(script, name, library)
     hook = SimpleNamespace(root=SCRIPT.parent)
 
@@ -101,17 +101,51 @@ def test_what_was_built_of_the_same_sources_is_left_as_it_is(
         data: dict[str, list[str]] = {"artifacts": []}
         script.NativeHook.initialize(hook, "editable", data)
         assert len(data["artifacts"]) == 2
-        return built
+        return sorted(built)
 
     assert built_by_installing() == []
-    (tmp_path / "TARGET").write_text("of other sources")
-    assert built_by_installing() == ["TARGET"]
-    os.utime(tmp_path / "FINISH", (0, 0))  # older than the script
-    assert built_by_installing() == ["TARGET", "FINISH"]
-    (tmp_path / "TARGET").write_text(f"of {digest_of_sources(call_native_sources())}")
-    assert built_by_installing() == ["FINISH"]
+    whole = (tmp_path / "TARGET").read_bytes()
+    for other in (
+        sealed(b"code", "of other sources"),
+        whole[:-1],
+        b"edoc" + whole[4:],
+        f"code {digest_of_sources(call_native_sources())}".encode(),
+        b"",
+    ):
+        (tmp_path / "TARGET").write_bytes(other)
+        assert built_by_installing() == ["TARGET"], other
+    (tmp_path / "TARGET").write_bytes(whole)
+    assert built_by_installing() == []
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("platform.machine", lambda: "aarch64")
+        assert built_by_installing() == ["FINISH", "TARGET"]
+    with monkeypatch.context() as changed:
+        newer = tmp_path / "newer_script.py"
+        newer.write_text("_FLAGS = ()")
+        changed.setattr(script, "__file__", str(newer))
+        assert built_by_installing() == ["FINISH", "TARGET"]
     monkeypatch.setenv("CC", "clang")
-    assert built_by_installing() == ["TARGET", "FINISH"]
+    assert built_by_installing() == ["FINISH", "TARGET"]
+
+
+def test_what_was_built_is_known_and_was_never_there_in_part(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build that is interrupted would leave a library that no install replaces."""
+    target = tmp_path / "_finish.so"
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        f"#!/bin/sh\n[ -e {target} ] && exit 1\n"
+        'while [ "$1" != -o ]; do shift; done; echo code > "$2"\n'
+    )
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+
+    script.build_finish(SCRIPT.parent, target)
+
+    assert target.read_bytes().startswith(b"code\n")
+    assert script.is_current(SCRIPT.parent, "library", target)
+    assert {one.name for one in tmp_path.iterdir()} == {"_finish.so", "compiler"}
 
 
 def test_old_library_goes_where_none_can_be_built(
