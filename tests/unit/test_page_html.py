@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from html.parser import HTMLParser
 
 import pytest
@@ -23,7 +24,8 @@ HOSTILE = "</text></svg><script>alert(1)</script> $x$ \x1b[31m \u202e #0a0b01"
 NO_PEAK = Conditions(
     peak_flop_per_s=1e-300, noise=1e300, huge_pages="", kernel_release="", microcode=""
 )
-MOST_ROWS = 12
+MOST_ROWS = 4
+OF_ANOTHER_MODEL = replace(CPU, model=3)
 NOW = datetime(2026, 11, 24, 12, 0, tzinfo=UTC)
 
 
@@ -59,6 +61,25 @@ def _page(answers: list[Answer], name: str = "some.sqlite3") -> str:
     return write_page(Contents(name=name, answers=answers), at=NOW, by="gemm-tuner 0")
 
 
+@cache
+def _page_of_panels() -> str:
+    """Return the page of a layer with several m and a range, and of one with other types."""
+    panels = [make_answer(f"f32 {m}x3072x768 nk bias") for m in (1, 2, 16, "1..64")]
+    return _page([*panels, make_answer("bf16 1x8x8 nk none")])
+
+
+@cache
+def _page_of_cpus() -> str:
+    """Return the page of two models of CPUs, one of them with two answers."""
+    return _page(
+        [
+            make_answer(),
+            make_answer("f32 1x8x8 nk none", minute=60 * 24 * 3),
+            make_answer(cpu=OF_ANOTHER_MODEL),
+        ]
+    )
+
+
 def test_a_page_says_what_was_decided_and_under_which_conditions() -> None:
     disturbed = make_disturbed_trial()
     answers = [
@@ -72,6 +93,10 @@ def test_a_page_says_what_was_decided_and_under_which_conditions() -> None:
         answers=answers,
         unanswered=2,
         outcomes=Counter({Outcome.CORRECT: 9, Outcome.OUT_OF_BOUNDS: 1}),
+        spent={
+            Step.CONFIRM: Spent(records=1, seconds=30.0),
+            Step.PROOF: Spent(records=3, seconds=90.0),
+        },
     )
 
     page = write_page(contents, at=NOW, by="gemm-tuner 0")
@@ -81,11 +106,18 @@ def test_a_page_says_what_was_decided_and_under_which_conditions() -> None:
     assert "1 answer of these: imported, measured elsewhere. No kernel is served" in page
     assert "2 more searches left no confirmed kernel" in page
     assert "Of 10 recorded trials, 1 failed and are kept as failures: 1 out of bounds." in page
-    rows = dict(row for row in _Reader(page).rows if len(row) == 2)
+    all_rows = _Reader(page).rows
+    rows = dict(row for row in all_rows if len(row) == 2)
     assert rows["measured"] == "2026-11-20 12:00 to 2026-11-20 12:00 UTC"
     assert rows["compilers"] == "gcc 12.2.0 -O3"
     assert rows["baselines"] == "onednn 3.2.0 (4)"
     assert rows["libraries raced for the baseline"] == "not recorded"
+    # Time is told by what ended it.
+    assert [row for row in all_rows if len(row) == 4][-3:] == [
+        ["a candidate was proved", "3", "1 min 30 s", "75.0%"],
+        ["a confirmation was timed", "1", "30 s", "25.0%"],
+        ["all", "4", "2 min 0 s", "100.0%"],
+    ]
 
 
 def test_each_answer_has_its_figures_in_a_row_and_its_name_in_the_plot() -> None:
@@ -102,8 +134,7 @@ def test_each_answer_has_its_figures_in_a_row_and_its_name_in_the_plot() -> None
 
 
 def test_a_page_loads_nothing_and_runs_nothing() -> None:
-    with_panels = [make_answer(f"f32 {m}x3072x768 nk bias") for m in (1, 2, 16)]
-    read = _Reader(_page([*with_panels, make_answer("bf16 1x8x8 nk none")]))
+    read = _Reader(_page_of_panels())
 
     assert read.elements["svg"] > 6
     assert not set(read.elements) & {"script", "link", "img", "iframe", "object", "image", "base"}
@@ -178,62 +209,35 @@ def test_there_is_no_mean_over_different_baselines() -> None:
     assert "1.250 times the speed of mkl 2026.0 (1 layer)" in page
 
 
-@pytest.mark.parametrize(("sizes", "drawn"), [((1, 2), False), ((1, 2, 16), True)])
-def test_speed_over_m_is_drawn_of_layers_with_several_m(
-    sizes: tuple[int, ...],
-    drawn: bool,  # noqa: FBT001 - a parameter of a test
-) -> None:
-    answers = [make_answer(f"f32 {m}x3072x768 nk bias") for m in (*sizes, "1..64")]
+def test_speed_over_m_is_drawn_of_layers_with_several_m() -> None:
+    with_two = _Reader(_page([make_answer(f"f32 {m}x3072x768 nk bias") for m in (1, 2, "1..64")]))
+    with_three = _Reader(_page_of_panels())
 
-    read = _Reader(_page(answers))
+    assert _rows_over_m(with_two) == []
+    assert "m, rows of x" not in with_two.in_pictures
+    assert [row[1] for row in _rows_over_m(with_three)] == ["1", "2", "16"]
+    assert "m, rows of x" in with_three.in_pictures
+    assert "one library for a range" not in with_three.in_pictures
 
-    rows = [row for row in read.rows if row[0] == "f32 3072x768 bias, hot, 1 thread"]
-    assert [row[1] for row in rows] == ([str(m) for m in sizes] if drawn else [])
-    assert ("m, rows of x" in read.in_pictures) is drawn
+
+def _rows_over_m(read: _Reader) -> list[list[str]]:
+    return [row for row in read.rows if row[0] == "f32 3072x768 bias, hot, 1 thread"]
 
 
 def test_a_library_for_a_range_is_drawn_beside_the_kernels_of_each_m() -> None:
-    alone = [make_answer(f"f32 {m}x3072x768 nk bias") for m in (1, 2, 16)]
-    answers = [alone[0], *(replace(one, in_range_ns=1000.0) for one in alone[1:])]
+    first, *others = (make_answer(f"f32 {m}x3072x768 nk bias") for m in (1, 2, 16))
 
-    with_one, without = _Reader(_page(answers)), _Reader(_page(alone))
+    read = _Reader(_page([first, *(replace(one, in_range_ns=1000.0) for one in others)]))
 
-    rows = [row for row in with_one.rows if row[0] == "f32 3072x768 bias, hot, 1 thread"]
-    assert [row[-1] for row in rows] == ["", "1 µs", "1 µs"]
-    assert "one library for a range" in with_one.in_pictures
-    assert "one library for a range" not in without.in_pictures
+    assert [row[-1] for row in _rows_over_m(read)] == ["", "1 µs", "1 µs"]
+    assert "one library for a range" in read.in_pictures
 
 
 def test_each_cpu_has_a_row_with_the_date_of_its_last_answer() -> None:
-    answers = [
-        make_answer(),
-        make_answer("f32 1x8x8 nk none", minute=60 * 24 * 3),
-        make_answer(cpu=SIBLING_CPU),
-    ]
-
-    rows = {row[0]: row for row in _Reader(_page(answers)).rows if len(row) == 9}
+    rows = {row[0]: row for row in _Reader(_page_of_cpus()).rows if len(row) == 9}
 
     assert rows[CPU.exact_key][2:] == ["2", "2", "2", "0", "0", "0", "2026-11-23"]
-    assert rows[SIBLING_CPU.exact_key][2:] == ["1", "1", "1", "0", "0", "0", "2026-11-20"]
-
-
-def test_time_is_told_by_what_ended_it() -> None:
-    contents = Contents(
-        name="some",
-        answers=[make_answer()],
-        spent={
-            Step.CONFIRM: Spent(records=1, seconds=30.0),
-            Step.PROOF: Spent(records=3, seconds=90.0),
-        },
-    )
-
-    rows = [row for row in _Reader(write_page(contents, at=NOW, by="0")).rows if len(row) == 4]
-
-    assert rows[-3:] == [
-        ["a candidate was proved", "3", "1 min 30 s", "75.0%"],
-        ["a confirmation was timed", "1", "30 s", "25.0%"],
-        ["all", "4", "2 min 0 s", "100.0%"],
-    ]
+    assert rows[OF_ANOTHER_MODEL.exact_key][2:] == ["1", "1", "1", "0", "0", "0", "2026-11-20"]
 
 
 def test_a_plot_of_too_many_draws_some_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,12 +305,8 @@ def test_a_measurement_that_both_have_is_told_as_one() -> None:
 
 
 def test_cpus_have_the_shortest_name_that_tells_them_apart() -> None:
-    of_another_model = replace(CPU, model=3)
-
-    page = _page([make_answer(), make_answer(cpu=of_another_model)])
-
     titles = ("f32, hot, 1 thread, AuthenticAMD-1a-2<", "f32, hot, 1 thread, AuthenticAMD-1a-3<")
-    assert all(title in page for title in titles)
+    assert all(title in _page_of_cpus() for title in titles)
 
 
 def test_databases_without_a_common_question_say_so() -> None:
