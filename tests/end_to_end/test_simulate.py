@@ -49,7 +49,8 @@ def test_the_table_names_what_bounds_a_call(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_kernels_are_ranked_for_many_threads(capsys: pytest.CaptureFixture[str]) -> None:
-    command = [*TARGET, "--threads", "64", "--rank", "3", "--regime", "hot"]
+    layer = ["simulate", "4", "256", "64", "--target", "zen5"]
+    command = [*layer, "--threads", "64", "--rank", "3", "--regime", "hot"]
 
     assert run([*command, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

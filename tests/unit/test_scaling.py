@@ -143,7 +143,7 @@ def test_predicted_calls_of_each_core_gain_by_threads(core: Core) -> None:
 def test_kernels_are_ranked_for_threads_that_are_not_here() -> None:
     problem = Problem.parse("f32 128x768x768")
     server = server_like(ZEN5)
-    candidates = Space(problem=problem, cpu=ZEN5.cpu).defaults()
+    candidates = Space(problem=problem, cpu=ZEN5.cpu).defaults()[::5]
 
     ranked = ranked_for_threads(candidates, problem, server, threads=64, m=128, regime=Regime.HOT)
 
