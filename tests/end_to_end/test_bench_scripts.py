@@ -134,14 +134,15 @@ def test_quantising_is_timed_beside_the_kernel(
 
 
 def test_commands_that_measure_everything_are_understood(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("typer.rich_utils.rich_format_help", lambda **_settings: None)
     steps = dict(enumerate(steps_for(2)))
     plan = Plan(results=tmp_path, steps=steps, records=tmp_path / "records", has_proofs=True)
     commands = [command for piece in plan.pieces().values() for command in piece]
     ours = [command.arguments for command in commands if command.program == GEMM_TUNER]
 
-    # Options are read before the help is printed.
+    # Options are read before the help would be printed.
     codes = [run([*arguments, "--help"]) for arguments in ours]
 
     assert codes == [0] * len(ours), capsys.readouterr().err
