@@ -2,14 +2,14 @@
 
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemm_tuner.build.compile import compile_hosted
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
-from gemm_tuner.errors import CompilationFailed
+from gemm_tuner.errors import CompilationFailed, PreparationStopped
 from gemm_tuner.resources import (
     bench_native_dir,
     call_native_dir,
@@ -56,28 +56,43 @@ class Drivers:
     fixed_order: Path
 
 
-def build_drivers(toolchain: Toolchain, cpu: Cpu, *, baselines: Sequence[str] = ()) -> Drivers:
+def build_drivers(
+    toolchain: Toolchain,
+    cpu: Cpu,
+    *,
+    baselines: Sequence[str] = (),
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Drivers:
     """Build the drivers, or take them from the cache.
 
     Args:
         toolchain: compiles them.
         cpu: where they will run.
         baselines: the names of those to be used.
+        is_stopped: whether nobody waits any more; asked before each.
 
     Raises:
         CompilationFailed: the compiler refused a driver.
+        PreparationStopped: it `is_stopped`.
         StoreFailed: the build cache is not writable.
     """
+
+    def compiler() -> Toolchain:
+        """Return what compiles the next driver."""
+        if is_stopped():
+            raise PreparationStopped("what trials need is compiled no more.")
+        return toolchain
+
     return Drivers(
-        crash=build_driver("crash", toolchain),
-        timer=build_timer(toolchain),
-        onednn=build_driver("onednn", toolchain, "sample.h"),
-        openblas=build_driver("openblas", toolchain, "sample.h"),
-        mkl=build_driver("mkl", toolchain, "sample.h"),
-        libxsmm=_build_libxsmm(toolchain) if "libxsmm" in baselines else None,
-        roofline=build_driver("roofline", toolchain, "sample.h", isa=widest_vectors(cpu.isa)),
-        finish=_build_finish(toolchain, cpu),
-        fixed_order=build_fixed_order(toolchain),
+        crash=build_driver("crash", compiler()),
+        timer=build_timer(compiler()),
+        onednn=build_driver("onednn", compiler(), "sample.h"),
+        openblas=build_driver("openblas", compiler(), "sample.h"),
+        mkl=build_driver("mkl", compiler(), "sample.h"),
+        libxsmm=_build_libxsmm(compiler()) if "libxsmm" in baselines else None,
+        roofline=build_driver("roofline", compiler(), "sample.h", isa=widest_vectors(cpu.isa)),
+        finish=_build_finish(compiler(), cpu),
+        fixed_order=build_fixed_order(compiler()),
     )
 
 

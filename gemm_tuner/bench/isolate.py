@@ -107,7 +107,7 @@ class TrialHost:
             problem_text=problem.text,
             threads=threads,
             baselines=names,
-            drivers=build_drivers(toolchain, detect_cpu(), baselines=names),
+            drivers=build_drivers(toolchain, detect_cpu(), baselines=names, is_stopped=is_stopped),
             seed=seed,
             scalar_build=scalar_build,
             one_thread_build=one_thread_build,

@@ -2,16 +2,20 @@ import subprocess
 import sys
 import time
 from multiprocessing import Pipe
-from typing import Never
+from pathlib import Path
+from typing import Never, cast
 
 import pytest
+from samples import PROBLEM
 
 from gemm_tuner.bench import forked, isolate
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.drivers import build_driver
 from gemm_tuner.bench.forked import Death, run_in_child
+from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.record import Outcome
+from gemm_tuner.errors import PreparationStopped
 
 FOLDER = "folder of its own"
 # What a server has no use for and takes long to load, `importlib.metadata` with `email`.
@@ -73,6 +77,29 @@ def test_what_a_child_waits_for_a_core_is_not_counted_against_it(
         found = run_in_child(task, report=report, stall_timeout_s=0.01, owner=ours)
 
     assert found == "right"
+
+
+def test_no_more_drivers_are_compiled_once_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an empty cache on a busy machine, all of them take minutes."""
+    compiled: list[str] = []
+
+    def compile_hosted(_text: str, *, name: str, **_named: object) -> Path:
+        compiled.append(name)
+        return Path(name)
+
+    monkeypatch.setattr("gemm_tuner.bench.drivers.compile_hosted", compile_hosted)
+
+    with pytest.raises(PreparationStopped):
+        isolate.TrialHost(
+            PROBLEM,
+            threads=1,
+            toolchain=find_toolchain(),
+            seed=0,
+            scalar_build=cast("Build", None),  # for a server that is not started
+            is_stopped=lambda: len(compiled) == 2,
+        )
+
+    assert len(compiled) == 2
 
 
 def test_a_child_that_says_it_goes_on_for_ever_is_ended() -> None:
