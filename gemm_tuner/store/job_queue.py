@@ -40,7 +40,12 @@ IS_RUNNING = jobs.c.state == JobState.RUNNING.value
 _CHANGED: dict[str, Any] = {"revision": jobs.c.revision + 1}
 _LOST = "its worker was lost; see whether its machine ran out of memory"
 _UNTAKEN = f"no worker that can run it came within {UNTAKEN.days} days; start one, then ask again"
-_CANCELLED = "cancelled before the best was confirmed; what was tried is kept"
+_STOPPED = "its worker was stopped; another goes on"
+_IS_UNTOUCHED = (jobs.c.attempts == 0) & (jobs.c.detail == "")  # what was given back says why
+_CANCELLED = case(
+    (_IS_UNTOUCHED, "cancelled before anything was tried"),
+    else_="cancelled before the best was confirmed; what was tried is kept",
+)
 
 
 class JobQueue(Workers):
@@ -159,7 +164,9 @@ class JobQueue(Workers):
         """End a job that a worker holds, and return it; None if it is not this worker's."""
         return self._let_go(job_id, worker, _ended(state, detail), now)
 
-    def release(self, job_id: str, worker: str, now: datetime, *, why: str = "") -> Job | None:
+    def release(
+        self, job_id: str, worker: str, now: datetime, *, why: str = _STOPPED
+    ) -> Job | None:
         """Let a job wait again whose worker was stopped or cut off, as if that had not begun it.
 
         Return the job, None if it is not this worker's. One whose cancellation was asked is over.
@@ -243,7 +250,7 @@ def _is_recent(table: FromClause, now: datetime) -> ColumnElement[bool]:
 
 def cancelled() -> dict[str, Any]:
     """Return what changes in a job that is cancelled while it waits."""
-    return _ended(JobState.CANCELLED, _CANCELLED)
+    return {**_ended(JobState.CANCELLED, ""), "detail": _CANCELLED}
 
 
 def _ended(state: JobState, detail: str) -> dict[str, Any]:

@@ -210,7 +210,7 @@ class Worker:
         if ended is None:
             self.tell(f"Job {called} is not run by this worker any more.")
         else:
-            self.tell(f"Job {called} {ended.state.value}: {ended.detail or 'for another worker'}")
+            self.tell(f"Job {called} {ended.state.value}: {ended.detail}")
             if ended.state is JobState.DONE:
                 self._insist(lambda: self.jobs.ask_other_hosts(ended, self.now()))
 

@@ -140,7 +140,7 @@ def test_a_stopped_worker_gives_its_job_back(
 
     waiting = job_now(jobs, job)
     assert (waiting.state, waiting.attempts, waiting.worker) == (JobState.WAITING, 0, None)
-    assert told[-1] == f"Job {job.id[:8]} waiting: for another worker"
+    assert told[-1] == f"Job {job.id[:8]} waiting: its worker was stopped; another goes on"
 
 
 def test_a_cancelled_job_keeps_the_best_so_far(
@@ -170,7 +170,7 @@ def test_a_cancelled_job_keeps_the_best_so_far(
     ("asked", "ending"),
     [
         ("_is_cancelled", "cancelled: cancelled before a kernel was timed"),
-        ("_is_given_up", "waiting: for another worker"),
+        ("_is_given_up", "waiting: its worker was stopped; another goes on"),
     ],
 )
 def test_nobody_waits_for_the_preparation_of_a_job_that_is_to_end(
@@ -486,5 +486,8 @@ def test_a_worker_that_is_terminated_gives_its_job_back_and_says_so(
     assert (waiting.state, waiting.attempts) == (JobState.WAITING, 0)
     assert repository.trials()
     assert "Stopping after what is in flight" in told
-    assert told.splitlines()[-1] == f"Job {job.id[:8]} waiting: for another worker"
+    assert (
+        told.splitlines()[-1]
+        == f"Job {job.id[:8]} waiting: its worker was stopped; another goes on"
+    )
     assert not jobs.has_worker(job.class_key, datetime.now(UTC))

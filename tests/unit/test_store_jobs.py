@@ -315,8 +315,28 @@ def test_a_job_that_waits_is_cancelled_at_once(jobs: Jobs) -> None:
 
     assert cancelled is not None
     assert cancelled.state is JobState.CANCELLED
+    assert cancelled.detail == "cancelled before anything was tried"
     assert claim_if_any(jobs) is None
     assert jobs.cancel("0" * 32, at(1)) is None
+
+
+def test_what_was_tried_of_a_job_is_kept_when_it_is_cancelled(jobs: Jobs) -> None:
+    endings: list[Callable[[str], Job | None]] = [
+        lambda key: jobs.release(key, "one", at(2)),
+        lambda key: jobs.put_back(key, "one", "why", at(2)),
+        jobs.get,  # its worker is lost
+    ]
+    for m, end in enumerate(endings, start=1):
+        job, _new = ask(jobs, problem(m))
+        claim(jobs)
+        end(job.id)
+
+        cancelled = jobs.cancel(job.id, at(LEASE_S + 2))
+
+        assert cancelled is not None
+        assert cancelled.detail == (
+            "cancelled before the best was confirmed; what was tried is kept"
+        )
 
 
 def test_the_worker_of_a_running_job_hears_that_it_is_cancelled(jobs: Jobs) -> None:
