@@ -1,7 +1,7 @@
 """Reading and appending trials, and the CPUs that ran them."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -47,22 +47,31 @@ class Trials(Statements):
     """The trials of one database."""
 
     def add_trial(self, trial: Trial) -> None:
-        """Append `trial`, attested; when this returns, it is on the disk. One already there stays.
+        """Append `trial`, as `add_trials` does."""
+        self.add_trials([trial])
 
-        A failure of a kernel that could have been served revokes it.
+    def add_trials(self, trials: Sequence[Trial]) -> None:
+        """Append `trials`, attested; when this returns, all are on the disk, and before, none is.
+
+        One already there stays. A failure of a kernel that could have been served revokes it.
 
         Raises:
             InvalidSetting: the measuring key cannot be used.
             InvalidRecord: the problem has a fixed order of additions, and the kernel another.
         """
+        attested = [(trial, self._attest(trial)) for trial in trials]
+        with self._writing() as connection:
+            for trial, attestation in attested:
+                if _append(connection, trial, Origin.MEASURED, attestation):
+                    _revoke_if_failed(connection, trial)
+                    Deriving(connection, self._keys).follow_trial(trial)
+
+    def _attest(self, trial: Trial) -> Attestation:
+        """Return the statement that a trial was measured here, if it is one to be kept."""
         why_not = why_in_another_order(trial)
         if why_not:
             raise InvalidRecord(f"a trial of {trial.candidate.text} is not kept: {why_not}.")
-        attestation = self._keys.attest(Statement.TRIAL, dump_record(trial))
-        with self._writing() as connection:
-            if _append(connection, trial, Origin.MEASURED, attestation):
-                _revoke_if_failed(connection, trial)
-                Deriving(connection, self._keys).follow_trial(trial)
+        return self._keys.attest(Statement.TRIAL, dump_record(trial))
 
     def add_imported(self, imported: Iterable[Trial]) -> int:
         """Append trials from elsewhere and return how many were not known.

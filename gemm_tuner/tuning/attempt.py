@@ -174,7 +174,8 @@ class Attempts:
     ) -> list[Trial]:
         """Time proven candidates in the same rounds; return the recorded trials of those timed.
 
-        Beside each other and the baseline, those clearly slower than the fastest have few samples.
+        Either all of them are kept or none. Beside each other and the baseline, those clearly
+        slower than the fastest have few samples.
         In several processes, each candidate is timed alone, and `on_process` is told which begins.
         """
         builds = [self._proven[candidate] for candidate in candidates]
@@ -213,8 +214,8 @@ class Attempts:
                 conditions=one.conditions,
             )
             self._keep(build)
-            self.repository.add_trial(trial)
             trials.append(trial)
+        self.repository.add_trials(trials)
         return trials
 
     def trial_of(self, candidate: Candidate) -> Trial | None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from gemm_tuner.bench.requests import Baselines
-from gemm_tuner.derive import standing_trials
+from gemm_tuner.derive import is_believed, standing_trials
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.domain.doubt import why_disturbed, why_doubted
+from gemm_tuner.domain.doubt import why_disturbed
 from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
 from gemm_tuner.select.sturdiest import EQUALLY_FAST, sturdiest_of_fastest
 from gemm_tuner.space.candidates import Space
@@ -19,7 +20,7 @@ from gemm_tuner.tuning.figures import Figures
 from gemm_tuner.tuning.finished import is_settled
 from gemm_tuner.tuning.patience import Patience
 from gemm_tuner.tuning.progress import Progress
-from gemm_tuner.tuning.result import SweepResult, make_result
+from gemm_tuner.tuning.result import SweepResult, last_final, make_result
 from gemm_tuner.tuning.sampling import (
     CONFIRMED,
     FINAL,
@@ -43,7 +44,8 @@ class ContextSweep:
     if nobody stopped it.
     The winner of one thread, `alone`, is a finalist if several threads are asked for. With `again`,
     no earlier timing counts: all is timed anew. Where candidates are few, the first race of several
-    `is_final`.
+    `is_final`. A sweep that was cut off and began `since` a time goes on from the final that it
+    timed, and from what it confirmed after that.
 
     Where calls are slow, candidates are proved and raced on a part of the problem, by `slices`,
     whose `earlier_slices` are what is known of it. Only finalists are then proved and timed whole.
@@ -62,6 +64,7 @@ class ContextSweep:
     alone: Candidate | None = None
     again: bool = False
     is_final: bool = False
+    since: datetime | None = None
     slices: TrialSource | None = None
     earlier_slices: Sequence[Trial] = ()
     _whole: Figures = field(default_factory=Figures)
@@ -87,10 +90,13 @@ class ContextSweep:
         the sweep only if it `is_search`, and if what it rests on may be believed.
         """
         resumed = self._recall()
-        self._race([*certain, *self._to_renew, *self._best_beside_others], is_certain=True)
-        is_exhausted = self._search(strategy) and is_search
+        final = self._final_before()
+        is_exhausted = False
+        if not final:
+            self._race([*certain, *self._to_renew, *self._best_beside_others], is_certain=True)
+            is_exhausted = self._search(strategy) and is_search
         if (self._raced.speeds or self._whole.speeds) and not self.is_stopped():
-            self._confirm()
+            self._confirm(final)
             self._renew()
         problem, cpu = self.space.problem, self.space.cpu
         result = make_result(
@@ -129,7 +135,7 @@ class ContextSweep:
         self._trials = relevant_trials(self.earlier, self.space, self.context, baseline)
         for trial in self._trials:
             if trial.measurement is not None:
-                if not self.again and why_doubted(trial.measurement) is None:
+                if not self.again and is_believed(trial):
                     self._whole.learn(trial.candidate, trial.measurement)
             elif trial.outcome is not Outcome.CORRECT:
                 self._whole.forget(trial.candidate)
@@ -161,6 +167,36 @@ class ContextSweep:
         for trial in self._of_slices:
             if trial.measurement is not None and trial.candidate not in failed:
                 self._raced.learn(trial.candidate, trial.measurement)
+
+    def _timed_before(self) -> list[Trial]:
+        """Return what this sweep timed before it was cut off, in this context."""
+        if self.since is None or self.again:
+            return []
+        recalled = self._trials[: self._recalled]
+        return [one for one in recalled if one.measurement and one.created_at >= self.since]
+
+    def _final_before(self) -> dict[Candidate, float]:
+        """Return the speeds in the final that this sweep timed before it was cut off, if it did.
+
+        The search was over by then. What is disturbed, or cannot be built again, is no final.
+        """
+        final = last_final(self._timed_before())
+        candidates = [one.candidate for one in final]
+        if not all(map(is_believed, final)):
+            return {}
+        if self.attempts.prove(candidates, self.context) != candidates:
+            return {}
+        return {one.candidate: one.measurement.ratio.median for one in final if one.measurement}
+
+    def _confirmed_before(self) -> dict[Candidate, float]:
+        """Return what this sweep confirmed after its last final, before it was cut off."""
+        confirmed: dict[Candidate, float] = {}
+        for trial in self._timed_before():
+            if trial.stage is Stage.FINAL:
+                confirmed.clear()
+            elif trial.stage is Stage.CONFIRM and trial.measurement and is_believed(trial):
+                confirmed[trial.candidate] = trial.measurement.ratio.median
+        return confirmed
 
     def _search(self, strategy: Strategy) -> bool:
         """Race batch after batch; return whether the search came to its end by itself."""
@@ -251,21 +287,18 @@ class ContextSweep:
         race_s = race.duration_s(candidates, call_s=self._race_call_s, budget_s=budget_s)
         return self.budget.remaining_s > self._proof_s + race_s + reserved_s
 
-    def _confirm(self) -> None:
+    def _confirm(self, final: dict[Candidate, float]) -> None:
         """Time the best few carefully, then the best of them once more, for its own sake.
 
         The next is confirmed too where the speed of one that was confirmed does not hold beside
-        those of the others.
+        those of the others. What a `final` before said, and what was confirmed after it, holds.
         """
         self._report("confirming", 0)
-        proven = self._proven_finalists()
-        if self.is_stopped():
-            return
-        if self._in_final.keys() >= set(proven):
-            speeds = {one: self._in_final[one] for one in proven}
-        else:
-            speeds = self._time(proven, FINAL) if len(proven) > 1 else dict.fromkeys(proven, 1.0)
-        waiting = self._without_useless_threads(speeds)
+        before = self._confirmed_before()
+        if not final:
+            final = self._time_final()
+            before = before if len(final) == 1 else {}
+        waiting = self._without_useless_threads(final)
         confirmed = 0.0
         for _attempt in range(CONFIRMED):
             is_held = confirmed * EQUALLY_FAST >= max(waiting.values(), default=0.0)
@@ -273,8 +306,19 @@ class ContextSweep:
                 return
             candidate = sturdiest_of_fastest(waiting, self.space.problem)
             del waiting[candidate]
-            speeds = self._time([candidate], self._how_to_confirm(candidate))
+            speeds = before
+            if candidate not in before:
+                speeds = self._time([candidate], self._how_to_confirm(candidate))
             confirmed = max(confirmed, speeds.get(candidate, 0.0))
+
+    def _time_final(self) -> dict[Candidate, float]:
+        """Return the speeds of the finalists in the same rounds; a single one needs no final."""
+        proven = self._proven_finalists()
+        if self.is_stopped():
+            return {}
+        if self._in_final.keys() >= set(proven):
+            return {one: self._in_final[one] for one in proven}
+        return self._time(proven, FINAL) if len(proven) > 1 else dict.fromkeys(proven, 1.0)
 
     def _renew(self) -> None:
         """Confirm once more what was confirmed before and not now: the newer confirmation counts.
@@ -285,7 +329,7 @@ class ContextSweep:
             trial.candidate
             for trial in self._trials[self._recalled :]
             if trial.stage is Stage.CONFIRM
-        }
+        } | self._confirmed_before().keys()
         old = [one for one in dict.fromkeys(self._to_renew) if one not in confirmed]
         for candidate in self.attempts.prove(old, self.context):
             if self.is_stopped():

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.candidate import Candidate
@@ -69,6 +70,8 @@ class JobRun:
         is_second = bool(others.hosts) and not self.repository.has_measured(others)
         job = self.held.job
         each_s = None if is_second else budget_of_each(job.problem, job.budget_s)
+        # A range of m is swept more than once in a job: what is there may be of another sweep.
+        since = job.created_at if each_s is None else None
         if each_s is not None:
             result = self._split_range(each_s)
         else:
@@ -77,6 +80,7 @@ class JobRun:
                 lambda: self._is_ended,
                 chosen=self._to_confirm(others) if is_second else (),
                 again=is_second,
+                since=since,
             )
         if result is not None and not result.is_interrupted:
             return self._ending(result, is_second=is_second)
@@ -88,7 +92,7 @@ class JobRun:
             detail = f"cancelled before a kernel was timed{kept}"
             return Ending(state=JobState.CANCELLED, detail=detail)
         budget_s = min(_CONFIRMING_S, self.held.job.budget_s)
-        result = self._sweep(budget_s, lambda: self._is_given_up, chosen=(best,))
+        result = self._sweep(budget_s, lambda: self._is_given_up, chosen=(best,), since=since)
         if result is None or result.is_interrupted:
             return None
         found = _text_of(result.verdict) or "the best could not be confirmed"
@@ -138,11 +142,16 @@ class JobRun:
         *,
         chosen: tuple[Candidate, ...] = (),
         again: bool = False,
+        since: datetime | None = None,
     ) -> SweepResult | None:
         """Return what a sweep found, None if it was stopped before it could try anything."""
         job = self.held.job
         settings = SweepSettings(
-            budget_s=budget_s, toolchain=self.toolchain, again=again, stops_preparing=True
+            budget_s=budget_s,
+            toolchain=self.toolchain,
+            again=again,
+            stops_preparing=True,
+            since=since,
         )
         try:
             (result,) = sweep(

@@ -87,12 +87,17 @@ def _last_timed_together(trials: Sequence[Trial]) -> tuple[Trial, ...]:
 
     Those timed in the same rounds have the same samples of the baseline, as far as they took part.
     """
-    for stage in (Stage.FINAL, Stage.CONFIRM):
-        of_stage = [trial for trial in trials if trial.stage is stage and trial.measurement]
-        if of_stage:
-            last = of_stage[-1]
-            return tuple(trial for trial in of_stage if _shares_rounds(trial, last))
-    return ()
+    return last_final(trials) or _last_of(Stage.CONFIRM, trials)
+
+
+def last_final(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Return the trials of the last final among `trials`, which shared its rounds."""
+    return _last_of(Stage.FINAL, trials)
+
+
+def _last_of(stage: Stage, trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    of_stage = [trial for trial in trials if trial.stage is stage and trial.measurement]
+    return tuple(trial for trial in of_stage if _shares_rounds(trial, of_stage[-1]))
 
 
 def _shares_rounds(one: Trial, other: Trial) -> bool:

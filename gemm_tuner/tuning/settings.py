@@ -1,6 +1,7 @@
 """The settings of a sweep: its time, its compiler, its baseline."""
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from math import inf
 
 from gemm_tuner.build.toolchain import Toolchain
@@ -18,8 +19,10 @@ class SweepSettings:
     than `race_s` to load is not raced for the baseline; by default, a share of the budget. With
     `tries_all_chosen`, candidates that were chosen are tried whatever the budget, and, if they are
     no more than finalists, in a final at once. With `stops_preparing`, a sweep that is stopped
-    before it can try anything ends there, with `PreparationStopped`, and not when it can. The
-    `plan` says by which strategy it searches.
+    before it can try anything ends there, with `PreparationStopped`, and not when it can. A sweep
+    that began `since` a time, and may have been cut off, goes on from the final that it timed and
+    from what it confirmed; any other times these anew. The `plan` says by which strategy it
+    searches.
     """
 
     toolchain: Toolchain
@@ -30,6 +33,7 @@ class SweepSettings:
     race_s: float | None = None
     tries_all_chosen: bool = False
     stops_preparing: bool = False
+    since: datetime | None = None
     plan: Plan = field(default_factory=Plan)
     render: Render = field(default=render)
 

@@ -297,6 +297,7 @@ class _Search:
             is_stopped=asked.is_stopped,
             alone=alone,
             again=settings.again,
+            since=settings.since,
             is_final=settings.tries_all_chosen and len(asked.chosen) <= FINALISTS,
             slices=self.slices,
             earlier_slices=asked.earlier(self.slices.problem) if self.slices else (),

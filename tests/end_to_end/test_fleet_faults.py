@@ -34,6 +34,7 @@ from gemm_tuner.store.job_views import JobViews
 from gemm_tuner.store.jobs import Jobs
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.wire import WireCpu
+from gemm_tuner.tuning.result import last_final
 
 pytestmark = [
     pytest.mark.proof,
@@ -236,13 +237,18 @@ def test_each_job_ends_and_no_trial_is_measured_twice(
 
 
 def check_trials(job: Job, repository: Repository, told: str) -> None:
-    """Check that what was raced once was not raced again, and that a winner was confirmed."""
+    """Check that nothing was proved or timed twice in a stage, and that a winner was confirmed.
+
+    There is one final at most, in which all finalists share the samples of the baseline.
+    """
     problem = Problem.parse(job.problem.text)
     trials = repository.trials(problem=problem, class_key=job.class_key)
-    raced = Counter(
-        one.candidate for one in trials if one.stage is Stage.RACE and one.measurement is not None
+    made = Counter(
+        (one.candidate.text, "timed" if one.measurement else "proved", one.stage.value)
+        for one in trials
     )
-    proved = Counter(one.candidate for one in trials if one.measurement is None)
-    assert set(raced.values()) <= {1}, f"{job.problem.text}: {raced}\n{told}"
-    assert set(proved.values()) <= {1}, f"{job.problem.text}: {proved}\n{told}"
+    again = {what: times for what, times in made.items() if times > 1}
+    assert not again, f"{job.problem.text}: {again}\n{told}"
+    finalists = [one for one in trials if one.stage is Stage.FINAL]
+    assert set(last_final(trials)) == set(finalists), f"{job.problem.text}: {finalists}\n{told}"
     assert any(one.stage is Stage.CONFIRM for one in trials), job.detail

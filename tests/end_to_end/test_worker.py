@@ -6,12 +6,12 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from planted_times import plant_speeds
@@ -30,7 +30,7 @@ from working import (
 from gemm_tuner.domain.job import Job, JobProgress, JobState
 from gemm_tuner.domain.measurement import Interference
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Stage
+from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.machine.detect import detect_cpu
@@ -38,6 +38,7 @@ from gemm_tuner.machine.measuring_lock import MeasuringLock
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.jobs import Jobs
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.tuning.attempt import Attempts
 from gemm_tuner.tuning.holding import HeldJob
 from gemm_tuner.tuning.job import JobRun
 
@@ -229,6 +230,33 @@ def test_an_aborted_worker_gives_its_job_back(
     waiting = job_now(jobs, job)
     assert (waiting.state, waiting.attempts, waiting.worker) == (JobState.WAITING, 0, None)
     assert not jobs.has_worker(job.class_key, datetime.now(UTC))
+
+
+def test_a_job_whose_worker_was_lost_after_the_final_only_confirms(
+    jobs: Jobs, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_speeds(monkeypatch, itertools.count(1.0, 0.05))
+    job = ask_for(jobs)
+    time_to_the_end: Callable[..., object] = Attempts.time
+
+    def time_and_be_lost(*arguments: object, stage: Stage, **named: object) -> list[Trial]:
+        found = cast("list[Trial]", time_to_the_end(*arguments, stage=stage, **named))
+        if stage is Stage.FINAL:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(Attempts, "time", time_and_be_lost)
+    with pytest.raises(KeyboardInterrupt):
+        work(jobs, repository, lambda: False)
+    monkeypatch.setattr(Attempts, "time", time_to_the_end)
+    before = repository.trials(problem=PROBLEM)
+
+    run_job(jobs, repository, job)
+
+    after = repository.trials(problem=PROBLEM)
+    assert job_now(jobs, job).state is JobState.DONE
+    assert before[-1].stage is Stage.FINAL
+    assert {one.stage for one in after[len(before) :]} == {Stage.CONFIRM}
 
 
 def test_a_job_that_cannot_be_run_here_says_why_and_others_go_on(
