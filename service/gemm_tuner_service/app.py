@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from gemm_tuner_service.access import AccessControl, ClientWork
 from gemm_tuner_service.dashboard.pictures import PICTURES
+from gemm_tuner_service.dashboard.render import compile_templates
 from gemm_tuner_service.dashboard.shell import PageShell
 from gemm_tuner_service.dependencies import RunningService
 from gemm_tuner_service.head import HeadAsGet
@@ -50,7 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
         app.state.service = service = RunningService.start(settings)
-        service.tallies.wait_for_first()
+        service.tallies.wait_for_first(meanwhile=compile_templates)
         yield
         PICTURES.stop()
         service.close()

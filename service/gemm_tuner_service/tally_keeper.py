@@ -22,6 +22,7 @@ KEPT_S = 5.0
 LONGEST_S = 60.0  # a page waits for a new count where its own is older
 NICENESS = 10  # of the thread that counts: who asks gets nine tenths of a core that both share
 PATIENCE_S = 0.1  # so long at most; then it has the older, with its time
+SOON_S = 0.05  # is a small store counted
 START_S = 2.0  # so long at most does the start of a service wait for its first count
 MAX_KEPT = 64
 
@@ -73,9 +74,14 @@ class TallyKeeper:
         with self._lock:
             self._first = self._begin(None)
 
-    def wait_for_first(self) -> None:
-        """Wait for the first count, for `START_S` at most, whether or not it can be made."""
-        wait([self._first], timeout=START_S)
+    def wait_for_first(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Wait for the first count, for `START_S` at most, whether or not it can be made.
+
+        `meanwhile` is done if there is time for it.
+        """
+        if wait([self._first], timeout=SOON_S).not_done:
+            meanwhile()
+            wait([self._first], timeout=START_S)
 
     def counted(self, cpu_key: str | None = None) -> Counted:
         """Return what is counted, of one CPU or of all.

@@ -138,3 +138,24 @@ def test_a_start_waits_for_the_first_count_but_not_for_ever(
     slow.keeper.wait_for_first()
     assert slow.counting.counted == 1
     slow.keeper.close()
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_while_a_start_waits_long_something_else_is_done(
+    monkeypatch: pytest.MonkeyPatch, *, is_slow: bool
+) -> None:
+    kept = _Kept()
+    monkeypatch.setattr(tally_keeper, "SOON_S", 0.0 if is_slow else 30.0)
+    done = []
+
+    def do() -> None:
+        done.append(kept.counting.counted)
+        kept.counting.may_answer.set()
+
+    if not is_slow:
+        kept.counting.may_answer.set()
+    kept.keeper.wait_for_first(meanwhile=do)
+
+    assert done == ([0] if is_slow else [])
+    assert kept.counting.counted == 1
+    kept.keeper.close()

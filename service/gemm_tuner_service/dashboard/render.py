@@ -45,6 +45,12 @@ def render(scope: Scope, template: str, **values: Any) -> bytes:  # noqa: ANN401
     return text.encode(errors="backslashreplace")
 
 
+def compile_templates() -> None:
+    """Compile all templates, which the first page that needs one would wait for."""
+    for template in _environment().list_templates():
+        _environment().get_template(template)
+
+
 @cache
 def style() -> bytes:
     """Return the style of all pages."""
