@@ -34,8 +34,14 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
 def _processes_of(parent: int) -> set[int]:
     """Return those that answer, without the process that Python starts beside them."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-    return {child for child, command in commands.items() if b"spawn_main" in command}
+    return {int(child) for child in children if b"spawn_main" in _command_of(child)}
+
+
+def _command_of(process: str) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return b""
 
 
 def _is_alive(pid: int) -> bool:
