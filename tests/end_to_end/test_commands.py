@@ -2,13 +2,10 @@
 
 import json
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from served import CANDIDATE, PROBLEM, Site, keep_trial
 from gemm_tuner.build.compile import Build, compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli.layers import layers_of
-from gemm_tuner.cli.main import INTERRUPTED, run
+from gemm_tuner.cli.main import run
 from gemm_tuner.client.client import Client
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
@@ -335,79 +332,6 @@ def test_explain_tells_of_a_sweep_that_confirmed_nothing(
     out = capsys.readouterr().out
     assert "- exact: no kernel confirmed in this store on" in out
     assert "1 candidate was tried there, by a sweep that was stopped or for a larger" in out
-
-
-def test_records_move_to_another_store(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "records.jsonl"
-    other = f"sqlite:///{tmp_path}/other.sqlite3"
-    run(["records", "export", str(file), "--db", site.settings.database_url])
-    with file.open("a") as stream:
-        stream.write("not a record\n")
-    capsys.readouterr()
-
-    code = run(["records", "import", str(file), "--db", other])
-
-    captured = capsys.readouterr()
-    assert code == ANSWER_IS_NO
-    assert captured.out == "1 record added, 0 already known, 1 line left out\n"
-    assert "line 2 was left out" in captured.err
-    (trial,) = Repository(open_database(other)).trials(origin=None)
-    assert trial.problem == PROBLEM
-
-
-def test_records_go_from_standard_output_to_standard_input(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    other = f"sqlite:///{tmp_path}/other.sqlite3"
-
-    said = []
-    for file in ([], ["-"]):
-        assert run(["records", "export", *file, "--db", site.settings.database_url]) == 0
-        said.append(capsys.readouterr().out)
-    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(said[0].encode())))
-    assert run(["records", "import", "-", "--db", other]) == 0
-
-    (record,) = said[0].splitlines()
-    assert json.loads(record)["problem"] == PROBLEM.text
-    assert said[1] == said[0]
-    assert not Path("-").exists()
-    assert capsys.readouterr().out.startswith("1 record added")
-
-
-def test_a_closed_standard_input_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", None)
-
-    assert run(["records", "import", "-", "--db", f"sqlite:///{tmp_path}/other.sqlite3"]) == 2
-
-    told = capsys.readouterr().err
-    assert told == "Error: file - cannot be read: standard input is closed; name another.\n"
-
-
-def test_an_aborted_import_keeps_what_it_added_and_says_so(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = f"sqlite:///{tmp_path}/other.sqlite3"
-    assert run(["records", "export", "--db", site.settings.database_url]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-
-    def interrupted(_stream: object) -> Iterator[str]:
-        yield line
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO()))
-    monkeypatch.setattr("gemm_tuner.cli.records.read_lines", interrupted)
-    monkeypatch.setattr("gemm_tuner.store.trials.IMPORTED_AT_ONCE", 1)
-    assert run(["records", "import", "-", "--db", other]) == INTERRUPTED
-
-    assert capsys.readouterr().err == "Aborted; what was found before is kept.\n"
-    assert len(Repository(open_database(other)).trials(origin=None)) == 1
-    assert run(["audit", "--db", other]) == 0
-    assert "aborted; what was added before is kept" in capsys.readouterr().out
 
 
 @pytest.mark.baseline("openblas")
