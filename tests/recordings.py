@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 from samples import CPU
 
@@ -20,6 +21,7 @@ PROBLEM = Problem.parse("f32 64x64x64 nk none")
 BASELINE_NS = 1000
 VISITS = {Stage.RACE: (15,), Stage.FINAL: (33,)}
 VISITS_WITH_LUCK = {Stage.RACE: (15,), Stage.FINAL: (21, 6, 6)}
+ROUNDS_OF_LEADERS = 31
 SAMPLE_NS = {Stage.RACE: 400_000, Stage.FINAL: 2_000_000}
 
 
@@ -38,11 +40,13 @@ def make_recording(
     prove_s: float = 0.25,
     waited_ns: int = 0,
     lucky: Candidate | None = None,
+    leaders: Mapping[Candidate, Sequence[float]] = MappingProxyType({}),
 ) -> Recording:
     """Return a recording in which each call of a candidate takes the same time.
 
     Those that `failed` were wrong. Threads waited so long in each sample. The `lucky` one took a
-    quarter less in the first and longest of three visits of finals.
+    quarter less in the first and longest of three visits of finals. `leaders` took so long in the
+    rounds of each final of their own, in ns.
     """
     correct = list(call_ns)
 
@@ -72,6 +76,19 @@ def make_recording(
             baseline=series(BASELINE_NS, stage, rounds),
         )
 
+    def final_of_leaders(final: int) -> RecordedRequest:
+        one = request(Stage.FINAL, final + 1, ROUNDS_OF_LEADERS)
+        series_of = [
+            series(times[final], Stage.FINAL, ROUNDS_OF_LEADERS) for times in leaders.values()
+        ]
+        return one.model_copy(
+            update={
+                "of_leaders": True,
+                "candidates": tuple(correct.index(leader) for leader in leaders),
+                "series": tuple(series_of),
+            }
+        )
+
     return Recording(
         recorded_at=datetime(2026, 11, 26, tzinfo=UTC),
         cpu=WireCpu.of(CPU),
@@ -95,10 +112,13 @@ def make_recording(
             )
             for one in (*correct, *failed)
         ),
-        requests=tuple(
-            request(stage, visit, rounds)
-            for stage, visits in (VISITS_WITH_LUCK if lucky else VISITS).items()
-            for visit, rounds in enumerate(visits)
+        requests=(
+            *(
+                request(stage, visit, rounds)
+                for stage, visits in (VISITS_WITH_LUCK if lucky else VISITS).items()
+                for visit, rounds in enumerate(visits)
+            ),
+            *map(final_of_leaders, range(max(map(len, leaders.values()), default=0))),
         ),
     )
 

@@ -16,7 +16,8 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.replay.comparison import compare
 from gemm_tuner.replay.figures import TIMES_S, Figures, figures_of
 from gemm_tuner.replay.recording import Recording, read_recordings, recording_path
-from gemm_tuner.replay.replaying import Run
+from gemm_tuner.replay.replaying import Run, is_near_best
+from gemm_tuner.replay.samples import Samples
 from gemm_tuner.replay.training import check_trainable
 from gemm_tuner.strategies.ranker import read_ranker
 from gemm_tuner.strategies.table import LEARNED, STRATEGIES
@@ -83,6 +84,12 @@ def replay(
         _HEADERS,
         [_row(name, figures_of(_all(runs))) for name, runs in found.items()],
     )
+    if alone := _regrets_of_one_final(recordings):
+        wrong = sum(not is_near_best(regret) for regret in alone) / len(alone)
+        print_line(
+            f"\nOf {len(alone)} finals that were recorded, {wrong:.0%} have a winner that is more "
+            "than 2 % slower than another, by the other finals of the same candidates."
+        )
     print_line(
         "\nnear best: when the fastest so far was first within 2 % of the best recorded. lost: of "
         "the best speed, by the fastest so far. wrong winners: searches whose confirmed kernel is "
@@ -108,6 +115,10 @@ def _names(
 
 def _all(runs: Sequence[Sequence[Run]]) -> list[Run]:
     return [run for of_one in runs for run in of_one]
+
+
+def _regrets_of_one_final(recordings: Sequence[Recording]) -> list[float]:
+    return [regret for one in recordings for regret in Samples(one).regrets_of_one_final()]
 
 
 def _row(name: str, figures: Figures) -> tuple[str, ...]:
@@ -138,6 +149,7 @@ def _facts(
         "cpu": recordings[0].cpu.brand,
         "budget_s": budget_s,
         "seed": seed,
+        "regrets_of_one_final": _regrets_of_one_final(recordings),
         "strategies": {name: _figures_facts(_all(runs)) for name, runs in found.items()},
         "problems": [
             {

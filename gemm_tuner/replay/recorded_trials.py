@@ -164,10 +164,8 @@ class RecordedTrials:
         self, candidates: Sequence[Candidate], stage: Stage, pairs: int, sample_ns: int
     ) -> dict[Candidate, Measurement]:
         recorded = Stage.RACE if stage is Stage.RACE else Stage.FINAL
-        windows = {
-            one: self._samples.window(one, recorded, pairs, self._dice.random())
-            for one in candidates
-        }
+        place = self._dice.random()
+        windows = {one: self._samples.window(one, recorded, pairs, place) for one in candidates}
         first = max(_LEAST_ROUNDS, pairs // _SHARE_OF_ALL)
         least_ns = {
             one: min(pair.call_ns for pair in window[:first]) for one, window in windows.items()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from statistics import median
 from time import monotonic
 from typing import TypeVar
 
@@ -42,6 +43,9 @@ from gemm_tuner.tuning.settings import SweepSettings
 VISITS = 3
 # Of a final in each visit: three of them have as many as a final of a sweep.
 _FINAL = replace(FINAL, pairs=11)
+# The fastest of all visits take part in as many whole finals, in the same rounds.
+_LEADERS = BATCH
+_FINALS_OF_LEADERS = 5
 # Calls that are slow have as few samples as in a sweep of this budget.
 _BUDGET_S = 10.0
 _STEPS_TO_PREPARE = 20  # it takes about as long as so many builds, proofs or timings
@@ -52,13 +56,17 @@ Made = TypeVar("Made")
 
 @dataclass(slots=True, kw_only=True)
 class _Entry:
-    """A candidate, and what became of it so far; times in seconds."""
+    """A candidate, and what became of it so far; times in seconds.
+
+    `speeds` are those of its visits in a context.
+    """
 
     candidate: Candidate
     build: Build | None = None
     finding: Finding
     compile_s: float
     prove_s: float = 0.0
+    speeds: list[float] = field(default_factory=list)
 
     @property
     def is_correct(self) -> bool:
@@ -103,9 +111,10 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """Return how many steps there are: a build, a proof and timings of each candidate."""
-        of_each = 2 + self.visits * len(self._left)
-        return _STEPS_TO_PREPARE + len(self.candidates) * of_each
+        """Return how many steps there are: a build and a proof of each candidate, and timings."""
+        timings = self.visits * len(self.candidates)
+        timings += _FINALS_OF_LEADERS * min(_LEADERS, len(self.candidates))
+        return _STEPS_TO_PREPARE + 2 * len(self.candidates) + timings * len(self._left)
 
     @property
     def _left(self) -> list[ExecutionContext]:
@@ -206,27 +215,54 @@ class Recorder:
     def _time(
         self, entries: Sequence[_Entry], host: TrialHost, context: ExecutionContext
     ) -> Iterator[RecordedRequest]:
-        """Yield the requests of a context: in each visit, batches of others, as a search has them.
+        """Yield the requests of a context.
 
-        A candidate that fails becomes an entry with that outcome.
+        In each visit, batches have other candidates, as in a search. Then come finals of the
+        fastest. A candidate that fails becomes an entry with that outcome.
         """
         first_s = monotonic()
+        for entry in entries:
+            entry.speeds.clear()
         for visit in range(self.visits):
             correct = [place for place, entry in enumerate(entries) if entry.is_correct]
             np.random.default_rng(visit).shuffle(correct)
             for start in range(0, len(correct), BATCH):
                 batch = correct[start : start + BATCH]
                 for sampling in (RACE, _FINAL):
-                    self._check()
-                    begin_s = monotonic()
-                    found = self._findings(entries, batch, host, context, sampling)
-                    yield from _requests_of(
-                        found,
-                        sampling=sampling,
-                        begin_s=begin_s - first_s,
-                        wall_s=monotonic() - begin_s,
+                    yield from self._requests(
+                        entries, batch, host, context, sampling=sampling, first_s=first_s
                     )
                 self.report(f"timing, {context.regime.value}", len(batch))
+        leaders = _fastest(entries, _LEADERS)
+        for _final in range(_FINALS_OF_LEADERS):
+            requests = self._requests(
+                entries, leaders, host, context, sampling=FINAL, first_s=first_s
+            )
+            if len(requests) == 1:  # or else they did not fit into memory together
+                yield requests[0].model_copy(update={"of_leaders": True})
+            self.report(f"timing the fastest, {context.regime.value}", len(leaders))
+
+    def _requests(
+        self,
+        entries: Sequence[_Entry],
+        places: Sequence[int],
+        host: TrialHost,
+        context: ExecutionContext,
+        *,
+        sampling: Sampling,
+        first_s: float,
+    ) -> list[RecordedRequest]:
+        """Return the requests to time the entries in these places; the first of all began then."""
+        self._check()
+        begin_s = monotonic()
+        found = self._findings(entries, places, host, context, sampling)
+        for place, one in found.items():
+            if sampling is _FINAL and one.measurement is not None:
+                entries[place].speeds.append(one.measurement.comparable_speed)
+        wall_s = monotonic() - begin_s
+        return list(
+            _requests_of(found, sampling=sampling, begin_s=begin_s - first_s, wall_s=wall_s)
+        )
 
     def _findings(
         self,
@@ -274,6 +310,12 @@ class Recorder:
             prove_s=entry.prove_s,
             cycles=predict_cycles(self.problem, entry.candidate, family, self.cpu),
         )
+
+
+def _fastest(entries: Sequence[_Entry], most: int) -> list[int]:
+    """Return the places of at most so many correct entries, the fastest first."""
+    correct = [place for place, entry in enumerate(entries) if entry.is_correct]
+    return sorted(correct, key=lambda place: -median(entries[place].speeds))[:most]
 
 
 def _requests_of(

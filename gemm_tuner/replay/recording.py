@@ -108,10 +108,12 @@ class RecordedRequest(StrictModel):
 
     `candidates` are their places among those recorded, and `series` their samples. It began
     `begin_s` after the first of its context and took `wall_s` in all. `stolen` and `others` are as
-    in an `Interference`.
+    in an `Interference`. All requests `of_leaders` are finals of the same candidates, those that
+    were the fastest before.
     """
 
     stage: Stage
+    of_leaders: bool = False
     sample_ns: Annotated[int, Field(ge=1, lt=2**40)]
     begin_s: Seconds
     wall_s: Seconds
@@ -125,6 +127,8 @@ class RecordedRequest(StrictModel):
     def _check(self) -> Self:
         if self.stage not in {Stage.RACE, Stage.FINAL}:
             raise ValueError("candidates are recorded as in a race or in a final.")
+        if self.of_leaders and self.stage is not Stage.FINAL:
+            raise ValueError("leaders are timed as in a final.")
         rounds = {len(one.elapsed_ns) for one in (*self.series, self.baseline)}
         if len(self.candidates) != len(self.series) or len(rounds) > 1:
             raise ValueError("each candidate of a request has a sample in each of its rounds.")
@@ -164,12 +168,15 @@ class Recording(StrictModel):
             raise ValueError("a candidate is recorded twice.")
         timed: dict[Stage, set[int]] = {Stage.RACE: set(), Stage.FINAL: set()}
         for request in self.requests:
-            timed[request.stage].update(request.candidates)
+            if not request.of_leaders:
+                timed[request.stage].update(request.candidates)
         correct = {
             place for place, one in enumerate(self.candidates) if one.outcome is Outcome.CORRECT
         }
         if not correct or any(places != correct for places in timed.values()):
             raise ValueError("what is correct has samples of a race and of a final, and no other.")
+        if len({frozenset(one.candidates) for one in self.requests if one.of_leaders}) > 1:
+            raise ValueError("all requests of leaders are of the same candidates.")
         return self
 
     @property

@@ -47,31 +47,60 @@ class Pair:
 
 
 class Samples:
-    """All samples of a recording, by candidate and stage, in the order in which they were taken."""
+    """All samples of a recording, by candidate and stage, in the order in which they were taken.
+
+    Finals of leaders, if there are any, stand for the shorter ones of these candidates.
+    """
 
     def __init__(self, recording: Recording) -> None:
         """Sort the samples."""
         candidates = [one.candidate for one in recording.candidates]
         self._baseline = recording.baseline
         self._pairs: dict[tuple[Stage, Candidate], list[Pair]] = {}
-        self._speeds: dict[Candidate, list[float]] = {}
         self._overheads: dict[Stage, list[float]] = {}
+        self._visits: dict[Candidate, list[float]] = {}
+        self._finals: dict[Candidate, list[float]] = {}
+        of_leaders: dict[tuple[Stage, Candidate], list[Pair]] = {}
         for request in recording.requests:
             self._overheads.setdefault(request.stage, []).append(_overhead_s(request))
+            kept, speeds = self._pairs, self._visits
+            if request.of_leaders:
+                kept, speeds = of_leaders, self._finals
             for place, series in zip(request.candidates, request.series, strict=True):
-                pairs = _pairs(series, request)
-                key = (request.stage, candidates[place])
-                self._pairs.setdefault(key, []).extend(pairs)
+                candidate, pairs = candidates[place], _pairs(series, request)
+                kept.setdefault((request.stage, candidate), []).extend(pairs)
                 if request.stage is Stage.FINAL:
                     speed = self.measurement(pairs).comparable_speed
-                    self._speeds.setdefault(candidates[place], []).append(speed)
+                    speeds.setdefault(candidate, []).append(speed)
+        self._pairs |= of_leaders
 
     def speeds(self) -> dict[Candidate, float]:
         """Return how fast each candidate is that was right: what a search is to find out.
 
-        It is the median of its visits, each of which says what a sweep compares finals by.
+        It is the median of the finals of the leaders, in which they had the same rounds. That of
+        any other is the median of its visits, each of which says what a sweep compares finals by;
+        the leaders say how much the machine has changed since, and none is faster than they are.
         """
-        return {one: median(speeds) for one, speeds in self._speeds.items()}
+        finals = {one: median(speeds) for one, speeds in self._finals.items()}
+        visits = {one: median(speeds) for one, speeds in self._visits.items()}
+        if not finals:
+            return visits
+        change = median(speed / visits[one] for one, speed in finals.items())
+        least = min(finals.values())
+        return {one: min(change * speed, least) for one, speed in visits.items()} | finals
+
+    def regrets_of_one_final(self) -> list[float]:
+        """Return what is lost by whom each final of the leaders finds the fastest.
+
+        Lost is of the best speed, by the median of the other finals: what is left of a search that
+        times just the leaders, each as long as a sweep does in its final.
+        """
+        finals = list(zip(*self._finals.values(), strict=True))
+        regrets = []
+        for place, final in enumerate(finals):
+            others = [median(speeds) for speeds in zip(*_without(finals, place), strict=True)]
+            regrets.append(1 - others[final.index(max(final))] / max(others))
+        return regrets
 
     def overhead_s(self, stage: Stage) -> float:
         """Return what a request takes besides its samples, for each that takes part."""
@@ -81,7 +110,8 @@ class Samples:
         """Return so many pairs that were taken one after the other, or all that there are.
 
         Where a race is to have more than were recorded, they are those of finals. After the last
-        pair comes the first. `place`, from 0 to 1, says where the window begins.
+        pair comes the first. `place`, from 0 to 1, says where the window begins: leaders of the
+        same place have the same rounds.
         """
         pairs = self._pairs[stage, candidate]
         if len(pairs) < count:
@@ -106,6 +136,10 @@ class Samples:
                 others=sum(pair.others for pair in kept) / count,
             ),
         )
+
+
+def _without(finals: Sequence[Sequence[float]], place: int) -> list[Sequence[float]]:
+    return [*finals[:place], *finals[place + 1 :]]
 
 
 def _timing(calls: int, call_ns: Sequence[float]) -> Timing:

@@ -89,6 +89,49 @@ def test_noise_that_was_recorded_can_make_a_wrong_winner() -> None:
     assert figures_of([found]).wrong_winners == 1.0
 
 
+def test_finals_of_leaders_say_how_fast_they_are() -> None:
+    """Of visits of 400 and 380 ns, finals make 390 and 480; what was behind takes 410."""
+    best, lucky, behind = CANDIDATES[:3]
+    visits = dict.fromkeys(CANDIDATES, 500.0) | {best: 400.0, lucky: 380.0, behind: 410.0}
+    recording = make_recording(visits, leaders={best: (390.0,) * 3, lucky: (480.0,) * 3})
+
+    speeds = Samples(recording).speeds()
+
+    assert max(speeds, key=lambda one: speeds[one]) == best
+    assert speeds[best] / speeds[lucky] == pytest.approx(480 / 390)
+    # By the leaders, the machine is 0.91 times as fast as in the visits.
+    change = (400 / 390 + 380 / 480) / 2
+    assert speeds[lucky] / speeds[CANDIDATES[5]] == pytest.approx(500 / 480 / change)
+    # What was behind the leaders in the visits is no faster than they are.
+    assert speeds[behind] == speeds[lucky]
+
+
+def test_leaders_are_compared_in_the_same_rounds() -> None:
+    """The machine is up to twice as slow from one final to the next, for all leaders alike."""
+    slow = (1.0, 2.0, 1.3, 1.7)
+    leaders = {
+        one: [ns * factor for factor in slow]
+        for one, ns in zip(CANDIDATES[:2], (400.0, 410.0), strict=True)
+    }
+    recording = make_recording(dict.fromkeys(leaders, 400.0), leaders=leaders)
+
+    replay = Replay(recording, budget_s=60)
+    found = [replay.run(Plan(name="exhaustive", seed=seed)) for seed in range(8)]
+
+    assert [one.winner_regret for one in found] == [0.0] * 8
+
+
+def test_what_one_final_of_the_leaders_gets_wrong_is_told() -> None:
+    """Of three finals, the last finds one the fastest that takes 10 % more in the others."""
+    best, lucky = CANDIDATES[:2]
+    leaders = {best: (400.0, 400.0, 400.0), lucky: (440.0, 440.0, 380.0)}
+
+    regrets = Samples(make_recording(times(best=0), leaders=leaders)).regrets_of_one_final()
+
+    assert regrets == pytest.approx([0.0, 0.0, 1 - 400 / 440])
+    assert Samples(make_recording(times(best=0))).regrets_of_one_final() == []
+
+
 def test_a_disturbed_final_waits_as_a_sweep_does() -> None:
     calm, disturbed = (
         Replay(make_recording(times(best=3), waited_ns=waited_ns), budget_s=60).run(EXHAUSTIVE)

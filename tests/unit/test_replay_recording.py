@@ -75,6 +75,11 @@ def _without_a_race(facts: dict[str, list[dict[str, object]]]) -> None:
     facts["requests"] = [one for one in facts["requests"] if one["stage"] != "race"]
 
 
+def _of_one_leader(facts: dict[str, list[dict[str, list[object]]]]) -> None:
+    final = facts["requests"][-1]
+    final["candidates"], final["series"] = final["candidates"][:1], final["series"][:1]
+
+
 def _change(path: str, value: object) -> Callable[[dict[str, object]], None]:
     def change(facts: dict[str, object]) -> None:
         *parts, last = path.split(".")
@@ -101,12 +106,15 @@ def _change(path: str, value: object) -> Callable[[dict[str, object]], None]:
         (_change("requests.0.stage", "confirm"), "race or in a final"),
         (_change("requests.0.baseline.elapsed_ns", [0] * 15), "positive times"),
         (_without_a_race, "has samples of a race and of a final"),
+        (_change("requests.0.of_leaders", value=True), "leaders are timed as in a final"),
+        (_of_one_leader, "leaders are of the same candidates"),
     ],
 )
 def test_a_line_that_is_no_recording_is_one_error(
     change: Callable[[dict[str, object]], None], told: str, tmp_path: Path
 ) -> None:
-    whole = make_recording(dict.fromkeys(first_candidates(2), 500.0))
+    of_leaders = dict.fromkeys(first_candidates(2), (500.0, 500.0))
+    whole = make_recording(dict.fromkeys(first_candidates(2), 500.0), leaders=of_leaders)
     facts = json.loads(whole.model_dump_json())
     change(facts)
     path = tmp_path / "one.jsonl.gz"
@@ -202,8 +210,10 @@ class Host:
 
 
 @pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Regime]:
-    """Return the regimes of the requests to a server that is none; the 9th asks to stop.
+def requests(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> list[Regime]:
+    """Return the regimes of the requests to a server that is none; a parameter says which stops.
 
     Of five candidates, the second is wrong, and the compiler refuses the fourth.
     """
@@ -211,7 +221,7 @@ def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Regime]:
 
     def on_request(context: ExecutionContext) -> None:
         asked.append(context.regime)
-        if len(asked) == 9:
+        if len(asked) == getattr(request, "param", None):
             os.kill(os.getpid(), signal.SIGINT)
 
     _first, wrong, _third, refused, _fifth = (
@@ -236,6 +246,7 @@ def _read(path: Path) -> dict[Regime, Recording]:
     return {one.regime: one for one in read_recordings(path)}
 
 
+@pytest.mark.parametrize("requests", [14], indirect=True)
 def test_a_recording_that_is_stopped_goes_on(
     requests: list[Regime], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,7 +260,7 @@ def test_a_recording_that_is_stopped_goes_on(
     assert run(command) == 0
 
     assert [*first] == [Regime.HOT]
-    assert requests == [Regime.HOT] * 6 + [Regime.COLD_WEIGHTS] * (3 + 6)
+    assert requests == [Regime.HOT] * 11 + [Regime.COLD_WEIGHTS] * (3 + 11)
     assert both[Regime.HOT] == first[Regime.HOT]
     outcomes = [one.outcome for one in both[Regime.COLD_WEIGHTS].candidates]
     assert outcomes == [
@@ -260,7 +271,8 @@ def test_a_recording_that_is_stopped_goes_on(
         Outcome.CORRECT,
     ]
     finals = [one for one in both[Regime.HOT].requests if one.stage is Stage.FINAL]
-    assert [sorted(one.candidates) for one in finals] == [[0, 2, 4]] * 3
+    assert [sorted(one.candidates) for one in finals] == [[0, 2, 4]] * (3 + 5)
+    assert [one.of_leaders for one in finals] == [False] * 3 + [True] * 5
     assert finals[0].series[0].samples == [
         Sample(elapsed_ns=4000, involuntary_switches=1, waited_ns=7)
     ] * len(finals[0].baseline.elapsed_ns)
@@ -319,7 +331,7 @@ def test_a_recording_that_goes_on_has_the_same_candidates(
     write_recordings(path, [whole[Regime.HOT]])
     assert run(command) == 0
 
-    assert requests == [Regime.HOT] * 2 + [Regime.COLD_WEIGHTS] * (2 + 2)
+    assert requests == [Regime.HOT] * 7 + [Regime.COLD_WEIGHTS] * (7 + 7)
     texts = [[one.text for one in found.candidates] for found in _read(path).values()]
     assert texts[0] == texts[1] == [one.text for one in whole[Regime.COLD_WEIGHTS].candidates]
 
