@@ -79,7 +79,12 @@ def test_an_aborted_import_keeps_what_it_added_and_says_so(
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO()))
     monkeypatch.setattr("gemm_tuner.cli.records.read_lines", interrupted)
     monkeypatch.setattr("gemm_tuner.store.trials.IMPORTED_AT_ONCE", 1)
-    assert run(["records", "import", "-", "--db", other]) == INTERRUPTED
+    # A shell without job control lets what it starts in the background ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert run(["records", "import", "-", "--db", other]) == INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before)
 
     assert capsys.readouterr().err == "Aborted; what was found before is kept.\n"
     assert len(Repository(open_database(other)).trials(origin=None)) == 1
