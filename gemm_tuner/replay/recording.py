@@ -129,6 +129,8 @@ class RecordedRequest(StrictModel):
             raise ValueError("candidates are recorded as in a race or in a final.")
         if self.of_leaders and self.stage is not Stage.FINAL:
             raise ValueError("leaders are timed as in a final.")
+        if len(set(self.candidates)) < len(self.candidates):
+            raise ValueError("a candidate takes part in a request once.")
         rounds = {len(one.elapsed_ns) for one in (*self.series, self.baseline)}
         if len(self.candidates) != len(self.series) or len(rounds) > 1:
             raise ValueError("each candidate of a request has a sample in each of its rounds.")
@@ -175,8 +177,9 @@ class Recording(StrictModel):
         }
         if not correct or any(places != correct for places in timed.values()):
             raise ValueError("what is correct has samples of a race and of a final, and no other.")
-        if len({frozenset(one.candidates) for one in self.requests if one.of_leaders}) > 1:
-            raise ValueError("all requests of leaders are of the same candidates.")
+        leaders = {frozenset(one.candidates) for one in self.requests if one.of_leaders}
+        if len(leaders) > 1 or not all(one <= correct for one in leaders):
+            raise ValueError("all requests of leaders are of the same correct candidates.")
         return self
 
     @property

@@ -96,6 +96,8 @@ class Samples:
         times just the leaders, each as long as a sweep does in its final.
         """
         finals = list(zip(*self._finals.values(), strict=True))
+        if len(finals) == 1:
+            return []
         regrets = []
         for place, final in enumerate(finals):
             others = [median(speeds) for speeds in zip(*_without(finals, place), strict=True)]

@@ -130,6 +130,8 @@ def test_what_one_final_of_the_leaders_gets_wrong_is_told() -> None:
 
     assert regrets == pytest.approx([0.0, 0.0, 1 - 400 / 440])
     assert Samples(make_recording(times(best=0))).regrets_of_one_final() == []
+    only = make_recording(times(best=0), leaders={best: (400.0,), lucky: (440.0,)})
+    assert Samples(only).regrets_of_one_final() == []
 
 
 def test_a_disturbed_final_waits_as_a_sweep_does() -> None:

@@ -80,6 +80,12 @@ def _of_one_leader(facts: dict[str, list[dict[str, list[object]]]]) -> None:
     final["candidates"], final["series"] = final["candidates"][:1], final["series"][:1]
 
 
+def _of_an_unknown_leader(facts: dict[str, list[dict[str, object]]]) -> None:
+    for final in facts["requests"]:
+        if final["of_leaders"]:
+            final["candidates"] = [0, 7]
+
+
 def _change(path: str, value: object) -> Callable[[dict[str, object]], None]:
     def change(facts: dict[str, object]) -> None:
         *parts, last = path.split(".")
@@ -107,7 +113,9 @@ def _change(path: str, value: object) -> Callable[[dict[str, object]], None]:
         (_change("requests.0.baseline.elapsed_ns", [0] * 15), "positive times"),
         (_without_a_race, "has samples of a race and of a final"),
         (_change("requests.0.of_leaders", value=True), "leaders are timed as in a final"),
-        (_of_one_leader, "leaders are of the same candidates"),
+        (_of_one_leader, "leaders are of the same correct candidates"),
+        (_of_an_unknown_leader, "leaders are of the same correct candidates"),
+        (_change("requests.2.candidates", [0, 0]), "takes part in a request once"),
     ],
 )
 def test_a_line_that_is_no_recording_is_one_error(
