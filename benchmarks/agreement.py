@@ -93,12 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in NAMES[:2]:
             run(asked.results, name, ("sweep", *common, "--budget", asked.budget))
-        adoption_s = adopt(asked.results, common)
+        adoptions_s = adopt(asked.results, common)
         compared = compare_all(asked.results)
     except KeyboardInterrupt:
         print_message("Stopped; the same command goes on from here.")
         return 130
-    for line in report(compared, adoption_s):
+    for line in report(compared, adoptions_s):
         print(line)
     return int(agreeing(compared) < AGREE or bool(refuted(compared)))
 
@@ -131,10 +131,9 @@ def run(results: Path, name: str, command: Sequence[str]) -> None:
     out.write_text(json.dumps(document, indent=1))
 
 
-def adopt(results: Path, common: Sequence[str]) -> float:
-    """Adopt what the first sweep recorded, and return the seconds that it took for a layer."""
-    took = results / "adopted.seconds"
-    if not took.exists():
+def adopt(results: Path, common: Sequence[str]) -> list[float]:
+    """Adopt what the first sweep recorded, and return the seconds that each layer took."""
+    if not (results / "adopted.json").exists():
         database = f"sqlite:///{(results / 'first.sqlite3').resolve()}"
         exported = subprocess.run(
             [sys.executable, "-m", "gemm_tuner", "records", "export", "--db", database],
@@ -145,11 +144,9 @@ def adopt(results: Path, common: Sequence[str]) -> float:
         database = f"sqlite:///{(results / 'adopted.sqlite3').resolve()}"
         records = ("records", "import", str(results / "first.jsonl"), "--db", database)
         subprocess.run([sys.executable, "-m", "gemm_tuner", *records], check=True)
-        begin_s = time.monotonic()
         run(results, "adopted", ("adopt", *common))
-        layers = json.loads((results / "adopted.json").read_text())["layers"]
-        took.write_text(str((time.monotonic() - begin_s) / max(1, len(layers))))
-    return float(took.read_text())
+    layers = json.loads((results / "adopted.json").read_text())["layers"]
+    return [layer["took_s"] for layer in layers if layer.get("took_s")]
 
 
 def found_in(results: Path, name: str) -> dict[str, Found]:
@@ -263,7 +260,7 @@ def refuted(compared: Sequence[Compared]) -> list[str]:
     ]
 
 
-def report(compared: Sequence[Compared], adoption_s: float) -> Iterator[str]:
+def report(compared: Sequence[Compared], adoptions_s: Sequence[float]) -> Iterator[str]:
     """Yield a row for each layer, and what all say."""
     yield from table_head(
         (
@@ -296,9 +293,13 @@ def report(compared: Sequence[Compared], adoption_s: float) -> Iterator[str]:
     )
     yield (
         f"Adopted kernels have {geometric_mean(ratios[1]):.3f} times the speed of the first, "
-        f"{min(ratios[1]):.3f} at least, {median(ratios[1]):.3f} in the median; adopting took "
-        f"{adoption_s:.1f} s a layer."
+        f"{min(ratios[1]):.3f} at least, {median(ratios[1]):.3f} in the median."
     )
+    if adoptions_s:
+        yield (
+            f"Adopting a layer took {median(adoptions_s):.1f} s in the median, "
+            f"{max(adoptions_s):.1f} s at most."
+        )
     claims = sum(sum(one.is_tuned) for one in compared)
     yield f"Of {claims} verdicts tuned, refuted: {', '.join(refuted(compared)) or 'none'}."
 
