@@ -111,6 +111,7 @@ def _why_not(verdict: Verdict) -> str:
     return reason_for(
         verdict.problem.text,
         verdict.cpu_key,
+        verdict.context,
         decision=verdict.decision,
         basis=verdict.basis,
         comparison=verdict.comparison,

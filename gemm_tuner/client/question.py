@@ -78,6 +78,7 @@ def reason_of(verdict: VerdictPayload) -> str:
     return reason_for(
         verdict.problem,
         verdict.cpu_key,
+        ExecutionContext(threads=verdict.threads, regime=verdict.regime),
         decision=verdict.decision,
         basis=verdict.basis,
         comparison=verdict.comparison,

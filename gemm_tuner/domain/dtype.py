@@ -101,6 +101,13 @@ _SHORT_NAMES = {
     **{f"{x}{w}": f"{x}_{w}_s32_f32" for x in ("u8", "s8") for w in ("s8", "u8")},
     **{f"{x}_{w}": f"{x}_{w}_f32_{x}" for x in _BESIDE_QUANTISED for w in _QUANTISED_WEIGHTS},
 }
+# What frameworks call them.
+_ELSEWHERE = {
+    **dict.fromkeys(("float32", "fp32", "float", "single"), "f32"),
+    **dict.fromkeys(("bfloat16", "bfloat"), "bf16"),
+    **dict.fromkeys(("float16", "fp16", "half"), "f16"),
+    "i8": "int8",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +175,9 @@ class OperandTypes:
         names = _SHORT_NAMES.get(text, text).split("_")
         if len(names) == 1:
             if text not in list(DType):
-                raise InvalidProblem(f"dtype {text!r} is not known; {_choices()}")
+                name = _ELSEWHERE.get(text.lower())
+                meant = f", but {name} is" if name else ""
+                raise InvalidProblem(f"dtype {text!r} is not known{meant}; {_choices()}")
             dtype = DType(text)
             if dtype.is_integer:
                 raise InvalidProblem(

@@ -1,7 +1,9 @@
 """Why a verdict names a kernel or none, in words."""
 
 from gemm_tuner.domain.comparison import SERVED_ABOVE, SERVED_FROM, Comparison, is_as_fast
+from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.measurement import CONFIDENCE, Ratio
+from gemm_tuner.domain.units import context_text
 from gemm_tuner.domain.verdict import Basis, Decision
 
 LEAD_OF_WAITING = "another time its threads may wait longer than it leads by"
@@ -59,6 +61,7 @@ def used_instead(comparison: Comparison) -> str:
 def reason_for(
     problem: str,
     cpu_key: str,
+    context: ExecutionContext,
     *,
     decision: Decision,
     basis: Basis,
@@ -68,8 +71,8 @@ def reason_for(
     """Return why a problem, by its text, gets the kernel that it gets, or none, as a sentence."""
     if basis is Basis.NONE:
         return (
-            f'nothing was tuned for {problem!r} on {cpu_key}; run "gemm-tuner sweep" on such a '
-            "machine."
+            f"nothing was tuned for {problem!r} ({context_text(context)}) "
+            f'on {cpu_key}; run "gemm-tuner sweep" on such a machine.'
         )
     if is_served and comparison is None:
         return f"{decision.value}, basis {basis.value}: its speed is not known here."

@@ -20,6 +20,7 @@ def kernel_or_none(
     reason = reason_for(
         verdict.problem.text,
         verdict.cpu_key,
+        verdict.context,
         decision=verdict.decision,
         basis=verdict.basis,
         comparison=verdict.comparison,

@@ -3,6 +3,7 @@
 import pytest
 
 from gemm_tuner.domain.comparison import Comparison, Instead
+from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.measurement import Library, Ratio
 from gemm_tuner.domain.reason import reason_for, why_not_served
 from gemm_tuner.domain.verdict import Basis, Decision
@@ -39,14 +40,28 @@ def test_a_kernel_that_is_not_served_has_the_part_of_its_ratio_that_is_too_low(
 def test_each_case_is_told_in_its_own_words() -> None:
     beside = _compare(1.075, 0.91, 1.2)
     cases = [
-        (Decision.BASELINE, Basis.NONE, None, False, "nothing was tuned for 'p' on cpu"),
+        (
+            Decision.BASELINE,
+            Basis.NONE,
+            None,
+            False,
+            "nothing was tuned for 'p' (hot, 2 threads) on cpu",
+        ),
         (Decision.TIE, Basis.MEASURED, beside, False, "the baseline is to be used for 'p'"),
         (Decision.TUNED, Basis.MEASURED, beside, True, "tuned, basis measured: 1.075 times"),
         (Decision.TIE, Basis.PREDICTED, None, True, "its speed is not known here"),
     ]
 
     reasons = [
-        reason_for("p", "cpu", decision=decision, basis=basis, comparison=one, is_served=is_served)
+        reason_for(
+            "p",
+            "cpu",
+            ExecutionContext(threads=2),
+            decision=decision,
+            basis=basis,
+            comparison=one,
+            is_served=is_served,
+        )
         for decision, basis, one, is_served, _words in cases
     ]
 
@@ -89,6 +104,7 @@ def test_what_would_run_instead_is_told_where_it_is_another_library(
     reason = reason_for(
         "p",
         "cpu",
+        ExecutionContext(),
         decision=Decision.BASELINE,
         basis=Basis.MEASURED,
         comparison=comparison,
