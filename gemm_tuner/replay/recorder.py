@@ -228,11 +228,14 @@ class Recorder:
             np.random.default_rng(visit).shuffle(correct)
             for start in range(0, len(correct), BATCH):
                 batch = correct[start : start + BATCH]
-                for sampling in (RACE, _FINAL):
-                    yield from self._requests(
-                        entries, batch, host, context, sampling=sampling, first_s=first_s
-                    )
+                yield from self._requests(
+                    entries, batch, host, context, sampling=RACE, first_s=first_s
+                )
+                yield from self._requests(
+                    entries, batch, host, context, sampling=_FINAL, first_s=first_s, is_visit=True
+                )
                 self.report(f"timing, {context.regime.value}", len(batch))
+            self.report(f"timing, {context.regime.value}", len(entries) - len(correct))
         leaders = _fastest(entries, _LEADERS)
         for _final in range(_FINALS_OF_LEADERS):
             requests = self._requests(
@@ -251,13 +254,17 @@ class Recorder:
         *,
         sampling: Sampling,
         first_s: float,
+        is_visit: bool = False,
     ) -> list[RecordedRequest]:
-        """Return the requests to time the entries in these places; the first of all began then."""
+        """Return the requests to time the entries in these places; the first of all began then.
+
+        Leaders are chosen by what each `is_visit` tells.
+        """
         self._check()
         begin_s = monotonic()
         found = self._findings(entries, places, host, context, sampling)
         for place, one in found.items():
-            if sampling is _FINAL and one.measurement is not None:
+            if is_visit and one.measurement is not None:
                 entries[place].speeds.append(one.measurement.comparable_speed)
         wall_s = monotonic() - begin_s
         return list(
