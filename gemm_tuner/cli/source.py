@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from gemm_tuner.cli import options
+from gemm_tuner.cli.other_contexts import other_contexts_text
 from gemm_tuner.cli.output import print_json, print_message
 from gemm_tuner.cli.provenance import provenance_facts, provenance_lines
 from gemm_tuner.codegen.render import render
@@ -109,7 +110,9 @@ def _winner(problem: Problem, context: ExecutionContext, db: str | None) -> _Win
             return _Winner(
                 verdict=verdict, candidate=verdict.candidate, source_text=text, library=library
             )
-    print_message(f"No kernel for {problem.text}: {_why_not(verdict)}")
+    otherwise = other_contexts_text(repository, verdict)
+    why = f"{otherwise}." if otherwise else _why_not(verdict)
+    print_message(f"No kernel for {problem.text}: {why}")
     raise typer.Exit(1)
 
 

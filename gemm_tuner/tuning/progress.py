@@ -32,7 +32,8 @@ class Progress:
     def note(self, later_s: float = 0.0) -> str:
         """Return the best speed and the time left, with that of what comes after it, in words."""
         left_s = self.remaining_s + later_s
-        left = f"{duration_text(left_s)} left" if left_s > 0 else "over its time"
+        over = "over its time" if self.done < self.total else "at its end"
+        left = f"{duration_text(left_s)} left" if left_s > 0 else over
         return left if self.best_ratio is None else f"best {self.best_ratio:.2f} x baseline, {left}"
 
 

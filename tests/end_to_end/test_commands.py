@@ -289,9 +289,9 @@ def test_never_tuned_and_not_served_are_told_apart_everywhere(
 def test_a_layer_that_was_tuned_with_other_threads_says_which(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for command in ("resolve", "explain"):
+    for command in ("resolve", "explain", "source"):
         run([command, *SIZES, "--threads", "2", "--db", site.settings.database_url])
-        told = capsys.readouterr().out
+        told = "".join(capsys.readouterr())
         assert "it was tuned otherwise here; ask with --threads 1 --regime hot" in told
 
 

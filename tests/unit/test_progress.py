@@ -1,6 +1,7 @@
 """What a program that waits for tuning is told."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -42,3 +43,4 @@ def test_a_search_that_takes_longer_than_it_should_says_so() -> None:
     late = Progress(stage="hot", done=1, total=2, best_ratio=None, remaining_s=0.0)
     assert late.note() == "over its time"
     assert late.note(later_s=5.0) == "5 s left"
+    assert replace(late, done=2).note() == "at its end"
