@@ -28,6 +28,7 @@ _QUANTISING = "parts/quantise"
 _BLANK_LINES = re.compile(r"\n{3,}")
 _FEWEST_ROWS_OF_GAPLESS_COPY = 6
 _X_AND_TABLE = 2
+_MOST_HEIGHTS = 8  # of tiles, each a function of its own
 _SPARE_REGISTERS = 2  # gcc 12 copies sums where a loop begins
 _TINY_FLOP = 2 * 64**3
 # Of every CPU with AMX so far: space/cores.csv.
@@ -297,16 +298,21 @@ def _fills_registers(candidate: Candidate, family: MicroKernelFamily) -> bool:
 
 def _rest_steps(problem: Problem, mr: int, family: MicroKernelFamily) -> list[int]:
     """Return the heights whose sums are the numbers of rows that tiles of `mr` may leave over."""
-    if problem.m.exact is not None or family.register_rows > 1:
+    if problem.m.exact is not None or _rest_heights(problem, mr, family):
         return []
     return [step for step in (16, 8, 4, 2, 1) if step < mr]
 
 
 def _rest_heights(problem: Problem, mr: int, family: MicroKernelFamily) -> list[int]:
-    """Return the heights of tiles for rows left over, where a register takes several rows."""
+    """Return the heights of tiles for rows left over: of whole registers, if they take several.
+
+    A tile of few rows waits for its sums, so that two of them take twice as long as one: where
+    there are few heights, each has a tile of its own.
+    """
     step = family.register_rows
     if step == 1:
-        return []
+        is_any = problem.m.exact is None and mr <= _MOST_HEIGHTS
+        return list(range(1, mr)) if is_any else []
     if problem.m.exact is None:
         return list(range(step, mr + 1, step))
     rest = problem.m.exact % mr

@@ -578,17 +578,11 @@ inline void panels(const Call &call, const X *x, Stride x_stride, int64_t pc, in
 }
 
 // The rows left over when mr does not divide them.
-static_assert(mr <= 2, "every number of rows below mr is a sum of the steps");
 template <typename Stride>
 inline void rest_panels(const Call &call, const X *x, Stride x_stride, int64_t pc, int64_t depth, int64_t row,
                         [[maybe_unused]] int64_t rows, int64_t column_begin, int64_t column_end)
 {
-    if (rows & 1)
-    {
-        panels<1>(call, x, x_stride, pc, depth, row, column_begin, column_end);
-        x += 1 * x_stride;
-        row += 1;
-    }
+    panels<1>(call, x, x_stride, pc, depth, row, column_begin, column_end);
 }
 
 // One block: rows [ic, ic + rows) of x from column pc on, against columns [jc, jc + columns) of w.

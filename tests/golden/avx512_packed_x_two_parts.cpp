@@ -622,29 +622,23 @@ inline void panels(const Call &call, const X *x, Stride x_stride, int64_t pc, in
 }
 
 // The rows left over when mr does not divide them.
-static_assert(mr <= 8, "every number of rows below mr is a sum of the steps");
 template <typename Stride>
 inline void rest_panels(const Call &call, const X *x, Stride x_stride, int64_t pc, int64_t depth, int64_t row,
                         [[maybe_unused]] int64_t rows, int64_t column_begin, int64_t column_end)
 {
-    if (rows & 4)
-    {
-        panels<4>(call, x, x_stride, pc, depth, row, column_begin, column_end);
-        x += 4 * x_stride;
-        row += 4;
-    }
-    if (rows & 2)
-    {
-        panels<2>(call, x, x_stride, pc, depth, row, column_begin, column_end);
-        x += 2 * x_stride;
-        row += 2;
-    }
-    if (rows & 1)
-    {
-        panels<1>(call, x, x_stride, pc, depth, row, column_begin, column_end);
-        x += 1 * x_stride;
-        row += 1;
-    }
+    if (rows <= 1)
+        return panels<1>(call, x, x_stride, pc, depth, row, column_begin, column_end);
+    if (rows <= 2)
+        return panels<2>(call, x, x_stride, pc, depth, row, column_begin, column_end);
+    if (rows <= 3)
+        return panels<3>(call, x, x_stride, pc, depth, row, column_begin, column_end);
+    if (rows <= 4)
+        return panels<4>(call, x, x_stride, pc, depth, row, column_begin, column_end);
+    if (rows <= 5)
+        return panels<5>(call, x, x_stride, pc, depth, row, column_begin, column_end);
+    if (rows <= 6)
+        return panels<6>(call, x, x_stride, pc, depth, row, column_begin, column_end);
+    panels<7>(call, x, x_stride, pc, depth, row, column_begin, column_end);
 }
 
 // One block: rows [ic, ic + rows) of x from column pc on, against columns [jc, jc + columns) of w.
