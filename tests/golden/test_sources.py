@@ -1,6 +1,7 @@
 """Generated sources, kept to be read and reviewed. UPDATE_GOLDEN=1 writes them anew."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,29 @@ def test_the_row_for_any_cpu_has_no_instruction_of_one() -> None:
 
     assert "asm" not in text
     assert "__builtin_ia32" not in text
+
+
+@pytest.mark.parametrize(
+    ("m", "words"),
+    [("128", "constexpr int64_t tiles = mc / mr;"), ("1..128", "call.m - row / mc * mc")],
+)
+def test_tiles_share_the_next_panel_by_the_rows_that_there_are(m: str, words: str) -> None:
+    candidate = Candidate.parse("avx2_f32_6x16 mc132_nc112_kc64 jc_ic_jr_ir pf_next")
+    problem = Problem.parse(f"f32 {m}x100x64 nk none")
+
+    source = render(problem, candidate, family_named("avx2_f32"))
+
+    assert words in source.text
+
+
+@pytest.mark.parametrize(("mr", "heights"), [(6, (1, 2, 3, 4, 5)), (12, (1, 2, 4, 8))])
+def test_rows_left_over_of_a_range_have_a_tile_of_their_height(
+    mr: int, heights: tuple[int, ...]
+) -> None:
+    candidate = Candidate.parse(f"avx512_f32_{mr}x32 mc132_nc128_kc64 jc_ic_jr_ir")
+    problem = Problem.parse("f32 1..128x128x64 nk none")
+
+    text = render(problem, candidate, family_named("avx512_f32")).text
+
+    called = {int(height) for height in re.findall(r"panels<(\d+)>\(call", text)}
+    assert called == set(heights)
