@@ -152,11 +152,11 @@ def _summary(found: Sequence[Scaling], parts: int, wanted: float) -> str:
     """Say how many layers are as much faster in so many parts as wanted, and which are not."""
     even = [one for one in found if one.can_be_even(parts)]
     short = [one for one in even if one.speed_ups[parts] < wanted * parts]
-    names = ", ".join(f"{one.layer.name} ({one.speed_ups[parts]:.1f})" for one in short)
+    names = ", ".join(f"{one.layer.name} ({one.speed_ups[parts]:.2f})" for one in short)
     return (
         f"- {parts} parts: {len(even) - len(short)} of {len(even)} layers with "
-        f"{TILES_PER_PART} tiles a part or more are {wanted * parts:.1f} times as fast as the "
-        f"whole call{f'; not {names}' if names else ''}."
+        f"{TILES_PER_PART} tiles a part or more are at least {wanted * parts:.1f} times as fast as "
+        f"the whole call{f'; not {names}' if names else ''}."
     )
 
 
