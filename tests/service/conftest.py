@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 from databases import Databases
+from gemm_tuner_service.dashboard.artist import Artist
 from gemm_tuner_service.dashboard.pictures import PICTURES
 from gemm_tuner_service.settings import Settings
 from job_site import JobSite
@@ -64,10 +65,29 @@ def site(own_client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPat
     return JobSite(own_client, engine)
 
 
+class _LastingArtist(Artist):
+    """A process that draws for one service after the other: to load matplotlib takes it 1 s."""
+
+    def end(self) -> None:
+        """Go on."""
+
+    def stop(self) -> None:
+        """Go on."""
+
+
+@pytest.fixture(scope="session")
+def artist() -> Iterator[Artist]:
+    """Yield the process that draws for all tests that are patient."""
+    artist = _LastingArtist()
+    yield artist
+    Artist.end(artist)
+
+
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch: pytest.MonkeyPatch, artist: Artist) -> None:
     """Let pages wait for pictures, of which an earlier test has left none."""
     for kept in (PICTURES._kept, PICTURES._last):
         kept.clear()
+    monkeypatch.setattr(PICTURES, "_artist", artist)
     for name in ("WAIT_S", "COLD_WAIT_S"):
         monkeypatch.setattr(f"gemm_tuner_service.dashboard.pictures.{name}", 60.0)
