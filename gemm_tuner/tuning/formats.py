@@ -27,7 +27,7 @@ Price = Callable[[Sequence[float]], float | tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedFormats:
-    """What the sweep of one problem timed: the greatest speed of each format, and an example.
+    """What the sweep of one problem timed: the greatest speed of each format, and what has it.
 
     A kernel was `confirmed` in some of the formats.
     """
@@ -41,6 +41,11 @@ class TimedFormats:
         """Return the fastest formats."""
         return sorted(self.speeds, key=lambda name: -self.speeds[name])[:_BEST_OF_EACH]
 
+    def same_tile(self, space: Space) -> tuple[Candidate, ...]:
+        """Return the fastest kernel as it reads the format of a space, if it can."""
+        best = self.best()[:1]
+        return same_tile_in_format(self.examples[best[0]], space) if best else ()
+
     def expected_loss(self, name: str, like: Candidate) -> float:
         """Return the share of the greatest speed that a format costs, by the model if not timed."""
         if name in self.speeds:
@@ -51,6 +56,23 @@ class TimedFormats:
     def is_searched(self, name: str, like: Candidate) -> bool:
         """Return whether there is nothing to search in a format any more."""
         return name in self.confirmed or is_empty(replace(self.space, like=like))
+
+
+def same_tile_in_format(best: Candidate, space: Space) -> tuple[Candidate, ...]:
+    """Return a kernel as it reads the format of a space, if its tile can and the space has it.
+
+    What won in any format differs from that in the depth of its blocks, or reads several panels
+    side by side. A short search in the format might not come to it.
+    """
+    like = space.like
+    if like is None or like.micro_kernel.family != best.micro_kernel.family:
+        return ()
+    streams, rest = divmod(best.micro_kernel.nr, like.packed_columns)
+    if rest:
+        return ()
+    blocking = replace(best.blocking, kc=like.blocking.kc, w_streams=streams)
+    found = replace(best, blocking=blocking)
+    return (found,) if found in space.cuts_of(found) else ()
 
 
 def promising_formats(timed: Sequence[TimedFormats], price: Price) -> list[Candidate]:
@@ -85,8 +107,9 @@ def timed_formats(
         if measurement.baseline == measured[-1][1].baseline:
             family = family_named(trial.candidate.micro_kernel.family)
             name = packed_format(space.problem, trial.candidate, family)
-            found.speeds[name] = max(found.speeds.get(name, 0.0), measurement.ratio.median)
-            found.examples[name] = trial.candidate
+            speed = measurement.ratio.median
+            if speed >= found.speeds.get(name, 0.0):
+                found.speeds[name], found.examples[name] = speed, trial.candidate
             if trial.stage is Stage.CONFIRM and trial.generator == generator_version():
                 found.confirmed.add(name)
     return found

@@ -19,7 +19,12 @@ from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.boundaries import Shape, price_of_losses
 from gemm_tuner.tuning.earlier import earlier_trials
-from gemm_tuner.tuning.formats import is_empty, promising_formats, timed_formats
+from gemm_tuner.tuning.formats import (
+    is_empty,
+    promising_formats,
+    same_tile_in_format,
+    timed_formats,
+)
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.range_budget import Budgets
@@ -155,7 +160,11 @@ class RangeSearch:
             self._tune(m, budget_s, later_s=later_s, like=like, seeds=seeds)
 
     def _seeds(self, space: Space) -> tuple[Candidate, ...]:
-        """Return the best in the format of a space at the nearest m, as they are for its m."""
+        """Return what may be best in the format of a space.
+
+        That is the best kernel of its m in any format, where its tile can read this one, and the
+        best in the format at the nearest m, as they are for its m.
+        """
         assert space.like is not None
         m, wanted = space.problem.m.high, self._format(space.like)
         found: dict[Candidate, None] = {}
@@ -165,7 +174,8 @@ class RangeSearch:
                 best = Shape.of(max(speeds, key=lambda one: speeds[one]), other).at(m)
                 if best in space.cuts_of(best):
                     found[best] = None
-        return (*found,)[:_SEEDS]
+        same_tile = same_tile_in_format(self.alone[m], space)
+        return tuple(dict.fromkeys((*same_tile, *(*found,)[:_SEEDS])))
 
     def space(self, m: int) -> Space:
         """Return what can be generated for an m, in any format."""

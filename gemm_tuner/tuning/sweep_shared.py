@@ -55,17 +55,17 @@ def sweep_shared(
             not a share.
     """
     check_sharing(problems, max_loss)
+    timed = [
+        timed_formats(
+            Space(problem=problem, cpu=cpu, threads=context.threads, regime=context.regime),
+            context,
+            repository,
+            settings.toolchain,
+        )
+        for problem in problems
+    ]
     formats = promising_formats(
-        [
-            timed_formats(
-                Space(problem=problem, cpu=cpu, threads=context.threads, regime=context.regime),
-                context,
-                repository,
-                settings.toolchain,
-            )
-            for problem in problems
-        ],
-        lambda losses: (sum(loss > max_loss for loss in losses), sum(losses)),
+        timed, lambda losses: (sum(loss > max_loss for loss in losses), sum(losses))
     )
     one_search = replace(settings, budget_s=settings.budget_s / MOST_FORMATS)
     searches_left = len(formats) * len(problems)
@@ -80,7 +80,7 @@ def sweep_shared(
     for like in formats:
         if len(sharing.formats) == 1:
             break
-        for problem in problems:
+        for problem, alone in zip(problems, timed, strict=True):
             searches_left -= 1
             space = Space(
                 problem=problem,
@@ -101,6 +101,7 @@ def sweep_shared(
                 on_progress=partial(show, m=problem.m.text),
                 is_stopped=is_stopped,
                 like=like,
+                seeds=alone.same_tile(space),
             )
         sharing = share(repository, problems, cpu=cpu, context=context, max_loss=max_loss)
     return sharing

@@ -148,7 +148,7 @@ def test_a_disk_without_space_loses_nothing_that_was_added_to_postgresql(
         with postgres_server(programs(), is_durable=True) as server:
             server.run_sql("CREATE DATABASE fleet")
             open_database(server.url("fleet")).dispose()
-            disk.fill(2**21)
+            disk.fill(2**20)
 
             told, said = end(start_writer(server.url("fleet"), 0, 1_000_000))
 

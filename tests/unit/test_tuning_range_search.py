@@ -15,6 +15,7 @@ from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.boundaries import Shape
+from gemm_tuner.tuning.formats import same_tile_in_format
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.range_budget import Budgets, budget_of_each
 from gemm_tuner.tuning.range_search import RangeSearch
@@ -149,6 +150,24 @@ def test_few_kernels_of_each_m_are_tried_in_a_format_and_first_those_of_other_m(
     assert {m for m, nr in sweeps.tried if nr == WIDE.micro_kernel.nr} == {*ROWS}
     assert all(1 <= len(chosen) <= 4 for chosen in sweeps.tried.values())
     assert sweeps.tried[8, NARROW.micro_kernel.nr][0] == Shape.of(NARROW, 1).at(8)
+
+
+def test_the_tile_that_won_an_m_is_tried_in_a_format_that_it_can_read(
+    begin: Callable[..., tuple[RangeSearch, Sweeps]],
+) -> None:
+    flat = Candidate.parse("avx512_f32_1x48 mc1_nc768_kc384 jc_ic_jr_ir")
+    search, sweeps = begin({1: flat, 8: NARROW, 64: NARROW}, lambda _candidate, _m: 2.0)
+
+    search.explore_formats(ROWS)
+
+    # Blocks are as deep as those of the format, and three of its panels lie side by side.
+    in_format = "avx512_f32_1x48 mc1_nc768_kc768 jc_ic_jr_ir ws3"
+    assert sweeps.tried[1, NARROW.micro_kernel.nr][0].text == in_format
+    tall = Candidate.parse("avx512_f32_8x16 mc64_nc768_kc384 jc_ic_jr_ir pack_x")
+    (found,) = same_tile_in_format(tall, replace(search.space(64), like=NARROW))
+    assert found.text == "avx512_f32_8x16 mc64_nc768_kc768 jc_ic_jr_ir pack_x"
+    # Tiles of 16 columns cannot read panels of 48.
+    assert same_tile_in_format(tall, replace(search.space(64), like=flat)) == ()
 
 
 def test_a_format_that_loses_much_at_one_m_does_not_win_by_a_little_at_the_others(
