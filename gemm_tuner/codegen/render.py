@@ -28,7 +28,7 @@ _QUANTISING = "parts/quantise"
 _BLANK_LINES = re.compile(r"\n{3,}")
 _FEWEST_ROWS_OF_GAPLESS_COPY = 6
 _X_AND_TABLE = 2
-_MOST_HEIGHTS = 8  # of tiles, each a function of its own
+_MOST_SUMS = 192  # vectors, in the functions for all heights of a last tile
 _SPARE_REGISTERS = 2  # gcc 12 copies sums where a loop begins
 _TINY_FLOP = 2 * 64**3
 # Of every CPU with AMX so far: space/cores.csv.
@@ -210,8 +210,8 @@ def _loop_facts(
         "phases": phases_of(problem, blocking),
         "cuts_keys": cuts_keys(problem, blocking),
         "exact_rest": problem.m.exact % mr if problem.m.exact is not None else 0,
-        "rest_heights": _rest_heights(problem, mr, family),
-        "rest_steps": _rest_steps(problem, mr, family),
+        "rest_heights": _rest_heights(problem, candidate, family),
+        "rest_steps": _rest_steps(problem, candidate, family),
         "is_jc_outer": blocking.loop_order.is_jc_outer,
         "is_ir_outer": blocking.loop_order.is_ir_outer,
     }
@@ -296,27 +296,34 @@ def _fills_registers(candidate: Candidate, family: MicroKernelFamily) -> bool:
     return rows_of_registers * vectors + others >= family.registers - _SPARE_REGISTERS
 
 
-def _rest_steps(problem: Problem, mr: int, family: MicroKernelFamily) -> list[int]:
-    """Return the heights whose sums are the numbers of rows that tiles of `mr` may leave over."""
-    if problem.m.exact is not None or _rest_heights(problem, mr, family):
+def _rest_steps(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> list[int]:
+    """Return the heights whose sums are the numbers of rows that tiles may leave over."""
+    if problem.m.exact is not None or _rest_heights(problem, candidate, family):
         return []
-    return [step for step in (16, 8, 4, 2, 1) if step < mr]
+    return [step for step in (16, 8, 4, 2, 1) if step < candidate.micro_kernel.mr]
 
 
-def _rest_heights(problem: Problem, mr: int, family: MicroKernelFamily) -> list[int]:
+def _rest_heights(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> list[int]:
     """Return the heights of tiles for rows left over: of whole registers, if they take several.
 
-    A tile of few rows waits for its sums, so that two of them take twice as long as one: where
-    there are few heights, each has a tile of its own.
+    A tile of few rows waits for its sums, so that two of them take twice as long as one: unless
+    that is much code, each number of rows that may be left over has a tile of its own.
     """
-    step = family.register_rows
+    tile, step = candidate.micro_kernel, family.register_rows
     if step == 1:
-        is_any = problem.m.exact is None and mr <= _MOST_HEIGHTS
-        return list(range(1, mr)) if is_any else []
+        heights = _rests(problem.m, tile.mr) if problem.m.exact is None else []
+        across = tile.nr if family.layout is PackedLayout.COLUMNS else ceil(tile.nr / family.lanes)
+        return heights if sum(heights) * across <= _MOST_SUMS else []
     if problem.m.exact is None:
-        return list(range(step, mr + 1, step))
-    rest = problem.m.exact % mr
+        return list(range(step, tile.mr + 1, step))
+    rest = problem.m.exact % tile.mr
     return [ceil(rest / step) * step] if rest else []
+
+
+def _rests(rows: Rows, mr: int) -> list[int]:
+    """Return the numbers of rows, but none, that whole tiles of `mr` may leave over."""
+    numbers = range(rows.low, min(rows.high + 1, rows.low + mr))
+    return sorted({m % mr for m in numbers} - {0})
 
 
 def _has_gapless_copy(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -159,12 +160,22 @@ def test_tiles_share_the_next_panel_by_the_rows_that_there_are(m: str, words: st
     assert words in source.text
 
 
-@pytest.mark.parametrize(("mr", "heights"), [(6, (1, 2, 3, 4, 5)), (12, (1, 2, 4, 8))])
+@pytest.mark.parametrize(
+    ("m", "tile", "heights"),
+    [
+        ("1..128", "6x32", range(1, 6)),
+        ("0..128", "14x32", range(1, 14)),
+        ("10..14", "12x32", (1, 2, 10, 11)),  # and no other rows are left over of these m
+        ("12..13", "12x32", (1,)),
+        ("1..128", "28x16", (1, 2, 4, 8, 16)),  # sums of these: all would be much code
+        ("30..32", "28x16", (2, 3, 4)),
+    ],
+)
 def test_rows_left_over_of_a_range_have_a_tile_of_their_height(
-    mr: int, heights: tuple[int, ...]
+    m: str, tile: str, heights: Sequence[int]
 ) -> None:
-    candidate = Candidate.parse(f"avx512_f32_{mr}x32 mc132_nc128_kc64 jc_ic_jr_ir")
-    problem = Problem.parse("f32 1..128x128x64 nk none")
+    candidate = Candidate.parse(f"avx512_f32_{tile} mc168_nc128_kc64 jc_ic_jr_ir")
+    problem = Problem.parse(f"f32 {m}x128x64 nk none")
 
     text = render(problem, candidate, family_named("avx512_f32")).text
 
