@@ -354,16 +354,23 @@ def tiles_for_a_range_of_m(row: Row) -> list[tuple[int, int]]:
     return chosen
 
 
+def ranges_around_a_tile(row: Row, mr: int) -> list[str]:
+    """Return ranges of m with all numbers of rows left over, and for one family with some alone."""
+    some = (f"{max(1, mr - 2)}..{mr + 1}", f"{2 * mr + 1}..{2 * mr + 2}")
+    return [f"0..{2 * mr + 1}", *(some if row.stands_for_all else ())]
+
+
 @pytest.mark.parametrize("row", each_executed(FEW_ROWS))
 def test_every_height_of_a_tile_for_a_range_of_m(row: Row, toolchain: Toolchain) -> None:
     k = max(KC, row.family.k_step) + 3
     rest = 1 if row.is_plain else 0
     subjects = [
         Subject(
-            problem=row.problem(f"0..{2 * mr + 1}x{nr + rest}x{k}", row.layout_as_packed, "relu"),
+            problem=row.problem(f"{m}x{nr + rest}x{k}", row.layout_as_packed, "relu"),
             candidate=candidate_text(row, k, tile=(mr, nr)),
         )
         for mr, nr in tiles_for_a_range_of_m(row)
+        for m in ranges_around_a_tile(row, mr)
     ]
 
     wrong = prove_all(subjects, toolchain)
