@@ -15,7 +15,7 @@ from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.boundaries import Shape
-from gemm_tuner.tuning.formats import same_tile_in_format
+from gemm_tuner.tuning.formats import same_tile_in_format, timed_formats
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.range_budget import Budgets, budget_of_each
 from gemm_tuner.tuning.range_search import RangeSearch
@@ -168,6 +168,23 @@ def test_the_tile_that_won_an_m_is_tried_in_a_format_that_it_can_read(
     assert found.text == "avx512_f32_8x16 mc64_nc768_kc768 jc_ic_jr_ir pack_x"
     # Tiles of 16 columns cannot read panels of 48.
     assert same_tile_in_format(tall, replace(search.space(64), like=flat)) == ()
+
+
+def test_a_search_for_shared_weights_begins_with_the_fastest_tile_and_not_the_last(
+    begin: Callable[..., tuple[RangeSearch, Sweeps]], repository: Repository
+) -> None:
+    tall, low = (
+        Candidate.parse(f"avx512_f32_{mr}x16 mc64_nc768_kc384 jc_ic_jr_ir") for mr in (8, 4)
+    )
+    search, _sweeps = begin(dict.fromkeys(ROWS, NARROW), lambda _candidate, _m: 1.0)
+    space = search.space(64)
+    for minute, (candidate, speed) in enumerate(((tall, 2.0), (low, 1.5)), start=60):
+        repository.add_trial(_trial(space.problem, candidate, speed, minute=minute))
+
+    timed = timed_formats(space, CONTEXT, repository, SETTINGS.toolchain)
+
+    (found,) = timed.same_tile(replace(space, like=NARROW))
+    assert found.text == "avx512_f32_8x16 mc64_nc768_kc768 jc_ic_jr_ir"
 
 
 def test_a_format_that_loses_much_at_one_m_does_not_win_by_a_little_at_the_others(
