@@ -91,8 +91,8 @@ def predict_cycles(
     compute += summed_cycles(problem, candidate, family)
     memory = _memory_cycles(problem, candidate, cpu, rates)
     memory = max(memory, memory_bytes / rates.memory_bytes)
-    row_tiles = 1
-    if 0 < rows <= _FEW_ROWS and problem.w_bytes > cpu.caches.l2_bytes:
+    row_tiles, fetches = 1, candidate.blocking.prefetch_next_panel
+    if 0 < rows <= _FEW_ROWS and problem.w_bytes > cpu.caches.l2_bytes and not fetches:
         # A panel of w arrives while the first tile of rows meets it; the others find it in L2.
         row_tiles = ceil(min(rows, candidate.blocking.mc) / candidate.micro_kernel.mr)
     alone = compute * (row_tiles - 1) / row_tiles

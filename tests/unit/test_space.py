@@ -139,14 +139,30 @@ def test_packed_x_stays_in_the_cache() -> None:
             assert blocking.mc * blocking.kc * 4 <= machine.caches.l2_bytes
 
 
-def test_next_panel_is_fetched_by_many_tiles_that_wait_for_it() -> None:
-    def is_fetched(shape: str) -> bool:
-        space = Space(problem=Problem.parse(f"f32 {shape}"), cpu=cpu("avx512"))
-        return any(one.blocking.prefetch_next_panel for one in space.defaults())
+def tiles_that_fetch(shape: str) -> set[str]:
+    """Return the tiles that fetch the next panel in their first choices, on AVX-512."""
+    space = Space(problem=Problem.parse(f"f32 {shape}"), cpu=cpu("avx512"))
+    return {one.micro_kernel.text for one in space.defaults() if one.blocking.prefetch_next_panel}
 
-    assert is_fetched("256x4096x4096")
-    assert not is_fetched("4x4096x4096")  # too few tiles of rows
-    assert not is_fetched("256x256x256")  # the weights stay in L2
+
+@pytest.mark.parametrize(
+    ("shape", "fetching", "not_fetching"),
+    [
+        ("256x4096x4096", {"avx512_f32_8x48", "avx2_f32_6x16"}, set()),
+        ("12x4096x4096", {"avx2_f32_6x16", "avx2_f32_4x24"}, {"avx2_f32_12x8"}),  # one tile
+        # Three lines of a panel in each turn: two tiles fetch two of them.
+        ("12x4096x4096", {"avx512_f32_4x48"}, {"avx512_f32_6x48"}),
+        ("4x4096x4096", set(), {"avx2_f32_2x32"}),  # so few rows are one tile
+        ("256x256x256", set(), {"avx512_f32_8x48", "avx2_f32_6x16"}),  # the weights stay in L2
+    ],
+)
+def test_next_panel_is_fetched_where_tiles_wait_for_it_and_fetch_all_of_it(
+    shape: str, fetching: set[str], not_fetching: set[str]
+) -> None:
+    found = tiles_that_fetch(shape)
+
+    assert fetching <= found
+    assert not found & not_fetching
 
 
 @pytest.mark.parametrize(

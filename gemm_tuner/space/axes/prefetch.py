@@ -2,8 +2,9 @@
 
 Not at all, or 4, 8 or 16 KB ahead; of a w that comes with each call, where it is read in place for
 up to four rows. One or two rows that wait for weights outside L2: also 1 KB, into L2 alone. The
-next panel, into L2, of weights packed ahead, where it takes at most half of L2 and either eight
-tiles of rows meet it, each fetching its part, or it is converted once.
+next panel, into L2, of weights packed ahead, where it takes at most half of L2 and either it
+is converted once or several tiles of more than four rows meet it, each fetching its part: two, or
+as many as one turn of the micro-kernel reads lines.
 
 Tried first: the next panel where it can be fetched. Else 16 KB for weights that do not fit L2, and
 none for one row or for weights in L2; never far ahead of panels side by side. 4 KB for one row that
@@ -11,6 +12,7 @@ reads w in place. None and a distance are both tried where CPUs differ.
 """
 
 from collections.abc import Iterator
+from math import ceil
 
 from gemm_tuner.domain.blocking import NEAR_BYTES, Blocking
 from gemm_tuner.domain.context import Regime
@@ -25,8 +27,10 @@ _DISTANCES_BYTES = (4096, 8192, 16384)
 _MOST_ROWS_THAT_FETCH_NEAR = 2
 # So few rows of x wait for their weights.
 _FEW_ROWS = 4
-# Each tile fetches a cache line in every step of k at most.
-_LEAST_TILES_THAT_FETCH = 8
+# Each tile fetches a cache line in every turn of the micro-kernel at most. One tile alone, which
+# waits for its own panel, gains nothing.
+_LINE_BYTES = 64
+_LEAST_TILES_THAT_FETCH = 2
 
 
 def distances_first(tile: Tile, choice: Choice) -> tuple[int, ...]:
@@ -72,8 +76,9 @@ def _can_fetch_panels(tile: Tile, choice: Choice) -> bool:
     problem, family = tile.problem, tile.family
     tiles_fetch = (
         Can.FETCH_NEXT_PANEL in family.can
+        and problem.m.high > _FEW_ROWS
         and not choice.loop_order.is_ir_outer
-        and choice.mc // tile.mr >= max(_LEAST_TILES_THAT_FETCH, tile.nr // family.lanes)
+        and choice.mc // tile.mr >= max(_LEAST_TILES_THAT_FETCH, _lines_in_turn(tile))
         and choice.mc - tile.mr < problem.m.low // choice.grid_m
     )
     panel_bytes = problem.types.w.row_bytes(tile.nr * choice.kc)
@@ -82,6 +87,12 @@ def _can_fetch_panels(tile: Tile, choice: Choice) -> bool:
         and tile.weights_leave_l2
         and panel_bytes <= tile.l2_bytes // 2
     )
+
+
+def _lines_in_turn(tile: Tile) -> int:
+    """Return how many cache lines of a panel one turn of the micro-kernel reads."""
+    turn_bytes = tile.problem.types.w.row_bytes(tile.nr * tile.family.k_step)
+    return ceil(turn_bytes / _LINE_BYTES)
 
 
 def _choices(tile: Tile, choice: Choice) -> Iterator[tuple[int, bool]]:
