@@ -153,6 +153,8 @@ def tiles_that_fetch(shape: str) -> set[str]:
         # Three lines of a panel in each turn: two tiles fetch two of them.
         ("12x4096x4096", {"avx512_f32_4x48"}, {"avx512_f32_6x48"}),
         ("4x4096x4096", set(), {"avx2_f32_2x32"}),  # so few rows are one tile
+        ("1..512x4096x4096", {"avx512_f32_8x48", "avx2_f32_6x16"}, set()),
+        ("1..4x4096x4096", set(), {"avx2_f32_2x32"}),
         ("256x256x256", set(), {"avx512_f32_8x48", "avx2_f32_6x16"}),  # the weights stay in L2
     ],
 )

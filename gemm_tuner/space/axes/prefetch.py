@@ -70,8 +70,9 @@ def _can_fetch_near(tile: Tile) -> bool:
 def _can_fetch_panels(tile: Tile, choice: Choice) -> bool:
     """Return whether the next panel can be fetched.
 
-    Tiles fetch a part of it each, so every part of a call must have a whole block of rows; where a
-    panel is converted once, the next is fetched meanwhile.
+    Tiles fetch a part of it each, so every part of a call must have a whole block of rows, unless m
+    is a range, of which a call counts its tiles. Where a panel is converted once, the next is
+    fetched meanwhile.
     """
     problem, family = tile.problem, tile.family
     tiles_fetch = (
@@ -79,7 +80,7 @@ def _can_fetch_panels(tile: Tile, choice: Choice) -> bool:
         and problem.m.high > _FEW_ROWS
         and not choice.loop_order.is_ir_outer
         and choice.mc // tile.mr >= max(_LEAST_TILES_THAT_FETCH, _lines_in_turn(tile))
-        and choice.mc - tile.mr < problem.m.low // choice.grid_m
+        and (problem.m.exact is None or choice.mc - tile.mr < problem.m.exact // choice.grid_m)
     )
     panel_bytes = problem.types.w.row_bytes(tile.nr * choice.kc)
     return (
