@@ -31,7 +31,7 @@ def test_low_tiles_wait_for_panels_from_l2() -> None:
 
 
 def test_tiles_that_fetch_the_next_panel_wait_less_than_a_tall_one() -> None:
-    """4.86 and 4.66 ms where a tall tile took 5.93, on a core of a Zen 3."""
+    """4.86 and 4.66 ms in turn; the tall one took 5.93 in a sweep, on a core of a Zen 3."""
     problem = "f32 12x4096x4096 nk none"
     tall = predicted(problem, "avx2_f32_12x8 mc12_nc4096_kc2048 jc_ic_jr_ir pack_x pf16384")
 
