@@ -31,8 +31,8 @@ _X_AND_TABLE = 2
 _MOST_SUMS = 192  # vectors, in the functions for all heights of a last tile
 _SPARE_REGISTERS = 2  # gcc 12 copies sums where a loop begins
 _TINY_FLOP = 2 * 64**3
-# Of every CPU with AMX so far: space/cores.csv.
-_L2_BYTES_WITH_AMX = 2 << 20
+# What L1 keeps beside rows of x, on every CPU with AMX so far: space/cores.csv.
+_L1_BYTES_OF_WEIGHTS = 16 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,15 +345,15 @@ def _ends_in_part_of_tile(problem: Problem, family: MicroKernelFamily) -> bool:
 
 
 def _reads_weights_once(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> bool:
-    """Return whether a call loads each tile of weights once, and they do not fit L2 until the next.
+    """Return whether tiles of weights pass rows of x that L1 keeps, and would evict them.
 
-    They come from memory then, and would only evict reused data from L1.
+    One tile of rows meets all panels of a block then, and the panels do not fit L1 beside it.
     """
-    return (
-        Can.READ_WEIGHTS_ONCE in family.can
-        and problem.m.high <= candidate.micro_kernel.mr
-        and problem.w_bytes > _L2_BYTES_WITH_AMX
-    )
+    tile, blocking = candidate.micro_kernel, candidate.blocking
+    meets_all = blocking.loop_order.is_ir_outer or problem.m.high <= tile.mr
+    columns, depth = min(blocking.nc, problem.n), min(blocking.kc, problem.k)
+    block_bytes = problem.types.w.row_bytes(columns * depth)
+    return Can.READ_WEIGHTS_ONCE in family.can and meets_all and block_bytes > _L1_BYTES_OF_WEIGHTS
 
 
 def _elements(problem: Problem) -> list[str]:

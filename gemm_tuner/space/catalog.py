@@ -136,8 +136,10 @@ _GROUPED = Template(
 _FIXED_POINT = Template(
     name="fixed_point", layout=PackedLayout.GROUPS, can=_FINISHING_ROWS | {Can.SPLIT_DIGITS}
 )
-_AMX = Template(name="amx", layout=PackedLayout.PANELS, can=frozenset({Can.READ_WEIGHTS_ONCE}))
-_AMX_GROUPED = Template(name="amx_grouped", layout=PackedLayout.GROUPS)
+_AMX = Template(
+    name="amx", layout=PackedLayout.PANELS, can=_FINISHING_ROWS | {Can.READ_WEIGHTS_ONCE}
+)
+_AMX_GROUPED = Template(name="amx_grouped", layout=PackedLayout.GROUPS, can=_FINISHING_ROWS)
 
 # fmt: off
 PRODUCTS: dict[str, Product] = {product.name: product for product in (

@@ -17,12 +17,14 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.cores import Rates, core_of
 from gemm_tuner.space.parts import largest_part
 
-# Of a product of tiles and of loading one of x from L1: Intel, Optimization Reference Manual,
-# chapter on AMX. Of loading one of w from L2, and of converting it first: estimates.
-_TILE_PRODUCT_CYCLES = 16
-_X_TILE_CYCLES = 8
-_W_TILE_CYCLES = 21
+# Of a product of tiles, and of loading one from L1, from L2 past L1, and from L2 where the other
+# operand evicts it: measured on a Xeon with an L3 of 480 MiB. Of converting one: an estimate.
+_TILE_PRODUCT_CYCLES = 18
+_L1_TILE_CYCLES = 10
+_PASSING_TILE_CYCLES = 21
+_EVICTED_TILE_CYCLES = 24
 _CONVERTED_TILE_CYCLES = 40
+_L1_BYTES_OF_X = 48 << 10  # of every CPU with AMX so far: space/cores.csv
 # Of a vector of weights in groups, or of halves that become floats: to convert it, as instructions
 # and in multiply-adds that have to wait, and to convert and store it as floats or as pairs of bf16,
 # whose panels leave L1. The cycles were measured on an EPYC 9004.
@@ -203,10 +205,8 @@ def _tile_cycles(
         rates.latency,
     )
     if family.k_tile:
-        is_converted = family.layout is PackedLayout.GROUPS
-        w_tile_cycles = _CONVERTED_TILE_CYCLES if is_converted else _W_TILE_CYCLES
-        arriving = height * _X_TILE_CYCLES + vectors * w_tile_cycles
-        step = max(fmas * _TILE_PRODUCT_CYCLES, arriving)
+        x_cycles, w_cycles = _arrival_of_tiles(problem, candidate, family)
+        step = max(fmas * _TILE_PRODUCT_CYCLES, height * x_cycles + vectors * w_cycles)
     products = steps * step
     if is_grouped and not _scales_weights(candidate, family):
         products += ceil(problem.k / (problem.w_group or 1)) * fmas * _GROUP_CYCLES
@@ -225,6 +225,20 @@ def _tile_cycles(
     if keeps_panel(problem, candidate, family):
         products, epilogue = _overlapped(products, epilogue), 0.0
     return products + epilogue + rows * _ROW_CYCLES + blocks * (_TILE_CYCLES + stored)
+
+
+def _arrival_of_tiles(
+    problem: Problem, candidate: Candidate, family: MicroKernelFamily
+) -> tuple[int, int]:
+    """Return the cycles to load a tile of x and one of w."""
+    blocking, tile = candidate.blocking, candidate.micro_kernel
+    if family.layout is PackedLayout.GROUPS:
+        return _L1_TILE_CYCLES, _CONVERTED_TILE_CYCLES
+    if blocking.loop_order.is_ir_outer or problem.m.high <= tile.mr:
+        x_bytes = tile.mr * problem.types.x.row_bytes(min(blocking.kc, problem.k))
+        is_kept = x_bytes <= _L1_BYTES_OF_X
+        return _L1_TILE_CYCLES if is_kept else _EVICTED_TILE_CYCLES, _PASSING_TILE_CYCLES
+    return _EVICTED_TILE_CYCLES, _EVICTED_TILE_CYCLES
 
 
 def _panel_cycles(problem: Problem, candidate: Candidate, cpu: Cpu, rates: Rates) -> float:

@@ -743,28 +743,57 @@ inline void copy_rest(const X *x, int64_t stride, int64_t height, X *to)
             reinterpret_cast<Address>(x + r * stride), Bytes{}, (uint64_t{1} << rest_bytes) - 1);
 }
 
-// The sums of one vector of columns, one row after the other: add what earlier blocks of k left, and
-// keep them for later ones or finish them.
-template <int count>
-[[gnu::noinline]] void finish_tiles(const Call &call, Sums *sums, int64_t height, int64_t row, int64_t column,
-                                    [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
+// The sums of a tile, which are in memory now: add what earlier blocks of k left, and keep them for
+// later ones or finish them, row after row.
+template <int rows, int columns>
+[[gnu::noinline]] void finish_tile(const Call &call, Sums (&sums)[(columns + lanes - 1) / lanes][rows], int64_t height,
+                                   int64_t row, int64_t column, [[maybe_unused]] bool is_first,
+                                   [[maybe_unused]] bool is_last)
 {
+    constexpr int vectors = (columns + lanes - 1) / lanes;
+    constexpr int last = (vectors - 1) * lanes;
+    constexpr int last_count = columns - last;
     float *unfinished = call.unfinished + row * call.ld_unfinished + column;
     if (!is_first)
         for (int64_t r = 0; r < height; ++r)
-            sums[r] += load_unfinished<count>(unfinished + r * call.ld_unfinished);
+        {
+            const float *at = unfinished + r * call.ld_unfinished;
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors - 1; ++v)
+                sums[v][r] += load_unfinished<lanes>(at + v * lanes);
+            sums[vectors - 1][r] += load_unfinished<last_count>(at + last);
+        }
     if (!is_last)
     {
         for (int64_t r = 0; r < height; ++r)
-            store_unfinished<count>(unfinished + r * call.ld_unfinished, sums[r]);
+        {
+            float *at = unfinished + r * call.ld_unfinished;
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors - 1; ++v)
+                store_unfinished<lanes>(at + v * lanes, sums[v][r]);
+            store_unfinished<last_count>(at + last, sums[vectors - 1][r]);
+        }
         return;
     }
     // A copy: as far as a compiler can tell, the caller's may change with each store to y.
     const Call own_call = call;
-    const Columns columns = read_columns<count>(own_call, column);
-    Y *y = own_call.y + row * own_call.ldy + column;
-    for (int64_t r = 0; r < height; ++r, y += own_call.ldy)
-        store<count>(y, apply_epilogue<count>(own_call, columns, sums[r], row + r, column));
+    Columns columns_of_y[vectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors - 1; ++v)
+        columns_of_y[v] = read_columns<lanes>(own_call, column + v * lanes);
+    columns_of_y[vectors - 1] = read_columns<last_count>(own_call, column + last);
+    Y *at = own_call.y + row * own_call.ldy + column;
+    for (int64_t r = 0; r < height; ++r, at += own_call.ldy)
+    {
+        Sums of_row[vectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; ++v)
+            of_row[v] = sums[v][r];
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors - 1; ++v)
+            store<lanes>(at + v * lanes, apply_epilogue<lanes>(own_call, columns_of_y[v], of_row[v], row + r, column + v * lanes));
+        store<last_count>(at + last, apply_epilogue<last_count>(own_call, columns_of_y[vectors - 1], of_row[vectors - 1], row + r, column + last));
+    }
 }
 
 constexpr int64_t w_tile = k_tile * lanes;
@@ -785,7 +814,6 @@ template <int rows, int columns>
 {
     constexpr int row_tiles = rows / tile_rows;
     constexpr int vectors = (columns + lanes - 1) / lanes;
-    constexpr int last_count = columns - (vectors - 1) * lanes;
     const int64_t height = call.m - row < rows ? call.m - row : rows;
     const int64_t panel = (depth + k_tile - 1) / k_tile * w_tile;
     shape_tiles(height, *call.shaped_rows);
@@ -818,9 +846,7 @@ template <int rows, int columns>
 
     Sums sums[vectors][rows];
     store_sums(sums);
-    for (int v = 0; v < vectors - 1; ++v)
-        finish_tiles<lanes>(call, sums[v], height, row, column + v * lanes, is_first, is_last);
-    finish_tiles<last_count>(call, sums[vectors - 1], height, row, column + (vectors - 1) * lanes, is_first, is_last);
+    finish_tile<rows, columns>(call, sums, height, row, column, is_first, is_last);
 }
 
 // The loops around the micro-kernel, in the order `ic_jc_jr_ir`, over one part of y:

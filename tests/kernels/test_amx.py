@@ -134,22 +134,29 @@ def test_zeros_lie_behind_packed_rows(any_family: MicroKernelFamily) -> None:
 
 
 @pytest.mark.proof
-def test_weights_that_pass_by_are_loaded_with_a_hint(family: MicroKernelFamily) -> None:
-    """They do if a call has one tile of rows, and L2 cannot keep them until the next call."""
-    k = 1200 * family.k_step
-    passing, staying, met_twice = (
+def test_weights_that_pass_rows_in_l1_are_loaded_past_it(family: MicroKernelFamily) -> None:
+    """They do if a tile of rows meets all panels of a block that would evict it."""
+    step = family.k_tile
+    depth, nc = 10 * step, 480
+    passing, one_tile, few_weights, passed_by = (
         Subject(
-            problem=f"{TYPES[family.name][0]} {sizes}x{k} nk bias",
-            candidate=f"{family.name}_16x48 mc16_nc960_kc{k} jc_ic_jr_ir",
+            problem=f"{TYPES[family.name][0]} {sizes}x{depth} nk bias",
+            candidate=f"{family.name}_16x48 mc48_nc{nc}_kc{depth} {order}",
         )
-        for sizes in ("9x945", "9x400", "17x945")
+        for sizes, order in (
+            ("41x475", "jc_ic_ir_jr"),
+            ("9x475", "jc_ic_jr_ir"),
+            ("41x20", "jc_ic_ir_jr"),
+            ("41x475", "jc_ic_jr_ir"),
+        )
     )
 
-    wrong = prove_all([passing, staying, met_twice], find_toolchain())
+    subjects = [passing, one_tile, few_weights, passed_by]
+    wrong = prove_all(subjects, find_toolchain())
 
     assert not wrong
-    hinted = [one for one in (passing, staying, met_twice) if "tileloaddt1" in source_of(one)]
-    assert hinted == [passing]
+    hinted = [one for one in subjects if "tileloaddt1" in source_of(one)]
+    assert hinted == [passing, one_tile]
 
 
 def source_of(chosen: Subject) -> str:

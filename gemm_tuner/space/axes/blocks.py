@@ -16,7 +16,7 @@ from math import ceil, isqrt
 
 from gemm_tuner.domain.blocking import Blocking, LoopOrder
 from gemm_tuner.domain.dtype import DType
-from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
+from gemm_tuner.domain.micro_kernel import Can, MicroKernel, MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.axis import Axis, Refusal
 from gemm_tuner.space.choice import Choice
@@ -87,7 +87,12 @@ def _first(tile: Tile, choice: Choice) -> Choice:
         return choice.having(cut=Cut(residence=Residence.BOTH, l2_parts=4))
     x_bytes = problem.m.high * choice.kc * problem.types.x.size_bytes
     y_leaves_l2 = problem.m.high * problem.types.y.row_bytes(problem.n) > caches.l2_bytes
-    if x_bytes <= caches.l2_bytes // 2:
+    if Can.READ_WEIGHTS_ONCE in tile.family.can and problem.m.high > tile.mr:
+        # L1 keeps rows of x while a block of weights passes them from L2.
+        fits = problem.w_bytes <= caches.l2_bytes // 4
+        residence = Residence.NOTHING if fits else Residence.W
+        cut = Cut(residence=residence, l2_parts=2 if fits else 4, is_ir_outer=True)
+    elif x_bytes <= caches.l2_bytes // 2:
         # Where caches near the core keep all panels, whole rows of a large y are written in order.
         keeps_panels = choice.pack_w or problem.w_bytes <= caches.l1d_bytes // 2
         cut = Cut(is_ir_outer=keeps_panels and y_leaves_l2)
