@@ -206,7 +206,8 @@ def _loop_facts(
     return {
         "k_blocks": k_blocks,
         "sums_in_workspace": blocking.grid_k > 1
-        or (k_blocks > 1 and not problem.types.y_holds_sums),
+        or (k_blocks > 1 and (family.k_tile > 0 or not problem.types.y_holds_sums)),
+        "sums_in_tiles": family.k_tile > 0 and k_blocks > 1 and blocking.grid_k == 1,
         "phases": phases_of(problem, blocking),
         "cuts_keys": cuts_keys(problem, blocking),
         "exact_rest": problem.m.exact % mr if problem.m.exact is not None else 0,

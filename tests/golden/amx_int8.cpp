@@ -552,8 +552,7 @@ inline Call read_args(const gemm_tuner_args &args, int64_t item)
     call.x_zero_point = *operand_of<int32_t>(args, 0, item);
     call.channel_scale = operand_of<float>(args, 1, item);
     call.bias = operand_of<float>(args, 2, item);
-    call.unfinished = reinterpret_cast<float *>(call.y);
-    call.ld_unfinished = call.ldy;
+    call.ld_unfinished = packed_n;
     return call;
 }
 
@@ -606,21 +605,12 @@ inline void pack_weights(const W *w, int64_t ldw, int64_t begin, int64_t end, W 
     finish_stores();
 }
 
-// Sums that wait for other blocks of k are kept as floats, whatever their type.
-static_assert(sizeof(Sums) == sizeof(Vector));
-static_assert(sizeof(Y) == sizeof(float), "y holds unfinished sums");
-
-template <int count>
-inline Sums load_unfinished(const float *from)
-{
-    return __builtin_bit_cast(Sums, load<count>(from));
-}
-
-template <int count>
-inline void store_unfinished(float *to, Sums sums)
-{
-    store<count>(to, __builtin_bit_cast(Vector, sums));
-}
+// Sums that wait for other blocks of k are kept as the tiles that they are, whatever their type: those of
+// one block of rows, until all of k has passed.
+constexpr int64_t high_rows = (m_high + 15) / 16 * 16;
+constexpr int64_t unfinished_rows = mc < high_rows ? mc : high_rows;
+constexpr int64_t unfinished_columns = packed_n;
+constexpr int64_t unfinished_per_part = unfinished_rows * unfinished_columns;
 
 // The micro-kernel by AMX: 2 x 2 tiles of sums, each of 16 rows and 16 columns, stay in tile registers.
 // Each turn adds (64 steps of x for each row of tiles) times (as many steps of w for each column of
@@ -628,7 +618,7 @@ inline void store_unfinished(float *to, Sums sums)
 //
 //     x          rows of x from (row, pc) on, `x_stride` elements apart
 //     w          packed panels of 16 columns, each a stream of tiles of 1 KB
-//     y          sums of earlier blocks of k are in it unless this is the first
+//     workspace  has the sums of earlier blocks of k, unless this is the first
 constexpr int tile_rows = 16;
 constexpr int64_t tile_row_bytes = 64;
 
@@ -692,6 +682,21 @@ inline void store_sums(Sums (&sums)[vectors][rows])
     });
 }
 
+// Load or store the sums that wait for the next block of k. A window of `unfinished_rows` rows, or columns,
+// holds each tile once, wherever it begins.
+template <int rows, int vectors, typename Move>
+inline void move_unfinished(const Call &call, int64_t row, int64_t column, Move move)
+{
+    constexpr int64_t down = unfinished_rows / tile_rows;
+    constexpr int64_t across = unfinished_columns / lanes;
+    for_each_below<rows / tile_rows>([&](auto i) {
+        for_each_below<vectors>([&](auto j) {
+            const int64_t tile = (row / tile_rows + i) % down * across + (column / lanes + j) % across;
+            move(Constant<i * tiles_across + j>{}, call.unfinished + tile * tile_rows * lanes);
+        });
+    });
+}
+
 // What LDTILECFG reads.
 struct alignas(64) TileShapes
 {
@@ -743,8 +748,7 @@ inline void copy_rest(const X *x, int64_t stride, int64_t height, X *to)
             reinterpret_cast<Address>(x + r * stride), Bytes{}, (uint64_t{1} << rest_bytes) - 1);
 }
 
-// The sums of a tile, which are in memory now: add what earlier blocks of k left, and keep them for
-// later ones or finish them, row after row.
+// The sums of a tile, which are in memory now: finish them, row after row.
 template <int rows, int columns>
 [[gnu::noinline]] void finish_tile(const Call &call, Sums (&sums)[(columns + lanes - 1) / lanes][rows], int64_t height,
                                    int64_t row, int64_t column, [[maybe_unused]] bool is_first,
@@ -753,28 +757,6 @@ template <int rows, int columns>
     constexpr int vectors = (columns + lanes - 1) / lanes;
     constexpr int last = (vectors - 1) * lanes;
     constexpr int last_count = columns - last;
-    float *unfinished = call.unfinished + row * call.ld_unfinished + column;
-    if (!is_first)
-        for (int64_t r = 0; r < height; ++r)
-        {
-            const float *at = unfinished + r * call.ld_unfinished;
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors - 1; ++v)
-                sums[v][r] += load_unfinished<lanes>(at + v * lanes);
-            sums[vectors - 1][r] += load_unfinished<last_count>(at + last);
-        }
-    if (!is_last)
-    {
-        for (int64_t r = 0; r < height; ++r)
-        {
-            float *at = unfinished + r * call.ld_unfinished;
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors - 1; ++v)
-                store_unfinished<lanes>(at + v * lanes, sums[v][r]);
-            store_unfinished<last_count>(at + last, sums[vectors - 1][r]);
-        }
-        return;
-    }
     // A copy: as far as a compiler can tell, the caller's may change with each store to y.
     const Call own_call = call;
     Columns columns_of_y[vectors];
@@ -818,7 +800,10 @@ template <int rows, int columns>
     const int64_t panel = (depth + k_tile - 1) / k_tile * w_tile;
     shape_tiles(height, *call.shaped_rows);
 
-    clear_sums<rows, vectors>();
+    if (is_first)
+        clear_sums<rows, vectors>();
+    else
+        move_unfinished<rows, vectors>(call, row, column, [](auto tile, float *at) { load_tile<tile>(at, tile_row_bytes); });
     // Tiles are loaded just before their first use.
     const auto turn = [&](const X *x_at, int64_t x_at_stride, const W *w_at) __attribute__((always_inline)) {
         for_each_below<vectors>([&](auto across) __attribute__((always_inline)) {
@@ -844,6 +829,10 @@ template <int rows, int columns>
         turn(rest, k_tile, w + p * lanes);
     }
 
+    if (!is_last)
+        return move_unfinished<rows, vectors>(call, row, column, [](auto tile, float *at) {
+            store_tile<tile>(reinterpret_cast<Sums *>(at));
+        });
     Sums sums[vectors][rows];
     store_sums(sums);
     finish_tile<rows, columns>(call, sums, height, row, column, is_first, is_last);
@@ -1222,7 +1211,7 @@ int32_t gemm_tuner_pack_weights_part(const gemm_tuner_weights *weights, void *pa
 
 uint64_t gemm_tuner_workspace_bytes([[maybe_unused]] int32_t parts)
 {
-    return 0;
+    return parts * unfinished_per_part * sizeof(float);
 }
 
 int32_t gemm_tuner_preferred_parts() { return grid_m * grid_n; }
@@ -1236,6 +1225,7 @@ int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part,
         return GEMM_TUNER_BAD_ARGS;
     const int64_t products = args->batch;
     X *workspace = nullptr;
+    float *unfinished = static_cast<float *>(args->workspace);
     const Share share = share_of(args->m, products, part, parts);
     int64_t shaped_rows = 0;
     const Part whole{0, args->m, 0, n};
@@ -1252,6 +1242,7 @@ int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part,
         }
         Call call = read_args(*args, item);
         call.shaped_rows = &shaped_rows;
+        call.unfinished = unfinished + part * unfinished_per_part;
         for (int32_t piece = 0; piece < piece_count; ++piece)
             run_part(call, pieces[piece], workspace);
     }

@@ -22,9 +22,9 @@ from gemm_tuner.space.axis import Axis, Refusal
 from gemm_tuner.space.choice import Choice
 from gemm_tuner.space.tile import Tile, round_up
 
-# Of a row of x; the first two are tried first. A tile of AMX reads whole rows of a block from L1.
+# Of a row of x; the first two are tried first. L1 keeps the rows of a tile of AMX.
 _TARGETS_BYTES = (8192, 2048, 1024, 4096)
-_TARGETS_OF_TILES_BYTES = _TARGETS_BYTES[1:]
+_TARGETS_OF_TILES_BYTES = (1024, 2048, 4096)
 _TARGETS_OF_GROUPS_BYTES = (8192, 4096, 2048)  # besides all of k
 # Of rows of a `kn` that comes with each call, besides the above: where it is packed, and in place.
 _ROWS_TO_PACK = (192, 128)
@@ -51,6 +51,8 @@ def depths(tile: Tile) -> tuple[int, ...]:
     targets_bytes = _TARGETS_OF_TILES_BYTES if family.k_tile else _TARGETS_BYTES
     targets = [target // problem.types.x.size_bytes for target in targets_bytes]
     # Blocks of even depth, so that the last is not a sliver.
+    if family.k_tile and k <= max(targets[:2]):
+        targets.sort(key=lambda target: target < k)  # no sums wait for another block
     first, second, *others = (
         _even_depth(k, target, family) if target < k else whole for target in targets
     )

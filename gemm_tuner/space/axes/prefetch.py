@@ -50,6 +50,8 @@ def distances_first(tile: Tile, choice: Choice) -> tuple[int, ...]:
     if problem.m.high > 1 or family.layout is PackedLayout.GROUPS:
         if not tile.weights_leave_l2:
             return (8192 if is_cold else 0,)
+        if Can.READ_WEIGHTS_ONCE in family.can and problem.m.high > tile.mr:
+            return (0,)  # each tile of rows would fetch the same weights
         is_few = problem.m.high <= _FEW_ROWS and Can.UNPACK_GROUPS not in family.can
         return (16384, 0, *(near if tile.weights_fill_l3 else ())) if is_few else (16384,)
     if tile.weights_fill_l3:
