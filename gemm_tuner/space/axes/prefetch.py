@@ -40,7 +40,9 @@ def distances_first(tile: Tile, choice: Choice) -> tuple[int, ...]:
     rows leave it no time. Of panels side by side, far ahead is not where the next tile begins.
     """
     problem, family, caches = tile.problem, tile.family, tile.cpu.caches
-    if problem.w_bytes <= caches.l1d_bytes or not problem.operation.packs_ahead:
+    # With AMX, each of several tiles of rows would fetch the same weights.
+    is_shared = Can.READ_WEIGHTS_ONCE in family.can and problem.m.high > tile.mr
+    if problem.w_bytes <= caches.l1d_bytes or is_shared or not problem.operation.packs_ahead:
         waits = _fetches_in_place(tile, choice) and problem.m.high == 1
         return (_DISTANCES_BYTES[0], 0) if waits else (0,)
     is_cold = tile.regime is Regime.COLD_WEIGHTS
@@ -50,8 +52,6 @@ def distances_first(tile: Tile, choice: Choice) -> tuple[int, ...]:
     if problem.m.high > 1 or family.layout is PackedLayout.GROUPS:
         if not tile.weights_leave_l2:
             return (8192 if is_cold else 0,)
-        if Can.READ_WEIGHTS_ONCE in family.can and problem.m.high > tile.mr:
-            return (0,)  # each tile of rows would fetch the same weights
         is_few = problem.m.high <= _FEW_ROWS and Can.UNPACK_GROUPS not in family.can
         return (16384, 0, *(near if tile.weights_fill_l3 else ())) if is_few else (16384,)
     if tile.weights_fill_l3:
