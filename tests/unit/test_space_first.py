@@ -279,3 +279,24 @@ def test_both_inner_orders_are_tried_first_where_x_passes_by() -> None:
     orders = {one.blocking.loop_order for one in space.defaults()}
 
     assert orders == {LoopOrder.JC_IC_IR_JR, LoopOrder.JC_IC_JR_IR}
+
+
+@pytest.mark.parametrize(
+    ("problem", "tile", "first"),
+    [
+        ("197x2304x768", "32x32", "mc224_nc320_kc768 jc_ic_ir_jr"),
+        ("256x4096x4096", "32x32", "mc256_nc512_kc512 jc_ic_ir_jr pack_x"),
+        ("512x4096x1024", "16x32", "mc512_nc256_kc1024 jc_ic_ir_jr"),
+        ("128x256x768", "32x32", "mc128_nc256_kc768 jc_ic_ir_jr"),  # L2 keeps the weights
+        ("16x1024x4096", "16x32", "mc16_nc1024_kc1024 jc_ic_jr_ir pack_x pf16384"),
+    ],
+)
+def test_rows_of_x_meet_weights_that_pass_with_amx(
+    problem: str, tile: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    amx = core_named("sapphire_rapids").cpu
+    one_tile(monkeypatch, f"amx_bf16_{tile}")
+
+    space = Space(problem=Problem.parse(f"bf16 {problem}"), cpu=amx)
+
+    assert space.defaults()[0].text == f"amx_bf16_{tile} {first}"

@@ -6,9 +6,10 @@ panels. A search changes one of the three at a time. Of attention, the scores of
 or a quarter of L2: they are square, of more queries, of more keys, or of all keys.
 
 Tried first: no cut, panels outside, where x fits half of L2. Rows outside where L1 keeps all
-weights and L2 does not keep y. A larger x is cut: its blocks stay in L2 while weights pass by.
-Where w is packed in the call, its columns are cut instead, so that each block is packed once, and
-rows are outside where L2 does not keep y. Scores are square, of a quarter of L2.
+weights and L2 does not keep y. A larger x is cut: its blocks stay in L2 while weights pass by. With
+AMX and several tiles of rows, rows outside: L1 keeps those of a tile while weights pass, a quarter
+of L2 at a time. Where w is packed in the call, its columns are cut instead, so that each block is
+packed once, and rows are outside where L2 does not keep y. Scores are square, of a quarter of L2.
 """
 
 from collections.abc import Iterator

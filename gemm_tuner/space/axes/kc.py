@@ -5,10 +5,12 @@ than the accumulator. Blocks hold whole groups of weights. Where threads share k
 same number of blocks. Of a `kn` that comes with each call, shorter blocks too: its rows may lie
 pages apart, and few of them are walked at a time.
 
-Tried first: the deepest block of up to 8 KB of a row whose panel takes at most half of L2. Beside a
-`kn` in place and few rows of x, 8 rows of w where each is longer than a page, so that they are read
-as streams, else 32. Beside more rows of x, 128 where each is longer than half a page: the lines of
-such a panel share a few sets of L1, which keeps only so many of them.
+Tried first: the deepest block of up to 8 KB of a row whose panel takes at most half of L2. With AMX
+2 KB of a row, and 1 KB of a longer one where several tiles of rows meet the weights: L1 keeps the
+rows of a tile. Beside a `kn` in place and few rows of x, 8 rows of w where each is longer than a
+page, so that they are read as streams, else 32. Beside more rows of x, 128 where each is longer
+than half a page: the lines of such a panel share a few sets of L1, which keeps only so many of
+them.
 """
 
 from math import ceil
@@ -24,7 +26,7 @@ from gemm_tuner.space.tile import Tile, round_up
 
 # Of a row of x; the first two are tried first. L1 keeps the rows of a tile of AMX.
 _TARGETS_BYTES = (8192, 2048, 1024, 4096)
-_TARGETS_OF_TILES_BYTES = (1024, 2048, 4096)
+_TARGETS_OF_TILES_BYTES = _TARGETS_BYTES[1:]
 _TARGETS_OF_GROUPS_BYTES = (8192, 4096, 2048)  # besides all of k
 # Of rows of a `kn` that comes with each call, besides the above: where it is packed, and in place.
 _ROWS_TO_PACK = (192, 128)
@@ -50,9 +52,9 @@ def depths(tile: Tile) -> tuple[int, ...]:
         return (whole,)
     targets_bytes = _TARGETS_OF_TILES_BYTES if family.k_tile else _TARGETS_BYTES
     targets = [target // problem.types.x.size_bytes for target in targets_bytes]
+    if family.k_tile and problem.m.high > tile.mr and k > targets[0]:
+        targets[:2] = targets[1::-1]  # fewer steps: L1 keeps the rows of a tile
     # Blocks of even depth, so that the last is not a sliver.
-    if family.k_tile and k <= max(targets[:2]):
-        targets.sort(key=lambda target: target < k)  # no sums wait for another block
     first, second, *others = (
         _even_depth(k, target, family) if target < k else whole for target in targets
     )

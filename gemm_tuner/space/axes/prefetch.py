@@ -7,8 +7,9 @@ is converted once or several tiles of more than four rows meet it, each fetching
 as many as one turn of the micro-kernel reads lines.
 
 Tried first: the next panel where it can be fetched. Else 16 KB for weights that do not fit L2, and
-none for one row or for weights in L2; never far ahead of panels side by side. 4 KB for one row that
-reads w in place. None and a distance are both tried where CPUs differ.
+none for one row or for weights in L2; never far ahead of panels side by side, nor where several
+tiles of AMX meet the weights. 4 KB for one row that reads w in place. None and a distance are both
+tried where CPUs differ.
 """
 
 from collections.abc import Iterator
