@@ -23,6 +23,11 @@ _TILE_PRODUCT_CYCLES = 18
 _L1_TILE_CYCLES = 10
 _PASSING_TILE_CYCLES = 21
 _EVICTED_TILE_CYCLES = 24
+# Of storing a tile of sums, of waiting until sums have gone through memory, and of giving tile
+# registers their shape and releasing them in each call: measured on the same CPU.
+_STORED_TILE_CYCLES = 18
+_SUMS_CYCLES = 150
+_SHAPE_CYCLES = 380
 _CONVERTED_TILE_CYCLES = 40
 _L1_BYTES_OF_X = 48 << 10  # of every CPU with AMX so far: space/cores.csv
 # Of a vector of weights in groups, or of halves that become floats: to convert it, as instructions
@@ -101,7 +106,8 @@ def predict_cycles(
     beside = compute - alone
     busy = alone + _overlapped(beside, memory)
     waking = _WAKING_CYCLES * (parts - 1)
-    return _CALL_CYCLES + waking + busy * _unevenness(problem, candidate) / parts
+    begin = _CALL_CYCLES + (_SHAPE_CYCLES if family.k_tile else 0)
+    return begin + waking + busy * _unevenness(problem, candidate) / parts
 
 
 def _attention_cycles(
@@ -208,6 +214,8 @@ def _tile_cycles(
         x_cycles, w_cycles = _arrival_of_tiles(problem, candidate, family)
         step = max(fmas * _TILE_PRODUCT_CYCLES, height * x_cycles + vectors * w_cycles)
     products = steps * step
+    if family.k_tile:
+        products += blocks * (fmas * _STORED_TILE_CYCLES + _SUMS_CYCLES)
     if is_grouped and not _scales_weights(candidate, family):
         products += ceil(problem.k / (problem.w_group or 1)) * fmas * _GROUP_CYCLES
     if family.layout is not PackedLayout.COLUMNS:
