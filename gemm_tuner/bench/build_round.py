@@ -338,7 +338,11 @@ class RoundTimer:
         all_bytes = touched + sum(runner.packed_weight_bytes for runner in runners[1:])
         least_ns = warm_up_ns(regime, touched, l3_bytes)
         least_calls = warm_up_calls(regime, all_bytes, l3_bytes)
-        pushing = Pushing(l3_bytes) if any(one.are_few for one in copies) else None
+        pushing = (
+            Pushing(l3_bytes, on_block=partial(step, 0))
+            if any(one.are_few for one in copies)
+            else None
+        )
         contestants = []
         for index, (one, runner) in enumerate(zip(copies, runners, strict=True)):
             step(index)

@@ -18,6 +18,10 @@ from gemm_tuner.machine.memory import address_of
 # Enough that nearly every read comes from memory: on an AMD EPYC (family 26, L3 of 32 MiB,
 # 2026-11-20) one core reads 62 GB/s from a block of 2 x L3, 48 from 4 x L3 and 41 from 8 x L3.
 _COLD_TOTAL_OVER_L3 = 8
+# Of a larger L3, which many cores share, less does: with 480 MiB, 10 GB/s from blocks of 1, 2 and
+# 4 GiB alike (a Xeon of 2 cores, 2026-11-28), where fresh memory is touched at 0.2 GB/s.
+_ENOUGH_COLD_BYTES = 1 << 30
+_LEAST_TOTAL_OVER_L3 = 2
 _LEAST_COLD_OVER_L3 = 2  # of each of several candidates, whose turns push out what it has read
 _FASTEST_READ_BYTES_PER_NS = 64
 _UNKNOWN_L3_BYTES = 32 << 20
@@ -33,7 +37,9 @@ _BLOCK_BYTES = 32 << 20  # copied in less than a second, also where memory is to
 
 def cold_footprint_bytes(l3_bytes: int) -> int:
     """Return the size of a block that must be read from memory; 0 is an L3 of unknown size."""
-    return _COLD_TOTAL_OVER_L3 * (l3_bytes or _UNKNOWN_L3_BYTES)
+    l3_bytes = l3_bytes or _UNKNOWN_L3_BYTES
+    enough = max(_ENOUGH_COLD_BYTES, _LEAST_TOTAL_OVER_L3 * l3_bytes)
+    return min(_COLD_TOTAL_OVER_L3 * l3_bytes, enough)
 
 
 def copies_of_weights(
@@ -79,9 +85,12 @@ def copies_within(wanted: int, most: int | None) -> Copies:
 class Pushing:
     """A block whose reading pushes all else out of the caches."""
 
-    def __init__(self, l3_bytes: int) -> None:
-        """Allocate it; 0 is an L3 of unknown size."""
-        self._block = np.ones(pushing_bytes(l3_bytes) // 8, np.uint64)
+    def __init__(self, l3_bytes: int, on_block: Callable[[], None] = lambda: None) -> None:
+        """Touch it; 0 is an L3 of unknown size. `on_block` is called as the work goes on."""
+        self._block = np.empty(pushing_bytes(l3_bytes) // 8, np.uint64)
+        for first in range(0, self._block.size, _BLOCK_BYTES // 8):
+            on_block()
+            self._block[first : first + _BLOCK_BYTES // 8] = 1
 
     def read(self) -> None:
         """Read it once."""
@@ -90,7 +99,8 @@ class Pushing:
 
 def pushing_bytes(l3_bytes: int) -> int:
     """Return the size of a block that pushes all else out; 0 is an L3 of unknown size."""
-    return _PUSHING_OVER_L3 * (l3_bytes or _UNKNOWN_L3_BYTES)
+    pushing = _PUSHING_OVER_L3 * (l3_bytes or _UNKNOWN_L3_BYTES)
+    return min(pushing, cold_footprint_bytes(l3_bytes))
 
 
 def warm_up_ns(regime: Regime, touched_bytes: int, l3_bytes: int) -> int:

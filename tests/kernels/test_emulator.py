@@ -71,6 +71,8 @@ REFUSALS = [
     ("store_tile_3", shapes(FULL, FULL, FULL), "a tile is not among those that are configured"),
     ("zero_tile_9", shapes(*[FULL] * 8), "there are only the tiles 0 to 7"),
     ("multiply_by_sums", shapes(FULL, FULL), "its three tiles are not three"),
+    ("copy", shapes(*[(0, 0)] * 7, (5, 13)), "rows are not of whole groups of 4 bytes"),
+    ("store", shapes((5, 14)), "rows are not of whole groups of 4 bytes"),
     ("multiply", shapes((4, 8), (4, 6), (2, 8)), "rows are not of whole groups of 4 bytes"),
     ("multiply", shapes((4, 8), (5, 8), (2, 8)), "have different numbers of rows"),
     ("multiply", shapes((4, 8), (4, 8), (2, 12)), "have rows of different lengths"),
@@ -374,11 +376,11 @@ def test_other_illegal_instructions_end_the_process(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("flush", Flush)
-@pytest.mark.parametrize("too_many", [0, 1])
+@pytest.mark.parametrize("too_many", [0, 4])
 def test_a_tile_touches_its_rows_and_nothing_else(
     sandbox: Sandbox, flush: Flush, too_many: int
 ) -> None:
-    """Rows of 12 bytes lie 20 bytes apart; one byte more meets a guard page at either end."""
+    """Rows of 12 bytes lie 20 bytes apart; four more meet a guard page at either end."""
     source = GuardedMatrix("source", (5, 12), np.dtype(np.uint8), padding=8, flush=flush)
     target = GuardedMatrix("target", (5, 12), np.dtype(np.uint8), padding=8, flush=flush)
     source.set_input(np.ones((5, 12), np.uint8))

@@ -17,6 +17,7 @@ from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
@@ -141,7 +142,7 @@ def test_a_cpu_that_lacks_a_feature_is_told(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     facts = json.loads((folder / "call.json").read_text())
-    facts["artifact"]["required_isa"] = ["amx_tile", "avx512_fp16"]
+    facts["artifact"]["required_isa"] = [feature.value for feature in IsaFeature]
     (folder / "call.json").write_text(json.dumps(facts))
 
     assert main(folder) == 2

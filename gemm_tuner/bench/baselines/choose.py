@@ -405,7 +405,7 @@ def _cold_weights(
     copies = min(copies_within(wanted, baseline.most_weight_copies).number, _MOST_COLD_COPIES)
     needed_bytes = copies * stride_of_copy(packed_bytes) + pushing_bytes(l3_bytes)
     check_memory(needed_bytes, f"{copies} copies of the weights")
-    return WeightCopies(runner, copies, seed=0, on_block=on_block), Pushing(l3_bytes).read
+    return WeightCopies(runner, copies, seed=0, on_block=on_block), Pushing(l3_bytes, on_block).read
 
 
 def check_baseline(
