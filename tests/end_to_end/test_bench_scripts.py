@@ -158,7 +158,7 @@ def test_two_sweeps_are_compared_in_the_same_rounds(
     monkeypatch.setattr(agreement, "PAIRS", 3)
     monkeypatch.setattr(agreement, "SAMPLE_NS", 10_000)
     slow, fast = (
-        "scalar_f32_1x1 mc1_nc64_kc64 jc_ic_jr_ir",
+        "scalar_f32_1x1 mc1_nc1_kc4 jc_ic_jr_ir",
         "scalar_f32_4x4 mc64_nc64_kc64 jc_ic_jr_ir",
     )
     said = {

@@ -48,17 +48,25 @@ def subjects_of(row: Row) -> list[Subject]:
     """Return attention by a family: tails, packed and in place, one block and many."""
     family = row.family
     mr, nr = family.tiles[1]
+    in_place = "" if family.k_step == 1 else " pack_w"  # several steps of k lie side by side
     cases = [
         (f"1..{2 * mr + 1}", 2 * nr + 3, nr + 3, nr, "scale+add+causal", " pack_w"),
-        (f"{mr + 1}", 2 * nr + 1, 2 * nr, 3 * nr, "scale", ""),
-        (f"{2 * mr}", nr - 1, 3, nr, "causal", ""),
-        (f"1..{mr + 1}", f"1..{2 * nr + 3}", 3, nr, "scale+causal", ""),
+        (f"{mr + 1}", 2 * nr + 1, 2 * nr, 3 * nr, "scale", in_place),
+        (f"{2 * mr}", nr - 1, 3, nr, "causal", in_place),
+        (f"1..{mr + 1}", f"1..{2 * nr + 3}", 3, nr, "scale+causal", in_place),
         (f"1..{2 * mr}", f"1..{5 * nr + 3}", nr + 1, 2 * nr, "scale+add", " pack_w grid2x3"),
     ]
     if family.dot is not None:
         k = 2 * family.dot.k_step
         cases.append(
-            (f"1..{mr + 1}", f"1..{3 * nr + 3}", k, nr, "scale+causal", " dot_keys grid1x2")
+            (
+                f"1..{mr + 1}",
+                f"1..{3 * nr + 3}",
+                k,
+                nr,
+                "scale+causal",
+                f"{in_place} dot_keys grid1x2",
+            )
         )
     return [
         Subject(
