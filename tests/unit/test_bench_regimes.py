@@ -6,8 +6,11 @@ from gemm_tuner.bench.conditions import relative_spread
 from gemm_tuner.bench.correctness import _Extent, _limit_for_size, rows_to_check
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.regimes import (
+    Pushing,
     WeightCopies,
+    cold_footprint_bytes,
     copies_of_weights,
+    pushing_bytes,
     stride_of_copy,
     warm_up_calls,
     warm_up_ns,
@@ -20,6 +23,25 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.rows import Rows
 
 MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("l3_mib", "cold_mib", "pushing_mib"),
+    [(0, 256, 128), (32, 256, 128), (128, 1024, 512), (480, 1024, 1024), (1024, 2048, 2048)],
+)
+def test_cold_weights_take_no_more_than_pushes_out_a_large_cache(
+    l3_mib: int, cold_mib: int, pushing_mib: int
+) -> None:
+    assert cold_footprint_bytes(l3_mib * MIB) == cold_mib * MIB
+    assert pushing_bytes(l3_mib * MIB) == pushing_mib * MIB
+
+
+def test_a_block_that_pushes_data_out_says_that_it_goes_on() -> None:
+    signs: list[None] = []
+
+    Pushing(32 * MIB, on_block=lambda: signs.append(None)).read()
+
+    assert len(signs) == 4  # for each 32 MiB
 
 
 @pytest.mark.parametrize("packed_bytes", [4, 64, 65, MIB, 60 * MIB, 700 * MIB])
