@@ -137,9 +137,13 @@ _FIXED_POINT = Template(
     name="fixed_point", layout=PackedLayout.GROUPS, can=_FINISHING_ROWS | {Can.SPLIT_DIGITS}
 )
 _AMX = Template(
-    name="amx", layout=PackedLayout.PANELS, can=_FINISHING_ROWS | {Can.READ_WEIGHTS_ONCE}
+    name="amx",
+    layout=PackedLayout.PANELS,
+    can=frozenset({Can.STORE_PAIRS, Can.READ_WEIGHTS_ONCE}),
 )
-_AMX_GROUPED = Template(name="amx_grouped", layout=PackedLayout.GROUPS, can=_FINISHING_ROWS)
+_AMX_GROUPED = Template(
+    name="amx_grouped", layout=PackedLayout.GROUPS, can=frozenset({Can.STORE_PAIRS})
+)
 
 # fmt: off
 PRODUCTS: dict[str, Product] = {product.name: product for product in (

@@ -552,8 +552,9 @@ inline void pack_w(Call &call, int64_t jc, int64_t columns, int64_t pc, int64_t 
     const int64_t whole_end = (jc + columns + packed_together - 1) / packed_together * packed_together;
     const int64_t end = whole_end < n ? whole_end : n;
     W *packed = call.block_of_w - (packed_panel(call.block_of_w, 0, depth, begin) - call.block_of_w);
+    const int64_t block_end = jc + columns < n ? jc + columns : packed_n;
     if (pc == 0)
-        for (int64_t column = begin; column < (end < n ? end : packed_n); ++column)
+        for (int64_t column = jc; column < block_end; ++column)
             call.sums_of_w[column] = 0;
     pack_block(call.w + pc * call.ldw, call.ldw, begin, end, 0, depth, packed, call.sums_of_w);
     call.packed_w = packed;
