@@ -296,6 +296,8 @@ def test_errors_that_add_up_are_told() -> None:
     found = gt.debug(model, x)
 
     assert found.wrong is None
+    if found.difference == 0:
+        pytest.skip("the kernels of this CPU round as PyTorch does: no errors add up")
     assert "Errors add up" in found.verdict
 
 
