@@ -19,7 +19,7 @@ torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 gt: Any = pytest.importorskip("gemm_tuner.torch")
 
-from torch_kernels import RETURN, Kernels, kernel_of, with_wrong_tail  # noqa: E402 - after PyTorch was found
+from torch_kernels import RETURN, TAIL, Kernels, kernel_of, with_wrong_tail  # noqa: E402 - after PyTorch was found
 from torch_samples import K, N, sample_model, sample_x  # noqa: E402
 
 from gemm_tuner.layers.sources import FoundLayer, WantedLayer  # noqa: E402
@@ -290,15 +290,21 @@ def test_layers_that_are_compiled_by_themselves_are_told_apart() -> None:
 
 
 def test_errors_that_add_up_are_told() -> None:
-    calls: list[None] = []
+    class Rounding(Kernels):
+        """Has kernels that are a bit or two off, where those of this CPU round as PyTorch does."""
 
-    def magnify(y: Any) -> Any:  # noqa: ANN401 - a tensor
-        """Make much of an error far below that of a layer, where kernels round as PyTorch too."""
-        calls.append(None)
-        return torch.sin(1e7 * (y + 1e-7 * len(calls)))
+        def find(self, wanted: WantedLayer) -> FoundLayer:
+            rounds = TAIL.replace("n - 2]", "n - 1] * 1.0000002f")
+            problem = Problem.create(
+                wanted.rows[0], wanted.n, wanted.k, dtype=wanted.dtype, epilogue=wanted.epilogue
+            )
+            kernel = kernel_of(
+                problem, wanted.threads, lambda text: text.replace(RETURN, rounds + RETURN)
+            )
+            return FoundLayer(kernels=(kernel,), reasons=())
 
-    model, x = _Twice(magnify).eval(), sample_x()
-    gt.replace(model, x, source=Kernels())
+    model, x = _Twice(lambda y: torch.sin(1e7 * y)).eval(), sample_x()
+    gt.replace(model, x, source=Rounding())
 
     found = gt.debug(model, x)
 
