@@ -135,7 +135,8 @@ def _render_attention(
         .get_template("within.cpp.j2")
         .render(
             _facts(one.problem, one.candidate, one.family)
-            | {"is_within": True, "function_parts": []}
+            | {"function_parts": []}
+            | _facts_within(name, one.family)
         )
         .strip()
         for name, one in products_of_attention(problem, candidate, family).items()
@@ -146,11 +147,27 @@ def _render_attention(
     facts |= products | {
         "candidate": candidate,
         "packs_values": candidate.blocking.pack_w,
+        "rounds_weights": problem.types.x is DType.BF16,
         "functions": {function.name for function in functions},
         "function_parts": [part for part in FUNCTION_PARTS if part in parts],
         "description": json.dumps(_describe(problem, candidate, family)),
     }
     return environment().get_template("attention.cpp.j2").render(facts)
+
+
+def _facts_within(name: str, family: MicroKernelFamily) -> dict[str, bool]:
+    """Return what differs in the product `name` of attention from one that stands alone.
+
+    Tile registers move sums to y whole: it is float, of whole vectors, and no steps follow. The
+    weights that are multiplied by values have zeros behind them.
+    """
+    of_tiles = {
+        "sums_in_y": True,
+        "sums_in_tiles": False,
+        "sums_in_workspace": False,
+        "has_zeros_behind_x": name == "values",
+    }
+    return {"is_within": True} | (of_tiles if family.k_tile else {})
 
 
 def _facts(
@@ -207,7 +224,9 @@ def _loop_facts(
         "k_blocks": k_blocks,
         "sums_in_workspace": blocking.grid_k > 1
         or (k_blocks > 1 and (family.k_tile > 0 or not problem.types.y_holds_sums)),
+        "sums_in_y": False,
         "sums_in_tiles": family.k_tile > 0 and k_blocks > 1 and blocking.grid_k == 1,
+        "shapes_tiles": family.k_tile > 0 and not problem.operation.has_values,
         "phases": phases_of(problem, blocking),
         "cuts_keys": cuts_keys(problem, blocking),
         "exact_rest": problem.m.exact % mr if problem.m.exact is not None else 0,

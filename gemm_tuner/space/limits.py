@@ -143,7 +143,7 @@ def check_covers(problem: Problem, candidate: Candidate) -> MicroKernelFamily:
 
 def _can_attend(family: MicroKernelFamily) -> bool:
     """Return whether sums of a family, over any depth, go to memory and are added to there."""
-    return family.layout is PackedLayout.PANELS and not (family.k_tile or family.partial_steps)
+    return family.layout is PackedLayout.PANELS and not family.partial_steps
 
 
 def _could_compute(problem: Problem, family: MicroKernelFamily) -> bool:

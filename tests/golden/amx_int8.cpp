@@ -659,9 +659,9 @@ inline void load_tile(const void *from, int64_t stride_bytes)
 }
 
 template <int tile>
-inline void store_tile(Sums *to)
+inline void store_tile(void *to, int64_t stride_bytes)
 {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(tile_row_bytes), "i"(tile) : "memory");
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride_bytes), "i"(tile) : "memory");
 }
 
 template <int rows, int vectors>
@@ -678,7 +678,7 @@ inline void store_sums(Sums (&sums)[vectors][rows])
 {
     for_each_below<rows / tile_rows>([&](auto down) {
         constexpr int i = down;
-        for_each_below<vectors>([&](auto across) { store_tile<i * tiles_across + across>(sums[across] + i * tile_rows); });
+        for_each_below<vectors>([&](auto across) { store_tile<i * tiles_across + across>(sums[across] + i * tile_rows, tile_row_bytes); });
     });
 }
 
@@ -792,7 +792,7 @@ inline void prefetch_rows(const W *w)
 
 template <int rows, int columns>
 [[gnu::noinline]] void micro_kernel(const Call &call, const X *x, int64_t x_stride, const W *w, int64_t depth,
-                                    int64_t row, int64_t column, bool is_first, bool is_last)
+                                    int64_t row, int64_t column, [[maybe_unused]] bool is_first, [[maybe_unused]] bool is_last)
 {
     constexpr int row_tiles = rows / tile_rows;
     constexpr int vectors = (columns + lanes - 1) / lanes;
@@ -831,7 +831,7 @@ template <int rows, int columns>
 
     if (!is_last)
         return move_unfinished<rows, vectors>(call, row, column, [](auto tile, float *at) {
-            store_tile<tile>(reinterpret_cast<Sums *>(at));
+            store_tile<tile>(at, tile_row_bytes);
         });
     Sums sums[vectors][rows];
     store_sums(sums);

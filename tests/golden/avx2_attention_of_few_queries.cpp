@@ -289,8 +289,8 @@ struct Exponential
 // For |value| <= 87; relative error of the excess below 2e-7.
 inline Exponential exponential(Vector value)
 {
-    // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
-    constexpr float rounding_shift = 12582912.0f;
+    // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits, here as a biased exponent.
+    constexpr float rounding_shift = 12582912.0f + 127;
     const Vector shifted = value * 1.44269504f + rounding_shift;
     const Vector whole = shifted - rounding_shift;
     // ln(2) in two parts: the product with the first is exact.
@@ -300,8 +300,7 @@ inline Exponential exponential(Vector value)
     series = series * rest + 4.16672006e-2f;
     series = series * rest + 1.66665435e-1f;
     series = series * rest + 4.9999997e-1f;
-    const IntVector exponent_bits = (__builtin_bit_cast(IntVector, shifted) << 23) + 0x3f800000;
-    return {__builtin_bit_cast(Vector, exponent_bits), rest * rest * series + rest};
+    return {__builtin_bit_cast(Vector, __builtin_bit_cast(IntVector, shifted) << 23), rest * rest * series + rest};
 }
 
 // The epilogue `scale`, applied to each vector of finished sums.
@@ -1104,20 +1103,24 @@ inline State state_in(X *workspace)
     return state;
 }
 
+// Combine the lanes of a vector: with those that are half a vector away, then a quarter, and so on.
+template <typename Function>
+inline float combine_lanes(Vector vector, Function combine)
+{
+    vector = combine(vector, SHUFFLE(IntVector, vector, vector, 4, 5, 6, 7, 0, 1, 2, 3));
+    vector = combine(vector, SHUFFLE(IntVector, vector, vector, 2, 3, 4, 5, 6, 7, 0, 1));
+    vector = combine(vector, SHUFFLE(IntVector, vector, vector, 1, 2, 3, 4, 5, 6, 7, 0));
+    return vector[0];
+}
+
 inline float greatest_of(Vector vector)
 {
-    float greatest = vector[0];
-    for (int i = 1; i < lanes; ++i)
-        greatest = vector[i] > greatest ? vector[i] : greatest;
-    return greatest;
+    return combine_lanes(vector, [](Vector one, Vector other) { return greater(one, other); });
 }
 
 inline float sum_of(Vector vector)
 {
-    float sum = vector[0];
-    for (int i = 1; i < lanes; ++i)
-        sum += vector[i];
-    return sum;
+    return combine_lanes(vector, [](Vector one, Vector other) { return one + other; });
 }
 
 // Call a function with a number from 1 to `most`, as a constant.

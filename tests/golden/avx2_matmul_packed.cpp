@@ -476,7 +476,7 @@ inline auto apply_epilogue([[maybe_unused]] const Call &call, [[maybe_unused]] c
 constexpr int64_t packed_together = 1 * nr; // columns
 constexpr int64_t most_columns = nc + 0;
 constexpr uint64_t packed_block_bytes = (sizeof(W) * (most_columns < packed_n ? most_columns : packed_n) *
-                                             (kc < packed_k ? kc : packed_k) + 63) / 64 * 64;
+                                             (kc < k ? kc : packed_k) + 63) / 64 * 64;
 constexpr uint64_t packed_w_bytes = packed_block_bytes;
 
 // Pack `depth` steps from pc on of columns [jc, jc + columns). `call.packed_w` points to where the first column of

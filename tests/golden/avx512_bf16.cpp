@@ -540,8 +540,8 @@ struct Exponential
 // For |value| <= 87; relative error of the excess below 2e-7.
 inline Exponential exponential(Vector value)
 {
-    // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
-    constexpr float rounding_shift = 12582912.0f;
+    // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits, here as a biased exponent.
+    constexpr float rounding_shift = 12582912.0f + 127;
     const Vector shifted = value * 1.44269504f + rounding_shift;
     const Vector whole = shifted - rounding_shift;
     // ln(2) in two parts: the product with the first is exact.
@@ -551,8 +551,7 @@ inline Exponential exponential(Vector value)
     series = series * rest + 4.16672006e-2f;
     series = series * rest + 1.66665435e-1f;
     series = series * rest + 4.9999997e-1f;
-    const IntVector exponent_bits = (__builtin_bit_cast(IntVector, shifted) << 23) + 0x3f800000;
-    return {__builtin_bit_cast(Vector, exponent_bits), rest * rest * series + rest};
+    return {__builtin_bit_cast(Vector, __builtin_bit_cast(IntVector, shifted) << 23), rest * rest * series + rest};
 }
 
 inline Vector reciprocal(Vector value)

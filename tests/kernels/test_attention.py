@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
+from math import lcm
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ FULL = "attention f32 1..7x21x5 scale+add+causal"
 OF_SCORES = [
     row
     for row in ROWS
-    if row.family.template.name == "outer_product"
+    if row.family.template.name in {"outer_product", "amx"}
     and row.types
     in {OperandTypes.of(one, y=DType.F32) for one in (DType.F32, DType.BF16, DType.F16)}
     and not row.family.partial_steps
@@ -48,15 +49,16 @@ def subjects_of(row: Row) -> list[Subject]:
     """Return attention by a family: tails, packed and in place, one block and many."""
     family = row.family
     mr, nr = family.tiles[1]
+    keys = lcm(nr, family.k_multiple)  # of the smallest block
     in_place = "" if family.k_step == 1 else " pack_w"  # several steps of k lie side by side
     cases = [
-        (f"1..{2 * mr + 1}", 2 * nr + 3, nr + 3, nr, "scale+add+causal", " pack_w"),
-        (f"{mr + 1}", 2 * nr + 1, 2 * nr, 3 * nr, "scale", in_place),
-        (f"{2 * mr}", nr - 1, 3, nr, "causal", in_place),
-        (f"1..{mr + 1}", f"1..{2 * nr + 3}", 3, nr, "scale+causal", in_place),
-        (f"1..{2 * mr}", f"1..{5 * nr + 3}", nr + 1, 2 * nr, "scale+add", " pack_w grid2x3"),
+        (f"1..{2 * mr + 1}", 2 * nr + 3, nr + 3, keys, "scale+add+causal", " pack_w"),
+        (f"{mr + 1}", 2 * nr + 1, 2 * nr, 3 * keys, "scale", in_place),
+        (f"{2 * mr}", nr - 1, 3, keys, "causal", in_place),
+        (f"1..{mr + 1}", f"1..{2 * nr + 3}", 3, keys, "scale+causal", in_place),
+        (f"1..{2 * mr}", f"1..{5 * nr + 3}", nr + 1, 2 * keys, "scale+add", " pack_w grid2x3"),
     ]
-    if family.dot is not None:
+    if family.dot is not None and not family.k_tile:
         k = 2 * family.dot.k_step
         cases.append(
             (

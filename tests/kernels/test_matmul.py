@@ -101,6 +101,16 @@ def test_the_proof_passes_with_heads_and_strides(problem: str, candidate: str) -
     assert prove_all([subject], grid_toolchain(as_served=False)) == {}
 
 
+def test_a_block_of_w_has_room_for_the_whole_steps_of_all_of_k() -> None:
+    family = family_named("avx2_int8")
+    need_proof(family.isa)
+    subject = Subject(
+        problem="matmul int8 3x64x7 kn", candidate="avx2_int8_2x8 mc4_nc64_kc7 jc_ic_jr_ir pack_w"
+    )
+
+    assert prove_all([subject], grid_toolchain(as_served=False)) == {}
+
+
 @pytest.mark.parametrize(
     "fault",
     [

@@ -92,6 +92,13 @@ def test_blocks_of_parts_of_tiles_are_refused(problem: str, text: str, refusal: 
         check_covers(Problem.parse(f"{problem} nk none"), Candidate.parse(f"{text} jc_ic_jr_ir"))
 
 
+def test_tiles_multiply_whole_steps_of_keys() -> None:
+    problem = Problem.parse("attention bf16 128x128x64 scale")
+
+    with pytest.raises(InvalidCandidate, match=r"blocks of 48 keys, .*; choose a multiple of 32"):
+        check_covers(problem, Candidate.parse("amx_bf16_16x16 mc16_nc48_kc64 ic_jc_jr_ir pack_w"))
+
+
 def test_a_fixed_order_refuses_what_adds_in_another() -> None:
     problem = Problem.parse("f32 4x64x4096 nk none fixed")
 

@@ -13,7 +13,7 @@ packed once, and rows are outside where L2 does not keep y. Scores are square, o
 """
 
 from collections.abc import Iterator
-from math import ceil, isqrt
+from math import ceil, isqrt, lcm
 
 from gemm_tuner.domain.blocking import Blocking, LoopOrder
 from gemm_tuner.domain.dtype import DType
@@ -65,7 +65,7 @@ def _blocks_of_scores(tile: Tile, cut: Cut) -> tuple[int, int, LoopOrder]:
         Residence.BOTH: side,
     }[cut.residence]
     blocks = ceil(n / max(1, keys))
-    nc = round_up(ceil(n / blocks), tile.nr)
+    nc = round_up(ceil(n / blocks), lcm(tile.nr, tile.family.k_multiple))
     rows = max(tile.mr, scores // nc // tile.mr * tile.mr)
     mc = min(round_up(m, tile.mr), rows)
     order = LoopOrder.IC_JC_IR_JR if cut.is_ir_outer else LoopOrder.IC_JC_JR_IR
@@ -114,11 +114,17 @@ def _moves(_tile: Tile, choice: Choice) -> Iterator[Choice]:
 
 
 def _refusal(
-    problem: Problem, _family: MicroKernelFamily, tile: MicroKernel, blocking: Blocking
+    problem: Problem, family: MicroKernelFamily, tile: MicroKernel, blocking: Blocking
 ) -> Refusal | None:
     if problem.operation.has_values and blocking.loop_order.is_jc_outer:
         return Refusal(
             what="loop over keys around that over queries", remedy=f"choose {_ORDER_OF_ATTENTION}"
+        )
+    step = family.k_multiple
+    if problem.operation.has_values and blocking.nc % step:
+        return Refusal(
+            what=f"blocks of {blocking.nc} keys, of which {step} are multiplied at once",
+            remedy=f"choose a multiple of {lcm(step, tile.nr)}",
         )
     for size, whole, of in ((blocking.mc, tile.mr, "rows"), (blocking.nc, tile.nr, "columns")):
         if size % whole:
