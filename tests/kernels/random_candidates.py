@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from math import ceil
+from math import ceil, lcm
 from random import Random
 
 from axis_words import OPTION_AXES, allows, values_of
@@ -16,7 +16,7 @@ from gemm_tuner.domain.cpu import parse_isa
 from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import STEP_KINDS
 from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
-from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.problem import MAX_HEAD_SIZE, Problem
 from gemm_tuner.domain.weight_layout import GROUP_SIZES, WHOLE_COLUMN
 from gemm_tuner.errors import InvalidCandidate
 from gemm_tuner.machine.detect import detect_cpu
@@ -28,6 +28,17 @@ EMULATED = parse_isa(("amx_tile", "amx_bf16", "amx_int8", "amx_fp16", "avx512_fp
 
 _FIXED = 0.3  # of the problems that can have a fixed order of additions
 _OF_ACTIVATIONS = 0.3  # of those without quantised weights: products of two activations
+_OF_ATTENTION = 0.6  # of those whose products attention has
+_STEPS_OF_SCORES = (
+    "none",
+    "scale",
+    "add",
+    "causal",
+    "scale+add",
+    "scale+causal",
+    "scale+add+causal",
+)
+_TYPES_OF_SCORES = [OperandTypes.of(x, y=DType.F32) for x in (DType.F32, DType.BF16, DType.F16)]
 
 
 def draw_subjects(count: int, seed: int) -> list[Subject]:
@@ -73,16 +84,19 @@ class _Dice:
     ) -> Problem:
         """Return a problem of some tiles, whole or not, of these types or of any of the family."""
         mr, nr = tile
+        attends = types is None and self.random.random() < _OF_ATTENTION
         types = types or self.random.choice(sorted(family.types, key=lambda one: one.text))
         high = self.random.randint(0, 4 * mr + 2)
         low = self.random.choice((high, self.random.randint(0, high)))
+        rows = str(high) if low == high else f"{low}..{high}"
+        if attends and types in _TYPES_OF_SCORES:
+            return self.attention(types.x, rows, 4 * nr)
         n = self.random.choice((self.random.randint(0, 4 * nr), nr * self.random.randint(1, 4)))
         whole = family.k_multiple * self.random.randint(1, 6)
         k = self.random.choice((whole, *(self.random.randint(0, most) for most in (8, 80, 400))))
         layout = self.random.choice(("nk", "kn"))
         if types.is_weight_only:
             layout += f":g{self.random.choice((*GROUP_SIZES, WHOLE_COLUMN))}"
-        rows = str(high) if low == high else f"{low}..{high}"
         problem = f"{types.text} {rows}x{n}x{k} {layout} {self.epilogue(types)}"
         has_zero_points = types.is_weight_only and not types.w.is_signed
         is_defined = types.accumulator is not DType.F16 and not has_zero_points
@@ -93,6 +107,14 @@ class _Dice:
         return Problem.parse(
             f"{operation} {problem} fixed" if is_fixed else f"{operation} {problem}"
         )
+
+    def attention(self, x: DType, rows: str, most_keys: int) -> Problem:
+        """Return a problem of attention, whose keys may be a range."""
+        high = self.random.randint(1, most_keys)
+        keys = self.random.choice((str(high), f"{self.random.randint(0, high)}..{high}"))
+        head = self.random.randint(1, self.random.choice((8, 80, MAX_HEAD_SIZE)))
+        steps = self.random.choice(_STEPS_OF_SCORES)
+        return Problem.parse(f"attention {x.value} {rows}x{keys}x{head} {steps}")
 
     def epilogue(self, types: OperandTypes) -> str:
         """Return a chain of up to two offsets and four other steps."""
@@ -112,11 +134,17 @@ class _Dice:
         """Return a candidate that the family may not have."""
         mr, nr = tile
         micro_kernel = MicroKernel(family=family.name, mr=mr, nr=nr)
+        attends = problem.operation.has_values
+        whole_columns = lcm(nr, family.k_multiple) if attends else nr
         choice = Choice(
             mc=mr * self.random.randint(1, 4),
-            nc=nr * self.random.randint(1, 4),
-            kc=self.kc(family, problem),
-            loop_order=self.random.choice(list(LoopOrder)),
+            nc=whole_columns * self.random.randint(1, 4),
+            kc=ceil(problem.k / family.k_multiple) * family.k_multiple
+            if attends
+            else self.kc(family, problem),
+            loop_order=self.random.choice(
+                [order for order in LoopOrder if not (attends and order.is_jc_outer)]
+            ),
         )
         for axis in OPTION_AXES:
             unsaid, *others = values_of(axis)
