@@ -10,9 +10,9 @@ from axis_words import OPTION_AXES, allows, values_of
 from other_encoding import needed_here
 from proof import Subject
 
+from gemm_tuner.bench.emulator import can_prove
 from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.cpu import parse_isa
 from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.epilogue import STEP_KINDS
 from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
@@ -23,8 +23,6 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.space.choice import Choice
 from gemm_tuner.space.limits import check_covers
-
-EMULATED = parse_isa(("amx_tile", "amx_bf16", "amx_int8", "amx_fp16", "avx512_fp16"))
 
 _FIXED = 0.3  # of the problems that can have a fixed order of additions
 _OF_ACTIVATIONS = 0.3  # of those without quantised weights: products of two activations
@@ -43,8 +41,8 @@ _TYPES_OF_SCORES = [OperandTypes.of(x, y=DType.F32) for x in (DType.F32, DType.B
 
 def draw_subjects(count: int, seed: int) -> list[Subject]:
     """Return different problems with candidates, the same for the same seed and CPU."""
-    provable = detect_cpu().isa | EMULATED
-    families = [one for one in CATALOG.values() if needed_here(one.isa) <= provable]
+    cpu = detect_cpu()
+    families = [one for one in CATALOG.values() if can_prove(needed_here(one.isa), cpu=cpu)]
     return list(islice(_subjects(_Dice(Random(seed)), families), count))
 
 
