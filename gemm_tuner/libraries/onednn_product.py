@@ -41,9 +41,10 @@ _KEPT_PRIMITIVES = 64
 # have packed weights.
 _REFERENCE = "ref"
 _PACKS = "brg"
-# Before 3.12, its stack register points to the heap, where a signal is then handled (issue 4845 of
-# oneDNN).
-_MOVES_STACK, _KEEPS_STACK_SINCE = "gemm:jit", (3, 12)
+# The implementation of products for any layout. Before 3.12, its stack register points to the heap,
+# where a signal is then handled (issue 4845 of oneDNN). That of 3.2 adds and multiplies wrong
+# numbers where a step reads f16, on a CPU with AVX512-FP16.
+_BLAS, _KEEPS_STACK_SINCE = "gemm:jit", (3, 12)
 _BYTES = {DType.S8, DType.U8}
 _FOR_ALL, _FOR_EACH_ROW, _FOR_EACH_COLUMN = 0, 1, 2
 
@@ -102,7 +103,14 @@ class OneDnnProduct:
     @property
     def bears_signals(self) -> bool:
         """Say whether a signal that comes during a call leaves the memory of the process whole."""
-        return _MOVES_STACK not in self.implementation or self.library.version >= _KEEPS_STACK_SINCE
+        return _BLAS not in self.implementation or self.library.version >= _KEEPS_STACK_SINCE
+
+    @property
+    def may_misread_halves(self) -> bool:
+        """Say whether a fused step has an operand of f16 that oneDNN may take for other numbers."""
+        operands = self._problem.epilogue.operands
+        types = {self._problem.operand_type(operands[number]) for number in self.operands}
+        return DType.F16 in types and _BLAS in self.implementation
 
     @property
     def packs_weights(self) -> bool:
@@ -383,7 +391,8 @@ def usable_products(
     """Return the spellings of a problem that oneDNN computes fast, the most usual first.
 
     One that fuses everything without a column leaves nothing to be tried. The reference
-    implementations of oneDNN are not fast. `constants` are the operands of a layer that is fixed.
+    implementations of oneDNN are not fast, and one is not right. `constants` are the operands of a
+    layer that is fixed.
 
     Raises:
         BaselineMissing: there is none.
@@ -402,6 +411,9 @@ def usable_products(
             continue
         if product.is_reference and problem.flop(problem.m.high):
             refused[spelling.text] = f"it has nothing but {product.implementation!r}, which is slow"
+            continue
+        if product.may_misread_halves:
+            refused[spelling.text] = f"{product.implementation!r} may misread operands of f16"
             continue
         found.append(product)
     if not found:

@@ -12,10 +12,12 @@ from gemm_tuner.bench.baselines.choose import (
     Choice,
     Race,
     baseline_rows,
+    check_baseline,
     choose_baselines,
     least_time_s,
 )
 from gemm_tuner.bench.baselines.onednn import OneDnn
+from gemm_tuner.bench.correctness import Case
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct, build_drivers
 from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.regimes import WeightCopies
@@ -395,6 +397,41 @@ def test_what_was_chosen_for_one_problem_is_not_used_for_another(
     assert of_first.endswith("0 of 2 steps fused, then a pass")
     assert len(compared) == 2  # by the process that learns, and for the other problem
     assert min(compared) > 1
+
+
+@pytest.mark.baseline("onednn")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s8_u8_s32_f16 64x40x7 nk channel_scale+add",
+        "u8_s8_s32_f16 64x40x7 nk mish+channel_scale+add",
+        "u8_s8_s32_bf16 64x40x7 nk channel_scale+mul",
+        "f16 64x40x7 nk bias+mul+add",
+        "f32 64x40x7 nk row_scale+bias+add",
+    ],
+)
+def test_each_way_to_ask_onednn_gives_what_is_right(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    drivers = build_drivers(find_toolchain(), detect_cpu())
+    problem = Problem.parse(text)
+    case = Case(problem, InputKind.NORMAL, seed=1)
+    counts, faults = [1], {}
+    number = 0
+    while number < counts[-1]:
+
+        def pick(runs: Sequence[Callable[[], float]], chosen: int = number) -> int:
+            counts.append(len(runs))
+            return chosen
+
+        monkeypatch.setattr("gemm_tuner.bench.baselines.onednn.pick_fastest", pick)
+        baseline = OneDnn(find_onednn(), (drivers.onednn, drivers.finish))
+        found = check_baseline(baseline, problem, case, threads=1)
+        if isinstance(found, str):
+            faults[baseline.implementation] = found
+        number += 1
+
+    assert faults == {}
 
 
 def _workload(text: str) -> Workload:
