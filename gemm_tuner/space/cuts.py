@@ -14,11 +14,12 @@ class Residence(Enum):
     X = auto()  # blocks of rows of x; all columns of w pass by
     W = auto()  # blocks of columns of w; all rows of x pass by
     BOTH = auto()  # both are cut; the block of w stays for all rows
+    PANELS = auto()  # a panel or a few of w, packed in the call, stay in L1 for all rows of x
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How the loops are cut and ordered: blocks fill one of `l2_parts` parts of L2."""
+    """How loops are cut and ordered: blocks fill one of `l2_parts` parts of L2, or half of L1."""
 
     residence: Residence = Residence.NOTHING
     l2_parts: int = 2

@@ -14,7 +14,7 @@ from gemm_tuner.space.axes.pack_w import AXIS as PACK_W
 from gemm_tuner.space.axes.prefetch import distances_first
 from gemm_tuner.space.axes.w_streams import AXIS as W_STREAMS
 from gemm_tuner.space.choice import Choice
-from gemm_tuner.space.cuts import Cut
+from gemm_tuner.space.cuts import Cut, Residence
 from gemm_tuner.space.tile import Tile
 from gemm_tuner.space.walk import settled, tried_first
 
@@ -29,7 +29,10 @@ def first_choices(tile: Tile) -> list[Choice]:
     choice = _fetching_panels(tile, tried_first(tile))
     others = [*_converted_once(tile), *_in_place(tile, choice), *_w_in_place(tile, choice)]
     if choice.cut.is_ir_outer:
-        return [choice, choice.having(cut=Cut()), *others]
+        # Where w is packed in the call, L1 may keep its blocks although y leaves L2.
+        is_for_l1 = choice.pack_w and choice.cut.residence is not Residence.PANELS
+        other = Cut(residence=Residence.PANELS) if is_for_l1 else Cut()
+        return [choice, choice.having(cut=other), *others]
     if Can.UNPACK_GROUPS in tile.family.can or tile.problem.m.high > _FEW_ROWS:
         return [choice, *others]
     return [*_in_streams(tile, choice), *_fetched_ahead(tile, choice), *others]

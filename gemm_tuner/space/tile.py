@@ -7,7 +7,7 @@ from gemm_tuner.domain.blocking import Blocking
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.micro_kernel import MicroKernel, MicroKernelFamily
+from gemm_tuner.domain.micro_kernel import Can, MicroKernel, MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.catalog import family_named
 
@@ -62,6 +62,17 @@ class Tile:
     def weights_leave_l2(self) -> bool:
         """Return whether the weights do not fit L2."""
         return self.problem.w_bytes > self.cpu.caches.l2_bytes
+
+    @property
+    def passes_x_once(self) -> bool:
+        """Return whether half of L2 keeps all weights for tiles of AMX, and a quarter not x.
+
+        Then whole rows of x are read once, from first to last, as the hardware fetches them best.
+        """
+        problem = self.problem
+        x_bytes = problem.m.high * problem.types.x.row_bytes(problem.k)
+        reads_once = Can.READ_WEIGHTS_ONCE in self.family.can and problem.m.high > self.mr
+        return reads_once and problem.w_bytes <= self.l2_bytes // 2 and x_bytes > self.l2_bytes // 4
 
     @property
     def weights_fill_l3(self) -> bool:

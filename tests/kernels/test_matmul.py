@@ -309,7 +309,7 @@ def test_nothing_is_packed_ahead(scores: list[Kernel | FallbackKernel]) -> None:
         ("f32 8x32x16 nk", PACKED, "has no pack_w"),
         ("matmul f32 8x32x16 nk", PACKED.removesuffix(" pack_w"), "add pack_w"),
         ("matmul f32 8x32x16 kn", f"{PACKED} pf4096", "has no pf4096"),
-        ("matmul f32 8x32x16 kn", f"{PACKED} pf_next", "has no pf_next"),
+        ("matmul f32 8x32x16 nk", f"{PACKED} pf_next", "has no pf_next"),
     ],
 )
 def test_words_that_do_not_go_with_the_operation_are_refused(
@@ -355,6 +355,78 @@ def test_what_is_read_in_place_is_fetched_ahead(problem: str, candidate: str) ->
     subject = Subject(problem=problem, candidate=candidate)
 
     assert prove_all([subject], grid_toolchain(as_served=False)) == {}
+
+
+@pytest.mark.parametrize(
+    ("problem", "candidate"),
+    [
+        ("matmul f32 11x37x29 kn bias", "scalar_f32_2x4 mc4_nc8_kc16 jc_ic_jr_ir pack_w pf_next"),
+        ("matmul f32 1..9x37x29 kn", "scalar_f32_2x4 mc4_nc4_kc8 ic_jc_ir_jr pack_w pf_next u2"),
+        (
+            "matmul f32 9x13x64 kn",
+            "scalar_f32_2x4 mc4_nc8_kc16 jc_ic_jr_ir pack_w pf_next grid1x2x2",
+        ),
+        ("matmul f32 13x90x50 kn", "avx2_f32_4x16 mc8_nc16_kc16 jc_ic_jr_ir pack_w pf_next"),
+        ("matmul f32 13x90x50 kn", "avx512_f32_4x48 mc8_nc48_kc16 ic_jc_jr_ir pack_w pf_next"),
+        ("matmul bf16 13x90x50 kn", "avx512_bf16_4x48 mc8_nc48_kc50 jc_ic_jr_ir pack_w pf_next"),
+    ],
+)
+def test_the_next_block_of_w_is_fetched_while_one_is_multiplied(
+    problem: str, candidate: str
+) -> None:
+    parsed, one = Problem.parse(problem), Candidate.parse(candidate)
+    family = family_named(one.micro_kernel.family)
+    need_proof(family.isa)
+
+    check_covers(parsed, one)
+    assert "call.next_block" in render(parsed, one, family).text
+    subject = Subject(problem=problem, candidate=candidate)
+
+    assert prove_all([subject], grid_toolchain(as_served=False)) == {}
+
+
+@pytest.mark.parametrize(
+    "problem", ["matmul f32 32x768x768 nk", "f32 32x768x768 kn", "attention f32 32x128x64"]
+)
+def test_only_rows_along_n_that_are_packed_are_fetched_in_blocks(problem: str) -> None:
+    parsed = Problem.parse(problem)
+    space = Space(problem=parsed, cpu=core_named("zen4").cpu)
+
+    assert not any(
+        one.blocking.pack_w and one.blocking.prefetch_next_panel for one in space.defaults()
+    )
+
+
+def test_a_w_outside_l2_is_packed_for_l1_and_the_next_block_fetched() -> None:
+    cpu = core_named("zen4").cpu
+    space = Space(problem=Problem.parse("matmul f32 32x768x768 kn"), cpu=cpu)
+
+    first = [one for one in space.defaults() if one.blocking.pack_w and one.micro_kernel.mr > 4]
+    tall = [one for one in first if one.micro_kernel.text == "avx512_f32_8x48"]
+
+    assert [one.blocking.text for one in tall] == ["mc32_nc48_kc128 jc_ic_jr_ir pack_w pf_next"]
+
+
+def test_tiles_of_amx_read_a_large_x_once_beside_few_columns() -> None:
+    cpu = core_named("sapphire_rapids").cpu
+    for problem in ("bf16 2048x128x2048", "matmul bf16 2048x128x2048 kn", "int8 512x64x4096"):
+        parsed = Problem.parse(problem)
+        first = [
+            one
+            for one in Space(problem=parsed, cpu=cpu).defaults()
+            if one.micro_kernel.text in {"amx_bf16_16x64", "amx_int8_16x64"}
+        ]
+
+        assert first
+        assert {one.blocking.kc for one in first} == {parsed.k}
+        assert not any(one.blocking.pack_x for one in first)
+
+
+def test_tiles_of_amx_have_one_depth_where_there_is_one() -> None:
+    cpu = core_named("sapphire_rapids").cpu
+    space = Space(problem=Problem.parse("matmul bf16 3072x64x128 kn"), cpu=cpu)
+
+    assert {one.blocking.kc for one in space.defaults()} == {128}
 
 
 def test_one_row_that_reads_in_place_tries_to_fetch_ahead_first() -> None:

@@ -2,14 +2,17 @@
 
 Rows of x, columns of w, both or neither are cut to a half or a quarter of L2 (`space/cuts.py`). The
 outer loops follow from that. Inside, a panel of w meets all tiles of rows, or a tile of rows all
-panels. A search changes one of the three at a time. Of attention, the scores of a block take a half
-or a quarter of L2: they are square, of more queries, of more keys, or of all keys.
+panels. A search changes one of the three at a time. Where w is packed in the call, a block may be
+so narrow that half of L1 keeps it, and all rows meet it as soon as it is packed. Of attention, the
+scores of a block take a half or a quarter of L2: they are square, of more queries, of more keys, or
+of all keys.
 
 Tried first: no cut, panels outside, where x fits half of L2. Rows outside where L1 keeps all
 weights and L2 does not keep y. A larger x is cut: its blocks stay in L2 while weights pass by. With
 AMX and several tiles of rows, rows outside: L1 keeps those of a tile while weights pass, a quarter
 of L2 at a time. Where w is packed in the call, its columns are cut instead, so that each block is
-packed once, and rows are outside where L2 does not keep y. Scores are square, of a quarter of L2.
+packed once: for L1 where L2 keeps y and half of it x, else rows are outside where L2 does not keep
+y. Scores are square, of a quarter of L2.
 """
 
 from collections.abc import Iterator
@@ -19,11 +22,14 @@ from gemm_tuner.domain.blocking import Blocking, LoopOrder
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.micro_kernel import Can, MicroKernel, MicroKernelFamily
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.space.axis import Axis, Refusal
 from gemm_tuner.space.choice import Choice
 from gemm_tuner.space.cuts import CUTS, Cut, Residence
 from gemm_tuner.space.tile import Tile, round_up
 
+# A cache line and its neighbour, which many CPUs fetch with it.
+_NEIGHBOURS_BYTES = 128
 _ORDER_OF_ATTENTION = LoopOrder.IC_JC_JR_IR.value
 
 
@@ -35,6 +41,8 @@ def _blocks(tile: Tile, choice: Choice, cut: Cut) -> tuple[int, int, LoopOrder]:
     mc = round_up(max(1, problem.m.high), tile.mr)
     nc = round_up(max(1, problem.n), tile.nr)
     fitting = tile.l2_bytes // cut.l2_parts // problem.types.w.row_bytes(choice.kc)
+    if cut.residence is Residence.PANELS and choice.pack_w:
+        fitting = _columns_in_l1(tile, choice)
     # A packed block, of x or of w, has to stay in L2, or packing it was in vain.
     if cut.residence in {Residence.X, Residence.BOTH} or choice.pack_x:
         packed = tile.family.packed_x(problem.types.x) if choice.pack_x else None
@@ -46,6 +54,19 @@ def _blocks(tile: Tile, choice: Choice, cut: Cut) -> tuple[int, int, LoopOrder]:
     if cut.residence in {Residence.W, Residence.BOTH} or choice.pack_w:
         nc = min(nc, max(tile.nr, fitting // tile.nr * tile.nr))
     return mc, nc, cut.loop_order
+
+
+def _columns_in_l1(tile: Tile, choice: Choice) -> int:
+    """Return the columns of a block of w that half of L1 keeps, or a few more.
+
+    Of rows along n that half of L2 does not keep, two cache lines at least are read at a time.
+    """
+    problem = tile.problem
+    weights = problem.types.w
+    are_far = problem.w_layout is WeightLayout.KN and problem.w_bytes > tile.l2_bytes // 2
+    least = ceil(_NEIGHBOURS_BYTES / weights.row_bytes(1)) if are_far else 1
+    kept = tile.cpu.caches.l1d_bytes // 2 // weights.row_bytes(choice.kc)
+    return round_up(max(least, kept // tile.nr * tile.nr), tile.nr)
 
 
 def _blocks_of_scores(tile: Tile, cut: Cut) -> tuple[int, int, LoopOrder]:
@@ -62,8 +83,7 @@ def _blocks_of_scores(tile: Tile, cut: Cut) -> tuple[int, int, LoopOrder]:
         Residence.NOTHING: n,
         Residence.X: side // 2,
         Residence.W: side * 2,
-        Residence.BOTH: side,
-    }[cut.residence]
+    }.get(cut.residence, side)
     blocks = ceil(n / max(1, keys))
     nc = round_up(ceil(n / blocks), lcm(tile.nr, tile.family.k_multiple))
     rows = max(tile.mr, scores // nc // tile.mr * tile.mr)
@@ -87,10 +107,15 @@ def _first(tile: Tile, choice: Choice) -> Choice:
     if problem.operation.has_values:
         return choice.having(cut=Cut(residence=Residence.BOTH, l2_parts=4))
     x_bytes = problem.m.high * choice.kc * problem.types.x.size_bytes
+    whole_x_bytes = problem.m.high * problem.types.x.row_bytes(problem.k)
     y_leaves_l2 = problem.m.high * problem.types.y.row_bytes(problem.n) > caches.l2_bytes
-    if Can.READ_WEIGHTS_ONCE in tile.family.can and problem.m.high > tile.mr:
+    several_tiles_read_once = Can.READ_WEIGHTS_ONCE in tile.family.can and problem.m.high > tile.mr
+    if choice.pack_w and whole_x_bytes <= caches.l2_bytes // 2 and not y_leaves_l2:
+        # L2 keeps x while one narrow block of w after the other is packed, in L1.
+        cut = Cut(residence=Residence.PANELS, is_ir_outer=several_tiles_read_once)
+    elif several_tiles_read_once:
         # L1 keeps rows of x while a block of weights passes them from L2.
-        fits = problem.w_bytes <= caches.l2_bytes // 4
+        fits = tile.passes_x_once or problem.w_bytes <= caches.l2_bytes // 4
         residence = Residence.NOTHING if fits else Residence.W
         cut = Cut(residence=residence, l2_parts=2 if fits else 4, is_ir_outer=True)
     elif x_bytes <= caches.l2_bytes // 2:

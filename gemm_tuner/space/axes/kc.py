@@ -7,10 +7,12 @@ pages apart, and few of them are walked at a time.
 
 Tried first: the deepest block of up to 8 KB of a row whose panel takes at most half of L2. With AMX
 2 KB of a row, and 1 KB of a longer one where several tiles of rows meet the weights: L1 keeps the
-rows of a tile. Beside a `kn` in place and few rows of x, 8 rows of w where each is longer than a
-page, so that they are read as streams, else 32. Beside more rows of x, 128 where each is longer
-than half a page: the lines of such a panel share a few sets of L1, which keeps only so many of
-them.
+rows of a tile. All of k where half of L2 keeps all weights and a quarter of it not x, which is read
+once. Where a `kn` outside L2 is packed beside an x that half of L2 keeps, the deepest of the
+shorter blocks of which L1 keeps a panel. Beside a `kn` in place and few rows of x, 8 rows of w
+where each is longer than a page, so that they are read as streams, else 32. Beside more rows of x,
+128 where each is longer than half a page: the lines of such a panel share a few sets of L1, which
+keeps only so many of them.
 """
 
 from math import ceil
@@ -143,7 +145,8 @@ def _refusal(
 
 
 def _first(tile: Tile, choice: Choice) -> Choice:
-    return choice.having(kc=_first_in_place(tile, choice) or _deepest_first(tile))
+    first = _first_in_place(tile, choice) or _first_packed(tile, choice) or _deepest_first(tile)
+    return choice.having(kc=first)
 
 
 def _first_in_place(tile: Tile, choice: Choice) -> int | None:
@@ -157,9 +160,22 @@ def _first_in_place(tile: Tile, choice: Choice) -> int | None:
     return kept if row_bytes > _PAGE_BYTES // 2 and kept in short else None
 
 
+def _first_packed(tile: Tile, choice: Choice) -> int | None:
+    """Return the deepest block of a w outside L2 that L1 keeps, beside an x that L2 keeps."""
+    problem, caches = tile.problem, tile.cpu.caches
+    x_bytes = problem.m.high * problem.types.x.row_bytes(problem.k)
+    if not (choice.pack_w and tile.weights_leave_l2 and x_bytes <= caches.l2_bytes // 2):
+        return None
+    short = _short_depths(tile, choice)
+    kept = caches.l1d_bytes * 3 // 4 // problem.types.w.row_bytes(tile.nr)
+    return max((kc for kc in short if kc <= kept), default=min(short, default=None))
+
+
 def _deepest_first(tile: Tile) -> int:
     """Return the depth of the deepest blocks of which L2 keeps a panel for all tiles."""
     first, *others = depths(tile)
+    if tile.passes_x_once:
+        return max(depths(tile))
     if Can.REUSE_PANEL not in tile.family.can or tile.problem.m.high <= tile.mr:
         return first
     weights = tile.problem.types.w

@@ -5,7 +5,7 @@ bytes as words, are converted once for all panels. Never for x in fixed point, a
 
 Tried first: packed where more than four rows share L1 sets and meet 1024 columns or more, or are
 converted for four panels or more. With AMX also where x ends inside a tile, which each panel would
-copy.
+copy; not where x is read once.
 """
 
 from math import ceil
@@ -54,6 +54,8 @@ def _gains(tile: Tile) -> bool:
     is_reused = has_rows and problem.n >= _MANY_COLUMNS
     broadcasts = Can.BROADCAST_X in family.can
     if family.register_rows == 1 and not (broadcasts and is_reused):
+        return False
+    if tile.passes_x_once:
         return False
     row_bytes = problem.types.x.row_bytes(problem.k)
     ends_in_part = family.k_tile > 0 and problem.k % family.k_tile > 0

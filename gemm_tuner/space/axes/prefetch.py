@@ -2,9 +2,10 @@
 
 Not at all, or 4, 8 or 16 KB ahead; of a w that comes with each call, where it is read in place for
 up to four rows. One or two rows that wait for weights outside L2: also 1 KB, into L2 alone. The
-next panel, into L2, of weights packed ahead, where it takes at most half of L2 and either it
-is converted once or several tiles of more than four rows meet it, each fetching its part: two, or
-as many as one turn of the micro-kernel reads lines.
+next panel, into L2, of weights packed ahead, where it takes at most half of L2 and either it is
+converted once or several tiles of more than four rows meet it, each fetching its part: two, or as
+many as one turn of the micro-kernel reads lines. Of a `kn` outside L2 that is packed in the call,
+the next block, of which each of the first tiles fetches a cache line of each row.
 
 Tried first: the next panel where it can be fetched. Else 16 KB for weights that do not fit L2, and
 none for one row or for weights in L2; never far ahead of panels side by side, nor where several
@@ -19,6 +20,7 @@ from gemm_tuner.domain.blocking import NEAR_BYTES, Blocking
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.micro_kernel import Can, MicroKernel, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.space.axis import Axis, Refusal
 from gemm_tuner.space.choice import Choice
 from gemm_tuner.space.tile import Tile
@@ -70,6 +72,31 @@ def _can_fetch_near(tile: Tile) -> bool:
     )
 
 
+def _can_fetch_blocks(tile: Tile, choice: Choice) -> bool:
+    """Return whether tiles can fetch the next block of a w that is packed in the call."""
+    problem = tile.problem
+    lines = ceil(problem.types.w.row_bytes(tile.nr) / _LINE_BYTES)
+    return (
+        _has_blocks_to_fetch(problem, tile.family, choice)
+        and problem.m.high > _FEW_ROWS
+        and tile.weights_leave_l2
+        and choice.mc // tile.mr >= lines
+    )
+
+
+def _has_blocks_to_fetch(
+    problem: Problem, family: MicroKernelFamily, blocking: Choice | Blocking
+) -> bool:
+    """Return whether rows of w along n are packed in the call and multiplied as they are."""
+    return (
+        Can.FETCH_NEXT_PANEL in family.can
+        and blocking.pack_w
+        and not blocking.convert_once
+        and not problem.operation.has_values
+        and problem.w_layout is WeightLayout.KN
+    )
+
+
 def _can_fetch_panels(tile: Tile, choice: Choice) -> bool:
     """Return whether the next panel can be fetched.
 
@@ -105,6 +132,8 @@ def _choices(tile: Tile, choice: Choice) -> Iterator[tuple[int, bool]]:
         if _fetches_in_place(tile, choice):
             for ahead in _DISTANCES_BYTES:
                 yield ahead, False
+        if _can_fetch_blocks(tile, choice):
+            yield 0, True
         return
     if tile.problem.w_bytes > tile.cpu.caches.l1d_bytes:
         near = (NEAR_BYTES,) if _can_fetch_near(tile) else ()
@@ -133,8 +162,10 @@ def _refusal(
     is_known = problem.operation.packs_ahead or _reads_in_place(problem, blocking)
     if blocking.prefetch_w_bytes and not is_known:
         return Refusal(what=f"pf{blocking.prefetch_w_bytes}")
-    can_fetch = problem.operation.packs_ahead and (
+    can_fetch = (
         Can.FETCH_NEXT_PANEL in family.can or blocking.convert_once
+        if problem.operation.packs_ahead
+        else _has_blocks_to_fetch(problem, family, blocking)
     )
     return Refusal(what="pf_next") if blocking.prefetch_next_panel and not can_fetch else None
 
