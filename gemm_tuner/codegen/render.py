@@ -165,6 +165,7 @@ def _facts_within(name: str, family: MicroKernelFamily) -> dict[str, bool]:
         "sums_in_y": True,
         "sums_in_tiles": False,
         "sums_in_workspace": False,
+        "finishes_later": False,
         "has_zeros_behind_x": name == "values",
     }
     return {"is_within": True} | (of_tiles if family.k_tile else {})
@@ -226,6 +227,7 @@ def _loop_facts(
         or (k_blocks > 1 and (family.k_tile > 0 or not problem.types.y_holds_sums)),
         "sums_in_y": False,
         "sums_in_tiles": family.k_tile > 0 and k_blocks > 1 and blocking.grid_k == 1,
+        "finishes_later": _finishes_later(problem, candidate, family),
         "shapes_tiles": family.k_tile > 0 and not problem.operation.has_values,
         "phases": phases_of(problem, blocking),
         "cuts_keys": cuts_keys(problem, blocking),
@@ -236,6 +238,22 @@ def _loop_facts(
         "fetches_next_block": blocking.prefetch_next_panel and blocking.pack_w,
         "is_ir_outer": blocking.loop_order.is_ir_outer,
     }
+
+
+def _finishes_later(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> bool:
+    """Return whether a tile of AMX waits with its epilogue, until the next one is multiplied.
+
+    Not where a tile is alone, nor where something that an epilogue reads is made anew between the
+    two: sums of x for each block of rows, sums of the columns of a w that is packed in the call.
+    """
+    if problem.operation.has_values:
+        return False
+    blocking, tile = candidate.blocking, candidate.micro_kernel
+    has_tiles = family.k_tile > 0 and family.layout is PackedLayout.PANELS and problem.k > 0
+    is_alone = problem.n <= tile.nr and problem.m.high <= tile.mr
+    sums_of_w = blocking.pack_w and needs_column_sums(problem, family)
+    is_cut = blocking.grid_k > 1 and blocking.kc < problem.k
+    return has_tiles and not (is_alone or problem.has_zero_points or sums_of_w or is_cut)
 
 
 def _packing_facts(

@@ -514,6 +514,14 @@ inline void pack_block(const W *w, int64_t ldw, int64_t begin, int64_t end, int6
 
 // The epilogue `x_zero_point+channel_scale+bias`, applied to each vector of finished sums.
 
+// The sums of a tile that are finished while the next one is multiplied: rows [next, height) of it are left.
+struct WaitingTile
+{
+    Sums sums[nr / lanes][mr];
+    int64_t row, column;
+    int64_t height = 0, next = 0;
+};
+
 // What one call works on; leading dimensions in elements.
 struct Call
 {
@@ -529,6 +537,7 @@ struct Call
     float *unfinished; // sums that wait for other blocks of k
     int64_t ld_unfinished;
     int64_t *shaped_rows; // of the tile registers of this thread, 0 before they have a shape
+    WaitingTile *waiting;
 };
 
 template <typename Element>
@@ -614,7 +623,8 @@ constexpr int64_t unfinished_per_part = unfinished_rows * unfinished_columns;
 
 // The micro-kernel by AMX: 2 x 2 tiles of sums, each of 16 rows and 16 columns, stay in tile registers.
 // Each turn adds (64 steps of x for each row of tiles) times (as many steps of w for each column of
-// tiles). Then the sums go through memory to the vectors of the epilogue.
+// tiles). Then the sums go through memory to the vectors of the epilogue, which finish them a few rows at a time
+// while the next tile is multiplied.
 //
 //     x          rows of x from (row, pc) on, `x_stride` elements apart
 //     w          packed panels of 16 columns, each a stream of tiles of 1 KB
@@ -748,10 +758,10 @@ inline void copy_rest(const X *x, int64_t stride, int64_t height, X *to)
             reinterpret_cast<Address>(x + r * stride), Bytes{}, (uint64_t{1} << rest_bytes) - 1);
 }
 
-// The sums of a tile, which are in memory now: finish them, row after row.
+// Rows [begin, end) of the sums of a tile, which are in memory now: finish them, row after row.
 template <int rows, int columns>
-[[gnu::noinline]] void finish_tile(const Call &call, Sums (&sums)[(columns + lanes - 1) / lanes][rows], int64_t height,
-                                   int64_t row, int64_t column, [[maybe_unused]] bool is_first,
+[[gnu::noinline]] void finish_rows(const Call &call, Sums (&sums)[(columns + lanes - 1) / lanes][rows], int64_t begin,
+                                   int64_t end, int64_t row, int64_t column, [[maybe_unused]] bool is_first,
                                    [[maybe_unused]] bool is_last)
 {
     constexpr int vectors = (columns + lanes - 1) / lanes;
@@ -764,8 +774,8 @@ template <int rows, int columns>
     for (int v = 0; v < vectors - 1; ++v)
         columns_of_y[v] = read_columns<lanes>(own_call, column + v * lanes);
     columns_of_y[vectors - 1] = read_columns<last_count>(own_call, column + last);
-    Y *at = own_call.y + row * own_call.ldy + column;
-    for (int64_t r = 0; r < height; ++r, at += own_call.ldy)
+    Y *at = own_call.y + (row + begin) * own_call.ldy + column;
+    for (int64_t r = begin; r < end; ++r, at += own_call.ldy)
     {
         Sums of_row[vectors];
 #pragma GCC unroll 4
@@ -776,6 +786,17 @@ template <int rows, int columns>
             store<lanes>(at + v * lanes, apply_epilogue<lanes>(own_call, columns_of_y[v], of_row[v], row + r, column + v * lanes));
         store<last_count>(at + last, apply_epilogue<last_count>(own_call, columns_of_y[vectors - 1], of_row[vectors - 1], row + r, column + last));
     }
+}
+
+// Finish the next `rows` rows of the tile that waits, if there are any.
+inline void finish_some(const Call &call, int64_t rows)
+{
+    WaitingTile &waiting = *call.waiting;
+    if (waiting.next == waiting.height)
+        return;
+    const int64_t end = waiting.next + rows < waiting.height ? waiting.next + rows : waiting.height;
+    finish_rows<mr, nr>(call, waiting.sums, waiting.next, end, waiting.row, waiting.column, true, true);
+    waiting.next = end;
 }
 
 constexpr int64_t w_tile = k_tile * lanes;
@@ -819,9 +840,13 @@ template <int rows, int columns>
             });
         });
     };
+    const int64_t rows_in_turn = (call.waiting->height * k_tile + depth - 1) / depth;
     int64_t p = 0;
     for (; p + k_tile <= depth; p += k_tile)
+    {
         turn(x + p, x_stride, w + p * lanes);
+        finish_some(call, rows_in_turn);
+    }
     if (p < depth)
     {
         alignas(64) X rest[rows * k_tile];
@@ -833,9 +858,20 @@ template <int rows, int columns>
         return move_unfinished<rows, vectors>(call, row, column, [](auto tile, float *at) {
             store_tile<tile>(at, tile_row_bytes);
         });
+    if constexpr (rows == mr && columns == nr)
+    {
+        finish_some(call, mr);
+        WaitingTile &waiting = *call.waiting;
+        store_sums(waiting.sums);
+        waiting.row = row;
+        waiting.column = column;
+        waiting.height = height;
+        waiting.next = 0;
+        return;
+    }
     Sums sums[vectors][rows];
     store_sums(sums);
-    finish_tile<rows, columns>(call, sums, height, row, column, is_first, is_last);
+    finish_rows<rows, columns>(call, sums, 0, height, row, column, is_first, is_last);
 }
 
 // The loops around the micro-kernel, in the order `ic_jc_jr_ir`, over one part of y:
@@ -1228,6 +1264,7 @@ int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part,
     float *unfinished = static_cast<float *>(args->workspace);
     const Share share = share_of(args->m, products, part, parts);
     int64_t shaped_rows = 0;
+    WaitingTile waiting;
     const Part whole{0, args->m, 0, n};
     const Part *pieces = &whole;
     int32_t piece_count = 1;
@@ -1242,9 +1279,11 @@ int32_t gemm_tuner_run(const gemm_tuner_args *args, int32_t phase, int32_t part,
         }
         Call call = read_args(*args, item);
         call.shaped_rows = &shaped_rows;
+        call.waiting = &waiting;
         call.unfinished = unfinished + part * unfinished_per_part;
         for (int32_t piece = 0; piece < piece_count; ++piece)
             run_part(call, pieces[piece], workspace);
+        finish_some(call, mr);
     }
     release_tiles();
     return GEMM_TUNER_OK;
