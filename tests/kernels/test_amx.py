@@ -202,6 +202,67 @@ def test_epilogues(family: MicroKernelFamily) -> None:
     assert not wrong
 
 
+@pytest.mark.proof
+def test_a_tile_is_finished_while_the_next_is_multiplied(family: MicroKernelFamily) -> None:
+    """Not one that is alone, nor where slices of k leave unfinished sums."""
+    step = family.k_tile
+    several, in_blocks, few_steps, alone, sliced = (
+        Subject(
+            problem=f"{TYPES[family.name][0]} {sizes} nk bias+gelu_erf",
+            candidate=f"{family.name}_16x32 mc32_nc64_kc{kc} jc_ic_jr_ir{grid}",
+        )
+        for sizes, kc, grid in (
+            (f"1..70x100x{3 * step}", 3 * step, " grid2x2"),
+            (f"70x100x{3 * step}", step, ""),
+            ("49x64x3", step, ""),
+            (f"16x32x{3 * step}", 3 * step, ""),
+            (f"49x64x{2 * step}", step, " grid1x1x2"),
+        )
+    )
+
+    subjects = [several, in_blocks, few_steps, alone, sliced]
+    wrong = prove_all(subjects, find_toolchain())
+
+    assert not wrong
+    waiting = [one for one in subjects if "finish_some" in source_of(one)]
+    assert waiting == [several, in_blocks, few_steps]
+
+
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [
+        (
+            "            run_part(call, pieces[piece], workspace);\n        finish_some(call, mr);",
+            "",
+        ),
+        ("        finish_some(call, mr);\n        WaitingTile", "        WaitingTile"),
+        ("waiting.column = column;", "waiting.column = 0;"),
+        ("waiting.next = end;", "waiting.next = end + 1;"),
+    ],
+    ids=["the last tile", "what is left of a tile", "its columns", "a row"],
+)
+def test_a_tile_that_is_not_finished_is_found(
+    family: MicroKernelFamily, monkeypatch: pytest.MonkeyPatch, part: str, fault: str
+) -> None:
+    k = family.k_tile + 7  # one turn, which leaves rows of a tile to finish
+    chosen = Subject(
+        problem=f"{TYPES[family.name][0]} 48x64x{k} nk bias",
+        candidate=f"{family.name}_16x32 mc48_nc64_kc{2 * family.k_tile} jc_ic_jr_ir",
+    )
+
+    def without(*args: object) -> Source:
+        text = render(*args).text  # type: ignore[arg-type]  # handed on
+        kept = fault or "            run_part(call, pieces[piece], workspace);"
+        changed = text.replace(part, kept)
+        assert changed != text
+        return Source(text=changed)
+
+    monkeypatch.setattr("proof.render", without)
+    wrong = prove_all([chosen], find_toolchain())
+
+    assert wrong[chosen].outcome in {Outcome.WRONG, Outcome.OUT_OF_BOUNDS}
+
+
 def test_a_row_too_many_is_found(
     family: MicroKernelFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
