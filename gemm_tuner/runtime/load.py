@@ -70,11 +70,12 @@ class Kernel(DirectCall):
 
         Raises:
             KernelRejected: the library does not describe itself.
+            InvalidSetting: `threads` is not a whole number that is usable.
         """
         self.native = native
         self.reason = reason
         self.artifact = artifact
-        self.threads = threads
+        self.threads = check_threads(threads)
         try:
             description = json.loads(native.describe())
             self.problem = Problem.parse(description["problem"])
@@ -401,7 +402,8 @@ def load_kernel(
         IsaNotUsable: the kernel needs features that are not usable here.
         AbiMismatch: the kernel has another version of the ABI than this package.
         KernelRejected: the system cannot load it.
-        InvalidSetting: GEMM_TUNER_PIN is neither 0 nor 1.
+        InvalidSetting: `threads` is not a whole number that is usable, or GEMM_TUNER_PIN neither 0
+            nor 1.
     """
     artifact.check(binary, cpu.isa)
     if IsaFeature.AMX_TILE in artifact.required_isa:

@@ -84,6 +84,14 @@ def test_no_number_of_threads_is_refused(threads: Any) -> None:  # noqa: ANN401 
         kernel(X, kernel.pack(W), threads=threads)
 
 
+@pytest.mark.parametrize("threads", [0, 1.5, "2"])
+def test_a_kernel_for_no_number_of_threads_is_refused(threads: Any) -> None:  # noqa: ANN401 - users pass anything
+    kernel, _library = _kernel(1, 1)
+
+    with pytest.raises(InvalidSetting, match=f"threads = {threads!r} is out of range"):
+        Kernel(kernel.native, kernel.artifact, threads=threads)
+
+
 def test_threads_may_be_a_number_of_numpy() -> None:
     kernel, library = _kernel(1, 1)
     two: Any = np.int64(2)
