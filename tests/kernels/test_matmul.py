@@ -346,15 +346,7 @@ def test_rows_of_a_large_y_are_written_in_order() -> None:
     ],
 )
 def test_what_is_read_in_place_is_fetched_ahead(problem: str, candidate: str) -> None:
-    parsed, one = Problem.parse(problem), Candidate.parse(candidate)
-    family = family_named(one.micro_kernel.family)
-    need_proof(family.isa)
-
-    check_covers(parsed, one)
-    assert "__builtin_prefetch" in render(parsed, one, family).text
-    subject = Subject(problem=problem, candidate=candidate)
-
-    assert prove_all([subject], grid_toolchain(as_served=False)) == {}
+    prove_with(problem, candidate, "__builtin_prefetch")
 
 
 @pytest.mark.parametrize(
@@ -374,12 +366,17 @@ def test_what_is_read_in_place_is_fetched_ahead(problem: str, candidate: str) ->
 def test_the_next_block_of_w_is_fetched_while_one_is_multiplied(
     problem: str, candidate: str
 ) -> None:
+    prove_with(problem, candidate, "call.next_block")
+
+
+def prove_with(problem: str, candidate: str, part: str) -> None:
+    """Prove a candidate that the space allows, and whose source has a part."""
     parsed, one = Problem.parse(problem), Candidate.parse(candidate)
     family = family_named(one.micro_kernel.family)
     need_proof(family.isa)
 
     check_covers(parsed, one)
-    assert "call.next_block" in render(parsed, one, family).text
+    assert part in render(parsed, one, family).text
     subject = Subject(problem=problem, candidate=candidate)
 
     assert prove_all([subject], grid_toolchain(as_served=False)) == {}
