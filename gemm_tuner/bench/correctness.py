@@ -197,6 +197,31 @@ class Case:
         return _Right(expected=expected, bits=None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """The inputs of all products of a call, of `rows` rows each, and what is right."""
+
+    rows: int
+    heads: int
+    inputs: Inputs
+    right: _Right
+
+    @classmethod
+    def of(
+        cls, case: Case, problem: Problem, scenario: _Scenario, rows: int, columns: int
+    ) -> "_Call":
+        """Return the call of a scenario with some rows and columns."""
+        problem = problem.with_columns(columns)
+        heads = 1 if problem.operation.packs_ahead else scenario.heads
+        inputs, right = case.call_of(rows, columns)
+        return cls(
+            rows=len(inputs.x),
+            heads=heads,
+            inputs=inputs.of_products(problem, scenario.batch, heads),
+            right=right.of_products(problem, scenario.batch, heads),
+        )
+
+
 def verify(
     kernel: Kernel,
     problem: Problem,
@@ -213,25 +238,30 @@ def verify(
     checks = sizes_to_check(problem, kernel.candidate)
     for scenario in _SCENARIOS:
         case = cases[scenario.kind]
-        calls = [
-            (rows, columns, _resolve_parts(parts, library))
-            for (rows, columns), extent in checks.items()
-            for parts in scenario.parts.get(_limit_for_size(extent, problem, rows), ())
-        ]
-        if not calls:
+        ways = {
+            size: scenario.parts.get(_limit_for_size(extent, problem, size[0]), ())
+            for size, extent in checks.items()
+        }
+        if not any(ways.values()):
             continue
         packed_w = None
         if problem.operation.packs_ahead:
             packed_w = _pack(library, case.w, scenario, report)
             if stray_write := packed_w.find_stray_write():
                 return Finding(outcome=Outcome.OUT_OF_BOUNDS, detail=stray_write)
-        for rows, columns, parts in calls:
-            run = _Run(library, problem.with_columns(columns), scenario, parts, report)
-            finding = _check_run(run, packed_w, *case.call_of(rows, columns))
-            if finding.outcome is not Outcome.CORRECT:
-                sizes = f"m = {rows}" if problem.least_n is None else f"m = {rows}, n = {columns}"
-                where = f"{sizes}, {scenario.kind.value} inputs, {parts} parts"
-                return replace(finding, detail=f"{finding.detail} ({where})")
+        for (rows, columns), all_parts in ways.items():
+            if not all_parts:
+                continue
+            call = _Call.of(case, problem, scenario, rows, columns)
+            for parts in (_resolve_parts(one, library) for one in all_parts):
+                run = _Run(library, problem.with_columns(columns), scenario, parts, report)
+                finding = _check_run(run, packed_w, call)
+                if finding.outcome is not Outcome.CORRECT:
+                    size = (
+                        f"m = {rows}" if problem.least_n is None else f"m = {rows}, n = {columns}"
+                    )
+                    where = f"{size}, {scenario.kind.value} inputs, {parts} parts"
+                    return replace(finding, detail=f"{finding.detail} ({where})")
     return Finding(outcome=Outcome.CORRECT)
 
 
@@ -312,13 +342,11 @@ class _Run:
     report: Report
 
 
-def _check_run(run: _Run, packed_w: GuardedMemory | None, inputs: Inputs, right: _Right) -> Finding:
+def _check_run(run: _Run, packed_w: GuardedMemory | None, call: _Call) -> Finding:
     """Check calls with weights packed ahead, or with w and heads where there are none."""
     scenario, problem = run.scenario, run.problem
-    heads = scenario.heads if packed_w is None else 1
-    rows, all_rows = len(inputs.x), len(inputs.x) * scenario.batch
-    inputs = inputs.of_products(problem, scenario.batch, heads)
-    right = right.of_products(problem, scenario.batch, heads)
+    rows, inputs, right = call.rows, call.inputs, call.right
+    all_rows = rows * scenario.batch
     x = _guard_input("x", inputs.x, scenario)
     w = _guard_input("w", inputs.w, scenario) if packed_w is None else None
     v = _guard_input("v", inputs.v, scenario) if inputs.v is not None else None
@@ -347,7 +375,7 @@ def _check_run(run: _Run, packed_w: GuardedMemory | None, inputs: Inputs, right:
         args = make_args(
             m=rows,
             batch=scenario.batch,
-            heads=heads,
+            heads=call.heads,
             x=_view(x, rows, all_rows if v else 0),
             packed_w=packed_w.address if packed_w else 0,
             w=_view(w, rows_of_w, all_rows_of_w) if w else None,

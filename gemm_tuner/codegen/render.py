@@ -235,6 +235,7 @@ def _loop_facts(
         "rest_heights": _rest_heights(problem, candidate, family),
         "rest_steps": _rest_steps(problem, candidate, family),
         "is_jc_outer": blocking.loop_order.is_jc_outer,
+        "fetches_next_rows": blocking.prefetch_next_panel and not problem.operation.packs_ahead,
         "fetches_next_block": blocking.prefetch_next_panel and blocking.pack_w,
         "is_ir_outer": blocking.loop_order.is_ir_outer,
     }

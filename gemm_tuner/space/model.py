@@ -61,10 +61,8 @@ _PACKED_CYCLES = 4.5
 _WEIGHT_CYCLES = 12.0
 _ROW_OF_WEIGHTS_CYCLES = 40.0
 # Rows at multiples of so many bytes share sets of L1, and those longer than half of it are not
-# foreseen by its prefetcher; how much longer than from L2 it takes to read them again: measured on
-# an EPYC of Zen 3.
+# foreseen by its prefetcher.
 _L1_SET_STRIDE_BYTES = 4096
-_CONFLICTS_OVER_L2 = 1.5
 # Lines of y that a tile writes past the caches at once; of each more, until it leaves: measured on
 # an EPYC 9004.
 _LINE_BYTES = 64
@@ -305,7 +303,7 @@ def _conflict_cycles(
     if min(candidate.blocking.kc, problem.k) <= kept_rows:
         return 0.0
     tiles = ceil(problem.m.high / candidate.micro_kernel.mr)
-    return (tiles - 1) * problem.w_bytes / rates.l2_bytes * _CONFLICTS_OVER_L2
+    return (tiles - 1) * problem.w_bytes / rates.l2_bytes * rates.conflicts
 
 
 def _unfinished_cycles(

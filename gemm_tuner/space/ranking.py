@@ -1,6 +1,7 @@
 """The model's favourites among the candidates of a space."""
 
 from collections.abc import Callable, Iterable
+from itertools import chain, zip_longest
 from math import log
 
 from gemm_tuner.domain.candidate import Candidate
@@ -11,6 +12,8 @@ from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.model import loads_per_multiplication, predict_cycles
 
 _EQUALLY_FAST = 0.01
+# What the model may err between a w that is packed in the call and one that is read in place.
+_EITHER_MAY_BE_FASTER = 0.1
 
 
 def ranked(
@@ -37,9 +40,21 @@ def ranked(
 def shortlist(space: Space, count: int | None = None) -> list[Candidate]:
     """Return the `count` tiles that the model ranks first, each with the blocking to try first.
 
-    All of them, in that order, if there is no count.
+    All of them, in that order, if there is no count. Of a w that comes with each call, those that
+    pack it and those that read it in place are in turn, as long as either may be faster.
 
     Raises:
         NoKernelFamily: no family of the catalog covers the problem on this CPU.
     """
-    return ranked(space.defaults(), space.problem, space.cpu)[:count]
+    order = ranked(space.defaults(), space.problem, space.cpu)
+    longest = _predicted(order[0], space) * (1 + _EITHER_MAY_BE_FASTER)
+    near = [one for one in order if _predicted(one, space) <= longest]
+    ways = [[one for one in near if one.blocking.pack_w is packs] for packs in (False, True)]
+    ways.sort(key=lambda way: way[:1] != order[:1])
+    in_turn = (one for one in chain.from_iterable(zip_longest(*ways)) if one)
+    return list(dict.fromkeys([*in_turn, *order]))[:count]
+
+
+def _predicted(candidate: Candidate, space: Space) -> float:
+    family = family_named(candidate.micro_kernel.family)
+    return predict_cycles(space.problem, candidate, family, space.cpu)

@@ -337,8 +337,11 @@ inline void store_row(W *to, Row row) { stream_row(to, row); }
 template <int64_t length>
 inline Row load_row(const W *from)
 {
+    constexpr int64_t floats = length * sizeof(W) / sizeof(float);
     if constexpr (length == row_length)
         return *reinterpret_cast<const UnalignedRow *>(from);
+    else if constexpr (sizeof(Row) == sizeof(Vector) && floats > 0 && length * sizeof(W) == floats * sizeof(float))
+        return (Row)load<floats>(reinterpret_cast<const float *>(from));
     Row row = {};
     asm("" : "+m"(row)); // put together in memory, not in a register one element at a time
     __builtin_memcpy(&row, from, sizeof(W) * length);

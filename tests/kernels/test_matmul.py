@@ -369,6 +369,32 @@ def test_the_next_block_of_w_is_fetched_while_one_is_multiplied(
     prove_with(problem, candidate, "call.next_block")
 
 
+@pytest.mark.parametrize(
+    ("problem", "candidate"),
+    [
+        ("matmul f32 11x37x29 kn bias", "scalar_f32_2x4 mc4_nc8_kc16 jc_ic_jr_ir pf_next"),
+        ("matmul f32 1..9x37x29 kn", "scalar_f32_2x4 mc4_nc4_kc8 ic_jc_jr_ir pf_next u2"),
+        ("matmul f32 9x13x64 kn", "scalar_f32_2x4 mc4_nc8_kc16 jc_ic_jr_ir pf_next grid1x2x2"),
+        ("matmul f32 13x90x50 kn", "avx2_f32_4x16 mc8_nc96_kc16 jc_ic_jr_ir pf_next u4"),
+        ("matmul f32 32x100x50 kn", "avx512_f32_8x48 mc32_nc144_kc16 jc_ic_jr_ir pf_next u4"),
+        ("matmul bf16 13x90x50 kn", "avx512_bf16_by_f32_4x48 mc8_nc96_kc16 jc_ic_jr_ir pf_next"),
+    ],
+)
+def test_the_next_panel_of_w_in_place_is_fetched_while_one_is_multiplied(
+    problem: str, candidate: str
+) -> None:
+    prove_with(problem, candidate, "next_panel = column + nr < n")
+
+
+@pytest.mark.parametrize("columns", [16, 20, 32, 76, 92])
+@pytest.mark.parametrize("tile", ["amx_int8_32x32", "avx512_int8_4x32", "avx_vnni_int8_4x16"])
+def test_columns_that_do_not_fill_a_row_are_packed(tile: str, columns: int) -> None:
+    mr, nr = (int(size) for size in tile.rsplit("_", 1)[1].split("x"))
+    problem = f"matmul int8 {mr + 1}x{columns}x70 kn"
+    nc = -(-columns // nr) * nr
+    prove_with(problem, f"{tile} mc{mr}_nc{nc}_kc128 jc_ic_jr_ir pack_w", "(Row)load<floats>")
+
+
 def prove_with(problem: str, candidate: str, part: str) -> None:
     """Prove a candidate that the space allows, and whose source has a part."""
     parsed, one = Problem.parse(problem), Candidate.parse(candidate)

@@ -317,3 +317,26 @@ def test_shares_of_bounds_are_above_one_where_an_element_is_wrong() -> None:
     assert shares_of_bounds(expected, moved).tolist() == [[0.5, np.inf, np.inf, np.inf, 0, 0]]
     lost = np.full((1, 6), np.nan)
     assert shares_of_bounds(expected, lost).tolist() == [[np.inf, np.inf, 0, np.inf, 0, np.inf]]
+
+
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (9_999, 7), (70_001, 3), (99_999, 9)])
+def test_one_wrong_element_of_many_is_named(row: int, column: int) -> None:
+    """They are compared a block of rows at a time."""
+    values = np.arange(1_000_000, dtype=np.float64).reshape(100_000, 10) / 8
+    expected = Expected(values=values, bounds=np.full_like(values, 1e-3))
+    actual = values.astype(np.float32)
+    assert find_error(expected, actual) is None
+
+    actual[row, column] += 0.25
+
+    error = find_error(expected, actual)
+    assert error is not None
+    assert f"1 of 1000000 elements are wrong; y[{row}, {column}] is" in error
+
+
+def test_no_row_and_no_column_is_wrong_where_there_is_none() -> None:
+    for shape in ((0, 5), (5, 0)):
+        nothing = np.zeros(shape)
+        expected = Expected(values=nothing, bounds=nothing)
+
+        assert find_error(expected, nothing.astype(np.float32)) is None

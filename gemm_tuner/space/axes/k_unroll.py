@@ -3,12 +3,14 @@
 One, two or four. Only one keeps a panel of a short k in registers; more walk along k.
 
 Tried first: one where registers hold a panel of up to eight steps, but not for pairs of bf16. Two
-where they hold a longer panel. Four for few sums, which would wait for each other. Else one, also
-with shuffles and for weights in groups, whose chunk is several steps.
+where they hold a longer panel. Four for few sums, which would wait for each other, and for rows of
+a `kn` that are read in place. Else one, also with shuffles and for weights in
+groups, whose chunk is several steps.
 """
 
 from math import ceil
 
+from gemm_tuner.domain.in_place import reads_w_in_place
 from gemm_tuner.domain.kept_panel import panel_fits_registers
 from gemm_tuner.domain.micro_kernel import PackedLayout
 from gemm_tuner.space.axis import Axis
@@ -27,7 +29,16 @@ def _choices(_tile: Tile, _choice: Choice) -> tuple[int, ...]:
 
 def _first(tile: Tile, choice: Choice) -> Choice:
     is_unrolled = tile.family.layout is PackedLayout.GROUPS or choice.shuffle_x
+    if not is_unrolled and _reads_rows_in_place(tile, choice):
+        return choice.having(k_unroll=4)
     return choice.having(k_unroll=1 if is_unrolled else _unroll_first(tile))
+
+
+def _reads_rows_in_place(tile: Tile, choice: Choice) -> bool:
+    """Return whether rows of a w that comes with the call are multiplied where they lie."""
+    problem = tile.problem
+    is_of_rows = tile.family.layout is PackedLayout.PANELS and not problem.operation.has_values
+    return is_of_rows and reads_w_in_place(problem, choice.blocking)
 
 
 def _unroll_first(tile: Tile) -> int:
@@ -46,7 +57,7 @@ def _unroll_first(tile: Tile) -> int:
 
 AXIS = Axis(
     fields=("k_unroll",),
-    reads=("shuffle_x",),
+    reads=("shuffle_x", "pack_w"),
     choices=_choices,
     first=_first,
     of_attention=True,

@@ -4,8 +4,9 @@ Not at all, or 4, 8 or 16 KB ahead; of a w that comes with each call, where it i
 up to four rows. One or two rows that wait for weights outside L2: also 1 KB, into L2 alone. The
 next panel, into L2, of weights packed ahead, where it takes at most half of L2 and either it is
 converted once or several tiles of more than four rows meet it, each fetching its part: two, or as
-many as one turn of the micro-kernel reads lines. Of a `kn` outside L2 that is packed in the call,
-the next block, of which each of the first tiles fetches a cache line of each row.
+many as one turn of the micro-kernel reads lines. Of a `kn` outside L2 that comes with each call,
+the next block where it is packed, and the next panel where it is read in place: each of the first
+tiles fetches a cache line of each row.
 
 Tried first: the next panel where it can be fetched. Else 16 KB for weights that do not fit L2, and
 none for one row or for weights in L2; never far ahead of panels side by side, nor where several
@@ -72,25 +73,25 @@ def _can_fetch_near(tile: Tile) -> bool:
     )
 
 
-def _can_fetch_blocks(tile: Tile, choice: Choice) -> bool:
-    """Return whether tiles can fetch the next block of a w that is packed in the call."""
+def _can_fetch_rows(tile: Tile, choice: Choice) -> bool:
+    """Return whether tiles can fetch rows of a w that comes with the call, before they are read."""
     problem = tile.problem
     lines = ceil(problem.types.w.row_bytes(tile.nr) / _LINE_BYTES)
     return (
-        _has_blocks_to_fetch(problem, tile.family, choice)
+        _has_rows_to_fetch(problem, tile.family, choice)
         and problem.m.high > _FEW_ROWS
+        and (choice.pack_w or not choice.loop_order.is_ir_outer)
         and tile.weights_leave_l2
         and choice.mc // tile.mr >= lines
     )
 
 
-def _has_blocks_to_fetch(
+def _has_rows_to_fetch(
     problem: Problem, family: MicroKernelFamily, blocking: Choice | Blocking
 ) -> bool:
-    """Return whether rows of w along n are packed in the call and multiplied as they are."""
+    """Return whether w comes with the call in rows along n, and is multiplied as it is."""
     return (
         Can.FETCH_NEXT_PANEL in family.can
-        and blocking.pack_w
         and not blocking.convert_once
         and not problem.operation.has_values
         and problem.w_layout is WeightLayout.KN
@@ -132,7 +133,7 @@ def _choices(tile: Tile, choice: Choice) -> Iterator[tuple[int, bool]]:
         if _fetches_in_place(tile, choice):
             for ahead in _DISTANCES_BYTES:
                 yield ahead, False
-        if _can_fetch_blocks(tile, choice):
+        if _can_fetch_rows(tile, choice):
             yield 0, True
         return
     if tile.problem.w_bytes > tile.cpu.caches.l1d_bytes:
@@ -165,7 +166,7 @@ def _refusal(
     can_fetch = (
         Can.FETCH_NEXT_PANEL in family.can or blocking.convert_once
         if problem.operation.packs_ahead
-        else _has_blocks_to_fetch(problem, family, blocking)
+        else _has_rows_to_fetch(problem, family, blocking)
     )
     return Refusal(what="pf_next") if blocking.prefetch_next_panel and not can_fetch else None
 
