@@ -115,7 +115,8 @@ class Problem:
 
     def with_columns(self, columns: int) -> "Problem":
         """Return the problem for exactly so many columns of `epilogue(x @ w)`."""
-        return replace(self, n=columns, least_n=None)
+        is_exact = columns == self.n and self.least_n is None
+        return self if is_exact else replace(self, n=columns, least_n=None)
 
     @property
     def y_columns(self) -> int:
