@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -43,9 +43,13 @@ from gemm_tuner.torch.operators import add_layer
 
 Call = Callable[[], Any]  # the result is an array or a tensor
 
+OURS = "gemm-tuner"
+F32_ALONE = "openvino"  # its bf16 rounds floats in the call
 LEAST_ROUND_S = 0.02
-LONGEST_S = 6.0  # of all rounds of one row, about
-ROUNDS = 15
+LONGEST_S = 4.0  # of all rounds of one row, about
+FAR_SLOWER = 3  # a library that takes so many times as long as another is left out of rounds
+FIRST_ROUNDS = 3
+ROUNDS = 11
 LEAST_ROUNDS = 5
 SEED = 0
 
@@ -115,6 +119,12 @@ def zentorch_call(row: Row, _budget: str) -> Call:
     return lambda: attend(q, k, v, 0.0, row.is_causal, attn_mask=None, scale=row.scale)[0]
 
 
+@cache
+def _plugin() -> CpuPlugin:
+    """Return the only plugin of the process, which ends badly if it is freed between models."""
+    return CpuPlugin()
+
+
 def openvino_call(row: Row, _budget: str) -> Call:
     """Return a call of a compiled model whose arrays are bound to its tensors."""
     openvino, operators = import_module("openvino"), import_module("openvino.opset13")
@@ -130,8 +140,7 @@ def openvino_call(row: Row, _budget: str) -> Call:
         causal=row.is_causal,
     )
     model = openvino.Model([attended], nodes)
-    plugin = CpuPlugin()
-    call = plugin.compiled(model, arrays, y, threads=row.threads, text=row.problem)
+    call = _plugin().compiled(model, arrays, y, threads=row.threads, text=row.problem)
 
     def run() -> object:
         call()
@@ -141,12 +150,13 @@ def openvino_call(row: Row, _budget: str) -> Call:
 
 
 CALLS = {
-    "gemm-tuner": our_call,
+    OURS: our_call,
     "torch flash": flash_call,
     "torch math": products_call,
     "zentorch": zentorch_call,
-    "openvino": openvino_call,
+    F32_ALONE: openvino_call,
 }
+OTHERS = [name for name in CALLS if name != OURS]
 
 
 def error_of(row: Row, result: object) -> float:
@@ -217,8 +227,10 @@ def measure(row: Row, libraries: list[Library]) -> dict[str, Any]:
     """Return the times of a row in seconds, the errors, and what libraries refused."""
     errors = {one.name: one.prepare(row) for one in libraries}
     able = [one for one in libraries if isinstance(errors[one.name], float)]
-    first = {one.name: one.time() for one in able}
-    rounds = int(LONGEST_S / (len(able) * LEAST_ROUND_S + sum(first.values())))
+    first = {one.name: min(one.time() for _round in range(FIRST_ROUNDS)) for one in able}
+    far = FAR_SLOWER * min(taken for name, taken in first.items() if name != OURS)
+    able = [one for one in able if one.name == OURS or first[one.name] <= far]
+    rounds = int(LONGEST_S / (len(able) * LEAST_ROUND_S + sum(first[one.name] for one in able)))
     times: dict[str, list[float]] = {one.name: [] for one in able}
     for _round in range(min(ROUNDS, max(LEAST_ROUNDS, rounds))):
         for one in able:
@@ -256,11 +268,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 197, 512, 2048, 8192])
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--heads", type=int, nargs="+", default=[12, 32])
+    parser.add_argument("--beside", nargs="+", default=OTHERS, choices=OTHERS)
     parser.add_argument("--budget", default="8", help="seconds to tune a head that is not stored")
     parser.add_argument("--json", type=Path, help="write all times there")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
-    names = [name for name in CALLS if name != "openvino" or args.dtype == "f32"]
+    others = (
+        args.beside if args.dtype == "f32" else [one for one in args.beside if one != F32_ALONE]
+    )
+    names = [OURS, *others]
     libraries = start(names, args.budget)
     found, ratios = [], []
     print("| tokens | head | heads | causal | gemm-tuner | a head | fastest other | ratio |")
@@ -274,7 +290,7 @@ def main() -> None:
         for name, error in result["errors"].items():
             if isinstance(error, str):
                 print(f"{row.problem}: {name}: {error}", file=sys.stderr)
-        ours = taken.pop("gemm-tuner")
+        ours = taken.pop(OURS)
         other = min(taken, key=taken.__getitem__)
         ratios.append(taken[other] / ours)
         size = f"{row.tokens} | {row.head} | {row.heads} | {'causal' if row.is_causal else ''}"
