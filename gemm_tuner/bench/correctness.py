@@ -24,7 +24,7 @@ from gemm_tuner.bench.finding import Finding
 from gemm_tuner.bench.guard import Flush, GuardedMatrix, GuardedMemory, Region
 from gemm_tuner.bench.inputs import InputKind, Inputs, make_inputs
 from gemm_tuner.bench.reference import compute_expected
-from gemm_tuner.bench.tolerance import Expected, find_error, rolled_columns, rotated_rows
+from gemm_tuner.bench.tolerance import Expected, find_error, results_of_products
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem
@@ -34,9 +34,9 @@ from gemm_tuner.libraries.fixed_order import FixedOrder, multiplied
 from gemm_tuner.runtime.load import Kernel
 
 # Larger calls are made in fewer ways: their arithmetic is what takes time, or the copies of x, of
-# which there is one for each way.
+# which there is one for each product of a call, and those of a w that comes with it.
 _LARGE_FLOP = 2_000_000_000
-_LARGE_X_BYTES = 1 << 28
+_LARGE_COPIED_BYTES = 1 << 28
 
 _PREFERRED = 0  # the parts that the kernel prefers, or three if it prefers one
 _FORWARDS = (False,)
@@ -58,8 +58,9 @@ class _Scenario:
 
     `parts` says for each extent into how many parts the calls are cut. `orders` says for
     each run of a call whether the parts run from the last to the first. A `batch` has this many
-    products, each of the same rows in another order. Weights are packed in `pack_parts` parts; a w
-    that comes with each call is another for each of several `heads`.
+    products, each of the same rows in another order; where w comes with each call, there are
+    several `heads` of them, each product with a w of its own. Weights are packed in `pack_parts`
+    parts.
     """
 
     kind: InputKind
@@ -127,21 +128,10 @@ class _Right:
         bits = None if self.bits is None else self.bits[:rows]
         return _Right(expected=self.expected.first_rows(rows), bits=bits)
 
-    def rotated(self, batch: int) -> "_Right":
-        """Return the result of `batch` products, one below the other, as `Inputs.rotated`."""
-        bits = None if self.bits is None else rotated_rows(self.bits, batch)
-        return _Right(expected=self.expected.rotated(batch), bits=bits)
-
-    def in_heads(self, heads: int) -> "_Right":
-        """Return the result of some heads, one below the other, as `Inputs.in_heads`."""
-        bits = None if self.bits is None else rolled_columns(self.bits, heads)
-        return _Right(expected=self.expected.in_heads(heads), bits=bits)
-
-    def of_products(self, problem: Problem, batch: int, heads: int) -> "_Right":
-        """Return the result of batch * heads products, as `Inputs.of_products`."""
-        if problem.operation.has_values:
-            return self.in_heads(batch * heads)
-        return self.rotated(batch).in_heads(heads)
+    def of_products(self, problem: Problem, products: int) -> "_Right":
+        """Return the results of some products, one below the other, as `Inputs.of_products`."""
+        bits = None if self.bits is None else results_of_products(self.bits, problem, products)
+        return _Right(expected=self.expected.of_products(problem, products), bits=bits)
 
 
 class Case:
@@ -214,11 +204,12 @@ class _Call:
         problem = problem.with_columns(columns)
         heads = 1 if problem.operation.packs_ahead else scenario.heads
         inputs, right = case.call_of(rows, columns)
+        products = scenario.batch * heads
         return cls(
             rows=len(inputs.x),
             heads=heads,
-            inputs=inputs.of_products(problem, scenario.batch, heads),
-            right=right.of_products(problem, scenario.batch, heads),
+            inputs=inputs.of_products(problem, products),
+            right=right.of_products(problem, products),
         )
 
 
@@ -308,8 +299,10 @@ def sizes_to_check(problem: Problem, candidate: Candidate) -> dict[tuple[int, in
 
 
 def _limit_for_size(extent: _Extent, problem: Problem, rows: int) -> _Extent:
-    x_bytes = rows * problem.k * problem.types.x.size_bytes
-    is_large = problem.flop(rows) > _LARGE_FLOP or x_bytes > _LARGE_X_BYTES
+    copied_bytes = rows * problem.types.x.row_bytes(problem.k)
+    if not problem.operation.packs_ahead:
+        copied_bytes = max(copied_bytes, problem.w_bytes)
+    is_large = problem.flop(rows) > _LARGE_FLOP or copied_bytes > _LARGE_COPIED_BYTES
     return _Extent.LARGE if extent is _Extent.FULL and is_large else extent
 
 
@@ -350,9 +343,8 @@ def _check_run(run: _Run, packed_w: GuardedMemory | None, call: _Call) -> Findin
     x = _guard_input("x", inputs.x, scenario)
     w = _guard_input("w", inputs.w, scenario) if packed_w is None else None
     v = _guard_input("v", inputs.v, scenario) if inputs.v is not None else None
-    rows_of_w, all_rows_of_w = (
-        (problem.n, problem.n * scenario.batch) if v else (0, problem.w_shape[0])
-    )
+    rows_of_w = problem.w_shape[0]
+    all_rows_of_w = rows_of_w * scenario.batch
     # Vectors and scalars are matrices of a row here.
     operands = [
         (
@@ -376,15 +368,14 @@ def _check_run(run: _Run, packed_w: GuardedMemory | None, call: _Call) -> Findin
             m=rows,
             batch=scenario.batch,
             heads=call.heads,
-            x=_view(x, rows, all_rows if v else 0),
+            x=_view(x, rows, all_rows),
             packed_w=packed_w.address if packed_w else 0,
             w=_view(w, rows_of_w, all_rows_of_w) if w else None,
             v=_view(v, rows_of_w, all_rows_of_w) if v else None,
             n=problem.n,
             y=_view(y, rows, all_rows),
             operands=[
-                _view(operand, *_rows_of_operand(shape, rows, all_rows))
-                for shape, operand in operands
+                _view(operand, *_rows_of_operand(run, shape, rows)) for shape, operand in operands
             ],
             workspace=workspace.address,
         )
@@ -405,18 +396,18 @@ def _view(matrix: GuardedMatrix, rows: int, rows_of_head: int = 0) -> ArrayView:
 
     Those of the next head lie `rows_of_head` rows further.
     """
-    is_vector = len(matrix.values) == 1
-    stride = rows if is_vector else rows * matrix.leading_dimension
-    of_head = rows_of_head * matrix.leading_dimension
-    return ArrayView(matrix.address, matrix.leading_dimension, stride, of_head)
+    step = 1 if len(matrix.values) == 1 else matrix.leading_dimension
+    return ArrayView(matrix.address, matrix.leading_dimension, rows * step, rows_of_head * step)
 
 
-def _rows_of_operand(shape: OperandShape, rows: int, all_rows: int) -> tuple[int, int]:
+def _rows_of_operand(run: _Run, shape: OperandShape, rows: int) -> tuple[int, int]:
     """Return the rows of an operand in each product, and in each head."""
+    operation, batch = run.problem.operation, run.scenario.batch
+    has_own_columns = not (operation.packs_ahead or operation.has_values)
     return {
-        OperandShape.COLUMN_VECTOR: (rows, 0),
-        OperandShape.ROW_VECTOR: (0, 1),
-        OperandShape.MATRIX: (rows, all_rows),
+        OperandShape.COLUMN_VECTOR: (rows, rows * batch),
+        OperandShape.ROW_VECTOR: (1, batch) if has_own_columns else (0, 0),
+        OperandShape.MATRIX: (rows, rows * batch),
     }.get(shape, (0, 0))
 
 

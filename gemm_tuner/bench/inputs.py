@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gemm_tuner.arrays.quantise import store_elements
 from gemm_tuner.arrays.views import NUMPY_TYPES
-from gemm_tuner.bench.tolerance import rolled_columns, rotated_rows
+from gemm_tuner.bench.tolerance import results_of_products, rolled_columns, rotated_rows
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem
@@ -74,56 +74,44 @@ class Inputs:
         """Say whether x @ w has no rounding error, whatever the order of summation."""
         return self.kind is not InputKind.NORMAL or self.x.dtype.kind in "iu"
 
-    def rotated(self, batch: int) -> "Inputs":
-        """Return the inputs of `batch` products, one below the other, each with the same rows.
+    def of_products(self, problem: Problem, products: int) -> "Inputs":
+        """Return the inputs of some products, those of each below those of the last.
 
-        Those of each product lie one further than those of the last, the first one at the end.
+        The rows of x lie one further in each product than in the last, the last one at the front.
+        So do the columns of w, where it comes with each call. Of attention, the elements of
+        queries, keys and values do instead: scores stay, and so does what causal hides.
         """
-        return replace(
+        if self.v is not None:
+            return replace(
+                self,
+                x=rolled_columns(self.x, products),
+                w=rolled_columns(self.w, products),
+                v=rolled_columns(self.v, products),
+                operands={
+                    name: np.tile(array, (products, 1)) if name in self.row_operands else array
+                    for name, array in self.operands.items()
+                },
+            )
+        rotated = replace(
             self,
-            x=rotated_rows(self.x, batch),
+            x=rotated_rows(self.x, products),
             operands={
-                name: rotated_rows(operand, batch) if name in self.row_operands else operand
+                name: rotated_rows(operand, products) if name in self.row_operands else operand
                 for name, operand in self.operands.items()
             },
         )
-
-    def in_heads(self, problem: Problem, heads: int) -> "Inputs":
-        """Return the inputs of some heads with the same x, each with other columns of w.
-
-        The columns of each head lie one further than those of the last, the last one at the front.
-        What has columns has those of all heads one below the other.
-        """
-        if heads == 1:
-            return self
-        across = 0 if problem.w_layout is WeightLayout.NK else 1
-        operands = dict(self.operands)
+        if problem.operation.packs_ahead or products == 1:
+            return rotated
+        operands = dict(rotated.operands)
         for operand in problem.epilogue.operands:
-            if operand.shape in {OperandShape.MATRIX, OperandShape.ROW_VECTOR}:
-                array = np.atleast_2d(operands[operand.name])
-                operands[operand.name] = rolled_columns(array, heads)
-        w = np.concatenate([np.roll(self.w, head, axis=across) for head in range(heads)])
-        return replace(self, w=w, operands=operands)
-
-    def of_products(self, problem: Problem, batch: int, heads: int) -> "Inputs":
-        """Return the inputs of batch * heads products, those of a head one below the other.
-
-        Of attention, the elements of queries, keys and values lie one further in each product than
-        in the last: scores stay, and so does what causal hides; the columns of y move as they do.
-        """
-        if self.v is None:
-            return self.rotated(batch).in_heads(problem, heads)
-        products = batch * heads
-        return replace(
-            self,
-            x=rolled_columns(self.x, products),
-            w=rolled_columns(self.w, products),
-            v=rolled_columns(self.v, products),
-            operands={
-                name: np.tile(array, (products, 1)) if name in self.row_operands else array
-                for name, array in self.operands.items()
-            },
-        )
+            array = self.operands[operand.name]
+            if operand.shape is OperandShape.MATRIX:
+                operands[operand.name] = results_of_products(array, problem, products)
+            elif operand.shape is OperandShape.ROW_VECTOR:
+                operands[operand.name] = rolled_columns(np.atleast_2d(array), products)
+        across = 0 if problem.w_layout is WeightLayout.NK else 1
+        w = np.concatenate([np.roll(self.w, one, axis=across) for one in range(products)])
+        return replace(rotated, w=w, operands=operands)
 
     def first_keys(self, keys: int) -> "Inputs":
         """Return the inputs of a call of attention with fewer keys."""

@@ -49,8 +49,10 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.sandbox.system_calls import Answer
 
 # Bytes for each element of an input and of the result: three kinds of inputs in float32, their
-# exact results and bounds in float64, and temporaries.
+# exact results and bounds in float64, and temporaries. Where w comes with each call, products of a
+# batch have inputs of their own.
 _BYTES_PER_INPUT_ELEMENT = 32
+_BYTES_PER_OWN_INPUT_ELEMENT = 64
 _BYTES_PER_RESULT_ELEMENT = 96
 
 # How many times slower than the baseline a candidate may be before it is said to hang. A scalar
@@ -364,7 +366,9 @@ def _provers_that_fit(problem: Problem, wanted: int) -> int:
         NotEnoughMemory: not even one.
     """
     rows, n, k = problem.m.high, problem.n, problem.k
-    needed_bytes = _BYTES_PER_INPUT_ELEMENT * (rows * k + n * k)
+    has_own = not problem.operation.packs_ahead
+    element_bytes = _BYTES_PER_OWN_INPUT_ELEMENT if has_own else _BYTES_PER_INPUT_ELEMENT
+    needed_bytes = element_bytes * (rows * k + n * k)
     needed_bytes += _BYTES_PER_RESULT_ELEMENT * rows * n
     check_memory(needed_bytes, f"verifying {problem.text}")
     # Half of it is shared, and half is alive while one of them computes.

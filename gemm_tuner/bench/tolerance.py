@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemm_tuner.domain.dtype import TERMS_IN_F16, DType
+from gemm_tuner.domain.problem import Problem
 
 UNIT_ROUNDOFF = 2.0**-24
 ULP = 2.0**-23
@@ -38,23 +39,12 @@ class Expected:
         rows, columns = self.values.shape
         return rows, columns
 
-    def rotated(self, batch: int) -> "Expected":
-        """Return the result of `batch` products, one below the other, as `Inputs.rotated`."""
+    def of_products(self, problem: Problem, products: int) -> "Expected":
+        """Return the results of some products, one below the other, as `Inputs.of_products`."""
         return Expected(
-            values=rotated_rows(self.values, batch), bounds=rotated_rows(self.bounds, batch)
+            values=results_of_products(self.values, problem, products),
+            bounds=results_of_products(self.bounds, problem, products),
         )
-
-    def in_heads(self, heads: int) -> "Expected":
-        """Return the result of some heads, one below the other, as `Inputs.in_heads`."""
-        return Expected(
-            values=rolled_columns(self.values, heads), bounds=rolled_columns(self.bounds, heads)
-        )
-
-    def of_products(self, batch: int, heads: int, *, has_values: bool) -> "Expected":
-        """Return the result of batch * heads products, as `Inputs.of_products`."""
-        if has_values:
-            return self.in_heads(batch * heads)
-        return self.rotated(batch).in_heads(heads)
 
     def first_rows(self, rows: int) -> "Expected":
         """Return the first rows, which do not depend on the others."""
@@ -65,18 +55,33 @@ class Expected:
         return Expected(values=self.values[some], bounds=self.bounds[some])
 
 
-def rotated_rows(array: NDArray[Any], batch: int) -> NDArray[Any]:
-    """Return `batch` copies one below the other, each with its rows one further than the last."""
-    if batch == 1:
+def results_of_products(array: NDArray[Any], problem: Problem, products: int) -> NDArray[Any]:
+    """Return the results of some products, one below the other, from that of the first.
+
+    Their inputs lie as `Inputs.of_products` says: weights packed ahead are the same for all; of
+    attention, the elements of values move alone.
+    """
+    if problem.operation.packs_ahead:
+        return rotated_rows(array, products)
+    if problem.operation.has_values:
+        return rolled_columns(array, products)
+    if products == 1:
         return array
-    return np.concatenate([np.roll(array, item, axis=0) for item in range(batch)])
+    return np.concatenate([np.roll(array, (one, one), axis=(0, 1)) for one in range(products)])
 
 
-def rolled_columns(array: NDArray[Any], heads: int) -> NDArray[Any]:
+def rotated_rows(array: NDArray[Any], products: int) -> NDArray[Any]:
+    """Return copies one below the other, each with its rows one further than the last."""
+    if products == 1:
+        return array
+    return np.concatenate([np.roll(array, one, axis=0) for one in range(products)])
+
+
+def rolled_columns(array: NDArray[Any], products: int) -> NDArray[Any]:
     """Return copies one below the other, each with its columns one further than the last."""
-    if heads == 1:
+    if products == 1:
         return array
-    return np.concatenate([np.roll(array, head, axis=-1) for head in range(heads)])
+    return np.concatenate([np.roll(array, one, axis=-1) for one in range(products)])
 
 
 def summation_bound(k: int, accumulator: DType) -> float:

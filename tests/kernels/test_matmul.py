@@ -114,10 +114,12 @@ def test_a_block_of_w_has_room_for_the_whole_steps_of_all_of_k() -> None:
 @pytest.mark.parametrize(
     "fault",
     [
+        " + head * args.x_head_stride",
         " + head * args.w_head_stride",
         " + head * args.y_head_stride",
         " + head * stride",
         "item * args.x_batch_stride",
+        "item * args.w_batch_stride",
         "pack_w(call, jc, columns, pc, depth);",
     ],
 )

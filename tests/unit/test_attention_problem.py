@@ -169,8 +169,8 @@ def test_products_of_a_batch_differ_where_their_arrays_do() -> None:
     inputs = make_inputs(FULL, InputKind.NORMAL, seed=3)
     expected = compute_expected(FULL, inputs)
 
-    products = inputs.of_products(FULL, 3, 2)
-    right = expected.of_products(3, 2, has_values=True)
+    products = inputs.of_products(FULL, 6)
+    right = expected.of_products(FULL, 6)
 
     for item in range(6):
         one = slice(5 * item, 5 * item + 5)
