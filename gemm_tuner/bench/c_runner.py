@@ -14,6 +14,8 @@ from gemm_tuner.machine.memory import address_of
 class CRunner:
     """A layer, given as the driver takes it: a pointer; `loop` is the function that times it."""
 
+    packs_each_copy = False
+
     def __init__(self, loop: Callable[..., int], layer: object) -> None:
         self._loop = loop
         self._layer = layer

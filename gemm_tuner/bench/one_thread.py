@@ -24,6 +24,7 @@ class OneThreadForm:
         self._runner = runner
         self._threads = threads
         self.pack = runner.pack
+        self.packs_each_copy = runner.packs_each_copy
 
     @property
     def packed_weight_bytes(self) -> int:

@@ -132,7 +132,10 @@ class WeightCopies:
         on_block: Callable[[], None] = lambda: None,
         placement: Placement | None = None,
     ) -> None:
-        """Pack the weights once and copy the result; `on_block` is called as the work goes on."""
+        """Pack the weights once and copy the result, or pack each copy where no other is right.
+
+        `on_block` is called as the work goes on.
+        """
         placement = placement or Placement()
         self.count = copies
         stride_bytes = stride_of_copy(runner.packed_weight_bytes)
@@ -143,7 +146,11 @@ class WeightCopies:
         rows_per_block = max(1, _BLOCK_BYTES // max(1, stride_bytes))
         for first in range(1, copies, rows_per_block):
             on_block()
-            rows[first : first + rows_per_block] = rows[0]
+            if runner.packs_each_copy:
+                for copy in range(first, min(first + rows_per_block, copies)):
+                    runner.pack(base + copy * stride_bytes)
+            else:
+                rows[first : first + rows_per_block] = rows[0]
         order = np.random.default_rng(seed).permutation(copies)
         self._addresses = (base + order * stride_bytes).astype(np.uint64)
         pointers = ctypes.cast(address_of(self._addresses), ctypes.POINTER(ctypes.c_void_p))

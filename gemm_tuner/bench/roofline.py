@@ -17,6 +17,7 @@ _CALLS_PER_SAMPLE = 1000  # of a roofline: whole ns are too coarse for one call
 class PeakLoop:
     """A loop of independent multiply-adds on one core, to be timed like a kernel."""
 
+    packs_each_copy = False
     packed_weight_bytes = 0
 
     def __init__(self, driver: Path, dtype: DType) -> None:
@@ -53,6 +54,8 @@ class ReadLoop:
 
     Its weights are as hot or as cold as those of a kernel; all else stays warm.
     """
+
+    packs_each_copy = False
 
     def __init__(self, driver: Path, problem: Problem, rows: int) -> None:
         """Load the driver, bench/native/roofline.c, and make memory for all but the weights."""

@@ -41,7 +41,14 @@ class Workload:
 
 
 class Runner(Protocol):
-    """A kernel or a baseline that is ready to be timed on a workload."""
+    """A kernel or a baseline that is ready to be timed on a workload.
+
+    Where it `packs_each_copy`, packed weights depend on where they lie: no copy of them is right.
+    """
+
+    @property
+    def packs_each_copy(self) -> bool:
+        """Say whether weights must be packed again for each address."""
 
     @property
     def packed_weight_bytes(self) -> int:

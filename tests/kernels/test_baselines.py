@@ -189,6 +189,15 @@ def test_mkl_computes_the_product(
 
 
 @pytest.mark.baseline("mkl")
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_mkl_is_right_with_each_copy_of_cold_weights(dtype: str) -> None:
+    """What it packs begins at a huge page: its bytes are no weights at most other addresses."""
+    race = Race(limit_s=0.1, regime=Regime.COLD_WEIGHTS)
+    with _host_beside(f"{dtype} 32x768x768 nk bias", "mkl", race=race) as host:
+        assert host.baselines(Regime.COLD_WEIGHTS).text.startswith("mkl ")
+
+
+@pytest.mark.baseline("mkl")
 @pytest.mark.parametrize("y", ["s32", "f32", "u8"])
 def test_mkl_computes_the_product_of_bytes(y: str, libraries: Libraries) -> None:
     text = libraries.baseline_of(f"u8_s8_s32_{y} 19x37x23", baseline="mkl")

@@ -137,6 +137,7 @@ class Troublesome(AnyBaseline):
             self._kernel = kernel
             self._trouble = trouble
             self.packed_weight_bytes = kernel.packed_weight_bytes
+            self.packs_each_copy = False
             self.pack = kernel.pack
 
         def sample(

@@ -13,7 +13,7 @@ from gemm_tuner.store.wire import WireCpu
 PAYLOADS = {
     "sql": "'; DROP TABLE trials; --",
     "sql of a number": "1 OR 1=1",
-    "template": "{{ 7*191 }}",
+    "template": "{{ 79193*88667 }}",
     "path": "../../../../etc/passwd",
     "command": "$(touch {marker})",
     "terminal": "\x1b]0;title\x07\x1b[31m",
@@ -62,7 +62,7 @@ def check(answer: httpx.Response, payload: str) -> None:
     """Check that an answer has taken the payload for a value."""
     assert answer.status_code < 500, answer.text
     assert "x-injected" not in answer.headers
-    assert "1337" not in answer.text
+    assert "7021805731" not in answer.text  # the product that a template would have made
     assert "root:" not in answer.text
     assert not any(ord(one) < 32 and one not in "\r\n\t" for one in answer.text)
     if "html" in answer.headers.get("Content-Type", "") and "<" in payload:

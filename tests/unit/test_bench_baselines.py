@@ -221,6 +221,7 @@ def test_an_earlier_race_tells_no_more_than_a_race_of_what_is_not_installed() ->
 class NewThreads:
     """A runner whose threads share one core for the first `samples` samples: calls take longer."""
 
+    packs_each_copy = False
     packed_weight_bytes = 0
 
     def __init__(self, samples: int) -> None:

@@ -12,6 +12,7 @@ from gemm_tuner.domain.measurement import Timing
 class Clock:
     """Stands for a runner: its calls take a given time, and some samples are interrupted."""
 
+    packs_each_copy = False
     packed_weight_bytes = 0
 
     def __init__(self, call_ns: int, switches: Callable[[int], int] = lambda _sample: 0) -> None:

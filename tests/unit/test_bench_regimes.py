@@ -102,6 +102,7 @@ def test_copies_start_at_cache_lines() -> None:
 class Weights:
     """Stands for a runner: its packed weights are one repeated byte."""
 
+    packs_each_copy = False
     packed_weight_bytes = 100 << 20
 
     def pack(self, address: int) -> None:
@@ -127,6 +128,29 @@ def test_every_copy_has_the_packed_weights_and_progress_is_told() -> None:
     assert len({struct.copies[index] for index in range(4)}) == 4
     for index in range(4):
         assert ctypes.c_uint8.from_address(struct.copies[index] + last).value == 7
+    assert len(told) == 3
+
+
+class WeightsOfAnAddress(Weights):
+    """Weights that are right where they were packed alone: their bytes say the address."""
+
+    packs_each_copy = True
+    packed_weight_bytes = 1 << 20
+
+    def pack(self, address: int) -> None:
+        """Write the address."""
+        ctypes.c_uint64.from_address(address).value = address
+
+
+def test_each_copy_is_packed_where_its_address_matters() -> None:
+    weights = WeightsOfAnAddress()
+    told = []
+
+    copies = WeightCopies(weights, 70, seed=1, on_block=lambda: told.append(1))
+
+    for index in range(70):
+        address = copies.struct.copies[index]
+        assert ctypes.c_uint64.from_address(address).value == address
     assert len(told) == 3
 
 

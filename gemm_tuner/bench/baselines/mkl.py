@@ -121,6 +121,8 @@ class Mkl(AnyBaseline):
 
 
 class _MklRunner(CRunner):
+    packs_each_copy = True  # what is packed begins at a huge page, wherever in the block that is
+
     def __init__(self, driver: ctypes.CDLL, pass_library: Path, workload: Workload) -> None:
         problem = workload.problem
         self._driver = driver

@@ -21,6 +21,8 @@ class PythonRunner:
     pack it, and returns the call that computes y with it.
     """
 
+    packs_each_copy = False
+
     def __init__(
         self, workload: Workload, make_call: Callable[[NDArray[Any]], Callable[[], object]]
     ) -> None:
