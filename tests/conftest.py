@@ -1,6 +1,7 @@
 """Leave out, with the reason, what this machine cannot run, and tell the two stages apart."""
 
 import gc
+import signal
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
@@ -54,6 +55,12 @@ _SUMMARY_COLUMNS = 240
 # Proofs without exception, whose collection alone takes seconds in each process: it makes up
 # requests, and loads PyTorch.
 _SLOW_TO_COLLECT = tuple(_TESTS / name for name in ("service/test_schema.py", "pytorch"))
+
+
+def pytest_configure() -> None:
+    """Take SIGINT as in the foreground: what a shell starts in the background ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
