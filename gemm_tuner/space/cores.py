@@ -38,8 +38,8 @@ class Rates:
     (`vdpbf16ps`), `quads` of bytes (`vpdpbusd`), 0 where there is no such instruction. `latency` of
     a multiply-add is in cycles. Bytes are what one core reads from a level while the others rest.
     `conflicts` is the share of the time to read weights from L2 that each tile of rows waits longer
-    where they lie in lines that share sets of L1: measured on an EPYC of Zen 3 and on a Xeon with
-    AMX, and taken for all of either vendor.
+    where they lie in lines that share sets of L1: measured on an EPYC of Zen 3, and taken for all
+    of AMD. Of Intel it is the least of what a Xeon with AMX gave (decision 85), and an estimate.
     """
 
     vector_bits: float

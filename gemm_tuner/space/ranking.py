@@ -47,11 +47,13 @@ def shortlist(space: Space, count: int | None = None) -> list[Candidate]:
         NoKernelFamily: no family of the catalog covers the problem on this CPU.
     """
     order = ranked(space.defaults(), space.problem, space.cpu)
+    ways = [[one for one in order if one.blocking.pack_w is packs] for packs in (True, False)]
+    if not all(ways):
+        return order[:count]
     longest = _predicted(order[0], space) * (1 + _EITHER_MAY_BE_FASTER)
-    near = [one for one in order if _predicted(one, space) <= longest]
-    ways = [[one for one in near if one.blocking.pack_w is packs] for packs in (False, True)]
-    ways.sort(key=lambda way: way[:1] != order[:1])
-    in_turn = (one for one in chain.from_iterable(zip_longest(*ways)) if one)
+    near = [[one for one in way if _predicted(one, space) <= longest] for way in ways]
+    near.sort(key=lambda way: way[:1] != order[:1])
+    in_turn = (one for one in chain.from_iterable(zip_longest(*near)) if one)
     return list(dict.fromkeys([*in_turn, *order]))[:count]
 
 

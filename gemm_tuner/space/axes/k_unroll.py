@@ -4,8 +4,8 @@ One, two or four. Only one keeps a panel of a short k in registers; more walk al
 
 Tried first: one where registers hold a panel of up to eight steps, but not for pairs of bf16. Two
 where they hold a longer panel. Four for few sums, which would wait for each other, and for rows of
-a `kn` that are read in place. Else one, also with shuffles and for weights in
-groups, whose chunk is several steps.
+a `kn` that are read in place. Else one, also with shuffles and for weights in groups, whose chunk
+is several steps.
 """
 
 from math import ceil
