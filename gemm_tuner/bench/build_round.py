@@ -107,7 +107,10 @@ class BuildRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTimer:
-    """Times builds beside baselines, which `rows` list; `report` is told who runs."""
+    """Times builds beside baselines, which `rows` list; `report` is told who runs.
+
+    `pushing` is what pushes weights out of the caches, if that was made before.
+    """
 
     setup: Setup
     problem: Problem
@@ -115,6 +118,7 @@ class RoundTimer:
     inputs: Inputs
     rows: Sequence[Row]
     report: Report
+    pushing: Pushing | None = None
 
     def measure(self, request: TimeRequest, baselines: Sequence[CheckedBaseline]) -> BuildRound:
         """Time builds and baselines in turn: first the builds, last the loops of the roofline."""
@@ -312,9 +316,9 @@ class RoundTimer:
             self.report.step(index)
             copies[index] = copies_within(wanted[index], checked.baseline.most_weight_copies)
         self.report.step()
-        pushing = pushing_bytes(l3_bytes) if any(one.are_few for one in copies) else 0
+        lacks_pushing = self.pushing is None and any(one.are_few for one in copies)
         check_memory(
-            pushing
+            (pushing_bytes(l3_bytes) if lacks_pushing else 0)
             + sum(
                 one.number * stride_of_copy(runner.packed_weight_bytes)
                 for one, runner in zip(copies, runners, strict=True)
@@ -338,11 +342,9 @@ class RoundTimer:
         all_bytes = touched + sum(runner.packed_weight_bytes for runner in runners[1:])
         least_ns = warm_up_ns(regime, touched, l3_bytes)
         least_calls = warm_up_calls(regime, all_bytes, l3_bytes)
-        pushing = (
-            Pushing(l3_bytes, on_block=partial(step, 0))
-            if any(one.are_few for one in copies)
-            else None
-        )
+        pushing = self.pushing
+        if pushing is None and any(one.are_few for one in copies):
+            pushing = Pushing(l3_bytes, on_block=partial(step, 0))
         contestants = []
         for index, (one, runner) in enumerate(zip(copies, runners, strict=True)):
             step(index)

@@ -28,6 +28,7 @@ from gemm_tuner.bench.finding import Finding, TimedFinding
 from gemm_tuner.bench.forked import Death, Guard, Result, run_in_child
 from gemm_tuner.bench.inputs import InputKind
 from gemm_tuner.bench.plain import PlainBaseline
+from gemm_tuner.bench.regimes import Pushing, pushing_bytes
 from gemm_tuner.bench.requests import Baselines, Opening, Setup, TimeRequest, VerifyRequest
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import IsaFeature
@@ -81,6 +82,7 @@ class Session:
         self._cpu = detect_cpu()
         self._report = Report(setup.drivers.crash)
         self._plain_w: NDArray[Any] | None = None
+        self._pushing: Pushing | None = None
         provers = _provers_that_fit(problem, setup.provers)
         self._cases = {
             kind: Case(problem, kind, setup.seed, fixed_order=setup.drivers.fixed_order)
@@ -212,6 +214,7 @@ class Session:
             inputs=self._cases[InputKind.NORMAL].inputs,
             rows=baseline_rows(),
             report=self._report,
+            pushing=self._pushing,
         )
         return timer.measure(request, baselines)
 
@@ -270,6 +273,11 @@ class Session:
 
     def _check_baseline(self, regime: Regime, baseline: Baseline) -> Checked | str:
         baseline.check_problem(self._problem)
+        if regime is Regime.COLD_WEIGHTS and self._pushing is None:
+            l3_bytes = self._cpu.caches.l3_bytes
+            check_memory(pushing_bytes(l3_bytes), "pushing weights out of the caches")
+            self._pushing = Pushing(l3_bytes, self._report.step)  # a child reads this memory
+        pushing = self._pushing if regime is Regime.COLD_WEIGHTS else None
         case = self._cases[InputKind.NORMAL]
         # In a child: a library may crash, and one that has started threads must not be forked.
         result = self._run(
@@ -278,8 +286,8 @@ class Session:
                 self._problem,
                 case,
                 threads=self._setup.threads,
-                regime=regime,
                 l3_bytes=self._cpu.caches.l3_bytes,
+                pushing=pushing,
                 on_block=self._report.step,
             ),
             (Checked, str),

@@ -86,7 +86,12 @@ class Loader:
     ) -> Kernel:
         threads = question.context.threads
         kernel = load_kernel(
-            binary, artifact=artifact, cpu=self._cpu, threads=threads, reason=reason_of(verdict)
+            binary,
+            artifact=artifact,
+            cpu=self._cpu,
+            threads=threads,
+            reason=reason_of(verdict),
+            comparison=verdict.comparison,
         )
         check_kernel(kernel, verdict, question.problem)
         # Not by its digest: another question may have the same kernel, by a verdict of its own.

@@ -1,6 +1,6 @@
 """A kernel beside the fastest library, and beside the one that runs in its place."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
@@ -54,9 +54,9 @@ class Comparison:
             library = Library(text=baseline, package=itself.package)
         if is_fixed:
             return cls(ratio=ratio, baseline=library, is_fixed=True)
-        if _runs_in_process(baseline):
+        if _runs_in_process(library):
             return cls(ratio=ratio, baseline=library, instead=Instead(library=library))
-        others = [one for one in raced if _runs_in_process(one.baseline)]
+        others = [one for one in raced if _runs_in_process(Library(text=one.baseline))]
         if itself is None or not others:
             return cls(ratio=ratio, baseline=library)
         fastest = min(others, key=lambda one: one.call_ns)
@@ -93,6 +93,11 @@ class Comparison:
         """Say whether the kernel is as fast as what runs instead, if anything may."""
         return self.is_fixed or is_as_fast(self.beside_instead)
 
+    def is_behind(self, libraries: Collection[str]) -> bool:
+        """Return whether the baseline is one of these, by name, and the kernel not as fast."""
+        is_among = self.baseline.name in libraries
+        return is_among and not self.is_fixed and not is_as_fast(self.ratio)
+
 
 def is_as_fast(ratio: Ratio) -> bool:
     """Return whether a kernel with this ratio to what runs instead may be served.
@@ -102,5 +107,5 @@ def is_as_fast(ratio: Ratio) -> bool:
     return ratio.median >= SERVED_FROM and ratio.low >= SERVED_ABOVE
 
 
-def _runs_in_process(text: str) -> bool:
-    return text.partition(" ")[0] in set(InProcess)
+def _runs_in_process(library: Library) -> bool:
+    return library.name in set(InProcess)

@@ -118,6 +118,11 @@ class Library:
     text: str
     package: str = ""
 
+    @property
+    def name(self) -> str:
+        """Return the name without the version: `mkl` of `mkl 2026.2.0`."""
+        return self.text.partition(" ")[0]
+
     def is_version_of(self, text: str) -> bool:
         """Say whether the library with this text is the same, whatever it does in passes."""
         return self.text.split()[:2] == text.split()[:2]

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from gemm_tuner.client.client import Client
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.measurement import Library
+from gemm_tuner.domain.reason import speed_text
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.libraries.fallback import NoKernel
@@ -28,7 +29,11 @@ _SERVICES = ("http:", "https:", "unix:")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedLayer:
-    """A linear layer of a model: y (rows, n) = epilogue(x (rows, k) @ w.T), for several `rows`."""
+    """A linear layer of a model: y (rows, n) = epilogue(x (rows, k) @ w.T), for several `rows`.
+
+    `beside` are libraries, by name, that compute it where it is left, and that other callers lack:
+    a kernel that one of them was faster than is not taken.
+    """
 
     n: int
     k: int
@@ -38,6 +43,7 @@ class WantedLayer:
     threads: int
     w_layout: str = "nk"
     reduction: str = "any"
+    beside: tuple[str, ...] = ()
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -194,9 +200,10 @@ class StoredKernels:
         problems = layer_problems(**wanted.asked, max_loss=MAX_LOSS)
         sharing = share(self._repository, problems, cpu=self._cpu, context=context)
         verdicts = [one.chosen.verdict for one in sharing.kernels]
-        found = [
-            kernel_or_none(one, self._repository, self._cpu, wanted.threads) for one in verdicts
-        ]
+        found = not_behind(
+            [kernel_or_none(one, self._repository, self._cpu, wanted.threads) for one in verdicts],
+            wanted.beside,
+        )
         times = [time_of(one, verdict) for one, verdict in zip(found, verdicts, strict=True)]
         return replace(_told(found), regime=regime, times=tuple(times))
 
@@ -230,8 +237,9 @@ class ServedKernels:
 
     def find(self, wanted: WantedLayer) -> FoundLayer:
         """Return the kernels for a layer, those for weights from memory before others."""
+        asked = wanted.asked | {"threads": wanted.threads}
         return _best_of(
-            _told(self._client.layer(**wanted.asked, threads=wanted.threads, regime=regime).kernels)
+            _told(not_behind(self._client.layer(**asked, regime=regime).kernels, wanted.beside))
             for regime in _REGIMES
         )
 
@@ -244,6 +252,9 @@ _TIMED = (Basis.MEASURED, Basis.SHARED)
 
 # More of them are seldom faster, and each is timed in the model.
 MOST_CHOICES = 3
+
+
+Found = TypeVar("Found")
 
 
 class _WithoutKernel(Protocol):
@@ -263,6 +274,22 @@ def _told(found: Sequence[Kernel | _WithoutKernel]) -> FoundLayer:
         reasons=tuple(dict.fromkeys(one.reason for one in others)),
         was_timed=any(one.compared_with for one in others),
     )
+
+
+def not_behind(found: Sequence[Found], libraries: Sequence[str]) -> list[Found | NoKernel]:
+    """Return what was found, and in the place of kernels that these are faster than, why."""
+
+    def checked(one: Found) -> Found | NoKernel:
+        comparison = one.comparison if isinstance(one, Kernel) else None
+        if comparison is None or not comparison.is_behind(libraries):
+            return one
+        reason = (
+            f"it has {speed_text(comparison.ratio, comparison.baseline.text)}, which computes "
+            "this where it is left."
+        )
+        return NoKernel(reason=reason, compared_with=comparison.baseline)
+
+    return [checked(one) for one in found]
 
 
 def _best_of(ways: Iterator[FoundLayer]) -> FoundLayer:

@@ -106,7 +106,7 @@ def choose_library(
         return Chosen(layer=fixed, remark=_slowly(fixed, compared_with), refusals={})
     preferred = _preferred(problem)
     wanted = instead or compared_with or Library(text=preferred[0])
-    word = wanted.text.partition(" ")[0]
+    word = wanted.name
     refusals: dict[str, BaselineMissing] = {}
     layer: LibraryLayer | None = None
     of_wanted = [(one, wanted.package) for one in _ROWS if one == word]
@@ -172,6 +172,6 @@ def _remark(
         return f"{said}."
     if refusal:
         return f"{said}. {layer.text} computes instead: {refusal}"
-    is_called = compared_with.text.partition(" ")[0] in _ROWS
+    is_called = compared_with.name in _ROWS
     why = "which is not installed here" if is_called else "which is not called from here"
     return f"{said}, {why}: {layer.text} computes instead."

@@ -29,6 +29,7 @@ from gemm_tuner.arrays.views import NUMPY_TYPES, count_rows, view_matrix, view_o
 from gemm_tuner.arrays.weights import StoredWeights, check_weights
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.comparison import Comparison
 from gemm_tuner.domain.context import check_threads
 from gemm_tuner.domain.cpu import Cpu, IsaFeature
 from gemm_tuner.domain.epilogue import OperandShape
@@ -57,11 +58,17 @@ class Kernel(DirectCall):
 
     `kernel(x, packed, ...)` computes what `kernel.compute(x, packed, ...)` does, through the call
     path in C where that was built. Any number of threads may call it at once. `library` names what
-    computes, `gemm-tuner` with its version, and `reason` says why, as in a `FallbackKernel`.
+    computes, `gemm-tuner` with its version, and `reason` says why, as in a `FallbackKernel`;
+    `comparison` is its speed beside libraries, None where that was not measured.
     """
 
     def __init__(
-        self, native: KernelLibrary, artifact: Artifact, threads: int = 1, reason: str = ""
+        self,
+        native: KernelLibrary,
+        artifact: Artifact,
+        threads: int = 1,
+        reason: str = "",
+        comparison: Comparison | None = None,
     ) -> None:
         """Wrap a loaded library; use `load_kernel` to get a checked one.
 
@@ -74,6 +81,7 @@ class Kernel(DirectCall):
         """
         self.native = native
         self.reason = reason
+        self.comparison = comparison
         self.artifact = artifact
         self.threads = check_threads(threads)
         try:
@@ -391,11 +399,17 @@ def _known(view: ArrayView, _array: NDArray[np.generic]) -> ArrayView:
 
 
 def load_kernel(
-    binary: bytes, *, artifact: Artifact, cpu: Cpu, threads: int = 1, reason: str = ""
+    binary: bytes,
+    *,
+    artifact: Artifact,
+    cpu: Cpu,
+    threads: int = 1,
+    reason: str = "",
+    comparison: Comparison | None = None,
 ) -> Kernel:
     """Check an artifact, load it into this process, and return it as a kernel for `threads`.
 
-    `reason` says in words why it was chosen.
+    `reason` says in words why it was chosen, and `comparison` how fast it was beside libraries.
 
     Raises:
         DigestMismatch: the bytes are not those that the artifact is named after.
@@ -409,4 +423,4 @@ def load_kernel(
     if IsaFeature.AMX_TILE in artifact.required_isa:
         ask_for_amx()  # `cpu` may have been detected by another process
     configure_pool()
-    return Kernel(KernelLibrary(binary), artifact, threads, reason)
+    return Kernel(KernelLibrary(binary), artifact, threads, reason, comparison)

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.verdict import Verdict
@@ -15,6 +18,7 @@ from gemm_tuner.layers.sources import (
     Source,
     StoredKernels,
     WantedLayer,
+    not_behind,
     time_of,
 )
 from gemm_tuner.machine.detect import detect_cpu
@@ -51,6 +55,11 @@ class WantedProduct(WantedLayer):
         return tuple(Problem.create(**words | {"m": rows}) for rows in self.rows)
 
 
+def libraries_of_pytorch(dtype: str) -> tuple[str, ...]:
+    """Return the libraries, by name, that compute products in PyTorch and not elsewhere."""
+    return ("mkl",) if dtype == DType.F32.value and torch.backends.mkl.is_available() else ()
+
+
 def problem_text(wanted: WantedLayer, batch: Any = None) -> str:  # noqa: ANN401 - of PyTorch
     """Return the problem of a layer, a product or attention, and how many of them, in words."""
     rows = ",".join(map(str, wanted.rows))
@@ -77,7 +86,8 @@ def find(source: Source, wanted: WantedLayer) -> FoundLayer:
         return _stored(source, wanted)
     if isinstance(source, ServedKernels):
         client = source._client  # noqa: SLF001 - of this package
-        return _told(client.kernels(wanted.problems, threads=wanted.threads, regime=_REGIME))
+        served = client.kernels(wanted.problems, threads=wanted.threads, regime=_REGIME)
+        return _told(not_behind(served, wanted.beside))
     found = source.find(wanted)
     kernels = [one for one in found.kernels if one.problem.operation.value == wanted.operation]
     return replace(found, kernels=tuple(kernels))
@@ -134,7 +144,8 @@ def _stored(source: StoredKernels, wanted: WantedProduct) -> FoundLayer:
         verdicts = [
             choose(repository, one, cpu=cpu, context=context).verdict for one in wanted.problems
         ]
-        found = [kernel_or_none(one, repository, cpu, wanted.threads) for one in verdicts]
+        stored = [kernel_or_none(one, repository, cpu, wanted.threads) for one in verdicts]
+    found = not_behind(stored, wanted.beside)
     saved_ns = [_saved_ns(*one) for one in zip(found, verdicts, strict=True)]
     known_ns = [one for one in saved_ns if one is not None]
     is_known = len(known_ns) == len(saved_ns)

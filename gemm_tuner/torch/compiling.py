@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.virtualized import V
 
 from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import Problem
@@ -27,7 +28,13 @@ from gemm_tuner.torch.activations import (
     insert_matmul,
     product_of_activations,
 )
-from gemm_tuner.torch.asking import WantedProduct, find, problem_text, tune_wanted
+from gemm_tuner.torch.asking import (
+    WantedProduct,
+    find,
+    libraries_of_pytorch,
+    problem_text,
+    tune_wanted,
+)
 from gemm_tuner.torch.attention import Attention, attention_of, insert_attention
 from gemm_tuner.torch.epilogues import Step, steps_after
 from gemm_tuner.torch.exporting import write_kernels
@@ -317,6 +324,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             epilogue="none",
             threads=_threads(product),
             w_layout=product.w_layout,
+            beside=_beside(product),
         )
         return wanted, bounds
 
@@ -364,6 +372,17 @@ def _threads(product: AnyProduct) -> int:
         batch = product.batch
         return 1 if isinstance(batch, int) and batch >= threads else threads
     return threads
+
+
+def _beside(product: AnyProduct) -> tuple[str, ...]:
+    """Return the libraries, by name, that compute a product in PyTorch and not elsewhere.
+
+    Inductor packs constant weights for oneDNN instead where rows are not known, or ahead of time.
+    """
+    has_weights = not isinstance(product, OfActivations)
+    if has_weights and (isinstance(product.rows, torch.SymInt) or V.aot_compilation):
+        return ()
+    return libraries_of_pytorch(product.types)
 
 
 def _steps(product: AnyProduct) -> list[Step]:

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.weight_layout import WeightLayout
-from gemm_tuner.torch.asking import WantedProduct, problem_text
+from gemm_tuner.torch.asking import WantedProduct, libraries_of_pytorch, problem_text
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.tuned_products import ATTENTION, PRODUCTS, TunedProducts
 
@@ -217,5 +217,6 @@ def _wanted(
         threads=1 if batch >= threads else threads,
         w_layout=layout.value,
         operation=operation.value,
+        beside=libraries_of_pytorch(TYPES[dtype]),
     )
     return wanted, rows, batch

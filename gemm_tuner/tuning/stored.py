@@ -30,4 +30,11 @@ def kernel_or_none(
     binary = repository.binary(artifact.sha256) if artifact else None
     if artifact is None or binary is None:
         return NoKernel.of(reason, verdict.comparison)
-    return load_kernel(binary, artifact=artifact, cpu=cpu, threads=threads, reason=reason)
+    return load_kernel(
+        binary,
+        artifact=artifact,
+        cpu=cpu,
+        threads=threads,
+        reason=reason,
+        comparison=verdict.comparison,
+    )

@@ -56,6 +56,9 @@ def test_a_served_kernel_says_what_computes_and_why(site: Site, tmp_path: Path) 
 
     assert kernel.library == f"gemm-tuner {version('gemm-tuner')}"
     assert kernel.reason.startswith("tuned, basis measured: 10.000 times the speed of the baseline")
+    assert isinstance(kernel, Kernel)
+    assert kernel.comparison is not None
+    assert kernel.comparison.ratio.median == 10
 
 
 def test_without_service_and_cache_a_library_computes_and_says_why(tmp_path: Path) -> None:

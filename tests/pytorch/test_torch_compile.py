@@ -59,6 +59,21 @@ def test_a_batch_of_any_size_is_compiled_once() -> None:
                 assert operator_calls(compiled, x).get("gemm_tuner::pack") is None
 
 
+@pytest.mark.parametrize(
+    ("dtype", "dynamic", "beside"),
+    [("float32", False, ("mkl",)), ("float32", True, ()), ("bfloat16", False, ())],
+)
+def test_mkl_runs_where_a_product_of_floats_is_left(
+    dtype: str, *, dynamic: bool, beside: tuple[str, ...]
+) -> None:
+    model = sample_model(dtype).eval()
+    source = Kernels(rows=(1, "2..64") if dynamic else None)
+    gt.enable(source, dynamic_rows=[1, "2..64"])
+    with torch.no_grad():
+        torch.compile(model, dynamic=dynamic)(sample_x(5, K, dtype=dtype))
+    assert {one.beside for one in source.asked} == {beside}
+
+
 def test_training_is_compiled_as_before() -> None:
     model, x = sample_model(), sample_x()
     plain = copy.deepcopy(model)

@@ -16,7 +16,14 @@ from gemm_tuner.store.repository import Repository
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from samples import CONTEXT, SOURCE_TEXT, make_artifact, make_disturbed_trial, make_trial  # noqa: E402
+from samples import (  # noqa: E402
+    CONTEXT,
+    SOURCE_TEXT,
+    make_artifact,
+    make_disturbed_trial,
+    make_trial,
+    make_trial_beside_mkl,
+)
 from torch_kernels import kernel_of  # noqa: E402 - after PyTorch was found
 
 from gemm_tuner.layers.sources import CallTime, StoredKernels, WantedLayer  # noqa: E402
@@ -59,6 +66,36 @@ def test_times_of_calls_are_those_of_the_very_problem(
     assert found.times == (expected,)
     assert found.regime is (Regime.COLD_WEIGHTS if m == 7 else Regime.HOT)  # asked for first
     assert bool(found.kernels) is (time_ns == 800 or m == "1..64")
+
+
+@pytest.mark.parametrize(
+    ("call_ns", "beside", "time_ns"),
+    [
+        (1050, (), 1050.0),  # oneDNN, which would run instead, takes 1365 ns
+        (1050, ("mkl",), 1000.0),
+        (950, ("mkl",), 950.0),
+        (1050, ("openvino",), 1050.0),
+    ],
+)
+def test_a_kernel_behind_what_its_caller_would_run_is_left(
+    tmp_path: Path, call_ns: int, beside: tuple[str, ...], time_ns: float
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    for operation in ("linear", "matmul"):
+        problem = Problem.create(6, 17, 24, dtype="f32", epilogue="bias", operation=operation)
+        _keep(url, problem, make_trial_beside_mkl(call_ns=call_ns))
+    asked = {"n": 17, "k": 24, "rows": (6,), "dtype": "f32", "epilogue": "bias", "threads": 1}
+
+    layer = StoredKernels(url).find(WantedLayer(**asked, beside=beside))
+    product = find(StoredKernels(url), WantedProduct(**asked, beside=beside))
+
+    is_left = time_ns == 1000
+    assert layer.times == (CallTime(least_ns=time_ns, greatest_ns=time_ns),)
+    for found in (layer, product):
+        assert bool(found.kernels) is not is_left
+        assert any("0.952 times the speed of mkl 2026.0" in one for one in found.reasons) is is_left
+    choices = StoredKernels(url).choices(WantedLayer(**asked, beside=beside))
+    assert any(one.kernels for one in choices)  # a model may find it faster
 
 
 @pytest.mark.parametrize("steps", ["scale", "scale+causal"])

@@ -1,5 +1,7 @@
 """A kernel stands beside the fastest library, and is served beside what runs instead."""
 
+from dataclasses import replace
+
 import pytest
 
 from gemm_tuner.domain.comparison import Comparison, InProcess
@@ -60,6 +62,26 @@ def test_a_kernel_is_served_beside_what_runs_instead(
     median: float, baseline: str, raced: tuple[Raced, ...], *, is_served: bool
 ) -> None:
     assert _compare(median, baseline, *raced).is_servable is is_served
+
+
+@pytest.mark.parametrize(
+    ("median", "low", "baseline", "is_behind"),
+    [
+        (0.95, 0.95, "mkl 2026.0", True),
+        (1.01, 0.96, "mkl 2026.0 + pass", True),
+        (1.01, 1.0, "mkl 2026.0", False),
+        (0.95, 0.95, "onednn 3.2.0", False),
+        (0.95, 0.95, "mkl-attention 2026.0", False),
+    ],
+)
+def test_a_kernel_may_be_behind_a_library_that_only_some_callers_have(
+    median: float, low: float, baseline: str, *, is_behind: bool
+) -> None:
+    comparison = _compare(median, baseline, MKL, ONEDNN, low=low)
+
+    assert comparison.is_behind(["mkl"]) is is_behind
+    assert not comparison.is_behind([])
+    assert not replace(comparison, is_fixed=True).is_behind(["mkl"])
 
 
 def test_the_interval_counts_beside_what_runs_instead() -> None:

@@ -20,7 +20,6 @@ from gemm_tuner.bench.regimes import (
     WeightCopies,
     copies_of_weights,
     copies_within,
-    pushing_bytes,
     stride_of_copy,
 )
 from gemm_tuner.bench.tolerance import Expected, find_error
@@ -58,6 +57,8 @@ _LONG_CALL_NS = 200_000_000  # of which one is enough
 _MOST_CALLS = 1000
 # Of weights that are pushed out of the caches before each sample, which reads no copy twice.
 _MOST_COLD_COPIES = MOST_MODELS
+_LEAST_COLD_COPIES = 4
+_ENOUGH_COLD_BYTES = 64 << 20  # of a sample: to read them takes some milliseconds
 
 
 @cache
@@ -360,14 +361,14 @@ def learn_of_baseline(
     case: Case,
     *,
     threads: int,
-    regime: Regime,
     l3_bytes: int,
+    pushing: Pushing | None,
     on_block: Callable[[], None],
 ) -> Checked | str:
     """Return the fault of a baseline in words, or what was learnt of it if it is right.
 
-    Its time is that of calls in the `regime`, beside an L3 of `l3_bytes`. `on_block` is called as
-    copies of the weights are made.
+    Its time is that of calls with hot weights, or with those that are cold, beside an L3 of
+    `l3_bytes`, from which `pushing` pushes them. `on_block` is called as copies of them are made.
 
     Raises:
         BaselineMissing: it cannot compute the problem, or be timed in the regime.
@@ -377,8 +378,8 @@ def learn_of_baseline(
     is_quiet = len(list(Path("/proc/self/task").iterdir())) == 1
     make_weights = (
         _hot_weights
-        if regime is Regime.HOT
-        else partial(_cold_weights, baseline, l3_bytes=l3_bytes, on_block=on_block)
+        if pushing is None
+        else partial(_cold_weights, baseline, l3_bytes=l3_bytes, pushing=pushing, on_block=on_block)
     )
     checked = check_baseline(baseline, problem, case, threads=threads, make_weights=make_weights)
     if isinstance(checked, str):
@@ -397,15 +398,22 @@ def _hot_weights(runner: Runner) -> _Weights:
 
 
 def _cold_weights(
-    baseline: Baseline, runner: Runner, *, l3_bytes: int, on_block: Callable[[], None]
+    baseline: Baseline,
+    runner: Runner,
+    *,
+    l3_bytes: int,
+    pushing: Pushing,
+    on_block: Callable[[], None],
 ) -> _Weights:
     """Return a few copies of the weights, and what pushes them out of the caches."""
     packed_bytes = runner.packed_weight_bytes
     wanted = copies_of_weights(Regime.COLD_WEIGHTS, packed_bytes, l3_bytes)
-    copies = min(copies_within(wanted, baseline.most_weight_copies).number, _MOST_COLD_COPIES)
-    needed_bytes = copies * stride_of_copy(packed_bytes) + pushing_bytes(l3_bytes)
-    check_memory(needed_bytes, f"{copies} copies of the weights")
-    return WeightCopies(runner, copies, seed=0, on_block=on_block), Pushing(l3_bytes, on_block).read
+    enough = max(_LEAST_COLD_COPIES, _ENOUGH_COLD_BYTES // max(1, packed_bytes))
+    copies = min(
+        copies_within(wanted, baseline.most_weight_copies).number, _MOST_COLD_COPIES, enough
+    )
+    check_memory(copies * stride_of_copy(packed_bytes), f"{copies} copies of the weights")
+    return WeightCopies(runner, copies, seed=0, on_block=on_block), pushing.read
 
 
 def check_baseline(

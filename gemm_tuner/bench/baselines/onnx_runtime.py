@@ -1,7 +1,7 @@
 """ONNX Runtime, called from Python: a model of one layer, its weights packed by the session."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -64,10 +64,16 @@ class OnnxRuntime(AnyBaseline):
         """Return a runner that works on `workload`."""
         runtime = import_module(_WHEEL)
         self.implementation = product_text(workload.problem.types)
-        return PythonRunner(workload, partial(_make_call, runtime, workload))
+        written = cache(partial(write_model, workload, workload.w))  # all copies are the same
+        return PythonRunner(workload, partial(_make_call, runtime, workload, written))
 
 
-def _make_call(runtime: Any, workload: Workload, w: NDArray[Any]) -> Callable[[], object]:  # noqa: ANN401 - the package is optional
+def _make_call(
+    runtime: Any,  # noqa: ANN401 - the package is optional
+    workload: Workload,
+    written: Callable[[], bytes],
+    w: NDArray[Any],
+) -> Callable[[], object]:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = workload.threads
     options.inter_op_num_threads = 1
@@ -76,7 +82,7 @@ def _make_call(runtime: Any, workload: Workload, w: NDArray[Any]) -> Callable[[]
     options.add_session_config_entry("session.intra_op.allow_spinning", "1")
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = _ERRORS_ONLY
-    model = write_model(workload, w)
+    model = written()
     try:
         session = runtime.InferenceSession(model, options, providers=[_CPU])
     except Exception as error:
