@@ -234,7 +234,16 @@ def test_each_regime_has_the_baseline_that_is_fastest_in_it(
 
         return Row(name=text, place=0, find=find, is_raced=True)
 
-    def learn(baseline: Baseline, *_given: object, regime: Regime, **_named: object) -> Checked:
+    made: list[object] = []
+
+    def push(*_given: object) -> object:
+        made.append(object())
+        return made[-1]
+
+    def learn(
+        baseline: Baseline, *_given: object, pushing: object | None, **_named: object
+    ) -> Checked:
+        regime = Regime.HOT if pushing is None else Regime.COLD_WEIGHTS
         times_s = {("near", Regime.HOT): 1e-6, ("far", Regime.COLD_WEIGHTS): 2e-6}
         return Checked(
             text=baseline.text,
@@ -246,6 +255,7 @@ def test_each_regime_has_the_baseline_that_is_fastest_in_it(
 
     monkeypatch.setattr(session, "baseline_rows", lambda: (row("near"), row("far")))
     monkeypatch.setattr(session, "learn_of_baseline", learn)
+    monkeypatch.setattr(session, "Pushing", push)
     owner, other = Pipe()
     with owner, other:
         trials = _session(toolchain, owner, baselines=("auto",), regimes=tuple(Regime))
@@ -254,6 +264,7 @@ def test_each_regime_has_the_baseline_that_is_fastest_in_it(
             for regime in Regime
         }
 
+    assert len(made) == 1  # what all libraries of the race are pushed out by
     measured = {regime: one and one.baseline for regime, one in found.items()}
     assert measured == {Regime.HOT: "near", Regime.COLD_WEIGHTS: "far"}
     for regime, baselines in trials.opening.baselines.items():

@@ -299,6 +299,28 @@ def test_accumulator_f16_allows_sums_of_64_products(kind: InputKind) -> None:
     assert find_error(in_f16, result * np.float32(1.5)) is not None
 
 
+@pytest.mark.parametrize(
+    ("dtype", "least_normal", "kind"),
+    [
+        ("f32", 2.0**-126, InputKind.EXACT),
+        ("bf16", 2.0**-126, InputKind.EXACT),
+        ("f16", 2.0**-14, InputKind.NORMAL),
+    ],
+)
+def test_subnormal_numbers_are_where_they_cost_no_time(
+    dtype: str, least_normal: float, kind: InputKind
+) -> None:
+    problem = Problem.parse(f"{dtype} 24x40x30 nk none")
+
+    def has_subnormals(kind: InputKind) -> bool:
+        inputs = make_inputs(problem, kind, 1)
+        numbers = np.abs(np.concatenate([inputs.x.ravel(), inputs.w.ravel()]).astype(np.float64))
+        return bool(np.any((numbers > 0) & (numbers < least_normal)))
+
+    assert has_subnormals(kind)
+    assert not has_subnormals(InputKind.EXACT if dtype == "f16" else InputKind.NORMAL)
+
+
 def test_same_seed_gives_the_same_inputs() -> None:
     first = make_inputs(PROBLEM, InputKind.NORMAL, 5)
     second = make_inputs(PROBLEM, InputKind.NORMAL, 5)
