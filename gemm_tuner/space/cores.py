@@ -40,6 +40,8 @@ class Rates:
     `conflicts` is the share of the time to read weights from L2 that each tile of rows waits longer
     where they lie in lines that share sets of L1: measured on an EPYC of Zen 3, and taken for all
     of AMD. Of Intel it is the least of what a Xeon with AMX gave (decision 85), and an estimate.
+    `panels` is the share of the time in which panels come from L2 that a core waits for them though
+    it multiplies meanwhile: on the same Xeon (decision 88), and taken for all of Intel.
     """
 
     vector_bits: float
@@ -54,6 +56,7 @@ class Rates:
     l3_bytes: float
     memory_bytes: float
     conflicts: float
+    panels: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,8 @@ def predict_cycles(
         return _attention_cycles(problem, candidate, family, cpu, memory_bytes=memory_bytes)
     rows, rates, parts = problem.m.high, core_of(cpu).rates, candidate.parts
     compute = compute_cycles(problem, candidate, family, rates)
-    compute = max(compute, _panel_cycles(problem, candidate, cpu, rates))
+    panels = _panel_cycles(problem, candidate, family, cpu, rates)
+    compute = max(compute, panels) + rates.panels * min(compute, panels)
     compute += _conversion_cycles(problem, candidate, family)
     compute += _unfinished_cycles(problem, candidate, family, cpu)
     compute += _packing_cycles(problem, candidate, family)
@@ -247,12 +248,17 @@ def _arrival_of_tiles(
     return _EVICTED_TILE_CYCLES, _EVICTED_TILE_CYCLES
 
 
-def _panel_cycles(problem: Problem, candidate: Candidate, cpu: Cpu, rates: Rates) -> float:
-    """Return the cycles in which panels that L1 cannot keep come from L2, for each tile of rows."""
+def _panel_cycles(
+    problem: Problem, candidate: Candidate, family: MicroKernelFamily, cpu: Cpu, rates: Rates
+) -> float:
+    """Return the cycles in which panels that L1 cannot keep come from L2, for each tile of rows.
+
+    Those of AMX are part of its products.
+    """
     tile, blocking = candidate.micro_kernel, candidate.blocking
     tiles = ceil(problem.m.high / tile.mr)
     panel_bytes = problem.types.w.row_bytes(tile.nr * min(blocking.kc, problem.k))
-    if tiles <= 1 or panel_bytes <= cpu.caches.l1d_bytes // 2:
+    if family.k_tile or tiles <= 1 or panel_bytes <= cpu.caches.l1d_bytes // 2:
         return 0.0
     return tiles * problem.w_bytes / rates.l2_bytes
 

@@ -9,7 +9,6 @@ import torch
 from torch.nn.utils import parametrize
 
 from gemm_tuner.layers.sources import WantedLayer
-from gemm_tuner.torch.asking import libraries_of_pytorch
 from gemm_tuner.torch.calls import Call
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.report import LayerReport
@@ -47,7 +46,6 @@ class ModelLayer:
             epilogue="none" if self.module.bias is None else "bias",
             threads=torch.get_num_threads(),
             reduction=self.reduction,
-            beside=libraries_of_pytorch(TYPES[self.module.weight.dtype]),
         )
 
     @property
