@@ -224,15 +224,33 @@ def test_the_share_of_the_limit_is_that_over_our_time(
     assert replace(measured, limit=limit).share_of_limit == pytest.approx(0.9)  # of 100 ns
 
 
-def test_the_limit_is_of_the_least_time_outside_that_is_not_ours(tmp_path: Path) -> None:
+def test_the_limit_is_of_the_least_time_outside_that_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ways = (a_way("listed"), a_way("compile"), a_way("enable", is_ours=True))
+    monkeypatch.setattr(Roof, "layers_s", lambda _roof, _threads: 250e-9)
 
     done = measure_case(CASE, plan_of(tmp_path, *ways))
 
     assert done.limit is not None
     assert done.limit.way == "compile"
     assert done.limit.outside_s == pytest.approx(0.3 * 200e-9)
-    assert done.limit.layers_s > 0.0
+    assert done.limit.layers_s == 250e-9
+
+
+def test_a_way_whose_layers_are_not_seen_sets_no_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Roof, "layers_s", lambda _roof, _threads: 290e-9)
+
+    done = measure_case(CASE, plan_of(tmp_path, a_way("listed"), a_way("compile")))
+    assert done.limit is not None
+    assert done.limit.way == "listed"  # the other takes less outside, and 140 ns of layers
+
+    monkeypatch.setattr(Roof, "layers_s", lambda _roof, _threads: 1.0)
+    none = measure_case(CASE, plan_of(tmp_path, a_way("listed"), a_way("compile")))
+    assert none.limit is None
+    assert "shows its layers to the profiler" in none.why_no_limit
 
 
 def test_a_model_without_layers_of_pytorch_has_no_limit(measured: ModelRun) -> None:
