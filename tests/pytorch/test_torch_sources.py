@@ -84,7 +84,14 @@ def test_a_kernel_behind_what_its_caller_would_run_is_left(
     for operation in ("linear", "matmul"):
         problem = Problem.create(6, 17, 24, dtype="f32", epilogue="bias", operation=operation)
         _keep(url, problem, make_trial_beside_mkl(call_ns=call_ns))
-    asked = {"n": 17, "k": 24, "rows": (6,), "dtype": "f32", "epilogue": "bias", "threads": 1}
+    asked: dict[str, Any] = {
+        "n": 17,
+        "k": 24,
+        "rows": (6,),
+        "dtype": "f32",
+        "epilogue": "bias",
+        "threads": 1,
+    }
 
     layer = StoredKernels(url).find(WantedLayer(**asked, beside=beside))
     product = find(StoredKernels(url), WantedProduct(**asked, beside=beside))
