@@ -1,5 +1,6 @@
 """How much memory a trial may take."""
 
+import resource
 from pathlib import Path
 
 from gemm_tuner.errors import NotEnoughMemory
@@ -26,7 +27,10 @@ def check_memory(needed_bytes: int, purpose: str) -> None:
 
 
 def available_memory_bytes() -> int:
-    """Return the memory available to this process: of the machine, and in its control group."""
+    """Return the memory available to this process.
+
+    That is what is left of the machine, in its control group, and of its address space (ulimit -v).
+    """
     fields = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     machine = next(int(words[1]) << 10 for words in fields if words[0] == "MemAvailable:")
     left = [
@@ -34,6 +38,10 @@ def available_memory_bytes() -> int:
         for limit, used in _LIMITS
         if _read_number(limit) > 0
     ]
+    most_addresses, _hard = resource.getrlimit(resource.RLIMIT_AS)
+    if most_addresses != resource.RLIM_INFINITY:
+        used_pages = int(Path("/proc/self/statm").read_text().split()[0])
+        left.append(most_addresses - used_pages * resource.getpagesize())
     return max(0, min([machine, *left]))
 
 

@@ -1,5 +1,7 @@
 """Memory for packed weights: its alignment, and the pages it lies in."""
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -61,3 +63,16 @@ def _huge_bytes(address: int) -> int:
         elif holds_it and first == "AnonHugePages:":
             return int(words[0]) << 10
     return 0
+
+
+def test_memory_is_that_of_the_address_space_where_it_is_limited() -> None:
+    code = (
+        "from gemm_tuner.machine.available_memory import available_memory_bytes\n"
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "print(available_memory_bytes())\n"
+    )
+
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+    assert 0 < int(told.stdout) < 1 << 30
