@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gemm_tuner.bench.baselines.libxsmm import Libxsmm
-from gemm_tuner.bench.baselines.mkl import Mkl
+from gemm_tuner.bench.baselines.mkl import find_mkl
 from gemm_tuner.bench.baselines.onnx_runtime import OnnxRuntime
 from gemm_tuner.bench.baselines.openvino import OpenVino
 from gemm_tuner.bench.baselines.torch_eager import TorchEager
@@ -38,7 +38,7 @@ def _find_libxsmm() -> object:
 _FINDERS: dict[str, Callable[[], object]] = {
     "onednn": find_onednn,
     "openblas": find_openblas,
-    "mkl": lambda: Mkl((Path(), Path())),
+    "mkl": find_mkl,
     "libxsmm": _find_libxsmm,
     "onnxruntime": OnnxRuntime,
     "torch": TorchEager,

@@ -38,9 +38,10 @@ class Libraries:
     loaded once. Use it in a `with` statement.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Write what libraries write to `folder`."""
+    def __init__(self, folder: Path, *, hidden_wheel: str = "") -> None:
+        """Write what libraries write to `folder`, and find one wheel nowhere."""
         self._folder = str(folder)
+        self._hidden_wheel = hidden_wheel
         self._servers: dict[tuple[str, int], socket.socket] = {}
         self._stack = ExitStack()
 
@@ -91,6 +92,7 @@ class Libraries:
                         "-P",
                         _SERVER,
                         str(theirs.fileno()),
+                        self._hidden_wheel,
                         *_MODULES.get(baseline, []),
                     ],
                     pass_fds=[theirs.fileno()],

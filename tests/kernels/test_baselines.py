@@ -24,6 +24,13 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Libraries]:
         yield processes
 
 
+@pytest.fixture(scope="module")
+def no_mkl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Libraries]:
+    folder = tmp_path_factory.mktemp("libraries_without_mkl")
+    with Libraries(folder, hidden_wheel="mkl") as processes:
+        yield processes
+
+
 def _host_beside(text: str, baseline: str, threads: int = 1, race: Race | None = None) -> TrialHost:
     toolchain = find_toolchain()
     return TrialHost(
@@ -195,6 +202,24 @@ def test_mkl_is_right_with_each_copy_of_cold_weights(dtype: str) -> None:
     race = Race(limit_s=0.1, regime=Regime.COLD_WEIGHTS)
     with _host_beside(f"{dtype} 32x768x768 nk bias", "mkl", race=race) as host:
         assert host.baselines(Regime.COLD_WEIGHTS).text.startswith("mkl ")
+
+
+@pytest.mark.baseline("torch")
+@pytest.mark.parametrize("problem", ["f32 19x37x23 nk bias+relu", "matmul f32 19x37x23 kn none"])
+def test_mkl_of_pytorch_stands_in_for_its_wheel(problem: str, no_mkl: Libraries) -> None:
+    assert no_mkl.baseline_of(problem, baseline="mkl").startswith("mkl torch-")
+
+
+@pytest.mark.baseline("torch")
+@pytest.mark.parametrize(
+    ("problem", "threads", "told"),
+    [("bf16 19x37x23", 1, "for float32 alone"), ("f32 19x37x23", 2, "on one thread alone")],
+)
+def test_mkl_of_pytorch_says_what_it_is_not_called_for(
+    problem: str, threads: int, told: str, no_mkl: Libraries
+) -> None:
+    with pytest.raises(BaselineMissing, match=told):
+        no_mkl.baseline_of(problem, baseline="mkl", threads=threads)
 
 
 @pytest.mark.baseline("mkl")

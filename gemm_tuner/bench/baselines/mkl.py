@@ -1,7 +1,8 @@
-"""Intel MKL, loaded from its wheel: its product, and a pass for what it lacks."""
+"""Intel MKL, of its own wheel or PyTorch's: its product, and a pass for what it lacks."""
 
 import ctypes
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,9 @@ _WHEEL = "mkl"
 _LIBRARY = "libmkl_rt.so.3"
 START_S = 0.3
 _INSTALL = 'pip install "gemm-tuner[peers]"'
+# PyTorch has a copy, which shows its packed product of float32 alone.
+_OF_TORCH = ("torch", "libtorch_cpu.so")
+_START_OF_TORCH_S = 0.5
 # `mkl_product` of bench/native/mkl.c by the types of x and w, and the type of its results.
 _PRODUCTS: dict[tuple[DType, DType], tuple[int, DType]] = {
     (DType.F32, DType.F32): (0, DType.F32),
@@ -48,8 +52,45 @@ def find_mkl() -> Path:
 
 
 def mkl_packages() -> list[Package]:
-    """Return what takes part in a race."""
+    """Return the installed wheel."""
     return [Package(text, START_S) for text in installed_wheels(_WHEEL)]
+
+
+class _Found(NamedTuple):
+    """A copy of MKL, and whether it is that of PyTorch."""
+
+    text: str
+    library: Path
+    start_s: float
+    is_of_torch: bool
+
+
+def _found() -> _Found:
+    """Return the copy of the wheel, or where there is none, that of PyTorch.
+
+    Raises:
+        BaselineMissing: there is neither.
+    """
+    try:
+        return _Found(mkl_text(), find_mkl(), START_S, is_of_torch=False)
+    except BaselineMissing:
+        try:
+            library = find_in_wheel(*_OF_TORCH, install=_INSTALL)
+        except BaselineMissing:
+            pass
+        else:
+            return _Found(_text_of_torch(), library, _START_OF_TORCH_S, is_of_torch=True)
+        raise
+
+
+def _text_of_torch() -> str:
+    return f"{_WHEEL} torch-{wheel_version(_OF_TORCH[0], install=_INSTALL)}"
+
+
+def _raced_packages() -> list[Package]:
+    """Return what takes part in a race."""
+    of_torch = installed_wheels(_OF_TORCH[0])
+    return mkl_packages() or [Package(_text_of_torch(), _START_OF_TORCH_S) for _torch in of_torch]
 
 
 class _LayerStruct(ctypes.Structure):
@@ -80,15 +121,10 @@ class Mkl(AnyBaseline):
     fuses_epilogue = True
     is_of_openmp = True
 
-    def __init__(self, drivers: tuple[Path, Path]) -> None:
-        """Find the library; it is loaded when it is needed, because it is visible to all others.
-
-        Raises:
-            BaselineMissing: the wheel is not installed.
-        """
-        self._library = find_mkl()
+    def __init__(self, found: _Found, drivers: tuple[Path, Path]) -> None:
+        """Take a copy; it is loaded when it is needed, because it is visible to all others."""
+        self._found = found
         self._driver, self._pass = drivers
-        self._version = mkl_text()
 
     def check_problem(self, problem: Problem) -> None:
         """Refuse types that there is no product of.
@@ -99,6 +135,10 @@ class Mkl(AnyBaseline):
         types = problem.types
         if (types.x, types.w) not in _PRODUCTS:
             raise BaselineMissing(f"MKL does not compute {types.text}; choose another baseline.")
+        if self._found.is_of_torch and types.x is not DType.F32:
+            raise BaselineMissing(
+                f"PyTorch's MKL is called for float32 alone, not {types.text}; run: {_INSTALL}."
+            )
 
     def prepare(self, workload: Workload) -> "_MklRunner":
         """Return a runner that works on `workload`.
@@ -106,16 +146,19 @@ class Mkl(AnyBaseline):
         Raises:
             BaselineMissing: MKL does not load.
         """
+        if self._found.is_of_torch and workload.threads > 1:
+            raise BaselineMissing(f"PyTorch's MKL is called on one thread alone; run: {_INSTALL}.")
         try:
-            ctypes.CDLL(str(self._library), mode=ctypes.RTLD_GLOBAL)
+            library = ctypes.CDLL(str(self._found.library), mode=ctypes.RTLD_GLOBAL)
             driver = ctypes.CDLL(str(self._driver))
         except OSError as error:
-            raise BaselineMissing(
-                f"MKL does not load: {error}; run: pip install --force-reinstall mkl."
-            ) from error
+            again = _INSTALL if self._found.is_of_torch else "pip install --force-reinstall mkl"
+            raise BaselineMissing(f"MKL does not load: {error}; run: {again}.") from error
+        if not hasattr(library, "cblas_sgemm_pack"):
+            raise BaselineMissing(f"this PyTorch has no MKL; run: {_INSTALL}.")
         driver.mkl_packed_weight_bytes.restype = ctypes.c_uint64
         runner = _MklRunner(driver, self._pass, workload)
-        self.text = f"{self._version} + pass" if runner.has_pass else self._version
+        self.text = f"{self._found.text} + pass" if runner.has_pass else self._found.text
         self.implementation = "product, then a pass" if runner.has_pass else "product"
         return runner
 
@@ -168,7 +211,8 @@ class _MklRunner(CRunner):
 
 def _find(materials: Materials) -> list[Copy]:
     drivers = (materials.drivers.mkl, materials.drivers.finish)
-    return [Copy(package=mkl_text(), baseline=Mkl(drivers), start_s=START_S)]
+    found = _found()
+    return [Copy(package=found.text, baseline=Mkl(found, drivers), start_s=found.start_s)]
 
 
 ROWS = (
@@ -176,7 +220,7 @@ ROWS = (
         name="mkl",
         place=2,
         find=_find,
-        installed=mkl_packages,
+        installed=_raced_packages,
         is_raced=True,
         takes_activations=True,
     ),

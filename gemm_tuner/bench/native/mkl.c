@@ -2,8 +2,11 @@
  * after it if need be.
  *
  * The text of sample.h stands before this one; the library is loaded before this driver. The part
- * of its C interface that is used is declared here, with integers of 32 bits (LP64). */
+ * of its C interface that is used is declared here, with integers of 32 bits (LP64). A copy inside
+ * another library may lack what is weak here, and is not called for it. */
 enum { ROW_MAJOR = 101, AS_STORED = 111, TRANSPOSED = 112, PACKED = 151, B_MATRIX = 162, FIXED_OFFSET = 173 };
+
+#define WEAK __attribute__((weak))
 
 typedef uint16_t bf16;
 
@@ -13,20 +16,20 @@ void cblas_sgemm_pack(int order, int identifier, int transpose, int m, int n, in
 void cblas_sgemm_compute(int order, int transpose_a, int transpose_b, int m, int n, int k,
                          const float *a, int lda, const float *b, int ldb, float beta, float *c,
                          int ldc);
-size_t cblas_gemm_bf16bf16f32_pack_get_size(int identifier, int m, int n, int k);
-void cblas_gemm_bf16bf16f32_pack(int order, int identifier, int transpose, int m, int n, int k,
-                                 const bf16 *source, int leading_dimension, bf16 *packed);
-void cblas_gemm_bf16bf16f32_compute(int order, int transpose_a, int transpose_b, int m, int n,
-                                    int k, float alpha, const bf16 *a, int lda, const bf16 *b,
-                                    int ldb, float beta, float *c, int ldc);
+WEAK size_t cblas_gemm_bf16bf16f32_pack_get_size(int identifier, int m, int n, int k);
+WEAK void cblas_gemm_bf16bf16f32_pack(int order, int identifier, int transpose, int m, int n, int k,
+                                      const bf16 *source, int leading_dimension, bf16 *packed);
+WEAK void cblas_gemm_bf16bf16f32_compute(int order, int transpose_a, int transpose_b, int m, int n,
+                                         int k, float alpha, const bf16 *a, int lda, const bf16 *b,
+                                         int ldb, float beta, float *c, int ldc);
 
-size_t cblas_gemm_s8u8s32_pack_get_size(int identifier, int m, int n, int k);
-void cblas_gemm_s8u8s32_pack(int order, int identifier, int transpose, int m, int n, int k,
-                             const void *source, int leading_dimension, void *packed);
-void cblas_gemm_s8u8s32_compute(int order, int transpose_a, int transpose_b, int offset_of_c,
-                                int m, int n, int k, float alpha, const void *a, int lda,
-                                int8_t offset_of_a, const void *b, int ldb, int8_t offset_of_b,
-                                float beta, int32_t *c, int ldc, const int32_t *offset);
+WEAK size_t cblas_gemm_s8u8s32_pack_get_size(int identifier, int m, int n, int k);
+WEAK void cblas_gemm_s8u8s32_pack(int order, int identifier, int transpose, int m, int n, int k,
+                                  const void *source, int leading_dimension, void *packed);
+WEAK void cblas_gemm_s8u8s32_compute(int order, int transpose_a, int transpose_b, int offset_of_c,
+                                     int m, int n, int k, float alpha, const void *a, int lda,
+                                     int8_t offset_of_a, const void *b, int ldb, int8_t offset_of_b,
+                                     float beta, int32_t *c, int ldc, const int32_t *offset);
 
 enum mkl_product { OF_FLOATS, OF_BF16, OF_BYTES }; /* of u8 by s8 */
 
