@@ -231,12 +231,16 @@ class Session:
             check = partial(self._check_baseline, Regime.HOT)
             choice = choose_baselines(names, rows, find, check)
             return {race.regime: choice for race in races}
-        return {
+        choices = {
             race.regime: choose_baselines(
                 names, rows, find, partial(self._check_baseline, race.regime), race
             )
             for race in races
         }
+        chosen = [one.baseline for choice in choices.values() for one in choice.baselines]
+        if all(one.most_weight_copies is None for one in chosen):
+            self._pushing = None  # only few copies are pushed out again
+        return choices
 
     def _tell(self, choice: Choice) -> Baselines:
         return Baselines(

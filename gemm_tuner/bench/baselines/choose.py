@@ -379,7 +379,14 @@ def learn_of_baseline(
     make_weights = (
         _hot_weights
         if pushing is None
-        else partial(_cold_weights, baseline, l3_bytes=l3_bytes, pushing=pushing, on_block=on_block)
+        else partial(
+            _cold_weights,
+            baseline,
+            threads=threads,
+            l3_bytes=l3_bytes,
+            pushing=pushing,
+            on_block=on_block,
+        )
     )
     checked = check_baseline(baseline, problem, case, threads=threads, make_weights=make_weights)
     if isinstance(checked, str):
@@ -401,17 +408,20 @@ def _cold_weights(
     baseline: Baseline,
     runner: Runner,
     *,
+    threads: int,
     l3_bytes: int,
     pushing: Pushing,
     on_block: Callable[[], None],
 ) -> _Weights:
-    """Return a few copies of the weights, and what pushes them out of the caches."""
+    """Return copies of the weights, and what pushes them out of the caches.
+
+    They are few for one thread: what pushes runs on a core, and leaves the caches of others alone.
+    """
     packed_bytes = runner.packed_weight_bytes
     wanted = copies_of_weights(Regime.COLD_WEIGHTS, packed_bytes, l3_bytes)
-    enough = max(_LEAST_COLD_COPIES, _ENOUGH_COLD_BYTES // max(1, packed_bytes))
-    copies = min(
-        copies_within(wanted, baseline.most_weight_copies).number, _MOST_COLD_COPIES, enough
-    )
+    copies = min(copies_within(wanted, baseline.most_weight_copies).number, _MOST_COLD_COPIES)
+    if threads == 1:
+        copies = min(copies, max(_LEAST_COLD_COPIES, _ENOUGH_COLD_BYTES // max(1, packed_bytes)))
     check_memory(copies * stride_of_copy(packed_bytes), f"{copies} copies of the weights")
     return WeightCopies(runner, copies, seed=0, on_block=on_block), pushing.read
 
