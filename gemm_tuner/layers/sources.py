@@ -160,7 +160,7 @@ class StoredKernels:
         found = [self.find(wanted)]
         if len(wanted.rows) == 1:
             with self._connected():
-                found += [_told([one]) for one in self._next_best(wanted)]
+                found += [found_layer([one]) for one in self._next_best(wanted)]
         by_kernel = {tuple(one.artifact.sha256 for one in way.kernels): way for way in found}
         return list(by_kernel.values())[:MOST_CHOICES]
 
@@ -205,7 +205,7 @@ class StoredKernels:
             wanted.beside,
         )
         times = [time_of(one, verdict) for one, verdict in zip(found, verdicts, strict=True)]
-        return replace(_told(found), regime=regime, times=tuple(times))
+        return replace(found_layer(found, regime), times=tuple(times))
 
 
 class ServedKernels:
@@ -239,7 +239,9 @@ class ServedKernels:
         """Return the kernels for a layer, those for weights from memory before others."""
         asked = wanted.asked | {"threads": wanted.threads}
         return _best_of(
-            _told(not_behind(self._client.layer(**asked, regime=regime).kernels, wanted.beside))
+            found_layer(
+                not_behind(self._client.layer(**asked, regime=regime).kernels, wanted.beside)
+            )
             for regime in _REGIMES
         )
 
@@ -266,12 +268,16 @@ class _WithoutKernel(Protocol):
     def compared_with(self) -> Library | None: ...
 
 
-def _told(found: Sequence[Kernel | _WithoutKernel]) -> FoundLayer:
+def found_layer(
+    found: Sequence[Kernel | _WithoutKernel], regime: Regime | None = None
+) -> FoundLayer:
+    """Return the kernels of `found`, each once, and the reasons of the others."""
     kernels = {one.artifact.sha256: one for one in found if isinstance(one, Kernel)}
     others = [one for one in found if not isinstance(one, Kernel)]
     return FoundLayer(
         kernels=tuple(kernels.values()),
         reasons=tuple(dict.fromkeys(one.reason for one in others)),
+        regime=regime,
         was_timed=any(one.compared_with for one in others),
     )
 
@@ -293,12 +299,17 @@ def not_behind(found: Sequence[Found], libraries: Sequence[str]) -> list[Found |
 
 
 def _best_of(ways: Iterator[FoundLayer]) -> FoundLayer:
-    """Return the first that has kernels, or else the first that has times, or was timed at all."""
+    """Return the first that has kernels, or else the first that has times, or was timed at all.
+
+    Where a library was faster than a kernel in an earlier way, kernels that were not compared with
+    any are left.
+    """
     without: list[FoundLayer] = []
     for found in ways:
-        if found.kernels:
+        is_doubtful = any(one.was_timed for one in without)
+        if found.kernels and not (is_doubtful and any(not one.comparison for one in found.kernels)):
             return found
-        without.append(found)
+        without.append(replace(found, kernels=()))
     return max(without, key=lambda found: (any(found.times), found.was_timed))
 
 

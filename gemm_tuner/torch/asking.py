@@ -18,6 +18,7 @@ from gemm_tuner.layers.sources import (
     Source,
     StoredKernels,
     WantedLayer,
+    found_layer,
     not_behind,
     time_of,
 )
@@ -87,7 +88,7 @@ def find(source: Source, wanted: WantedLayer) -> FoundLayer:
     if isinstance(source, ServedKernels):
         client = source._client  # noqa: SLF001 - of this package
         served = client.kernels(wanted.problems, threads=wanted.threads, regime=_REGIME)
-        return _told(not_behind(served, wanted.beside))
+        return found_layer(not_behind(served, wanted.beside), _REGIME)
     found = source.find(wanted)
     kernels = [one for one in found.kernels if one.problem.operation.value == wanted.operation]
     return replace(found, kernels=tuple(kernels))
@@ -103,7 +104,7 @@ def choices(source: Source, wanted: WantedLayer) -> Sequence[FoundLayer]:
         return source.choices(wanted)
     found = [find(source, wanted)]
     if isinstance(source, StoredKernels) and len(wanted.rows) == 1:
-        found += [_told([one]) for one in _next_best(source, wanted)]
+        found += [found_layer([one], _REGIME) for one in _next_best(source, wanted)]
     by_kernel = {tuple(one.artifact.sha256 for one in way.kernels): way for way in found}
     return list(by_kernel.values())[:MOST_CHOICES]
 
@@ -146,10 +147,11 @@ def _stored(source: StoredKernels, wanted: WantedProduct) -> FoundLayer:
         ]
         stored = [kernel_or_none(one, repository, cpu, wanted.threads) for one in verdicts]
     found = not_behind(stored, wanted.beside)
-    saved_ns = [_saved_ns(*one) for one in zip(found, verdicts, strict=True)]
-    known_ns = [one for one in saved_ns if one is not None]
-    is_known = len(known_ns) == len(saved_ns)
-    return replace(_told(found), saved_ns=min(known_ns, default=None) if is_known else None)
+    taken = [pair for pair in zip(found, verdicts, strict=True) if isinstance(pair[0], Kernel)]
+    each_ns = [_saved_ns(*pair) for pair in taken]
+    known_ns = [one for one in each_ns if one is not None]
+    saved_ns = min(known_ns, default=None) if len(known_ns) == len(each_ns) else None
+    return replace(found_layer(found, _REGIME), saved_ns=saved_ns)
 
 
 def _saved_ns(found: Any, verdict: Verdict) -> float | None:  # noqa: ANN401 - a kernel or none
@@ -158,9 +160,3 @@ def _saved_ns(found: Any, verdict: Verdict) -> float | None:  # noqa: ANN401 - a
     if time is None or verdict.measurement is None:
         return None
     return verdict.measurement.baseline_median_ns - time.greatest_ns
-
-
-def _told(found: Sequence[Any]) -> FoundLayer:
-    kernels = {one.artifact.sha256: one for one in found if isinstance(one, Kernel)}
-    others = dict.fromkeys(one.reason for one in found if not isinstance(one, Kernel))
-    return FoundLayer(kernels=tuple(kernels.values()), reasons=tuple(others), regime=_REGIME)

@@ -378,10 +378,12 @@ def _beside(product: AnyProduct) -> tuple[str, ...]:
     """Return the libraries, by name, that compute a product in PyTorch and not elsewhere.
 
     Inductor packs constant weights for oneDNN instead where rows are not known, or ahead of time.
+    A convolution is oneDNN's, and a batch with weights of its own is not packed.
     """
-    has_weights = not isinstance(product, OfActivations)
-    if has_weights and (isinstance(product.rows, torch.SymInt) or V.aot_compilation):
-        return ()
+    if not isinstance(product, OfActivations):
+        is_packed = not product.is_image and product.batch is None
+        if not is_packed or isinstance(product.rows, torch.SymInt) or V.aot_compilation:
+            return ()
     return libraries_of_pytorch(product.types)
 
 

@@ -32,14 +32,14 @@ from gemm_tuner.torch.asking import WantedProduct, find  # noqa: E402
 WANTED = WantedLayer(n=17, k=24, rows=(6,), dtype="f32", epilogue="bias", threads=1)
 
 
-def _keep(url: str, problem: Problem, trial: Trial) -> None:
-    """Keep a trial of a kernel for a problem, as it is found where kernels are hot."""
+def _keep(url: str, problem: Problem, trial: Trial, regime: Regime = Regime.HOT) -> None:
+    """Keep a trial of a kernel for a problem."""
     repository = Repository(open_database(url))
     kernel = kernel_of(problem, 1)
     artifact = replace(kernel.artifact, source_sha256=make_artifact().source_sha256)
     repository.add_build(artifact, binary=kernel.native.binary, source_text=SOURCE_TEXT)
     here = replace(trial, problem=problem, cpu=detect_cpu(), candidate=kernel.candidate)
-    context = replace(CONTEXT, regime=Regime.HOT)
+    context = replace(CONTEXT, regime=regime)
     repository.add_trial(replace(here, artifact=artifact, context=context))
 
 
@@ -103,6 +103,29 @@ def test_a_kernel_behind_what_its_caller_would_run_is_left(
         assert any("0.952 times the speed of mkl 2026.0" in one for one in found.reasons) is is_left
     choices = StoredKernels(url).choices(WantedLayer(**asked, beside=beside))
     assert any(one.kernels for one in choices)  # a model may find it faster
+
+
+@pytest.mark.parametrize(
+    ("m", "hot", "is_taken"),
+    [
+        (6, make_trial_beside_mkl(call_ns=950), True),
+        (6, make_trial_beside_mkl(call_ns=1050), False),
+        ("1..64", make_trial(call_ns=800), False),  # timed with another m
+    ],
+)
+def test_a_hot_kernel_stands_in_for_one_that_was_left_if_it_was_compared(
+    tmp_path: Path, m: int | str, hot: Trial, *, is_taken: bool
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    cold = Problem.create(6, WANTED.n, WANTED.k, dtype="f32", epilogue="bias")
+    _keep(url, cold, make_trial_beside_mkl(call_ns=1050), Regime.COLD_WEIGHTS)
+    _keep(url, Problem.create(m, WANTED.n, WANTED.k, dtype="f32", epilogue="bias"), hot)
+
+    assert not StoredKernels(url).find(WANTED).reasons  # oneDNN would run instead
+
+    found = StoredKernels(url).find(replace(WANTED, beside=("mkl",)))
+    assert bool(found.kernels) is is_taken
+    assert found.regime is (Regime.HOT if is_taken else Regime.COLD_WEIGHTS)
 
 
 @pytest.mark.parametrize("steps", ["scale", "scale+causal"])
