@@ -22,7 +22,8 @@ def check_memory(needed_bytes: int, purpose: str) -> None:
     if needed_bytes > (1 - _KEEP_FREE) * available_bytes:
         raise NotEnoughMemory(
             f"{purpose} takes {needed_bytes / 2**30:.1f} GiB, but {available_bytes / 2**30:.1f} "
-            "GiB of memory are available; choose smaller sizes or a larger machine."
+            "GiB of memory are available to this process; choose smaller sizes, raise its limits "
+            "(control group, ulimit -v), or take a larger machine."
         )
 
 
