@@ -305,11 +305,12 @@ def _best_of(ways: Iterator[FoundLayer]) -> FoundLayer:
     any are left.
     """
     without: list[FoundLayer] = []
-    for found in ways:
+    for way in ways:
         is_doubtful = any(one.was_timed for one in without)
-        if found.kernels and not (is_doubtful and any(not one.comparison for one in found.kernels)):
-            return found
-        without.append(replace(found, kernels=()))
+        kernels = tuple(one for one in way.kernels if one.comparison or not is_doubtful)
+        if kernels:
+            return replace(way, kernels=kernels)
+        without.append(replace(way, kernels=()))
     return max(without, key=lambda found: (any(found.times), found.was_timed))
 
 
