@@ -5,7 +5,9 @@ from itertools import chain, zip_longest
 from math import log
 
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.micro_kernel import PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
@@ -14,6 +16,8 @@ from gemm_tuner.space.model import loads_per_multiplication, predict_cycles
 _EQUALLY_FAST = 0.01
 # What the model may err between a w that is packed in the call and one that is read in place.
 _EITHER_MAY_BE_FASTER = 0.1
+# Of a panel, for each step of k, beside one row: a wider one comes from memory more slowly.
+_BYTES_OF_A_NARROW_STEP = 192
 
 
 def ranked(
@@ -41,12 +45,13 @@ def shortlist(space: Space, count: int | None = None) -> list[Candidate]:
     """Return the `count` tiles that the model ranks first, each with the blocking to try first.
 
     All of them, in that order, if there is no count. Of a w that comes with each call, those that
-    pack it and those that read it in place are in turn, as long as either may be faster.
+    pack it and those that read it in place are in turn, as long as either may be faster. Beside one
+    row of x and cold weights, a narrow panel comes before all of them.
 
     Raises:
         NoKernelFamily: no family of the catalog covers the problem on this CPU.
     """
-    order = ranked(space.defaults(), space.problem, space.cpu)
+    order = _narrow_first(ranked(space.defaults(), space.problem, space.cpu), space)
     ways = [[one for one in order if one.blocking.pack_w is packs] for packs in (True, False)]
     if not all(ways):
         return order[:count]
@@ -55,6 +60,29 @@ def shortlist(space: Space, count: int | None = None) -> list[Candidate]:
     near.sort(key=lambda way: way[:1] != order[:1])
     in_turn = (one for one in chain.from_iterable(zip_longest(*near)) if one)
     return list(dict.fromkeys([*in_turn, *order]))[:count]
+
+
+def _narrow_first(order: list[Candidate], space: Space) -> list[Candidate]:
+    """Return what is read a few cache lines at a time first, then the best of the other panels.
+
+    One row of x beside cold weights waits for them alone, which the model takes for equally fast
+    in all tiles.
+    """
+    if space.regime is not Regime.COLD_WEIGHTS or space.problem.m.high != 1:
+        return order
+
+    def step_bytes(one: Candidate) -> int:
+        family = family_named(one.micro_kernel.family)
+        return space.problem.types.w.row_bytes(one.micro_kernel.nr * family.k_step)
+
+    def is_panel(one: Candidate) -> bool:
+        family = family_named(one.micro_kernel.family)
+        return family.layout is PackedLayout.PANELS and not family.k_tile
+
+    panels = list(filter(is_panel, order))
+    narrow = [one for one in panels if step_bytes(one) <= _BYTES_OF_A_NARROW_STEP]
+    widest = max(narrow, key=step_bytes, default=None)
+    return list(dict.fromkeys([*([widest] if widest else []), *panels[:1], *order]))
 
 
 def _predicted(candidate: Candidate, space: Space) -> float:

@@ -1,6 +1,9 @@
 """What the model expects of tiles, beside what was measured."""
 
+import pytest
+
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.candidates import Space
@@ -10,6 +13,7 @@ from gemm_tuner.space.model import predict_cycles
 from gemm_tuner.space.ranking import ranked, shortlist
 
 ZEN3 = core_named("zen3").cpu
+ZEN4 = core_named("zen4").cpu
 XEON = core_named("sapphire_rapids").cpu
 
 
@@ -106,3 +110,30 @@ def test_a_layer_is_tried_in_the_order_of_the_model() -> None:
     space = Space(problem=problem, cpu=ZEN3)
 
     assert shortlist(space) == ranked(space.defaults(), problem, ZEN3)
+
+
+def first_of_row(problem: str, regime: Regime, cpu: Cpu) -> list[str]:
+    space = Space(problem=Problem.parse(problem), cpu=cpu, regime=regime)
+    return [one.text.split()[0] for one in shortlist(space, 3)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cpu", "first"),
+    [
+        ("f32", ZEN4, ["avx2_f32_1x48", "avx512_f32_1x128"]),
+        ("bf16", ZEN4, ["avx512_bf16_1x48", "avx512_bf16_1x128"]),
+        ("u8_s8_s32_f32", ZEN4, ["avx512_int8_1x48", "avx512_int8_1x128"]),
+        ("bf16", ZEN3, ["avx2_bf16_by_f32_1x32"]),
+    ],
+)
+def test_one_row_reads_narrow_panels_from_memory_first(
+    dtype: str, cpu: Cpu, first: list[str]
+) -> None:
+    problem = f"{dtype} 1x4096x4096 nk none"
+    assert first_of_row(problem, Regime.COLD_WEIGHTS, cpu)[: len(first)] == first
+    assert first[0] not in first_of_row(problem, Regime.HOT, cpu)
+
+
+def test_two_rows_read_panels_in_the_order_of_the_model() -> None:
+    problem = "f32 2x4096x4096 nk none"
+    assert first_of_row(problem, Regime.COLD_WEIGHTS, ZEN4)[0] == "avx512_f32_2x128"
