@@ -124,8 +124,8 @@ def _conditions(runs: Sequence[ModelRun]) -> Iterator[str]:
         one.package for run in runs for one in run.ways if one.package and not one.is_ours
     )
     days = sorted(one.measured_at[:10] for one in conditions)
-    disturbed = [run.case.text for run in runs if run.doubt]
-    cases = f"{len(disturbed)} of {len(runs)} cases" if disturbed else "no case"
+    doubted = [run.case.text for run in runs if run.doubt]
+    cases = f"{len(doubted)} of {len(runs)} cases" if doubted else "no case"
     machines = dict.fromkeys(
         f"{one.cpu} (`{one.cpu_key}`), Linux {one.kernel_release}, huge pages {one.huge_pages}"
         for one in conditions
@@ -143,7 +143,7 @@ def _conditions(runs: Sequence[ModelRun]) -> Iterator[str]:
         yield f"- Models made with: {_cell(built_with)}"
     yield f"- Measured: {days[0]}{until}, rounds: {', '.join(map(str, rounds))}"
     yield (
-        f"- Disturbed: {cases}; other work kept at most {others:.1f} cores busy, and the "
+        f"- Not believed: {cases}; other work kept at most {others:.1f} cores busy, and the "
         f"hypervisor took at most {stolen:.1%} of the time"
     )
 

@@ -204,7 +204,14 @@ class ModelRun:
     @property
     def doubt(self) -> str | None:
         """Return why the ratio is not believed, None if it may be or there is none."""
-        return why_disturbed(self.measurement) if self.measurement else None
+        if self.measurement is None:
+            return None
+        missing = [one.way for one in self.ways if one.may_pass and not one.is_ours]
+        if missing:
+            return (
+                f"not beside {', '.join(missing)}, which may be faster: see why that is no result"
+            )
+        return why_disturbed(self.measurement)
 
     @property
     def share_of_limit(self) -> float | None:

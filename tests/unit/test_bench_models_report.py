@@ -60,6 +60,21 @@ def test_means_are_of_runs_that_were_measured_alike_and_are_believed(measured: M
     assert "the hypervisor gave 50%" in disturbed.doubt
 
 
+def test_a_ratio_is_not_believed_where_another_way_lacked_memory(measured: ModelRun) -> None:
+    first, *others = measured.ways
+    lacked = replace(
+        first, samples_ns=(), disturbed=(), reason="memory is short", may_pass=True, notes=()
+    )
+
+    run = replace(measured, ways=(lacked, *others))
+
+    assert run.ratio is not None
+    assert run.doubt == (f"not beside {first.way}, which may be faster: see why that is no result")
+    assert [(one.models, one.left_out) for one in means([run])] == [(0, 1)]
+    broken = replace(run, ways=(replace(lacked, may_pass=False), *others))
+    assert broken.doubt is None
+
+
 def test_a_row_over_the_limit_says_so(
     measured: ModelRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
