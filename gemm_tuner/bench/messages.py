@@ -60,6 +60,8 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str, /) -> object:
         """Return what makes objects of a class that an answer may be made of."""
+        if (module_name, global_name) == ("builtins", "getattr"):
+            return _member
         if (module_name, global_name) in _PLAIN:
             return super().find_class(module_name, global_name)
         module = sys.modules.get(module_name)
@@ -71,6 +73,18 @@ class _Reader(pickle.Unpickler):
                 if issubclass(found, GemmTunerError) or _is_noun(found):
                     return found
         raise pickle.UnpicklingError(f"{module_name}.{global_name} is not part of an answer")
+
+
+def _member(made_by: object, name: str) -> Enum:
+    """Return a member of an enum by its name, as Python 3.11.0 to 3.11.3 writes members.
+
+    Raises:
+        pickle.UnpicklingError: that is an attribute of something else.
+    """
+    if type(made_by) is not partial or name not in made_by.func.__members__:
+        raise pickle.UnpicklingError("builtins.getattr is not part of an answer")
+    member: Enum = made_by.func[name]
+    return member
 
 
 def _is_noun(found: type) -> bool:

@@ -57,3 +57,32 @@ def test_what_an_answer_is_made_of_comes_through(sent: object) -> None:
         send(writer, sent)
 
         assert receive(reader) == sent
+
+
+class _Named:
+    """Is pickled as an attribute of something, as Python 3.11.0 to 3.11.3 writes enum members."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def __reduce__(self) -> tuple[object, tuple[object, str]]:
+        return getattr, (self._owner, self._name)
+
+
+def test_members_of_enums_by_their_names_come_through() -> None:
+    ours, theirs = Pipe()
+    send(theirs, _Named(Outcome, "WRONG"))
+
+    assert receive(ours) is Outcome.WRONG
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Outcome, "__init__"), (Outcome, "GUESSED"), (TrialFailed, "__init__"), ("text", "format")],
+)
+def test_no_other_attribute_comes_through(owner: object, name: str) -> None:
+    ours, theirs = Pipe()
+    send(theirs, _Named(owner, name))
+
+    with pytest.raises(TrialFailed, match="no answer"):
+        receive(ours)
