@@ -8,9 +8,10 @@ import io
 import pickle
 import sys
 from dataclasses import is_dataclass
-from enum import Enum
+from enum import Enum, EnumType
 from functools import partial
 from multiprocessing.connection import Connection
+from typing import Any, cast
 
 from gemm_tuner.errors import GemmTunerError, TrialFailed
 
@@ -81,10 +82,10 @@ def _member(made_by: object, name: str) -> Enum:
     Raises:
         pickle.UnpicklingError: that is an attribute of something else.
     """
-    if type(made_by) is not partial or name not in made_by.func.__members__:
+    made: Any = made_by.func if type(made_by) is partial else None
+    if not isinstance(made, EnumType) or name not in made.__members__:
         raise pickle.UnpicklingError("builtins.getattr is not part of an answer")
-    member: Enum = made_by.func[name]
-    return member
+    return cast("Enum", made[name])
 
 
 def _is_noun(found: type) -> bool:
