@@ -12,9 +12,10 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.model import loads_per_multiplication, predict_cycles
+from gemm_tuner.space.tile import round_up
 
 _EQUALLY_FAST = 0.01
-# What the model may err between a w that is packed in the call and one that is read in place.
+# What the model may err between two ways to read w.
 _EITHER_MAY_BE_FASTER = 0.1
 # Of a panel, for each step of k, beside one row: a wider one comes from memory more slowly.
 _BYTES_OF_A_NARROW_STEP = 192
@@ -66,8 +67,9 @@ def _narrow_first(order: list[Candidate], space: Space) -> list[Candidate]:
     """Return what is read a few cache lines at a time first, then the best of the other panels.
 
     One row of x beside cold weights waits for them alone, which the model takes for equally fast
-    in all tiles.
+    in all tiles. What the last panel is padded with is read, too.
     """
+    n = space.problem.n
     if space.regime is not Regime.COLD_WEIGHTS or space.problem.m.high != 1:
         return order
 
@@ -80,9 +82,19 @@ def _narrow_first(order: list[Candidate], space: Space) -> list[Candidate]:
         return family.layout is PackedLayout.PANELS and not family.k_tile
 
     panels = list(filter(is_panel, order))
-    narrow = [one for one in panels if step_bytes(one) <= _BYTES_OF_A_NARROW_STEP]
-    widest = max(narrow, key=step_bytes, default=None)
-    return list(dict.fromkeys([*([widest] if widest else []), *panels[:1], *order]))
+    if not panels:
+        return order
+    most = 1 + _EITHER_MAY_BE_FASTER
+    longest = _predicted(panels[0], space) * most
+    narrow = [
+        one
+        for one in panels
+        if step_bytes(one) <= _BYTES_OF_A_NARROW_STEP
+        and round_up(n, one.micro_kernel.nr) <= n * most
+        and _predicted(one, space) <= longest
+    ]
+    widest = max(narrow, key=step_bytes, default=panels[0])
+    return list(dict.fromkeys([widest, panels[0], *order]))
 
 
 def _predicted(candidate: Candidate, space: Space) -> float:

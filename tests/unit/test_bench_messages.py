@@ -70,10 +70,12 @@ class _Named:
 
 
 def test_members_of_enums_by_their_names_come_through() -> None:
-    ours, theirs = Pipe()
-    send(theirs, _Named(Outcome, "WRONG"))
+    reader, writer = Pipe(duplex=False)
 
-    assert receive(ours) is Outcome.WRONG
+    with reader, writer:
+        send(writer, _Named(Outcome, "WRONG"))
+
+        assert receive(reader) is Outcome.WRONG
 
 
 @pytest.mark.parametrize(
@@ -81,8 +83,10 @@ def test_members_of_enums_by_their_names_come_through() -> None:
     [(Outcome, "__init__"), (Outcome, "GUESSED"), (TrialFailed, "__init__"), ("text", "format")],
 )
 def test_no_other_attribute_comes_through(owner: object, name: str) -> None:
-    ours, theirs = Pipe()
-    send(theirs, _Named(owner, name))
+    reader, writer = Pipe(duplex=False)
 
-    with pytest.raises(TrialFailed, match="no answer"):
-        receive(ours)
+    with reader, writer:
+        send(writer, _Named(owner, name))
+
+        with pytest.raises(TrialFailed, match="no answer"):
+            receive(reader)

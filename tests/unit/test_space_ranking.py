@@ -137,3 +137,9 @@ def test_one_row_reads_narrow_panels_from_memory_first(
 def test_two_rows_read_panels_in_the_order_of_the_model() -> None:
     problem = "f32 2x4096x4096 nk none"
     assert first_of_row(problem, Regime.COLD_WEIGHTS, ZEN4)[0] == "avx512_f32_2x128"
+
+
+def test_a_narrow_panel_that_is_mostly_padding_is_not_first() -> None:
+    problem = "f32 1x64x4096 nk none"
+    [first, *_] = first_of_row(problem, Regime.COLD_WEIGHTS, ZEN4)
+    assert first != "avx2_f32_1x48"
