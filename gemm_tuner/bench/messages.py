@@ -62,7 +62,7 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> object:
         """Return what makes objects of a class that an answer may be made of."""
         if (module_name, global_name) == ("builtins", "getattr"):
-            return _member
+            return partial(_member)
         if (module_name, global_name) in _PLAIN:
             return super().find_class(module_name, global_name)
         module = sys.modules.get(module_name)

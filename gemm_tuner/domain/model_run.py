@@ -206,7 +206,9 @@ class ModelRun:
         """Return why the ratio is not believed, None if it may be or there is none."""
         if self.measurement is None:
             return None
-        missing = [one.way for one in self.ways if one.may_pass and not one.is_ours]
+        missing = [
+            one.way for one in self.ways if one.may_pass and not (one.is_ours or one.is_result)
+        ]
         if missing:
             return (
                 f"not beside {', '.join(missing)}, which may be faster: see why that is no result"

@@ -81,20 +81,17 @@ def _narrow_first(order: list[Candidate], space: Space) -> list[Candidate]:
         family = family_named(one.micro_kernel.family)
         return family.layout is PackedLayout.PANELS and not family.k_tile
 
-    panels = list(filter(is_panel, order))
-    if not panels:
-        return order
     most = 1 + _EITHER_MAY_BE_FASTER
-    longest = _predicted(panels[0], space) * most
+    longest = min(_predicted(one, space) for one in order) * most
+    near = [one for one in order if is_panel(one) and _predicted(one, space) <= longest]
     narrow = [
         one
-        for one in panels
+        for one in near
         if step_bytes(one) <= _BYTES_OF_A_NARROW_STEP
         and round_up(n, one.micro_kernel.nr) <= n * most
-        and _predicted(one, space) <= longest
     ]
-    widest = max(narrow, key=step_bytes, default=panels[0])
-    return list(dict.fromkeys([widest, panels[0], *order]))
+    first = sorted(narrow, key=step_bytes, reverse=True)[:1]
+    return list(dict.fromkeys([*first, *near[: len(first)], *order]))
 
 
 def _predicted(candidate: Candidate, space: Space) -> float:

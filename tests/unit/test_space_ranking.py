@@ -139,7 +139,15 @@ def test_two_rows_read_panels_in_the_order_of_the_model() -> None:
     assert first_of_row(problem, Regime.COLD_WEIGHTS, ZEN4)[0] == "avx512_f32_2x128"
 
 
-def test_a_narrow_panel_that_is_mostly_padding_is_not_first() -> None:
-    problem = "f32 1x64x4096 nk none"
-    [first, *_] = first_of_row(problem, Regime.COLD_WEIGHTS, ZEN4)
-    assert first != "avx2_f32_1x48"
+@pytest.mark.parametrize(
+    "problem",
+    ["f32 1x64x4096 nk none", "f32 1x1x64 nk none", "u8_s8_s32_f32 1x7x4096 nk none"],
+)
+def test_no_padded_or_slow_panel_is_put_first(problem: str) -> None:
+    space = Space(problem=Problem.parse(problem), cpu=ZEN4, regime=Regime.COLD_WEIGHTS)
+
+    first, fastest = shortlist(space)[0], ranked(space.defaults(), space.problem, ZEN4)[0]
+
+    columns = first.micro_kernel.nr
+    assert first == fastest or -(-space.problem.n // columns) * columns <= 1.1 * space.problem.n
+    assert predicted(problem, first.text, ZEN4) <= 1.1 * predicted(problem, fastest.text, ZEN4)
