@@ -43,3 +43,6 @@ class TimedFinding:
     def measurement(self) -> Measurement | None:
         """Return the measurement beside the first baseline."""
         return self.measurements[0] if self.measurements else None
+
+
+TIMED_FINDINGS = tuple[TimedFinding, ...]

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from gemm_tuner.bench.crash import Report
-from gemm_tuner.bench.messages import receive, send
+from gemm_tuner.bench.messages import messages_of, receive, send
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.errors import (
     BaselineMissing,
@@ -67,7 +67,7 @@ def run_in_child(
     report: Report,
     stall_timeout_s: float,
     owner: Connection,
-    wanted: tuple[type, ...] | None = None,
+    wanted: Any = None,  # noqa: ANN401 - a type
     guard: Guard | None = None,
     longest_s: float = _LONGEST_S,
 ) -> Result | Death:
@@ -76,18 +76,20 @@ def run_in_child(
     The child is ended when it does not call `report.step` for `stall_timeout_s`, besides the time
     that it waited for a core, and after `longest_s` in any case, since a kernel can call it too.
     When `owner` is closed at its other end, nobody waits for the answer: this process ends. An
-    answer that is of none of the `wanted` types counts as a death; None for a child that is trusted
-    to answer with anything. Without a `guard`, the child may do what this process may.
+    answer that is not of the type `wanted` counts as a death; None for a child that is trusted to
+    answer with anything. Without a `guard`, the child may do what this process may.
 
     Raises:
         GemmTunerError: what `task` raised.
     """
     report.clear()
+    if wanted is not None:
+        messages_of(wanted)
     reader, writer = Pipe(duplex=False)
     child = os.fork()
     if child == 0:
         owner.close()
-        _live(task, report, writer, guard)
+        _live(task, report, writer, wanted, guard)
     writer.close()
     with reader:
         detail = _wait_for_result(
@@ -97,22 +99,21 @@ def run_in_child(
             return Death(outcome=Outcome.HUNG, detail=detail, running=report.running)
         try:
             with _deadline(child, stall_timeout_s + waited_for_core_s(child)):
-                result = reader.recv() if wanted is None else receive(reader)
+                result = reader.recv() if wanted is None else receive(reader, wanted)
         except EOFError:
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             outcome, detail = report.explain_death(status)
             return Death(outcome=outcome, detail=detail, running=report.running)
         except TrialFailed as failure:
-            result = failure
-            is_ours = False
+            wrong = str(failure)
         else:
-            is_ours = wanted is None or isinstance(result, (*wanted, *_ERRORS))
+            is_foreign = wanted is not None and isinstance(result, GemmTunerError)
+            is_foreign = is_foreign and not isinstance(result, _ERRORS)
+            wrong = f"sent what is no answer: {type(result).__name__}" if is_foreign else ""
     os.kill(child, signal.SIGKILL)  # it has nothing left to do
     os.waitpid(child, 0)
-    if not is_ours:
-        what = result if isinstance(result, TrialFailed) else type(result).__name__
-        detail = f"sent what is no answer: {what}"
-        return Death(outcome=Outcome.CRASHED, detail=detail, running=report.running)
+    if wrong:
+        return Death(outcome=Outcome.CRASHED, detail=wrong, running=report.running)
     if isinstance(result, GemmTunerError):
         raise result
     return cast("Result", result)
@@ -154,22 +155,29 @@ def _take_rights_away(guard: Guard) -> None:
 
 
 def _live(
-    task: Callable[[], object], report: Report, writer: Connection, guard: Guard | None
+    task: Callable[[], object],
+    report: Report,
+    writer: Connection,
+    wanted: Any,  # noqa: ANN401 - a type
+    guard: Guard | None,
 ) -> None:
     """Do the task and end the process, without the exit handlers that belong to its parent."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         report.watch()
+        result: object
         try:
             if guard is not None:
                 _take_rights_away(guard)
             result = task()
         except GemmTunerError as error:
-            send(writer, error)
+            result = error
         except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
-            send(writer, TrialFailed(f"the trial broke: {error!r}; please report this."))
+            result = TrialFailed(f"the trial broke: {error!r}; please report this.")
+        if wanted is None:
+            writer.send(result)
         else:
-            send(writer, result)
+            send(writer, result, wanted)
     finally:
         os._exit(0)
 

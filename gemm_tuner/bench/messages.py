@@ -1,44 +1,55 @@
 """Messages from processes that a kernel may have taken over: data, and never code.
 
-A pickle may name any function for its reader to call. Here it may name what answers are made of:
-the frozen dataclasses, enums and errors of this package.
+A pickle may name any function for its reader to call, and change what it names. So an answer is
+JSON of the type that was asked for, and each of its values is checked.
 """
 
-import io
-import pickle
-import sys
-from dataclasses import is_dataclass
-from enum import Enum, EnumType
-from functools import partial
+from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection
-from typing import Any, cast
+from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+import gemm_tuner.errors
 from gemm_tuner.errors import GemmTunerError, TrialFailed
 
 _MOST_BYTES = 256 << 20
-_PACKAGE = "gemm_tuner."
-_PLAIN = frozenset({("builtins", "frozenset"), ("builtins", "set")})
+_CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_inf_nan="constants")
 
 
-def send(connection: Connection, message: object) -> None:
-    """Send a message by what its class says of itself.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Raised:
+    """An error: the name of its class, and its text."""
 
-    Libraries may teach `pickle` other ways to write errors, for the whole process; `receive` takes
-    none of these.
+    name: str
+    text: str
+
+
+@cache
+def messages_of(wanted: Any) -> "TypeAdapter[tuple[Any, _Raised | None]]":  # noqa: ANN401 - a type
+    """Return what writes and reads answers of a type, or the error in the place of one.
+
+    Making it takes some milliseconds, which a process can spend before it is forked.
     """
-    content = io.BytesIO()
-    pickler = pickle.Pickler(content)
-    pickler.dispatch_table = {}
-    pickler.dump(message)
-    connection.send_bytes(content.getbuffer())
+    return TypeAdapter(tuple[wanted | None, _Raised | None], config=_CONFIG)
 
 
-def receive(connection: Connection) -> object:
-    """Return the next message.
+def send(connection: Connection, answer: object, wanted: Any) -> None:  # noqa: ANN401 - a type
+    """Send an answer of the type that is wanted, or an error."""
+    raised = None
+    if isinstance(answer, GemmTunerError):
+        raised = _Raised(name=type(answer).__name__, text=str(answer))
+        answer = None
+    connection.send_bytes(messages_of(wanted).dump_json((answer, raised)))
+
+
+def receive(connection: Connection, wanted: Any) -> Any:  # noqa: ANN401 - a type, and one of it
+    """Return the next answer, or the error that came instead.
 
     Raises:
         EOFError: the other end is closed.
-        TrialFailed: the message is none of ours.
+        TrialFailed: the message is no answer of the type that is wanted.
     """
     try:
         content = connection.recv_bytes(_MOST_BYTES)
@@ -47,46 +58,18 @@ def receive(connection: Connection) -> object:
     except OSError as error:
         raise EOFError(f"the message cannot be read: {error}") from error
     try:
-        return _Reader(io.BytesIO(content)).load()
-    except Exception as error:
-        raise TrialFailed(f"a trial sent what is no answer: {error!r:.200}") from error
+        answer, raised = messages_of(wanted).validate_json(content)
+    except (ValidationError, GemmTunerError) as error:
+        raise _no_answer(error) from error
+    if raised is None and answer is not None:
+        return answer
+    if raised is None:
+        raise _no_answer("nothing")
+    kind = getattr(gemm_tuner.errors, raised.name, None)
+    if not (isinstance(kind, type) and issubclass(kind, GemmTunerError)):
+        raise _no_answer(raised.name)
+    return kind(raised.text)
 
 
-class _Reader(pickle.Unpickler):
-    """Makes objects of these classes, and changes no class.
-
-    A pickle may set attributes of whatever it named. A frozen dataclass with slots and an error
-    take these by a method of theirs, which wants an object.
-    """
-
-    def find_class(self, module_name: str, global_name: str, /) -> object:
-        """Return what makes objects of a class that an answer may be made of."""
-        if (module_name, global_name) == ("builtins", "getattr"):
-            return partial(_member)
-        if (module_name, global_name) in _PLAIN:
-            return super().find_class(module_name, global_name)
-        module = sys.modules.get(module_name)
-        if module_name.startswith(_PACKAGE) and module is not None:
-            found = getattr(module, global_name, None)
-            if isinstance(found, type) and found.__module__ == module_name:
-                if issubclass(found, Enum):
-                    return partial(found)
-                if issubclass(found, GemmTunerError) or _is_noun(found):
-                    return found
-        raise pickle.UnpicklingError(f"{module_name}.{global_name} is not part of an answer")
-
-
-def _member(made_by: object, name: str) -> Enum:
-    """Return a member of an enum by its name, as Python 3.11.0 to 3.11.3 writes members.
-
-    Raises:
-        pickle.UnpicklingError: that is an attribute of something else.
-    """
-    made: Any = made_by.func if type(made_by) is partial else None
-    if not isinstance(made, EnumType) or name not in made.__members__:
-        raise pickle.UnpicklingError("builtins.getattr is not part of an answer")
-    return cast("Enum", made[name])
-
-
-def _is_noun(found: type) -> bool:
-    return is_dataclass(found) and "__setstate__" in vars(found)
+def _no_answer(what: object) -> TrialFailed:
+    return TrialFailed(f"sent what is no answer: {what!s:.200}")

@@ -1,5 +1,6 @@
 """Floating-point weights, which run instead of a kernel for quantised ones."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,11 +42,11 @@ class PlainBaseline:
         return plain_problem(problem), replace(inputs, w=self._w, scales=None, zero_points=None)
 
     @property
-    def choice(self) -> object:
+    def choice(self) -> Mapping[str, str]:
         """Return what the library chose."""
         return self._baseline.choice
 
-    def settle(self, choice: object) -> None:
+    def settle(self, choice: Mapping[str, str]) -> None:
         """Let the library compute so from now on."""
         self._baseline.settle(choice)
 

@@ -121,7 +121,7 @@ class Session:
         flop = self._problem.flop(self._problem.m.high)
         extra_s = flop / _SLOWEST_EMULATED_FLOP_PER_S if emulation else 0.0
         try:
-            result = self._run(task, (Finding,), _OF_A_PROOF, extra_s)
+            result = self._run(task, Finding, _OF_A_PROOF, extra_s)
         except (IsaNotUsable, KernelRejected) as refusal:
             return Finding(outcome=Outcome.LOAD_FAILED, detail=str(refusal), emulated=emulated)
         if isinstance(result, Death):
@@ -170,7 +170,7 @@ class Session:
             try:
                 result = self._run(
                     partial(self._measure, replace(request, builds=builds), baselines),
-                    (BuildRound,),
+                    BuildRound,
                     _guard_beside(*(checked.baseline for checked in baselines)),
                     _preparation_s(baselines),
                 )
@@ -294,7 +294,7 @@ class Session:
                 pushing=pushing,
                 on_block=self._report.step,
             ),
-            (Checked, str),
+            Checked | str,
             _guard_beside(baseline),
             baseline.preparation_s,
         )
@@ -303,7 +303,7 @@ class Session:
     def _run(
         self,
         task: Callable[[], Result],
-        wanted: tuple[type, ...],
+        wanted: Any,  # noqa: ANN401 - a type
         guard: Guard,
         extra_s: float = 0.0,
     ) -> Result | Death:

@@ -8,11 +8,14 @@ import ctypes
 import os
 import resource
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 
+from gemm_tuner.bench.finding import TIMED_FINDINGS, Finding
 from gemm_tuner.bench.messages import send
-from gemm_tuner.bench.requests import Setup, TimeRequest, VerifyRequest
+from gemm_tuner.bench.requests import Opening, Setup, TimeRequest, VerifyRequest
 from gemm_tuner.bench.session import Session
 from gemm_tuner.errors import GemmTunerError
 
@@ -33,9 +36,9 @@ def main(descriptors: list[int]) -> None:
         try:
             session = Session(setup, owner)
         except GemmTunerError as error:
-            send(owner, error)
+            send(owner, error, Opening)
             return
-        send(owner, session.opening)
+        send(owner, session.opening, Opening)
         used, spare = others[: session.opening.provers - 1], others[session.opening.provers - 1 :]
         for connection in spare:
             connection.close()
@@ -58,16 +61,22 @@ def _fork_for(session: Session, owner: Connection, others: list[Connection]) -> 
 def _serve(session: Session, owner: Connection) -> None:
     while True:
         request = owner.recv()
+        wanted, work = _work_of(session, request)
+        answer: object
         try:
-            send(owner, _answer(session, request))
+            answer = work()
         except GemmTunerError as error:
-            send(owner, error)
+            answer = error
+        send(owner, answer, wanted)
 
 
-def _answer(session: Session, request: VerifyRequest | TimeRequest) -> object:
+def _work_of(
+    session: Session, request: VerifyRequest | TimeRequest
+) -> tuple[object, Callable[[], object]]:
+    """Return the type of the answer to a request, and what finds it."""
     if isinstance(request, VerifyRequest):
-        return session.verify(request)
-    return session.time(request)
+        return Finding, partial(session.verify, request)
+    return TIMED_FINDINGS, partial(session.time, request)
 
 
 if __name__ == "__main__":

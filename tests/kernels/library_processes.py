@@ -13,7 +13,7 @@ from planted import build_planted
 
 from gemm_tuner.bench import isolate
 from gemm_tuner.bench.drivers import build_drivers
-from gemm_tuner.bench.messages import receive, send
+from gemm_tuner.bench.messages import receive
 from gemm_tuner.bench.requests import Baselines, Opening, Setup
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.context import Regime
@@ -75,8 +75,8 @@ class Libraries:
         with Connection(ours.detach()) as connection:
             with theirs:
                 socket.send_fds(self._server(baseline, threads), [b"\0"], [theirs.fileno()])
-            send(connection, setup)
-            answer = receive(connection)
+            connection.send(setup)
+            answer = receive(connection, Opening)
         if isinstance(answer, GemmTunerError):
             raise answer
         assert isinstance(answer, Opening)

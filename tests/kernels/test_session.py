@@ -249,7 +249,7 @@ def test_each_regime_has_the_baseline_that_is_fastest_in_it(
             text=baseline.text,
             implementation="loops",
             call_s=times_s.get((baseline.text, regime), 1e-5),
-            choice=None,
+            choice={},
             is_quiet=False,
         )
 

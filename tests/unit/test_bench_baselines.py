@@ -88,7 +88,7 @@ def _times(**times_s: float) -> Check:
 
 def _checked(text: str, call_s: float = 0.5) -> Checked:
     return Checked(
-        text=text, implementation="", call_s=call_s, choice=f"best of {text}", is_quiet=False
+        text=text, implementation="", call_s=call_s, choice={text: "the best"}, is_quiet=False
     )
 
 
@@ -114,7 +114,7 @@ def test_the_fastest_of_all_copies_of_all_libraries_is_the_baseline() -> None:
     assert [found.text for found in choice.baselines] == ["one 3.13"]
     baseline = choice.baselines[0].baseline
     assert isinstance(baseline, Library)
-    assert baseline.settled == "best of one 3.13"
+    assert baseline.settled == {"one 3.13": "the best"}
     assert choice.left_out == {}
     assert [(one.package, one.baseline, one.call_ns) for one in choice.raced] == [
         ("package one 3.13", "one 3.13", 0.3e9),

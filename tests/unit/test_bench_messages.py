@@ -1,92 +1,107 @@
-"""Messages of trials are read whatever a library has taught `pickle` in the process that sends."""
+"""Messages of trials are data of the type that was asked for, or they are refused."""
 
-import copyreg
-import pickle
+import json
+import math
+from collections.abc import Callable
 from multiprocessing import Pipe
+from typing import Any
 
 import pytest
 
-from gemm_tuner.bench.finding import Finding
+from gemm_tuner.bench.baselines.choose import Checked
+from gemm_tuner.bench.finding import TIMED_FINDINGS, Finding, TimedFinding
 from gemm_tuner.bench.messages import receive, send
+from gemm_tuner.bench.sample import Sample
+from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.record import Outcome
-from gemm_tuner.errors import StoreFailed, TrialFailed
-from gemm_tuner.tuning.budget import Budget
+from gemm_tuner.errors import KernelRejected, StoreFailed, TrialFailed
+
+WRONG = Finding(outcome=Outcome.WRONG, detail="no", emulated=frozenset({IsaFeature.AMX_TILE}))
+SAMPLES = (Sample(elapsed_ns=5, involuntary_switches=0, waited_ns=0),)
+CHECKED = Checked(
+    text="a library",
+    implementation="its kernel",
+    call_s=math.inf,
+    choice={"f32 1x2x3 nk none on 1": "as it is"},
+    is_quiet=True,
+)
 
 
-def _made_elsewhere(text: str) -> TrialFailed:
-    return TrialFailed(text)
-
-
-def test_an_error_is_read_that_a_library_would_write_in_its_own_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(
-        copyreg.dispatch_table, TrialFailed, lambda error: (_made_elsewhere, error.args)
-    )
+def _received(put: Callable[[Any], None], wanted: Any) -> Any:  # noqa: ANN401 - a type, and one of it
     reader, writer = Pipe(duplex=False)
-
     with reader, writer:
-        send(writer, TrialFailed("had enough"))
-        found = receive(reader)
-
-    assert isinstance(found, TrialFailed)
-    assert str(found) == "had enough"
-
-
-@pytest.mark.parametrize("owner", [Outcome, StoreFailed, Budget, Finding])
-def test_a_message_changes_no_class(owner: type) -> None:
-    """A pickle may end with "set these attributes of what I named"."""
-    setting = pickle.dumps((None, {"value": "correct"}), protocol=2)[2:-1]
-    message = f"c{owner.__module__}\n{owner.__qualname__}\n".encode() + setting + b"b."
-    reader, writer = Pipe(duplex=False)
-    before = dict(vars(owner))
-
-    with reader, writer:
-        writer.send_bytes(message)
-        with pytest.raises(TrialFailed):
-            receive(reader)
-
-    assert dict(vars(owner)) == before
-
-
-@pytest.mark.parametrize("sent", [Finding(outcome=Outcome.WRONG, detail="no"), *Outcome])
-def test_what_an_answer_is_made_of_comes_through(sent: object) -> None:
-    reader, writer = Pipe(duplex=False)
-
-    with reader, writer:
-        send(writer, sent)
-
-        assert receive(reader) == sent
-
-
-class _Named:
-    """Is pickled as an attribute of something, as Python 3.11.0 to 3.11.3 writes enum members."""
-
-    def __init__(self, owner: object, name: str) -> None:
-        self._owner, self._name = owner, name
-
-    def __reduce__(self) -> tuple[object, tuple[object, str]]:
-        return getattr, (self._owner, self._name)
-
-
-def test_members_of_enums_by_their_names_come_through() -> None:
-    reader, writer = Pipe(duplex=False)
-
-    with reader, writer:
-        send(writer, _Named(Outcome, "WRONG"))
-
-        assert receive(reader) is Outcome.WRONG
+        put(writer)
+        return receive(reader, wanted)
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"),
-    [(Outcome, "__init__"), (Outcome, "GUESSED"), (TrialFailed, "__init__"), ("text", "format")],
+    ("sent", "wanted"),
+    [
+        (WRONG, Finding),
+        ((TimedFinding(finding=WRONG, samples=(SAMPLES, ())),), TIMED_FINDINGS),
+        ((), TIMED_FINDINGS),
+        (CHECKED, Checked | str),
+        ("y is wrong", Checked | str),
+    ],
 )
-def test_no_other_attribute_comes_through(owner: object, name: str) -> None:
-    reader, writer = Pipe(duplex=False)
+def test_an_answer_comes_through(sent: object, wanted: object) -> None:
+    assert _received(lambda writer: send(writer, sent, wanted), wanted) == sent
 
-    with reader, writer:
-        send(writer, _Named(owner, name))
 
-        with pytest.raises(TrialFailed, match="no answer"):
-            receive(reader)
+@pytest.mark.parametrize("error", [TrialFailed("had enough"), KernelRejected("")])
+def test_an_error_comes_through(error: Exception) -> None:
+    found = _received(lambda writer: send(writer, error, Finding), Finding)
+
+    assert (type(found), str(found)) == (type(error), str(error))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no JSON",
+        b"\x80\x04.",
+        b"null",
+        b"[null]",
+        b"[null, null, null]",
+        b'[{"outcome": "right"}, null]',
+        b'[{"outcome": "correct", "detail": 5}, null]',
+        b'[{"outcome": "correct", "emulated": ["none"]}, null]',
+        b'[{"outcome": "correct", "emulated": "avx2"}, null]',
+        b'[{"outcome": "correct", "more": 1}, null]',
+        b'["correct", null]',
+        b'[null, {"name": "SystemExit", "text": ""}]',
+        b'[null, {"name": "__doc__", "text": ""}]',
+        b'[null, {"name": "GemmTunerError", "text": 5}]',
+        b'[null, {"name": "TrialFailed"}]',
+        b'[null, ["TrialFailed", ""]]',
+        b"[" * 1_000_000,
+        b'[{"outcome": ' * 100_000,
+        b'[{"outcome": "correct", "detail": "' + b"x" * 1000,
+        b'[{"outcome": "correct", "detail": "\xff"}, null]',
+    ],
+)
+def test_what_is_no_answer_is_refused(content: bytes) -> None:
+    with pytest.raises(TrialFailed, match="no answer") as refusal:
+        _received(lambda writer: writer.send_bytes(content), Finding)
+
+    assert len(str(refusal.value)) < 300
+
+
+def test_a_number_that_is_none_is_refused() -> None:
+    checked = {"text": "", "implementation": "", "choice": {}, "is_quiet": True, "call_s": "1"}
+    message = json.dumps([checked, None]).encode()
+
+    with pytest.raises(TrialFailed, match="no answer"):
+        _received(lambda writer: writer.send_bytes(message), Checked | str)
+
+
+def test_neither_an_answer_nor_an_error_is_refused() -> None:
+    with pytest.raises(TrialFailed, match="no answer"):
+        _received(lambda writer: writer.send_bytes(b"[null, null]"), Finding)
+
+
+def test_an_error_with_an_answer_is_an_error() -> None:
+    message = b'[{"outcome": "correct"}, {"name": "StoreFailed", "text": "full"}]'
+
+    assert isinstance(_received(lambda writer: writer.send_bytes(message), Finding), StoreFailed)

@@ -19,7 +19,7 @@ from gemm_tuner.errors import BaselineMissing
 from gemm_tuner.libraries.wheels import installed_wheels
 from gemm_tuner.machine.detect import detect_cpu
 
-_START_S = 7.0
+_START_S = 4.0
 
 
 class ZentorchAttention(AnyBaseline):

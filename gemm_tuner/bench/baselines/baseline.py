@@ -1,6 +1,6 @@
 """A baseline, and the row that makes a library one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -65,10 +65,10 @@ class Baseline(Protocol):
         """Return what it computes where `problem` is asked of it: with other weights, perhaps."""
 
     @property
-    def choice(self) -> object:
-        """Return the choice that `prepare` timed, for each problem; other processes may get it."""
+    def choice(self) -> Mapping[str, str]:
+        """Return what `prepare` chose, by problem and threads; other processes may get it."""
 
-    def settle(self, choice: object) -> None:
+    def settle(self, choice: Mapping[str, str]) -> None:
         """Choose so from now on for the same problems, without timing."""
 
     def preload(self) -> None:
@@ -98,11 +98,11 @@ class AnyBaseline:
         return problem, inputs
 
     @property
-    def choice(self) -> object:
-        """Return None: there is nothing to choose."""
-        return None
+    def choice(self) -> Mapping[str, str]:
+        """Return none: there is nothing to choose."""
+        return {}
 
-    def settle(self, choice: object) -> None:
+    def settle(self, choice: Mapping[str, str]) -> None:
         """Do nothing: there is nothing to choose."""
 
     def preload(self) -> None:

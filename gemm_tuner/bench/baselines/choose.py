@@ -96,7 +96,7 @@ class Checked:
     text: str
     implementation: str
     call_s: float
-    choice: object
+    choice: dict[str, str]
     is_quiet: bool
 
 
@@ -395,7 +395,7 @@ def learn_of_baseline(
         text=baseline.text,
         implementation=baseline.implementation,
         call_s=checked,
-        choice=baseline.choice,
+        choice=dict(baseline.choice),
         is_quiet=is_quiet,
     )
 

@@ -1,7 +1,7 @@
 """oneDNN: every version that is found, in the fastest of all ways to ask for a problem."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -79,20 +79,19 @@ class OneDnn(AnyBaseline):
         self._path = library
         self._driver, self._pass = drivers
         # What was chosen, by the text of the problem and the threads of OpenMP.
-        self._spellings: dict[tuple[str, int], str] = {}
+        self._spellings: dict[str, str] = {}
 
     def preload(self) -> None:
         """Load the library here; each fork makes its own primitives."""
         load_library(self._path)
 
     @property
-    def choice(self) -> object:
+    def choice(self) -> Mapping[str, str]:
         """Return the spelling chosen for each problem, by its text, and number of threads."""
         return self._spellings
 
-    def settle(self, choice: object) -> None:
+    def settle(self, choice: Mapping[str, str]) -> None:
         """Ask so from now on, for the problems and threads of the choice and no other."""
-        assert isinstance(choice, dict)
         self._spellings = dict(choice)
 
     def prepare(self, workload: Workload) -> "_OneDnnRunner":
@@ -122,8 +121,8 @@ class OneDnn(AnyBaseline):
         return [one for one in products if one.spelling.text == chosen] or products
 
 
-def _key(library: OneDnnLibrary, workload: Workload) -> tuple[str, int]:
-    return workload.problem.text, library.max_threads()
+def _key(library: OneDnnLibrary, workload: Workload) -> str:
+    return f"{workload.problem.text} on {library.max_threads()}"
 
 
 class _OneDnnRunner(CRunner):

@@ -22,16 +22,15 @@ class BaselineOfWays(AnyBaseline):
 
     def __init__(self) -> None:
         # The name of what was chosen, by the text of the problem and the threads.
-        self._chosen: dict[tuple[str, int], str] = {}
+        self._chosen: dict[str, str] = {}
 
     @property
-    def choice(self) -> object:
+    def choice(self) -> Mapping[str, str]:
         """Return the name of the way that was chosen for each problem and number of threads."""
         return self._chosen
 
-    def settle(self, choice: object) -> None:
+    def settle(self, choice: Mapping[str, str]) -> None:
         """Call in these ways from now on."""
-        assert isinstance(choice, dict)
         self._chosen = dict(choice)
 
     def fastest(self, workload: Workload, ways: Mapping[str, Callable[[], Call]]) -> Call:
@@ -39,7 +38,7 @@ class BaselineOfWays(AnyBaseline):
 
         Each way makes its call.
         """
-        key = workload.problem.text, workload.threads
+        key = f"{workload.problem.text} on {workload.threads}"
         wanted = self._chosen.get(key)
         calls = {name: make() for name, make in ways.items() if wanted in {None, name}}
         names = list(calls)
