@@ -12,7 +12,7 @@ from gemm_tuner.domain.record import Trial
 from gemm_tuner.tuning.settings import SweepSettings
 
 # A library that takes more of the budget to load is not raced; if it won before, it is loaded.
-_SHARE_OF_BUDGET = 0.1
+_SHARE_OF_BUDGET = 0.15
 
 
 def find_race(
