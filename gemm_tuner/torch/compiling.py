@@ -387,11 +387,19 @@ def _beside(product: AnyProduct) -> tuple[str, ...]:
     return libraries_of_pytorch(product.types)
 
 
+# What the operators read after a product: a layer of its own, or one of a batch, bytes or an image.
+_OF_PLAIN = frozenset({"add", "channel_scale", "bias"})
+_OF_OTHERS = frozenset({"add"})
+
+
 def _steps(product: AnyProduct) -> list[Step]:
     """Return the steps after a product that kernels may have."""
     if isinstance(product, OfActivations):
         return product.steps()
-    return steps_after(product.node, is_quantised=product.quantised is not None)
+    if product.quantised is not None:
+        return steps_after(product.node, is_quantised=True)
+    is_plain = product.batch is None and product.weight_only is None
+    return steps_after(product.node, operands=_OF_PLAIN if is_plain else _OF_OTHERS)
 
 
 def _with_steps(wanted: WantedLayer, product: AnyProduct, steps: Sequence[Step]) -> WantedLayer:

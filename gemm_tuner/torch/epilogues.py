@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from gemm_tuner.domain.step_kind import OperandShape
 from gemm_tuner.domain.step_table import STEP_KINDS
-from gemm_tuner.torch.graphs import ATEN, CASTS, VIEWS, Node, are_same, is_view
+from gemm_tuner.torch.graphs import ATEN, CASTS, VIEWS, Node, are_same, is_copy, is_view
 from gemm_tuner.torch.operators import STEP_NUMBERS
 from gemm_tuner.torch.quantised import Requantisation, requantised
 
@@ -57,7 +57,10 @@ _POINTWISE = frozenset(
     }
 )
 _MOST_NODES = 16
+_PRODUCTS = frozenset({ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default, ATEN.baddbmm.default})
 
+# What reads a number for each column.
+_VECTORS = {"channel_scale": ATEN.mul.Tensor, "bias": ATEN.add.Tensor}
 _SCALES = frozenset({ATEN.mul.Tensor, ATEN.mul.Scalar, ATEN.div.Tensor, ATEN.div.Scalar})
 
 # Where functions that are alike differ, and out to the ends of float32, where bounds would show.
@@ -73,7 +76,7 @@ _LEAST_CONSTANT = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that follows a product: its name, the node that holds its result, what it adds.
+    """A step that follows a product: its name, the node that holds its result, what it reads.
 
     `view` is the node that gave y the shape of the result; None where it is that of the product.
     One that makes bytes of y is several steps of the table. One that multiplies y by a number has
@@ -97,14 +100,15 @@ def steps_after(
 ) -> list[Step]:
     """Return the steps after a product that nothing else in the graph reads the middle of.
 
-    At most one adds another array, and one multiplies by a number, where `operands` names `add` and
-    `scale`. The array has the shape of y, or `may_broadcast` to it. What makes bytes of y is the
-    last of them, where the product `is_quantised`.
+    Of those that read something, `operands` names which may be among them, once each: `add` reads
+    another array, `scale` a number, `channel_scale` and `bias` a number for each column. The array
+    has the shape of y, or `may_broadcast` to it. What makes bytes of y is the last step, where the
+    product `is_quantised`.
     """
     steps: list[Step] = []
     is_image = product.target is ATEN.convolution.default  # its columns are not the last dimension
     head = product if is_image else past_views(product)
-    view = None if head is product else head
+    view = _view_between(product, head)
     while True:
         step = _function_after(head)
         free = operands - {one.name for one in steps}
@@ -112,6 +116,8 @@ def steps_after(
             step = _scale_after(head)
         if step is None and "add" in free:
             step = _addition_after(head, product, may_broadcast=may_broadcast)
+        if step is None and not is_image:
+            step = _vector_step_after(head, free & _VECTORS.keys())
         if step is None and is_quantised and (found := requantised(head)) is not None:
             name, node, how = found
             return [*steps, Step(name, node, view, requantisation=how)]
@@ -119,20 +125,33 @@ def steps_after(
             return steps
         steps.append(replace(step, view=view))
         head = step.result if is_image else past_views(step.result)
-        view = view if head is step.result else head
+        view = _view_between(step.result, head) or view
 
 
 def past_views(node: Node) -> Node:
-    """Return the last view of a node that has its columns.
+    """Return the last view of a node, or copy of one, that has its columns.
 
-    Each view is all that reads the one before; those between may have other columns.
+    Each view is all that reads the one before; those between may have other columns. Dropout that
+    drops nothing leaves a copy.
     """
     last = view = node
-    while len(view.users) == 1 and is_view(next(iter(view.users))):
-        [view] = view.users
-        if view.target in VIEWS and _keeps_columns(node, view):
-            last = view
+    while len(view.users) == 1:
+        [user] = view.users
+        if is_copy(user):
+            last = user if last is view else last
+        elif not is_view(user):
+            break
+        elif user.target in VIEWS and _keeps_columns(node, user):
+            last = user
+        view = user
     return last
+
+
+def _view_between(node: Node, head: Node) -> Node | None:
+    """Return the view after a node that has the shape of `head`, None where that is its own."""
+    while head is not node and is_copy(head):
+        head = head.args[0]
+    return None if head is node else head
 
 
 def _keeps_columns(node: Node, view: Node) -> bool:
@@ -182,7 +201,57 @@ def _addition_after(head: Node, product: Node, *, may_broadcast: bool) -> Step |
         is_alike &= all(one.is_contiguous(memory_format=torch.channels_last) for one in values)
     else:
         is_alike &= values[2].is_contiguous()
-    return Step("add", added, None, other) if is_alike and other is not product else None
+    is_alike &= other is not product and not _ends_later_product(other, product)
+    return Step("add", added, None, other) if is_alike else None
+
+
+def _ends_later_product(node: Node, product: Node) -> bool:
+    """Return whether a node is what steps after a later product compute, for one reader.
+
+    Of two products whose results are added, the later one adds: more steps may follow, and the
+    other has its own.
+    """
+    seen, waiting = set(node.users), {node}
+    while waiting and len(seen) <= _MOST_NODES and len(node.users) == 1:
+        one = max(waiting)
+        if one <= product or not seen.issuperset(one.users):
+            return False
+        if one.target in _PRODUCTS:
+            return True
+        if not (one.target in _POINTWISE or one.target in CASTS or is_view(one) or is_copy(one)):
+            return False
+        seen.add(one)
+        waiting = waiting - {one} | {before for before in one.all_input_nodes if before > product}
+    return False
+
+
+def _vector_step_after(head: Node, names: frozenset[str]) -> Step | None:
+    """Return the step that reads a number for each column, one of these names."""
+    for name in sorted(names):
+        if (found := vector_after(head, _VECTORS[name])) is not None:
+            result, vector = found
+            return Step(name, result, None, vector)
+    return None
+
+
+def vector_after(head: Node, target: object) -> tuple[Node, Node] | None:
+    """Return what joins a node with a number for each column in its type, and these numbers."""
+    users = list(head.users)
+    if len(users) != 1 or users[0].target is not target or users[0].kwargs:
+        return None
+    [joined] = users
+    others = [one for one in joined.args if one is not head]
+    vector = others[0] if len(others) == 1 else None
+    value = vector.meta.get("val") if isinstance(vector, torch.fx.Node) else None
+    own = head.meta.get("val")
+    is_vector = (
+        isinstance(value, torch.Tensor)
+        and isinstance(own, torch.Tensor)
+        and own.dim() > 0
+        and are_same(value.shape, own.shape[-1:])
+        and value.dtype == own.dtype
+    )
+    return (joined, vector) if is_vector else None
 
 
 def _is_broadcast(shape: Sequence[Any], whole: Sequence[Any]) -> bool:

@@ -101,6 +101,12 @@ def untransposed(node: Node) -> Node | None:
     return node.args[0] if is_transpose else None
 
 
+def is_copy(node: Node) -> bool:
+    """Return whether a node copies all elements of an array to where they are in order, too."""
+    kept = (None, torch.preserve_format, torch.contiguous_format)
+    return node.target is ATEN.clone.default and node.kwargs.get("memory_format") in kept
+
+
 def is_view(node: Node) -> bool:
     """Return whether a node shows all elements of an array in their order, in another shape."""
     if node.target in VIEWS:

@@ -51,13 +51,15 @@ STEP_NUMBERS = {
         )
     )
 }
-_MOST_STEPS = 12
+_MOST_STEPS, _MOST_OPERANDS = 12, 6
 
 # How w comes to a kernel, as native/steps.h numbers it.
 _PACKED, _KEYS = 0, 3
 _IN_CALLS = {WeightLayout.NK: 1, WeightLayout.KN: 2}
 # What products of two activations and attention read, and of which types they are.
 _STEPS_OF_MATMUL = frozenset({"bias", "add", "scale"})
+# What a chain over packed weights may read several of.
+_VECTORS = frozenset({"bias", "channel_scale"})
 
 _SOURCE = Path(__file__).parent / "native" / "operators.cpp"
 # One before those in it.
@@ -302,6 +304,7 @@ def _is_computed(problem: Problem) -> bool:
     """Return whether the operators compute a problem, with and without a kernel."""
     steps = problem.epilogue.steps
     operands = [one.kind.name for one in steps if one.kind.operand is not OperandShape.NONE]
+    once = [one for one in operands if one not in _VECTORS or not problem.operation.packs_ahead]
     is_read = problem.operation.packs_ahead or (
         problem.types.text in TYPES.values() and set(operands) <= _STEPS_OF_MATMUL
     )
@@ -311,7 +314,8 @@ def _is_computed(problem: Problem) -> bool:
         and problem.w_group in (None, problem.k)
         and {one.text for one in steps} <= set(STEP_NUMBERS)
         and len(steps) <= _MOST_STEPS
-        and len(operands) == len(set(operands))
+        and len(operands) <= _MOST_OPERANDS
+        and len(once) == len(set(once))
     )
 
 
@@ -360,7 +364,7 @@ def _register_flop() -> None:
             rows *= length
         return 2 * rows * x[-1] * out_shape[-1]
 
-    for one in (torch.ops.gemm_tuner.linear, torch.ops.gemm_tuner.quantised_linear):
+    for one in (torch.ops.gemm_tuner.linear, torch.ops.gemm_tuner.fused_linear):
         register_flop_formula(one)(count)
 
     def count_products(

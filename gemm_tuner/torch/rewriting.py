@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from gemm_tuner.torch.epilogues import Step
-from gemm_tuner.torch.graphs import ATEN, Graph, Node, new_node
+from gemm_tuner.torch.graphs import ATEN, Graph, Node, as_floats, new_node
 from gemm_tuner.torch.operators import OperatorLayer
 from gemm_tuner.torch.products import Product
 from gemm_tuner.torch.quantised import Number
@@ -20,10 +20,7 @@ def insert(
     """
     last = steps[-1].result if steps else product.node
     with graph.inserting_before(last):
-        if product.quantised is not None:
-            y = _product_of_bytes(graph, product, layer, steps, is_whole=is_whole)
-        else:
-            y = _product(graph, product, layer, steps, is_whole=is_whole)
+        y = _product(graph, product, layer, steps, is_whole=is_whole)
         if product.is_image:
             y = _image(graph, product, y)
         elif (view := _view_of(product, steps)) is not None:
@@ -42,47 +39,60 @@ def _view_of(product: Product, steps: Sequence[Step]) -> Node | None:
 def _product(
     graph: Graph, product: Product, layer: OperatorLayer, steps: Sequence[Step], *, is_whole: bool
 ) -> Node:
-    ops = torch.ops.gemm_tuner
-    others = [step.other for step in steps if step.other is not None]
-    w = weights(graph, product, product.w)
-    if product.weight_only is None:
-        packed = new_node(graph, ops.pack.default, (w, layer.packed_bytes, layer.number))
-    else:
-        read = product.weight_only.w, layer.packed_bytes, layer.number
-        scales = product.weight_only.scales(graph)
-        packed = new_node(graph, ops.pack.default, (*read, scales))
-        w = w if is_whole else product.weight_only.plain(graph, w)
-    x = _rows(graph, product, product.x) if product.is_image else product.x
-    other = _rows(graph, product, others[0]) if others else None
-    arguments = [x, packed, _bias(graph, product), layer.number, other]
-    if not is_whole:
-        arguments.append(w)
-    elif other is None:
-        arguments.pop()
-    return new_node(graph, ops.linear.default, tuple(arguments))
+    ops, weight_only, quantised = torch.ops.gemm_tuner, product.weight_only, product.quantised
+    source = product.w if quantised is None else quantised.w
+    w = source if quantised is not None else weights(graph, product, source)
+    read: tuple[object, ...] = (w, layer.packed_bytes, layer.number)
+    if weight_only is not None:
+        read = weight_only.w, layer.packed_bytes, layer.number, weight_only.scales(graph)
+        w = w if is_whole else weight_only.plain(graph, w)
+    packed = new_node(graph, ops.pack.default, read)
+    rest = [] if is_whole else [w]
+    arguments: list[object]
+    if quantised is None and (short := _bias_and_other(graph, product, steps)) is not None:
+        bias, other = short
+        x = _rows(graph, product, product.x) if product.is_image else product.x
+        arguments = [x, packed, bias, layer.number]
+        if other is not None or rest:
+            arguments.append(other)
+        return new_node(graph, ops.linear.default, (*arguments, *rest))
+    operands = _operands(graph, product, steps)
+    x = product.x if quantised is None else quantised.x.placed(graph)
+    arrays = [one if isinstance(one, torch.fx.Node) else None for one in operands]
+    numbers = [0.0 if isinstance(one, torch.fx.Node) else float(one) for one in operands]
+    arguments = [x, packed, arrays, numbers, layer.number]
+    return new_node(graph, ops.fused_linear.default, (*arguments, *rest))
 
 
-def _product_of_bytes(
-    graph: Graph, product: Product, layer: OperatorLayer, steps: Sequence[Step], *, is_whole: bool
-) -> Node:
-    ops, quantised = torch.ops.gemm_tuner, product.quantised
-    assert quantised is not None
-    packed = new_node(graph, ops.pack.default, (quantised.w, layer.packed_bytes, layer.number))
-    # What each step that reads something reads, in the order of the chain.
-    read: list[Number] = [quantised.x.zero_point, quantised.channel_scale(graph)]
+def _bias_and_other(
+    graph: Graph, product: Product, steps: Sequence[Step]
+) -> tuple[Node | None, Node | None] | None:
+    """Return the bias and the other array that a product reads, None if it reads more."""
+    read = {step.name: step.other for step in steps if step.other is not None}
+    bias = _bias(graph, product)
+    if not read.keys() <= {"bias", "add"} or (bias is not None and "bias" in read):
+        return None
+    other = _rows(graph, product, read["add"]) if "add" in read else None
+    return read.get("bias", bias), other
+
+
+def _operands(graph: Graph, product: Product, steps: Sequence[Step]) -> list[Number]:
+    """Return what each step that reads something reads, in the order of the chain."""
+    read: list[Number] = []
+    if (quantised := product.quantised) is not None:
+        read = [quantised.x.zero_point, quantised.channel_scale(graph)]
     if product.bias is not None:
         read.append(product.bias)
     for step in steps:
-        if step.other is not None:
+        if step.name == "channel_scale":
+            read.append(as_floats(graph, step.other))
+        elif step.name == "bias":
+            read.append(step.other)
+        elif step.other is not None:
             read.append(_rows(graph, product, step.other))
         if step.requantisation is not None:
             read += [1.0 / step.requantisation.scale, step.requantisation.zero_point]
-    arrays = [one if isinstance(one, torch.fx.Node) else None for one in read]
-    numbers = [0.0 if isinstance(one, torch.fx.Node) else float(one) for one in read]
-    x = quantised.x.placed(graph)
-    w = [] if is_whole else [quantised.w]
-    arguments = (x, packed, arrays, numbers, layer.number, *w)
-    return new_node(graph, ops.quantised_linear.default, arguments)
+    return read
 
 
 def weights(graph: Graph, product: Product, w: Node) -> Node:

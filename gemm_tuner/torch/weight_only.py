@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gemm_tuner.torch.epilogues import past_views
+from gemm_tuner.torch.epilogues import past_views, vector_after
 from gemm_tuner.torch.graphs import ATEN, CASTS, Graph, Node, as_floats, new_node, untransposed
 
 
@@ -49,11 +49,10 @@ def scaled_after(node: Node, w: Node, is_constant: Callable[[Node], bool]) -> Sc
     given = _bytes_of(w)
     if given is None:
         return None
-    n = given.meta["val"].shape[0]
-    scaled, scale, view = _vector_after(node, ATEN.mul.Tensor, n)
+    scaled, scale, view = _vector_after(node, ATEN.mul.Tensor)
     if scaled is None or not is_constant(scale):
         return None
-    added, bias, later = _vector_after(scaled, ATEN.add.Tensor, n)
+    added, bias, later = _vector_after(scaled, ATEN.add.Tensor)
     weight_only = WeightOnly(given, scale, later if added is not None and later else view)
     return Scaled(added if added is not None else scaled, bias, weight_only)
 
@@ -74,25 +73,8 @@ def _bytes_of(w: Node) -> Node | None:
     return w if is_bytes and casts == 1 and turned == 1 else None
 
 
-def _vector_after(
-    node: Node,
-    target: object,
-    n: int,
-) -> tuple[Node | None, Node | None, Node | None]:
-    """Return what joins a node with a vector of n in the same type, the vector, and the view."""
+def _vector_after(node: Node, target: object) -> tuple[Node | None, Node | None, Node | None]:
+    """Return what joins a node with a vector of its columns, the vector, and the view between."""
     head = past_views(node)
-    if len(head.users) != 1:
-        return None, None, None
-    [user] = head.users
-    others = [one for one in user.args if one is not head]
-    if user.target is not target or user.kwargs or len(others) != 1:
-        return None, None, None
-    value = others[0].meta.get("val") if isinstance(others[0], torch.fx.Node) else None
-    is_vector = (
-        isinstance(value, torch.Tensor)
-        and tuple(value.shape) == (n,)
-        and value.dtype == node.meta["val"].dtype
-    )
-    if not is_vector:
-        return None, None, None
-    return user, others[0], None if head is node else head
+    found = vector_after(head, target)
+    return (None, None, None) if found is None else (*found, None if head is node else head)

@@ -160,6 +160,114 @@ def test_steps_after_a_product_are_recognised(name: str, dtype: str) -> None:
     assert [one.name for one in enabled.report] == ["first", "second"]
 
 
+class _ScaledColumns(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+    """A product, a sum where it `adds`, and a scale and a shift of each column."""
+
+    def __init__(self, *, adds: bool, bias: bool) -> None:
+        super().__init__()
+        self.linear, self.adds = torch.nn.Linear(K, K, bias=bias), adds
+        self.scale = torch.nn.Parameter(torch.linspace(0.5, 2.0, K))
+        self.shift = torch.nn.Parameter(torch.linspace(-1.0, 1.0, K))
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+        y = self.linear(x)
+        return (y + x if self.adds else y) * self.scale + self.shift
+
+
+@pytest.mark.usefixtures("loops_by_operators")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("adds", "bias", "epilogue"),
+    [
+        (True, True, "bias+add+channel_scale+bias"),
+        (False, True, "bias+channel_scale+bias"),
+        (False, False, "channel_scale+bias"),
+    ],
+)
+def test_a_scale_and_a_shift_of_each_column_are_fused(
+    dtype: str, epilogue: str, *, adds: bool, bias: bool
+) -> None:
+    model = _ScaledColumns(adds=adds, bias=bias).eval().to(getattr(torch, dtype))
+    source = Kernels(rows=("1..64",))
+    gt.enable(source, dynamic_rows=["1..64"])
+    with torch.no_grad():
+        compiled = torch.compile(model, dynamic=True)
+        for shape in ((4, 3, K), (2, 9, K), (8, 16, K)):  # the last by PyTorch's operators
+            x = sample_x(*shape, dtype=dtype)
+            check(compiled(x), model(x))
+        x = sample_x(5, 7, K, dtype=dtype)
+        assert operator_calls(compiled, x) == {"gemm_tuner::fused_linear": 1}
+    assert [one.epilogue for one in source.asked] == [epilogue]
+
+
+@pytest.mark.usefixtures("loops_by_operators")
+@pytest.mark.parametrize("shape", [(6, K), (2, 3, K)])
+def test_dropout_that_drops_nothing_is_no_end(shape: tuple[int, ...]) -> None:
+    class Block(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.dropout = torch.nn.Linear(K, K), torch.nn.Dropout(0.0)
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+            y = torch.relu(self.dropout(self.linear(x)).clone())
+            return (self.dropout(y) + x).clone() * 2 + self.dropout(x)
+
+    model, x, source = Block().eval(), sample_x(*shape), Kernels()
+    gt.enable(source)
+    with torch.no_grad():
+        compiled = torch.compile(model)
+        check(compiled(x), model(x))
+        assert operator_calls(compiled, x) == {LINEAR: 1}
+    assert [one.epilogue for one in source.asked] == ["bias+relu+add"]
+
+
+@pytest.mark.usefixtures("loops_by_operators")
+def test_of_two_products_the_later_one_adds_the_other() -> None:
+    class Block(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(K, K), torch.nn.Linear(K, K)
+            self.third = torch.nn.Linear(K, K)
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+            y = self.first(x)
+            z = torch.nn.functional.gelu(self.second(torch.relu(x)))
+            late = torch.relu(torch.sigmoid(y) + z)
+            return self.third(late) + torch.sigmoid(x).cumsum(-1)
+
+    model, x, source = Block().eval(), sample_x(), Kernels()
+    gt.enable(source)
+    with torch.no_grad():
+        compiled = torch.compile(model)
+        check(compiled(x), model(x))
+        assert operator_calls(compiled, x) == {LINEAR: 3}
+    epilogues = [one.epilogue for one in source.asked]
+    assert epilogues == ["bias+sigmoid", "bias+gelu_erf+add+relu", "bias+add"]
+
+
+@pytest.mark.usefixtures("loops_by_operators")
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: y * y.new_ones(6, HIDDEN),
+        lambda y: y * torch.linspace(0.5, 2.0, 6)[:, None],
+        lambda y: torch.linspace(0.5, 2.0, HIDDEN, dtype=torch.float64) * y,
+        lambda y: torch.linspace(0.5, 2.0, HIDDEN) - y,
+        lambda y: torch.add(y, torch.linspace(0.5, 2.0, HIDDEN), alpha=2),
+        lambda y: torch.linspace(0.5, 2.0, HIDDEN) * y + y,
+    ],
+)
+def test_what_scales_no_columns_is_computed_as_written(function: Any) -> None:  # noqa: ANN401
+    model = torch.nn.Sequential(torch.nn.Linear(K, HIDDEN)).eval()
+    source = Kernels()
+    gt.enable(source)
+    with torch.no_grad():
+        x = sample_x()
+        compiled = torch.compile(lambda x: function(model(x)))
+        torch.testing.assert_close(compiled(x), function(model(x)), rtol=1e-5, atol=1e-5)
+        assert operator_calls(compiled, x) == {LINEAR: 1}
+
+
 def test_gelu_by_tanh_is_another_function() -> None:
     block = _Block(lambda x: torch.nn.functional.gelu(x, approximate="tanh"), adds=False).eval()
     source = Kernels()

@@ -91,7 +91,7 @@ def _calls_with_one_on_meta() -> list[Any]:
         lambda: ops.pack(w.to(away), 64, linear, sample_x(N)),
         lambda: ops.matmul(x, w.to(away), product),
         lambda: ops.attention(q, k, k.to(away), heads),
-        lambda: ops.quantised_linear(x, packed, [sample_x(N), None], [0.0, 0.0], linear),
+        lambda: ops.fused_linear(x, packed, [sample_x(N), None], [0.0, 0.0], linear),
     ]
 
 

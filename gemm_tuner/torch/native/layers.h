@@ -32,6 +32,7 @@ namespace {
 struct LayerEntry : Chain {
     int64_t number, n_low, n, k, packed_bytes;
     Weights w;
+    bool reads_bias_and_other; /* of floats, at most each once */
     std::vector<KernelEntry> kernels; /* the narrowest range of m first */
     const LayerEntry *next;
     bool is_attention() const { return w == Weights::keys; }
@@ -81,6 +82,12 @@ void add_layer(const LayerFacts &facts, const KernelEntry *kernels, int64_t kern
             layer->operands.push_back(step);
         }
     }
+    const auto count = [layer](Step step) {
+        return std::count(layer->operands.begin(), layer->operands.end(), step);
+    };
+    const int64_t biases = count(Step::bias), others = count(Step::add);
+    layer->reads_bias_and_other = !layer->types.is_quantised() && biases <= 1 && others <= 1 &&
+                                  static_cast<size_t>(biases + others) == layer->operands.size();
     layer->kernels.assign(kernels, kernels + kernel_count);
     for (KernelEntry &kernel : layer->kernels) {
         kernel.name = strdup(kernel.name);

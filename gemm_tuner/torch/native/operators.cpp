@@ -3,8 +3,8 @@
  *   gemm_tuner::pack(w, size_bytes, layer, scales)            -> packed
  *   gemm_tuner::unpack(packed, layer)                         -> w
  *   gemm_tuner::linear(x, packed, bias, layer, other, w)      -> y
- *   gemm_tuner::quantised_linear(x, packed, operands, numbers, layer, w)
- *                                                             -> y, of bytes x and w
+ *   gemm_tuner::fused_linear(x, packed, operands, numbers, layer, w)
+ *                                                             -> y, of any chain of steps
  *   gemm_tuner::linear_or_plain(x, weight, bias, packed, layer, is_fixed)
  *                                                             -> y, of a kernel or of at::linear
  *   gemm_tuner::matmul_or_plain(x, w, layers, is_bmm), attention_or_plain(q, k, v, layers, ...)
@@ -23,8 +23,9 @@
  * With w (batch, n, k), packed is (batch, bytes), and x, y and other are of (batch, rows, columns):
  * products of the same sizes, each of its own weights. bias is then (n) or (batch, n).
  *
- * `operands` of bytes are in the order of the steps that read one: an array, or None where the number
- * at the same place of `numbers` is the operand.
+ * `linear` is for layers of floats that read a bias, another array, or both; fused_linear for all.
+ * Its `operands` are in the order of the steps that read one: an array, or None where the number at
+ * the same place of `numbers` is the operand.
  *
  * The parts of a kernel run in PyTorch's own threads, and its weights are packed there. */
 #include "gemm_tuner.h"
@@ -165,10 +166,11 @@ Tensor compute(const LayerEntry &layer, const Tensor &x, const Tensor &packed,
     return y;
 }
 
-/* What the steps of a layer of floats read. */
-Operands operands_of_floats(const LayerEntry &layer, const std::optional<Tensor> &bias,
-                            const std::optional<Tensor> &other) {
-    TORCH_CHECK(!layer.types.is_quantised(), "a layer of bytes is called by quantised_linear.");
+/* What the steps of a layer that `linear` computes read. */
+Operands bias_and_other(const LayerEntry &layer, const std::optional<Tensor> &bias,
+                        const std::optional<Tensor> &other) {
+    TORCH_CHECK(layer.reads_bias_and_other, "layer ", layer.number,
+                " reads more than a bias and another array; fused_linear computes it.");
     Operands given;
     for (const Step step : layer.operands) {
         const std::optional<Tensor> &array = step == Step::bias ? bias : other;
@@ -177,8 +179,8 @@ Operands operands_of_floats(const LayerEntry &layer, const std::optional<Tensor>
     return given;
 }
 
-/* What the steps of a layer of bytes read. */
-Operands operands_of_bytes(const LayerEntry &layer,
+/* What the steps of any layer read. */
+Operands operands_in_order(const LayerEntry &layer,
                            const std::vector<std::optional<Tensor>> &arrays,
                            at::ArrayRef<double> numbers) {
     const size_t count = layer.operands.size();
@@ -195,16 +197,16 @@ Operands operands_of_bytes(const LayerEntry &layer,
 Tensor linear(const Tensor &x, const Tensor &packed, const std::optional<Tensor> &bias,
               int64_t number, const std::optional<Tensor> &other, const std::optional<Tensor> &w) {
     const LayerEntry &layer = linear_numbered(number);
-    return compute(layer, x, packed, operands_of_floats(layer, bias, other), w);
+    return compute(layer, x, packed, bias_and_other(layer, bias, other), w);
 }
 
-Tensor quantised_linear(const Tensor &x, const Tensor &packed,
+Tensor fused_linear(const Tensor &x, const Tensor &packed,
                         const c10::List<std::optional<Tensor>> &operands,
                         at::ArrayRef<double> numbers, int64_t number,
                         const std::optional<Tensor> &w) {
     const LayerEntry &layer = linear_numbered(number);
     const std::vector<std::optional<Tensor>> arrays = operands.vec();
-    return compute(layer, x, packed, operands_of_bytes(layer, arrays, numbers), w);
+    return compute(layer, x, packed, operands_in_order(layer, arrays, numbers), w);
 }
 
 /* Refuse what `compute` does, by shapes and types alone. */
@@ -264,20 +266,20 @@ Tensor linear_meta(const Tensor &x, const Tensor &packed, const std::optional<Te
                    int64_t number, const std::optional<Tensor> &other,
                    const std::optional<Tensor> &w) {
     const LayerEntry &layer = linear_numbered(number);
-    const Operands given = operands_of_floats(layer, bias, other);
+    const Operands given = bias_and_other(layer, bias, other);
     if (are_sizes_known(x, packed, bias, other)) {
         check_call(layer, x, packed, given, w);
     }
     return empty_result(x, packed, layer);
 }
 
-Tensor quantised_linear_meta(const Tensor &x, const Tensor &packed,
+Tensor fused_linear_meta(const Tensor &x, const Tensor &packed,
                              const c10::List<std::optional<Tensor>> &operands,
                              at::ArrayRef<double> numbers, int64_t number,
                              const std::optional<Tensor> &w) {
     const LayerEntry &layer = linear_numbered(number);
     const std::vector<std::optional<Tensor>> arrays = operands.vec();
-    const Operands given = operands_of_bytes(layer, arrays, numbers);
+    const Operands given = operands_in_order(layer, arrays, numbers);
     const bool are_known = std::all_of(arrays.begin(), arrays.end(), [](const auto &one) {
         return is_size_known(one);
     });
@@ -321,7 +323,7 @@ Tensor linear_autograd(const Tensor &x, const Tensor &packed, const std::optiona
     return op.call(x, packed, bias, number, other, w);
 }
 
-Tensor quantised_linear_autograd(const Tensor &x, const Tensor &packed,
+Tensor fused_linear_autograd(const Tensor &x, const Tensor &packed,
                                  const c10::List<std::optional<Tensor>> &operands,
                                  at::ArrayRef<double> numbers, int64_t number,
                                  const std::optional<Tensor> &w) {
@@ -329,8 +331,8 @@ Tensor quantised_linear_autograd(const Tensor &x, const Tensor &packed,
         check_not_recorded(one);
     }
     static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("gemm_tuner::quantised_linear", "")
-                               .typed<decltype(quantised_linear)>();
+                               .findSchemaOrThrow("gemm_tuner::fused_linear", "")
+                               .typed<decltype(fused_linear)>();
     at::AutoDispatchBelowADInplaceOrView below;
     return op.call(x, packed, operands, numbers, number, w);
 }
@@ -416,7 +418,7 @@ TORCH_LIBRARY(gemm_tuner, library) {
     library.def("linear(Tensor x, Tensor packed, Tensor? bias, int layer, Tensor? other=None, "
                 "Tensor? w=None) -> Tensor",
                 {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
-    library.def("quantised_linear(Tensor x, Tensor packed, Tensor?[] operands, float[] numbers, "
+    library.def("fused_linear(Tensor x, Tensor packed, Tensor?[] operands, float[] numbers, "
                 "int layer, Tensor? w=None) -> Tensor",
                 {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
     library.def("matmul(Tensor x, Tensor w, int layer, Tensor? bias=None, Tensor? other=None, "
@@ -448,7 +450,7 @@ TORCH_LIBRARY_IMPL(gemm_tuner, CPU, library) {
     library.impl("pack", pack);
     library.impl("unpack", unpack);
     library.impl("linear", linear);
-    library.impl("quantised_linear", quantised_linear);
+    library.impl("fused_linear", fused_linear);
     library.impl("matmul", matmul);
     library.impl("attention", attention);
 }
@@ -456,7 +458,7 @@ TORCH_LIBRARY_IMPL(gemm_tuner, CPU, library) {
 TORCH_LIBRARY_IMPL(gemm_tuner, Meta, library) {
     library.impl("pack", OnMeta<pack_meta>::call);
     library.impl("linear", OnMeta<linear_meta>::call);
-    library.impl("quantised_linear", OnMeta<quantised_linear_meta>::call);
+    library.impl("fused_linear", OnMeta<fused_linear_meta>::call);
     library.impl("matmul", OnMeta<matmul_meta>::call);
     library.impl("attention", OnMeta<attention_meta>::call);
 }
@@ -464,7 +466,7 @@ TORCH_LIBRARY_IMPL(gemm_tuner, Meta, library) {
 TORCH_LIBRARY_IMPL(gemm_tuner, Autograd, library) {
     library.impl("pack", pack_autograd);
     library.impl("linear", linear_autograd);
-    library.impl("quantised_linear", quantised_linear_autograd);
+    library.impl("fused_linear", fused_linear_autograd);
     library.impl("matmul", matmul_autograd);
     library.impl("attention", attention_autograd);
 }

@@ -28,7 +28,7 @@ enum class Step : int32_t {
 };
 static_assert(static_cast<int>(Step::causal) + 1 == step_kinds);
 
-constexpr size_t max_operands = 6; /* each of those that read one, once */
+constexpr size_t max_operands = 6;
 
 bool reads_operand(Step step) {
     switch (step) {
@@ -142,7 +142,7 @@ Tensor apply_step(Step step, const Tensor &y, const Operand &operand) {
     case Step::x_zero_point: /* taken off x before */
         return y;
     case Step::channel_scale:
-        return at::mul(y, array_of("channel_scale", operand));
+        return at::mul(y, array_of("channel_scale", operand).to(y.scalar_type()));
     case Step::scale:
         return at::mul(y, number_of(operand));
     case Step::y_zero_point:
