@@ -5,7 +5,7 @@ from functools import partial
 from importlib import import_module
 
 from gemm_tuner.models.row import Prepared, Way, Work, tensors_of
-from gemm_tuner.models.ways.compiled import CPP_WRAPPER, prepare_compiled
+from gemm_tuner.models.ways.compiled import CPP_WRAPPER, FROZEN, prepare_compiled
 
 
 def _enable(options: Mapping[str, object], work: Work) -> Prepared:
@@ -33,7 +33,7 @@ def _tuning(work: Work) -> dict[str, object]:
     return {"tune": "wait", "budget_s": work.budget_s}
 
 
-_ENABLED = {"freezing": "on", "how": "gemm_tuner.torch.enable, torch.compile"}
+_ENABLED = {**FROZEN, "how": "gemm_tuner.torch.enable, torch.compile"}
 
 ROWS = (
     Way(

@@ -3,12 +3,12 @@
 from importlib import import_module
 
 from gemm_tuner.models.row import Prepared, Way, Work
-from gemm_tuner.models.ways.compiled import prepare_compiled
+from gemm_tuner.models.ways.compiled import FROZEN, prepare_compiled
 
 
 def _prepare(work: Work) -> Prepared:
     import_module("zentorch")  # it is a backend from now on
-    return prepare_compiled({"backend": "zentorch"}, work)
+    return prepare_compiled({}, work, backend="zentorch")
 
 
 ROWS = (
@@ -17,6 +17,6 @@ ROWS = (
         wheel="zentorch",
         prepare=_prepare,
         install='pip install "gemm-tuner[torch,zentorch]"',
-        settings={"freezing": "on", "backend": "zentorch"},  # without, it changes weights in place
+        settings={**FROZEN, "backend": "zentorch"},  # without, it changes weights in place
     ),
 )
