@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from multiprocessing import Pipe
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -30,8 +31,12 @@ CHECKED = Checked(
 def _received(put: Callable[[Any], None], wanted: Any) -> Any:  # noqa: ANN401 - a type, and one of it
     reader, writer = Pipe(duplex=False)
     with reader, writer:
-        put(writer)
-        return receive(reader, wanted)
+        sending = Thread(target=put, args=(writer,))  # a pipe keeps 64 KB
+        sending.start()
+        try:
+            return receive(reader, wanted)
+        finally:
+            sending.join()
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_the_newest_race_is_taken_again() -> None:
     race = find_race([_trial(older), _trial(RACED), _trial(())], settings, context=CONTEXT)
 
     assert race.earlier == RACED
-    assert race.limit_s == 2.0
+    assert race.limit_s == 3.0
     assert expected_baseline(settings, race) == "openblas 0.3 + pass"
 
 
@@ -100,7 +100,7 @@ def test_each_regime_has_a_race_of_its_own() -> None:
     assert find_race(trials, _settings(), context=CONTEXT).earlier == RACED
     assert find_race(trials, _settings(), context=cold).earlier == raced
     assert find_race(trials[:1], _settings(), context=cold) == Race(
-        limit_s=2.0, threads=1, regime=Regime.COLD_WEIGHTS
+        limit_s=3.0, threads=1, regime=Regime.COLD_WEIGHTS
     )
 
 
