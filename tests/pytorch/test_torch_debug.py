@@ -316,8 +316,8 @@ def test_errors_that_add_up_are_told() -> None:
 def test_a_wrong_graph_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = _Twice(lambda y: y).eval(), sample_x()
 
-    def wrong_steps(node: Any, *, is_quantised: bool) -> list[Step]:  # noqa: ANN401 - of PyTorch
-        return [replace(one, name="silu") for one in steps_after(node, is_quantised=is_quantised)]
+    def wrong_steps(node: Any, **options: Any) -> list[Step]:  # noqa: ANN401 - of PyTorch
+        return [replace(one, name="silu") for one in steps_after(node, **options)]
 
     monkeypatch.setattr("gemm_tuner.torch.compiling.steps_after", wrong_steps)
     gt.enable(Kernels())
