@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
 import gemm_tuner.errors
 from gemm_tuner.errors import GemmTunerError, TrialFailed
@@ -39,9 +40,14 @@ def send(connection: Connection, answer: object, wanted: Any) -> None:  # noqa: 
     """Send an answer of the type that is wanted, or an error."""
     raised = None
     if isinstance(answer, GemmTunerError):
-        raised = _Raised(name=type(answer).__name__, text=str(answer))
+        raised = _Raised(name=type(answer).__name__, text=_written(str(answer)))
         answer = None
-    connection.send_bytes(messages_of(wanted).dump_json((answer, raised)))
+    try:
+        content = messages_of(wanted).dump_json((answer, raised))
+    except PydanticSerializationError as error:
+        failure = _Raised(name="TrialFailed", text=_written(f"it cannot be told: {error}"))
+        content = messages_of(wanted).dump_json((None, failure))
+    connection.send_bytes(content)
 
 
 def receive(connection: Connection, wanted: Any) -> Any:  # noqa: ANN401 - a type, and one of it
@@ -69,6 +75,11 @@ def receive(connection: Connection, wanted: Any) -> Any:  # noqa: ANN401 - a typ
     if not (isinstance(kind, type) and issubclass(kind, GemmTunerError)):
         raise _no_answer(raised.name)
     return kind(raised.text)
+
+
+def _written(text: str) -> str:
+    """Return a text without what UTF-8 lacks, such as a byte of a file name."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _no_answer(what: object) -> TrialFailed:

@@ -104,6 +104,39 @@ def test_arrays_with_and_without_memory_are_refused_together() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"x": torch.zeros(6, K, requires_grad=True)}, "no derivative"),
+        ({"w": torch.zeros(N, K, requires_grad=True)}, "no derivative"),
+        ({"operands": [torch.zeros(N), torch.zeros(N, requires_grad=True)]}, "no derivative"),
+        ({"operands": [torch.zeros(N)], "numbers": [0.0]}, "reads 2 operands"),
+        ({"operands": [torch.zeros(N), None]}, "channel_scale must be"),
+        ({"operands": [torch.zeros(N), torch.zeros(N + 1)]}, "channel_scale must be"),
+        ({"operands": [torch.zeros(N), torch.zeros(N).double()]}, "channel_scale"),
+        ({"x": torch.zeros(6, K + 1)}, "last dimension"),
+    ],
+)
+def test_a_chain_that_cannot_be_computed_is_refused(changes: dict[str, Any], reason: str) -> None:
+    layer = add_layer([kernel_of(Problem.parse(f"f32 6x{N}x{K} nk bias+channel_scale"), 1)])
+    x, w, bias = sample_x(), sample_x(N, K), sample_x(N)
+    arguments = {
+        "x": x,
+        "packed": torch.ops.gemm_tuner.pack(w, layer.packed_bytes, layer.number),
+        "operands": [bias, torch.full((N,), 2.0)],
+        "numbers": [0.0, 0.0],
+        "layer": layer.number,
+    }
+
+    y = torch.ops.gemm_tuner.fused_linear(**arguments)
+
+    torch.testing.assert_close(y, 2.0 * torch.nn.functional.linear(x, w, bias))
+    with pytest.raises(RuntimeError, match="fused_linear computes it"):
+        torch.ops.gemm_tuner.linear(x, arguments["packed"], bias, layer.number)
+    with pytest.raises(RuntimeError, match=reason):
+        torch.ops.gemm_tuner.fused_linear(**arguments | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
         ({"x": torch.zeros(6, K + 1)}, "last dimension"),
         ({"x": torch.zeros(6, K, dtype=torch.float64)}, "kernels of this layer read"),
         ({"x": torch.zeros(())}, "last dimension"),

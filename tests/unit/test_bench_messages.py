@@ -60,6 +60,17 @@ def test_an_error_comes_through(error: Exception) -> None:
     assert (type(found), str(found)) == (type(error), str(error))
 
 
+def test_what_utf_8_lacks_is_told() -> None:
+    file = "no file \udcff"
+
+    error = _received(lambda writer: send(writer, StoreFailed(file), Finding), Finding)
+    finding = Finding(outcome=Outcome.WRONG, detail=file)
+    failure = _received(lambda writer: send(writer, finding, Finding), Finding)
+
+    assert (type(error), str(error)) == (StoreFailed, "no file \\udcff")
+    assert isinstance(failure, TrialFailed)
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -327,6 +327,7 @@ Tensor fused_linear_autograd(const Tensor &x, const Tensor &packed,
                                  const c10::List<std::optional<Tensor>> &operands,
                                  at::ArrayRef<double> numbers, int64_t number,
                                  const std::optional<Tensor> &w) {
+    check_not_recorded(x, w);
     for (const std::optional<Tensor> &one : operands.vec()) {
         check_not_recorded(one);
     }
