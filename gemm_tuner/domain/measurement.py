@@ -89,11 +89,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raced:
-    """A library that took part in the race for the baseline: the package that it is of.
+    """A library of the race for the baseline: the package that it is of.
 
     `baseline` names it as a measurement would, and `call_ns` is the least time of a call; they are
-    empty and 0 if it could not be used, for this `reason`. The race was in a `regime`: its weights
-    were in the caches or in memory.
+    empty and 0 if it could not be used, for this `reason`. One that `lacked_time` did not take
+    part: it takes longer to start than the race could last. The race was in a `regime`: its
+    weights were in the caches or in memory.
     """
 
     package: str
@@ -101,6 +102,7 @@ class Raced:
     call_ns: float
     reason: str = ""
     regime: Regime = Regime.HOT
+    lacked_time: bool = False
 
     @property
     def is_usable(self) -> bool:

@@ -107,7 +107,7 @@ def _evidence_facts(evidence: Evidence) -> dict[str, Any]:
         "baseline": evidence.baseline,
         "implementation": evidence.implementation,
         "raced": [
-            [one.package, one.baseline, one.call_ns, one.reason, one.regime]
+            [one.package, one.baseline, one.call_ns, one.reason, one.regime, one.lacked_time]
             for one in evidence.raced
         ],
         "doubt": evidence.doubt,
@@ -121,9 +121,10 @@ def _evidence(facts: Mapping[str, Any]) -> Evidence:
             baseline=baseline,
             call_ns=call_ns,
             reason=reason,
-            regime=Regime(*regime) if regime else Regime.HOT,  # not in documents of older versions
+            regime=Regime(rest[0]) if rest else Regime.HOT,  # not in documents of older versions
+            lacked_time=rest[1] if len(rest) > 1 else False,
         )
-        for package, baseline, call_ns, reason, *regime in facts["raced"]
+        for package, baseline, call_ns, reason, *rest in facts["raced"]
     )
     own, each = _ratio(facts["ratio"]), tuple(map(_ratio, facts["process_ratios"]))
     return Evidence(**{**facts, "ratio": own, "process_ratios": each, "raced": raced})

@@ -90,6 +90,7 @@ class WireRaced(StrictModel):
     call_ns: Annotated[float, Field(ge=0)]
     reason: Annotated[Line, Field(exclude_if=lambda reason: not reason)] = ""
     regime: Annotated[Regime, Field(exclude_if=lambda regime: regime is Regime.HOT)] = Regime.HOT
+    lacked_time: Annotated[bool, Field(exclude_if=lambda lacked: not lacked)] = False
 
     @classmethod
     def of(cls, raced: Raced) -> Self:
@@ -100,6 +101,7 @@ class WireRaced(StrictModel):
             call_ns=raced.call_ns,
             reason=raced.reason[:MAX_LINE],
             regime=raced.regime,
+            lacked_time=raced.lacked_time,
         )
 
     def to_domain(self) -> Raced:
@@ -110,6 +112,7 @@ class WireRaced(StrictModel):
             call_ns=self.call_ns,
             reason=self.reason,
             regime=self.regime,
+            lacked_time=self.lacked_time,
         )
 
 

@@ -38,7 +38,7 @@ def find_race(
     wanted, installed = set(packages(limit_s)), set(packages(inf))
     for trial in reversed(trials):
         raced = trial.measurement.raced if trial.measurement else ()
-        is_good = bool(raced) and wanted <= {one.package for one in raced}
+        is_good = bool(raced) and wanted <= {one.package for one in raced if not one.lacked_time}
         is_alike = trial.context == context and all(one.regime is context.regime for one in raced)
         if is_good and is_alike and raced[0].package in installed:
             return replace(race, earlier=raced if is_believed(trial) else ())

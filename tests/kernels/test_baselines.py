@@ -177,7 +177,7 @@ def test_installed_libraries_are_raced(threads: int, regime: Regime) -> None:
         found = host.baselines(regime)
         assert {one.package.split()[0] for one in found.raced} >= {"onednn-cpu-gomp", "numpy"}
         assert found.text == found.raced[0].baseline
-        assert all(one.call_ns > 0 for one in found.raced)
+        assert all(one.call_ns > 0 or one.lacked_time for one in found.raced)
         assert found.left_out == {}
 
 

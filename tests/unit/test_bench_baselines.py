@@ -180,6 +180,21 @@ def test_a_library_that_takes_long_to_load_is_not_raced_in_a_short_time() -> Non
     patient = _choose(["auto"], rows, check, Race(limit_s=3.0))
 
     assert quick.baselines[0].text == "one"
+    assert [one.lacked_time for one in quick.raced] == [False, True]
+    assert quick.raced[1].reason.startswith("takes up to 1 s to start, and the race of this budget")
+    assert patient.baselines[0].text == "slow"
+    assert not any(one.lacked_time for one in patient.raced)
+
+
+def test_a_library_that_lacked_time_is_raced_as_soon_as_there_is_time() -> None:
+    rows = (_row("onednn", "one"), _row("slow", "slow", start_s=1.0))
+    check = _times(one=0.5, slow=0.1)
+    earlier = _choose(["auto"], rows, check, Race(limit_s=0.3)).raced
+
+    hurried = _choose(["auto"], rows, check, Race(limit_s=0.3, earlier=earlier))
+    patient = _choose(["auto"], rows, check, Race(limit_s=3.0, earlier=earlier))
+
+    assert (hurried.baselines[0].text, hurried.raced) == ("one", earlier)
     assert patient.baselines[0].text == "slow"
 
 

@@ -329,9 +329,10 @@ def test_an_answer_in_another_form_has_another_number() -> None:
 def test_the_regime_of_a_race_is_kept_and_told_where_it_is_another() -> None:
     cold = ExecutionContext(regime=Regime.COLD_WEIGHTS)
     in_memory = Raced(package="x 1", baseline="x 1", call_ns=2000.0, regime=Regime.COLD_WEIGHTS)
+    late = replace(in_memory, baseline="", call_ns=0.0, reason="slow", lacked_time=True)
     of_older_version = replace(_beside(), context=cold)
     assert of_older_version.measurement is not None
-    measured = replace(of_older_version.measurement, raced=(in_memory,))
+    measured = replace(of_older_version.measurement, raced=(in_memory, late))
     verdict = replace(of_older_version, measurement=measured)
 
     assert any("; raced with hot weights: mkl" in one for one in sentences(of_older_version, ""))

@@ -71,6 +71,15 @@ def test_there_is_a_new_race_where_more_take_part() -> None:
     assert expected_baseline(settings, race) is None
 
 
+def test_there_is_a_new_race_where_one_that_lacked_time_has_it() -> None:
+    late = Raced(package="onnxruntime 1", baseline="", call_ns=0.0, lacked_time=True)
+    raced = (*RACED, late)
+    long, short = _settings(budget_s=100.0), _settings(budget_s=1.0)
+
+    assert find_race([_trial(raced)], long, context=CONTEXT).earlier == ()
+    assert find_race([_trial(raced)], short, context=CONTEXT).earlier == raced
+
+
 def test_a_smaller_budget_goes_on_beside_the_same_baseline() -> None:
     slow = Raced(package="onnxruntime 1", baseline="onnxruntime 1", call_ns=5.0)
     raced = (slow, *RACED)

@@ -243,7 +243,8 @@ def _run_race(
         for _package, found in finished:
             reasons.forget(found.name)
         reasons.forget_refusals(_expected(rows))
-        return finished[0][1], _standings(finished, entrants, reasons.of_packages, race.regime)
+        standings = _standings(finished, entrants, reasons.of_packages, race.regime)
+        return finished[0][1], (*standings, *_late_ones(installed, race))
     for row in rows:
         for copy in _entrants(row, find, reasons) if row.is_last_resort else ():
             if found := _enter(row.name, copy, check, reasons):
@@ -301,15 +302,31 @@ def _standings(
     return (*ranked, *refused)
 
 
+def _late_ones(installed: Sequence[tuple[str, Copy]], race: Race) -> tuple[Raced, ...]:
+    """Return the libraries that take longer to start than the race may last."""
+    return tuple(
+        Raced(
+            package=copy.package,
+            baseline="",
+            call_ns=0.0,
+            reason=f"takes up to {copy.start_s:.3g} s to start, and the race of this budget has"
+            f" {race.limit_s:.2g} s; give a longer --budget",
+            regime=race.regime,
+            lacked_time=True,
+        )
+        for _name, copy in installed
+        if copy.start_s > race.limit_s
+    )
+
+
 def _winner_of(
     earlier: Sequence[Raced],
     entrants: Sequence[tuple[str, Copy]],
     installed: Sequence[tuple[str, Copy]],
 ) -> tuple[str, Copy] | None:
     """Return who won an earlier race, if all that could take part today took part in it."""
-    if not earlier or not {copy.package for _name, copy in entrants} <= {
-        one.package for one in earlier
-    }:
+    took_part = {one.package for one in earlier if not one.lacked_time}
+    if not earlier or not {copy.package for _name, copy in entrants} <= took_part:
         return None
     return next((one for one in installed if one[1].package == earlier[0].package), None)
 

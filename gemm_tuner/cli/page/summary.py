@@ -151,7 +151,7 @@ def _conditions(answers: Sequence[Answer]) -> list[tuple[str, str]]:
         for one in raced
         if one.reason
     ]
-    return [*rows, ("libraries that could not be used", listed(unusable))] if unusable else rows
+    return [*rows, ("libraries not raced", listed(unusable))] if unusable else rows
 
 
 def _cpu_text(cpu: Cpu) -> str:
