@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 
 from gemm_tuner.bench.baselines.baseline import Row
 from gemm_tuner.bench.baselines.choose import (
@@ -55,6 +56,7 @@ from gemm_tuner.machine.processors import (
 from gemm_tuner.runtime.load import Kernel, load_kernel
 
 _PAIRS_OF_CLOSE_LOOK = 5
+_MOST = 1e17  # ns, calls, or FLOP/s: three years, or a thousand servers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,28 @@ class BuildRound:
     least_ns: float
     plain_ns: dict[int, float] = field(default_factory=dict)
     epilogue_ns: float
+
+    def fault_for(self, builds: int, baselines: int) -> str:
+        """Return why this is no round of so many builds and baselines; empty if it may be one.
+
+        A kernel can write such an answer too.
+        """
+        timings, samples = self.rounds.timings, self.rounds.samples
+        if self.builds != builds or len(samples) != len(timings) or not all(samples):
+            return f"{self.builds} builds, {len(timings)} timings, {len(samples)} lists of samples"
+        if len(self.baselines) != baselines or any(
+            not builds <= turn < len(timings) for turn in self.baselines
+        ):
+            return f"baselines in the turns {self.baselines}"
+        if not set(self.plain_ns) <= set(range(baselines)):
+            return f"times of the products of {sorted(self.plain_ns)}"
+        numbers = [one.calls_per_sample for one in timings]
+        numbers += [max(one.samples_ns) for one in timings]
+        numbers += [self.least_ns, self.epilogue_ns, self.peak_flop_per_s, *self.plain_ns.values()]
+        is_sane = (
+            all(0 <= one <= _MOST for one in numbers) and self.least_ns and self.peak_flop_per_s
+        )
+        return "" if is_sane else "times, calls or limits that cannot be"
 
     def samples_of(self, build: int) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
         """Return the samples of a build and of the first baseline."""

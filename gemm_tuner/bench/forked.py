@@ -98,11 +98,14 @@ def run_in_child(
         if detail is not None:
             return Death(outcome=Outcome.HUNG, detail=detail, running=report.running)
         try:
-            with _deadline(child, stall_timeout_s + waited_for_core_s(child)):
+            with _deadline(child, stall_timeout_s + waited_for_core_s(child)) as is_over:
                 result = reader.recv() if wanted is None else receive(reader, wanted)
         except EOFError:
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            outcome, detail = report.explain_death(status)
+            status = _status_of(child, stall_timeout_s)
+            if status is None or is_over():
+                outcome, detail = Outcome.HUNG, "began to answer or closed its pipe, and went on"
+            else:
+                outcome, detail = report.explain_death(status)
             return Death(outcome=outcome, detail=detail, running=report.running)
         except TrialFailed as failure:
             wrong = str(failure)
@@ -120,19 +123,34 @@ def run_in_child(
 
 
 @contextmanager
-def _deadline(child: int, seconds: float) -> Iterator[None]:
-    """End a child that begins to answer and does not go on."""
+def _deadline(child: int, seconds: float) -> Iterator[Callable[[], bool]]:
+    """End a child that begins to answer and does not go on; say whether that was so."""
+    ended: list[int] = []
 
     def end(_number: int, _frame: object) -> None:
         os.kill(child, signal.SIGKILL)
+        ended.append(child)
 
     handler = signal.signal(signal.SIGALRM, end)
     timer = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield
+        yield lambda: bool(ended)
     finally:
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)
+
+
+def _status_of(child: int, seconds: float) -> int | None:
+    """Return the status of a child that says nothing more, None if it had to be ended."""
+    deadline_s = time.monotonic() + seconds
+    while time.monotonic() < deadline_s:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(_POLL_S / 10)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
 
 
 def _take_rights_away(guard: Guard) -> None:

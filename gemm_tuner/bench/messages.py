@@ -15,7 +15,9 @@ from pydantic_core import PydanticSerializationError
 import gemm_tuner.errors
 from gemm_tuner.errors import GemmTunerError, TrialFailed
 
-_MOST_BYTES = 256 << 20
+# An answer has some hundred KiB at most. To refuse one takes 300 times its length of memory, and a
+# second for each MiB, since pydantic collects all that is wrong with it.
+_MOST_BYTES = 1 << 20
 _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_inf_nan="constants")
 
 
@@ -47,6 +49,9 @@ def send(connection: Connection, answer: object, wanted: Any) -> None:  # noqa: 
     except PydanticSerializationError as error:
         failure = _Raised(name="TrialFailed", text=_written(f"it cannot be told: {error}"))
         content = messages_of(wanted).dump_json((None, failure))
+    if len(content) > _MOST_BYTES:
+        failure = _Raised(name="TrialFailed", text=f"the answer is too long: {len(content)} bytes.")
+        content = messages_of(wanted).dump_json((None, failure))
     connection.send_bytes(content)
 
 
@@ -65,7 +70,9 @@ def receive(connection: Connection, wanted: Any) -> Any:  # noqa: ANN401 - a typ
         raise EOFError(f"the message cannot be read: {error}") from error
     try:
         answer, raised = messages_of(wanted).validate_json(content)
-    except (ValidationError, GemmTunerError) as error:
+    except ValidationError as error:
+        raise _no_answer(f"{error.error_count()} values are wrong") from None
+    except GemmTunerError as error:
         raise _no_answer(error) from error
     if raised is None and answer is not None:
         return answer

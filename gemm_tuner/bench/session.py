@@ -168,12 +168,7 @@ class Session:
                 raise TrialFailed(f"no baseline could be timed: {reasons} Choose another one.")
             builds = tuple(request.builds[turn] for turn in living)
             try:
-                result = self._run(
-                    partial(self._measure, replace(request, builds=builds), baselines),
-                    BuildRound,
-                    _guard_beside(*(checked.baseline for checked in baselines)),
-                    _preparation_s(baselines),
-                )
+                result = self._round_of(replace(request, builds=builds), baselines)
             except (IsaNotUsable, KernelRejected) as refusal:
                 result = Death(
                     outcome=Outcome.LOAD_FAILED, detail=str(refusal), running=self._report.running
@@ -205,6 +200,22 @@ class Session:
                 death = TrialFailed(f"it {result.detail} on {self._problem.text}.")
                 left_out |= _leave_out(baselines, result.running - len(builds), death)
         return tuple(found[turn] for turn in range(len(request.builds)))
+
+    def _round_of(
+        self, request: TimeRequest, baselines: Sequence[CheckedBaseline]
+    ) -> BuildRound | Death:
+        result = self._run(
+            partial(self._measure, request, baselines),
+            BuildRound,
+            _guard_beside(*(checked.baseline for checked in baselines)),
+            _preparation_s(baselines),
+        )
+        if isinstance(result, BuildRound) and (
+            fault := result.fault_for(len(request.builds), len(baselines))
+        ):
+            detail = f"sent what is no answer: {fault}"
+            return Death(outcome=Outcome.CRASHED, detail=detail, running=0)
+        return result
 
     def _measure(self, request: TimeRequest, baselines: Sequence[CheckedBaseline]) -> BuildRound:
         timer = RoundTimer(

@@ -12,12 +12,16 @@ from planted import PROBLEM, RIGHT, build_planted
 from platformdirs import user_data_path
 from restricted import skip_where_linux_refuses
 
+from gemm_tuner.bench.build_round import BuildRound
 from gemm_tuner.bench.finding import Finding
 from gemm_tuner.bench.isolate import TrialHost
+from gemm_tuner.bench.measure import TimedRounds
 from gemm_tuner.bench.messages import send
+from gemm_tuner.bench.sample import Sample
 from gemm_tuner.build.cache import build_cache_dir
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.measurement import Timing
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.sandbox import SandboxLevel
 from gemm_tuner.errors import SandboxMissing, StoreFailed
@@ -119,11 +123,11 @@ def _message(content: bytes) -> str:
     return f'for (long fd = 3; fd < 64; fd++) call(1, fd, (long)"{text}", {len(sent)});'
 
 
-def _as_sent(answer: object) -> bytes:
-    """Return what a proof sends."""
+def _as_sent(answer: object, wanted: type = Finding) -> bytes:
+    """Return what a proof sends, or a timing."""
     reader, writer = Pipe(duplex=False)
     with reader, writer:
-        send(writer, answer, Finding)
+        send(writer, answer, wanted)
         return reader.recv_bytes()
 
 
@@ -216,7 +220,51 @@ def test_half_an_answer_keeps_nobody_waiting(host: TrialHost, toolchain: Toolcha
     finding = host.verify(build_planted(toolchain, f"{CALL} {half}"))
 
     assert finding.outcome is Outcome.HUNG
+    assert "memory" not in finding.detail  # for want of which a trial would be tried again
     assert host.verify(build_planted(toolchain)).outcome is Outcome.CORRECT
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "for (long fd = 3; fd < 64; fd++) call(3, fd);",  # close
+        'for (long fd = 3; fd < 64; fd++) call(1, fd, (long)"\\377\\377\\377\\377", 4);',
+    ],
+)
+def test_a_closed_pipe_keeps_nobody_waiting(
+    sent: str, host: TrialHost, toolchain: Toolchain
+) -> None:
+    finding = host.verify(build_planted(toolchain, f"{CALL} {sent} for (;;) call(34);"))
+
+    assert finding.outcome is Outcome.HUNG
+    assert host.verify(build_planted(toolchain)).outcome is Outcome.CORRECT
+
+
+def test_times_of_other_builds_than_were_asked_for_are_none(
+    host: TrialHost, toolchain: Toolchain
+) -> None:
+    sample = Sample(elapsed_ns=100, involuntary_switches=0, waited_ns=0)
+    lie = BuildRound(
+        rounds=TimedRounds(
+            timings=(Timing(calls_per_sample=1, samples_ns=(100,)),), samples=((sample,),)
+        ),
+        builds=5,
+        baselines=(7,),
+        peak_flop_per_s=1.0,
+        roofline=None,
+        use=None,
+        least_ns=0.0,
+        epilogue_ns=0.0,
+    )
+    planted = build_planted(toolchain, f"{CALL} {_message(_as_sent(lie, BuildRound))} {RIGHT}")
+    context = ExecutionContext(threads=1)
+
+    found = host.time_together(
+        [planted, build_planted(toolchain)], context=context, pairs=3, sample_ns=100_000
+    )
+
+    assert [one.finding.outcome for one in found] == [Outcome.CRASHED, Outcome.CORRECT]
+    assert "5 builds" in found[0].finding.detail
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,8 @@ def test_what_utf_8_lacks_is_told() -> None:
         b'[null, {"name": "TrialFailed"}]',
         b'[null, ["TrialFailed", ""]]',
         b"[" * 1_000_000,
-        b'[{"outcome": ' * 100_000,
+        b'[{"outcome": ' * 50_000,
+        b'[{"outcome": "correct", "emulated": [' + b"1," * 100_000 + b"1]}, null]",
         b'[{"outcome": "correct", "detail": "' + b"x" * 1000,
         b'[{"outcome": "correct", "detail": "\xff"}, null]',
     ],
@@ -102,6 +103,15 @@ def test_what_is_no_answer_is_refused(content: bytes) -> None:
         _received(lambda writer: writer.send_bytes(content), Finding)
 
     assert len(str(refusal.value)) < 300
+
+
+def test_an_answer_that_is_too_long_is_told_by_its_length() -> None:
+    finding = Finding(outcome=Outcome.WRONG, detail="x" * (1 << 20))
+
+    failure = _received(lambda writer: send(writer, finding, Finding), Finding)
+
+    assert isinstance(failure, TrialFailed)
+    assert "too long: 10486" in str(failure)
 
 
 def test_a_number_that_is_none_is_refused() -> None:
