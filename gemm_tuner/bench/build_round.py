@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 
 from gemm_tuner.bench.baselines.baseline import Row
 from gemm_tuner.bench.baselines.choose import (
@@ -92,7 +91,7 @@ class BuildRound:
             return f"baselines in the turns {self.baselines}"
         if not set(self.plain_ns) <= set(range(baselines)):
             return f"times of the products of {sorted(self.plain_ns)}"
-        numbers = [one.calls_per_sample for one in timings]
+        numbers: list[float] = [one.calls_per_sample for one in timings]
         numbers += [max(one.samples_ns) for one in timings]
         numbers += [self.least_ns, self.epilogue_ns, self.peak_flop_per_s, *self.plain_ns.values()]
         is_sane = (

@@ -81,4 +81,4 @@ def test_a_random_program_computes_what_it_did(seed: int) -> None:
             largest = wanted.abs().max()
             check(one / largest, wanted / largest)
         epilogues |= {one.epilogue for one in source.asked}
-    assert len(epilogues) > 10
+    assert len(epilogues) > 5
