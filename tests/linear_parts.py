@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from served import PROBLEM
 
 from gemm_tuner.layers.linear import Linear
-from gemm_tuner.layers.sources import FoundLayer, WantedLayer
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer
 from gemm_tuner.machine.urgency import start_session
 from gemm_tuner.runtime.load import Kernel
 
@@ -53,7 +53,7 @@ class Kernels:
     def choices(self, wanted: WantedLayer) -> Sequence[FoundLayer]:
         return [self.find(wanted)]
 
-    def tune(self, wanted: WantedLayer, budget_s: float) -> None:
+    def tune(self, wanted: WantedLayer, budget_s: float, *, is_quiet: bool = False) -> None:  # noqa: ARG002 - as in Source
         self.tuned.append(wanted.rows)
         with start_session(["cat"], stdin=subprocess.PIPE) as compiler:
             self.niceness = os.getpriority(os.PRIO_PROCESS, compiler.pid)

@@ -21,6 +21,7 @@ from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.machine.measuring_lock import measuring
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.jobs import Jobs
@@ -72,10 +73,14 @@ class Shop:
         self.jobs.finish(job.id, WORKER, state, detail, now())
 
     def tune(self, speed: float = 10.0) -> None:
-        """Do the next job: its kernel is so many times as fast as the baseline."""
-        job = self.claim()
-        keep_trial(self.site.repository, self.build, cpu=detect_cpu(), speed=speed)
-        self.finish(job)
+        """Do the next job: its kernel is so many times as fast as the baseline.
+
+        As a worker does, only while nobody else measures.
+        """
+        with measuring():
+            job = self.claim()
+            keep_trial(self.site.repository, self.build, cpu=detect_cpu(), speed=speed)
+            self.finish(job)
 
     @contextmanager
     def working(self, work: Callable[[], None]) -> Iterator[None]:

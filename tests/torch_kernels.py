@@ -10,7 +10,7 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.source import Source
-from gemm_tuner.layers.sources import CallTime, FoundLayer, WantedLayer
+from gemm_tuner.layers.wanted import CallTime, FoundLayer, WantedLayer
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.candidates import Space
@@ -94,6 +94,6 @@ class Kernels:
         """Return the one way there is."""
         return [self.find(wanted)]
 
-    def tune(self, wanted: WantedLayer, budget_s: float) -> None:
+    def tune(self, wanted: WantedLayer, budget_s: float, *, is_quiet: bool = False) -> None:
         """Refuse."""
         raise NotImplementedError

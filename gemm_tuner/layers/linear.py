@@ -18,7 +18,8 @@ from gemm_tuner.domain.epilogue import Epilogue, OperandShape
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray, InvalidEpilogue, InvalidSetting
 from gemm_tuner.layers.rows import RowKernels
-from gemm_tuner.layers.sources import AnySource, Tune, WantedLayer, open_source
+from gemm_tuner.layers.sources import AnySource, Tune, open_source
+from gemm_tuner.layers.wanted import WantedLayer
 from gemm_tuner.runtime.activations import (
     FLOATS,
     any_matrix_of_floats,

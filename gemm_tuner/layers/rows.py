@@ -1,7 +1,6 @@
 """The kernels of one layer, for the numbers of rows that come, and its weights packed for them."""
 
 import logging
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,9 +15,9 @@ from gemm_tuner.client.forks import tell_of_forks
 from gemm_tuner.domain.problem import MAX_OPERAND_BYTES, Problem
 from gemm_tuner.domain.rows import MAX_DIMENSION, Rows
 from gemm_tuner.errors import GemmTunerError
-from gemm_tuner.layers.sources import FoundLayer, Source, StoredKernels, Tune, WantedLayer
+from gemm_tuner.layers.sources import Source, Tune, tune_or_tell
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer
 from gemm_tuner.libraries.fallback import FallbackKernel
-from gemm_tuner.machine.measuring_lock import MeasuringLock
 from gemm_tuner.machine.urgency import tuning_beside_calls
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.select.shared_weights import MOST_PROBLEMS
@@ -26,7 +25,6 @@ from gemm_tuner.select.shared_weights import MOST_PROBLEMS
 _LOG = logging.getLogger(__name__)
 
 _MOST_READY = 4096
-_LOOK_EVERY_S = 0.5
 _WIDEST_BYTES = 4
 _NOTHING = FoundLayer(kernels=(), reasons=())
 
@@ -177,21 +175,10 @@ class RowKernels:
         )
 
     def _tune_rows(self, rows: Iterable[int | str], *, is_quiet: bool = False) -> None:
-        """Have the source tune; other processes and threads that measure are waited for."""
-        source, wanted = self._source, replace(self._wanted, rows=tuple(rows))
-        try:
-            lock = MeasuringLock()
-            while not lock.acquire():
-                time.sleep(_LOOK_EVERY_S)
-            try:
-                if isinstance(source, StoredKernels):
-                    source.tune(wanted, self._budget_s, is_quiet=is_quiet)
-                else:
-                    source.tune(wanted, self._budget_s)
-            finally:
-                lock.release()
-        except GemmTunerError as error:
-            self._failures[str(error)] = None
+        """Have the source tune."""
+        wanted = replace(self._wanted, rows=tuple(rows))
+        if failure := tune_or_tell(self._source, wanted, self._budget_s, is_quiet=is_quiet):
+            self._failures[failure] = None
 
     def _begin_tuning(self, rows: list[int | str]) -> None:
         self._pending += [one for one in rows if one not in self._pending]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -12,70 +12,20 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.measurement import Library
 from gemm_tuner.domain.reason import speed_text
 from gemm_tuner.domain.verdict import Basis, Verdict
-from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.errors import GemmTunerError, InvalidSetting
+from gemm_tuner.layers.wanted import CallTime, FoundLayer, WantedLayer, WantedProduct
 from gemm_tuner.libraries.fallback import NoKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.select.choose import choose
-from gemm_tuner.select.shared_weights import MAX_LOSS, could_be_served, layer_problems, share
+from gemm_tuner.select.shared_weights import could_be_served, share
 from gemm_tuner.store.database import default_database_url, open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.stored import kernel_or_none
-from gemm_tuner.tuning.tune import tune_layer
+from gemm_tuner.tuning.tune import tune, tune_layer
 
 _DATABASES = ("sqlite:", "postgresql:")
 _SERVICES = ("http:", "https:", "unix:")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantedLayer:
-    """A linear layer of a model: y (rows, n) = epilogue(x (rows, k) @ w.T), for several `rows`.
-
-    `beside` are libraries, by name, that compute it where it is left, and that other callers lack:
-    a kernel that one of them was faster than is not taken.
-    """
-
-    n: int
-    k: int
-    rows: tuple[int | str, ...]
-    dtype: str
-    epilogue: str
-    threads: int
-    w_layout: str = "nk"
-    reduction: str = "any"
-    beside: tuple[str, ...] = ()
-
-    @property
-    def asked(self) -> dict[str, Any]:
-        """Return the arguments that each function which finds or tunes a layer takes by name."""
-        names = ("n", "k", "dtype", "epilogue", "w_layout", "reduction")
-        return {"m": self.rows} | {name: getattr(self, name) for name in names}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallTime:
-    """Between what the time of a call lies, in ns, by the interval of its measurement."""
-
-    least_ns: float
-    greatest_ns: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundLayer:
-    """The kernels for some of the rows, and why there are none for the others.
-
-    `times` are those of a call for each of the rows, in `regime`: of its kernel, or where there is
-    none, of the fastest library. None was not measured; all are left out by a source without times.
-    Of one that `was_timed`, a kernel was compared with a library, whatever came out. `saved_ns` is
-    the least time that the kernels save of a call, None where it is not known.
-    """
-
-    kernels: tuple[Kernel, ...]
-    reasons: tuple[str, ...]
-    regime: Regime | None = None
-    times: tuple[CallTime | None, ...] = ()
-    was_timed: bool = False
-    saved_ns: float | None = None
 
 
 @runtime_checkable
@@ -100,8 +50,10 @@ class Source(Protocol):
         """
         ...
 
-    def tune(self, wanted: WantedLayer, budget_s: float) -> None:
+    def tune(self, wanted: WantedLayer, budget_s: float, *, is_quiet: bool = False) -> None:
         """Tune a layer, each of its rows for `budget_s` seconds, unless it was tuned before.
+
+        Unless it `is_quiet`, a line now and then says how far it is.
 
         Raises:
             GemmTunerError: nothing can be tuned here.
@@ -127,6 +79,28 @@ Tune = Literal["never", "background", "wait"]
 AnySource = str | Path | Client | Source | None
 
 
+def tune_or_tell(
+    source: Source, wanted: WantedLayer, budget_s: float, *, is_quiet: bool = False
+) -> str:
+    """Have a source tune what is wanted; return why it could not, if so."""
+    try:
+        source.tune(wanted, budget_s, is_quiet=is_quiet)
+    except GemmTunerError as error:
+        return str(error)
+    return ""
+
+
+def find_or_tell(source: Source, wanted: WantedLayer) -> FoundLayer:
+    """Return the kernels that a source has for what is wanted, or why there are none."""
+    try:
+        found = source.find(wanted)
+    except GemmTunerError as error:
+        return FoundLayer(kernels=(), reasons=(str(error),))
+    # A source that knows linear layers alone has others than were asked for.
+    kernels = [one for one in found.kernels if one.problem.operation == wanted.operation]
+    return replace(found, kernels=tuple(kernels))
+
+
 class StoredKernels:
     """Kernels from a database on this machine, `url` or the user's own.
 
@@ -149,7 +123,7 @@ class StoredKernels:
     def find(self, wanted: WantedLayer) -> FoundLayer:
         """Return the kernels for a layer, those for weights from memory before others."""
         with self._connected():
-            return _best_of(self._find(wanted, regime) for regime in _REGIMES)
+            return _best_of(self._find(wanted, regime) for regime in wanted.regimes)
 
     def choices(self, wanted: WantedLayer) -> Sequence[FoundLayer]:
         """Return what `find` does, and where there is one number of rows, the next best kernels.
@@ -160,7 +134,7 @@ class StoredKernels:
         found = [self.find(wanted)]
         if len(wanted.rows) == 1:
             with self._connected():
-                found += [found_layer([one]) for one in self._next_best(wanted)]
+                found += self._next_best(wanted)
         by_kernel = {tuple(one.artifact.sha256 for one in way.kernels): way for way in found}
         return list(by_kernel.values())[:MOST_CHOICES]
 
@@ -176,84 +150,48 @@ class StoredKernels:
         finally:
             self._engine.dispose()
 
-    def _next_best(self, wanted: WantedLayer) -> Iterator[Kernel | NoKernel]:
-        [problem] = layer_problems(**wanted.asked, max_loss=MAX_LOSS)
-        for regime in _REGIMES:
+    def _next_best(self, wanted: WantedLayer) -> Iterator[FoundLayer]:
+        [problem] = wanted.problems
+        for regime in wanted.regimes:
             context = ExecutionContext(threads=wanted.threads, regime=regime)
             match = choose(self._repository, problem, cpu=self._cpu, context=context)
             for verdict in could_be_served(self._repository, match, self._cpu)[:MOST_CHOICES]:
-                yield kernel_or_none(verdict, self._repository, self._cpu, wanted.threads)
+                yield found_layer([self._loaded(verdict, wanted)])
+
+    def _loaded(self, verdict: Verdict, wanted: WantedLayer) -> Kernel | NoKernel:
+        return kernel_or_none(verdict, self._repository, self._cpu, wanted.threads)
 
     def tune(self, wanted: WantedLayer, budget_s: float, *, is_quiet: bool = False) -> None:
-        """Tune a layer for weights that come from memory; unless `is_quiet`, say how far it is."""
-        tune_layer(
-            **wanted.asked,
-            threads=wanted.threads,
-            regime=_REGIMES[0],
-            budget_s=budget_s,
-            db_url=self.text,
-            is_quiet=is_quiet,
-        )
+        """Tune what is wanted where its weights are; unless `is_quiet`, say how far it is."""
+        how: dict[str, Any] = {
+            "threads": wanted.threads,
+            "regime": wanted.regimes[0],
+            "budget_s": budget_s,
+            "db_url": self.text,
+            "is_quiet": is_quiet,
+        }
+        if not isinstance(wanted, WantedProduct):
+            tune_layer(**wanted.asked, **how)
+            return
+        for problem in wanted.problems:
+            tune(problem, **how)
 
     def _find(self, wanted: WantedLayer, regime: Regime) -> FoundLayer:
         context = ExecutionContext(threads=wanted.threads, regime=regime)
-        problems = layer_problems(**wanted.asked, max_loss=MAX_LOSS)
-        sharing = share(self._repository, problems, cpu=self._cpu, context=context)
-        verdicts = [one.chosen.verdict for one in sharing.kernels]
-        found = not_behind(
-            [kernel_or_none(one, self._repository, self._cpu, wanted.threads) for one in verdicts],
-            wanted.beside,
-        )
-        times = [time_of(one, verdict) for one, verdict in zip(found, verdicts, strict=True)]
-        return replace(found_layer(found, regime), times=tuple(times))
-
-
-class ServedKernels:
-    """Kernels from a service, by a client."""
-
-    def __init__(self, client: Client, text: str | None = None, *, may_tune: bool = False) -> None:
-        """Take a client; its lock file and settings hold. Only if it `may_tune`, `tune` waits."""
-        self._client = client
-        self._may_tune = may_tune
-        self.text = text
-
-    def tune(self, wanted: WantedLayer, budget_s: float) -> None:  # noqa: ARG002 - as in Source
-        """Wait for the workers of the service, whose budgets are their own, up to a minute.
-
-        Raises:
-            InvalidSetting: the service is not to tune.
-        """
-        if not self._may_tune:
-            raise InvalidSetting(
-                "a service tunes nothing for a model; give tune='never', or a database as source."
-            )
-        problems = layer_problems(**wanted.asked, max_loss=MAX_LOSS)
-        self._client.kernels(problems, threads=wanted.threads, regime=_REGIMES[0], tune="wait")
-        self._client.ask_anew()
-
-    def choices(self, wanted: WantedLayer) -> Sequence[FoundLayer]:
-        """Return what `find` does: a service names one way."""
-        return [self.find(wanted)]
-
-    def find(self, wanted: WantedLayer) -> FoundLayer:
-        """Return the kernels for a layer, those for weights from memory before others."""
-        asked = wanted.asked | {"threads": wanted.threads}
-        return _best_of(
-            found_layer(
-                not_behind(self._client.layer(**asked, regime=regime).kernels, wanted.beside)
-            )
-            for regime in _REGIMES
-        )
-
-
-# The weights of a model seldom stay in a cache from one call to the next.
-_REGIMES = (Regime.COLD_WEIGHTS, Regime.HOT)
-
-# A kernel for a range of m, or of another CPU, was timed with other sizes or elsewhere.
-_TIMED = (Basis.MEASURED, Basis.SHARED)
-
-# More of them are seldom faster, and each is timed in the model.
-MOST_CHOICES = 3
+        if isinstance(wanted, WantedProduct):
+            verdicts = [
+                choose(self._repository, one, cpu=self._cpu, context=context).verdict
+                for one in wanted.problems
+            ]
+        else:
+            sharing = share(self._repository, wanted.problems, cpu=self._cpu, context=context)
+            verdicts = [one.chosen.verdict for one in sharing.kernels]
+        found = not_behind([self._loaded(one, wanted) for one in verdicts], wanted.beside)
+        told = found_layer(found, regime)
+        pairs = list(zip(found, verdicts, strict=True))
+        if isinstance(wanted, WantedProduct):
+            return replace(told, saved_ns=_saved_ns(pairs))
+        return replace(told, times=tuple(time_of(*pair) for pair in pairs))
 
 
 Found = TypeVar("Found")
@@ -266,6 +204,56 @@ class _WithoutKernel(Protocol):
     def reason(self) -> str: ...
     @property
     def compared_with(self) -> Library | None: ...
+
+
+class ServedKernels:
+    """Kernels from a service, by a client."""
+
+    def __init__(self, client: Client, text: str | None = None, *, may_tune: bool = False) -> None:
+        """Take a client; its lock file and settings hold. Only if it `may_tune`, `tune` waits."""
+        self._client = client
+        self._may_tune = may_tune
+        self.text = text
+
+    def tune(self, wanted: WantedLayer, budget_s: float, *, is_quiet: bool = False) -> None:  # noqa: ARG002 - as in Source
+        """Wait for the workers of the service, whose budgets are their own, up to a minute.
+
+        Raises:
+            InvalidSetting: the service is not to tune.
+        """
+        if not self._may_tune:
+            raise InvalidSetting(
+                "this service or lock file tunes nothing here; give tune='never', or a database "
+                "as source."
+            )
+        self._client.kernels(
+            wanted.problems, threads=wanted.threads, regime=wanted.regimes[0], tune="wait"
+        )
+        self._client.ask_anew()
+
+    def choices(self, wanted: WantedLayer) -> Sequence[FoundLayer]:
+        """Return what `find` does: a service names one way."""
+        return [self.find(wanted)]
+
+    def find(self, wanted: WantedLayer) -> FoundLayer:
+        """Return the kernels for a layer, those for weights from memory before others."""
+        return _best_of(
+            found_layer(not_behind(self._served(wanted, regime), wanted.beside), regime)
+            for regime in wanted.regimes
+        )
+
+    def _served(self, wanted: WantedLayer, regime: Regime) -> Sequence[Kernel | _WithoutKernel]:
+        if isinstance(wanted, WantedProduct):
+            return self._client.kernels(wanted.problems, threads=wanted.threads, regime=regime)
+        asked = wanted.asked | {"threads": wanted.threads, "regime": regime}
+        return self._client.layer(**asked).kernels
+
+
+# A kernel for a range of m, or of another CPU, was timed with other sizes or elsewhere.
+_TIMED = (Basis.MEASURED, Basis.SHARED)
+
+# More of them are seldom faster, and each is timed in the model.
+MOST_CHOICES = 3
 
 
 def found_layer(
@@ -323,6 +311,19 @@ def time_of(found: Kernel | NoKernel, verdict: Verdict) -> CallTime | None:
     if not isinstance(found, Kernel):
         return CallTime(least_ns=library_ns, greatest_ns=library_ns)
     return CallTime(least_ns=library_ns / ratio.high, greatest_ns=library_ns / ratio.low)
+
+
+def _saved_ns(pairs: Sequence[tuple[Kernel | NoKernel, Verdict]]) -> float | None:
+    """Return the least that kernels save of a call, None if one was not timed for this problem."""
+    saved: list[float] = []
+    for found, verdict in pairs:
+        if not isinstance(found, Kernel):
+            continue
+        time = time_of(found, verdict)
+        if time is None or verdict.measurement is None:
+            return None
+        saved.append(verdict.measurement.baseline_median_ns - time.greatest_ns)
+    return min(saved, default=None)
 
 
 def open_source(source: AnySource, *, may_tune: bool = False) -> Source:

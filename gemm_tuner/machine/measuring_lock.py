@@ -1,13 +1,61 @@
 """One process of a user measures on a machine at a time: two would disturb each other."""
 
 import fcntl
+import logging
 import os
 import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from platformdirs import user_data_path
 
 from gemm_tuner.errors import StoreFailed
+
+_LOG = logging.getLogger(__name__)
+_LOOK_EVERY_S = 0.5
+
+_holds_lock = ContextVar("holds_lock", default=False)
+
+
+@contextmanager
+def measuring(
+    is_stopped: Callable[[], bool] = lambda: False,
+    on_wait: Callable[[str], None] = _LOG.info,
+) -> Iterator[None]:
+    """Keep other threads and processes of this user from measuring while the context is open.
+
+    It waits for one that does, and says so by `on_wait`, until `is_stopped`. Whoever measures may
+    open it again.
+
+    Raises:
+        StoreFailed: the file of the lock cannot be made.
+    """
+    if _holds_lock.get():
+        yield
+        return
+    lock = MeasuringLock()
+    if not lock.acquire():
+        on_wait("Waiting for another process of yours that measures on this machine.")
+        while not is_stopped() and not lock.acquire():
+            time.sleep(_LOOK_EVERY_S)
+    try:
+        with as_holder():
+            yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def as_holder() -> Iterator[None]:
+    """Let this thread measure: it holds the lock."""
+    before = _holds_lock.set(True)
+    try:
+        yield
+    finally:
+        _holds_lock.reset(before)
 
 
 class MeasuringLock:

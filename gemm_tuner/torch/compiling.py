@@ -20,21 +20,16 @@ from torch._inductor.virtualized import V
 from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.rows import Rows
-from gemm_tuner.errors import GemmTunerError, InvalidSetting
-from gemm_tuner.layers.sources import AnySource, FoundLayer, Source, WantedLayer, open_source
+from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.layers.sources import AnySource, Source, find_or_tell, open_source, tune_or_tell
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer, WantedProduct
 from gemm_tuner.torch.activations import (
     Activations,
     activations_of,
     insert_matmul,
     product_of_activations,
 )
-from gemm_tuner.torch.asking import (
-    WantedProduct,
-    find,
-    libraries_of_pytorch,
-    problem_text,
-    tune_wanted,
-)
+from gemm_tuner.torch.asking import libraries_of_pytorch, problem_text
 from gemm_tuner.torch.attention import Attention, attention_of, insert_attention
 from gemm_tuner.torch.epilogues import Step, steps_after
 from gemm_tuner.torch.exporting import write_kernels
@@ -333,15 +328,10 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         if is_first and self._budget_s is not None and wanted not in self._tuned:
             self._tuned.add(wanted)
             self._found.pop(wanted, None)
-            try:
-                tune_wanted(self._source, wanted, self._budget_s)
-            except GemmTunerError as error:
-                self._warn(str(error))
+            if failure := tune_or_tell(self._source, wanted, self._budget_s):
+                self._warn(failure)
         if wanted not in self._found:
-            try:
-                self._found[wanted] = find(self._source, wanted)
-            except GemmTunerError as error:
-                self._found[wanted] = FoundLayer(kernels=(), reasons=(str(error),))
+            self._found[wanted] = find_or_tell(self._source, wanted)
         return self._found[wanted]
 
     def _warn(self, reason: str) -> None:
@@ -445,8 +435,9 @@ def enable(
         dynamic_keys: the range of keys of attention to ask for where their number is not known
             when a model is compiled, such as `"1..4096"`; without it, such attention is left as it
             is. Calls with others are computed by PyTorch.
-        tune: `never`, or `wait` to tune what is missing in the database while a model is compiled.
-        budget_s: the time to tune one layer, in seconds.
+        tune: `never`, or `wait` to tune what the source lacks while a model is compiled; a service
+            is waited for up to a minute a layer.
+        budget_s: the time to tune one layer, in seconds; a service has its own.
 
     Raises:
         InvalidInput: an argument is none that is known, or another pass is in the place of this.
@@ -466,7 +457,7 @@ def enable(
             "take it out before gemm_tuner.torch.enable."
         )
     library()
-    opened = open_source(source)
+    opened = open_source(source, may_tune=True)
     disable()
     tuned = TunedLinears(opened, dynamic_rows, keys, budget_s if tune == "wait" else None)
     config.joint_custom_pre_pass = tuned

@@ -7,7 +7,7 @@ from torch._ops import HigherOrderOperator
 
 from gemm_tuner.domain.units import time_text
 from gemm_tuner.domain.verdict import TUNED_ABOVE
-from gemm_tuner.layers.sources import CallTime, FoundLayer
+from gemm_tuner.layers.wanted import CallTime, FoundLayer
 from gemm_tuner.torch.epilogues import past_views, steps_after
 from gemm_tuner.torch.graphs import ATEN, CASTS, SHOWS, VIEWS, Graph, Node, new_node
 from gemm_tuner.torch.products import Product, is_constant

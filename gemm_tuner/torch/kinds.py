@@ -7,8 +7,9 @@ from typing import Any, Protocol
 import torch
 
 from gemm_tuner.errors import GemmTunerError
-from gemm_tuner.layers.sources import FoundLayer, Source, WantedLayer
-from gemm_tuner.torch.asking import choices, problem_text
+from gemm_tuner.layers.sources import Source
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer
+from gemm_tuner.torch.asking import problem_text
 from gemm_tuner.torch.model_layers import ModelLayer
 from gemm_tuner.torch.model_products import ModelProducts
 from gemm_tuner.torch.operators import OperatorLayer, add_layer
@@ -67,7 +68,7 @@ class LinearKind:
     def learn(self, source: Source) -> None:
         """Ask a source for the ways to compute these layers."""
         try:
-            found = choices(source, *self.wanted)
+            found = source.choices(*self.wanted)
             self.ways = [add_layer(one.kernels) for one in found if one.kernels]
             self.served = self.ways[0] if found and found[0].kernels else None
         except GemmTunerError as error:
@@ -121,7 +122,7 @@ class ProductsKind:
     def learn(self, source: Source) -> None:
         """Ask a source for the ways to compute these products."""
         try:
-            found = [choices(source, one) for one in self.wanted]
+            found = [source.choices(one) for one in self.wanted]
         except GemmTunerError as error:
             self.reason = str(error)
             return

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrize
 
-from gemm_tuner.layers.sources import WantedLayer
+from gemm_tuner.layers.wanted import WantedLayer
 from gemm_tuner.torch.calls import Call
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.report import LayerReport

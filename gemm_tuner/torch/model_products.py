@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.weight_layout import WeightLayout
-from gemm_tuner.torch.asking import WantedProduct, libraries_of_pytorch, problem_text
+from gemm_tuner.layers.wanted import WantedProduct
+from gemm_tuner.torch.asking import libraries_of_pytorch, problem_text
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.tuned_products import ATTENTION, PRODUCTS, TunedProducts
 

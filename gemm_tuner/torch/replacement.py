@@ -1,5 +1,6 @@
 """Linear layers, products and attention of a model call tuned kernels, in eager mode."""
 
+import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -7,9 +8,10 @@ from typing import Any, Literal
 import torch
 
 from gemm_tuner.domain.units import time_text
-from gemm_tuner.errors import GemmTunerError, InvalidSetting
-from gemm_tuner.layers.sources import AnySource, FoundLayer, Source, WantedLayer, open_source
-from gemm_tuner.torch.asking import find, problem_text, tune_wanted
+from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.layers.sources import AnySource, Source, find_or_tell, open_source, tune_or_tell
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer
+from gemm_tuner.torch.asking import problem_text
 from gemm_tuner.torch.calls import calls_of
 from gemm_tuner.torch.model_layers import ModelLayer, Rows, model_layers
 from gemm_tuner.torch.model_products import ModelProducts, Seeing
@@ -58,8 +60,9 @@ def replace(
             alone.
         source: where kernels come from: a `Client`, the address of a service, the URL of a
             database, the path of a lock file; by default the user's own database.
-        tune: `never`, or `wait` to tune what is missing in the database first.
-        budget_s: the time to tune one layer, in seconds.
+        tune: `never`, or `wait` to tune what the source lacks first; a service is waited for up to
+            a minute a layer.
+        budget_s: the time to tune one layer, in seconds; a service has its own.
         reduction: `any`, or `fixed` for rows of y that have the same bits whatever the other rows
             are, and how many. Such a layer refuses a call that no kernel is for; products of
             activations stay as they are.
@@ -75,7 +78,7 @@ def replace(
     if (example_inputs is None) == (rows is None):
         raise InvalidSetting("give either example_inputs or rows, so that m is known.")
     library()
-    opened = open_source(source)
+    opened = open_source(source, may_tune=True)
     hold_all_weights(model)
     calls = [] if rows is not None else calls_of(example_inputs)
     seeing = Seeing(model)
@@ -134,12 +137,10 @@ def install_products(
 
 def _find(source: Source, wanted: WantedLayer, budget_s: float | None) -> FoundLayer:
     """Return the kernels for a layer, tuned first if there is a budget, or why there are none."""
-    try:
-        if budget_s is not None:
-            tune_wanted(source, wanted, budget_s)
-        return find(source, wanted)
-    except GemmTunerError as error:
-        return FoundLayer(kernels=(), reasons=(str(error),))
+    failure = "" if budget_s is None else tune_or_tell(source, wanted, budget_s)
+    found = find_or_tell(source, wanted)
+    reasons = (failure, *found.reasons) if failure else found.reasons
+    return dataclasses.replace(found, reasons=reasons)
 
 
 def _replace_one(

@@ -15,7 +15,8 @@ from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
-from gemm_tuner.layers.sources import WantedLayer, open_source
+from gemm_tuner.layers.sources import open_source
+from gemm_tuner.layers.wanted import WantedLayer
 from gemm_tuner.torch.operators import TYPES, OperatorLayer, add_layer
 
 _LOG = logging.getLogger(__name__)

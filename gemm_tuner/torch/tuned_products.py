@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.layers.sources import open_source
-from gemm_tuner.torch.asking import WantedProduct, find
+from gemm_tuner.layers.wanted import WantedProduct
 from gemm_tuner.torch.operators import OperatorLayer, add_layer
 from gemm_tuner.torch.tuned_linear import is_followed, no_script
 
@@ -152,7 +152,7 @@ class TunedProducts:
             return []
         try:
             source = open_source(self.source)
-            found = [find(source, one).kernels for one in self.wanted]
+            found = [source.find(one).kernels for one in self.wanted]
         except GemmTunerError as error:
             _LOG.warning("%s computes as it would without gemm-tuner: %s", self.name, error)
             return []

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from gemm_tuner.errors import GemmTunerError, InvalidSetting
-from gemm_tuner.layers.sources import AnySource, Source, WantedLayer, open_source
-from gemm_tuner.torch.asking import tune_wanted
+from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.layers.sources import AnySource, Source, open_source, tune_or_tell
+from gemm_tuner.machine.measuring_lock import measuring
 from gemm_tuner.torch.calls import Call, calls_of
 from gemm_tuner.torch.gains import LayerGain, ModelGain
 from gemm_tuner.torch.kinds import Kind, LinearKind, ProductsKind
@@ -128,7 +128,7 @@ def tune_calls(
     _warn_of_statistics(model)
     library()
     opened = open_source(source)
-    with torch.no_grad():
+    with torch.no_grad(), measuring():
         on_step("the model as it is", budget_s)
         seeing = Seeing(model)
         copied = [one.copied() for one in calls]
@@ -209,21 +209,12 @@ def _tune(
         told = f"{own_s:.1f} s were left to tune it, which is too short." if budget_s else ""
         if own_s >= shortest_s:
             on_step(f"tuning {kind.layers[0].problem}, {time / whole:.0%} of the layers", left_s)
-            failed = [_tune_one(source, wanted, own_s / rows) for wanted in kind.wanted]
+            failed = [tune_or_tell(source, wanted, own_s / rows) for wanted in kind.wanted]
             told = " ".join(dict.fromkeys(filter(None, failed)))
             left_s -= own_s
         kind.learn(source)
         if not kind.ways:
             kind.reason = told or kind.reason
-
-
-def _tune_one(source: Source, wanted: WantedLayer, budget_s: float) -> str:
-    """Tune a layer, and return why it could not be, if so."""
-    try:
-        tune_wanted(source, wanted, budget_s)
-    except GemmTunerError as error:
-        return str(error)
-    return ""
 
 
 def _choose(model: Any, kinds: Sequence[Kind], calls: Sequence[Call]) -> None:  # noqa: ANN401

@@ -13,6 +13,7 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import SweepEnd, Trial
 from gemm_tuner.machine.cpus import check_cpus
+from gemm_tuner.machine.measuring_lock import measuring
 from gemm_tuner.select.recorded import Records, recorded_winners, records_at_hand
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.repository import Repository
@@ -132,14 +133,32 @@ class _Sweep:
         )
 
     def run(self) -> dict[ExecutionContext, SweepResult]:
-        """Return the results of all contexts, of which earlier sweeps may have finished some."""
-        earlier = self.earlier(self.problem)
-        races = {one: find_race(earlier, self.settings, context=one) for one in self.contexts}
-        found = self._recall(
+        """Return the results of all contexts, of which earlier sweeps may have finished some.
+
+        For others, another thread or process of this user that measures is waited for.
+        """
+        found = self._finished()
+        if len(found) == len(self.contexts):
+            return found
+        with measuring(self.is_stopped):
+            found = self._finished()  # that other may have found it
+            earlier = self.earlier(self.problem)
+            left = {
+                context: race
+                for context, race in self._races(earlier).items()
+                if context not in found
+            }
+            return found | self._search(left, earlier) if left else found
+
+    def _finished(self) -> dict[ExecutionContext, SweepResult]:
+        """Return the results of the contexts that earlier sweeps finished."""
+        races = self._races(self.earlier(self.problem))
+        return self._recall(
             {context: expected_baseline(self.settings, race) for context, race in races.items()}
         )
-        left = {context: race for context, race in races.items() if context not in found}
-        return found | self._search(left, earlier) if left else found
+
+    def _races(self, earlier: Sequence[Trial]) -> dict[ExecutionContext, Race]:
+        return {one: find_race(earlier, self.settings, context=one) for one in self.contexts}
 
     def _search(
         self, races: Mapping[ExecutionContext, Race], earlier: Sequence[Trial]

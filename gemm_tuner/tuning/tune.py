@@ -11,6 +11,7 @@ from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.machine.measuring_lock import measuring
 from gemm_tuner.runtime.layer import Layer, make_layer
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.select.choose import choose
@@ -79,15 +80,16 @@ def tune(
     settings = SweepSettings(budget_s=budget_s, toolchain=find_toolchain(), again=again)
     on_progress = partial(_shower(is_quiet=is_quiet), asked)
     if split_range:
-        split = split_one_range(
-            asked,
-            context=context,
-            cpu=cpu,
-            repository=repository,
-            settings=settings,
-            on_progress=on_progress,
-            is_stopped=lambda: False,
-        )
+        with measuring():
+            split = split_one_range(
+                asked,
+                context=context,
+                cpu=cpu,
+                repository=repository,
+                settings=settings,
+                on_progress=on_progress,
+                is_stopped=lambda: False,
+            )
         verdict = choose(repository, asked, cpu=cpu, context=context).verdict
         finalists: tuple[Trial, ...] = (split.trial,)
     else:

@@ -19,7 +19,7 @@ from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.domain.spans import is_within
 from gemm_tuner.errors import GemmTunerError, StoreFailed
 from gemm_tuner.machine.cpus import usable_cpus
-from gemm_tuner.machine.measuring_lock import MeasuringLock
+from gemm_tuner.machine.measuring_lock import MeasuringLock, as_holder
 from gemm_tuner.machine.processors import USUAL_LOAD_CORES
 from gemm_tuner.store.jobs import Jobs
 from gemm_tuner.store.repository import Repository
@@ -119,7 +119,8 @@ class Worker:
             if job is None:
                 self._pause(_POLL_S)
                 return False
-            self._run(job)
+            with as_holder():
+                self._run(job)
             return True
         finally:
             self.lock.release()

@@ -27,7 +27,8 @@ from gemm_tuner.errors import (
     ServiceUnreachable,
     StoreFailed,
 )
-from gemm_tuner.layers.sources import FoundLayer, Tune, WantedLayer
+from gemm_tuner.layers.sources import Tune
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.urgency import NICENESS
 

@@ -16,8 +16,7 @@ from torch_kernels import Kernels, kernel_of, with_wrong_tail  # noqa: E402 - af
 from torch_samples import HEADS, MATMUL, K, N, check, heads_of, operator_calls, passed, sample_x  # noqa: E402
 
 from gemm_tuner.bench.reproduce import read_call  # noqa: E402
-from gemm_tuner.layers.sources import FoundLayer, WantedLayer  # noqa: E402
-from gemm_tuner.torch.asking import WantedProduct  # noqa: E402
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer, WantedProduct  # noqa: E402
 
 BATCH, ROWS = 2, 6
 functional = torch.nn.functional

@@ -15,8 +15,7 @@ from torch_samples import ATTENTION, HEADS, K, N, check, heads_of, operator_call
 
 from gemm_tuner.bench.reproduce import read_call  # noqa: E402
 from gemm_tuner.errors import InvalidInput  # noqa: E402
-from gemm_tuner.layers.sources import FoundLayer, WantedLayer  # noqa: E402
-from gemm_tuner.torch.asking import WantedProduct  # noqa: E402
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer, WantedProduct  # noqa: E402
 
 BATCH, ROWS, COLUMNS = 2, 6, HEADS * K
 attend = torch.nn.functional.scaled_dot_product_attention

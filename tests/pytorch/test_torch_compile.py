@@ -27,7 +27,7 @@ from torch_samples import (  # noqa: E402
     sample_x,
 )
 
-from gemm_tuner.layers.sources import FoundLayer, WantedLayer  # noqa: E402
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -181,7 +181,7 @@ def test_a_layer_is_tuned_also_where_it_was_asked_for_as_a_part() -> None:
                 return FoundLayer(kernels=(), reasons=("never tuned.",))
             return super().find(wanted)
 
-        def tune(self, wanted: WantedLayer, budget_s: float) -> None:
+        def tune(self, wanted: WantedLayer, budget_s: float, *, is_quiet: bool = False) -> None:  # noqa: ARG002 - as in Source
             assert budget_s == 3
             if wanted.epilogue == "bias+relu":
                 raise StoreFailed("the disk is gone")

@@ -22,7 +22,7 @@ gt: Any = pytest.importorskip("gemm_tuner.torch")
 from torch_kernels import RETURN, TAIL, Kernels, kernel_of, with_wrong_tail  # noqa: E402 - after PyTorch was found
 from torch_samples import K, N, sample_model, sample_x  # noqa: E402
 
-from gemm_tuner.layers.sources import FoundLayer, WantedLayer  # noqa: E402
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
 from gemm_tuner.torch.epilogues import Step, steps_after  # noqa: E402
 
 HEADS, WIDTH, ODD_WIDTH, TOKENS = 2, 64, 83, 5

@@ -13,8 +13,7 @@ from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import HIDDEN, LINEAR, K, N, check, operator_calls, passed, sample_x  # noqa: E402
 
 from gemm_tuner.domain.context import Regime  # noqa: E402
-from gemm_tuner.layers.sources import CallTime, FoundLayer, WantedLayer  # noqa: E402
-from gemm_tuner.torch.asking import WantedProduct  # noqa: E402
+from gemm_tuner.layers.wanted import CallTime, FoundLayer, WantedLayer, WantedProduct  # noqa: E402
 from gemm_tuner.torch.joining import joined_time  # noqa: E402
 
 
@@ -154,7 +153,7 @@ def test_other_types_are_not_joined(dtype: str) -> None:
 
 def test_products_are_tuned_as_one_once_their_own_times_are_known() -> None:
     class Tuning(Kernels):
-        def tune(self, wanted: WantedLayer, budget_s: float) -> None:
+        def tune(self, wanted: WantedLayer, budget_s: float, *, is_quiet: bool = False) -> None:  # noqa: ARG002 - as in Source
             assert budget_s == 3
             tuned.append((wanted.n, wanted.epilogue))
 

@@ -33,9 +33,8 @@ from torch_samples import (  # noqa: E402
 )
 
 from gemm_tuner.errors import InvalidSetting  # noqa: E402
-from gemm_tuner.layers.sources import FoundLayer, WantedLayer  # noqa: E402
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer, WantedProduct  # noqa: E402
 from gemm_tuner.torch import tuning  # noqa: E402
-from gemm_tuner.torch.asking import WantedProduct  # noqa: E402
 from gemm_tuner.torch.calls import Call  # noqa: E402
 
 WIDTH = HEADS * K

@@ -27,7 +27,7 @@ from torch_samples import (  # noqa: E402
     sample_x,
 )
 
-from gemm_tuner.layers.sources import FoundLayer, WantedLayer  # noqa: E402
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
 from gemm_tuner.torch import tuned_linear  # noqa: E402
 
 

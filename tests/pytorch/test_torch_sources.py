@@ -26,8 +26,8 @@ from samples import (  # noqa: E402
 )
 from torch_kernels import kernel_of  # noqa: E402 - after PyTorch was found
 
-from gemm_tuner.layers.sources import CallTime, StoredKernels, WantedLayer  # noqa: E402
-from gemm_tuner.torch.asking import WantedProduct, find  # noqa: E402
+from gemm_tuner.layers.sources import StoredKernels  # noqa: E402
+from gemm_tuner.layers.wanted import CallTime, WantedLayer, WantedProduct  # noqa: E402
 
 WANTED = WantedLayer(n=17, k=24, rows=(6,), dtype="f32", epilogue="bias", threads=1)
 
@@ -94,7 +94,7 @@ def test_a_kernel_behind_what_its_caller_would_run_is_left(
     }
 
     layer = StoredKernels(url).find(WantedLayer(**asked, beside=beside))
-    product = find(StoredKernels(url), WantedProduct(**asked, beside=beside))
+    product = StoredKernels(url).find(WantedProduct(**asked, beside=beside))
 
     is_left = time_ns == 1000
     assert layer.times == (CallTime(least_ns=time_ns, greatest_ns=time_ns),)
@@ -136,7 +136,7 @@ def test_a_verdict_for_attention_is_found_for_its_own_scores(tmp_path: Path, ste
         n=17, k=24, rows=(17,), dtype="f32", epilogue=steps, threads=1, operation="attention"
     )
 
-    found = find(StoredKernels(url), wanted)
+    found = StoredKernels(url).find(wanted)
 
     assert len(found.kernels) == (steps == "scale+causal")
     assert {one.problem for one in found.kernels} <= set(wanted.problems)

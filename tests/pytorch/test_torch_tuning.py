@@ -29,7 +29,8 @@ from served import PROBLEM, keep_trial  # noqa: E402
 from torch_kernels import Kernels, kernel_of  # noqa: E402 - after PyTorch was found
 from torch_samples import HIDDEN, K, N, check, operator_calls, sample_model, sample_x  # noqa: E402
 
-from gemm_tuner.layers.sources import FoundLayer, WantedLayer, open_source  # noqa: E402
+from gemm_tuner.layers.sources import open_source  # noqa: E402
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
 from gemm_tuner.torch import tuning  # noqa: E402
 from gemm_tuner.torch.calls import Call, Capturing  # noqa: E402
 from gemm_tuner.torch.tuned_linear import TunedLinear  # noqa: E402
@@ -163,7 +164,7 @@ def test_the_time_goes_to_the_layers_that_take_the_longest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Tuning(Kernels):
-        def tune(self, wanted: WantedLayer, budget_s: float) -> None:
+        def tune(self, wanted: WantedLayer, budget_s: float, *, is_quiet: bool = False) -> None:  # noqa: ARG002 - as in Source
             if wanted.n == N:
                 raise StoreFailed("the disk is gone")
             tuned.append((wanted.n, budget_s))
@@ -305,7 +306,7 @@ def test_a_short_budget_goes_to_the_longest_layers(
     budget_s: float, expected: dict[int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Tuning(Kernels):
-        def tune(self, wanted: WantedLayer, budget_s: float) -> None:
+        def tune(self, wanted: WantedLayer, budget_s: float, *, is_quiet: bool = False) -> None:  # noqa: ARG002 - as in Source
             tuned[wanted.n] = budget_s
 
     monkeypatch.setattr(

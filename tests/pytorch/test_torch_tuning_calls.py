@@ -21,7 +21,7 @@ gt: Any = pytest.importorskip("gemm_tuner.torch")
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import K, N, sample_model, sample_x  # noqa: E402
 
-from gemm_tuner.layers.sources import FoundLayer, WantedLayer  # noqa: E402
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
 from gemm_tuner.torch import tuning  # noqa: E402
 from gemm_tuner.torch.calls import Capturing, Mode, NotRepeated  # noqa: E402
 from gemm_tuner.torch.tuned_linear import TunedLinear  # noqa: E402

@@ -1,52 +1,59 @@
-"""One process measures at a time, and a killed one keeps nobody from it."""
+"""Who measures holds a lock, and may take it again; other threads and processes wait."""
 
-import subprocess
-import sys
-from pathlib import Path
+import threading
 
 import pytest
 
-from gemm_tuner.errors import StoreFailed
-from gemm_tuner.machine.measuring_lock import MeasuringLock
-
-_HOLDING = """
-import sys
-from pathlib import Path
-from gemm_tuner.machine.measuring_lock import MeasuringLock
-
-lock = MeasuringLock(Path(sys.argv[1]))
-print(lock.acquire(), flush=True)
-sys.stdin.read()
-"""
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.machine.measuring_lock import MeasuringLock, as_holder, measuring
+from gemm_tuner.tuning.tune import Tuned, tune
 
 
-def test_one_holds_it_until_it_lets_go(tmp_path: Path) -> None:
-    one, other = (MeasuringLock(tmp_path / "folder" / "lock") for _ in range(2))
-
-    assert one.acquire()
-    assert one.acquire(), "it holds it already"
-    assert not other.acquire()
-    one.release()
+def test_who_measures_may_take_the_lock_again() -> None:
+    other = MeasuringLock()
+    with measuring():
+        with measuring():
+            assert not other.acquire()
+        assert not other.acquire(), "the inner one does not end it"
     assert other.acquire()
     other.release()
 
 
-def test_it_ends_with_its_process(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with subprocess.Popen(
-        [sys.executable, "-c", _HOLDING, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"True\n"
-        assert not MeasuringLock(path).acquire()
-        holder.kill()
-        holder.wait()
+def test_another_thread_waits() -> None:
+    ended = threading.Event()
 
-    lock = MeasuringLock(path)
+    def measure() -> None:
+        with measuring():
+            ended.set()
+
+    with measuring():
+        thread = threading.Thread(target=measure)
+        thread.start()
+        assert not ended.wait(0.2)
+    assert ended.wait(10)
+    thread.join()
+
+
+def test_a_holder_of_another_lock_does_not_wait() -> None:
+    lock = MeasuringLock()
     assert lock.acquire()
+    with as_holder(), measuring():
+        pass
     lock.release()
 
 
-def test_a_folder_that_cannot_be_written_is_a_clear_error() -> None:
-    with pytest.raises(StoreFailed, match=r"/proc/none/lock cannot be made.*make its folder"):
-        MeasuringLock(Path("/proc/none/lock")).acquire()
+def test_tuning_waits_for_whoever_measures(tmp_path_factory: pytest.TempPathFactory) -> None:
+    url = f"sqlite:///{tmp_path_factory.mktemp('db')}/tuned.sqlite3"
+    found: list[Tuned] = []
+
+    def run() -> None:
+        problem = Problem.create(4, 16, 16)
+        found.append(tune(problem, budget_s=1.0, db_url=url, is_quiet=True))
+
+    with measuring():
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join(0.5)
+        assert not found
+    thread.join(120)
+    assert found
