@@ -70,8 +70,22 @@ _POINTS: NDArray[np.float64] = np.array(
     [*np.linspace(-9.0, 9.0, 73), *_FAR, *(-one for one in _FAR)]
 )
 _RELATIVE_ERROR, _ABSOLUTE_ERROR = 1e-9, 1e-14
-# What is added against division by zero is smaller than any constant of a function in the table.
-_LEAST_CONSTANT = 1e-3
+# What is added against division by zero is smaller than any constant of a function in the table;
+# what brings values near infinity is larger.
+_LEAST_CONSTANT, _GREATEST_CONSTANT = 1e-3, 1e3
+# These are taken apart into a sum that is zero where they are not.
+_INEXACT = frozenset({"gelu_erf", "gelu_tanh"})
+_BOUNDS = frozenset(
+    {
+        ATEN.clamp.default,
+        ATEN.clamp_max.default,
+        ATEN.clamp_min.default,
+        ATEN.maximum.default,
+        ATEN.minimum.default,
+        ATEN.relu.default,
+        ATEN.where.self,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +122,7 @@ def steps_after(
     steps: list[Step] = []
     is_image = product.target is ATEN.convolution.default  # its columns are not the last dimension
     head = product if is_image else past_views(product)
-    view = _view_between(product, head)
+    view = view_between(product, head)
     while True:
         step = _function_after(head)
         free = operands - {one.name for one in steps}
@@ -125,7 +139,7 @@ def steps_after(
             return steps
         steps.append(replace(step, view=view))
         head = step.result if is_image else past_views(step.result)
-        view = _view_between(step.result, head) or view
+        view = view_between(step.result, head) or view
 
 
 def past_views(node: Node) -> Node:
@@ -147,7 +161,7 @@ def past_views(node: Node) -> Node:
     return last
 
 
-def _view_between(node: Node, head: Node) -> Node | None:
+def view_between(node: Node, head: Node) -> Node | None:
     """Return the view after a node that has the shape of `head`, None where that is its own."""
     while head is not node and is_copy(head):
         head = head.args[0]
@@ -285,7 +299,7 @@ def _function_after(head: Node) -> Step | None:
 def _is_of(node: Node, region: set[Node], dtype: Any) -> bool:  # noqa: ANN401 - of PyTorch
     """Return whether a node is computed from the nodes of a region and numbers alone.
 
-    No number is tiny: what a program adds so that it never divides by zero must stay.
+    No number is tiny: what a program adds so that it never divides by zero must stay. None is huge.
     """
     numbers = [one for one in (*node.args, *node.kwargs.values()) if isinstance(one, (int, float))]
     return (
@@ -293,7 +307,9 @@ def _is_of(node: Node, region: set[Node], dtype: Any) -> bool:  # noqa: ANN401 -
         and (node.target in _POINTWISE or _is_cast(node, dtype))
         and all(one in region for one in node.all_input_nodes)
         and all(isinstance(one, (int, float, torch.fx.Node)) for one in node.args[:1])
-        and not any(0 < abs(one) < _LEAST_CONSTANT for one in numbers)
+        and not any(
+            one and not _LEAST_CONSTANT <= abs(one) <= _GREATEST_CONSTANT for one in numbers
+        )
     )
 
 
@@ -325,8 +341,11 @@ def _name_of(head: Node, sink: Node, region: set[Node]) -> str | None:
         computed = values[sink].numpy()
     if computed.shape != _POINTS.shape:
         return None
+    # A bound that keeps a function from zero must stay: a logarithm may follow.
+    has_bounds = any(one.target in _BOUNDS for one in region)
     for name, expected in _known_functions().items():
-        if np.allclose(computed, expected, rtol=_RELATIVE_ERROR, atol=_ABSOLUTE_ERROR):
+        least = _ABSOLUTE_ERROR if name in _INEXACT and not has_bounds else 0.0
+        if np.allclose(computed, expected, rtol=_RELATIVE_ERROR, atol=least):
             return name
     return None
 

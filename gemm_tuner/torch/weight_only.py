@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gemm_tuner.torch.epilogues import past_views, vector_after
+from gemm_tuner.torch.epilogues import past_views, vector_after, view_between
 from gemm_tuner.torch.graphs import ATEN, CASTS, Graph, Node, as_floats, new_node, untransposed
 
 
@@ -77,4 +77,4 @@ def _vector_after(node: Node, target: object) -> tuple[Node | None, Node | None,
     """Return what joins a node with a vector of its columns, the vector, and the view between."""
     head = past_views(node)
     found = vector_after(head, target)
-    return (None, None, None) if found is None else (*found, None if head is node else head)
+    return (None, None, None) if found is None else (*found, view_between(node, head))

@@ -134,6 +134,58 @@ def test_a_chain_that_cannot_be_computed_is_refused(changes: dict[str, Any], rea
         torch.ops.gemm_tuner.fused_linear(**arguments | changes)
 
 
+def test_a_chain_reads_what_stands_for_an_array() -> None:
+    layer = add_layer([kernel_of(Problem.parse(f"f32 6x{N}x{K} nk bias+add+channel_scale"), 1)])
+    x, w, bias, other, scale = sample_x(), sample_x(N, K), sample_x(N), sample_x(6, N), sample_x(N)
+    packed = torch.ops.gemm_tuner.pack(w, layer.packed_bytes, layer.number)
+
+    def y(*operands: Any) -> Any:  # noqa: ANN401 - tensors
+        return torch.ops.gemm_tuner.fused_linear(x, packed, operands, [0.0] * 3, layer.number)
+
+    negated = [torch._neg_view(one) for one in (bias, other, scale)]
+    check(y(*negated), (x @ w.T - bias - other) * -scale)
+    check(y(bias, torch._efficientzerotensor((6, N)), scale), (x @ w.T + bias) * scale)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bias": torch.zeros(7, N)},
+        {"bias": torch.zeros(N).double()},
+        {"other": torch.zeros(N)},
+        {"scale": torch.zeros(1)},
+        {"scale": torch.zeros(7, 1, N)},
+        {"scale": torch.zeros(N).double()},
+        {"scale": None},
+        {"w": torch.zeros(N + 1, K)},
+        {"w": torch.zeros(K)},
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_rows_without_a_kernel_read_what_the_others_do(
+    changes: dict[str, Any], device: str
+) -> None:
+    layer = add_layer([kernel_of(Problem.parse(f"f32 6x{N}x{K} nk bias+add+channel_scale"), 1)])
+    given = {
+        "x": sample_x(7, K),
+        "packed": torch.zeros(layer.packed_bytes, dtype=torch.uint8),
+        "bias": sample_x(N),
+        "other": sample_x(7, N),
+        "scale": sample_x(N),
+        "w": sample_x(N, K),
+    }
+
+    def y(**arrays: Any) -> Any:  # noqa: ANN401 - tensors
+        x, packed, *operands, w = [
+            one if one is None else one.to(device) for one in arrays.values()
+        ]
+        return torch.ops.gemm_tuner.fused_linear(x, packed, operands, [0.0] * 3, layer.number, w)
+
+    assert y(**given).shape == (7, N)
+    with pytest.raises(RuntimeError, match="must"):
+        y(**given | changes)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -325,6 +325,29 @@ def test_weights_of_bytes_alone_are_packed_with_their_scales(dtype: str, taken: 
     assert [one.is_taken for one in enabled.report] == [True, True, True, taken == 4]
 
 
+@pytest.mark.usefixtures("loops_by_operators")
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_copy_of_sums_of_bytes_is_no_end(place: int) -> None:
+    class Copied(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("w", torch.randint(-127, 128, (17, 24), dtype=torch.int8))
+            self.register_buffer("scale", torch.rand(17) / 100)
+            self.register_buffer("shift", torch.rand(17))
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+            y = torch.nn.functional.linear(x, self.w.to(x.dtype))
+            y = y.clone() if place == 0 else y
+            y = y * self.scale
+            return (y.clone() if place == 1 else y) + self.shift
+
+    model, x, source = Copied().eval(), sample_x(2, 3, 24), Kernels()
+    gt.enable(source)
+    with torch.no_grad():
+        check(torch.compile(model)(x), model(x))
+    assert asked(source)[:1] == ["f32_s8_f32_f32 bias"]
+
+
 def test_rows_without_a_kernel_are_computed_from_scaled_weights() -> None:
     class ByBytes(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
         def __init__(self) -> None:

@@ -197,6 +197,11 @@ def test_gelu_by_tanh_is_another_function() -> None:
         lambda y: 1 / (torch.sigmoid(y) + 1e-8),
         lambda y: torch.relu(y) * 0.999,
         lambda y: torch.threshold(y, 5e-4, 0),
+        lambda y: torch.log(torch.sigmoid(torch.clamp(200 * y, -50, 50))),
+        lambda y: torch.log(torch.sigmoid(torch.clamp(y, -50, 50))),
+        lambda y: 1 / torch.sigmoid(torch.clamp_min(y, -40)),
+        lambda y: torch.log(torch.sigmoid(torch.relu(y + 50) - 50)),
+        lambda y: torch.relu(y * 1e10 / 1e10),
     ],
 )
 def test_what_only_looks_like_a_step_is_computed_as_written(function: Any) -> None:  # noqa: ANN401

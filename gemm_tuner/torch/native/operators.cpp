@@ -94,6 +94,35 @@ using at::Tensor;
 
 namespace {
 
+/* Refuse operands that are not those of the steps, by shapes and types alone. */
+void check_operands(const LayerEntry &layer, const Tensor &x, const Operands &given,
+                    std::optional<int64_t> batch) {
+    Lengths shape(x.sizes().begin(), x.sizes().end());
+    shape.back() = layer.n;
+    const at::ScalarType type = layer.types.operand();
+    for (size_t place = 0; place < layer.operands.size(); place++) {
+        const Operand &one = given[place];
+        switch (layer.operands[place]) {
+        case Step::bias:
+            checked_own_vector("bias", array_of("bias", one), layer.n, type, batch);
+            break;
+        case Step::channel_scale:
+            checked_own_vector("channel_scale", array_of("channel_scale", one), layer.n, at::kFloat,
+                               std::nullopt);
+            break;
+        case Step::add:
+            if (batch) {
+                check_batch("other", checked_other(one, shape), *batch, layer.n, type);
+            } else {
+                check_rows("other", checked_other(one, shape), layer.n, type);
+            }
+            break;
+        default:
+            check_number(one);
+        }
+    }
+}
+
 /* Compute a layer; `given` are what its steps read, in their order. */
 Tensor compute(const LayerEntry &layer, const Tensor &x, const Tensor &packed,
                const Operands &given, const std::optional<Tensor> &w) {
@@ -113,7 +142,9 @@ Tensor compute(const LayerEntry &layer, const Tensor &x, const Tensor &packed,
     const bool is_empty = rows.count == 0 || batch == 0;
     const KernelEntry *kernel = is_empty ? nullptr : kernel_for(layer, rows.count);
     if (!is_empty && !kernel) {
-        return linear_plain(layer, rows.count, x, given, w);
+        check_plain_weights(rows.count, w, n, layer.k);
+        check_operands(layer, x, given, is_batch ? std::optional(batch) : std::nullopt);
+        return linear_plain(layer, x, given, *w);
     }
     Tensor y(at::detail::empty_cpu(shape, types.y));
     if (is_empty) {
@@ -200,12 +231,24 @@ Tensor linear(const Tensor &x, const Tensor &packed, const std::optional<Tensor>
     return compute(layer, x, packed, bias_and_other(layer, bias, other), w);
 }
 
+/* The arrays themselves: PyTorch resolves what stands for one elsewhere, but not in such a list. */
+std::vector<std::optional<Tensor>> resolved(const c10::List<std::optional<Tensor>> &operands) {
+    std::vector<std::optional<Tensor>> arrays = operands.vec();
+    for (std::optional<Tensor> &one : arrays) {
+        if (one && one->defined()) {
+            one = one->_is_zerotensor() ? at::zeros(one->sizes(), one->options().device(at::kCPU))
+                                        : one->resolve_conj().resolve_neg();
+        }
+    }
+    return arrays;
+}
+
 Tensor fused_linear(const Tensor &x, const Tensor &packed,
-                        const c10::List<std::optional<Tensor>> &operands,
-                        at::ArrayRef<double> numbers, int64_t number,
-                        const std::optional<Tensor> &w) {
+                    const c10::List<std::optional<Tensor>> &operands,
+                    at::ArrayRef<double> numbers, int64_t number,
+                    const std::optional<Tensor> &w) {
     const LayerEntry &layer = linear_numbered(number);
-    const std::vector<std::optional<Tensor>> arrays = operands.vec();
+    const std::vector<std::optional<Tensor>> arrays = resolved(operands);
     return compute(layer, x, packed, operands_in_order(layer, arrays, numbers), w);
 }
 
@@ -216,40 +259,19 @@ void check_call(const LayerEntry &layer, const Tensor &x, const Tensor &packed,
     const bool is_batch = packed.dim() == 2;
     const std::optional<int64_t> batch =
         is_batch ? std::optional(packed.size(0)) : std::nullopt;
-    const auto check = [&](const char *name, const Tensor &tensor, int64_t columns,
-                           at::ScalarType type) {
-        is_batch ? check_batch(name, tensor, *batch, columns, type)
-                 : check_rows(name, tensor, columns, type);
-    };
-    check("x", x, layer.k, layer.types.x);
+    if (is_batch) {
+        check_batch("x", x, *batch, layer.k, layer.types.x);
+    } else {
+        check_rows("x", x, layer.k, layer.types.x);
+    }
     const int64_t count = is_batch ? x.size(1) : layer.k ? x.numel() / layer.k : 0;
     if (count == 0 || batch == 0) {
         return;
     }
     if (!kernel_for(layer, count)) {
-        check_plain_weights(count, w);
-        return;
+        check_plain_weights(count, w, layer.n, layer.k);
     }
-    Lengths shape(x.sizes().begin(), x.sizes().end());
-    shape.back() = layer.n;
-    const at::ScalarType type = layer.types.operand();
-    for (size_t place = 0; place < layer.operands.size(); place++) {
-        const Operand &one = given[place];
-        switch (layer.operands[place]) {
-        case Step::bias:
-            checked_own_vector("bias", array_of("bias", one), layer.n, type, batch);
-            break;
-        case Step::channel_scale:
-            checked_own_vector("channel_scale", array_of("channel_scale", one), layer.n, at::kFloat,
-                               std::nullopt);
-            break;
-        case Step::add:
-            check("other", checked_other(one, shape), layer.n, type);
-            break;
-        default:
-            check_number(one);
-        }
-    }
+    check_operands(layer, x, given, batch);
 }
 
 Tensor empty_result(const Tensor &x, const Tensor &packed, const LayerEntry &layer) {
@@ -274,9 +296,9 @@ Tensor linear_meta(const Tensor &x, const Tensor &packed, const std::optional<Te
 }
 
 Tensor fused_linear_meta(const Tensor &x, const Tensor &packed,
-                             const c10::List<std::optional<Tensor>> &operands,
-                             at::ArrayRef<double> numbers, int64_t number,
-                             const std::optional<Tensor> &w) {
+                         const c10::List<std::optional<Tensor>> &operands,
+                         at::ArrayRef<double> numbers, int64_t number,
+                         const std::optional<Tensor> &w) {
     const LayerEntry &layer = linear_numbered(number);
     const std::vector<std::optional<Tensor>> arrays = operands.vec();
     const Operands given = operands_in_order(layer, arrays, numbers);
@@ -324,9 +346,9 @@ Tensor linear_autograd(const Tensor &x, const Tensor &packed, const std::optiona
 }
 
 Tensor fused_linear_autograd(const Tensor &x, const Tensor &packed,
-                                 const c10::List<std::optional<Tensor>> &operands,
-                                 at::ArrayRef<double> numbers, int64_t number,
-                                 const std::optional<Tensor> &w) {
+                             const c10::List<std::optional<Tensor>> &operands,
+                             at::ArrayRef<double> numbers, int64_t number,
+                             const std::optional<Tensor> &w) {
     check_not_recorded(x, w);
     for (const std::optional<Tensor> &one : operands.vec()) {
         check_not_recorded(one);

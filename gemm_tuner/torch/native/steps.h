@@ -179,23 +179,24 @@ Tensor saturated(const Tensor &y, at::ScalarType type) {
     }
 }
 
-void check_plain_weights(int64_t rows, const std::optional<Tensor> &w) {
+void check_plain_weights(int64_t rows, const std::optional<Tensor> &w, int64_t n, int64_t k) {
     TORCH_CHECK(w, "no kernel of this layer is for ", rows,
                 " rows, and its plain weights were not given.");
+    TORCH_CHECK(w->dim() >= 2 && w->size(-2) == n && w->size(-1) == k, "w must be (", n, ", ", k,
+                "), with a batch before if x has one, not ", w->sizes(), ".");
 }
 
 /* What the kernels compute, for rows that none of them is for. */
-Tensor linear_plain(const Chain &layer, int64_t rows, const Tensor &x,
-                    const Operands &operands, const std::optional<Tensor> &w) {
-    check_plain_weights(rows, w);
-    const bool is_batch = w->dim() == 3, is_quantised = layer.types.is_quantised();
+Tensor linear_plain(const Chain &layer, const Tensor &x, const Operands &operands,
+                    const Tensor &w) {
+    const bool is_batch = w.dim() == 3, is_quantised = layer.types.is_quantised();
     const bool is_affine = !is_batch && !is_quantised && !layer.steps.empty() &&
                            layer.steps[0] == Step::bias;
     size_t read = is_affine;
-    Tensor y = is_batch       ? at::bmm(x, w->transpose(1, 2))
-               : is_quantised ? product_of_bytes(layer, x, operands, *w)
-               : is_affine    ? at::linear(x, *w, array_of("bias", operands[0]))
-                              : at::linear(x, *w);
+    Tensor y = is_batch       ? at::bmm(x, w.transpose(1, 2))
+               : is_quantised ? product_of_bytes(layer, x, operands, w)
+               : is_affine    ? at::linear(x, w, array_of("bias", operands[0]))
+                              : at::linear(x, w);
     for (size_t place = is_affine; place < layer.steps.size(); place++) {
         const Step step = layer.steps[place];
         y = apply_step(step, y, reads_operand(step) ? operands[read++] : Operand{});
