@@ -10,6 +10,7 @@ from gemm_tuner.doctor.noise import Watch
 from gemm_tuner.domain.check import Check, Figure, Level
 from gemm_tuner.domain.doubt import why_interfered
 from gemm_tuner.domain.measurement import Interference
+from gemm_tuner.machine.measuring_lock import holder_of
 from gemm_tuner.machine.processors import USUAL_LOAD_CORES, read_processor_times
 from gemm_tuner.machine.system import SystemFiles
 
@@ -120,12 +121,11 @@ def _lock_check(seen: str, *, is_held: bool) -> Check:
 
 def _holder(files: SystemFiles, inode: int) -> str:
     """Return the process that holds a lock, as far as the system tells."""
-    for line in (files.read("proc/locks") or "").splitlines():
-        words = line.split()
-        if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(inode):
-            command = files.read(f"proc/{words[4]}/comm")
-            return f"process {words[4]}{f' ({command})' if command else ''}"
-    return "a process that the system does not name"
+    holder = holder_of(inode, files.read("proc/locks") or "")
+    if holder is None:
+        return "a process that the system does not name"
+    command = files.read(f"proc/{holder}/comm")
+    return f"process {holder}{f' ({command})' if command else ''}"
 
 
 def _number(text: str) -> float | None:

@@ -1,8 +1,7 @@
 """A linear layer for NumPy that finds its kernels by itself, or has them tuned."""
 
 from collections.abc import Iterable
-from math import inf, nan
-from numbers import Integral, Real
+from numbers import Integral
 from threading import local
 from typing import Any, Literal, Never
 
@@ -18,7 +17,7 @@ from gemm_tuner.domain.epilogue import Epilogue, OperandShape
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray, InvalidEpilogue, InvalidSetting
 from gemm_tuner.layers.rows import RowKernels
-from gemm_tuner.layers.sources import AnySource, Tune, open_source
+from gemm_tuner.layers.sources import AnySource, Tune, check_tuning, open_source
 from gemm_tuner.layers.wanted import WantedLayer
 from gemm_tuner.runtime.activations import (
     FLOATS,
@@ -83,8 +82,7 @@ def linear(
         InvalidInput: another argument cannot be used.
         StoreFailed: the database cannot be opened.
     """
-    if not isinstance(tune, str) or tune not in _TUNE:
-        raise InvalidSetting(f"tune = {tune!r} is not known; use one of: {', '.join(_TUNE)}.")
+    budget_s = check_tuning(tune, budget_s, known=_TUNE)
     if dtype is not None and not (isinstance(dtype, str) and dtype == "int8"):
         raise InvalidSetting(f"dtype = {dtype!r} is not known; use None, for w's own, or 'int8'.")
     given = any_matrix_of_floats("w", w)
@@ -120,7 +118,7 @@ def linear(
         weights,
         source=open_source(source, may_tune=True),
         tune=tune,
-        budget_s=_positive_s(budget_s),
+        budget_s=budget_s,
     )
     return Linear(kernels, wanted, operands, x_type=None if dtype == "int8" else types)
 
@@ -214,16 +212,6 @@ def _check_sums(k: int) -> None:
             f"w has k = {k}, but 32 bits hold the sum of at most {_MOST_BYTES_SUMMED} products of "
             "bytes: use dtype=None, or add the results of pieces of k."
         )
-
-
-def _positive_s(budget_s: object) -> float:
-    try:
-        seconds = float(budget_s) if isinstance(budget_s, Real) else nan
-    except OverflowError:
-        seconds = inf
-    if not 0 < seconds < inf:
-        raise InvalidSetting(f"budget_s = {budget_s!r} cannot be used; give a positive time.")
-    return seconds
 
 
 def _rows_of(rows: object) -> tuple[int | str, ...]:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf, nan
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -77,6 +79,25 @@ class HasSources(Protocol):
 Tune = Literal["never", "background", "wait"]
 
 AnySource = str | Path | Client | Source | None
+
+
+def check_tuning(
+    tune: object, budget_s: object, *, known: Sequence[str] = ("never", "wait")
+) -> float:
+    """Return the time to tune in seconds, once it and `tune` are known to be usable.
+
+    Raises:
+        InvalidSetting: `tune` is none of those that are `known`, or `budget_s` no positive time.
+    """
+    if not isinstance(tune, str) or tune not in known:
+        raise InvalidSetting(f"tune = {tune!r} is not known; use one of: {', '.join(known)}.")
+    try:
+        seconds = float(budget_s) if isinstance(budget_s, Real) else nan
+    except OverflowError:
+        seconds = inf
+    if not 0 < seconds < inf:
+        raise InvalidSetting(f"budget_s = {budget_s!r} cannot be used; give a positive time.")
+    return seconds
 
 
 def tune_or_tell(

@@ -28,7 +28,7 @@ def measuring(
     """Keep other threads and processes of this user from measuring while the context is open.
 
     It waits for one that does, and says so by `on_wait`, until `is_stopped`. Whoever measures may
-    open it again.
+    open it again, and so may the processes that it started.
 
     Raises:
         StoreFailed: the file of the lock cannot be made.
@@ -38,6 +38,11 @@ def measuring(
         return
     lock = MeasuringLock()
     if not lock.acquire():
+        holder = lock.holder()
+        if holder is not None and holder in _ancestors():
+            with as_holder():
+                yield
+            return
         on_wait("Waiting for another process of yours that measures on this machine.")
         while not is_stopped() and not lock.acquire():
             time.sleep(_LOOK_EVERY_S)
@@ -56,6 +61,33 @@ def as_holder() -> Iterator[None]:
         yield
     finally:
         _holds_lock.reset(before)
+
+
+def holder_of(inode: int, locks: str) -> str | None:
+    """Return the id of the process that locks a file, as text, None if the system does not tell.
+
+    `locks` is the text of /proc/locks.
+    """
+    for line in locks.splitlines():
+        words = line.split()
+        if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(inode):
+            return words[4]
+    return None
+
+
+def _ancestors() -> Iterator[str]:
+    """Yield the ids of the processes that started this one, the nearest first."""
+    status = Path("/proc/self/status")
+    while parent := re.search(r"^PPid:\s*([1-9]\d*)", _text_of(status), re.MULTILINE):
+        yield parent[1]
+        status = Path(f"/proc/{parent[1]}/status")
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 class MeasuringLock:
@@ -97,6 +129,13 @@ class MeasuringLock:
             return False
         self._descriptor = descriptor
         return True
+
+    def holder(self) -> str | None:
+        """Return the id of the process that holds the lock, None where that is not known."""
+        try:
+            return holder_of(self._path.stat().st_ino, _text_of(Path("/proc/locks")))
+        except OSError:
+            return None
 
     def release(self) -> None:
         """Let another process measure."""

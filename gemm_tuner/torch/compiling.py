@@ -21,7 +21,14 @@ from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.rows import Rows
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.layers.sources import AnySource, Source, find_or_tell, open_source, tune_or_tell
+from gemm_tuner.layers.sources import (
+    AnySource,
+    Source,
+    check_tuning,
+    find_or_tell,
+    open_source,
+    tune_or_tell,
+)
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer, WantedProduct
 from gemm_tuner.torch.activations import (
     Activations,
@@ -443,8 +450,7 @@ def enable(
         InvalidInput: an argument is none that is known, or another pass is in the place of this.
         GemmTunerError: the source cannot be opened, or the operators cannot be built.
     """
-    if tune not in ("never", "wait"):
-        raise InvalidSetting(f"tune = {tune!r} is not known; use 'never' or 'wait'.")
+    budget_s = check_tuning(tune, budget_s)
     if isinstance(dynamic_rows, str):
         raise InvalidSetting(f"dynamic_rows is {dynamic_rows!r}; give a list, [{dynamic_rows!r}].")
     for rows in dynamic_rows:

@@ -9,7 +9,14 @@ import torch
 
 from gemm_tuner.domain.units import time_text
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.layers.sources import AnySource, Source, find_or_tell, open_source, tune_or_tell
+from gemm_tuner.layers.sources import (
+    AnySource,
+    Source,
+    check_tuning,
+    find_or_tell,
+    open_source,
+    tune_or_tell,
+)
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer
 from gemm_tuner.torch.asking import problem_text
 from gemm_tuner.torch.calls import calls_of
@@ -71,8 +78,7 @@ def replace(
         InvalidSetting: neither inputs nor rows are given, or both, or an argument cannot be used.
         GemmTunerError: the source cannot be opened, or the operators cannot be built.
     """
-    if tune not in ("never", "wait"):
-        raise InvalidSetting(f"tune = {tune!r} is not known; use 'never' or 'wait'.")
+    budget_s = check_tuning(tune, budget_s)
     if reduction not in ("any", "fixed"):
         raise InvalidSetting(f"reduction = {reduction!r} is not known; use 'any' or 'fixed'.")
     if (example_inputs is None) == (rows is None):

@@ -1,5 +1,7 @@
 """Who measures holds a lock, and may take it again; other threads and processes wait."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -40,6 +42,17 @@ def test_a_holder_of_another_lock_does_not_wait() -> None:
     with as_holder(), measuring():
         pass
     lock.release()
+
+
+def test_a_process_that_the_holder_started_does_not_wait() -> None:
+    code = "from gemm_tuner.machine.measuring_lock import measuring\nwith measuring(): print('yes')"
+
+    with measuring():
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+        )
+
+    assert done.stdout == "yes\n"
 
 
 def test_tuning_waits_for_whoever_measures(tmp_path_factory: pytest.TempPathFactory) -> None:
