@@ -87,6 +87,18 @@ def _lines(summaries: Mapping[str, Summary]) -> Iterator[str]:
         "again in a fresh process, in alternation with the libraries that its row of the means "
         "names, each at its best. [measuring.md](measuring.md) says what a number means.\n"
     )
+    yield "## What was measured on\n"
+    yield from table_head(("CPU", "Key", "Date", "Compiler", "Generator", "All layers"))
+    for name, summary in summaries.items():
+        yield table_row(
+            f"{summary.cpu} ({name})",
+            f"`{summary.cpu_key}`",
+            *(", ".join(of) for of in (summary.dates, summary.compilers, summary.generators)),
+            f"[{name}.md]({CPUS}/{name}.md)",
+        )
+    yield ""
+    for name, summary in summaries.items():
+        yield f"![Speed over the roofline on {summary.cpu} ({name})]({CPUS}/{name}.svg)\n"
     yield "## Where a library is faster\n"
     for name, summary in summaries.items():
         yield f"### {summary.cpu} ({name})\n"
@@ -104,18 +116,7 @@ def _lines(summaries: Mapping[str, Summary]) -> Iterator[str]:
     yield from table_head(_MEANS_COLUMNS)
     for name, section in _sections_in_order(summaries):
         yield _means_row(name, section)
-    yield "\n## What was measured on\n"
-    yield from table_head(("CPU", "Key", "Date", "Compiler", "Generator", "All layers"))
-    for name, summary in summaries.items():
-        yield table_row(
-            f"{summary.cpu} ({name})",
-            f"`{summary.cpu_key}`",
-            *(", ".join(of) for of in (summary.dates, summary.compilers, summary.generators)),
-            f"[{name}.md]({CPUS}/{name}.md)",
-        )
     yield ""
-    for name, summary in summaries.items():
-        yield f"![Speed over the roofline on {summary.cpu} ({name})]({CPUS}/{name}.svg)\n"
     yield (
         "`python benchmarks/publish.py RESULTS` measures all of it on another CPU and adds it "
         "to this page; with `--proofs` it first proves the kernels there."

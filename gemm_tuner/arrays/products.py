@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple, Never
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,12 +209,14 @@ def refuse_values(problem: Problem, v: object) -> None:
         )
 
 
-def refuse_packing(problem: Problem) -> Never:
-    """Say that there is nothing to pack ahead.
+def check_packs(problem: Problem) -> None:
+    """Check that weights of a problem are packed ahead of calls.
 
     Raises:
-        InvalidSetting: always.
+        InvalidSetting: there is nothing to pack ahead.
     """
+    if problem.operation.packs_ahead:
+        return
     call = "kernel(q, k, v)" if problem.operation.has_values else "kernel(x, w)"
     raise InvalidSetting(
         f"{problem.text!r} multiplies activations alone, of which nothing is packed ahead; call "

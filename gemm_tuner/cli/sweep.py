@@ -150,6 +150,10 @@ def sweep(
     )
     contexts = options.execution_contexts(threads, regime)
     budget_s = options.parse_duration_s(budget)
+    if max_loss != 100 * MAX_LOSS and not share_weights:
+        raise InvalidSetting(
+            "--max-loss is what a layer that shares weights may lose; give --share-weights too."
+        )
     fleet = fleet_of(scheduler, tls_ca, tls_cert, tls_key)
     if fleet is not None:
         _refuse_what_is_local(

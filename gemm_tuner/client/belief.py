@@ -6,11 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gemm_tuner.client.agreement import check_verdict
-from gemm_tuner.client.believed import BelievedKeys
 from gemm_tuner.client.keys import Keys
 from gemm_tuner.client.question import Question
 from gemm_tuner.client.revocations import KnownRevocations
 from gemm_tuner.client.transport import Address, Session
+from gemm_tuner.client.trusted_keys import BelievedKeys
 from gemm_tuner.errors import (
     KernelRejected,
     ServiceFailed,

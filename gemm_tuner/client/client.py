@@ -11,7 +11,6 @@ from typing import Literal, overload
 from gemm_tuner.client.answer import Answer, parse_answer
 from gemm_tuner.client.background import Background
 from gemm_tuner.client.belief import Belief
-from gemm_tuner.client.believed import BelievedKeys
 from gemm_tuner.client.cache import Cache, default_cache_dir
 from gemm_tuner.client.connection import Deadline
 from gemm_tuner.client.keys import configured_keys, keys_by_id
@@ -19,7 +18,6 @@ from gemm_tuner.client.layers import Layers
 from gemm_tuner.client.loading import Loader
 from gemm_tuner.client.lock import LOCK_FILE, LockedKernel, Place, write_lock
 from gemm_tuner.client.locked import Locked
-from gemm_tuner.client.once import Once
 from gemm_tuner.client.parallel import each_at_once
 from gemm_tuner.client.question import (
     LayerQuestion,
@@ -33,8 +31,10 @@ from gemm_tuner.client.question import (
 )
 from gemm_tuner.client.requests import Requests
 from gemm_tuner.client.revocations import KnownRevocations
+from gemm_tuner.client.single_flight import Once
 from gemm_tuner.client.swapped import SwappedKernel
 from gemm_tuner.client.transport import UNIX, Address, Asking, Connections, Session
+from gemm_tuner.client.trusted_keys import BelievedKeys
 from gemm_tuner.client.tuning import (
     TUNE_TIMEOUT_S,
     Follower,

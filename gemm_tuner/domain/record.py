@@ -111,6 +111,11 @@ class Trial:
         return self.context.threads <= (self.usable_cpus or self.cpu.physical_cores)
 
     @property
+    def build(self) -> tuple[Candidate, str]:
+        """Return the candidate, and the digest of its binary, empty without one."""
+        return self.candidate, self.artifact.sha256 if self.artifact else ""
+
+    @property
     def recipe(self) -> Recipe | None:
         """Return what the kernel was compiled from, none in an old record without an artifact."""
         return self.artifact.recipe if self.artifact else self.refused

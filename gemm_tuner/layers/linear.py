@@ -36,7 +36,6 @@ _INT8_STEPS = ("x_row_zero_point", "row_scale", "channel_scale")
 _MOST_BYTES_SUMMED = (2**31 - 1) // (255 * 127)
 # A thread keeps what it quantised to, up to 16 MB, for its next call.
 _MOST_KEPT = 1 << 24
-_TUNE = ("never", "background", "wait")
 
 
 def linear(
@@ -82,7 +81,7 @@ def linear(
         InvalidInput: another argument cannot be used.
         StoreFailed: the database cannot be opened.
     """
-    budget_s = check_tuning(tune, budget_s, known=_TUNE)
+    budget_s = check_tuning(tune, budget_s)
     if dtype is not None and not (isinstance(dtype, str) and dtype == "int8"):
         raise InvalidSetting(f"dtype = {dtype!r} is not known; use None, for w's own, or 'int8'.")
     given = any_matrix_of_floats("w", w)

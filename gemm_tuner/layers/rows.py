@@ -68,7 +68,10 @@ class RowKernels:
         self._forget()
 
     def _forget(self) -> None:
-        self._lock = RLock()  # a signal handler may ask what computes
+        # A signal handler may ask what computes. Who asks a source holds the first, for as long as
+        # it tunes; the second is held for moments.
+        self._asking, self._lock = RLock(), RLock()
+        self._refreshed = self._asked = 0  # how often, and that when the source was asked
         self._ready: dict[int, Ready] = {}
         self._copies: dict[str, PackedWeights] = {}
         self._rows: tuple[int | str, ...] = ()
@@ -81,9 +84,7 @@ class RowKernels:
         """Ask for kernels again at the next calls."""
         with self._lock:
             self._ready = {}
-            self._rows = ()
-            self._found = _NOTHING
-            self._failures = {}
+            self._refreshed += 1
 
     def known(self, rows: int) -> Ready | None:
         """Return what computes so many rows, if that was asked for before."""
@@ -91,22 +92,28 @@ class RowKernels:
 
     def find(self, rows: int) -> Ready:
         """Return what computes so many rows; the first time the source is asked, or tunes."""
-        with self._lock:
+        with self._asking:
             known = self._ready.get(rows)
             if known is not None:
                 return known
+            refreshed = self._refreshed
+            if self._asked != refreshed:
+                self._asked, self._rows, self._found, self._failures = refreshed, (), _NOTHING, {}
             self._ask(rows)
-            if len(self._ready) >= _MOST_READY:
-                self._ready = {}
-            ready = self._ready_of(rows)
-            self._ready[rows] = ready
-            return ready
+            with self._lock:
+                ready = self._ready_of(rows)
+                if self._refreshed == refreshed:
+                    if len(self._ready) >= _MOST_READY:
+                        self._ready = {}
+                    self._ready[rows] = ready
+                return ready
 
     def explain(self) -> str:
         """Return in words what computes each number of rows that was asked for, and why."""
         with self._lock:
-            ready, found, failures = dict(self._ready), self._found, list(self._failures)
-            pending = list(self._pending)
+            is_asked = self._asked == self._refreshed
+            found, failures = (self._found, [*self._failures]) if is_asked else (_NOTHING, [])
+            ready, pending = dict(self._ready), list(self._pending)
         problem = self._problem(1, 1)
         lines = [problem.text.replace(" 1x", " *x", 1)]
         for rows, one in sorted(ready.items()):
@@ -131,7 +138,8 @@ class RowKernels:
             self._tune_rows(lacking)
             self._look(together)
         elif self._tune == "background":
-            self._begin_tuning(lacking)
+            with self._lock:
+                self._begin_tuning(lacking)
         self._rows = together  # not if it was interrupted
 
     def _look(self, rows: tuple[int | str, ...]) -> None:
@@ -204,11 +212,12 @@ class RowKernels:
         except Exception as error:  # noqa: BLE001 - or nothing would be tuned any more
             _LOG.warning("m = %s was not tuned", rows, exc_info=True)
             self._failures[f"m = {rows} was not tuned: {error}"] = None
+        with self._asking:
+            if self._rows:
+                self._look(self._rows)
         with self._lock:
             if rows in self._pending:  # not in a child of a fork
                 self._pending.remove(rows)
-            if self._rows:  # none since `refresh`
-                self._look(self._rows)
             self._ready = {known: self._ready_of(known) for known in self._ready}
             used = [
                 self._fallback.packed_format,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf, nan
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 from gemm_tuner.client.client import Client
 from gemm_tuner.domain.context import ExecutionContext, Regime
@@ -81,16 +81,15 @@ Tune = Literal["never", "background", "wait"]
 AnySource = str | Path | Client | Source | None
 
 
-def check_tuning(
-    tune: object, budget_s: object, *, known: Sequence[str] = ("never", "wait")
-) -> float:
+def check_tuning(tune: object, budget_s: object) -> float:
     """Return the time to tune in seconds, once it and `tune` are known to be usable.
 
     Raises:
-        InvalidSetting: `tune` is none of those that are `known`, or `budget_s` no positive time.
+        InvalidSetting: `tune` is none that is known, or `budget_s` no positive time.
     """
-    if not isinstance(tune, str) or tune not in known:
-        raise InvalidSetting(f"tune = {tune!r} is not known; use one of: {', '.join(known)}.")
+    if not isinstance(tune, str) or tune not in get_args(Tune):
+        known = ", ".join(get_args(Tune))
+        raise InvalidSetting(f"tune = {tune!r} is not known; use one of: {known}.")
     try:
         seconds = float(budget_s) if isinstance(budget_s, Real) else nan
     except OverflowError:

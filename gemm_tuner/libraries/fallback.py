@@ -16,7 +16,7 @@ from gemm_tuner.arrays.batch import (
 from gemm_tuner.arrays.call import check_batch_call, check_call
 from gemm_tuner.arrays.dlpack import AnyArray, SharedArray
 from gemm_tuner.arrays.packed import PackedWeights, check_packed
-from gemm_tuner.arrays.products import Products, check_products, refuse_packing, refuse_values
+from gemm_tuner.arrays.products import Products, check_packs, check_products, refuse_values
 from gemm_tuner.arrays.weights import check_weights
 from gemm_tuner.domain.comparison import Comparison
 from gemm_tuner.domain.context import check_threads
@@ -121,13 +121,9 @@ class FallbackKernel:
             InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
                 be used.
         """
-        self._check_packs()
+        check_packs(self.problem)
         weights = check_weights(self.problem, w, scales, zero_points)
         return PackedWeights(owner=self.packed_format, memory=self._layer.pack(weights))
-
-    def _check_packs(self) -> None:
-        if not self.problem.operation.packs_ahead:
-            refuse_packing(self.problem)
 
     def __call__(
         self,
@@ -177,7 +173,7 @@ class FallbackKernel:
             InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
                 be used.
         """
-        self._check_packs()
+        check_packs(self.problem)
         copies = [
             self.pack(one, scales=scale, zero_points=zero).memory
             for one, scale, zero in batch_of_weights(w, scales, zero_points)
@@ -200,7 +196,7 @@ class FallbackKernel:
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
             InvalidSetting: `threads` or `parts` is out of range.
         """
-        self._check_packs()
+        check_packs(self.problem)
         given, y, result = check_batch_call(self.problem, x, out)
         count = len(given)
         if isinstance(packed, PackedBatch):

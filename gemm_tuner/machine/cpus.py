@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import NotEnoughCpus
+from gemm_tuner.machine.system_text import system_text
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
@@ -40,7 +41,7 @@ def quota_cpus(mount: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int | 
     """
     quotas = [
         quota
-        for root, group in _hierarchies(mount, _read(membership))
+        for root, group in _hierarchies(mount, system_text(membership))
         for folder in (group, *group.parents)
         if folder.is_relative_to(root)
         for quota in _quotas(folder)
@@ -62,18 +63,11 @@ def _hierarchies(mount: Path, membership: str) -> list[tuple[Path, Path]]:
 
 def _quotas(folder: Path) -> list[float]:
     pairs = (
-        _read(folder / "cpu.max").split(),
-        [_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")],
+        system_text(folder / "cpu.max").split(),
+        [system_text(folder / "cpu.cfs_quota_us"), system_text(folder / "cpu.cfs_period_us")],
     )
     return [
         int(pair[0]) / int(pair[1])
         for pair in pairs
         if len(pair) == 2 and all(word.isdecimal() and int(word) for word in pair)
     ]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -10,6 +10,7 @@ from gemm_tuner.domain.cpu import Caches, Cpu, IsaFeature, parse_isa
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.amx import ask_for_amx
 from gemm_tuner.machine.cpus import quota_cpus
+from gemm_tuner.machine.system_text import system_text
 
 ISA_VARIABLE = "GEMM_TUNER_ISA"
 
@@ -111,8 +112,8 @@ def _allowed_isa(text: str | None) -> frozenset[IsaFeature]:
 def _caches() -> Caches:
     sizes: dict[str, int] = {}
     for folder in (_SYSTEM_CPUS / "cpu0" / "cache").glob("index*"):
-        if _read(folder / "type") != "Instruction":
-            sizes[_read(folder / "level")] = parse_size_bytes(_read(folder / "size"))
+        if system_text(folder / "type") != "Instruction":
+            sizes[system_text(folder / "level")] = parse_size_bytes(system_text(folder / "size"))
     return Caches(
         l1d_bytes=sizes.get("1", 0), l2_bytes=sizes.get("2", 0), l3_bytes=sizes.get("3", 0)
     )
@@ -127,14 +128,8 @@ def parse_size_bytes(text: str) -> int:
 def _physical_cores() -> int:
     """Return how many cores this process may keep busy: by its affinity and its CPU quota."""
     cores = {
-        _read(_SYSTEM_CPUS / f"cpu{number}" / "topology" / "thread_siblings_list") or str(number)
+        system_text(_SYSTEM_CPUS / f"cpu{number}" / "topology" / "thread_siblings_list")
+        or str(number)
         for number in os.sched_getaffinity(0)
     }
     return max(1, min(len(cores), quota_cpus() or len(cores)))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -13,6 +13,7 @@ from pathlib import Path
 from platformdirs import user_data_path
 
 from gemm_tuner.errors import StoreFailed
+from gemm_tuner.machine.system_text import system_text
 
 _LOG = logging.getLogger(__name__)
 _LOOK_EVERY_S = 0.5
@@ -78,16 +79,9 @@ def holder_of(inode: int, locks: str) -> str | None:
 def _ancestors() -> Iterator[str]:
     """Yield the ids of the processes that started this one, the nearest first."""
     status = Path("/proc/self/status")
-    while parent := re.search(r"^PPid:\s*([1-9]\d*)", _text_of(status), re.MULTILINE):
+    while parent := re.search(r"^PPid:\s*([1-9]\d*)", system_text(status), re.MULTILINE):
         yield parent[1]
         status = Path(f"/proc/{parent[1]}/status")
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 class MeasuringLock:
@@ -133,7 +127,7 @@ class MeasuringLock:
     def holder(self) -> str | None:
         """Return the id of the process that holds the lock, None where that is not known."""
         try:
-            return holder_of(self._path.stat().st_ino, _text_of(Path("/proc/locks")))
+            return holder_of(self._path.stat().st_ino, system_text(Path("/proc/locks")))
         except OSError:
             return None
 

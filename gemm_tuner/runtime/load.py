@@ -24,7 +24,7 @@ from gemm_tuner.arrays.batch import (
 from gemm_tuner.arrays.call import check_batch_call, check_call, view_operands
 from gemm_tuner.arrays.dlpack import AnyArray, SharedArray, element_type, new_result
 from gemm_tuner.arrays.packed import PackedWeights, check_packed
-from gemm_tuner.arrays.products import Products, check_products, refuse_packing, refuse_values
+from gemm_tuner.arrays.products import Products, check_packs, check_products, refuse_values
 from gemm_tuner.arrays.views import NUMPY_TYPES, count_rows, view_matrix, view_output
 from gemm_tuner.arrays.weights import StoredWeights, check_weights
 from gemm_tuner.domain.artifact import Artifact
@@ -141,14 +141,10 @@ class Kernel(DirectCall):
             InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
                 be used.
         """
-        self._check_packs()
+        check_packs(self.problem)
         memory = allocate_aligned(self.native.packed_weight_bytes)
         self._pack_into(memory, [check_weights(self.problem, w, scales, zero_points)])
         return PackedWeights(owner=self.packed_format, memory=memory)
-
-    def _check_packs(self) -> None:
-        if not self.problem.operation.packs_ahead:
-            refuse_packing(self.problem)
 
     def _pack_into(
         self, memory: NDArray[np.uint8], products: Sequence[StoredWeights], stride_bytes: int = 0
@@ -261,7 +257,7 @@ class Kernel(DirectCall):
             InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
                 be used.
         """
-        self._check_packs()
+        check_packs(self.problem)
         size_bytes = self.native.packed_weight_bytes
         stride_bytes = -(-max(1, size_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         products = [
@@ -297,7 +293,7 @@ class Kernel(DirectCall):
             InvalidArray: an array is missing, or its type, shape or strides cannot be used.
             InvalidSetting: `threads` or `parts` is out of range.
         """
-        self._check_packs()
+        check_packs(self.problem)
         given, y, result = check_batch_call(self.problem, x, out)
         count = len(given)
         if isinstance(packed, PackedBatch):

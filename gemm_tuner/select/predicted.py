@@ -1,6 +1,5 @@
 """The lookup for a CPU on which nothing was measured: what the model chose for such a core."""
 
-from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
@@ -72,7 +71,7 @@ def shortlisted(
     trials = repository.trials(problem=problem, origin=origin)
     of_core = [trial for trial in trials if core.is_of(trial.cpu) and trial.artifact is not None]
     failed = {
-        _build(trial) for trial in of_core if trial.outcome not in {Outcome.CORRECT, Outcome.HUNG}
+        trial.build for trial in of_core if trial.outcome not in {Outcome.CORRECT, Outcome.HUNG}
     }
     usable = [
         trial
@@ -80,7 +79,7 @@ def shortlisted(
         if trial.stage is Stage.PREDICTED
         and trial.outcome is Outcome.CORRECT
         and trial.context.threads == threads
-        and _build(trial) not in failed
+        and trial.build not in failed
         and trial.artifact
         and trial.artifact.required_isa <= cpu.isa
     ]
@@ -94,7 +93,3 @@ def shortlisted(
         return [newest[candidate] for candidate in order]
     except InvalidCandidate:
         return []  # of a catalog that this version does not have
-
-
-def _build(trial: Trial) -> tuple[Candidate, str]:
-    return trial.candidate, trial.artifact.sha256 if trial.artifact else ""

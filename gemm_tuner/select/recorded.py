@@ -118,7 +118,7 @@ def recorded_winners(
         and not one.trial.emulated
     ]
     failed = {
-        _build(one.trial)
+        one.trial.build
         for one in of_model
         if one.source == IN_STORE  # what others saw fail is proved here, as all is
         and one.trial.artifact
@@ -137,7 +137,7 @@ def recorded_winners(
             continue
         if len(possible) + len(left_out) == _MOST_LOOKED_AT:
             break
-        reason = "it failed on such a CPU" if _build(one.trial) in failed else None
+        reason = "it failed on such a CPU" if one.trial.build in failed else None
         reason = reason or _why_not_possible(candidate, space)
         if reason is None:
             possible[candidate] = one
@@ -221,10 +221,6 @@ def _distance(cpu: Cpu, here: Cpu) -> int:
     if cpu.exact_key == here.exact_key:
         return 0
     return 1 if cpu.class_key == here.class_key else 2
-
-
-def _build(trial: Trial) -> tuple[Candidate, str]:
-    return trial.candidate, trial.artifact.sha256 if trial.artifact else ""
 
 
 def _why_not_possible(candidate: Candidate, space: Space) -> str | None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch._inductor import config
@@ -21,9 +21,11 @@ from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.rows import Rows
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.layers.background import BackgroundTuning
 from gemm_tuner.layers.sources import (
     AnySource,
     Source,
+    Tune,
     check_tuning,
     find_or_tell,
     open_source,
@@ -94,10 +96,12 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         source: Source,
         dynamic_rows: Sequence[int | str],
         dynamic_keys: Rows | None,
-        budget_s: float | None,
+        tune: Tune,
+        budget_s: float,
     ) -> None:
         self._source = source
-        self._budget_s = budget_s
+        self._budget_s = budget_s if tune == "wait" else None
+        self._background = BackgroundTuning(source, budget_s) if tune == "background" else None
         self._dynamic_rows = tuple(dynamic_rows)
         self._dynamic_keys = dynamic_keys
         self._found: dict[WantedLayer, FoundLayer] = {}
@@ -332,7 +336,10 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
 
     def _find(self, wanted: WantedLayer, *, is_first: bool) -> FoundLayer:
         """Return the kernels for a layer; of the chains to try, the first is tuned if asked for."""
-        if is_first and self._budget_s is not None and wanted not in self._tuned:
+        if is_first and self._background is not None:
+            self._background.add(wanted)
+            self._found.pop(wanted, None)  # it may have been tuned since
+        elif is_first and self._budget_s is not None and wanted not in self._tuned:
             self._tuned.add(wanted)
             self._found.pop(wanted, None)
             if failure := tune_or_tell(self._source, wanted, self._budget_s):
@@ -426,7 +433,7 @@ def enable(
     *,
     dynamic_rows: Sequence[int | str] = (),
     dynamic_keys: str = "",
-    tune: Literal["never", "wait"] = "never",
+    tune: Tune = "never",
     budget_s: float = 10.0,
 ) -> TunedLinears:
     """Let what torch.compile compiles from now on call tuned kernels, where one is known.
@@ -442,8 +449,9 @@ def enable(
         dynamic_keys: the range of keys of attention to ask for where their number is not known
             when a model is compiled, such as `"1..4096"`; without it, such attention is left as it
             is. Calls with others are computed by PyTorch.
-        tune: `never`, or `wait` to tune what the source lacks while a model is compiled; a service
-            is waited for up to a minute a layer.
+        tune: `never`; or what the source lacks is tuned, by `wait` while a model is compiled, or by
+            `background` while it runs, for what is compiled later. A service is waited for up to a
+            minute a layer.
         budget_s: the time to tune one layer, in seconds; a service has its own.
 
     Raises:
@@ -465,7 +473,7 @@ def enable(
     library()
     opened = open_source(source, may_tune=True)
     disable()
-    tuned = TunedLinears(opened, dynamic_rows, keys, budget_s if tune == "wait" else None)
+    tuned = TunedLinears(opened, dynamic_rows, keys, tune, budget_s)
     config.joint_custom_pre_pass = tuned
     config.freezing = True
     return tuned

@@ -9,9 +9,11 @@ import torch
 
 from gemm_tuner.domain.units import time_text
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.layers.background import BackgroundTuning
 from gemm_tuner.layers.sources import (
     AnySource,
     Source,
+    Tune,
     check_tuning,
     find_or_tell,
     open_source,
@@ -38,7 +40,6 @@ _LOG = logging.getLogger(__name__)
 # What a function of PyTorch takes longer where products are looked for (Zen 3, in BERT's modules).
 _LOOK_NS = 3_000.0
 
-Tune = Literal["never", "wait"]
 Reduction = Literal["any", "fixed"]
 
 
@@ -67,8 +68,8 @@ def replace(
             alone.
         source: where kernels come from: a `Client`, the address of a service, the URL of a
             database, the path of a lock file; by default the user's own database.
-        tune: `never`, or `wait` to tune what the source lacks first; a service is waited for up to
-            a minute a layer.
+        tune: `never`; or what the source lacks is tuned, by `wait` first, or by `background` while
+            the model runs, for the next `replace`. A service is waited for up to a minute a layer.
         budget_s: the time to tune one layer, in seconds; a service has its own.
         reduction: `any`, or `fixed` for rows of y that have the same bits whatever the other rows
             are, and how many. Such a layer refuses a call that no kernel is for; products of
@@ -94,6 +95,10 @@ def replace(
     asked |= dict.fromkeys(wanted for one in products for wanted in one.wanted)
     tuned_s = budget_s if tune == "wait" else None
     found = {wanted: _find(opened, wanted, tuned_s) for wanted in asked}
+    if tune == "background":
+        background = BackgroundTuning(opened, budget_s)
+        for wanted in asked:
+            background.add(wanted)
     reports = [_replace_one(one, found, opened) for one in layers]
     for each in products:
         reports += _replace_products(each, found, opened)

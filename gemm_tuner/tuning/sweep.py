@@ -38,7 +38,7 @@ from gemm_tuner.tuning.rebuild import rebuild_lost
 from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.sampling import FINALISTS
 from gemm_tuner.tuning.settings import SweepSettings
-from gemm_tuner.tuning.slow import slice_of
+from gemm_tuner.tuning.slices import slice_of
 
 CANDIDATES_FROM_OTHER_REGIME = 8
 
@@ -140,7 +140,7 @@ class _Sweep:
         found = self._finished()
         if len(found) == len(self.contexts):
             return found
-        with measuring(self.is_stopped):
+        with measuring(self.is_stopped, self._tell_of_wait):
             found = self._finished()  # that other may have found it
             earlier = self.earlier(self.problem)
             left = {
@@ -149,6 +149,17 @@ class _Sweep:
                 if context not in found
             }
             return found | self._search(left, earlier) if left else found
+
+    def _tell_of_wait(self, _text: str) -> None:
+        self.on_progress(
+            Progress(
+                stage="waiting for another process of yours that measures",
+                done=0,
+                total=1,
+                best_ratio=None,
+                remaining_s=self.settings.budget_s,
+            )
+        )
 
     def _finished(self) -> dict[ExecutionContext, SweepResult]:
         """Return the results of the contexts that earlier sweeps finished."""

@@ -50,6 +50,7 @@ WRONG = [
     (["sweep", "64", "64", "64", "--db", "nonsense"],     "database URL"),
     (["sweep", "1,2", "8", "8", "--share-weights", "--max-loss", "200"], "--max-loss 200 is out"),
     (["sweep", "1,2", "8", "8", "--share-weights", "--max-loss", "nan"], "--max-loss nan is out"),
+    (["sweep", "1", "8", "8", "--max-loss", "5"],         "give --share-weights too"),
     (["sweep", "--shapes", "absent.csv"],                 "absent.csv cannot be read"),
     (["explain", "64", "64", "64", "--regime", "both"],   "regime 'both' names two"),
     (["source", "64", "64", "64", "--candidate", "fast"], "candidate 'fast' is not understood"),

@@ -114,6 +114,22 @@ def test_waiting_tunes_only_what_is_lacking(kernels: Kernels) -> None:
     assert kernels.tuned == [(M,), (3,)]
 
 
+def test_what_computes_is_told_while_a_layer_is_tuned(kernels: Kernels) -> None:
+    layer = linear(W, BIAS, "relu", source=kernels, tune="wait")
+    with ThreadPoolExecutor() as threads:
+        called = threads.submit(compute, layer, M)
+        assert ends(lambda: bool(kernels.tuned))
+
+        told = threads.submit(layer.explain).result(10)
+        threads.submit(layer.refresh).result(10)
+        kernels.may_end.set()
+        called.result()
+
+    assert told.endswith(f"m = {M} has none.")
+    compute(layer, M)
+    assert f"m = {M}: {OURS}" in layer.explain()
+
+
 def test_in_the_background_a_library_computes_until_the_kernel_is_there(kernels: Kernels) -> None:
     w, bias = W.copy(), BIAS.copy()
     layer = linear(w, bias, "relu", source=kernels, tune="background")

@@ -19,7 +19,7 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning import slow
+from gemm_tuner.tuning import slices
 from gemm_tuner.tuning.attempt import Render
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep import sweep
@@ -58,7 +58,7 @@ def test_what_is_wrong_outside_the_slice_is_found_and_not_served(
     threads: int, regime: Regime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository = Repository(open_database(f"sqlite:///{tmp_path}/slow.sqlite3"))
-    monkeypatch.setattr(slow, "SLOW_CALL_S", 1e-7)
+    monkeypatch.setattr(slices, "SLOW_CALL_S", 1e-7)
     context = ExecutionContext(threads=threads, regime=regime)
     space = Space(problem=PROBLEM, cpu=detect_cpu(), threads=threads, regime=regime)
     (victim,) = shortlist(space, 1)

@@ -323,6 +323,19 @@ def test_a_kernel_and_its_results_are_freed() -> None:
     assert [reference() for reference in references] == [None, None]
 
 
+@needs_native
+def test_kernels_leave_no_reference_to_types_behind() -> None:
+    _kernel()
+    gc.collect()
+    before = sys.getrefcount(np.dtype(np.float32))
+
+    for _ in range(20):
+        _kernel()
+    gc.collect()
+
+    assert sys.getrefcount(np.dtype(np.float32)) - before < 20
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_of_python_call_one_kernel_at_the_same_time(threads: int) -> None:
     kernel = _kernel()

@@ -3,6 +3,7 @@
 import copy
 import logging
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -195,6 +196,46 @@ def test_a_layer_is_tuned_also_where_it_was_asked_for_as_a_part() -> None:
         check(torch.compile(model)(x), model(x))
     assert [one.epilogue for one in tuned] == ["bias"]
     assert [one.is_taken for one in report.report] == [False, True]
+
+
+@pytest.mark.usefixtures("loops_by_operators")
+@pytest.mark.parametrize("way", ["enable", "replace"])
+def test_layers_are_tuned_while_a_model_runs(way: str) -> None:
+    class Tuning(Kernels):
+        def find(self, wanted: WantedLayer) -> FoundLayer:
+            if wanted not in tuned:
+                return FoundLayer(kernels=(), reasons=("never tuned.",))
+            return super().find(wanted)
+
+        def tune(self, wanted: WantedLayer, budget_s: float, *, is_quiet: bool = False) -> None:
+            assert (budget_s, is_quiet) == (3, True)
+            assert may_tune.wait(30)
+            tuned.append(wanted)
+            has_tuned.set()
+
+    tuned: list[WantedLayer] = []
+    may_tune, has_tuned = Event(), Event()
+    model, x, source = torch.nn.Linear(K, HIDDEN).eval(), sample_x(), Tuning()
+    with torch.no_grad():
+        expected = model(x)
+        if way == "enable":
+            gt.enable(source, tune="background", budget_s=3)
+            check(torch.compile(model)(x), expected)
+            assert not operator_calls(torch.compile(model), x)
+        else:
+            [report] = gt.replace(model, x, source=source, tune="background", budget_s=3)
+            assert not report.is_taken
+        may_tune.set()
+        assert has_tuned.wait(30)
+        if way == "enable":
+            torch._dynamo.reset()
+            compiled = torch.compile(model)
+            check(compiled(x), expected)
+            assert operator_calls(compiled, x) == {LINEAR: 1}
+        else:
+            [report] = gt.replace(model, x, source=source, tune="background", budget_s=3)
+            assert report.is_taken
+            check(model(x), expected)
 
 
 @pytest.mark.parametrize("rows", ["1..64", ["many"], [-1]])

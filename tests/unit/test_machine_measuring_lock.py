@@ -55,18 +55,22 @@ def test_a_process_that_the_holder_started_does_not_wait() -> None:
     assert done.stdout == "yes\n"
 
 
-def test_tuning_waits_for_whoever_measures(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_tuning_waits_for_whoever_measures(
+    tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gemm_tuner")
     url = f"sqlite:///{tmp_path_factory.mktemp('db')}/tuned.sqlite3"
     found: list[Tuned] = []
 
     def run() -> None:
         problem = Problem.create(4, 16, 16)
-        found.append(tune(problem, budget_s=1.0, db_url=url, is_quiet=True))
+        found.append(tune(problem, budget_s=1.0, db_url=url))
 
     with measuring():
         thread = threading.Thread(target=run)
         thread.start()
         thread.join(0.5)
         assert not found
+        assert "waiting for another process of yours" in caplog.text
     thread.join(120)
     assert found

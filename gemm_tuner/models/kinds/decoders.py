@@ -45,7 +45,7 @@ def _decode(
         *(config.num_key_value_heads, tokens - 1, config.head_dim),
     )
     return Built(
-        module=import_module("gemm_tuner.models.past").WithPast(model),
+        module=import_module("gemm_tuner.models.decoder_step").WithPast(model),
         inputs={
             "input_ids": torch.randint(config.vocab_size, (batch, 1)),
             "attention_mask": torch.ones(batch, tokens, dtype=torch.int64),

@@ -89,11 +89,12 @@ static PyObject *direct_call_new(PyTypeObject *type, PyObject *positional, PyObj
 
 int read_type(PyObject *object, void *result) {
     element_type *type = result;
+    PyObject *descr;
     int code, bits;
-    if (!PyArg_ParseTuple(object, "Oii", &type->descr, &code, &bits)) {
+    if (!PyArg_ParseTuple(object, "Oii", &descr, &code, &bits)) {
         return 0;
     }
-    Py_INCREF(type->descr);
+    type->descr = Py_NewRef(descr);
     type->dlpack_type = (uint32_t)code | (uint32_t)bits << 8 | 1u << 16;
     type->size_bytes = bits / 8;
     return 1;
@@ -117,6 +118,17 @@ static int read_operands(PyObject *object, void *result) {
         facts->operand_count = (int32_t)i + 1;
     }
     return 1;
+}
+
+/* Let go of what `read_type` and `read_operands` hold, all of it or what they came to. */
+static void release_types(kernel_facts *facts) {
+    for (int32_t i = 0; i < facts->operand_count; i++) {
+        Py_DECREF(facts->operands[i].name);
+        Py_DECREF(facts->operands[i].type.descr);
+    }
+    Py_XDECREF(facts->x.descr);
+    Py_XDECREF(facts->y.descr);
+    Py_XDECREF(facts->w.descr);
 }
 
 PyDoc_STRVAR(prepare_doc,
@@ -144,6 +156,7 @@ static PyObject *direct_call_prepare(PyObject *object, PyObject *positional, PyO
             &facts.x, read_type, &facts.y, &PyType_Type, &facts.packed_type, &facts.owner,
             &facts.new_result, read_operands, &facts, &w_type, &w_rows, &w_columns) ||
         (w_type != Py_None && !read_type(w_type, &facts.w))) {
+        release_types(&facts);
         return NULL;
     }
     facts.run = (run_function)(uintptr_t)run;
@@ -165,9 +178,7 @@ static PyObject *direct_call_prepare(PyObject *object, PyObject *positional, PyO
 static void direct_call_free(PyObject *object) {
     direct_call *self = (direct_call *)object;
     PyTypeObject *type = Py_TYPE(object);
-    for (int32_t i = 0; i < self->facts.operand_count; i++) {
-        Py_DECREF(self->facts.operands[i].name);
-    }
+    release_types(&self->facts);
     Py_XDECREF((PyObject *)self->facts.packed_type);
     Py_XDECREF(self->facts.owner);
     Py_XDECREF(self->facts.new_result);

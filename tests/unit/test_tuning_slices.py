@@ -22,7 +22,7 @@ from gemm_tuner.tuning.context_sweep import ContextSweep
 from gemm_tuner.tuning.patience import Patience
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.result import SweepResult
-from gemm_tuner.tuning.slow import slice_of
+from gemm_tuner.tuning.slices import slice_of
 
 WHOLE = Problem.parse("f32 256x64x64 nk none")
 PART = Problem.parse("f32 128x64x64 nk none")

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from gemm_tuner.client.once import Once
+from gemm_tuner.client.single_flight import Once
 
 WAIT_S = 30
 
