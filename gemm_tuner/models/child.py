@@ -7,6 +7,7 @@ to stderr. When stdin ends, so does this process, with all that it has started.
 """
 
 import os
+import re
 import signal
 import sys
 from collections import Counter
@@ -40,6 +41,7 @@ _SEED = 1
 _WARM_UPS = 3
 _REASON_CHARACTERS = 400
 _MOST_REASONS = 8
+_BLOCK = re.compile(r"\.\d+\.")  # of a name such as `layers.11.query`: blocks are alike
 # As bench/measure.py: a sample in which threads waited for this long is not that of the calls.
 _WAITED_SHARE = 0.1
 _WAITED_NS = 200_000
@@ -129,7 +131,7 @@ def _with_layers(ready: Ready, prepared: Prepared) -> Ready:
     if prepared.report is None:
         return ready
     report = prepared.report()
-    reasons = Counter(one.reason for one in report.left)
+    reasons = Counter(_BLOCK.sub(".*.", one.reason) for one in report.left)
     return replace(
         ready,
         taken=len(report.taken),
