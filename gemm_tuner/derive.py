@@ -29,9 +29,10 @@ from gemm_tuner.errors import InvalidRecord
 
 # To be raised when other verdicts follow from the same trials, or they are stored in another form:
 # then all are derived again.
-RULES = 6
+RULES = 7
 # The share of the speed of a kernel for the greatest m alone that several for a range have there.
 LEAST_OF_RANGE = 0.9
+_ABOUT_AS_FAST = 0.98
 SCALAR = "scalar"  # how the name begins of the baseline for want of a library
 
 # A sweep that came to the end of its search: CPU, context, toolchain, generator and baseline.
@@ -386,16 +387,24 @@ def no_verdict(problem: Problem, *, cpu_key: str, context: ExecutionContext) -> 
 
 
 def _fastest(timed: Sequence[tuple[Trial, Measurement]]) -> tuple[Trial, Measurement]:
-    """Return the fastest; of a range, several kernels count before one for the greatest m alone.
+    """Return the fastest; of those that are about as fast, one that may be served, if any.
 
-    That one is tuned where it is timed, and may be slow for any other m. Several that are slower by
-    more than a tenth there were put together badly.
+    Rounds of their own compare kernels within 2 percent, and each more exactly with its baseline.
+    Of a range, several kernels count before one for the greatest m alone. That one is tuned where
+    it is timed, and may be slow for any other m. Several that are slower by more than a tenth there
+    were put together badly.
     """
     enough = LEAST_OF_RANGE * max(measurement.comparable_speed for _trial, measurement in timed)
     several = [one for one in timed if one[0].candidate.below and one[1].comparable_speed >= enough]
+    counted = several or timed
+    enough = _ABOUT_AS_FAST * max(measurement.comparable_speed for _trial, measurement in counted)
     return min(
-        several or timed,
-        key=lambda one: (-one[1].comparable_speed, _simplicity(one[0].candidate)),
+        (one for one in counted if one[1].comparable_speed >= enough),
+        key=lambda one: (
+            not is_servable(one[0]),
+            -one[1].comparable_speed,
+            _simplicity(one[0].candidate),
+        ),
     )
 
 

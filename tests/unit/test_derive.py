@@ -56,6 +56,28 @@ def test_the_fastest_confirmed_trial_wins() -> None:
     assert verdict.ratio.median == pytest.approx(1000 / 700)
 
 
+@pytest.mark.parametrize(
+    ("least_ns", "other_ns", "wins"),
+    [
+        (980, 985, "other"),  # about as fast, and shown to be faster than the library
+        (980, 1005, "first"),  # no more shown than of the first
+        (960, 996, "first"),  # slower by more than rounds of their own may be apart
+    ],
+)
+def test_of_kernels_that_are_about_as_fast_one_that_may_be_served_wins(
+    least_ns: int, other_ns: int, wins: str
+) -> None:
+    first, other = make_trial(nr=32), make_trial(nr=48, call_ns=other_ns)
+    assert first.measurement is not None
+    samples = Timing(calls_per_sample=10, samples_ns=(10 * least_ns, *[10_200] * 11))
+    behind = replace(first, measurement=replace(first.measurement, candidate=samples))
+
+    verdict = derive(behind, other)
+
+    assert verdict.candidate == (other if wins == "other" else first).candidate
+    assert (verdict.artifact is not None) == (wins == "other")
+
+
 def test_the_latest_trial_of_a_candidate_counts() -> None:
     verdict = derive(
         make_trial(call_ns=700, nr=32), make_trial(call_ns=800), make_trial(call_ns=900, nr=32)
