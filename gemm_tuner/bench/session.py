@@ -12,13 +12,12 @@ from gemm_tuner.arrays.quantise import QuantisedWeights
 from gemm_tuner.bench.baselines.baseline import Baseline, Copy, Materials, Row
 from gemm_tuner.bench.baselines.choose import (
     AUTO,
-    Checked,
     CheckedBaseline,
     Choice,
     baseline_rows,
     choose_baselines,
-    learn_of_baseline,
 )
+from gemm_tuner.bench.baselines.learn import Checked, learn_of_baseline
 from gemm_tuner.bench.build_round import BuildRound, RoundTimer
 from gemm_tuner.bench.conditions import gather_conditions
 from gemm_tuner.bench.correctness import Case, verify

@@ -16,11 +16,8 @@ from planted import build_planted
 from gemm_tuner.bench.baselines import attention_zentorch, ways
 from gemm_tuner.bench.baselines.attention_torch import TorchAttention
 from gemm_tuner.bench.baselines.baseline import Baseline, Row
-from gemm_tuner.bench.baselines.choose import (
-    baseline_rows,
-    check_baseline,
-    raced_packages,
-)
+from gemm_tuner.bench.baselines.choose import baseline_rows, raced_packages
+from gemm_tuner.bench.baselines.learn import check_baseline
 from gemm_tuner.bench.correctness import Case
 from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.isolate import TrialHost

@@ -12,7 +12,8 @@ from planted import PROBLEM, RIGHT, build_planted
 
 from gemm_tuner.bench import session
 from gemm_tuner.bench.baselines.baseline import AnyBaseline, Baseline, Copy, Materials, Row
-from gemm_tuner.bench.baselines.choose import Checked, CheckedBaseline, Race, baseline_rows
+from gemm_tuner.bench.baselines.choose import CheckedBaseline, Race, baseline_rows
+from gemm_tuner.bench.baselines.learn import Checked
 from gemm_tuner.bench.baselines.own_kernel import ScalarKernel
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct, build_drivers
 from gemm_tuner.bench.kernel_runner import KernelRunner

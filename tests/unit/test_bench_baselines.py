@@ -6,16 +6,8 @@ import pytest
 
 from gemm_tuner.bench import baselines
 from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Materials, Row
-from gemm_tuner.bench.baselines.choose import (
-    Check,
-    Checked,
-    Choice,
-    Race,
-    baseline_rows,
-    check_baseline,
-    choose_baselines,
-    least_time_s,
-)
+from gemm_tuner.bench.baselines.choose import Check, Choice, Race, baseline_rows, choose_baselines
+from gemm_tuner.bench.baselines.learn import Checked, check_baseline, least_time_s
 from gemm_tuner.bench.baselines.onednn import OneDnn
 from gemm_tuner.bench.correctness import Case
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct, build_drivers

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gemm_tuner.bench.baselines.choose import Checked
+from gemm_tuner.bench.baselines.learn import Checked
 from gemm_tuner.bench.finding import TIMED_FINDINGS, Finding, TimedFinding
 from gemm_tuner.bench.messages import receive, send
 from gemm_tuner.bench.sample import Sample
