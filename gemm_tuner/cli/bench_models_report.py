@@ -7,8 +7,11 @@ from typing import Any
 
 from gemm_tuner.cli.output import print_line, print_table
 from gemm_tuner.domain.facts import ratio_facts
-from gemm_tuner.domain.model_run import ModelRun, WayRun
+from gemm_tuner.domain.model_run import ModelRun, TimeShares, WayRun
 from gemm_tuner.domain.units import counted, time_text
+
+# A share below this of layers that were left says that the profiler does not show them.
+_LEAST_SHOWN = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +51,22 @@ def why_slower(run: ModelRun) -> str:
         of = ours.taken + ours.left
         told.append(f"{ours.taken} of {counted(of, 'layer')} taken")
     if ours.shares is not None:
-        outside = max(0.0, 1 - ours.shares.taken - ours.shares.left)
-        told.append(
-            f"{ours.shares.taken:.0%} of the time in these, {ours.shares.left:.0%} in layers left, "
-            f"{outside:.0%} outside of layers"
-        )
+        told.append(_told_shares(ours.shares, ours.left))
     return "; ".join(told)
+
+
+def _told_shares(shares: TimeShares, layers_left: int | None) -> str:
+    rest = max(0.0, 1 - shares.taken)
+    if layers_left and shares.left < _LEAST_SHOWN:
+        # With `cpp_wrapper`, Inductor calls PyTorch's products past what the profiler sees.
+        return (
+            f"{shares.taken:.0%} of the time in these, {rest:.0%} in layers left and outside of "
+            "layers, which the profiler does not tell apart here"
+        )
+    return (
+        f"{shares.taken:.0%} of the time in these, {shares.left:.0%} in layers left, "
+        f"{max(0.0, rest - shares.left):.0%} outside of layers"
+    )
 
 
 def remarks(run: ModelRun) -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from model_bench import CASE, measured_by, with_times
 
-from gemm_tuner.cli.bench_models_report import mean_text, means, ordered, print_runs
+from gemm_tuner.cli.bench_models_report import mean_text, means, ordered, print_runs, why_slower
 from gemm_tuner.cli.models_page import BEGIN, END, check_page, write_page
-from gemm_tuner.domain.model_run import ModelLimit, ModelRun
+from gemm_tuner.domain.model_run import ModelLimit, ModelRun, TimeShares
 from gemm_tuner.errors import InvalidSetting
 
 
@@ -36,6 +36,22 @@ def test_the_slower_rows_come_first_and_say_where_the_time_goes(
     assert printed[-1] == (
         "geometric mean, f32, 1 thread, batch 1: 1.265 times the speed of the best of the others "
         "(2 models)"
+    )
+
+
+def test_layers_left_that_the_profiler_does_not_show_are_not_said_to_take_no_time(
+    measured: ModelRun,
+) -> None:
+    shares = TimeShares(taken=0.66, left=0.0)
+    slower = with_times(measured, enable=250)
+    hidden = replace(
+        slower,
+        ways=tuple(replace(way, shares=shares) if way.is_ours else way for way in slower.ways),
+    )
+
+    assert why_slower(hidden) == (
+        "3 of 4 layers taken; 66% of the time in these, 34% in layers left and outside of layers, "
+        "which the profiler does not tell apart here"
     )
 
 
