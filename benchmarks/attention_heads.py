@@ -4,24 +4,30 @@
 
     python benchmarks/attention_heads.py --tokens 128 197 --heads 12 --json heads.json
 
+    python benchmarks/attention_heads.py --queries 1 --tokens 4096 32768 --heads 32
+
 For each number of tokens, size and number of heads, with and without causal, a kernel is looked up
 in the local store, or tuned there for one head and one thread within `--budget`. Then it is called
 with all heads at once, as PyTorch's operator, in turn with `scaled_dot_product_attention` of
 PyTorch (its flash kernel and its two products), `zentorch_sdpa` and, in f32, OpenVINO, those that
 are installed. Each works in a process of its own with so many threads. A round calls each for some
 milliseconds, one after the other; the table has medians over the rounds, and the ratio to the
-fastest of the others. The results are compared with PyTorch's in float64, of one head. What the
-verdict says of one head is told on the side: where it is `baseline`, PyTorch's own is what is
+fastest of the others. With `--queries`, so many rows of queries stand beside a cache of `--tokens`
+keys and values; a loop that does no more than read these has a turn too, and the last column is its
+time over that of the kernel. The results are compared with PyTorch's in float64, of one head. What
+the verdict says of one head is told on the side: where it is `baseline`, PyTorch's own is what is
 timed. Be alone on the machine.
 """
 
 import argparse
+import ctypes
 import json
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -38,12 +44,17 @@ import torch
 import gemm_tuner
 from gemm_tuner.bench.baselines.openvino import CpuPlugin
 from gemm_tuner.bench.baselines.zentorch import import_zentorch
+from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct, build_driver, widest_vectors
+from gemm_tuner.build.toolchain import find_toolchain
+from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.torch.operators import add_layer
 
 Call = Callable[[], Any]  # the result is an array or a tensor
 
 OURS = "gemm-tuner"
+READING = "reading"  # of keys and values, and no more
+READS = 16  # in a call, beside which the start of threads takes no time
 F32_ALONE = "openvino"  # its bf16 rounds floats in the call
 LEAST_ROUND_S = 0.02
 LONGEST_S = 4.0  # of all rounds of one row, about
@@ -65,12 +76,13 @@ class Row:
     heads: int
     is_causal: bool
     threads: int
+    queries: int
 
     @property
     def problem(self) -> str:
         """Return the problem of one head."""
         steps = "scale+causal" if self.is_causal else "scale"
-        return f"attention {self.dtype} {self.tokens}x{self.tokens}x{self.head} {steps}"
+        return f"attention {self.dtype} {self.queries}x{self.tokens}x{self.head} {steps}"
 
     @property
     def scale(self) -> float:
@@ -79,13 +91,13 @@ class Row:
 
 
 def make_inputs(row: Row) -> list[torch.Tensor]:
-    """Return q, k and v as tensors (1, heads, tokens, head), the same in each process."""
+    """Return q (1, heads, queries, head), k and v (1, heads, tokens, head), alike everywhere."""
     torch.set_num_threads(row.threads)
     torch.set_grad_enabled(False)
     torch.manual_seed(SEED)
-    shape = (1, row.heads, row.tokens, row.head)
     kind = {"f32": torch.float32, "bf16": torch.bfloat16}[row.dtype]
-    return [torch.randn(shape).to(kind) for _ in range(3)]
+    rows = (row.queries, row.tokens, row.tokens)
+    return [torch.randn(1, row.heads, count, row.head).to(kind) for count in rows]
 
 
 def our_call(row: Row, budget: str) -> Call:
@@ -150,14 +162,41 @@ def openvino_call(row: Row, _budget: str) -> Call:
     return run
 
 
+def reading_call(row: Row, _budget: str) -> Call:
+    """Return a call that reads keys and values `READS` times, each thread its share."""
+    cpu = detect_cpu()
+    driver = build_driver("roofline", find_toolchain(), "sample.h", isa=widest_vectors(cpu.isa))
+    read, (_q, *matrices) = ctypes.CDLL(str(driver)).roofline_read, make_inputs(row)
+    share = ctypes.c_int64(matrices[0].nbytes // row.threads)
+    shares = []
+    for thread in range(row.threads):
+        k, v = (ctypes.c_void_p(one.data_ptr() + thread * share.value) for one in matrices)
+        shares.append((WeightsStruct(copies=ctypes.pointer(k), count=1, next=0), v, SampleStruct()))
+
+    def read_share(weights: WeightsStruct, v: ctypes.c_void_p, sample: SampleStruct) -> None:
+        read(ctypes.byref(weights), share, v, share, ctypes.c_int64(READS), ctypes.byref(sample))
+
+    threads = ThreadPoolExecutor(max(1, row.threads - 1))
+
+    def run() -> object:
+        others = [threads.submit(read_share, *one) for one in shares[1:]]
+        read_share(*shares[0])
+        for other in others:
+            other.result()
+        return matrices  # which keeps them alive
+
+    return run
+
+
 CALLS = {
     OURS: our_call,
     "torch flash": flash_call,
     "torch math": products_call,
     "zentorch": zentorch_call,
     F32_ALONE: openvino_call,
+    READING: reading_call,
 }
-OTHERS = [name for name in CALLS if name != OURS]
+OTHERS = [name for name in CALLS if name not in {OURS, READING}]
 
 
 def error_of(row: Row, result: object) -> float:
@@ -178,16 +217,18 @@ def serve(name: str, budget: str, messages: Connection) -> None:
             call = None  # frees the arrays of the row before
             try:
                 call = CALLS[name](message, budget)
-                messages.send(error_of(message, call()))
+                result = call()
+                messages.send(0.0 if name == READING else error_of(message, result))
             except Exception as error:  # noqa: BLE001 - whatever a library says is reported
                 messages.send(f"{type(error).__name__}: {error}"[:200])
             continue
         assert call is not None
+        reads = READS if name == READING else 1
         calls, begin = 0, time.perf_counter()
         while calls == 0 or time.perf_counter() - begin < LEAST_ROUND_S:
             call()
             calls += 1
-        messages.send((time.perf_counter() - begin) / calls)
+        messages.send((time.perf_counter() - begin) / calls / reads)
 
 
 @dataclass(slots=True)
@@ -233,8 +274,8 @@ def measure(row: Row, libraries: list[Library]) -> dict[str, Any]:
         for one in able:
             if first[one.name] < LONG_CALL_S:
                 first[one.name] = min(first[one.name], one.time())
-    far = FAR_SLOWER * min(taken for name, taken in first.items() if name != OURS)
-    able = [one for one in able if one.name == OURS or first[one.name] <= far]
+    far = FAR_SLOWER * min(taken for name, taken in first.items() if name in OTHERS)
+    able = [one for one in able if one.name not in OTHERS or first[one.name] <= far]
     rounds = int(LONGEST_S / (len(able) * LEAST_ROUND_S + sum(first[one.name] for one in able)))
     times: dict[str, list[float]] = {one.name: [] for one in able}
     for _round in range(min(ROUNDS, max(LEAST_ROUNDS, rounds))):
@@ -252,7 +293,7 @@ def rows_of(args: argparse.Namespace) -> Iterator[Row]:
     for tokens in args.tokens:
         for head in args.sizes:
             for heads in args.heads:
-                for is_causal in (False, True):
+                for is_causal in (False,) if args.queries else (False, True):
                     yield Row(
                         dtype=args.dtype,
                         tokens=tokens,
@@ -260,6 +301,7 @@ def rows_of(args: argparse.Namespace) -> Iterator[Row]:
                         heads=heads,
                         is_causal=is_causal,
                         threads=args.threads,
+                        queries=args.queries or tokens,
                     )
 
 
@@ -271,6 +313,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 197, 512, 2048, 8192])
+    parser.add_argument("--queries", type=int, help="rows beside a cache, instead of --tokens")
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--heads", type=int, nargs="+", default=[12, 32])
     parser.add_argument("--beside", nargs="+", default=OTHERS, choices=OTHERS)
@@ -281,11 +324,13 @@ def main() -> None:
     others = (
         args.beside if args.dtype == "f32" else [one for one in args.beside if one != F32_ALONE]
     )
-    names = [OURS, *others]
+    names = [OURS, *others, *([READING] if args.queries else [])]
     libraries = start(names, args.budget)
     found, ratios = [], []
-    print("| tokens | head | heads | causal | gemm-tuner | a head | fastest other | ratio |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| tokens | head | heads | causal | gemm-tuner | a head | fastest other | ratio | reads |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     for row in rows_of(args):
         result = measure(row, libraries)
         found.append(result)
@@ -295,13 +340,14 @@ def main() -> None:
         for name, error in result["errors"].items():
             if isinstance(error, str):
                 print(f"{row.problem}: {name}: {error}", file=sys.stderr)
-        ours = taken.pop(OURS)
+        ours, reading = taken.pop(OURS), taken.pop(READING, None)
         other = min(taken, key=taken.__getitem__)
         ratios.append(taken[other] / ours)
         size = f"{row.tokens} | {row.head} | {row.heads} | {'causal' if row.is_causal else ''}"
         time_of_head = f"{ours * 1e6:.1f} µs | {ours / row.heads * 1e6:.2f}"
         fastest = f"{other} {taken[other] * 1e6:.1f}"
-        print(f"| {size} | {time_of_head} | {fastest} | {ratios[-1]:.3f} |", flush=True)
+        share = f"{reading / ours:.0%}" if reading else ""
+        print(f"| {size} | {time_of_head} | {fastest} | {ratios[-1]:.3f} | {share} |", flush=True)
     for one in libraries:
         one.process.kill()
     print(f"\nGeometric mean {geometric_mean(ratios):.3f}, least {min(ratios):.3f}.")
