@@ -15,7 +15,7 @@ from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape, Step
-from gemm_tuner.domain.in_place import reads_w_in_place
+from gemm_tuner.domain.in_place import has_short_rows, reads_w_in_place
 from gemm_tuner.domain.kept_panel import keeps_panel
 from gemm_tuner.domain.micro_kernel import Additions, Can, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.packed_format import needs_column_sums, packed_format
@@ -269,6 +269,7 @@ def _packing_facts(
         "has_single_columns": family.layout is PackedLayout.COLUMNS and 1 in {nr, problem.n % nr},
         "keeps_panel": keeps_panel(problem, candidate, family),
         "reads_w_in_place": reads_w_in_place(problem, blocking),
+        "has_short_rows": has_short_rows(problem, blocking),
         "shuffles_x": blocking.shuffle_x and family.can_shuffle(problem.types.x),
         "tile_x": (blocking.pack_x and family.packed_x(problem.types.x)) or "X",
         "has_zeros_behind_x": blocking.pack_x and _ends_in_part_of_tile(problem, family),

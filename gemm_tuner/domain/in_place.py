@@ -6,10 +6,22 @@ from gemm_tuner.domain.packed_format import needs_column_sums
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.weight_layout import WeightLayout
 
+_SHORT_ROW_BYTES = 1024
+
 
 def reads_w_in_place(problem: Problem, blocking: Blocking) -> bool:
     """Return whether w, given in the call, is read as it lies."""
     return not (problem.operation.packs_ahead or blocking.pack_w)
+
+
+def has_short_rows(problem: Problem, blocking: Blocking) -> bool:
+    """Return whether w is read as it lies, and its rows are a few cache lines each.
+
+    Read one after the other, they are one stream for the prefetchers of a core.
+    """
+    row_elements = problem.n if problem.w_layout is WeightLayout.KN else problem.k
+    is_short = problem.types.w.row_bytes(row_elements) <= _SHORT_ROW_BYTES
+    return reads_w_in_place(problem, blocking) and row_elements > 0 and is_short
 
 
 def can_read_w_in_place(problem: Problem, family: MicroKernelFamily) -> bool:

@@ -318,7 +318,7 @@ _FAMILIES = (
 
     _amx  ("amx_bf16",                    _BF16,     _AMX_BF16,   "bf16_tiles",     k_step=2),
     _outer("avx512_bf16",          _V512, _BF16,     _BF16_PAIRS, "bf16_pairs",     k_step=2),
-    _outer("avx512_bf16_by_f32",   _V512, _BF16,     _NONE,       "float",          widest=6),
+    _outer("avx512_bf16_by_f32",   _V512, _BF16,     _NONE,       "float"),
     _dot  ("avx512_bf16_dot",      _V512, _BF16,     _NONE,       "float_dot",      k_step=16),
     _dot  ("avx512_bf16_pairs_dot", _V512, _BF16,     _BF16_PAIRS, "bf16_pairs_dot", k_step=32),
     _outer("avx2_bf16_by_f32",     _V256, _BF16,     _NONE,       "float",          widest=4),
@@ -328,7 +328,7 @@ _FAMILIES = (
     _amx  ("amx_fp16",                    _F16_ANY,  _AMX_FP16,   "f16_tiles",      k_step=2),
     _outer("avx512_fp16",          _V512, _F16_SUMS, _F16_PAIRS,  "f16_pairs",      k_step=2,
            partial_steps=2 * TERMS_IN_F16, scratch=1),
-    _outer("avx512_f16_by_f32",    _V512, _F16_ANY,  _NONE,       "float",          widest=6),
+    _outer("avx512_f16_by_f32",    _V512, _F16_ANY,  _NONE,       "float"),
     _dot  ("avx512_f16_dot",       _V512, _F16_ANY,  _NONE,       "float_dot",      k_step=16),
     _outer("avx2_f16_by_f32",      _V256, _F16_ANY,  _F16C,       "float",          widest=4),
     _dot  ("avx2_f16_dot",         _V256, _F16_ANY,  _F16C,       "float_dot",      k_step=8),

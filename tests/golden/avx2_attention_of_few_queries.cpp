@@ -591,6 +591,30 @@ template <int rows, int columns, typename Stride>
         const W *from = w + c * w_stride + p;
         return load_weights(from);
     };
+    if constexpr (rows < columns)
+    {
+        // The columns of w follow each other: they are read from end to end, as the prefetchers expect it.
+        Elements elements[rows][k / k_step];
+#pragma GCC unroll 32
+        for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 16
+            for (int i = 0; i < k / k_step; ++i)
+                elements[r][i] = load_elements<k_step>(x + r * x_stride + i * k_step);
+#pragma GCC unroll 16
+        for (int c = 0; c < columns; ++c)
+        {
+#pragma GCC unroll 16
+            for (int i = 0; i < k / k_step; ++i)
+            {
+                const Weights weights = load_column(c, i * k_step);
+#pragma GCC unroll 32
+                for (int r = 0; r < rows; ++r)
+                    multiply_add(sums[r][c], elements[r][i], weights);
+            }
+        }
+    }
+    else
+    {
     // What there is less of stays in registers: vectors of the rows or of the columns.
     const auto turn = [&](int64_t p, auto load_row) __attribute__((always_inline)) {
         if constexpr (rows < columns)
@@ -628,6 +652,7 @@ template <int rows, int columns, typename Stride>
         turn(p, load_elements<k_step>);
     if constexpr (rest_k > 0)
         turn(whole_k, load_elements<rest_k>);
+    }
 
     Sums terms[lanes];
     const Columns columns_of_y = read_columns<columns>(call, column);
