@@ -6,7 +6,7 @@
 It starts PostgreSQL, a scheduler of Dask, the service, and two workers with CPUs of different
 classes: the second one is simulated, by fewer features. A client with the second one's CPU asks for
 a kernel that nobody tuned. All lives in a temporary folder, speaks TLS with certificates of both
-sides, and takes about a minute. docs/fleet.md does the same on several machines.
+sides, and takes one to three minutes. docs/fleet.md does the same on several machines.
 """
 
 import os

@@ -1,15 +1,16 @@
 """Which kernels a bundle holds, and for which problems there is none."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.reason import reason_for
-from gemm_tuner.domain.verdict import Verdict
+from gemm_tuner.domain.units import context_text
+from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.select.choose import choose
 from gemm_tuner.store.repository import Repository
@@ -75,7 +76,8 @@ def collect(
         verdict = choose(repository, problem, cpu=cpu, context=context).verdict
         found = _kernel_of(repository, verdict, cpu)
         if found is None:
-            missing.append(Missing(problem=problem, reason=_why_not(verdict)))
+            elsewhere = _other_regime(repository, verdict, cpu)
+            missing.append(Missing(problem=problem, reason=elsewhere or _why_not(verdict)))
         else:
             kernels.append(found)
         tell(done, len(each))
@@ -101,6 +103,18 @@ def _kernel_of(repository: Repository, verdict: Verdict, cpu: Cpu) -> BundledKer
         description=loaded.native.describe(),
         packed_format=loaded.packed_format,
     )
+
+
+def _other_regime(repository: Repository, verdict: Verdict, cpu: Cpu) -> str:
+    """Say in which other regime there is a kernel, if nothing was tuned in the one asked for."""
+    problem, asked = verdict.problem, verdict.context
+    if verdict.basis is not Basis.NONE or not problem.operation.packs_ahead:
+        return ""
+    for regime in set(Regime) - {asked.regime}:
+        context = replace(asked, regime=regime)
+        if choose(repository, problem, cpu=cpu, context=context).verdict.artifact is not None:
+            return f"it was tuned for {context_text(context)} alone; give --regime {regime.value}."
+    return ""
 
 
 def _why_not(verdict: Verdict) -> str:

@@ -29,7 +29,7 @@ from gemm_tuner.cli.sweep_report import LayerFailure, failure_facts
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import GemmTunerError, InvalidSetting
+from gemm_tuner.errors import GemmTunerError, InvalidSetting, PreparationStopped
 from gemm_tuner.machine.cpus import check_cpus
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.recorded import Records, parse_records, problems_of, records_at_hand
@@ -249,6 +249,9 @@ class _Adoption:
                     continue
                 try:
                     adopted = self._adopt(position, work, done, interrupt.is_stopped)
+                except PreparationStopped:  # while another measured
+                    done.not_begun.append(work.layer)
+                    continue
                 except GemmTunerError as error:
                     if len(self.works) == 1:
                         raise

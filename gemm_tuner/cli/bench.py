@@ -189,18 +189,20 @@ def _time_layer(setting: _Bench, layer: Layer, context: ExecutionContext) -> Ben
             'run "gemm-tuner sweep" for this layer first.'
         )
         return None
-    with TrialHost(
-        layer.problem,
-        threads=context.threads,
-        baseline=setting.baselines,
-        toolchain=setting.toolchain,
-        seed=_SEED,
-        scalar_build=build,  # not used: the baselines are named
-        one_thread_build=_one_thread_build(setting, layer, context),
-        races=[Race(regime=context.regime)],
-    ) as host:
-        with measuring():
-            timed = _time(host, build, context)
+    with (
+        measuring(),  # a host calls baselines to see whether they can be used
+        TrialHost(
+            layer.problem,
+            threads=context.threads,
+            baseline=setting.baselines,
+            toolchain=setting.toolchain,
+            seed=_SEED,
+            scalar_build=build,  # not used: the baselines are named
+            one_thread_build=_one_thread_build(setting, layer, context),
+            races=[Race(regime=context.regime)],
+        ) as host,
+    ):
+        timed = _time(host, build, context)
         baselines = host.baselines(context.regime)
         product_only = baselines.product_only
         left_out = baselines.left_out | timed.left_out

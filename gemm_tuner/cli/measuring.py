@@ -11,6 +11,11 @@ def measuring(is_stopped: Callable[[], bool] = lambda: False) -> AbstractContext
     """Keep workers and other commands of this user from measuring while the context is open.
 
     Raises:
-        StoreFailed: the file of the lock cannot be made.
+        PreparationStopped: it `is_stopped` while another measures.
+        StoreFailed: the file of the lock cannot be made or locked.
     """
-    return measuring_lock.measuring(is_stopped, print_message)
+    return measuring_lock.measuring(is_stopped, _tell)
+
+
+def _tell(text: str) -> None:
+    print_message(f"{text[0].upper()}{text[1:]}.")

@@ -21,7 +21,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.units import bytes_text, context_text, time_text
 from gemm_tuner.domain.verdict import Verdict
-from gemm_tuner.errors import GemmTunerError, InvalidSetting
+from gemm_tuner.errors import GemmTunerError, InvalidSetting, PreparationStopped
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.select.choose import choose
 from gemm_tuner.select.measured_range import MeasuredRows, mean_loss
@@ -86,7 +86,7 @@ def split_ranges(
                         on_progress=line.show,
                         is_stopped=interrupt.is_stopped,
                     )
-            except Stopped:
+            except (Stopped, PreparationStopped):
                 print_message(
                     "Stopped; what was found is kept: run the same command again to resume."
                 )

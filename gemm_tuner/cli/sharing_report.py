@@ -15,7 +15,7 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.facts import ratio_facts
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.units import bytes_text, context_text, counted
-from gemm_tuner.errors import GemmTunerError, InvalidSetting
+from gemm_tuner.errors import GemmTunerError, InvalidSetting, PreparationStopped
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.select.shared_weights import Option, Sharing, check_sharing, speed_of_library
 from gemm_tuner.store.repository import Repository
@@ -113,6 +113,8 @@ def share_layers(
                         on_progress=progress.show,
                         is_stopped=interrupt.is_stopped,
                     )
+            except PreparationStopped:  # while another measured
+                break
             except GemmTunerError as error:
                 print_message(f"Error: {group[0].n}x{group[0].k} is not shared: {error}")
                 shared.is_complete = False

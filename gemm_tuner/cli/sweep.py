@@ -11,7 +11,6 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import StopOnInterrupt
 from gemm_tuner.cli.layers import Layer, layers_of
-from gemm_tuner.cli.measuring import measuring
 from gemm_tuner.cli.output import print_json, print_line, print_message, print_table
 from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.cli.range_report import check_ranges, split_ranges
@@ -37,7 +36,7 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.units import duration_text
-from gemm_tuner.errors import GemmTunerError, InvalidSetting
+from gemm_tuner.errors import GemmTunerError, InvalidSetting, PreparationStopped
 from gemm_tuner.machine.cpus import check_cpus
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.price import price_of_fixed_order
@@ -387,10 +386,7 @@ def sweep_layers(
             label = f"{layer.name} ({position} of {len(layers)})"
             rest_s = (len(layers) - position) * settings.budget_s + later_s
             try:
-                with (
-                    measuring(interrupt.is_stopped),
-                    ProgressLine(label, later_s=rest_s) as progress,
-                ):
+                with ProgressLine(label, later_s=rest_s) as progress:
                     progress.begin()
                     results = sweep_problem(
                         layer.problem,
@@ -402,6 +398,9 @@ def sweep_layers(
                         is_stopped=interrupt.is_stopped,
                         chosen=choose(layer.problem),
                     )
+            except PreparationStopped:  # while another measured
+                swept.not_begun.append(layer)
+                continue
             except GemmTunerError as error:
                 if len(layers) == 1:
                     raise

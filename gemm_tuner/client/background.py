@@ -9,11 +9,11 @@ from typing import Any
 from weakref import WeakMethod, finalize, ref
 
 from gemm_tuner.client.connection import Deadline
-from gemm_tuner.client.forks import tell_of_forks
 from gemm_tuner.client.question import Question
 from gemm_tuner.client.swapped import AnyKernel, SwappedKernel
 from gemm_tuner.client.tuning import LONGEST_TUNE_S, Begin, Ended, Follower, pauses
 from gemm_tuner.errors import ServiceUnreachable
+from gemm_tuner.machine.forks import tell_of_forks
 from gemm_tuner.runtime.load import Kernel
 
 MAX_PENDING = 1000

@@ -11,10 +11,10 @@ from time import monotonic, time
 from pydantic import ValidationError
 
 from gemm_tuner.client.cache import Cache
-from gemm_tuner.client.forks import tell_of_forks
 from gemm_tuner.client.keys import Keys
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.errors import KernelRejected, ServiceFailed, SignatureInvalid
+from gemm_tuner.machine.forks import tell_of_forks
 from gemm_tuner.trust.revocations import RevocationsPayload, open_revocations, signer_of
 
 ASK_EVERY_S = 300.0

@@ -6,7 +6,7 @@ from concurrent.futures import CancelledError, Future
 from threading import Lock
 from typing import Generic, TypeVar
 
-from gemm_tuner.client.forks import tell_of_forks
+from gemm_tuner.machine.forks import tell_of_forks
 
 MAX_BRIEF = 1000
 

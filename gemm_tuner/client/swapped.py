@@ -9,10 +9,10 @@ import numpy as np
 from gemm_tuner.arrays.batch import PackedBatch
 from gemm_tuner.arrays.dlpack import AnyArray, SharedArray, as_array
 from gemm_tuner.arrays.packed import PackedWeights
-from gemm_tuner.client.forks import tell_of_forks
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray, InvalidSetting
 from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.machine.forks import tell_of_forks
 from gemm_tuner.runtime.load import Kernel
 
 AnyKernel = Kernel | FallbackKernel

@@ -3,9 +3,9 @@
 import logging
 from threading import Lock, Thread
 
-from gemm_tuner.client.forks import tell_of_forks
 from gemm_tuner.layers.sources import Source, tune_or_tell
 from gemm_tuner.layers.wanted import WantedLayer
+from gemm_tuner.machine.forks import tell_of_forks
 from gemm_tuner.machine.urgency import tuning_beside_calls
 
 _LOG = logging.getLogger(__name__)
@@ -46,6 +46,11 @@ class BackgroundTuning:
             except RuntimeError:  # the interpreter ends, and starts no thread any more
                 self._waiting, self._thread = [], None
 
+    def stop(self) -> None:
+        """Tune nothing after what is being tuned."""
+        with self._lock:
+            del self._waiting[1:]
+
     def _tune_all(self) -> None:
         with tuning_beside_calls():
             while True:
@@ -56,7 +61,9 @@ class BackgroundTuning:
                     wanted = self._waiting[0]
                 try:
                     failure = tune_or_tell(self._source, wanted, self._budget_s, is_quiet=True)
-                except Exception:  # noqa: BLE001 - or nothing would be tuned any more
+                except Exception as error:  # noqa: BLE001 - or nothing would be tuned any more
+                    if "interpreter shutdown" in str(error):  # it starts no threads any more
+                        return
                     _LOG.warning("%s was not tuned", wanted, exc_info=True)
                     failure = ""
                 if failure:

@@ -11,13 +11,13 @@ from weakref import ref
 from numpy.typing import NDArray
 
 from gemm_tuner.arrays.packed import PackedWeights
-from gemm_tuner.client.forks import tell_of_forks
 from gemm_tuner.domain.problem import MAX_OPERAND_BYTES, Problem
 from gemm_tuner.domain.rows import MAX_DIMENSION, Rows
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.layers.sources import Source, Tune, tune_or_tell
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer
 from gemm_tuner.libraries.fallback import FallbackKernel
+from gemm_tuner.machine.forks import tell_of_forks
 from gemm_tuner.machine.urgency import tuning_beside_calls
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.select.shared_weights import MOST_PROBLEMS

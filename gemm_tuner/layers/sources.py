@@ -14,7 +14,7 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.measurement import Library
 from gemm_tuner.domain.reason import speed_text
 from gemm_tuner.domain.verdict import Basis, Verdict
-from gemm_tuner.errors import GemmTunerError, InvalidSetting
+from gemm_tuner.errors import GemmTunerError, InvalidSetting, ServiceFailed
 from gemm_tuner.layers.wanted import CallTime, FoundLayer, WantedLayer, WantedProduct
 from gemm_tuner.libraries.fallback import NoKernel
 from gemm_tuner.machine.detect import detect_cpu
@@ -240,16 +240,23 @@ class ServedKernels:
 
         Raises:
             InvalidSetting: the service is not to tune.
+            ServiceFailed: it timed nothing.
         """
         if not self._may_tune:
             raise InvalidSetting(
                 "this service or lock file tunes nothing here; give tune='never', or a database "
                 "as source."
             )
-        self._client.kernels(
+        found = self._client.kernels(
             wanted.problems, threads=wanted.threads, regime=wanted.regimes[0], tune="wait"
         )
-        self._client.ask_anew()
+        reasons = dict.fromkeys(
+            one.reason for one in found if not isinstance(one, Kernel) and one.compared_with is None
+        )
+        if len(reasons) < len(found):  # else a service that is away would be waited for again
+            self._client.ask_anew()
+        if reasons:
+            raise ServiceFailed(" ".join(reasons))
 
     def choices(self, wanted: WantedLayer) -> Sequence[FoundLayer]:
         """Return what `find` does: a service names one way."""

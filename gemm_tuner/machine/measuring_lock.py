@@ -12,11 +12,13 @@ from pathlib import Path
 
 from platformdirs import user_data_path
 
-from gemm_tuner.errors import StoreFailed
+from gemm_tuner.errors import PreparationStopped, StoreFailed
+from gemm_tuner.machine.forks import tell_of_forks
 from gemm_tuner.machine.system_text import system_text
 
 _LOG = logging.getLogger(__name__)
 _LOOK_EVERY_S = 0.5
+_TELL_EVERY_S = 60.0
 
 _holds_lock = ContextVar("holds_lock", default=False)
 
@@ -28,25 +30,18 @@ def measuring(
 ) -> Iterator[None]:
     """Keep other threads and processes of this user from measuring while the context is open.
 
-    It waits for one that does, and says so by `on_wait`, until `is_stopped`. Whoever measures may
-    open it again, and so may the processes that it started.
+    It waits for one that does, and tells who it is by `on_wait`, now and then. Whoever measures may
+    open it again in the same thread.
 
     Raises:
-        StoreFailed: the file of the lock cannot be made.
+        PreparationStopped: it `is_stopped` while another measures.
+        StoreFailed: the file of the lock cannot be made or locked.
     """
     if _holds_lock.get():
         yield
         return
     lock = MeasuringLock()
-    if not lock.acquire():
-        holder = lock.holder()
-        if holder is not None and holder in _ancestors():
-            with as_holder():
-                yield
-            return
-        on_wait("Waiting for another process of yours that measures on this machine.")
-        while not is_stopped() and not lock.acquire():
-            time.sleep(_LOOK_EVERY_S)
+    _wait_for(lock, is_stopped, on_wait)
     try:
         with as_holder():
             yield
@@ -54,9 +49,22 @@ def measuring(
         lock.release()
 
 
+def _wait_for(
+    lock: "MeasuringLock", is_stopped: Callable[[], bool], on_wait: Callable[[str], None]
+) -> None:
+    told_s = -_TELL_EVERY_S
+    while not lock.acquire():
+        if is_stopped():
+            raise PreparationStopped(f"stopped while it was waiting for {lock.holder_text()}.")
+        if time.monotonic() - told_s >= _TELL_EVERY_S:
+            on_wait(f"waiting for {lock.holder_text()}")
+            told_s = time.monotonic()
+        time.sleep(_LOOK_EVERY_S)
+
+
 @contextmanager
 def as_holder() -> Iterator[None]:
-    """Let this thread measure: it holds the lock."""
+    """Let this thread measure: it holds the lock, or the process that waits for this one does."""
     before = _holds_lock.set(True)
     try:
         yield
@@ -76,14 +84,6 @@ def holder_of(inode: int, locks: str) -> str | None:
     return None
 
 
-def _ancestors() -> Iterator[str]:
-    """Yield the ids of the processes that started this one, the nearest first."""
-    status = Path("/proc/self/status")
-    while parent := re.search(r"^PPid:\s*([1-9]\d*)", system_text(status), re.MULTILINE):
-        yield parent[1]
-        status = Path(f"/proc/{parent[1]}/status")
-
-
 class MeasuringLock:
     """A lock of this user on this machine, which ends with the process that holds it."""
 
@@ -93,6 +93,7 @@ class MeasuringLock:
         machine = re.sub(r"[^\w.-]", "_", os.uname().nodename)
         self._path = path or user_data_path("gemm-tuner") / f"measuring-{machine}.lock"
         self._descriptor: int | None = None
+        tell_of_forks(self)
 
     @property
     def path(self) -> Path:
@@ -112,27 +113,50 @@ class MeasuringLock:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self._path, flags, 0o600)
         except OSError as error:
+            what = "remove what is there" if self._path.exists() else "make its folder writable"
             raise StoreFailed(
                 f"{self._path} cannot be made ({error.strerror}): without it, two processes would "
-                "measure at once; make its folder writable."
+                f"measure at once; {what}."
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another holds it
+        except BlockingIOError:  # another holds it
             os.close(descriptor)
             return False
+        except OSError as error:
+            os.close(descriptor)
+            raise StoreFailed(
+                f"{self._path} cannot be locked ({error.strerror}): without it, two processes "
+                "would measure at once; set XDG_DATA_HOME to a folder on a local disk."
+            ) from error
         self._descriptor = descriptor
         return True
 
-    def holder(self) -> str | None:
-        """Return the id of the process that holds the lock, None where that is not known."""
+    def holder_text(self) -> str:
+        """Say who measures: what holds the lock, as far as Linux tells."""
         try:
-            return holder_of(self._path.stat().st_ino, system_text(Path("/proc/locks")))
+            holder = holder_of(self._path.stat().st_ino, system_text(Path("/proc/locks")))
         except OSError:
-            return None
+            holder = None
+        if holder == str(os.getpid()):
+            return "another thread of this program, which measures"
+        if holder is None:
+            return "another process of yours, which measures"
+        return f"process {holder} of yours, which measures"
 
     def release(self) -> None:
         """Let another process measure."""
         if self._descriptor is not None:
+            # A child that was forked meanwhile may still have the file open, and so the lock.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self.after_fork()
+
+    def after_fork(self) -> None:
+        """Leave the lock to the parent, in a child that was forked while it was held."""
+        if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+# A child that is forked by who measures does not measure with it.
+os.register_at_fork(after_in_child=lambda: _holds_lock.set(False))

@@ -21,6 +21,7 @@ from time import perf_counter, perf_counter_ns, process_time
 from typing import TextIO
 
 from gemm_tuner.domain.model_run import LayerCalls
+from gemm_tuner.machine.measuring_lock import as_holder
 from gemm_tuner.machine.processors import thread_wait_ns
 from gemm_tuner.models.correctness import Distance, distances, why_wrong
 from gemm_tuner.models.messages import (
@@ -55,7 +56,8 @@ def main() -> None:
     order = ORDER.validate_json(sys.stdin.readline())
     Thread(target=_read, args=(lines,), daemon=True).start()
     try:
-        _serve(order, lines, answers)
+        with as_holder():  # it is waited for by who measures
+            _serve(order, lines, answers)
     except Exception as error:  # noqa: BLE001 - of any package: it is the reason of this way
         _tell(answers, Answer(failed=_reason(error)))
     os._exit(0)  # what packages do at the end of a process may fail

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf, isinf
 
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.units import duration_text
@@ -17,7 +18,8 @@ _INTERVAL_S = 10.0
 class Progress:
     """Where a sweep is: `done` of about `total` candidates, the best speed over the baseline's.
 
-    `remaining_s` is what is left of the budget for all contexts. Of the candidates that are done,
+    `remaining_s` is what is left of the budget for all contexts, infinite where it is not known how
+    long something else takes. Of the candidates that are done,
     some `failed`; a call of the best takes `best_ns`.
     """
 
@@ -32,9 +34,16 @@ class Progress:
     def note(self, later_s: float = 0.0) -> str:
         """Return the best speed and the time left, with that of what comes after it, in words."""
         left_s = self.remaining_s + later_s
-        over = "over its time" if self.done < self.total else "at its end"
+        if isinf(left_s):
+            return "for how long is not known"
+        over = "finishing" if self.done < self.total else "at its end"
         left = f"{duration_text(left_s)} left" if left_s > 0 else over
         return left if self.best_ratio is None else f"best {self.best_ratio:.2f} x baseline, {left}"
+
+
+def waiting(text: str) -> Progress:
+    """Return the step of a sweep that is waiting for what `text` says, nobody knows how long."""
+    return Progress(stage=text, done=0, total=1, best_ratio=None, remaining_s=inf)
 
 
 class ProgressLog:

@@ -32,7 +32,7 @@ from gemm_tuner.tuning.finished import recall_finished
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.host import start_host_while_compiling, start_slice_host
 from gemm_tuner.tuning.patience import Patience
-from gemm_tuner.tuning.progress import Progress
+from gemm_tuner.tuning.progress import Progress, waiting
 from gemm_tuner.tuning.race import expected_baseline, find_race
 from gemm_tuner.tuning.rebuild import rebuild_lost
 from gemm_tuner.tuning.result import SweepResult
@@ -72,7 +72,8 @@ def sweep(
         NotEnoughMemory: the operands do not fit.
         NotEnoughCpus: there are more threads than this process can run at the same time.
         BaselineMissing: the chosen baseline is not available.
-        PreparationStopped: it `is_stopped` before it could try anything, where that is to end it.
+        PreparationStopped: it `is_stopped` before it could try anything, where that is to end it,
+            or while another measures.
     """
     problem.check_work(*(context.regime for context in contexts))
     check_cpus(contexts[0].threads)
@@ -136,11 +137,14 @@ class _Sweep:
         """Return the results of all contexts, of which earlier sweeps may have finished some.
 
         For others, another thread or process of this user that measures is waited for.
+
+        Raises:
+            PreparationStopped: it `is_stopped` meanwhile.
         """
         found = self._finished()
         if len(found) == len(self.contexts):
             return found
-        with measuring(self.is_stopped, self._tell_of_wait):
+        with measuring(self.is_stopped, lambda text: self.on_progress(waiting(text))):
             found = self._finished()  # that other may have found it
             earlier = self.earlier(self.problem)
             left = {
@@ -149,17 +153,6 @@ class _Sweep:
                 if context not in found
             }
             return found | self._search(left, earlier) if left else found
-
-    def _tell_of_wait(self, _text: str) -> None:
-        self.on_progress(
-            Progress(
-                stage="waiting for another process of yours that measures",
-                done=0,
-                total=1,
-                best_ratio=None,
-                remaining_s=self.settings.budget_s,
-            )
-        )
 
     def _finished(self) -> dict[ExecutionContext, SweepResult]:
         """Return the results of the contexts that earlier sweeps finished."""

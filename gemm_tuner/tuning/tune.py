@@ -18,7 +18,7 @@ from gemm_tuner.select.choose import choose
 from gemm_tuner.select.shared_weights import MAX_LOSS, Sharing, layer_problems
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.progress import Progress, ProgressLog
+from gemm_tuner.tuning.progress import Progress, ProgressLog, waiting
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.split_range import split_range as split_one_range
 from gemm_tuner.tuning.stored import kernel_or_none
@@ -80,7 +80,7 @@ def tune(
     settings = SweepSettings(budget_s=budget_s, toolchain=find_toolchain(), again=again)
     on_progress = partial(_shower(is_quiet=is_quiet), asked)
     if split_range:
-        with measuring():
+        with measuring(on_wait=lambda text: on_progress(waiting(text))):
             split = split_one_range(
                 asked,
                 context=context,

@@ -11,7 +11,7 @@ from gemm_tuner.bundle.collect import collect
 from gemm_tuner.bundle.write import write_bundle
 from gemm_tuner.cli.main import ANSWER_IS_NO, WRONG_USAGE, run
 from gemm_tuner.client.lock import LOCK_FILE, read_lock
-from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.machine.detect import detect_cpu
 
 LAYER = "f32 *x32x16 nk bias+relu"
@@ -121,6 +121,15 @@ def test_without_a_kernel_nothing_is_written(
     assert code == ANSWER_IS_NO
     assert "No kernel for f32 8x7x9 nk none: nothing was tuned" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_regime_in_which_a_layer_was_tuned_is_told(site: Site) -> None:
+    asked = ExecutionContext(regime=Regime.COLD_WEIGHTS)
+
+    kernels, [missing] = collect(site.repository, [PROBLEM], cpu=detect_cpu(), context=asked)
+
+    assert not kernels
+    assert missing.reason == "it was tuned for hot, 1 thread alone; give --regime hot."
 
 
 def test_a_full_disk_leaves_the_older_bundle(bundle: Path, site: Site) -> None:

@@ -24,6 +24,8 @@ from gemm_tuner.client.swapped import SwappedKernel
 from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.job import JobState
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.layers.sources import ServedKernels, tune_or_tell
+from gemm_tuner.layers.wanted import WantedLayer
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
@@ -158,6 +160,16 @@ def test_a_job_that_brings_nothing_leaves_the_library_and_says_why(
     assert isinstance(kernel, FallbackKernel)
     assert f"is {state}: no compiler is installed." in kernel.reason
     compute(kernel)
+
+
+def test_a_model_is_told_why_a_service_tuned_nothing(shop: Shop) -> None:
+    wanted = WantedLayer(n=32, k=16, rows=(8,), dtype="f32", epilogue="bias+relu", threads=1)
+    with (
+        shop.site.serving() as address,
+        shop.working(lambda: shop.finish(shop.claim(), JobState.FAILED, "no compiler.")),
+    ):
+        source = ServedKernels(shop.client(address), may_tune=True)
+        assert "is failed: no compiler." in tune_or_tell(source, wanted, 1.0)
 
 
 def test_a_faster_baseline_ends_the_wait(shop: Shop) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from served import PROBLEM, keep_trial
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from gemm_tuner import Client, files
-from gemm_tuner.client import background, parallel
+from gemm_tuner.client import background
 from gemm_tuner.client.keys import KnownKeys
 from gemm_tuner.client.loading import Loader
 from gemm_tuner.client.swapped import SwappedKernel
@@ -154,22 +154,6 @@ def test_an_interrupt_ends_a_wait_for_many_problems(shop: Shop) -> None:
             client.kernels(PROBLEMS[:6], tune="wait", tune_timeout_s=120)
 
         assert time.monotonic() - began_s < 60
-
-
-def test_at_the_end_of_the_interpreter_no_thread_is_needed(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It starts none any more, and says so by a RuntimeError."""
-
-    class Ended(ThreadPoolExecutor):
-        def submit(self, *_: object, **__: object) -> NoReturn:
-            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-
-    monkeypatch.setattr(parallel, "ThreadPoolExecutor", Ended)
-    with shop.site.serving() as address, shop.working(shop.tune):
-        (kernel,) = shop.client(address).kernels([PROBLEM], tune="wait")
-
-    assert isinstance(kernel, Kernel)
 
 
 def test_a_fault_after_the_job_costs_no_kernel(shop: Shop) -> None:

@@ -1,6 +1,7 @@
 """Sweeps through the command line: the table, the whole path, and what survives an interruption."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from gemm_tuner.cli.main import WRONG_USAGE, run
 from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.record import Outcome
+from gemm_tuner.machine.measuring_lock import MeasuringLock
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning import finished
@@ -253,6 +255,27 @@ def _start_long_sweep(database: str) -> subprocess.Popen[str]:
         if "searching" in line:
             break
     return process
+
+
+def test_ctrl_c_while_another_measures_begins_nothing(database: str) -> None:
+    other = MeasuringLock()
+    assert other.acquire()
+    command = [sys.executable, "-m", "gemm_tuner", *ARGUMENTS, "--db", database]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if f"waiting for process {os.getpid()} of yours" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        out, messages = process.communicate(timeout=60)
+    other.release()
+
+    assert process.returncode == 1
+    assert "Traceback" not in messages
+    assert not out
+    assert not Repository(open_database(database)).trials()
 
 
 def test_ctrl_c_keeps_what_was_found_and_the_next_run_resumes(

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from gemm_tuner.cli.measuring import measuring
+from gemm_tuner.errors import PreparationStopped
 from gemm_tuner.machine.measuring_lock import MeasuringLock
 
 
@@ -33,11 +34,12 @@ def test_it_waits_for_one_that_measures(
 
     monkeypatch.setattr(time, "sleep", sleep)
 
+    who = "another thread of this program"
     with measuring():
         assert not other.acquire()
 
     assert len(pauses) == 3
-    assert capsys.readouterr().err.count("Waiting for another process of yours") == 1
+    assert capsys.readouterr().err.count(f"Waiting for {who}, which measures.") == 1
 
 
 def test_whoever_stops_the_command_waits_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,8 +48,11 @@ def test_whoever_stops_the_command_waits_no_longer(monkeypatch: pytest.MonkeyPat
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
 
-    with measuring(lambda: len(pauses) == 2):
-        pass
+    with (
+        pytest.raises(PreparationStopped, match="while it was waiting for another thread"),
+        measuring(lambda: len(pauses) == 2),
+    ):
+        raise AssertionError("it measures beside the other")
 
     assert len(pauses) == 2
     assert not MeasuringLock().acquire(), "the other goes on"

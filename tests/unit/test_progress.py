@@ -41,6 +41,6 @@ def test_a_program_without_logging_is_told_on_stderr(
 
 def test_a_search_that_takes_longer_than_it_should_says_so() -> None:
     late = Progress(stage="hot", done=1, total=2, best_ratio=None, remaining_s=0.0)
-    assert late.note() == "over its time"
+    assert late.note() == "finishing"
     assert late.note(later_s=5.0) == "5 s left"
     assert replace(late, done=2).note() == "at its end"
