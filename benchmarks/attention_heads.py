@@ -4,7 +4,7 @@
 
     python benchmarks/attention_heads.py --tokens 128 197 --heads 12 --json heads.json
 
-    python benchmarks/attention_heads.py --queries 1 --tokens 4096 32768 --heads 32
+    python benchmarks/attention_heads.py --queries 1 --tokens 4096 32768 --heads 32 --sharing 4
 
 For each number of tokens, size and number of heads, with and without causal, a kernel is looked up
 in the local store, or tuned there for one head and one thread within `--budget`. Then it is called
@@ -77,12 +77,14 @@ class Row:
     is_causal: bool
     threads: int
     queries: int
+    sharing: int  # heads of queries, of the same keys and values
 
     @property
     def problem(self) -> str:
         """Return the problem of one head."""
         steps = "scale+causal" if self.is_causal else "scale"
-        return f"attention {self.dtype} {self.queries}x{self.tokens}x{self.head} {steps}"
+        rows = self.sharing if self.queries == 1 else self.queries
+        return f"attention {self.dtype} {rows}x{self.tokens}x{self.head} {steps}"
 
     @property
     def scale(self) -> float:
@@ -96,8 +98,9 @@ def make_inputs(row: Row) -> list[torch.Tensor]:
     torch.set_grad_enabled(False)
     torch.manual_seed(SEED)
     kind = {"f32": torch.float32, "bf16": torch.bfloat16}[row.dtype]
-    rows = (row.queries, row.tokens, row.tokens)
-    return [torch.randn(1, row.heads, count, row.head).to(kind) for count in rows]
+    shared = row.heads // row.sharing, row.tokens
+    sizes = (row.heads, row.queries), shared, shared
+    return [torch.randn(1, *size, row.head).to(kind) for size in sizes]
 
 
 def our_call(row: Row, budget: str) -> Call:
@@ -114,14 +117,16 @@ def our_call(row: Row, budget: str) -> Call:
 def flash_call(row: Row, _budget: str) -> Call:
     """Return a call of PyTorch's function, which takes its flash kernel on a CPU."""
     attend = torch.nn.functional.scaled_dot_product_attention
-    return partial(attend, *make_inputs(row), is_causal=row.is_causal, scale=row.scale)
+    how = {"is_causal": row.is_causal, "scale": row.scale, "enable_gqa": row.sharing > 1}
+    return partial(attend, *make_inputs(row), **how)
 
 
 def products_call(row: Row, _budget: str) -> Call:
     """Return a call of PyTorch's operator of two products and a softmax."""
     multiply = torch.ops.aten._scaled_dot_product_attention_math
     q, k, v = make_inputs(row)
-    return lambda: multiply(q, k, v, None, 0.0, row.is_causal, None, scale=row.scale)[0]
+    how = {"scale": row.scale, "enable_gqa": row.sharing > 1}
+    return lambda: multiply(q, k, v, None, 0.0, row.is_causal, None, **how)[0]
 
 
 def zentorch_call(row: Row, _budget: str) -> Call:
@@ -302,6 +307,7 @@ def rows_of(args: argparse.Namespace) -> Iterator[Row]:
                         is_causal=is_causal,
                         threads=args.threads,
                         queries=args.queries or tokens,
+                        sharing=args.sharing,
                     )
 
 
@@ -314,6 +320,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 197, 512, 2048, 8192])
     parser.add_argument("--queries", type=int, help="rows beside a cache, instead of --tokens")
+    parser.add_argument("--sharing", type=int, default=1, help="heads of queries of one of keys")
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--heads", type=int, nargs="+", default=[12, 32])
     parser.add_argument("--beside", nargs="+", default=OTHERS, choices=OTHERS)

@@ -36,14 +36,23 @@ class Attention:
 
     @property
     def batch(self) -> Any:  # noqa: ANN401 - a number, or one that is known when it runs
-        """Return the number of heads of the whole batch."""
-        count, heads, *_matrix = self.q.meta["val"].shape
+        """Return the number of heads of the whole batch, those that are joined being one."""
+        count, heads, *_matrix = (self.k if self.joined > 1 else self.q).meta["val"].shape
         return count * heads
 
     @property
     def rows(self) -> Any:  # noqa: ANN401 - a number, or one that is known when it runs
-        """Return the number of queries of a head."""
-        return self.q.meta["val"].shape[-2]
+        """Return the number of queries that are multiplied by the same keys."""
+        return self.joined if self.joined > 1 else self.q.meta["val"].shape[-2]
+
+    @property
+    def joined(self) -> int:
+        """Return how many heads of one query each share keys, so that they are rows of one."""
+        _count, heads, queries, _size = self.q.meta["val"].shape
+        shared = self.k.meta["val"].shape[1]
+        is_causal = any(step.name == "causal" for step in self.own)
+        are_known = all(isinstance(one, int) for one in (heads, queries, shared))
+        return heads // shared if are_known and queries == 1 and not is_causal else 1
 
     @property
     def types(self) -> str:

@@ -216,11 +216,23 @@ class Capturing:
 
 
 def is_compiled(module: Any) -> bool:  # noqa: ANN401 - a module
-    """Return whether `torch.compile(module)` made it, or `module.compile()` changed it."""
+    """Return whether torch.compile compiled a module.
+
+    `torch.compile(module)` made it, `module.compile()` changed it, or its `forward` is a compiled
+    function.
+    """
     # What makes compiled modules takes seconds to import, and is imported where there are any.
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo and isinstance(module, dynamo.OptimizedModule):
+        return not isinstance(module.dynamo_ctx, dynamo.DisableContext)
     in_place = getattr(module, "_compiled_call_impl", None)
-    return in_place is not None or bool(dynamo and isinstance(module, dynamo.OptimizedModule))
+    return in_place is not None or hasattr(module.forward, "get_compiler_config")
+
+
+def compiled_in(model: Any) -> frozenset[int]:  # noqa: ANN401 - a module
+    """Return the `id` of each module of a model that is compiled, and of all modules in these."""
+    compiled = [one for one in model.modules() if is_compiled(one)]
+    return frozenset(id(inner) for one in compiled for inner in one.modules())
 
 
 def _kept(model: CalledModel, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call | None:

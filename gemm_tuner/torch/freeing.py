@@ -9,8 +9,11 @@ import torch
 from gemm_tuner.domain.printable import quoted
 from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.torch.calls import compiled_in
 from gemm_tuner.torch.packed_linear import PackedLinear, free_layer
 from gemm_tuner.torch.tuned_linear import TunedLinear
+
+_COMPILED = "it is in a module that torch.compile has compiled, which calls no kernel of it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +58,16 @@ def free_weights(model: Any) -> Freed:  # noqa: ANN401 - a module
             f"the model is of type {type(model).__name__}; give a torch.nn.Module, whose layers "
             "call tuned kernels."
         )
-    holders = _holders(model)
+    holders, compiled = _holders(model), compiled_in(model)
     freed: list[tuple[str, int, int]] = []
     left: dict[str, str] = {}
     for name, module in model.named_modules():
         if not isinstance(module, TunedLinear):
             continue
         weight = module._parameters.get("weight")  # noqa: SLF001 - as TunedLinear reads it
+        if id(module) in compiled:
+            left[name] = _COMPILED
+            continue
         why = _why_kept(weight, holders) or free_layer(module)
         if why is None:
             freed.append((name, weight.nbytes, _packed_bytes(module)))

@@ -9,13 +9,22 @@ import torch
 from torch.nn.utils import parametrize
 
 from gemm_tuner.layers.wanted import WantedLayer
-from gemm_tuner.torch.calls import Call
+from gemm_tuner.torch.calls import Call, compiled_in
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.report import LayerReport
 from gemm_tuner.torch.tuned_linear import TunedLinear
 
 # They read the weights of the layers in them without calling these.
 _BYPASSING: tuple[Any, ...] = (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention)
+
+# They compute their products in an operator of PyTorch, from weights of several layers.
+_RECURRENT: tuple[Any, ...] = (torch.nn.RNNBase, torch.nn.RNNCellBase)
+_IN_OPERATOR = "its products are computed inside of PyTorch's operator, which is not replaced"
+
+_COMPILED = (
+    "it is in a module that torch.compile has compiled, which calls no layer; use "
+    "gemm_tuner.torch.enable before it is compiled"
+)
 
 Rows = Sequence[int | str]
 
@@ -65,6 +74,21 @@ class ModelLayer:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecurrentLayer(ModelLayer):
+    """An LSTM, a GRU or another recurrent module, which stays as it is."""
+
+    @property
+    def wanted(self) -> WantedLayer | None:
+        """Return None: no kernel is asked for."""
+        return None
+
+    @property
+    def problem(self) -> str:
+        """Return its kind, such as `LSTM`."""
+        return type(self.module).__name__
+
+
 def model_layers(
     model: Any,  # noqa: ANN401 - a module
     *,
@@ -75,29 +99,33 @@ def model_layers(
 ) -> list[ModelLayer]:
     """Return the linear layers of a model, with the `rows` that are given, or that calls show.
 
-    The calls are made inside `around`.
+    Recurrent modules are among them. The calls are made inside `around`.
     """
+    compiled = compiled_in(model)
     modules = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear)
     }
-    seen = (
+    watched = {name: one for name, one in modules.items() if id(one) not in compiled}
+    seen: Mapping[str, tuple[int | str, ...]] = (
         {name: tuple(rows) for name in modules}
         if rows is not None
-        else _rows_seen(model, modules, calls, around or nullcontext())
+        else _rows_seen(model, watched, calls, around or nullcontext())
     )
     bypassed = _bypassed(model, modules)
-    return [
-        ModelLayer(
-            name=name,
-            module=module,
-            rows=seen[name],
-            why_left=_why_left(module, seen[name], is_bypassed=name in bypassed),
-            reduction=reduction,
-        )
-        for name, module in modules.items()
-    ]
+    found: list[ModelLayer] = []
+    for name, module in model.named_modules():
+        own = seen.get(name, ())
+        if isinstance(module, _RECURRENT):
+            found.append(RecurrentLayer(name=name, module=module, rows=(), why_left=_IN_OPERATOR))
+        elif name in modules:
+            left = _COMPILED if id(module) in compiled else None
+            why = left or _why_left(module, own, is_bypassed=name in bypassed)
+            found.append(
+                ModelLayer(name=name, module=module, rows=own, why_left=why, reduction=reduction)
+            )
+    return found
 
 
 def _bypassed(model: Any, modules: Mapping[str, Any]) -> frozenset[str]:  # noqa: ANN401 - a module
@@ -159,7 +187,8 @@ def _watching(modules: Mapping[str, Any], seen: Mapping[str, set[int]]) -> Itera
         def forward(*inputs: Any, **keywords: Any) -> Any:  # noqa: ANN401 - of the user
             x = inputs[0] if inputs else keywords.get("input")
             k = module.in_features  # a lazy layer has them from its first call on
-            if isinstance(x, torch.Tensor) and k and x.numel():
+            is_eager = not torch.compiler.is_compiling()
+            if is_eager and isinstance(x, torch.Tensor) and k and x.numel():
                 seen[name].add(x.numel() // k)
             if own is not None:
                 return own(*inputs, **keywords)

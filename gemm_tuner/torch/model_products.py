@@ -1,8 +1,9 @@
 """The products of two activations and attention that modules of a model compute in eager mode."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from inspect import getattr_static
 from threading import get_ident
 from typing import Any
@@ -14,6 +15,7 @@ from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.layers.wanted import WantedProduct
 from gemm_tuner.torch.asking import libraries_of_pytorch, problem_text
+from gemm_tuner.torch.calls import compiled_in, is_compiled
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.tuned_products import ATTENTION, PRODUCTS, TunedProducts
 
@@ -79,14 +81,19 @@ def _why_not_wrapped(module: Any) -> str | None:  # noqa: ANN401 - a module
 class Seeing(TorchFunctionMode):  # type: ignore[misc]  # without PyTorch, it is Any
     """Notes which products the modules of a model compute themselves.
 
-    Of what PyTorch's own modules compute in one operator, nothing is seen.
+    Of what PyTorch's own modules compute in one operator, and of compiled modules, nothing is seen.
     """
 
     def __init__(self, model: Any) -> None:  # noqa: ANN401 - a module
         """Take the model."""
         super().__init__()
-        self._modules = list(model.named_modules())
-        self._known = {id(module) for _name, module in self._modules}
+        compiled = compiled_in(model)
+        self._modules = [
+            (name, one)
+            for name, one in model.named_modules()
+            if id(one) not in compiled and not isinstance(one, torch.jit.ScriptModule)
+        ]
+        self._compiled = [one for one in model.modules() if is_compiled(one)]
         self._seen: dict[int, _Seen] = {}
         self._inside: list[int] = []
 
@@ -101,32 +108,56 @@ class Seeing(TorchFunctionMode):  # type: ignore[misc]  # without PyTorch, it is
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Look at what this thread calls; hooks of modules of their own would change its path."""
-        thread = get_ident()
+        """Look at what this thread calls.
 
-        def is_known(module: Any) -> bool:  # noqa: ANN401 - a module
-            return get_ident() == thread and id(module) in self._known
-
-        def begin(module: Any, _inputs: object) -> None:  # noqa: ANN401 - a module
-            if is_known(module):
-                self._inside.append(id(module))
-                self._seen.setdefault(id(module), _Seen()).calls += 1
-
-        def end(module: Any, _inputs: object, _output: object) -> None:  # noqa: ANN401
-            if is_known(module):
-                self._inside.pop()
-
-        hooks = torch.nn.modules.module
-        handles = (
-            hooks.register_module_forward_pre_hook(begin),
-            hooks.register_module_forward_hook(end, always_call=True),
-        )
-        try:
+        Each module gets a `forward` around its own for as long. Hooks would change what modules
+        with a fast path call, and compiled modules. These are called as if nobody looked.
+        """
+        with ExitStack() as exits:
+            for _name, module in self._modules:
+                forward = self._watched(module, get_ident())
+                exits.enter_context(_attribute(module, "forward", forward))
+            for module in self._compiled:
+                in_place = vars(module).get("_compiled_call_impl")
+                name = "forward" if in_place is None else "_compiled_call_impl"
+                exits.enter_context(_attribute(module, name, self._unwatched(module, name)))
             with self:
                 yield
-        finally:
-            for handle in handles:
-                handle.remove()
+
+    def _watched(self, module: Any, thread: int) -> Callable[..., Any]:  # noqa: ANN401 - a module
+        """Return a `forward` that notes that a module runs, if this thread calls it."""
+        own = vars(module).get("forward")
+
+        @wraps(module.forward, updated=())
+        def forward(*inputs: Any, **keywords: Any) -> Any:  # noqa: ANN401 - of the user
+            # The class is looked at now: a lazy module gets another at its first call.
+            call = own or getattr_static(type(module), "forward").__get__(module, type(module))
+            if torch.compiler.is_compiling() or get_ident() != thread:
+                return call(*inputs, **keywords)
+            self._inside.append(id(module))
+            self._seen.setdefault(id(module), _Seen()).calls += 1
+            try:
+                return call(*inputs, **keywords)
+            finally:
+                self._inside.pop()
+
+        return forward
+
+    def _unwatched(self, module: Any, name: str) -> Callable[..., Any]:  # noqa: ANN401 - a module
+        """Return what calls a compiled module without this mode, for which it would compile anew.
+
+        `name` is that of the attribute which is compiled.
+        """
+        compiled = getattr(module, name)
+
+        @wraps(compiled, updated=())
+        def call(*inputs: Any, **keywords: Any) -> Any:  # noqa: ANN401 - of the user
+            if torch.overrides._get_current_function_mode() is not self:  # noqa: SLF001 - no other
+                return compiled(*inputs, **keywords)
+            with torch.overrides._pop_mode_temporarily():  # noqa: SLF001 - no other
+                return compiled(*inputs, **keywords)
+
+        return call
 
     def __torch_function__(
         self,
@@ -136,6 +167,8 @@ class Seeing(TorchFunctionMode):  # type: ignore[misc]  # without PyTorch, it is
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - what it returns
         given = kwargs or {}
+        if torch.compiler.is_compiling():  # a function that the model calls is compiled
+            return function(*args, **given)
         for one in set(self._inside):
             self._seen[one].looks += 1
         if self._inside and not types:
@@ -151,6 +184,20 @@ class Seeing(TorchFunctionMode):  # type: ignore[misc]  # without PyTorch, it is
             return
         if found is not None:
             self._seen[self._inside[-1]].add(*found)
+
+
+@contextmanager
+def _attribute(module: Any, name: str, value: object) -> Iterator[None]:  # noqa: ANN401
+    """Give a module an attribute for as long as a `with` block runs."""
+    own = vars(module)
+    before = own.get(name)
+    own[name] = value
+    try:
+        yield
+    finally:
+        own.pop(name, None)
+        if before is not None:
+            own[name] = before
 
 
 def _attention_of(  # noqa: PLR0917 - as in PyTorch
@@ -169,11 +216,14 @@ def _attention_of(  # noqa: PLR0917 - as in PyTorch
     if is_causal and rows != keys:
         return None
     mask = [] if attn_mask is None else ["add"]
+    heads, shared = query.shape[1], key.shape[1]
+    if rows == 1 and heads > shared > 0 and not is_causal:
+        heads, rows = shared, heads // shared  # they are rows of one product
     return _wanted(
         (query, key, value),
         operation=Operation.ATTENTION,
         sizes=(rows, keys, query.shape[3]),
-        batch=query.shape[0] * query.shape[1],
+        batch=query.shape[0] * heads,
         epilogue="+".join(["scale", *mask, *(["causal"] if is_causal else [])]),
     )
 

@@ -159,6 +159,7 @@ def _replace_one(
 ) -> LayerReport:
     wanted = one.wanted
     if wanted is None:
+        restore_layer(one.module)
         return one.report(one.why_left or "", is_taken=False)
     own = found[wanted]
     if not own.kernels:

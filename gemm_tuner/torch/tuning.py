@@ -14,7 +14,7 @@ import torch
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.layers.sources import AnySource, Source, open_source, tune_or_tell
 from gemm_tuner.machine.measuring_lock import measuring
-from gemm_tuner.torch.calls import Call, calls_of
+from gemm_tuner.torch.calls import Call, calls_of, compiled_in
 from gemm_tuner.torch.gains import LayerGain, ModelGain
 from gemm_tuner.torch.kinds import Kind, LinearKind, ProductsKind
 from gemm_tuner.torch.model_layers import ModelLayer, model_layers
@@ -409,7 +409,7 @@ def _stopwatches(model: Any, kinds: Sequence[Kind]) -> Iterator[list[float]]:  #
             module.register_forward_hook(end, prepend=True, always_call=True),
         ]
 
-    unseen = {
+    unseen = compiled_in(model) | {
         id(inner)
         for one in model.modules()
         if isinstance(one, _WITH_FAST_PATH)

@@ -70,6 +70,26 @@ STRIDES: dict[str, tuple[Any, Any, Any]] = {
         lambda: sample_x(ROWS, 1).expand(ROWS, N),
     ),
     "one row": (lambda: heads_of(1), _sample_k, lambda: sample_x(1, N)),
+    "one row of grouped heads": (
+        lambda: heads_of(1, 4 * HEADS),
+        _sample_k,
+        lambda: sample_x(BATCH, 4 * HEADS, 1, N),
+    ),
+    "one row of grouped heads, a mask of each": (
+        lambda: sample_x(BATCH, 4 * HEADS, 1, K),
+        _sample_k,
+        lambda: sample_x(4 * HEADS, 1, N),
+    ),
+    "one row of grouped heads, one mask": (
+        lambda: heads_of(1, 9),
+        lambda: heads_of(N, 1),
+        lambda: sample_x(BATCH, 1, 1, N),
+    ),
+    "one row of more heads than kernels": (
+        lambda: heads_of(1, 10),
+        lambda: heads_of(N, 1),
+        lambda: sample_x(1, N),
+    ),
     "a row that sees no key": (_sample_q, _sample_k, _hidden_row),
     "columns apart": (
         lambda: heads_of(K, columns=ROWS).mT,

@@ -85,6 +85,18 @@ WRITTEN: dict[str, tuple[Any, int, int, str]] = {
         2 * HEADS,
         "scale",
     ),
+    "one query of heads that share keys": (
+        lambda q, k, v: attend(q, k, v, enable_gqa=True),
+        1,
+        4 * HEADS,
+        "scale",
+    ),
+    "one query of repeated heads": (
+        lambda q, k, v: attend(q, _repeated(k), _repeated(v)),
+        1,
+        2 * HEADS,
+        "scale",
+    ),
     "repeated heads": (
         lambda q, k, v: attend(q, _repeated(k), _repeated(v)),
         ROWS,
@@ -137,10 +149,12 @@ def test_attention_is_computed_where_its_arrays_lie(name: str, dtype: str) -> No
     [asked] = source.asked
     assert isinstance(asked, WantedProduct)
     assert (asked.operation, asked.threads) == ("attention", 1)  # each head is one of many
+    joined = heads // HEADS if rows == 1 else 1  # heads of one query each are rows of one
+    rows *= joined
     assert (asked.rows, asked.n, asked.k, asked.epilogue) == ((rows,), N, K, steps)
     [told] = enabled.report
     short = {"float32": "f32", "bfloat16": "bf16"}[dtype]
-    assert told.problem == f"{BATCH * heads} of attention {short} {rows}x{N}x{K} {steps}"
+    assert told.problem == f"{BATCH * heads // joined} of attention {short} {rows}x{N}x{K} {steps}"
     copies = graph.graph.find_nodes(op="call_function", target=clone)
     assert len(copies) == COPIES.get(name, 0)
 

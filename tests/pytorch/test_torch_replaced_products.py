@@ -226,6 +226,16 @@ def test_heads_that_share_keys_are_taken() -> None:
         assert kernel_calls(model, *arrays, **how) == {ATTENTION: 1}
 
 
+def test_heads_of_one_query_that_share_keys_are_rows_of_one_product() -> None:
+    arrays = heads_of(1, 4 * HEADS), heads_of(N), heads_of(N)
+    model = Products(attend)
+    [report] = gt.replace(model, _with_mask(arrays, {"enable_gqa": True}), source=SOURCE)
+    assert f"attention f32 4x{N}x{K}" in report.problem
+    with torch.no_grad():
+        check(model(*arrays, enable_gqa=True), attend(*arrays, enable_gqa=True))
+        assert kernel_calls(model, *arrays, enable_gqa=True) == {ATTENTION: 1}
+
+
 # Other calls of a module whose kernels are for `ROWS` queries and N keys.
 LEFT: dict[str, tuple[Any, dict[str, Any]]] = {
     "other rows": (lambda: (heads_of(ROWS + 1), heads_of(N), heads_of(N)), {}),

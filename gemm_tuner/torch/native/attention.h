@@ -74,6 +74,13 @@ inline void check_known_attention(const LayerEntry &layer, const Tensor &q, cons
     }
 }
 
+/* One query of each head: those of the heads that share keys are the rows of one product, which
+ * reads the keys and values once. */
+inline bool joins_heads(const LayerEntry &layer, const Tensor &q, const Tensor &k) {
+    return q.size(2) == 1 && q.size(1) > k.size(1) && !is_causal(layer) &&
+           kernel_for(layer, q.size(1) / k.size(1));
+}
+
 Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, int64_t number,
                  const std::optional<Tensor> &mask, double scale) {
     const LayerEntry &layer = attention_numbered(number);
@@ -85,28 +92,33 @@ Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, int64_t numb
         return y;
     }
     const bool is_for_keys = layer.n_low <= n && n <= layer.n;
-    const KernelEntry *kernel = is_for_keys ? kernel_for(layer, m) : nullptr;
+    const bool is_joined = joins_heads(layer, q, k);
+    const KernelEntry *kernel = is_for_keys ? kernel_for(layer, is_joined ? h / heads : m) : nullptr;
     if (!kernel) {
         const Tensor plain = attention_plain(layer, q, k, v, mask, scale);
         return plain.strides() == y.strides() ? plain : y.copy_(plain);
     }
-    const int64_t group = h / heads;
+    const int64_t group = is_joined ? 1 : h / heads, rows = is_joined ? h / heads : m;
     const std::array<int64_t, 3> products = {b, heads, group};
-    const auto shape_of = [&](int64_t rows, int64_t columns) {
-        return std::array<int64_t, 5>{b, heads, group, rows, columns};
+    const auto shape_of = [&](int64_t length, int64_t columns) {
+        return std::array<int64_t, 5>{b, heads, group, length, columns};
+    };
+    const auto grouped = [&](const Tensor &array) { /* (b, heads, group, rows, columns) */
+        const Tensor in = in_groups(array, heads, h / heads);
+        return is_joined && in.dim() > array.dim() ? in.transpose(-3, -2) : in;
     };
     ActivationsCall call(layer, *kernel);
-    call.arrays[array_x] = matrices_of(q.unflatten(1, {heads, group}), shape_of(m, d));
+    call.arrays[array_x] = matrices_of(grouped(q), shape_of(rows, d));
     call.arrays[array_w] = matrices_of(k.unsqueeze(2), shape_of(n, d));
     call.arrays[array_v] = matrices_of(v.unsqueeze(2), shape_of(n, d));
     const Tensor written = has_dense_rows(y, false) ? y : y.contiguous();
-    call.arrays[array_y] = matrices_of(written.unflatten(1, {heads, group}), shape_of(m, d));
+    call.arrays[array_y] = matrices_of(grouped(written), shape_of(rows, d));
     std::optional<Tensor> read;
     if (mask) {
-        read = in_groups(*mask, heads, group);
+        read = grouped(*mask);
     }
-    call.read(scale, std::nullopt, read, shape_of(m, n));
-    call.run(m, n, products);
+    call.read(scale, std::nullopt, read, shape_of(rows, n));
+    call.run(rows, n, products);
     return written.is_same(y) ? y : y.copy_(written);
 }
 

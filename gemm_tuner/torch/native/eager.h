@@ -98,7 +98,7 @@ bool is_attention_taken(const LayerEntry &layer, const Tensor &q, const Tensor &
     return n == layer.n && q.size(3) == layer.k && k.size(3) == layer.k && v.sizes() == k.sizes() &&
            q.size(0) == k.size(0) &&
            (q.size(1) == heads || (enable_gqa && q.size(1) % heads == 0)) &&
-           (!is_causal || m == n) && kernel_for(layer, m) &&
+           (!is_causal || m == n) && (joins_heads(layer, q, k) || kernel_for(layer, m)) &&
            (!mask || is_mask_taken(layer, *mask, scores));
 }
 
