@@ -591,9 +591,10 @@ template <int rows, int columns, typename Stride>
         const W *from = w + c * w_stride + p;
         return load_weights(from);
     };
-    if constexpr (rows < columns)
+    if constexpr (rows < columns || rows <= 4)
     {
-        // The columns of w follow each other: they are read from end to end, as the prefetchers expect it.
+        // The columns of w follow each other: few rows wait for them, so they are read from end to end, as the
+        // prefetchers expect it.
         Elements elements[rows][k / k_step];
 #pragma GCC unroll 32
         for (int r = 0; r < rows; ++r)

@@ -5,7 +5,8 @@ call packs what it reads. In place, micro-kernels read rows of w where they lie:
 step of k is multiplied at once, of `nk` dot products over whole vectors of k. Not where sums of the
 columns of w are needed, which packing finds. Of attention, the values.
 
-Tried first: packed; in place as well where it can be read so, and alone for few rows of x.
+Tried first: packed; in place as well where it can be read so, and alone for up to four rows of
+x, or eight queries.
 """
 
 from gemm_tuner.domain.blocking import Blocking
@@ -18,6 +19,13 @@ from gemm_tuner.space.tile import Tile
 
 # Of so few rows of x, w is read about once.
 FEW_ROWS = 4
+# Beside so few queries, keys and values come from memory: a cache of what was said before.
+_FEW_QUERIES = 8
+
+
+def has_few_rows(problem: Problem) -> bool:
+    """Return whether so few rows of x meet a w that comes with each call that they wait for it."""
+    return problem.m.high <= (_FEW_QUERIES if problem.operation.has_values else FEW_ROWS)
 
 
 def _choices(tile: Tile, _choice: Choice) -> tuple[bool, ...]:
@@ -38,7 +46,7 @@ def _first(tile: Tile, choice: Choice) -> Choice:
     problem = tile.problem
     if problem.operation.packs_ahead:
         return choice
-    in_place = problem.m.high <= FEW_ROWS and can_read_w_in_place(problem, tile.family)
+    in_place = has_few_rows(problem) and can_read_w_in_place(problem, tile.family)
     return choice.having(pack_w=not in_place)
 
 

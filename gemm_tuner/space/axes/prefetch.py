@@ -1,17 +1,18 @@
 """How far ahead weights are fetched, or whether the next panel is instead.
 
 Not at all, or 4, 8 or 16 KB ahead; of a w that comes with each call, where it is read in place for
-up to four rows; of rows of w that are a few cache lines each, one line of each, into L2. One or two
-rows that wait for weights outside L2: also 1 KB, into L2 alone. The next panel, into L2, of weights
-packed ahead, where it takes at most half of L2 and either it is converted once or several tiles of
-more than four rows meet it, each fetching its part: two, or as many as one turn of the micro-kernel
-reads lines. Of a `kn` outside L2 that comes with each call, the next block where it is packed, and
-the next panel where it is read in place: each of the first tiles fetches a cache line of each row.
+up to four rows, or eight queries; of rows of w that are a few cache lines each, one line of each,
+into L2. One or two rows that wait for weights outside L2: also 1 KB, into L2 alone. The next panel,
+into L2, of weights packed ahead, where it takes at most half of L2 and either it is converted once
+or several tiles of more than four rows meet it, each fetching its part: two, or as many as one turn
+of the micro-kernel reads lines. Of a `kn` outside L2 that comes with each call, the next block
+where it is packed, and the next panel where it is read in place: each of the first tiles fetches a
+cache line of each row.
 
 Tried first: the next panel where it can be fetched. Else 16 KB for weights that do not fit L2, and
 none for one row or for weights in L2; never far ahead of panels side by side, nor where several
-tiles of AMX meet the weights. 4 KB for one row that reads w in place, 8 KB where w are keys. None
-and a distance are both tried where CPUs differ.
+tiles of AMX meet the weights. 4 KB for one row that reads w in place, 8 KB where w are keys and few
+queries meet them. None and a distance are both tried where CPUs differ.
 """
 
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.micro_kernel import Can, MicroKernel, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.weight_layout import WeightLayout
+from gemm_tuner.space.axes.pack_w import has_few_rows
 from gemm_tuner.space.axis import Axis, Refusal
 from gemm_tuner.space.choice import Choice
 from gemm_tuner.space.tile import Tile
@@ -47,7 +49,9 @@ def distances_first(tile: Tile, choice: Choice) -> tuple[int, ...]:
     # With AMX, each of several tiles of rows would fetch the same weights.
     is_shared = Can.READ_WEIGHTS_ONCE in family.can and problem.m.high > tile.mr
     if problem.w_bytes <= caches.l1d_bytes or is_shared or not problem.operation.packs_ahead:
-        waits = _fetches_in_place(tile, choice) and problem.m.high == 1
+        waits = _fetches_in_place(tile, choice) and (
+            problem.m.high == 1 or problem.operation.has_values
+        )
         return (_DISTANCES_BYTES[problem.operation.has_values], 0) if waits else (0,)
     is_cold = tile.regime is Regime.COLD_WEIGHTS
     near = (NEAR_BYTES,) if _can_fetch_near(tile) else ()
@@ -148,7 +152,7 @@ def _fetches_in_place(tile: Tile, choice: Choice) -> bool:
     """Return whether few rows of x wait for a w that comes with the call and is read as it lies."""
     problem = tile.problem
     is_large = problem.w_bytes > tile.cpu.caches.l1d_bytes
-    return is_large and problem.m.high <= _FEW_ROWS and _reads_in_place(problem, choice)
+    return is_large and has_few_rows(problem) and _reads_in_place(problem, choice)
 
 
 def _reads_in_place(problem: Problem, blocking: Choice | Blocking) -> bool:
