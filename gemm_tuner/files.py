@@ -1,4 +1,4 @@
-"""Read files that someone else named or put there, without waiting, up to a bounded size.
+"""Files that someone else named: read without waiting, up to a bounded size, or written whole.
 
 A pipe would make a reader wait, and a device would not end. Every file of a user or of a shared
 place is read through here. What processes change in turn is locked here.
@@ -7,10 +7,11 @@ place is read through here. What processes change in turn is locked here.
 import errno
 import fcntl
 import os
+import secrets
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,6 +56,38 @@ def read_bounded(
         if len(content) > limit_bytes:
             raise OSError(f"{path} is longer than {limit_bytes} bytes")
         return content
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """Write a file that a user named: all of it, or it stays as it was.
+
+    What is no plain file, such as a pipe that somebody reads, is written as it is.
+
+    Raises:
+        OSError: it cannot be written, or nobody reads the pipe.
+    """
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        pipe = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(pipe, True)
+        with os.fdopen(pipe, "wb") as file:
+            yield file
+        return
+    new = target.with_name(f".gemm-tuner-{secrets.token_hex(8)}")
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            if target.exists():
+                os.fchmod(handle, stat.S_IMODE(target.stat().st_mode))
+            yield file
+            file.flush()
+            os.fsync(handle)
+        new.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            new.unlink()
+        raise
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import signal
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -17,7 +18,7 @@ from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.domain.access import AuditEntry
 from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.files import open_plain
+from gemm_tuner.files import open_plain, written_whole
 from gemm_tuner.store.audit import AuditLog
 from gemm_tuner.store.database import open_database
 from gemm_tuner.store.exchange import (
@@ -51,8 +52,10 @@ def export_command(
         return
     assert file is not None
     try:
-        with file.open("w", encoding="utf-8") as stream:
+        with written_whole(file) as whole:
+            stream = TextIOWrapper(whole, encoding="utf-8")
             count = export_records(repository, stream, only_finals=only_finals)
+            stream.detach()  # which writes what is left
     except OSError as error:
         raise InvalidSetting(
             f"file {file} cannot be written: {error.strerror}; name another."

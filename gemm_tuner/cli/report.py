@@ -19,6 +19,7 @@ from gemm_tuner.domain.facts import ratio_facts
 from gemm_tuner.domain.printable import quoted
 from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
+from gemm_tuner.files import written_whole
 from gemm_tuner.store.database import database_file, default_database_url, open_database
 from gemm_tuner.tuning.generator import generator_version
 
@@ -55,7 +56,8 @@ def report(
             )
         content = page.encode(errors="backslashreplace")
         try:
-            out.write_bytes(content)
+            with written_whole(out) as file:
+                file.write(content)
         except OSError as error:
             raise _cannot_be_written(out, error.strerror or str(error)) from error
     if as_json:

@@ -65,19 +65,19 @@ def run_script(script: Path, arguments: list[str], *, is_aside: bool = False) ->
             runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
         if end.code:
-            told = end.code if isinstance(end.code, str) else f"exit code {end.code}"
+            told = end.code if isinstance(end.code, str) else f"exit code {_number(end.code)}"
             print_message(f"The script ended with {told}; what it computed until then counts.")
         return int(bool(end.code))
     except KeyboardInterrupt:
         print_message("The script was interrupted; what it computed until then counts.")
-    except Exception as error:  # noqa: BLE001 - the user's own
+    except BaseException as error:  # noqa: BLE001 - the user's own
         lines = [
             frame.lineno
             for frame in traceback.extract_tb(error.__traceback__)
             if frame.filename == str(script)
         ]
         place = f"{script}:{lines[-1]}" if lines else str(script)
-        told = next(iter(str(error).splitlines()), "")
+        told = _first_line(error)
         print_message(
             f"The script failed at {place} with {type(error).__name__}: {told}; "
             "what it computed until then counts."
@@ -90,6 +90,18 @@ def run_script(script: Path, arguments: list[str], *, is_aside: bool = False) ->
         if given[3] is not None:  # not one of C
             signal.signal(signal.SIGINT, given[3])
     return 0
+
+
+def _number(code: object) -> object:
+    return int(code) if isinstance(code, bool) else code
+
+
+def _first_line(error: BaseException) -> str:
+    """Return what an error of a script says first; it may fail to say it."""
+    try:
+        return next(iter(str(error).splitlines()), "")
+    except Exception:  # noqa: BLE001 - the user's own
+        return "a message that cannot be shown"
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.reason import instead_text, speed_text, used_instead, why_not_served
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.files import written_whole
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.resources import templates_dir
 from gemm_tuner.select.choose import choose
@@ -132,7 +133,8 @@ def _why_not(verdict: Verdict) -> str:
 
 def _write(path: Path, content: bytes) -> None:
     try:
-        path.write_bytes(content)
+        with written_whole(path) as file:
+            file.write(content)
     except OSError as error:
         raise InvalidSetting(
             f"file {path} cannot be written: {error.strerror}; name another."

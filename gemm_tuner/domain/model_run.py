@@ -8,6 +8,8 @@ from statistics import median
 from gemm_tuner.domain.doubt import why_disturbed
 from gemm_tuner.domain.measurement import Interference, Measurement, Ratio, Timing
 
+LONGEST_NS = 2**44  # five hours
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCase:
@@ -151,6 +153,7 @@ class ModelRun:
             if way.is_result and not (
                 len(way.samples_ns) == len(way.disturbed) == self.rounds > 0
                 and min(way.samples_ns) > 0
+                and max(way.samples_ns) < LONGEST_NS
             ):
                 raise ValueError(f"{way.way} has no time for each of {self.rounds} rounds")
 

@@ -3,11 +3,16 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Engine, RowMapping, Table, select
+from sqlalchemy import Connection, Engine, RowMapping, Table, select, tuple_
+from sqlalchemy.exc import DBAPIError
 
 from gemm_tuner.errors import InvalidRecord, StoreFailed
 from gemm_tuner.store.rows import check_row, references, shown_key, stored_tables
 from gemm_tuner.store.scan import count_rows, read_chunks, snapshot
+from gemm_tuner.store.statements import is_of_database
+
+# What reading a row raises that holds what is of no type of its column, or no text.
+_UNREADABLE = (TypeError, ValueError, DBAPIError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +35,18 @@ def check_database(engine: Engine, tell: Callable[[str, int, int], None]) -> Che
         damages += _faults_of_file(connection)
         total = sum(count_rows(connection, table) for table in stored_tables())
         for table in stored_tables():
+            before = rows
             try:
                 for chunk in read_chunks(connection, table, tuple(table.columns)):
                     damages += _damages(table, chunk)
                     rows += len(chunk)
                     tell(table.name, rows, total)
-            except (TypeError, ValueError) as error:
-                damages.append(f"{table.name}: the rows after {rows} cannot be read: {error}")
+            except _UNREADABLE as error:
+                if is_of_database(error):
+                    raise
+                rows = before + count_rows(connection, table)
+                damages += _unreadable(connection, table)
+                tell(table.name, rows, total)
         damages += _orphans(connection)
     return CheckReport(rows=rows, damages=tuple(damages))
 
@@ -65,6 +75,26 @@ def _damages(table: Table, rows: Sequence[RowMapping]) -> Iterator[str]:
             check_row(table, row)
         except (StoreFailed, InvalidRecord, TypeError, ValueError, AttributeError) as error:
             yield f"{table.name} {shown_key(table, row)}: {error}"
+
+
+def _unreadable(connection: Connection, table: Table) -> Iterator[str]:
+    """Yield what is wrong with the rows of a table that cannot be read, each read on its own."""
+    key = tuple(table.primary_key.columns)
+    try:
+        keys = connection.execute(select(*key)).all()
+    except _UNREADABLE as error:
+        yield f"{table.name}: its keys cannot be read: {_first_line(error)}"
+        return
+    for values in keys:
+        name = ", ".join(str(value)[:16] for value in values)
+        try:
+            connection.execute(select(table).where(tuple_(*key) == tuple_(*values))).one()
+        except _UNREADABLE as error:
+            yield f"{table.name} {name}: cannot be read: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
 
 
 def _faults_of_file(connection: Connection) -> Iterator[str]:

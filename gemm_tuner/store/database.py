@@ -21,6 +21,7 @@ from gemm_tuner.trust.attestation import MeasuringKeys
 _ENGINES = {"sqlite": create_sqlite_engine, "postgresql": create_postgresql_engine}
 _HOW_TO_WRITE_IT = "write it as sqlite:////folder/file.sqlite3 or postgresql://user@host/database"
 _CHECK_FILE = "check its folder's permissions"
+_MALFORMED = "malformed"  # as SQLite says it
 _CHECK_SERVER = "check that its server runs and lets you in"
 _NOT_SQLITE = "file is not a database"
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -66,9 +67,15 @@ def open_database(
         to_write = "" if can_be_read else " for writing"
         raise StoreFailed(
             f"the database {shown} cannot be opened{to_write}: {reason_of(error)}; "
-            f"{_CHECK_SERVER if file is None else _CHECK_FILE}, "
+            f"{_what_to_check(file, error)}, "
             "or name another with --db or GEMM_TUNER_DB."
         ) from error
+
+
+def _what_to_check(file: Path | None, error: Exception) -> str:
+    if _MALFORMED in str(error):
+        return "put a copy of it back, which a backup has"
+    return _CHECK_SERVER if file is None else _CHECK_FILE
 
 
 def _open_to_write(url: URL, *, may_create: bool) -> Engine:
@@ -135,7 +142,7 @@ def asking_once(engine: Engine) -> Engine:
 
 def is_current(engine: Engine) -> bool:
     """Return whether the database answers, with the newest schema and verdicts by its rules."""
-    with suppress(SQLAlchemyError), engine.connect() as connection:
+    with suppress(SQLAlchemyError, StoreFailed), engine.connect() as connection:
         found = connection.scalars(text("SELECT version_num FROM alembic_version")).all()
         return list(found) == [newest_revision()] and _follows_rules(connection)
     return False
@@ -165,6 +172,7 @@ def newest_revision() -> str:
 
 def _parse(url: str) -> URL:
     try:
+        url.encode()  # which no name of bytes in another encoding can be
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         raise InvalidSetting(

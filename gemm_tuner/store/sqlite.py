@@ -10,6 +10,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from gemm_tuner.errors import StoreFailed
+
 BUSY_TIMEOUT_MS = 30_000
 
 # A verdict with its documents and answer is some 4 KiB, and is read with one call of the system.
@@ -28,7 +30,45 @@ def create_sqlite_engine(url: URL) -> Engine:
     engine = create_engine(url)
     event.listen(engine, "connect", _set_up)
     event.listen(engine, "begin", _begin)
+    if url.database and url.database != ":memory:" and not url.database.startswith("file:"):
+        _follow(engine, Path(url.database))
     return engine
+
+
+def _follow(engine: Engine, file: Path) -> None:
+    """Have connections end whose file was replaced, and refuse to go on where it was removed.
+
+    An open file lives on without its name, so what was written to it would be lost.
+    """
+    was_there = False
+
+    def check_place(*_connection: Any) -> None:  # noqa: ANN401 - DBAPI
+        if was_there and not file.exists():  # SQLite would make an empty one
+            raise StoreFailed(f"the database file {file} was removed; put it, or a copy, back.")
+
+    def note(_connection: Any, entry: ConnectionPoolEntry) -> None:  # noqa: ANN401 - DBAPI
+        nonlocal was_there
+        was_there = True
+        entry.info[_STATE] = _place_of(file)
+
+    def check(_connection: Any, entry: ConnectionPoolEntry, _proxy: Any) -> None:  # noqa: ANN401
+        place = _place_of(file)
+        if place is None:
+            check_place()
+        if place != entry.info[_STATE]:
+            raise DisconnectionError("the file was replaced")  # and so is opened anew
+
+    event.listen(engine, "do_connect", check_place)
+    event.listen(engine, "connect", note)
+    event.listen(engine, "checkout", check)
+
+
+def _place_of(file: Path) -> tuple[int, int] | None:
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def create_reading_engine(url: URL, file: Path) -> Engine:

@@ -120,6 +120,11 @@ def may_pass(error: StoreFailed) -> bool:
     return isinstance(error.__cause__, OSError | OperationalError | InterfaceError)
 
 
+def is_of_database(error: Exception) -> bool:
+    """Return whether a driver could not do its work, rather than a row held what is no text."""
+    return isinstance(error, DBAPIError) and _NO_TEXT not in str(error.orig)
+
+
 @contextmanager
 def translated_errors() -> Iterator[None]:
     """Turn what a driver raises into `StoreFailed`, or `InvalidSetting` for what is no text.
@@ -135,7 +140,7 @@ def translated_errors() -> Iterator[None]:
             f"{error.object!a} is no text in UTF-8, and cannot be kept or found; correct it."
         ) from None
     except SQLAlchemyError as error:
-        if isinstance(error, DBAPIError) and _NO_TEXT in str(error.orig):
+        if isinstance(error, DBAPIError) and not is_of_database(error):
             raise RowsDamaged(f"the database holds text that is none: {_DAMAGE}") from error
         raise StoreFailed(
             f"the database did not do what was asked: {reason_of(error)}; "

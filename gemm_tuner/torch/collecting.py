@@ -3,7 +3,8 @@
 import csv
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from io import StringIO
 from itertools import chain
 from pathlib import Path
 from threading import get_ident
@@ -14,11 +15,13 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.errors import GemmTunerError
+from gemm_tuner.files import written_whole
 from gemm_tuner.torch.calls import calls_of
 from gemm_tuner.torch.graphs import ATTENTION
 from gemm_tuner.torch.operators import TYPES
@@ -30,6 +33,9 @@ _WARM_UPS = 1
 
 # What PyTorch copies heads with, so that they are one batch.
 _COPIES = (_ATEN.clone.default, _ATEN._unsafe_view.default)  # noqa: SLF001 - so called
+
+# What leaves the numbers as they are, and their order.
+_SAME = (*_COPIES, _ATEN.view.default, _ATEN.alias.default)
 
 # What takes the zero point of x off, and scales the sums of bytes.
 _STEPS_OF_BYTES = ("x_zero_point", "channel_scale")
@@ -148,18 +154,20 @@ class Collected(Sequence[Product]):
             and (one.weights or dtype in TYPES.values())
             and (not one.scores or _is_problem(one.problem))
         ]
-        with Path(path).open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            columns = ("name", "m", "n", "k", "epilogue", "w_layout", "operation", "from")
-            writer.writerow(columns)
-            for one in layers:
-                name = f"{one.name}_m{one.m}"
-                first = _STEPS_OF_BYTES if dtype.endswith("_s8_s32_f32") else ()
-                last = ["bias"] if one.has_bias else []
-                epilogue = one.scores or "+".join([*first, *last]) or "none"
-                told = f"{one.calls} calls, {one.share:.1%} of the time"
-                how = epilogue, one.w_layout, one.operation.value
-                writer.writerow([name, one.m, one.n, one.k, *how, told])
+        table = StringIO(newline="")
+        writer = csv.writer(table, lineterminator="\n")
+        columns = ("name", "m", "n", "k", "epilogue", "w_layout", "operation", "from")
+        writer.writerow(columns)
+        for one in layers:
+            name = f"{one.name}_m{one.m}"
+            first = _STEPS_OF_BYTES if dtype.endswith("_s8_s32_f32") else ()
+            last = ["bias"] if one.has_bias else []
+            epilogue = one.scores or "+".join([*first, *last]) or "none"
+            told = f"{one.calls} calls, {one.share:.1%} of the time"
+            how = epilogue, one.w_layout, one.operation.value
+            writer.writerow([name, one.m, one.n, one.k, *how, told])
+        with written_whole(Path(path)) as file:  # names of modules are any text
+            file.write(table.getvalue().encode(errors="backslashreplace"))
         return len(layers)
 
 
@@ -218,6 +226,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
         self._casts: dict[str, Any] = {}  # held, as autocast does: else others get their memory
         self._bytes = _Names()  # the types of the bytes that floats were made of
         self._turned = _Names()  # copies whose matrices lay the other way round before
+        self._repeats = WeakTensorKeyDictionary()  # of the same heads, in keys
         self.seen: dict[_Kind, _Seen] = {}
 
     def collected(self, whole_s: float, repeats: int = 1) -> Collected:
@@ -272,11 +281,27 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
             name = self._names.of(given)
             if name is not None:
                 self._names.add(result, name)
+        self._note_repeats(function, args, result)
         if attention is not None:
-            self._add(attention, seconds)
+            self._add(self._joined(attention, *args[:2]), seconds)
         if factors is not None:
             self._add_product(*factors, seconds)
         return result
+
+    def _note_repeats(self, function: Any, args: tuple[Any, ...], result: Any) -> None:  # noqa: ANN401
+        """Note how often heads of keys are repeated: (b, heads, repeats, n, d), then copied."""
+        repeats = self._repeats.get(args[0]) if function in _SAME else None
+        if function is _ATEN.expand.default and args[0].dim() == 5 and args[0].shape[2] == 1:
+            repeats = result.shape[2]
+        if repeats is not None:
+            self._repeats[result] = repeats
+
+    def _joined(self, kind: _Kind, q: Any, k: Any) -> _Kind:  # noqa: ANN401 - tensors
+        """Return attention as kernels compute it: heads of one query that share keys are rows."""
+        repeats = self._repeats.get(k, q.shape[1] // max(1, k.shape[1]))
+        if kind.m != 1 or repeats < 2 or kind.scores.endswith("causal"):
+            return kind
+        return replace(kind, m=repeats, batch=kind.batch // repeats)
 
     def _add_product(self, x: Any, w: Any, bias: Any, seconds: float) -> None:  # noqa: ANN401
         x_type, w_type = self._bytes.of(x), self._bytes.of(w)

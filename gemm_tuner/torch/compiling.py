@@ -40,8 +40,10 @@ from gemm_tuner.torch.activations import (
 )
 from gemm_tuner.torch.asking import libraries_of_pytorch, problem_text
 from gemm_tuner.torch.attention import Attention, attention_of, insert_attention
-from gemm_tuner.torch.epilogues import Step, steps_after
+from gemm_tuner.torch.chains import AnyProduct, OfActivations, chain, steps_of, with_steps
+from gemm_tuner.torch.epilogues import steps_after
 from gemm_tuner.torch.exporting import write_kernels
+from gemm_tuner.torch.frozen_weights import follow_frozen_weights
 from gemm_tuner.torch.graphs import ATTENTION, FAST_PATHS, Graph, Node, is_recorded
 from gemm_tuner.torch.joining import (
     groups_of,
@@ -64,9 +66,6 @@ from gemm_tuner.torch.report import LayerReport, Report
 from gemm_tuner.torch.rewriting import insert
 
 _LOG = logging.getLogger(__name__)
-
-OfActivations = Activations | Attention
-AnyProduct = Product | OfActivations
 
 
 @dataclass(slots=True)
@@ -216,7 +215,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         if not wanted.rows:
             return False, ""
         n, k = sizes_of(parts)
-        wanted = replace(wanted, n=n, k=k, epilogue=_chain(parts[0], ()))
+        wanted = replace(wanted, n=n, k=k, epilogue=chain(parts[0], ()))
         ways = [self._ways(part) for part in unlike(parts)]
         whole = self._find(wanted, is_first=True) if all(map(is_timed, ways)) else None
         time = joined_time(ways, whole) if whole else None
@@ -230,8 +229,13 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
     def _ways(self, part: Product) -> list[FoundLayer]:
         """Return what there is for a product, with the function after it and without."""
         wanted, _bounds = self._wanted(part)
-        chains = dict.fromkeys(_chain(part, steps) for steps in (steps_after(part.node), ()))
+        chains = dict.fromkeys(chain(part, steps) for steps in (steps_after(part.node), ()))
         return [self._find(replace(wanted, epilogue=one), is_first=True) for one in chains]
+
+    def stop_tuning(self) -> None:
+        """Tune nothing in the background after what is being tuned."""
+        if self._background is not None:
+            self._background.stop()
 
     def _replace(self, graph: Graph, product: AnyProduct, remark: str = "") -> bool:
         """Replace a product, with as many of the steps after it as there are kernels for."""
@@ -241,14 +245,15 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             why_left = "its rows are known when it runs; give dynamic_rows to say what to ask for."
         if isinstance(wanted.n, torch.SymInt) and not why_left:
             why_left = "its keys are known when it runs; give dynamic_keys, such as '1..4096'."
-        steps = _steps(product)
+        steps = steps_of(product)
         if why_left:
-            whole = _with_steps(wanted, product, steps)
+            whole = with_steps(wanted, product, steps)
             self._tell(product, whole, [why_left], is_taken=False)
             return False
         reasons: list[str] = []
+        has_lost = False
         for count in range(len(steps), -1, -1):
-            fused = _with_steps(wanted, product, steps[:count])
+            fused = with_steps(wanted, product, steps[:count])
             found = self._find(fused, is_first=count == len(steps))
             if found.kernels:
                 layer = self._layer(found, product.name)
@@ -264,8 +269,9 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
                     insert(graph, product, layer, steps[:count], is_whole=is_whole)
                 return True
             reasons += found.reasons
-        whole = _with_steps(wanted, product, steps)
-        self._tell(product, whole, [*reasons, remark], is_taken=False)
+            has_lost |= found.was_timed
+        whole = with_steps(wanted, product, steps)
+        self._tell(product, whole, [*reasons, remark], is_taken=False, has_lost=has_lost)
         return False
 
     def _layer(self, found: FoundLayer, name: str) -> OperatorLayer:
@@ -288,7 +294,13 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         self._warn(reason)
 
     def _tell(
-        self, product: AnyProduct, wanted: WantedLayer, reasons: Sequence[str], *, is_taken: bool
+        self,
+        product: AnyProduct,
+        wanted: WantedLayer,
+        reasons: Sequence[str],
+        *,
+        is_taken: bool,
+        has_lost: bool = False,
     ) -> None:
         report = LayerReport(
             name=product.name,
@@ -298,7 +310,9 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             reason=" ".join(dict.fromkeys(filter(None, reasons))),
         )
         self._reports.append(report)
-        if not is_taken:
+        if has_lost:  # as it should be: what is faster runs
+            _LOG.info("Left to PyTorch: %s", report.text)
+        elif not is_taken:
             self._warn(report.reason)
 
     def _wanted(self, product: AnyProduct) -> tuple[WantedLayer, tuple[int, int]]:
@@ -391,39 +405,6 @@ def _beside(product: AnyProduct) -> tuple[str, ...]:
     return libraries_of_pytorch(product.types)
 
 
-# What the operators read after a product: a layer of its own, or one of a batch, bytes or an image.
-_OF_PLAIN = frozenset({"add", "channel_scale", "bias"})
-_OF_OTHERS = frozenset({"add"})
-
-
-def _steps(product: AnyProduct) -> list[Step]:
-    """Return the steps after a product that kernels may have."""
-    if isinstance(product, OfActivations):
-        return product.steps()
-    if product.quantised is not None:
-        return steps_after(product.node, is_quantised=True)
-    is_plain = product.batch is None and product.weight_only is None
-    return steps_after(product.node, operands=_OF_PLAIN if is_plain else _OF_OTHERS)
-
-
-def _with_steps(wanted: WantedLayer, product: AnyProduct, steps: Sequence[Step]) -> WantedLayer:
-    """Return the layer with steps after it, which may make bytes of y."""
-    requantisation = steps[-1].requantisation if steps else None
-    dtype = product.types
-    if isinstance(product, Product) and product.quantised and requantisation is not None:
-        dtype = f"{product.quantised.types}_{requantisation.type}"
-    return replace(wanted, dtype=dtype, epilogue=_chain(product, steps))
-
-
-def _chain(product: AnyProduct, steps: Sequence[Step]) -> str:
-    """Return the text of an epilogue."""
-    if isinstance(product, OfActivations):
-        return "+".join(step.name for step in (*product.own, *steps)) or "none"
-    first = [] if product.quantised is None else ["x_zero_point", "channel_scale"]
-    bias = [] if product.bias is None else ["bias"]
-    return "+".join([*first, *bias, *(step.name for step in steps)]) or "none"
-
-
 def _int_or(bound: Any, otherwise: int) -> int:  # noqa: ANN401 - a number of sympy
     return int(bound) if bound.is_Integer else otherwise
 
@@ -438,8 +419,9 @@ def enable(
 ) -> TunedLinears:
     """Let what torch.compile compiles from now on call tuned kernels, where one is known.
 
-    It switches Inductor's freezing on: weights become constants of what is compiled. Inference runs
-    under `torch.no_grad()`; what is compiled for training stays as it was. `disable` ends it.
+    It switches Inductor's freezing on: weights become constants of what is compiled, and a warning
+    tells of those that are changed in place later. Inference runs under `torch.no_grad()`; what is
+    compiled for training stays as it was. `disable` ends it.
 
     Args:
         source: where kernels come from: a `Client`, the address of a service, the URL of a
@@ -473,6 +455,7 @@ def enable(
     library()
     opened = open_source(source, may_tune=True)
     disable()
+    follow_frozen_weights(_is_enabled)
     tuned = TunedLinears(opened, dynamic_rows, keys, tune, budget_s)
     config.joint_custom_pre_pass = tuned
     config.freezing = True
@@ -495,9 +478,15 @@ def _range_of_keys(text: str) -> Rows | None:
     return keys
 
 
+def _is_enabled() -> bool:
+    """Return whether what this thread compiles is passed here."""
+    return isinstance(config.joint_custom_pre_pass, TunedLinears)
+
+
 def disable() -> None:
-    """Let torch.compile compile as it did before `enable`."""
+    """Let torch.compile compile as it did before `enable`; what waits for tuning is forgotten."""
     tuned = config.joint_custom_pre_pass
     if isinstance(tuned, TunedLinears):
         config.joint_custom_pre_pass = None
         config.freezing = tuned.freezing_before
+        tuned.stop_tuning()

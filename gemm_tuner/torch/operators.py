@@ -73,6 +73,7 @@ _HEADERS = (
     "attention",
     "packing",
     "unpacking",
+    "frozen",
     "eager",
 )
 _LIBRARIES = ("torch_cpu", "c10")

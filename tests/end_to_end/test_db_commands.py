@@ -175,6 +175,7 @@ def test_a_folder_that_cannot_be_written_is_told(
         ("update trials set document = x'00'", "trials"),
         ("update artifacts set compressed_binary = 'x'", "artifacts"),
         ("update artifacts set attestation = 'x'", "artifacts"),
+        ("update trials set document = cast(x'ff7b7d' as text)", "trials 1: cannot be read"),
         ("insert into revocations values (1, 'x', '', '', 0)", "a revocation names 'x'"),
     ],
 )

@@ -13,6 +13,7 @@ torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 gt: Any = pytest.importorskip("gemm_tuner.torch")
 
+from restricted import full_disk  # noqa: E402
 from torch_samples import HEADS, K, N, heads_of, sample_x  # noqa: E402
 
 
@@ -77,6 +78,37 @@ def test_attention_is_collected_as_one_problem(mode: Any, tmp_path: Path) -> Non
         one.problem for one in found if one.dtype == "f32" and one.k == K
     }
     assert found.write_layers(path, dtype="bf16") == 1
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_heads_of_one_query_that_share_keys_are_collected_as_rows(mode: Any) -> None:  # noqa: ANN401
+    def repeated(k: Any) -> Any:  # noqa: ANN401 - a tensor
+        return k[:, :, None].expand(-1, -1, 4, -1, -1).reshape(-1, 4 * HEADS, N, K)
+
+    def model(q: Any, k: Any) -> Any:  # noqa: ANN401 - tensors
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(q, k, k, enable_gqa=True), attend(q, repeated(k), repeated(k))
+
+    k = heads_of(N)
+    with mode():
+        found = gt.collect(model, (heads_of(1, 4 * HEADS), k))
+
+    [one] = found
+    assert one.problem == f"attention f32 4x{N}x{K} scale"
+    assert (one.batch, one.calls) == (k.shape[0] * HEADS, 2)
+
+
+def test_names_that_are_no_text_are_written_and_a_fault_keeps_the_file(tmp_path: Path) -> None:
+    model, path = torch.nn.Sequential(), tmp_path / "layers.csv"
+    model.add_module("\ud800", torch.nn.Linear(K, N))
+
+    found = gt.collect(model, sample_x(3, K))
+    assert found.write_layers(path) == 1
+    assert "\\ud800_m3,3,17,24,bias" in path.read_text()
+
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        found.write_layers(path)
+    assert "\\ud800_m3,3,17,24,bias" in path.read_text()
 
 
 def test_products_are_collected_with_their_weights(tmp_path: Path) -> None:

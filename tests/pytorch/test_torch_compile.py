@@ -120,6 +120,26 @@ def test_a_source_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) -
     assert len([one for one in caplog.records if one.name.startswith("gemm_tuner")]) == 1
 
 
+@pytest.mark.usefixtures("loops_by_operators")
+@pytest.mark.parametrize("was_timed", [True, False])
+def test_a_layer_that_lost_its_race_is_no_warning(
+    caplog: pytest.LogCaptureFixture, *, was_timed: bool
+) -> None:
+    class Losing(Kernels):
+        def find(self, wanted: WantedLayer) -> FoundLayer:
+            is_whole = wanted.epilogue.endswith("+relu")
+            reason = "the baseline is to be used." if is_whole else "nothing was tuned."
+            return FoundLayer(kernels=(), reasons=(reason,), was_timed=is_whole and was_timed)
+
+    model, x = torch.nn.Sequential(torch.nn.Linear(K, N), torch.nn.ReLU()).eval(), sample_x()
+    tuned = gt.enable(Losing())
+    with caplog.at_level(logging.INFO, "gemm_tuner"), torch.no_grad():
+        torch.compile(model)(x)
+    level = logging.INFO if was_timed else logging.WARNING
+    assert [one.levelno for one in caplog.records if "baseline" in one.getMessage()] == [level]
+    assert [one.is_taken for one in tuned.report] == [False]
+
+
 def test_rows_that_only_the_run_knows_are_left_or_asked_for() -> None:
     class Chosen(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
         def __init__(self) -> None:

@@ -319,7 +319,7 @@ def test_a_wrong_graph_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong_steps(node: Any, **options: Any) -> list[Step]:  # noqa: ANN401 - of PyTorch
         return [replace(one, name="silu") for one in steps_after(node, **options)]
 
-    monkeypatch.setattr("gemm_tuner.torch.compiling.steps_after", wrong_steps)
+    monkeypatch.setattr("gemm_tuner.torch.chains.steps_after", wrong_steps)
     gt.enable(Kernels())
 
     found = gt.debug(model, x)

@@ -150,6 +150,7 @@ def test_a_file_that_is_none_of_results_is_refused_and_kept(text: str, tmp_path:
     [
         {"samples_ns": [], "disturbed": []},
         {"samples_ns": [0, 100, 100]},
+        {"samples_ns": [10**400, 100, 100]},
         {"disturbed": [False]},
         {"samples_ns": [100] * 4, "disturbed": [False] * 4},
     ],

@@ -66,6 +66,19 @@ def test_layers_are_tuned_one_after_the_other(caplog: pytest.LogCaptureFixture) 
     assert source.tuned[-1] == _wanted(5)
 
 
+def test_what_waits_is_forgotten_where_it_is_stopped() -> None:
+    source = _Source()
+    tuning = BackgroundTuning(source, 2.5)
+    for rows in (2, 4, 6):
+        tuning.add(_wanted(rows))
+
+    tuning.stop()
+    source.may_end.set()
+    _wait_for(tuning)
+
+    assert len(source.tuned) <= 1
+
+
 def test_a_forked_child_has_nothing_that_waits() -> None:
     source = _Source()
     tuning = BackgroundTuning(source, 2.5)

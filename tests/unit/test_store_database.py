@@ -7,7 +7,7 @@ from alembic.script import ScriptDirectory
 from migrating import MIGRATIONS, downgrade
 from postgres import PostgresServer
 from samples import CONTEXT, CPU, PROBLEM
-from sqlalchemy import make_url
+from sqlalchemy import Engine, make_url
 
 from gemm_tuner.domain.record import SweepEnd
 from gemm_tuner.errors import InvalidSetting, StoreFailed
@@ -235,3 +235,63 @@ def test_the_environment_overrides_the_default(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.delenv("GEMM_TUNER_DB")
     assert default_database_url().endswith("gemm-tuner.sqlite3")
+
+
+def _count(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(connection.exec_driver_sql("SELECT count(*) FROM cpus").scalar_one())
+
+
+def _add_cpu(engine: Engine, number: int) -> None:
+    with writing(engine).begin() as connection:
+        row = f"{number}", "d", f"{number}", "c"
+        connection.exec_driver_sql("INSERT INTO cpus VALUES (?, ?, ?, ?)", row)
+
+
+def test_what_is_written_is_in_the_file_that_replaced_another(tmp_path: Path) -> None:
+    file = tmp_path / "store.sqlite3"
+    engine = open_database(f"sqlite:///{file}")
+    _add_cpu(engine, 1)
+    other = open_database(f"sqlite:///{tmp_path}/backup.sqlite3")
+    _add_cpu(other, 2)
+    _add_cpu(other, 3)
+    other.dispose()
+    for path in tmp_path.glob("store.sqlite3*"):
+        path.rename(tmp_path / f"old-{path.name}")
+    (tmp_path / "backup.sqlite3").rename(file)
+
+    assert _count(engine) == 2
+    _add_cpu(engine, 4)
+    engine.dispose()
+
+    assert _count(open_database(f"sqlite:///{file}")) == 3
+
+
+def test_nothing_is_written_where_the_file_was_removed(tmp_path: Path) -> None:
+    file = tmp_path / "store.sqlite3"
+    engine = open_database(f"sqlite:///{file}")
+    _add_cpu(engine, 1)
+    file.unlink()
+
+    for _try in range(2):
+        with pytest.raises(StoreFailed, match="was removed; put it, or a copy, back"):
+            _add_cpu(engine, 2)
+    assert not is_current(engine)
+    assert not file.exists()
+
+
+def test_a_url_of_no_text_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="is not understood"):
+        open_database("sqlite:///\udcff")
+
+
+def test_a_malformed_file_asks_for_a_backup(tmp_path: Path) -> None:
+    file = tmp_path / "store.sqlite3"
+    engine = open_database(f"sqlite:///{file}")
+    engine.dispose()
+    content = bytearray(file.read_bytes())
+    content[100:4096] = bytes(3996)  # the first page of the schema, and not the name of the format
+    file.write_bytes(content)
+
+    with pytest.raises(StoreFailed, match="put a copy of it back"):
+        open_database(f"sqlite:///{file}")

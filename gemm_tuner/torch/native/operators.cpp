@@ -79,6 +79,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 using at::Tensor;
@@ -91,6 +92,7 @@ using at::Tensor;
 #include "attention.h"
 #include "packing.h"
 #include "unpacking.h"
+#include "frozen.h"
 
 namespace {
 

@@ -1,0 +1,161 @@
+"""Weights that change after a model was compiled; skipped where PyTorch is not installed."""
+
+import gc
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+gt: Any = pytest.importorskip("gemm_tuner.torch")
+
+from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
+from torch_samples import HIDDEN, K, check, sample_model, sample_x  # noqa: E402
+
+from gemm_tuner.torch import frozen_weights  # noqa: E402
+
+pytestmark.append(pytest.mark.usefixtures("loops_by_operators"))
+LOG = "gemm_tuner.torch.frozen_weights"
+
+
+def _compiled(model: Any, **how: Any) -> Any:  # noqa: ANN401 - modules
+    gt.enable(Kernels())
+    compiled = torch.compile(model, **how)
+    with torch.no_grad():
+        compiled(sample_x())
+    return compiled
+
+
+def _told(caplog: pytest.LogCaptureFixture, compiled: Any, x: Any) -> list[str]:  # noqa: ANN401
+    """Return what three calls warn of."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, LOG), torch.no_grad():
+        for _ in range(3):
+            compiled(x)
+    return [one.getMessage() for one in caplog.records if one.name == LOG]
+
+
+def _load(model: Any) -> None:  # noqa: ANN401 - a module
+    model.load_state_dict({name: 2 * one for name, one in model.state_dict().items()})
+
+
+def _merge(model: Any) -> None:  # noqa: ANN401 - a module
+    with torch.no_grad():
+        model[0].weight += torch.ones(HIDDEN, 1) @ torch.ones(1, K)
+
+
+def _move(model: Any) -> None:  # noqa: ANN401 - a module
+    model[0].weight.data = model[0].weight.data + 1
+
+
+def _step(model: Any) -> None:  # noqa: ANN401 - a module
+    model(sample_x()).sum().backward()
+    torch.optim.SGD([model[0].weight], lr=0.1).step()
+
+
+def _fused_step(model: Any) -> None:  # noqa: ANN401 - a module
+    model(sample_x()).sum().backward()
+    torch.optim.AdamW([model[0].weight], fused=True).step()
+
+
+@pytest.mark.parametrize("change", [_load, _merge, _move, _step, _fused_step])
+def test_a_changed_weight_is_told_once_and_by_name(
+    change: Callable[[Any], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    model, x = sample_model().eval(), sample_x()
+    compiled = _compiled(model)
+    assert not _told(caplog, compiled, x)
+
+    change(model)
+
+    [told] = _told(caplog, compiled, x)
+    assert told.startswith("0.weight was changed after the model was compiled")
+    torch._dynamo.reset()  # as the warning says
+    assert not _told(caplog, compiled, x)
+    with torch.no_grad():
+        check(compiled(x), model(x))
+
+
+def test_the_graphs_of_a_model_are_told_together(caplog: pytest.LogCaptureFixture) -> None:
+    class Parts(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = torch.nn.Linear(K, K), torch.nn.Linear(K, K)
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+            y = self.one(x)
+            torch._dynamo.graph_break()
+            return self.other(y)
+
+    model, x = Parts().eval(), sample_x()
+    compiled = _compiled(model)
+    _load(model)
+    assert len(_told(caplog, compiled, x)) == 1
+    with torch.no_grad():  # a second change of what is known to be old
+        model.other.bias += 1
+    assert not _told(caplog, compiled, x)
+
+
+def test_a_statistic_that_changes_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    model, x = (
+        torch.nn.Sequential(torch.nn.BatchNorm1d(K), torch.nn.Linear(K, K)).eval(),
+        sample_x(),
+    )
+    compiled = _compiled(model)
+    model[0].running_mean += 1
+    [told] = _told(caplog, compiled, x)
+    assert told.startswith("0.running_mean")
+
+
+def test_the_wrapper_in_cpp_looks_too(caplog: pytest.LogCaptureFixture) -> None:
+    model, x = torch.nn.Linear(K, K).eval(), sample_x()
+    compiled = _compiled(model, options={"cpp_wrapper": True})
+    assert not _told(caplog, compiled, x)
+    _load(model)
+    assert len(_told(caplog, compiled, x)) == 1
+
+
+@pytest.mark.parametrize("how", ["for training", "a new parameter", "without the pass"])
+def test_what_is_right_is_not_warned_of(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, x = sample_model().eval(), sample_x()
+    compiled = _compiled(model)
+    if how == "a new parameter":  # it is compiled anew
+        model[0].weight = torch.nn.Parameter(2 * model[0].weight)
+    else:
+        torch._dynamo.reset()
+        if how == "without the pass":
+            gt.disable()
+        with torch.set_grad_enabled(how == "for training"):
+            compiled(x)
+            with torch.no_grad():
+                model[0].weight *= 2
+            check(compiled(x), model(x))
+    if how != "for training":
+        with torch.no_grad():
+            check(compiled(x), model(x))
+        assert not _told(caplog, compiled, x)
+    assert not [one for one in caplog.records if one.name == LOG]
+
+
+def test_weights_are_not_kept_alive() -> None:
+    weights = {"w": torch.nn.Parameter(torch.ones(3)), "b": torch.nn.Parameter(torch.ones(3))}
+    known = frozen_weights.FrozenWeights(weights)
+    with torch.no_grad():
+        del weights["w"]
+        gc.collect()
+        assert not known.is_changed
+        weights["b"] += 1
+    assert known.is_changed
+
+
+def test_weights_of_inference_mode_are_known_by_where_they_lie() -> None:
+    with torch.inference_mode():
+        weight = torch.ones(3)
+    known = frozen_weights.FrozenWeights({"w": weight})
+    assert not known.is_changed
+    with torch.inference_mode():
+        weight.data = torch.ones(3)
+    assert known.is_changed

@@ -1,0 +1,77 @@
+"""A file that a user named is written whole, or stays as it was."""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from gemm_tuner.files import written_whole
+
+
+def test_what_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text("before")
+
+    def write() -> None:
+        with written_whole(path) as file:
+            file.write(b"half of")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write()
+
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_keeps_its_mode_and_a_link_its_place(tmp_path: Path) -> None:
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_text("before")
+    path.chmod(0o640)
+    link.symlink_to(path)
+
+    with written_whole(link) as file:
+        file.write(b"after")
+
+    assert path.read_text() == "after"
+    assert link.is_symlink()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_new_file_has_the_mode_of_any_other(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+
+    with written_whole(tmp_path / "new"):
+        pass
+
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_pipe_is_written_as_it_is_and_one_that_nobody_reads_is_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="No such device"), written_whole(pipe):
+        pass
+
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    content = bytes(1 << 20)  # more than a pipe holds
+    for _ in range(1000):
+        try:
+            with written_whole(pipe) as file:
+                file.write(content)
+            break
+        except OSError:  # the reader has not begun
+            threading.Event().wait(0.01)
+    reader.join()
+    assert read == [content]
+    assert pipe.is_fifo()
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="directory"), written_whole(tmp_path):
+        pass
