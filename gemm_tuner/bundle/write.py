@@ -64,7 +64,7 @@ class _Row:
             if measured
             else "its speed is not known for these rows"
         )
-        told = f"{verdict.decision.value}, basis {verdict.basis.value}: {speed}"
+        told = f"{verdict.decision.value}, {verdict.basis.text}: {speed}"
         return facts | {
             "file": f"{name}.so",
             "source_file": f"{name}.cpp",

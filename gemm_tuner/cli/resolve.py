@@ -94,7 +94,7 @@ def _from_service(url: str, problem: Problem, context: ExecutionContext, *, as_j
         return verdict.artifact is not None
     for step in resolution.explain:
         print_line(f"- {step}")
-    print_line(f"{verdict.decision.value}, basis {verdict.basis.value}")
+    print_line(f"{verdict.decision.value}, {verdict.basis.text}")
     _print_kernel(verdict.candidate, verdict.artifact)
     return verdict.artifact is not None
 

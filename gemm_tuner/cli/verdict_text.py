@@ -26,7 +26,7 @@ def decision_text(verdict: Verdict) -> str:
     waiting = f"; {LEAD_OF_WAITING}" if verdict.is_lead_of_waiting else ""
     line = (
         f"{verdict.decision.value}: {ratio.median:.3f} times the speed of {measurement.baseline} "
-        f"({interval_text(ratio)}{waiting}), basis {verdict.basis.value}"
+        f"({interval_text(ratio)}{waiting}), {verdict.basis.text}"
         f"{instead_text(comparison)}{'' if verdict.artifact else unserved}"
     )
     return line if verdict.complete else f"{line}; the search was cut short"

@@ -75,12 +75,12 @@ def reason_for(
             f'on {cpu_key}; run "gemm-tuner sweep" on such a machine.'
         )
     if is_served and comparison is None:
-        return f"{decision.value}, basis {basis.value}: its speed is not known here."
+        return f"{decision.value}, {basis.text}: its speed is not known here."
     if comparison is None:
         return f"no kernel for {problem!r} is shown to be as fast as the baseline."
     speed = f"{speed_text(comparison.ratio)}{instead_text(comparison)}"
     if is_served:
-        return f"{decision.value}, basis {basis.value}: {speed}."
+        return f"{decision.value}, {basis.text}: {speed}."
     return (
         f"{used_instead(comparison)} is to be used for {problem!r}: the best kernel has {speed}; "
         f"{why_not_served(comparison)}."

@@ -41,6 +41,22 @@ class Basis(StrEnum):
     PREDICTED = "predicted"  # proved, and the first choice of the model for such a core; not timed
     NONE = "none"  # nothing known
 
+    @property
+    def text(self) -> str:
+        """Return it in words, as reports say it."""
+        return _BASIS_TEXTS[self]
+
+
+_BASIS_TEXTS = {
+    Basis.MEASURED: "measured on this CPU",
+    Basis.SIBLING: "measured on a CPU of the same class",
+    Basis.BUCKET: "by a kernel for a range of rows",
+    Basis.SAME_MODEL: "measured on this CPU model with more features",
+    Basis.SHARED: "measured on this CPU among kernels that share packed weights",
+    Basis.PREDICTED: "predicted, and not timed",
+    Basis.NONE: "of which nothing is known",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFigure:

@@ -30,7 +30,10 @@ class JoinedTime:
     def text(self) -> str:
         """Return both times in words."""
         joined, parts = time_text(self.joined_ns), time_text(self.parts_ns)
-        return f"as one, they take at most {joined}, and {parts} at least one by one"
+        return (
+            f"as one, they take at most {joined}, and {parts} at least one by one; they are joined "
+            f"where that is {TUNED_ABOVE - 1:.0%} faster"
+        )
 
 
 def joined_time(parts: Sequence[Sequence[FoundLayer]], joined: FoundLayer) -> JoinedTime | None:

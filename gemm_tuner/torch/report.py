@@ -58,6 +58,8 @@ class Report(Sequence[LayerReport]):
     @property
     def summary(self) -> str:
         """Return how many layers were taken."""
+        if not self:
+            return "no layer or product was seen"
         return f"{len(self.taken)} of {len(self)} layers call tuned kernels"
 
     def __str__(self) -> str:

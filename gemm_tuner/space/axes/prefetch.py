@@ -12,7 +12,8 @@ cache line of each row.
 Tried first: the next panel where it can be fetched. Else 16 KB for weights that do not fit L2, and
 none for one row or for weights in L2; never far ahead of panels side by side, nor where several
 tiles of AMX meet the weights. 4 KB for one row that reads w in place, 8 KB where w are keys and few
-queries meet them. None and a distance are both tried where CPUs differ.
+queries meet them. None and a distance are both tried where CPUs differ, but always a distance for
+keys in place: a sweep times one head, which caches keep, and a model has many.
 """
 
 from collections.abc import Iterator
@@ -49,10 +50,11 @@ def distances_first(tile: Tile, choice: Choice) -> tuple[int, ...]:
     # With AMX, each of several tiles of rows would fetch the same weights.
     is_shared = Can.READ_WEIGHTS_ONCE in family.can and problem.m.high > tile.mr
     if problem.w_bytes <= caches.l1d_bytes or is_shared or not problem.operation.packs_ahead:
-        waits = _fetches_in_place(tile, choice) and (
-            problem.m.high == 1 or problem.operation.has_values
-        )
-        return (_DISTANCES_BYTES[problem.operation.has_values], 0) if waits else (0,)
+        if not _fetches_in_place(tile, choice):
+            return (0,)
+        if problem.operation.has_values:
+            return (_DISTANCES_BYTES[1],)
+        return (_DISTANCES_BYTES[0], 0) if problem.m.high == 1 else (0,)
     is_cold = tile.regime is Regime.COLD_WEIGHTS
     near = (NEAR_BYTES,) if _can_fetch_near(tile) else ()
     if choice.w_streams > 1 or (near and is_cold):
@@ -132,9 +134,11 @@ def _lines_in_turn(tile: Tile) -> int:
 
 
 def _choices(tile: Tile, choice: Choice) -> Iterator[tuple[int, bool]]:
-    yield 0, False
-    if not tile.problem.operation.packs_ahead:
-        if _fetches_in_place(tile, choice):
+    operation, in_place = tile.problem.operation, _fetches_in_place(tile, choice)
+    if not (operation.has_values and in_place):
+        yield 0, False
+    if not operation.packs_ahead:
+        if in_place:
             for ahead in _DISTANCES_BYTES:
                 yield ahead, False
         if _can_fetch_rows(tile, choice):
