@@ -67,13 +67,13 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written, or nobody reads the pipe.
     """
-    target = path.resolve()
-    if target.exists() and not target.is_file():
-        pipe = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if path.exists() and not path.is_file():
+        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(pipe, True)
         with os.fdopen(pipe, "wb") as file:
             yield file
         return
+    target = path.resolve()
     new = target.with_name(f".gemm-tuner-{secrets.token_hex(8)}")
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:

@@ -284,14 +284,15 @@ class Client:
         answer, verdict = self._resolve(self._session(), question, kept=None)
         return Resolution(verdict=verdict, explain=answer.explain)
 
-    def ask_anew(self) -> None:
+    def ask_anew(self, *, forgets_absence: bool = True) -> None:
         """Forget which problems have no kernel, and that the service was away.
 
         Otherwise nothing is asked for 10 s of such a problem, and of such a service for 5 s.
         """
         self._kernels.forget_brief()
         self._layers.forget_brief()
-        self._connections.forget_absence()
+        if forgets_absence:
+            self._connections.forget_absence()
 
     @overload
     def kernels(

@@ -253,8 +253,8 @@ class ServedKernels:
         reasons = dict.fromkeys(
             one.reason for one in found if not isinstance(one, Kernel) and one.compared_with is None
         )
-        if len(reasons) < len(found):  # else a service that is away would be waited for again
-            self._client.ask_anew()
+        # One that is away is not waited for again, for each layer of a model.
+        self._client.ask_anew(forgets_absence=False)
         if reasons:
             raise ServiceFailed(" ".join(reasons))
 

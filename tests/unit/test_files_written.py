@@ -72,6 +72,15 @@ def test_a_pipe_is_written_as_it_is_and_one_that_nobody_reads_is_not_waited_for(
     assert pipe.is_fifo()
 
 
+def test_an_open_pipe_is_written_by_its_name() -> None:
+    read, written = os.pipe()
+    with written_whole(Path(f"/dev/fd/{written}")) as file:
+        file.write(b"records")
+    os.close(written)
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read() == b"records"
+
+
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="directory"), written_whole(tmp_path):
         pass

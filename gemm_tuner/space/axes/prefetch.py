@@ -50,11 +50,7 @@ def distances_first(tile: Tile, choice: Choice) -> tuple[int, ...]:
     # With AMX, each of several tiles of rows would fetch the same weights.
     is_shared = Can.READ_WEIGHTS_ONCE in family.can and problem.m.high > tile.mr
     if problem.w_bytes <= caches.l1d_bytes or is_shared or not problem.operation.packs_ahead:
-        if not _fetches_in_place(tile, choice):
-            return (0,)
-        if problem.operation.has_values:
-            return (_DISTANCES_BYTES[1],)
-        return (_DISTANCES_BYTES[0], 0) if problem.m.high == 1 else (0,)
+        return _distances_in_place(tile, choice)
     is_cold = tile.regime is Regime.COLD_WEIGHTS
     near = (NEAR_BYTES,) if _can_fetch_near(tile) else ()
     if choice.w_streams > 1 or (near and is_cold):
@@ -68,6 +64,14 @@ def distances_first(tile: Tile, choice: Choice) -> tuple[int, ...]:
         return (0, *near)
     is_brief = problem.types.x.size_bytes < 4 and not is_cold
     return (0, 4096) if is_brief and tile.weights_leave_l2 else (0,)
+
+
+def _distances_in_place(tile: Tile, choice: Choice) -> tuple[int, ...]:
+    if not _fetches_in_place(tile, choice):
+        return (0,)
+    if tile.problem.operation.has_values:
+        return (_DISTANCES_BYTES[1],)
+    return (_DISTANCES_BYTES[0], 0) if tile.problem.m.high == 1 else (0,)
 
 
 def _can_fetch_near(tile: Tile) -> bool:
