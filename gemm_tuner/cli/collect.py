@@ -76,5 +76,9 @@ def _print(collected: "Collected") -> None:
             for one in islice(collected, _SHOWN)
         ],
     )
+    print_line(
+        f"Everything else takes {collected.rest:.1%} of the time, such as operators without such "
+        "products."
+    )
     if len(collected) > _SHOWN:
         print_line(f"{len(collected) - _SHOWN} kinds that took less time are not shown.")

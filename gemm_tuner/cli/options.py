@@ -1,6 +1,7 @@
 """The options that commands share, and what their texts mean."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,12 @@ _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h)?")
 _NO_TIME = re.compile(r"0+(\.0*)?\s*(ms|s|m|h)?")
 _LONGEST_S = 365 * 86400.0  # what waits cannot count much longer
 _UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+# Options, below the headings that the help of a command has.
+of_layer = partial(typer.Option, rich_help_panel="The layer")
+of_tuning = partial(typer.Option, rich_help_panel="How it is tuned")
+of_several_rows = partial(typer.Option, rich_help_panel="Kernels for several numbers of rows")
+of_fleet = partial(typer.Option, rich_help_panel="With the workers of a fleet")
 
 # fmt: off
 _COLUMNS_HELP = "Columns of y; for attention the number of keys, or a range as 1..4096"
@@ -27,57 +34,57 @@ OptionalRows = Annotated[
 OptionalColumns = Annotated[str | None, typer.Argument(metavar="N", help=_COLUMNS_HELP)]
 OptionalDepth = Annotated[int | None, typer.Argument(metavar="K", help=_DEPTH_HELP)]
 Shapes = Annotated[
-    Path | None, typer.Option(metavar="FILE.csv", help="Read the layers from a file with the "
+    Path | None, of_layer(metavar="FILE.csv", help="Read the layers from a file with the "
                               "columns name, m, n, k and, if needed, dtype, epilogue, w_layout, "
                               "reduction, operation, from")]
 DTypeName = Annotated[
-    str, typer.Option("--dtype", help="Types of x, w and y, such as f32, bf16, int8, bf16_s4")]
+    str, of_layer("--dtype", help="Types of x, w and y, such as f32, bf16, int8, bf16_s4")]
 EpilogueText = Annotated[
-    str, typer.Option("--epilogue", help="Steps after the product, such as bias+relu")]
+    str, of_layer("--epilogue", help="Steps after the product, such as bias+relu")]
 LayoutName = Annotated[
-    str, typer.Option("--w-layout", help="How w is stored: nk as PyTorch's Linear, or kn")]
+    str, of_layer("--w-layout", help="How w is stored: nk as PyTorch's Linear, or kn")]
 Groups = Annotated[
-    str | None, typer.Option("--groups", help="Quantised weights along k that share a scale: 32, "
+    str | None, of_layer("--groups", help="Quantised weights along k that share a scale: 32, "
                              "64, 128, or k for a whole column")]
 ReductionName = Annotated[
-    str, typer.Option("--reduction", help="Order of additions: any, or fixed, for the same bits "
+    str, of_layer("--reduction", help="Order of additions: any, or fixed, for the same bits "
                       "from every kernel")]
 OperationName = Annotated[
-    str, typer.Option("--operation", help="linear: w is constant; matmul: w comes with each "
+    str, of_layer("--operation", help="linear: w is constant; matmul: w comes with each "
                       "call; attention: softmax of q (M, K) by keys (N, K), times values")]
-Threads = Annotated[int, typer.Option("--threads", help="Threads that share one call")]
+Threads = Annotated[int, of_tuning("--threads", help="Threads that share one call")]
 RegimeName = Annotated[
-    str, typer.Option("--regime", help="Weights in the caches (hot) or in memory (cold_weights)")]
+    str, of_tuning("--regime", help="Weights in the caches (hot) or in memory (cold_weights)")]
 RegimeChoice = Annotated[
-    str, typer.Option("--regime", help="Weights in the caches (hot), in memory (cold_weights), or "
+    str, of_tuning("--regime", help="Weights in the caches (hot), in memory (cold_weights), or "
                       "both")]
-Budget = Annotated[str, typer.Option("--budget", help="Longest time per layer, such as 30s or 2m")]
+Budget = Annotated[str, of_tuning("--budget", help="Longest time per layer, such as 30s or 2m")]
 ModelBudget = Annotated[
-    str, typer.Option("--budget", help="Longest time to tune all layers, such as 10m")]
+    str, of_tuning("--budget", help="Longest time to tune all layers, such as 10m")]
 Target = Annotated[
-    str | None, typer.Option("--target", metavar="CPU", help="Choose and prove kernels for a CPU "
+    str | None, of_tuning("--target", metavar="CPU", help="Choose and prove kernels for a CPU "
                              "that is not here, such as sapphire_rapids, without timing them")]
 DatabaseUrl = Annotated[
     str | None, typer.Option("--db", envvar="GEMM_TUNER_DB", metavar="URL", help="Database; by "
                              "default SQLite in your data directory")]
 Compiler = Annotated[
-    str | None, typer.Option("--compiler", help="gcc, clang or zig; by default the first found")]
+    str | None, of_tuning("--compiler", help="gcc, clang or zig; by default the first found")]
 Again = Annotated[
-    bool, typer.Option("--again", help="Measure anew what was tuned before")]
+    bool, of_tuning("--again", help="Measure anew what was tuned before")]
 RankerFile = Annotated[
-    Path | None, typer.Option("--ranker", metavar="FILE.json", help="For --strategy learned: what "
+    Path | None, of_tuning("--ranker", metavar="FILE.json", help="For --strategy learned: what "
                               '"gemm-tuner model train" wrote')]
 SchedulerAddress = Annotated[
-    str | None, typer.Option("--scheduler", metavar="URL", help="Scheduler of a fleet: "
+    str | None, of_fleet("--scheduler", metavar="URL", help="Scheduler of a fleet: "
                              "tls://HOST:PORT, or tcp:// on this machine")]
 TlsAuthority = Annotated[
-    Path | None, typer.Option("--tls-ca", metavar="FILE", help="Certificate of the fleet's "
+    Path | None, of_fleet("--tls-ca", metavar="FILE", help="Certificate of the fleet's "
                               "authority, in PEM")]
 TlsCertificate = Annotated[
-    Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate of this machine for "
+    Path | None, of_fleet("--tls-cert", metavar="FILE", help="Certificate of this machine for "
                               "the fleet, in PEM")]
 TlsKey = Annotated[
-    Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, in PEM")]
+    Path | None, of_fleet("--tls-key", metavar="FILE", help="Its private key, in PEM")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the same facts as JSON")]
 # fmt: on
 

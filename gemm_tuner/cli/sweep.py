@@ -86,13 +86,13 @@ def sweep(
     compiler: options.Compiler = None,
     strategy: Annotated[
         str,
-        typer.Option("--strategy", help=f"How to search: one of {', '.join(STRATEGIES)}"),
+        options.of_tuning("--strategy", help=f"How to search: one of {', '.join(STRATEGIES)}"),
     ] = DEFAULT,
     ranker: options.RankerFile = None,
     as_json: options.AsJson = False,
     share_weights: Annotated[
         bool,
-        typer.Option(
+        options.of_several_rows(
             "--share-weights",
             help="Find kernels of several m, as in 1,16,128, that read one packed copy of the "
             "weights; takes a third of the budget",
@@ -100,13 +100,13 @@ def sweep(
     ] = False,
     max_loss: Annotated[
         float,
-        typer.Option(
+        options.of_several_rows(
             "--max-loss", help="With --share-weights: percent of its speed that an m may lose"
         ),
     ] = 100 * MAX_LOSS,
     split_range: Annotated[
         bool,
-        typer.Option(
+        options.of_several_rows(
             "--split-range",
             help="Make one library of a few kernels for a range of m, as in 1..512, and say what "
             "each m loses; the budget is for each m that is measured",
@@ -118,7 +118,7 @@ def sweep(
     scheduler: options.SchedulerAddress = None,
     cpu_classes: Annotated[
         list[str] | None,
-        typer.Option(
+        options.of_fleet(
             "--cpu",
             metavar="CLASS",
             help="With --scheduler: tune for this class of CPUs; by default for each that a "

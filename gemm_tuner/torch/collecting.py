@@ -125,6 +125,11 @@ class Collected(Sequence[Product]):
         """Return the number of kinds."""
         return len(self._products)
 
+    @property
+    def rest(self) -> float:
+        """Return the share of the time that everything else takes."""
+        return max(0.0, 1.0 - sum(one.share for one in self))
+
     def __str__(self) -> str:
         """Return a table."""
         width = max([5, *(len(one.dtype) for one in self)])
@@ -135,6 +140,7 @@ class Collected(Sequence[Product]):
                 f"{one.share:6.1%}  {one.calls:5}  {one.dtype:{width}} {sizes:24} "
                 f"{one.weights_text}"
             )
+        lines.append(f"{self.rest:6.1%}  everything else, such as operators without such products")
         return "\n".join(lines)
 
     def write_layers(self, path: Path | str, *, dtype: str = "f32") -> int:

@@ -22,6 +22,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.rows import Rows
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.layers.background import BackgroundTuning
+from gemm_tuner.layers.limited import within
 from gemm_tuner.layers.sources import (
     AnySource,
     Source,
@@ -416,6 +417,7 @@ def enable(
     dynamic_keys: str = "",
     tune: Tune = "never",
     budget_s: float = 10.0,
+    total_budget_s: float | None = None,
 ) -> TunedLinears:
     """Let what torch.compile compiles from now on call tuned kernels, where one is known.
 
@@ -435,6 +437,8 @@ def enable(
             `background` while it runs, for what is compiled later. A service is waited for up to a
             minute a layer.
         budget_s: the time to tune one layer, in seconds; a service has its own.
+        total_budget_s: the time to tune all of them, in seconds, after which the others are left as
+            they are; by default as long as it takes.
 
     Raises:
         InvalidInput: an argument is none that is known, or another pass is in the place of this.
@@ -453,7 +457,7 @@ def enable(
             "take it out before gemm_tuner.torch.enable."
         )
     library()
-    opened = open_source(source, may_tune=True)
+    opened = within(open_source(source, may_tune=True), total_budget_s)
     disable()
     follow_frozen_weights(_is_enabled)
     tuned = TunedLinears(opened, dynamic_rows, keys, tune, budget_s)

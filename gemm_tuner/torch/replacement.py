@@ -10,6 +10,7 @@ import torch
 from gemm_tuner.domain.units import time_text
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.layers.background import BackgroundTuning
+from gemm_tuner.layers.limited import within
 from gemm_tuner.layers.sources import (
     AnySource,
     Source,
@@ -51,6 +52,7 @@ def replace(
     source: AnySource = None,
     tune: Tune = "never",
     budget_s: float = 10.0,
+    total_budget_s: float | None = None,
     reduction: Reduction = "any",
 ) -> Report:
     """Let a model call tuned kernels, and return what became of each of its layers.
@@ -71,6 +73,8 @@ def replace(
         tune: `never`; or what the source lacks is tuned, by `wait` first, or by `background` while
             the model runs, for the next `replace`. A service is waited for up to a minute a layer.
         budget_s: the time to tune one layer, in seconds; a service has its own.
+        total_budget_s: the time to tune all of them, in seconds, after which the others are left as
+            they are; by default as long as it takes.
         reduction: `any`, or `fixed` for rows of y that have the same bits whatever the other rows
             are, and how many. Such a layer refuses a call that no kernel is for; products of
             activations stay as they are.
@@ -85,7 +89,7 @@ def replace(
     if (example_inputs is None) == (rows is None):
         raise InvalidSetting("give either example_inputs or rows, so that m is known.")
     library()
-    opened = open_source(source, may_tune=True)
+    opened = within(open_source(source, may_tune=True), total_budget_s)
     hold_all_weights(model)
     calls = [] if rows is not None else calls_of(example_inputs)
     seeing = Seeing(model)

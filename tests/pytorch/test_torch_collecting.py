@@ -138,6 +138,8 @@ def test_products_are_collected_with_their_weights(tmp_path: Path) -> None:
     }
     assert 0 < sum(one.share for one in found) < 1
     assert "first.weight" in str(found)
+    assert found.rest == pytest.approx(1 - sum(one.share for one in found))
+    assert str(found).endswith("everything else, such as operators without such products")
     assert f"none: matmul f32 6x6x{N} nk none" in str(found)
     assert found.write_layers(tmp_path / "layers.csv") == len(found)
     layers = _layers_in(tmp_path / "layers.csv")

@@ -1,0 +1,80 @@
+"""A source that tunes no longer in all than a program allows."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from threading import Lock
+
+from gemm_tuner.domain.units import duration_text
+from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.layers.sources import HasSources, Source
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer
+
+
+def within(source: Source, total_budget_s: object) -> Source:
+    """Return a source that tunes for so many seconds in all, or itself where there is no limit.
+
+    Raises:
+        InvalidSetting: it is no positive time.
+    """
+    if total_budget_s is None:
+        return source
+    if not isinstance(total_budget_s, int | float) or not 0 < total_budget_s < inf:
+        raise InvalidSetting(
+            f"total_budget_s = {total_budget_s!r} cannot be used; give a positive time, or None."
+        )
+    return LimitedSource(source, float(total_budget_s))
+
+
+@dataclass(slots=True)
+class LimitedSource:
+    """Another source, which tunes until `total_s` seconds are spent: one layer at a time."""
+
+    source: Source
+    total_s: float
+    clock: Callable[[], float] = time.monotonic
+    _spent_s: float = field(default=0.0, init=False)
+    _lock: Lock = field(default_factory=Lock, init=False)
+
+    @property
+    def text(self) -> str | None:
+        """Return what opens the source again in another process, without a limit."""
+        return self.source.text
+
+    @text.setter
+    def text(self, text: str | None) -> None:
+        self.source.text = text
+
+    def find(self, wanted: WantedLayer) -> FoundLayer:
+        """Return the kernels for a layer, as the source does."""
+        return self.source.find(wanted)
+
+    def choices(self, wanted: WantedLayer) -> Sequence[FoundLayer]:
+        """Return the ways to compute a layer, as the source does."""
+        return self.source.choices(wanted)
+
+    def source_text(self, sha256: str) -> str | None:
+        """Return the C++ of a kernel, None if the source keeps none."""
+        return self.source.source_text(sha256) if isinstance(self.source, HasSources) else None
+
+    def tune(self, wanted: WantedLayer, budget_s: float, *, is_quiet: bool = False) -> None:
+        """Tune a layer for `budget_s` seconds, or for what is left of the total.
+
+        Raises:
+            InvalidSetting: nothing is left.
+            GemmTunerError: as in the source.
+        """
+        with self._lock:
+            left_s = self.total_s - self._spent_s
+            if left_s <= 0:
+                raise InvalidSetting(
+                    f"the {duration_text(self.total_s)} of total_budget_s were spent before it; "
+                    "give more, or run this again, which goes on."
+                )
+            begin_s = self.clock()
+            try:
+                each_s = min(budget_s, left_s / max(1, len(wanted.rows)))
+                self.source.tune(wanted, each_s, is_quiet=is_quiet)
+            finally:
+                self._spent_s += self.clock() - begin_s
