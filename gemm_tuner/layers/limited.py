@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from threading import Lock
 
 from gemm_tuner.domain.units import duration_text
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.layers.sources import HasSources, Source
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer
+
+_LONGEST_S = 365 * 86400.0
 
 
 def within(source: Source, total_budget_s: object) -> Source:
@@ -20,7 +21,7 @@ def within(source: Source, total_budget_s: object) -> Source:
     """
     if total_budget_s is None:
         return source
-    if not isinstance(total_budget_s, int | float) or not 0 < total_budget_s < inf:
+    if not isinstance(total_budget_s, int | float) or not 0 < total_budget_s < _LONGEST_S:
         raise InvalidSetting(
             f"total_budget_s = {total_budget_s!r} cannot be used; give a positive time, or None."
         )
