@@ -196,8 +196,8 @@ def test_keys_beside_few_queries_are_read_in_place_first() -> None:
         space = Space(problem=Problem.parse(text), cpu=core_named("zen4").cpu)
         return {one.blocking.dot_keys for one in space.defaults()}
 
-    assert True in words("attention f32 1..4x1..4096x64 scale")
-    assert words("attention f32 5x4096x64 scale") == {False}
+    assert True in words("attention f32 1..8x1..4096x64 scale")
+    assert words("attention f32 9x4096x64 scale") == {False}
     assert words("attention f32 1x4096x60 scale") == {False}  # no whole vectors
     assert words("matmul f32 1x4096x64 nk none") == {False}
 
